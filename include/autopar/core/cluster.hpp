@@ -1,0 +1,74 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <autopar/core/dtype.hpp>
+#include <autopar/core/error.hpp>
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+
+namespace autopar {
+
+/// One kind of accelerator (or one CPU rank): what a roofline needs.
+struct Device {
+  std::string name = "cpu";
+  Bytes memory{};                        ///< usable by the process
+  BytesPerSecond memory_bandwidth{1e10};
+  FlopsPerSecond f64{1e10};              ///< peak dense matrix rate by element type
+  FlopsPerSecond f32{2e10};
+  FlopsPerSecond tf32{2e10};             ///< equal to f32 where there is no such mode
+  FlopsPerSecond f16{2e10};
+  FlopsPerSecond bf16{2e10};
+  double efficiency = 0.6;               ///< share of the peaks that large kernels reach, (0, 1]
+  Seconds launch{5e-6};                  ///< least time of one operator
+
+  [[nodiscard]] FlopsPerSecond peak(DType dtype) const {
+    switch (dtype) {
+      case DType::kF64: return f64;
+      case DType::kF16: return f16;
+      case DType::kBF16: return bf16;
+      default: return f32;
+    }
+  }
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// Latency + size / bandwidth, in one direction.
+struct Link {
+  Seconds latency{};
+  BytesPerSecond bandwidth{1e9};
+
+  [[nodiscard]] Seconds transfer(Bytes bytes) const { return latency + bytes / bandwidth; }
+  friend bool operator==(const Link&, const Link&) = default;
+};
+
+/// Ranks [k*span, (k+1)*span) reach one another over `link` (a node, a rack, …).
+struct LinkLevel {
+  std::string name;
+  int span = 1;
+  Link link;
+  friend bool operator==(const LinkLevel&, const LinkLevel&) = default;
+};
+
+/// Equal devices joined by a hierarchy of links, innermost level first; the last level spans all devices.
+struct Cluster {
+  std::string name = "unnamed";
+  int devices = 1;
+  Device device;
+  std::vector<LinkLevel> levels;
+
+  /// The link of the innermost level that holds both ranks. @throws InvalidArgument if no level does.
+  [[nodiscard]] const Link& between(Rank a, Rank b) const {
+    for (const auto& level : levels) {
+      if (a.value() / level.span == b.value() / level.span) return level.link;
+    }
+    throw InvalidArgument("cluster '" + name + "': no link level joins ranks " + std::to_string(a.value()) + " and " +
+                          std::to_string(b.value()) + "; the last level's span must be at least " +
+                          std::to_string(devices));
+  }
+
+  friend bool operator==(const Cluster&, const Cluster&) = default;
+};
+
+}  // namespace autopar

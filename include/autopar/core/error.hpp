@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+
+namespace autopar {
+
+/// Base of everything that autopar throws. A message says what was wrong, with which value, and what to do.
+class Error : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// An argument, option or call order that the contract does not allow.
+class InvalidArgument : public Error {
+  using Error::Error;
+};
+
+/// The model cannot be captured, or not be run exactly on several micro-batches or replicas.
+class CaptureError : public Error {
+ public:
+  /// @param op      operator as the dispatcher names it, e.g. "aten::item"
+  /// @param path    nearest module or parameter path, e.g. "encoder.layers.3.weight"; may be empty
+  /// @param reason  why it cannot be captured, and the way out
+  CaptureError(std::string op, std::string path, std::string reason)
+      : Error(op + (path.empty() ? "" : " (near " + path + ")") + ": " + reason),
+        op_(std::move(op)), path_(std::move(path)), reason_(std::move(reason)) {}
+
+  [[nodiscard]] const std::string& op() const { return op_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& reason() const { return reason_; }
+
+ private:
+  std::string op_, path_, reason_;
+};
+
+/// No plan meets the constraints. For memory: the stage that misses most, and the smallest change that fits.
+class InfeasiblePlan : public Error {
+ public:
+  explicit InfeasiblePlan(const std::string& reason) : Error(reason) {}
+  InfeasiblePlan(const std::string& reason, StageId stage, Bytes needed, Bytes available, std::string remedy)
+      : Error(reason + "; " + remedy), stage_(stage), needed_(needed), available_(available),
+        remedy_(std::move(remedy)) {}
+
+  [[nodiscard]] StageId stage() const { return stage_; }
+  [[nodiscard]] Bytes needed() const { return needed_; }
+  [[nodiscard]] Bytes available() const { return available_; }
+  [[nodiscard]] const std::string& remedy() const { return remedy_; }
+
+ private:
+  StageId stage_;
+  Bytes needed_, available_;
+  std::string remedy_;
+};
+
+/// Another rank failed, left or stalled, or a communication library returned an error.
+class TransportError : public Error {
+ public:
+  TransportError(const std::string& message, Rank rank, Rank peer, std::string action = {}, int code = 0)
+      : Error(message), rank_(rank), peer_(peer), action_(std::move(action)), code_(code) {}
+
+  [[nodiscard]] Rank rank() const { return rank_; }                   ///< who reports
+  [[nodiscard]] Rank peer() const { return peer_; }                   ///< who failed or is awaited
+  [[nodiscard]] const std::string& action() const { return action_; }
+  [[nodiscard]] int code() const { return code_; }                    ///< the library's own code, 0 if none
+
+ private:
+  Rank rank_, peer_;
+  std::string action_;
+  int code_;
+};
+
+/// A checkpoint that cannot be written or read, or that belongs to another model.
+class CheckpointError : public Error {
+  using Error::Error;
+};
+
+/// A configuration or data file with a mistake, with the place and, for a misspelt key, the nearest known one.
+class ConfigError : public Error {
+ public:
+  ConfigError(const std::string& reason, std::string file, int line = 0, std::string key = {}, std::string nearest = {})
+      : Error(place(file, line) + reason + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?")),
+        file_(std::move(file)), line_(line), key_(std::move(key)), nearest_(std::move(nearest)) {}
+
+  [[nodiscard]] const std::string& file() const { return file_; }
+  [[nodiscard]] int line() const { return line_; }
+  [[nodiscard]] const std::string& key() const { return key_; }
+  [[nodiscard]] const std::string& nearest() const { return nearest_; }
+
+ private:
+  static std::string place(const std::string& file, int line) {
+    if (file.empty()) return {};
+    return file + (line > 0 ? ":" + std::to_string(line) : "") + ": ";
+  }
+
+  std::string file_;
+  int line_;
+  std::string key_, nearest_;
+};
+
+/// Throws InvalidArgument with `message` unless `condition` holds. For the public front doors.
+inline void expect(bool condition, const char* message) {
+  if (!condition) throw InvalidArgument(message);
+}
+
+}  // namespace autopar
