@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <autopar/core/dtype.hpp>
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/graph/graph.hpp>
+
+namespace autopar {
+
+/// Classes of operators that use a device in different ways.
+enum class OpClass : std::uint8_t {
+  kMatmul,       ///< bound by the matrix units when large
+  kConvolution,  ///< likewise
+  kAttention,    ///< fused attention
+  kMemory,       ///< element-wise, normalisation, reduction, gather: bound by memory bandwidth
+  kView,         ///< no work
+};
+
+/// Arithmetic and memory traffic of one execution on n samples.
+struct Work {
+  Affine flops;
+  Affine bytes;
+  Affine launches;  ///< operators started (the per-sample part is normally 0)
+  Work& operator+=(const Work& other) {
+    flops += other.flops;
+    bytes += other.bytes;
+    launches += other.launches;
+    return *this;
+  }
+  friend bool operator==(const Work&, const Work&) = default;
+};
+
+/// Work of one class and element type inside an atom.
+struct WorkItem {
+  OpClass op_class = OpClass::kMemory;
+  DType dtype = DType::kF32;
+  Work forward;
+  Work backward;
+  friend bool operator==(const WorkItem&, const WorkItem&) = default;
+};
+
+/// An *atom*: operators that may not be separated. Every convex set of atoms is a legal stage.
+struct OpProfile {
+  std::string name;                      ///< operator or first operator, e.g. "aten::linear"
+  std::string path;                      ///< nearest module or parameter path, may be empty
+  std::vector<WorkItem> work;
+  Affine saved;                          ///< bytes kept from forward until backward
+  Affine workspace;                      ///< extra bytes while it runs
+  std::vector<ParameterId> parameters;   ///< read by it; the same id at several atoms is one tensor (tied)
+  bool whole_batch = false;              ///< mixes samples: exact only with one micro-batch and one replica
+  std::uint64_t structure = 0;           ///< equal for atoms with equal operators, shapes and constants
+  std::vector<std::int32_t> ops;         ///< positions of its operators in the captured graph, ascending
+};
+
+/// A value that flows from one atom to another. One value read by several atoms is several edges with one `value`.
+struct ValueProfile {
+  std::int32_t value = -1;      ///< id of the value in the captured graph
+  Affine bytes;                 ///< size
+  bool differentiable = true;   ///< its gradient flows back, with the same size
+};
+
+/// A value that comes from the caller.
+struct InputProfile {
+  std::int32_t value = -1;
+  Affine bytes;
+  bool differentiable = false;
+  std::vector<NodeId> readers;
+};
+
+/// A value that goes back to the caller.
+struct OutputProfile {
+  std::int32_t value = -1;
+  Affine bytes;
+  NodeId writer;
+};
+
+struct ParameterProfile {
+  std::string name;
+  Bytes bytes;                ///< of the tensor itself
+  bool trainable = true;      ///< has a gradient and optimizer state
+};
+
+/// Everything the planner knows of a model. Costs scale with samples; nothing here knows a device.
+struct ModelProfile {
+  Graph<OpProfile, ValueProfile> graph;
+  std::vector<ParameterProfile> parameters;  ///< by ParameterId; buffers are here too, not trainable
+  std::vector<InputProfile> inputs;
+  std::vector<OutputProfile> outputs;
+  bool loss_mode = true;                     ///< forward and backward may be pipelined (else: all forwards, then all backwards)
+  std::uint64_t hash = 0;                    ///< of the captured graph: a plan belongs to one model
+};
+
+}  // namespace autopar

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <autopar/core/units.hpp>
+
+namespace autopar {
+
+/// `Options::batch_dims` entry of an argument that is the same on all ranks (checked by hash).
+inline constexpr int kShared = -1;
+
+/// What a user may fix. Everything set is a constraint: the plan meets it, or planning fails saying why.
+/// The same names are keys of autopar.toml and, in capitals after AUTOPAR_, environment variables;
+/// defaults < file < code < environment.
+struct Options {
+  int stages = 0;               ///< pipeline stages; 0 = the planner chooses
+  int microbatches = 0;         ///< micro-batches of a step; 0 = the planner chooses
+  int min_microbatches = 1;
+  int max_microbatches = 64;
+  int tensor_parallel = 0;      ///< 0 = the planner chooses; 1 is what this version runs
+  int zero = -1;                ///< ZeRO level; -1 = the planner chooses; 0 is what this version runs
+  std::vector<int> replicas;    ///< of each stage; empty = the planner chooses
+  std::vector<int> batch_dims;  ///< one for each tensor argument, default 0; kShared = the same on all ranks
+  std::string schedule = "auto";          ///< auto | gpipe | 1f1b (interleaved | zb-h1 | zb-v | synth are not run yet)
+  std::string recompute = "auto";         ///< auto | none (full and lists are not run yet)
+  std::string precision = "module";       ///< module (tf32 | bf16 | fp16 are not run yet)
+  std::string batch_norm = "microbatch";  ///< microbatch | exact
+  Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
+  double memory_margin = 0.1;             ///< share of it kept free, [0, 1)
+  double optimizer_state_factor = 2;      ///< optimizer state bytes / parameter bytes, unless an optimizer is attached
+  std::string plan_file;                  ///< read if it exists, else written
+  std::string profile_file;               ///< the model's profile is written there
+  std::string trace_file;                 ///< Chrome trace of a step is written there
+  std::string report_file;                ///< the plan as text is written there
+  std::string device = "auto";            ///< auto | cpu | cuda
+  std::string cluster_file;               ///< plan for this cluster instead of the devices at hand
+  std::string log_level = "warn";         ///< trace | debug | info | warn | error | off
+  bool plan_only = false;                 ///< write plan and profile at the first call instead of training
+  bool verify_capture = false;            ///< capture again at growing intervals and compare
+  Seconds stall_warning{60};              ///< a rank that waits so long says for whom
+  Seconds stall_timeout{600};             ///< and aborts after this
+
+  friend bool operator==(const Options&, const Options&) = default;
+};
+
+}  // namespace autopar

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <autopar/core/dtype.hpp>
+#include <autopar/core/ids.hpp>
+
+namespace autopar {
+
+/// Memory of the transport's kind (host for Loopback and Mpi, device for Nccl). `owner` keeps it alive while in flight.
+struct Buffer {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::shared_ptr<void> owner;
+};
+
+/// Names one message between two ranks within a call: equal at both ends.
+struct Tag {
+  std::int32_t channel = 0;
+  std::int32_t microbatch = 0;
+  std::int32_t flow = 0;
+  friend bool operator==(const Tag&, const Tag&) = default;
+};
+
+/// A group of ranks that reduce together, made once by all ranks in the same order.
+struct GroupId {
+  std::int32_t value = -1;
+  friend bool operator==(GroupId, GroupId) = default;
+};
+
+/// Moves bytes between ranks. All calls return at once with a ticket.
+///
+/// Laws (tests/unit/runtime, tests/mpi): a message sent is received once, unchanged, in order for each directed pair;
+/// `all_reduce` gives the sum on every member, bit-identical on all; operations of one group start in the same order on
+/// all its members; work enqueued on the compute stream after `wait(ticket)` sees the data, and for a send may overwrite
+/// the buffer. `wait` blocks the host only for host memory; it throws TransportError naming rank, peer and action when
+/// another rank failed or the stall limit passed. Nothing blocks for ever.
+template <class T>
+concept Transport = requires(T& transport, Buffer buffer, Rank peer, Tag tag, GroupId group, DType dtype,
+                             const std::vector<Rank>& ranks, typename T::Ticket ticket) {
+  typename T::Ticket;
+  { transport.rank() } -> std::same_as<Rank>;
+  { transport.size() } -> std::convertible_to<int>;
+  { transport.make_group(ranks) } -> std::same_as<GroupId>;
+  { transport.send(buffer, peer, tag) } -> std::same_as<typename T::Ticket>;
+  { transport.receive(buffer, peer, tag) } -> std::same_as<typename T::Ticket>;
+  { transport.all_reduce(buffer, dtype, group) } -> std::same_as<typename T::Ticket>;
+  { transport.done(ticket) } -> std::convertible_to<bool>;
+  transport.wait(ticket);
+};
+
+}  // namespace autopar

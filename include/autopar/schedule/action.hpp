@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+
+namespace autopar {
+
+/// What one step of a rank's program does. Later kinds (weight gradient, gather, …) join here.
+enum class ActionKind : std::uint8_t {
+  kForward,   ///< run a stage on this rank's share of a micro-batch
+  kBackward,  ///< gradients of that share: of its inputs and of the stage's parameters
+  kSend,      ///< one message of a channel to `peer`; completes in the background
+  kReceive,   ///< one message of a channel from `peer`; data is there when the next action that needs it starts
+  kReduce,    ///< sum of one gradient bucket over a group; starts when the bucket is full
+};
+
+/// Which way a message of a channel goes: values to later stages, or their gradients back.
+enum class Flow : std::uint8_t { kValue, kGradient };
+
+/// Half-open range of samples, counted within a micro-batch.
+struct Interval {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  [[nodiscard]] constexpr std::int64_t size() const { return end - begin; }
+  [[nodiscard]] constexpr bool empty() const { return end <= begin; }
+  [[nodiscard]] friend constexpr Interval intersect(Interval a, Interval b) {
+    const Interval both{a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+    return both.end > both.begin ? both : Interval{};
+  }
+  friend constexpr bool operator==(Interval, Interval) = default;
+};
+
+/// One step of one rank's program. The simulator and the executor interpret the same value.
+struct Action {
+  ActionKind kind = ActionKind::kForward;
+  StageId stage;         ///< kForward, kBackward: the stage that runs
+  int microbatch = -1;   ///< all but kReduce
+  int channel = -1;      ///< kSend, kReceive: index into Pipeline::channels
+  Flow flow = Flow::kValue;
+  Rank peer;             ///< kSend, kReceive
+  Interval samples;      ///< kForward, kBackward: the share; kSend, kReceive: what the message carries (batched channels)
+  int group = -1;        ///< kReduce: index into Pipeline::groups
+  int bucket = -1;       ///< kReduce: bucket of that group, issued in ascending order
+
+  friend bool operator==(const Action&, const Action&) = default;
+};
+
+/// Per-rank action lists; `ranks[r]` is what rank r does, in order.
+struct Program {
+  std::vector<std::vector<Action>> ranks;
+  friend bool operator==(const Program&, const Program&) = default;
+};
+
+}  // namespace autopar

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/schedule/action.hpp>
+
+namespace autopar {
+
+/// How the values of a channel are divided among replicas.
+enum class ChannelKind : std::uint8_t {
+  kBatched,     ///< each sample is on one replica; messages are intersections of the two splits
+  kReplicated,  ///< the same value on every replica; one message for each receiver
+  kPartialSum,  ///< replicas hold addends; receivers add what arrives, and one addend arrives once
+};
+
+/// All values of one kind that are made in stage `from` and read in stage `to`; they travel together.
+/// The pseudo stages kSource (the callers' inputs, every rank its own piece) and kSink (results, split like the inputs)
+/// make inputs, outputs and their gradients ordinary channels.
+struct Channel {
+  StageId from;
+  StageId to;
+  ChannelKind kind = ChannelKind::kBatched;
+  bool differentiable = true;  ///< a gradient comes back for at least one of its values
+  friend bool operator==(const Channel&, const Channel&) = default;
+};
+
+inline constexpr StageId kSource{-2};
+inline constexpr StageId kSink{-3};
+
+/// Ranks that sum gradients together, bucket by bucket: the replicas of a stage, or the union of ranks that hold a
+/// parameter tied across stages.
+struct ReduceGroup {
+  std::vector<Rank> ranks;  ///< ascending, at least two
+  StageId stage;            ///< invalid for a group of tied parameters
+  int buckets = 1;
+  friend bool operator==(const ReduceGroup&, const ReduceGroup&) = default;
+};
+
+/// What a schedule must know of a plan. Channels run from earlier to later stages; at most one stage a rank.
+struct Pipeline {
+  int ranks = 1;
+  std::vector<std::vector<Rank>> stages;  ///< [stage][replica]
+  std::vector<Channel> channels;
+  std::vector<ReduceGroup> groups;        ///< in the order in which they are issued
+
+  friend bool operator==(const Pipeline&, const Pipeline&) = default;
+};
+
+/// How one call's samples are divided: rank r brings `local[r]` samples, cut into `microbatches` pieces.
+struct BatchLayout {
+  std::vector<std::int64_t> local;
+  int microbatches = 1;
+  friend bool operator==(const BatchLayout&, const BatchLayout&) = default;
+};
+
+/// Which part of a step a program covers.
+enum class Phase : std::uint8_t {
+  kStep,      ///< forwards and backwards, pipelined (loss mode)
+  kForward,   ///< all forwards; results to the sink (output mode, inference)
+  kBackward,  ///< all backwards; result gradients from the sink (output mode)
+};
+
+}  // namespace autopar
