@@ -1,0 +1,66 @@
+# One library target a layer: autopar_<layer>, alias autopar::<name>.
+
+# The warnings of our own code. Not exported.
+add_library(autopar_warnings INTERFACE)
+target_compile_options(autopar_warnings INTERFACE -Wall -Wextra -Wshadow $<$<BOOL:${AUTOPAR_WERROR}>:-Werror>)
+add_library(autopar_strict_warnings INTERFACE)
+target_link_libraries(autopar_strict_warnings INTERFACE autopar_warnings)
+target_compile_options(autopar_strict_warnings INTERFACE -Wconversion)
+
+# autopar_add_layer_library(<layer>): compiled from src/<layer>/**.cpp; without sources, an INTERFACE library.
+# Sets AUTOPAR_<layer>_SOURCES.
+function(autopar_add_layer_library layer)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "EXPORT_NAME" "")
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${layer}/*.cpp")
+  if(sources)
+    add_library(autopar_${layer} ${sources})
+    set_target_properties(autopar_${layer} PROPERTIES
+      VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+      BUILD_RPATH_USE_ORIGIN ON INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
+    target_link_libraries(autopar_${layer} PRIVATE $<BUILD_INTERFACE:autopar_strict_warnings>)
+    target_include_directories(autopar_${layer} PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  else()
+    add_library(autopar_${layer} INTERFACE)
+  endif()
+  if(arg_EXPORT_NAME)
+    set_target_properties(autopar_${layer} PROPERTIES EXPORT_NAME ${arg_EXPORT_NAME})
+  endif()
+  set(AUTOPAR_${layer}_SOURCES "${sources}" PARENT_SCOPE)
+endfunction()
+
+# autopar_library(<layer> HEADERS <folder>... [EXTRA_HEADERS f...] [GENERATED_HEADERS f...] [LINK target...]):
+# the public headers (every .hpp under include/autopar/<folder>), links and language level of autopar_<layer>.
+function(autopar_library layer)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "HEADERS;EXTRA_HEADERS;GENERATED_HEADERS;LINK")
+  set(target autopar_${layer})
+  get_target_property(type ${target} TYPE)
+  set(scope PUBLIC)
+  if(type STREQUAL "INTERFACE_LIBRARY")
+    set(scope INTERFACE)
+  endif()
+  get_target_property(name ${target} EXPORT_NAME)
+  if(NOT name)
+    set(name ${layer})
+    set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  endif()
+  add_library(autopar::${name} ALIAS ${target})
+
+  set(headers)
+  foreach(folder IN LISTS arg_HEADERS)
+    file(GLOB_RECURSE found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/autopar/${folder}/*.hpp")
+    list(APPEND headers ${found})
+  endforeach()
+  foreach(header IN LISTS arg_EXTRA_HEADERS)
+    if(EXISTS "${PROJECT_SOURCE_DIR}/${header}")
+      list(APPEND headers "${PROJECT_SOURCE_DIR}/${header}")
+    endif()
+  endforeach()
+  target_sources(${target} ${scope} FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/include" FILES ${headers})
+  if(arg_GENERATED_HEADERS)
+    target_sources(${target} ${scope} FILE_SET generated_headers TYPE HEADERS
+      BASE_DIRS "${PROJECT_BINARY_DIR}/generated" FILES ${arg_GENERATED_HEADERS})
+  endif()
+  target_compile_features(${target} ${scope} cxx_std_20)
+  target_link_libraries(${target} ${scope} ${arg_LINK})
+  set_property(GLOBAL APPEND PROPERTY AUTOPAR_LIBRARIES ${layer})
+endfunction()

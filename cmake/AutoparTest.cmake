@@ -1,0 +1,85 @@
+# The functions that make tests. A test binary links the layer it tests and autopar_test_support (Catch, catch_shim.hpp).
+
+# What every test process gets: no oversubscribed OpenMP, and Open MPI willing to run as root with more ranks than cores.
+set(AUTOPAR_TEST_ENVIRONMENT
+  OMP_NUM_THREADS=1
+  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
+
+# autopar_add_test_program(<name> MAIN catch|mpi LIBRARY <target> FILES <file>...)
+function(autopar_add_test_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "MAIN;LIBRARY" "FILES")
+  add_executable(${name} ${arg_FILES})
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARY} autopar_${arg_MAIN}_main autopar_warnings)
+  if(AUTOPAR_TEST_UNITY)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
+  if(arg_LIBRARY STREQUAL "autopar::autopar")
+    target_compile_options(${name} PRIVATE -O1 -g0)
+    if(AUTOPAR_PCH)
+      target_precompile_headers(${name} REUSE_FROM autopar_torch_test_pch)
+      target_compile_options(${name} PRIVATE -Winvalid-pch)
+    endif()
+  endif()
+endfunction()
+
+# autopar_add_unit_test(<name> LIBRARY <target> FILES <file>... [LABEL unit] [TIMEOUT 300]): one process.
+function(autopar_add_unit_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;LABEL;TIMEOUT" "FILES")
+  autopar_default(arg_LABEL unit)
+  autopar_default(arg_TIMEOUT 300)
+  autopar_add_test_program(${name} MAIN catch LIBRARY ${arg_LIBRARY} FILES ${arg_FILES})
+  add_test(NAME ${arg_LABEL}.${name} COMMAND ${name})
+  set_tests_properties(${arg_LABEL}.${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT}
+    ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
+endfunction()
+
+# autopar_add_mpi_test(<name> LIBRARY <target> FILES <file>... [RANKS 1 2 3 4] [LABEL mpi] [TIMEOUT 120]):
+# the same program once for each number of ranks. It fails if the launcher's world is of another size.
+function(autopar_add_mpi_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;LABEL;TIMEOUT" "FILES;RANKS")
+  autopar_default(arg_LABEL mpi)
+  autopar_default(arg_TIMEOUT 120)
+  autopar_default(arg_RANKS 1 2 3 4)
+  autopar_add_test_program(${name} MAIN mpi LIBRARY ${arg_LIBRARY} FILES ${arg_FILES})
+  foreach(ranks IN LISTS arg_RANKS)
+    set(test ${arg_LABEL}.${name}.${ranks})
+    add_test(NAME ${test}
+      COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${name}>)
+    set_tests_properties(${test} PROPERTIES LABELS ${arg_LABEL} PROCESSORS ${ranks} TIMEOUT ${arg_TIMEOUT}
+      ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};AUTOPAR_TEST_RANKS=${ranks}")
+  endforeach()
+endfunction()
+
+# autopar_add_gpu_test(<name> LIBRARY <target> FILES <file>... [RANKS 2] [TIMEOUT 300]): as autopar_add_mpi_test, one GPU
+# a rank. With fewer devices the main ends with 77, which ctest reports as skipped, not as passed.
+function(autopar_add_gpu_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;TIMEOUT" "FILES;RANKS")
+  autopar_default(arg_TIMEOUT 300)
+  autopar_default(arg_RANKS 2)
+  autopar_add_mpi_test(${name} LABEL gpu LIBRARY ${arg_LIBRARY} FILES ${arg_FILES} RANKS ${arg_RANKS}
+    TIMEOUT ${arg_TIMEOUT})
+  target_compile_definitions(${name} PRIVATE AUTOPAR_TEST_NEEDS_GPU=1)
+  target_link_libraries(${name} PRIVATE autopar_gpu_check)
+  foreach(ranks IN LISTS arg_RANKS)
+    set_tests_properties(gpu.${name}.${ranks} PROPERTIES SKIP_RETURN_CODE 77 RESOURCE_LOCK gpu)
+  endforeach()
+endfunction()
+
+# autopar_add_compile_fail_test(<name> LIBRARY <target> FILE <file>): the file must not compile, and the compiler's output
+# must contain the text of each of its lines `// expect: TEXT`.
+function(autopar_add_compile_fail_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;FILE" "")
+  set(includes "$<TARGET_PROPERTY:${arg_LIBRARY},INTERFACE_INCLUDE_DIRECTORIES>")
+  add_test(NAME unit.compile_fail.${name}
+    COMMAND ${CMAKE_COMMAND} "-DCOMPILER=${CMAKE_CXX_COMPILER}" "-DFILE=${arg_FILE}" "-DINCLUDES=${includes}"
+      -P "${PROJECT_SOURCE_DIR}/cmake/check_compile_fail.cmake")
+  set_tests_properties(unit.compile_fail.${name} PROPERTIES LABELS unit TIMEOUT 120)
+endfunction()
+
+# autopar_default(<variable> <value>...): the value where the caller gave none.
+macro(autopar_default variable)
+  if(NOT DEFINED ${variable})
+    set(${variable} ${ARGN})
+  endif()
+endmacro()

@@ -1,0 +1,5 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
