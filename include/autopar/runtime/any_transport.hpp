@@ -1,0 +1,101 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/runtime/transport.hpp>
+
+namespace autopar {
+
+/// What a transport's buffers are and who moves them.
+enum class TransportKind : std::uint8_t {
+  kHost,  ///< host memory: MPI between processes, shared memory between the threads of a loopback world
+  kNccl,  ///< memory of one CUDA device a rank
+};
+
+/// Two ranks that exchange messages, in this direction.
+struct DirectedPair {
+  Rank from;
+  Rank to;
+  friend bool operator==(const DirectedPair&, const DirectedPair&) = default;
+};
+
+namespace detail {
+
+/// One started operation, shared by the ticket and whoever completes it.
+class Operation {
+ public:
+  Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+  virtual ~Operation() = default;
+};
+
+/// What every transport does; see the concept `Transport` for the laws.
+class TransportBackend {
+ public:
+  using Ticket = std::shared_ptr<Operation>;
+
+  TransportBackend() = default;
+  TransportBackend(const TransportBackend&) = delete;
+  TransportBackend& operator=(const TransportBackend&) = delete;
+  virtual ~TransportBackend() = default;
+
+  [[nodiscard]] virtual Rank rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+  virtual void connect(const std::vector<DirectedPair>& pairs) = 0;
+  virtual GroupId make_group(const std::vector<Rank>& ranks) = 0;
+  virtual Ticket send(Buffer buffer, Rank peer, Tag tag) = 0;
+  virtual Ticket receive(Buffer buffer, Rank peer, Tag tag) = 0;
+  virtual Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) = 0;
+  [[nodiscard]] virtual bool done(const Ticket& ticket) = 0;
+  virtual void wait(const Ticket& ticket) = 0;
+};
+
+}  // namespace detail
+
+/// A handle on any transport, as `World::make_transport` gives it; models `Transport`. One virtual call an operation.
+/// Used by one thread at a time.
+///
+/// A received message must have the tag and the size that the receiver expects, else `wait` throws TransportError:
+/// the ranks do not run the same program. `all_reduce` takes kF32, kF64, kF16, kBF16 and kI64. Host transports add in
+/// the order of the group's ranks (16-bit types in fp32, rounded once), so loopback and MPI give the same bits.
+class AnyTransport {
+ public:
+  using Ticket = detail::TransportBackend::Ticket;  ///< an empty ticket is done
+
+  AnyTransport() = default;
+  explicit AnyTransport(std::shared_ptr<detail::TransportBackend> backend) : backend_(std::move(backend)) {}
+
+  [[nodiscard]] explicit operator bool() const { return backend_ != nullptr; }
+  [[nodiscard]] Rank rank() const { return backend_->rank(); }
+  [[nodiscard]] int size() const { return backend_->size(); }
+
+  /// Declares which ranks will exchange messages. Collective over the world, the same pairs in the same order on every
+  /// rank, before the first message: NCCL makes one communicator for each; host transports need none.
+  void connect(const std::vector<DirectedPair>& pairs) { backend_->connect(pairs); }
+  /// Collective over the world, in the same order on every rank, also those that are not in `ranks`.
+  /// @throws InvalidArgument if `ranks` is not ascending or names a rank outside the world.
+  [[nodiscard]] GroupId make_group(const std::vector<Rank>& ranks) { return backend_->make_group(ranks); }
+  [[nodiscard]] Ticket send(Buffer buffer, Rank peer, Tag tag) { return backend_->send(std::move(buffer), peer, tag); }
+  [[nodiscard]] Ticket receive(Buffer buffer, Rank peer, Tag tag) {
+    return backend_->receive(std::move(buffer), peer, tag);
+  }
+  [[nodiscard]] Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
+    return backend_->all_reduce(std::move(buffer), dtype, group);
+  }
+  /// Also the way to see a failure early: throws TransportError like `wait`.
+  [[nodiscard]] bool done(const Ticket& ticket) { return !ticket || backend_->done(ticket); }
+  void wait(const Ticket& ticket) {
+    if (ticket) backend_->wait(ticket);
+  }
+
+ private:
+  std::shared_ptr<detail::TransportBackend> backend_;
+};
+
+static_assert(Transport<AnyTransport>);
+
+}  // namespace autopar

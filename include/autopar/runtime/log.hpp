@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <autopar/core/ids.hpp>
+
+namespace autopar {
+
+enum class LogLevel : std::uint8_t { kTrace, kDebug, kInfo, kWarn, kError, kOff };
+
+/// Who speaks. Each has its own level.
+enum class LogModule : std::uint8_t {
+  kWorld,
+  kTransport,
+  kCapture,
+  kProfiler,
+  kPlanner,
+  kSchedule,
+  kExecutor,
+  kSession,
+  kOptimizer,
+  kCheckpoint,
+};
+inline constexpr int kLogModules = 10;
+
+/// "trace" | "debug" | "info" | "warn" | "error" | "off"; nothing for any other text.
+[[nodiscard]] std::optional<LogLevel> log_level_named(std::string_view name);
+[[nodiscard]] std::string_view name_of(LogModule module);
+
+namespace detail {
+class LogSink;
+}
+
+/// Writes lines of one module of one rank: `[12:03:04.123 warn  rank 2/4 World] …`. A handle: cheap to copy, safe to
+/// call from any thread, never throws. A default-made logger is silent.
+class Logger {
+ public:
+  Logger() = default;
+  Logger(std::shared_ptr<detail::LogSink> sink, LogModule module) : sink_(std::move(sink)), module_(module) {}
+
+  [[nodiscard]] bool enabled(LogLevel level) const noexcept;
+  void write(LogLevel level, std::string_view line) const noexcept;
+
+  void debug(std::string_view line) const noexcept { write(LogLevel::kDebug, line); }
+  void info(std::string_view line) const noexcept { write(LogLevel::kInfo, line); }
+  void warn(std::string_view line) const noexcept { write(LogLevel::kWarn, line); }
+  void error(std::string_view line) const noexcept { write(LogLevel::kError, line); }
+
+ private:
+  std::shared_ptr<detail::LogSink> sink_;
+  LogModule module_ = LogModule::kWorld;
+};
+
+/// The log of one rank: its loggers, their levels and where lines go. Quiet by default: kWarn, to standard error.
+class Log {
+ public:
+  /// Receives finished lines, without the line break; may be called from any thread, one call at a time.
+  using Writer = std::function<void(const std::string& line)>;
+
+  Log(Rank rank, int size);
+
+  [[nodiscard]] Logger logger(LogModule module) const { return Logger(sink_, module); }
+  void set_level(LogLevel level);
+  void set_level(LogModule module, LogLevel level);
+  /// Sends lines to `writer` instead of standard error.
+  void set_writer(Writer writer);
+
+ private:
+  std::shared_ptr<detail::LogSink> sink_;
+};
+
+}  // namespace autopar
