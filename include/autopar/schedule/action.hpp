@@ -48,6 +48,29 @@ struct Action {
   friend bool operator==(const Action&, const Action&) = default;
 };
 
+/// In words, for errors and traces: "send of gradients of channel 2, micro-batch 3, samples [0, 4), to rank 1".
+[[nodiscard]] inline std::string describe(const Action& action) {
+  const auto samples = [&] {
+    return ", samples [" + std::to_string(action.samples.begin) + ", " + std::to_string(action.samples.end) + ")";
+  };
+  const auto microbatch = ", micro-batch " + std::to_string(action.microbatch);
+  const auto message = [&] {
+    return std::string(action.flow == Flow::kValue ? "values" : "gradients") + " of channel " +
+           std::to_string(action.channel) + microbatch + (action.samples.empty() ? "" : samples());
+  };
+  const auto peer = "rank " + std::to_string(action.peer.value());
+  switch (action.kind) {
+    case ActionKind::kForward: return "forward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
+    case ActionKind::kBackward:
+      return "backward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
+    case ActionKind::kSend: return "send of " + message() + ", to " + peer;
+    case ActionKind::kReceive: return "receive of " + message() + ", from " + peer;
+    case ActionKind::kReduce:
+      return "reduction of bucket " + std::to_string(action.bucket) + " over group " + std::to_string(action.group);
+  }
+  return "unknown action";
+}
+
 /// Per-rank action lists; `ranks[r]` is what rank r does, in order.
 struct Program {
   std::vector<std::vector<Action>> ranks;

@@ -62,4 +62,12 @@ enum class Phase : std::uint8_t {
   kBackward,  ///< all backwards; result gradients from the sink (output mode)
 };
 
+/// Whether a phase moves anything over a channel in this direction. In a whole step the results have no gradient from
+/// outside: the loss starts its own backward in the stages that compute it.
+[[nodiscard]] constexpr bool travels(const Channel& channel, Flow flow, Phase phase) {
+  if (flow == Flow::kValue) return phase != Phase::kBackward;
+  if (!channel.differentiable || phase == Phase::kForward) return false;
+  return phase == Phase::kBackward || channel.to != kSink;
+}
+
 }  // namespace autopar

@@ -1,0 +1,258 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/core/ids.hpp>
+#include <autopar/schedule/action.hpp>
+#include <autopar/schedule/pipeline.hpp>
+
+namespace autopar {
+
+/// What one rank holds of a micro-batch in some stage. `samples` may be empty.
+struct Share {
+  Rank rank;
+  Interval samples;
+  friend bool operator==(const Share&, const Share&) = default;
+};
+
+/// One message of a channel. `samples` says what it carries; it is empty for replicated values and partial sums, which
+/// travel whole. `from == to` is a copy within a rank.
+struct Route {
+  Rank from;
+  Rank to;
+  Interval samples;
+  friend bool operator==(const Route&, const Route&) = default;
+};
+
+/// Where every sample of a call is, in every stage: the arithmetic that programs, engines and checks share.
+///
+/// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m is the concatenation,
+/// in rank order, of the pieces [b*m/M, b*(m+1)/M) of the local batches (b samples, M micro-batches). A stage with R
+/// replicas cuts the B samples of a micro-batch into [B*q/R, B*(q+1)/R); a single stage on all ranks keeps each rank's
+/// own piece instead, so that no input travels. The source and the sink hold own pieces too.
+///
+/// Results that are not batched do not go through the sink: the session sums or shares them over all ranks itself. An
+/// argument that all ranks share is taken from the own rank, and the session sums its gradient.
+class BatchSplit {
+ public:
+  /// @throws InvalidArgument if the pipeline or the layout is malformed, naming the entry
+  /// @cost O(microbatches * ranks)
+  BatchSplit(const Pipeline& pipeline, const BatchLayout& layout);
+
+  [[nodiscard]] int microbatches() const { return layout_.microbatches; }
+  [[nodiscard]] int ranks() const { return static_cast<int>(layout_.local.size()); }
+
+  /// Samples of micro-batch `m`, over all ranks.
+  [[nodiscard]] std::int64_t size(int m) const { return ends(m).back(); }
+
+  /// Piece of a rank within its own local batch.
+  [[nodiscard]] Interval local(Rank rank, int m) const {
+    const auto b = layout_.local[rank.index()];
+    return {b * m / microbatches(), b * (m + 1) / microbatches()};
+  }
+
+  /// The same piece, counted within the micro-batch.
+  [[nodiscard]] Interval piece(Rank rank, int m) const {
+    const auto& piece_ends = ends(m);
+    return {rank.value() == 0 ? 0 : piece_ends[rank.index() - 1], piece_ends[rank.index()]};
+  }
+
+  /// What replica `q` of a stage runs of micro-batch `m`. For the source and the sink, `q` is the rank.
+  [[nodiscard]] Interval share(StageId stage, int q, int m) const {
+    if (stage == kSource || stage == kSink) return piece(Rank(q), m);
+    if (keeps_pieces_) return piece(stages_[0][static_cast<std::size_t>(q)], m);
+    const auto replicas = static_cast<std::int64_t>(stages_[stage.index()].size());
+    return {size(m) * q / replicas, size(m) * (q + 1) / replicas};
+  }
+
+  /// Shares of all replicas of a stage, in ascending order of samples; empty ones are left out.
+  [[nodiscard]] std::vector<Share> shares(StageId stage, int m) const;
+
+  /// Position in the global batch of the first sample of an interval: the key of random draws, which differs between
+  /// any two disjoint intervals of a call. @pre samples is not empty and within micro-batch `m`
+  [[nodiscard]] std::int64_t first_global_sample(int m, Interval samples) const {
+    const auto& piece_ends = ends(m);
+    const auto holder = std::upper_bound(piece_ends.begin(), piece_ends.end(), samples.begin) - piece_ends.begin();
+    const Rank rank(static_cast<std::int32_t>(holder));
+    return first_of_rank_[rank.index()] + local(rank, m).begin + samples.begin - piece(rank, m).begin;
+  }
+
+  /// Messages of a channel for one micro-batch, from holders to readers of values; gradients go back the same ways.
+  ///
+  /// Batched: the intersections of both splits. Replicated: reader i gets the value from holder i mod n; from itself, if
+  /// it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or none.
+  /// Holders and readers with an empty share take no part. A channel that is not differentiable has no gradient routes.
+  [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
+
+  /// Whether this is one stage on all ranks, where inputs and results stay where they are.
+  [[nodiscard]] bool keeps_pieces() const { return keeps_pieces_; }
+
+ private:
+  [[nodiscard]] const std::vector<std::int64_t>& ends(int m) const { return ends_[static_cast<std::size_t>(m)]; }
+  [[nodiscard]] std::vector<Route> batched_routes(const Channel& channel, int m) const;
+  [[nodiscard]] std::vector<Route> whole_routes(const Channel& channel, int m) const;
+
+  BatchLayout layout_;
+  std::vector<std::vector<Rank>> stages_;
+  bool keeps_pieces_ = false;
+  std::vector<std::int64_t> first_of_rank_;       // first sample of each rank in the global batch
+  std::vector<std::vector<std::int64_t>> ends_;   // [microbatch][rank]: where the rank's piece ends
+};
+
+namespace detail {
+
+inline void check_stages(const Pipeline& pipeline) {
+  std::vector<int> stage_of(static_cast<std::size_t>(pipeline.ranks), -1);
+  for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
+    const auto stage = "pipeline: stage " + std::to_string(s);
+    if (pipeline.stages[s].empty()) throw InvalidArgument(stage + " has no rank; give it at least one");
+    for (const Rank rank : pipeline.stages[s]) {
+      const auto who = " has rank " + std::to_string(rank.value());
+      if (!rank.valid() || rank.value() >= pipeline.ranks) {
+        throw InvalidArgument(stage + who + ", but ranks are 0 to " + std::to_string(pipeline.ranks - 1));
+      }
+      if (stage_of[rank.index()] >= 0) {
+        throw InvalidArgument(stage + who + ", which stage " + std::to_string(stage_of[rank.index()]) +
+                              " has already; a rank runs at most one stage");
+      }
+      stage_of[rank.index()] = static_cast<int>(s);
+    }
+  }
+}
+
+inline void check_channels(const Pipeline& pipeline) {
+  const auto stages = static_cast<int>(pipeline.stages.size());
+  const auto position = [&](StageId stage) {
+    if (stage == kSource) return -1;
+    if (stage == kSink) return stages;
+    return stage.valid() && stage.value() < stages ? stage.value() : -2;
+  };
+  for (std::size_t c = 0; c < pipeline.channels.size(); ++c) {
+    const Channel& channel = pipeline.channels[c];
+    const auto name = "pipeline: channel " + std::to_string(c);
+    const int from = position(channel.from), to = position(channel.to);
+    if (from == -2 || to == -2) throw InvalidArgument(name + " joins a stage that does not exist");
+    if (from >= to) throw InvalidArgument(name + " must go from an earlier to a later stage");
+    if (channel.kind != ChannelKind::kBatched && channel.to == kSink) {
+      throw InvalidArgument(name + " brings replicated values or partial sums to the sink; reduce them over all ranks");
+    }
+    if (channel.kind == ChannelKind::kPartialSum && channel.from == kSource) {
+      throw InvalidArgument(name + " brings partial sums from the source; inputs are batched or replicated");
+    }
+  }
+}
+
+inline void check_groups(const Pipeline& pipeline) {
+  for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
+    const ReduceGroup& group = pipeline.groups[g];
+    const auto name = "pipeline: reduction group " + std::to_string(g);
+    if (group.ranks.size() < 2) throw InvalidArgument(name + " has fewer than two ranks; leave it out");
+    if (group.buckets < 0) throw InvalidArgument(name + " has " + std::to_string(group.buckets) + " buckets");
+    for (std::size_t i = 0; i < group.ranks.size(); ++i) {
+      const Rank rank = group.ranks[i];
+      if (!rank.valid() || rank.value() >= pipeline.ranks || (i > 0 && rank <= group.ranks[i - 1])) {
+        throw InvalidArgument(name + " must list ranks in ascending order, each once and below " +
+                              std::to_string(pipeline.ranks));
+      }
+    }
+  }
+}
+
+inline void check_layout(const Pipeline& pipeline, const BatchLayout& layout) {
+  if (layout.local.size() != static_cast<std::size_t>(pipeline.ranks)) {
+    throw InvalidArgument("batch layout: " + std::to_string(layout.local.size()) + " local batches for " +
+                          std::to_string(pipeline.ranks) + " ranks");
+  }
+  if (layout.microbatches < 1) {
+    throw InvalidArgument("batch layout: " + std::to_string(layout.microbatches) + " micro-batches; at least 1");
+  }
+  for (std::size_t r = 0; r < layout.local.size(); ++r) {
+    if (layout.local[r] < 0) {
+      throw InvalidArgument("batch layout: rank " + std::to_string(r) + " has " + std::to_string(layout.local[r]) +
+                            " samples");
+    }
+  }
+}
+
+}  // namespace detail
+
+inline BatchSplit::BatchSplit(const Pipeline& pipeline, const BatchLayout& layout)
+    : layout_(layout), stages_(pipeline.stages) {
+  expect(pipeline.ranks >= 1, "pipeline: at least one rank is needed");
+  detail::check_stages(pipeline);
+  detail::check_channels(pipeline);
+  detail::check_groups(pipeline);
+  detail::check_layout(pipeline, layout);
+
+  keeps_pieces_ = stages_.size() == 1 && stages_[0].size() == static_cast<std::size_t>(pipeline.ranks);
+  std::int64_t first = 0;
+  for (const auto samples : layout_.local) {
+    first_of_rank_.push_back(first);
+    first += samples;
+  }
+  ends_.resize(static_cast<std::size_t>(layout_.microbatches));
+  for (int m = 0; m < layout_.microbatches; ++m) {
+    std::int64_t end = 0;
+    for (int r = 0; r < pipeline.ranks; ++r) {
+      end += local(Rank(r), m).size();
+      ends_[static_cast<std::size_t>(m)].push_back(end);
+    }
+  }
+}
+
+inline std::vector<Share> BatchSplit::shares(StageId stage, int m) const {
+  const bool pseudo = stage == kSource || stage == kSink;
+  const int replicas = pseudo ? ranks() : static_cast<int>(stages_[stage.index()].size());
+  std::vector<Share> out;
+  for (int q = 0; q < replicas; ++q) {
+    const auto samples = share(stage, q, m);
+    if (!samples.empty()) out.push_back({pseudo ? Rank(q) : stages_[stage.index()][static_cast<std::size_t>(q)], samples});
+  }
+  std::sort(out.begin(), out.end(), [](const Share& a, const Share& b) { return a.samples.begin < b.samples.begin; });
+  return out;
+}
+
+inline std::vector<Route> BatchSplit::batched_routes(const Channel& channel, int m) const {
+  const auto holders = shares(channel.from, m);
+  const auto readers = shares(channel.to, m);
+  std::vector<Route> out;
+  for (std::size_t h = 0, r = 0; h < holders.size() && r < readers.size();) {
+    const auto both = intersect(holders[h].samples, readers[r].samples);
+    if (!both.empty()) out.push_back({holders[h].rank, readers[r].rank, both});
+    if (holders[h].samples.end <= readers[r].samples.end) ++h;
+    else ++r;
+  }
+  return out;
+}
+
+inline std::vector<Route> BatchSplit::whole_routes(const Channel& channel, int m) const {
+  const auto holders = shares(channel.from, m);
+  const auto readers = shares(channel.to, m);
+  std::vector<Route> out;
+  if (channel.kind == ChannelKind::kPartialSum) {
+    for (std::size_t i = 0; i < holders.size(); ++i) {
+      out.push_back({holders[i].rank, readers[i % readers.size()].rank, {}});
+    }
+    return out;
+  }
+  for (std::size_t i = 0; i < readers.size(); ++i) {
+    const Rank reader = readers[i].rank;
+    out.push_back({channel.from == kSource ? reader : holders[i % holders.size()].rank, reader, {}});
+  }
+  return out;
+}
+
+inline std::vector<Route> BatchSplit::routes(const Channel& channel, int m, Flow flow) const {
+  if (flow == Flow::kGradient && !channel.differentiable) return {};
+  auto out = channel.kind == ChannelKind::kBatched ? batched_routes(channel, m) : whole_routes(channel, m);
+  if (flow == Flow::kGradient) {
+    for (Route& route : out) std::swap(route.from, route.to);
+  }
+  return out;
+}
+
+}  // namespace autopar
