@@ -1,0 +1,187 @@
+#include <autopar/io/cluster_file.hpp>
+
+#include <set>
+#include <sstream>
+#include <vector>
+
+#include <toml++/toml.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/config.hpp>
+#include <autopar/io/file.hpp>
+
+namespace autopar {
+
+namespace {
+
+/// A TOML table that knows which of its keys were asked for, so that a misspelt one is an error.
+class Section {
+ public:
+  Section(const toml::table& table, std::string file, std::string where)
+      : table_(table), file_(std::move(file)), where_(std::move(where)) {}
+
+  double number(const char* key, double least) {
+    const auto& node = required(key);
+    const auto number = node.value<double>();
+    if (!number || !node.is_number()) fail(key, "expected a number");
+    if (!(*number >= least) || *number > 1e30) {
+      fail(key, "the value is out of range; it must be at least " + shortest(least) + " and finite");
+    }
+    return *number;
+  }
+  double number_or(const char* key, double least, double otherwise) {
+    return table_.contains(key) ? number(key, least) : (names_.insert(key), otherwise);
+  }
+  int count(const char* key) {
+    const auto& node = required(key);
+    const auto count = node.value_exact<std::int64_t>();
+    if (!count || *count < 1 || *count > (1 << 24)) fail(key, "expected a whole number from 1 to 16777216");
+    return static_cast<int>(*count);
+  }
+  std::string text(const char* key) {
+    const auto text = required(key).value_exact<std::string>();
+    if (!text) fail(key, "expected text in quotes");
+    return *text;
+  }
+  const toml::table& table(const char* key) {
+    const auto* table = required(key).as_table();
+    if (table == nullptr) fail(key, "expected a table");
+    return *table;
+  }
+  const toml::array& tables(const char* key) {
+    const auto* array = required(key).as_array();
+    if (array == nullptr || array->empty() || !array->is_homogeneous(toml::node_type::table)) {
+      fail(key, "expected at least one [[" + std::string(key) + "]] table");
+    }
+    return *array;
+  }
+  /// @throws ConfigError for a key that nobody asked for
+  void finish() const {
+    for (const auto& [key, node] : table_) {
+      const std::string name(key.str());
+      if (names_.contains(name)) continue;
+      throw ConfigError("unknown key '" + where_ + name + "'", file_, static_cast<int>(node.source().begin.line), name,
+                        nearest_word(name, {names_.begin(), names_.end()}));
+    }
+  }
+
+ private:
+  static std::string shortest(double number) {
+    std::ostringstream out;
+    out << number;
+    return out.str();
+  }
+  [[noreturn]] void fail(const char* key, const std::string& reason) const {
+    const auto* node = table_.get(key);
+    const auto line = static_cast<int>(node != nullptr ? node->source().begin.line : table_.source().begin.line);
+    throw ConfigError(where_ + key + ": " + reason, file_, line, key);
+  }
+  const toml::node& required(const char* key) {
+    names_.insert(key);
+    const auto* node = table_.get(key);
+    if (node == nullptr) fail(key, "is missing");
+    return *node;
+  }
+
+  const toml::table& table_;
+  std::string file_;
+  std::string where_;
+  std::set<std::string> names_;
+};
+
+Device read_device(const toml::table& table, const std::string& file) {
+  Section section(table, file, "device.");
+  Device device;
+  device.name = section.text("name");
+  device.memory = Bytes(static_cast<std::int64_t>(section.number("memory_gib", 1e-6) * 0x1p30));
+  device.memory_bandwidth = BytesPerSecond(section.number("memory_bandwidth_gb_s", 1e-6) * 1e9);
+  device.f32 = FlopsPerSecond(section.number("f32_tflops", 1e-6) * 1e12);
+  const auto rate = [&](const char* key) { return FlopsPerSecond(section.number_or(key, 1e-6, device.f32.value() / 1e12) * 1e12); };
+  device.f64 = rate("f64_tflops");
+  device.tf32 = rate("tf32_tflops");
+  device.f16 = rate("f16_tflops");
+  device.bf16 = rate("bf16_tflops");
+  device.efficiency = section.number_or("efficiency", 1e-6, device.efficiency);
+  device.launch = Seconds(section.number_or("launch_us", 0, device.launch.value() * 1e6) * 1e-6);
+  section.finish();
+  if (device.efficiency > 1) throw ConfigError("device.efficiency: a share of the peak cannot exceed 1", file, 0, "efficiency");
+  return device;
+}
+
+LinkLevel read_level(const toml::table& table, const std::string& file) {
+  Section section(table, file, "level.");
+  LinkLevel level;
+  level.name = section.text("name");
+  level.span = section.count("span");
+  level.link.bandwidth = BytesPerSecond(section.number("bandwidth_gb_s", 1e-9) * 1e9);
+  level.link.latency = Seconds(section.number("latency_us", 0) * 1e-6);
+  section.finish();
+  return level;
+}
+
+}  // namespace
+
+Cluster parse_cluster(std::string_view text, const std::string& file) {
+  const auto root = [&] {
+    try {
+      return toml::parse(text, file);
+    } catch (const toml::parse_error& error) {
+      throw ConfigError(std::string(error.description()), file, static_cast<int>(error.source().begin.line));
+    }
+  }();
+  Section section(root, file, "");
+  Cluster cluster;
+  cluster.name = section.text("name");
+  cluster.devices = section.count("devices");
+  cluster.device = read_device(section.table("device"), file);
+  for (const auto& level : section.tables("level")) cluster.levels.push_back(read_level(*level.as_table(), file));
+  section.finish();
+  for (std::size_t i = 1; i < cluster.levels.size(); ++i) {
+    const int inner = cluster.levels[i - 1].span;
+    const int outer = cluster.levels[i].span;
+    if (outer <= inner || outer % inner != 0) {
+      throw ConfigError("level.span: " + std::to_string(outer) + " must be a multiple of the span before it, " +
+                            std::to_string(inner),
+                        file, 0, "span");
+    }
+  }
+  if (cluster.levels.back().span < cluster.devices) {
+    throw ConfigError("level.span: the last level spans " + std::to_string(cluster.levels.back().span) + " of " +
+                          std::to_string(cluster.devices) + " devices; it must join all",
+                      file, 0, "span");
+  }
+  return cluster;
+}
+
+Cluster read_cluster(const std::filesystem::path& path) {
+  return parse_cluster(read_text_file(path, Bytes(1 << 20)), path.string());
+}
+
+std::string to_toml(const Cluster& cluster) {
+  const auto& device = cluster.device;
+  toml::array levels;
+  for (const auto& level : cluster.levels) {
+    levels.push_back(toml::table{{"name", level.name},
+                                 {"span", level.span},
+                                 {"bandwidth_gb_s", level.link.bandwidth.value() / 1e9},
+                                 {"latency_us", level.link.latency.value() * 1e6}});
+  }
+  const toml::table root{{"name", cluster.name},
+                         {"devices", cluster.devices},
+                         {"device", toml::table{{"name", device.name},
+                                                {"memory_gib", static_cast<double>(device.memory.value()) / 0x1p30},
+                                                {"memory_bandwidth_gb_s", device.memory_bandwidth.value() / 1e9},
+                                                {"f64_tflops", device.f64.value() / 1e12},
+                                                {"f32_tflops", device.f32.value() / 1e12},
+                                                {"tf32_tflops", device.tf32.value() / 1e12},
+                                                {"f16_tflops", device.f16.value() / 1e12},
+                                                {"bf16_tflops", device.bf16.value() / 1e12},
+                                                {"efficiency", device.efficiency},
+                                                {"launch_us", device.launch.value() * 1e6}}},
+                         {"level", levels}};
+  std::ostringstream out;
+  out << root << '\n';
+  return out.str();
+}
+
+}  // namespace autopar

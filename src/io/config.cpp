@@ -1,0 +1,461 @@
+#include <autopar/io/config.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <sstream>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include <toml++/toml.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/file.hpp>
+
+extern char** environ;  // NOLINT: POSIX names it so
+
+namespace autopar {
+
+namespace {
+
+using Member = std::variant<int Options::*, double Options::*, bool Options::*, std::string Options::*,
+                            std::vector<int> Options::*, Bytes Options::*, Seconds Options::*>;
+
+/// One option: its name, where it lives and which values it may have.
+struct Field {
+  const char* name;
+  Member member;
+  double least = std::numeric_limits<double>::lowest();
+  double most = std::numeric_limits<double>::max();
+  std::vector<std::string> words = {};
+};
+
+const std::vector<Field>& fields() {
+  static const std::vector<Field> table = {
+      {"stages", &Options::stages, 0, 1e6},
+      {"microbatches", &Options::microbatches, 0, 1e6},
+      {"min_microbatches", &Options::min_microbatches, 1, 1e6},
+      {"max_microbatches", &Options::max_microbatches, 1, 1e6},
+      {"tensor_parallel", &Options::tensor_parallel, 0, 1e6},
+      {"zero", &Options::zero, -1, 3},
+      {"replicas", &Options::replicas, 1, 1e6},
+      {"batch_dims", &Options::batch_dims, -1, 63},
+      {"schedule", &Options::schedule, 0, 0, {"auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}},
+      {"recompute", &Options::recompute},
+      {"precision", &Options::precision, 0, 0, {"module", "tf32", "bf16", "fp16"}},
+      {"batch_norm", &Options::batch_norm, 0, 0, {"microbatch", "exact"}},
+      {"device_memory", &Options::device_memory, 0, 9e18},
+      {"memory_margin", &Options::memory_margin, 0, 0.999},
+      {"optimizer_state_factor", &Options::optimizer_state_factor, 0, 1e3},
+      {"plan_file", &Options::plan_file},
+      {"load_plan", &Options::load_plan},
+      {"save_plan", &Options::save_plan},
+      {"profile_file", &Options::profile_file},
+      {"graph_file", &Options::graph_file},
+      {"trace_file", &Options::trace_file},
+      {"report_file", &Options::report_file},
+      {"device", &Options::device, 0, 0, {"auto", "cpu", "cuda"}},
+      {"cluster_file", &Options::cluster_file},
+      {"log_level", &Options::log_level},
+      {"plan_only", &Options::plan_only},
+      {"verify_capture", &Options::verify_capture},
+      {"stall_warning", &Options::stall_warning, 0.001, 1e9},
+      {"stall_timeout", &Options::stall_timeout, 0.001, 1e9},
+  };
+  return table;
+}
+
+const Field* find_field(std::string_view name) {
+  for (const auto& field : fields()) {
+    if (name == field.name) return &field;
+  }
+  return nullptr;
+}
+
+template <class... Cases>
+struct Overload : Cases... {
+  using Cases::operator()...;
+};
+template <class... Cases>
+Overload(Cases...) -> Overload<Cases...>;
+
+/// A value as a file or the environment gives it, and where it stands.
+struct Setting {
+  std::string key;
+  std::variant<std::string, std::int64_t, double, bool, std::vector<std::int64_t>> value;
+  bool is_text = false;  ///< from the environment: text stands for every type
+  std::string file;
+  int line = 0;
+
+  [[noreturn]] void fail(const std::string& reason) const { throw ConfigError(key + ": " + reason, file, line, key); }
+};
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return out;
+}
+
+template <class Number>
+std::optional<Number> parse_number(std::string_view text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+/// "24GiB", "40 GB", "512": a number of bytes.
+std::optional<double> parse_bytes(std::string_view text) {
+  const auto unit_at = text.find_first_not_of("0123456789.");
+  const auto number = parse_number<double>(text.substr(0, unit_at));
+  if (!number || unit_at == std::string_view::npos) return number;
+  auto unit = text.substr(unit_at);
+  unit.remove_prefix(std::min(unit.find_first_not_of(' '), unit.size()));
+  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits{
+      {{"b", 1}, {"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30},
+       {"tib", 0x1p40}, {"g", 0x1p30}}};
+  for (const auto& [name, factor] : kUnits) {
+    if (lower(unit) == name) return *number * factor;
+  }
+  return std::nullopt;
+}
+
+double number_of(const Setting& setting, const char* what) {
+  if (const auto* i = std::get_if<std::int64_t>(&setting.value)) return static_cast<double>(*i);
+  if (const auto* d = std::get_if<double>(&setting.value)) return *d;
+  if (const auto* text = std::get_if<std::string>(&setting.value); text != nullptr && setting.is_text) {
+    if (const auto number = parse_number<double>(*text)) return *number;
+  }
+  setting.fail(std::string("expected ") + what);
+}
+
+double whole_number_of(const Setting& setting) {
+  const double number = number_of(setting, "a whole number");
+  if (number != static_cast<double>(static_cast<std::int64_t>(number))) setting.fail("expected a whole number");
+  return number;
+}
+
+void check_range(const Setting& setting, const Field& field, double number) {
+  if (number >= field.least && number <= field.most) return;
+  std::ostringstream text;
+  text << number << " is out of range; allowed are " << field.least << " to " << field.most;
+  setting.fail(text.str());
+}
+
+bool bool_of(const Setting& setting) {
+  if (const auto* flag = std::get_if<bool>(&setting.value)) return *flag;
+  if (const auto* text = std::get_if<std::string>(&setting.value); text != nullptr && setting.is_text) {
+    const auto word = lower(*text);
+    if (word == "true" || word == "1" || word == "on" || word == "yes") return true;
+    if (word == "false" || word == "0" || word == "off" || word == "no" || word.empty()) return false;
+  }
+  setting.fail("expected true or false");
+}
+
+std::string text_of(const Setting& setting, const Field& field) {
+  const auto* text = std::get_if<std::string>(&setting.value);
+  if (text == nullptr) setting.fail("expected text in quotes");
+  if (!field.words.empty() && std::find(field.words.begin(), field.words.end(), *text) == field.words.end()) {
+    std::string known;
+    for (const auto& word : field.words) known += (known.empty() ? "" : " | ") + word;
+    throw ConfigError(setting.key + ": '" + *text + "' is not one of " + known, setting.file, setting.line, setting.key,
+                      nearest_word(*text, field.words));
+  }
+  return *text;
+}
+
+std::vector<int> list_of(const Setting& setting, const Field& field) {
+  std::vector<int> out;
+  const auto add = [&](double number) {
+    check_range(setting, field, number);
+    out.push_back(static_cast<int>(number));
+  };
+  if (const auto* list = std::get_if<std::vector<std::int64_t>>(&setting.value)) {
+    for (const auto item : *list) add(static_cast<double>(item));
+    return out;
+  }
+  if (const auto* text = std::get_if<std::string>(&setting.value); text != nullptr && setting.is_text) {
+    std::istringstream items(*text);
+    for (std::string item; std::getline(items, item, ',');) {
+      const auto number = parse_number<int>(item);
+      if (!number) setting.fail("expected whole numbers separated by commas, not '" + item + "'");
+      add(*number);
+    }
+    return out;
+  }
+  add(whole_number_of(setting));
+  return out;
+}
+
+void assign(Options& options, const Field& field, const Setting& setting) {
+  const auto checked = [&](double number) {
+    check_range(setting, field, number);
+    return number;
+  };
+  std::visit(Overload{[&](int Options::*m) { options.*m = static_cast<int>(checked(whole_number_of(setting))); },
+                      [&](double Options::*m) { options.*m = checked(number_of(setting, "a number")); },
+                      [&](bool Options::*m) { options.*m = bool_of(setting); },
+                      [&](std::string Options::*m) { options.*m = text_of(setting, field); },
+                      [&](std::vector<int> Options::*m) { options.*m = list_of(setting, field); },
+                      [&](Bytes Options::*m) {
+                        const auto* text = std::get_if<std::string>(&setting.value);
+                        const auto bytes = text != nullptr ? parse_bytes(*text) : number_of(setting, "bytes");
+                        if (!bytes) setting.fail("expected bytes, e.g. 17179869184 or \"16 GiB\"");
+                        options.*m = Bytes(static_cast<std::int64_t>(checked(*bytes)));
+                      },
+                      [&](Seconds Options::*m) { options.*m = Seconds(checked(number_of(setting, "seconds"))); }},
+             field.member);
+}
+
+/// Whether a field of `code` was set: it differs from its default.
+bool is_set(const Options& code, const Field& field) {
+  static const Options defaults;
+  return std::visit([&](auto member) { return code.*member != defaults.*member; }, field.member);
+}
+
+std::string value_text(const Options& options, const Field& field) {
+  std::ostringstream out;
+  out.precision(17);
+  std::visit(Overload{[&](bool Options::*m) { out << (options.*m ? "true" : "false"); },
+                      [&](std::vector<int> Options::*m) {
+                        for (std::size_t i = 0; i < (options.*m).size(); ++i) out << (i == 0 ? "" : ",") << (options.*m)[i];
+                      },
+                      [&](Bytes Options::*m) { out << (options.*m).value(); },
+                      [&](Seconds Options::*m) { out << (options.*m).value(); },
+                      [&](auto m) { out << options.*m; }},
+             field.member);
+  return out.str();
+}
+
+/// Environment names that belong to autopar's scripts, not to Options.
+bool is_reserved(std::string_view name) {
+  constexpr std::array<std::string_view, 6> kNames{"CONFIG", "CONF_DIR", "VENV", "SOURCE", "DEPS", "HOME"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+[[noreturn]] void fail_unknown(const Setting& setting) {
+  std::vector<std::string> known;
+  for (const auto& field : fields()) known.emplace_back(field.name);
+  throw ConfigError("unknown option '" + setting.key + "'", setting.file, setting.line, setting.key,
+                    nearest_word(lower(setting.key), known));
+}
+
+/// RaNNC's spelling: renamed options are assigned, the rest leaves a note.
+void assign_alias(ResolvedOptions& out, const RanncAlias& alias, Setting setting) {
+  const std::string key = setting.key;
+  auto& options = out.options;
+  if (alias.rannc == "checkpointing") {
+    options.recompute = bool_of(setting) ? "full" : "none";
+  } else if (alias.rannc == "trace_events") {
+    if (!bool_of(setting)) options.trace_file.clear();
+    else if (options.trace_file.empty()) options.trace_file = "autopar_trace.json";
+  } else if (alias.rannc == "dump_graph") {
+    if (!bool_of(setting)) options.graph_file.clear();
+    else if (options.graph_file.empty()) options.graph_file = "autopar_graph.dot";
+  } else if (alias.rannc == "dump_graph_prefix") {
+    if (!options.graph_file.empty()) options.graph_file = std::get<std::string>(setting.value) + ".dot";
+  } else if (alias.rannc == "profiling" || alias.rannc == "display_comm_value") {
+    if (bool_of(setting)) options.log_level = alias.rannc == "profiling" ? "info" : "warn,Executor=trace";
+  } else if (alias.rannc == "save_graph_profile") {
+    if (bool_of(setting) && options.profile_file.empty()) options.profile_file = "autopar_profile.json";
+  } else if (!alias.autopar.empty()) {
+    setting.key = std::string(alias.autopar);
+    // RaNNC writes 0 for "not forced", which is no replica count here.
+    if (alias.rannc == "replica_num" && number_of(setting, "a whole number") == 0) options.replicas.clear();
+    else assign(options, *find_field(alias.autopar), setting);
+  }
+  out.notes.push_back("option '" + key + "' is RaNNC's name: " + std::string(alias.meaning));
+}
+
+void apply(ResolvedOptions& out, const Setting& setting) {
+  const auto key = lower(setting.key);
+  if (key == "plan_only" && std::holds_alternative<std::string>(setting.value)) {
+    const auto& text = std::get<std::string>(setting.value);
+    if (text.ends_with(".toml")) {
+      out.options.plan_only = true;
+      out.options.cluster_file = text;
+      return;
+    }
+  }
+  if (const auto* field = find_field(key)) return assign(out.options, *field, setting);
+  for (const auto& alias : rannc_aliases()) {
+    if (key == alias.rannc) return assign_alias(out, alias, setting);
+  }
+  fail_unknown(setting);
+}
+
+Setting setting_of(const std::string& file, std::string_view key, const toml::node& node) {
+  Setting setting{std::string(key), {}, false, file, static_cast<int>(node.source().begin.line)};
+  if (const auto text = node.value_exact<std::string>()) setting.value = *text;
+  else if (const auto whole = node.value_exact<std::int64_t>()) setting.value = *whole;
+  else if (const auto number = node.value_exact<double>()) setting.value = *number;
+  else if (const auto flag = node.value_exact<bool>()) setting.value = *flag;
+  else if (const auto* array = node.as_array()) {
+    std::vector<std::int64_t> list;
+    for (const auto& item : *array) {
+      const auto entry = item.value_exact<std::int64_t>();
+      if (!entry) setting.fail("expected a list of whole numbers");
+      list.push_back(*entry);
+    }
+    setting.value = std::move(list);
+  } else {
+    setting.fail("expected a number, text, true, false or a list of whole numbers");
+  }
+  return setting;
+}
+
+void apply_file(ResolvedOptions& out, const ConfigSources& sources) {
+  if (sources.text.empty()) return;
+  const auto settings = [&] {
+    try {
+      return toml::parse(sources.text, sources.file);
+    } catch (const toml::parse_error& error) {
+      throw ConfigError(std::string(error.description()), sources.file, static_cast<int>(error.source().begin.line));
+    }
+  }();
+  std::vector<std::pair<int, Setting>> in_order;
+  for (const auto& [key, node] : settings) {
+    auto setting = setting_of(sources.file, key.str(), node);
+    in_order.emplace_back(setting.line, std::move(setting));
+  }
+  std::stable_sort(in_order.begin(), in_order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [line, setting] : in_order) apply(out, setting);
+}
+
+void apply_environment(ResolvedOptions& out, const std::vector<std::string>& environment, std::string_view prefix) {
+  auto sorted = environment;
+  std::sort(sorted.begin(), sorted.end());
+  for (const auto& entry : sorted) {
+    const auto equals = entry.find('=');
+    if (!entry.starts_with(prefix) || equals == std::string::npos) continue;
+    const auto name = entry.substr(prefix.size(), equals - prefix.size());
+    if (is_reserved(name)) continue;
+    apply(out, Setting{lower(name), entry.substr(equals + 1), true, "environment variable " + entry.substr(0, equals), 0});
+  }
+}
+
+void check_code(const Options& code) {
+  for (const auto& field : fields()) {
+    const Setting setting{field.name, std::string(), false, "", 0};
+    try {
+      std::visit(Overload{[&](int Options::*m) { check_range(setting, field, code.*m); },
+                          [&](double Options::*m) { check_range(setting, field, code.*m); },
+                          [](bool Options::*) {},
+                          [&](std::string Options::*m) {
+                            text_of(Setting{field.name, code.*m, false, "", 0}, field);
+                          },
+                          [&](std::vector<int> Options::*m) {
+                            for (const int item : code.*m) check_range(setting, field, item);
+                          },
+                          [&](Bytes Options::*m) { check_range(setting, field, static_cast<double>((code.*m).value())); },
+                          [&](Seconds Options::*m) { check_range(setting, field, (code.*m).value()); }},
+                 field.member);
+    } catch (const ConfigError& error) {
+      throw InvalidArgument(std::string("Options::") + error.what());
+    }
+  }
+}
+
+}  // namespace
+
+std::string nearest_word(std::string_view word, const std::vector<std::string>& known) {
+  std::string best;
+  std::size_t best_distance = word.size() / 2 + 2;
+  for (const auto& candidate : known) {
+    std::vector<std::size_t> row(candidate.size() + 1);
+    for (std::size_t j = 0; j < row.size(); ++j) row[j] = j;
+    for (std::size_t i = 1; i <= word.size(); ++i) {
+      std::size_t diagonal = std::exchange(row[0], i);
+      for (std::size_t j = 1; j < row.size(); ++j) {
+        const auto change = diagonal + (word[i - 1] == candidate[j - 1] ? 0u : 1u);
+        diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
+      }
+    }
+    if (row.back() < best_distance) {
+      best_distance = row.back();
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+const std::vector<RanncAlias>& rannc_aliases() {
+  static const std::vector<RanncAlias> table = {
+      {"mem_margin", "memory_margin", "now memory_margin"},
+      {"save_deployment", "save_plan", "now save_plan"},
+      {"load_deployment", "load_plan", "now load_plan"},
+      {"deployment_file", "plan_file", "now plan_file (JSON)"},
+      {"min_pipeline", "min_microbatches", "now min_microbatches"},
+      {"max_pipeline", "max_microbatches", "now max_microbatches"},
+      {"pipeline_num", "microbatches", "now microbatches"},
+      {"partition_num", "stages", "now stages"},
+      {"replica_num", "replicas", "now replicas"},
+      {"opt_param_factor", "optimizer_state_factor", "now optimizer_state_factor"},
+      {"trace_events", "", "now trace_file"},
+      {"event_trace_file", "trace_file", "now trace_file"},
+      {"graph_profile_file", "profile_file", "now profile_file"},
+      {"save_graph_profile", "", "now profile_file"},
+      {"load_graph_profile", "", "has no effect: profiles are made again in milliseconds"},
+      {"checkpointing", "", "now recompute"},
+      {"checkpointing_no_last", "", "has no effect: recompute is chosen for each segment"},
+      {"profiling", "", "now log_level = \"info\""},
+      {"profiling_iter", "", "has no effect: costs come from the cluster's roofline"},
+      {"dump_graph", "", "now graph_file"},
+      {"dump_graph_prefix", "", "now graph_file"},
+      {"validate_comm", "", "has no effect: every program is validated before its first step"},
+      {"display_comm_value", "", "now log_level = \"warn,Executor=trace\""},
+      {"consolidate_grads", "", "has no effect: gradients are always reduced in buckets"},
+      {"auto_parallel", "", "has no effect: always on"},
+      {"p2p_comm", "", "has no effect: always on"},
+      {"min_partition_num", "", "has no effect: the search needs no block count"},
+      {"max_partition_num", "", "has no effect: the search needs no block count"},
+      {"do_uncoarsening", "", "has no effect: cuts are always refined"},
+      {"coarsen_by_time", "", "has no effect: coarsening looks at time and memory"},
+      {"verify_recomp", "verify_capture", "now verify_capture"},
+      {"skip_grad_scaling", "", "has no effect: sums and means are exact for any split"},
+  };
+  return table;
+}
+
+ConfigSources process_config_sources() {
+  ConfigSources sources;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    if (text.starts_with("AUTOPAR_") || text.starts_with("RANNC_")) sources.environment.emplace_back(text);
+  }
+  const char* named = std::getenv("AUTOPAR_CONFIG");
+  if (named != nullptr && *named != '\0') sources.file = named;
+  std::error_code error;
+  if (named != nullptr || std::filesystem::exists(sources.file, error)) sources.text = read_text_file(sources.file);
+  return sources;
+}
+
+ResolvedOptions resolve_options(const Options& code, const ConfigSources& sources) {
+  check_code(code);
+  ResolvedOptions out;
+  apply_file(out, sources);
+  for (const auto& field : fields()) {
+    if (!is_set(code, field)) continue;
+    std::visit([&](auto member) { out.options.*member = code.*member; }, field.member);
+  }
+  apply_environment(out, sources.environment, "RANNC_");
+  apply_environment(out, sources.environment, "AUTOPAR_");
+  if (out.options.min_microbatches > out.options.max_microbatches) {
+    throw InvalidArgument("min_microbatches = " + std::to_string(out.options.min_microbatches) +
+                          " exceeds max_microbatches = " + std::to_string(out.options.max_microbatches));
+  }
+  return out;
+}
+
+std::vector<std::pair<std::string, std::string>> describe_options(const Options& options) {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const auto& field : fields()) out.emplace_back(field.name, value_text(options, field));
+  return out;
+}
+
+}  // namespace autopar

@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/config.hpp>
+
+namespace autopar::detail {
+
+using Json = nlohmann::ordered_json;
+
+/// Parses untrusted text: bounded depth, and a ConfigError that names the file instead of the parser's own exception.
+inline Json parse_json(std::string_view text, const std::string& file, int max_depth = 16) {
+  bool too_deep = false;
+  const Json::parser_callback_t shallow = [&](int depth, Json::parse_event_t, Json&) {
+    too_deep |= depth > max_depth;
+    return depth <= max_depth;
+  };
+  try {
+    Json json = Json::parse(text, shallow);
+    if (too_deep) throw ConfigError("nested deeper than " + std::to_string(max_depth), file);
+    return json;
+  } catch (const Json::exception& error) {
+    throw ConfigError(std::string("not valid JSON: ") + error.what(), file);
+  }
+}
+
+/// Reads an object member by member; every value is checked, every unknown member is an error.
+class JsonReader {
+ public:
+  JsonReader(const Json& json, std::string file, std::string where)
+      : json_(json), file_(std::move(file)), where_(std::move(where)) {
+    if (!json_.is_object()) fail("", "expected an object");
+  }
+
+  [[nodiscard]] std::int64_t whole(const char* key, std::int64_t least, std::int64_t most) {
+    const auto& value = member(key);
+    if (!value.is_number_integer() ||
+        (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))) {
+      fail(key, "expected a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    const auto number = value.get<std::int64_t>();
+    if (number < least || number > most) {
+      fail(key, std::to_string(number) + " is not within " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    return number;
+  }
+  [[nodiscard]] double number(const char* key, double least = 0, double most = std::numeric_limits<double>::max()) {
+    const auto& value = member(key);
+    const double number = value.is_number() ? value.get<double>() : std::nan("");
+    if (!(number >= least && number <= most)) fail(key, "expected a finite number of at least " + std::to_string(least));
+    return number;
+  }
+  [[nodiscard]] bool flag(const char* key) {
+    const auto& value = member(key);
+    if (!value.is_boolean()) fail(key, "expected true or false");
+    return value.get<bool>();
+  }
+  [[nodiscard]] std::string text(const char* key) {
+    const auto& value = member(key);
+    if (!value.is_string()) fail(key, "expected text");
+    return value.get<std::string>();
+  }
+  /// One of a closed set of words.
+  template <class Enum>
+  [[nodiscard]] Enum word(const char* key, const std::vector<std::pair<Enum, const char*>>& words) {
+    const auto found = text(key);
+    std::string known;
+    for (const auto& [value, name] : words) {
+      if (found == name) return value;
+      known += std::string(known.empty() ? "" : " | ") + name;
+    }
+    fail(key, "'" + found + "' is not one of " + known);
+  }
+  [[nodiscard]] std::uint64_t hash(const char* key) {
+    const auto found = text(key);
+    if (found.size() != 16 || found.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      fail(key, "expected 16 hexadecimal digits");
+    }
+    return std::stoull(found, nullptr, 16);
+  }
+  /// Strong ids or plain numbers, each within [least, most].
+  template <class Id>
+  [[nodiscard]] std::vector<Id> ids(const char* key, std::int64_t least, std::int64_t most) {
+    std::vector<Id> out;
+    for (const auto& item : list(key)) {
+      if (!item.is_number_integer()) fail(key, "expected whole numbers");
+      const auto value = item.is_number_unsigned() && item.get<std::uint64_t>() > (1ull << 62) ? most + 1 : item.get<std::int64_t>();
+      if (value < least || value > most) {
+        fail(key, std::to_string(value) + " is not within " + std::to_string(least) + " to " + std::to_string(most));
+      }
+      out.push_back(Id(static_cast<std::int32_t>(value)));
+    }
+    return out;
+  }
+  [[nodiscard]] const Json& list(const char* key) {
+    const auto& value = member(key);
+    if (!value.is_array()) fail(key, "expected a list");
+    return value;
+  }
+  [[nodiscard]] JsonReader object(const char* key) { return JsonReader(member(key), file_, where_ + key + "."); }
+  /// `read(JsonReader&)` for each object of a list.
+  template <class Read>
+  void each(const char* key, Read read) {
+    std::size_t position = 0;
+    for (const auto& item : list(key)) {
+      JsonReader reader(item, file_, where_ + key + "[" + std::to_string(position++) + "].");
+      read(reader);
+      reader.finish();
+    }
+  }
+  void finish() const {
+    for (const auto& [key, value] : json_.items()) {
+      if (!names_.contains(key)) {
+        throw ConfigError("unknown member '" + where_ + key + "'", file_, 0, key,
+                          nearest_word(key, {names_.begin(), names_.end()}));
+      }
+    }
+  }
+  [[noreturn]] void fail(const char* key, const std::string& reason) const {
+    throw ConfigError(where_ + key + ": " + reason, file_, 0, key);
+  }
+
+ private:
+  const Json& member(const char* key) {
+    names_.insert(key);
+    const auto found = json_.find(key);
+    if (found == json_.end()) fail(key, "is missing");
+    return *found;
+  }
+
+  const Json& json_;
+  std::string file_;
+  std::string where_;
+  std::set<std::string> names_;
+};
+
+inline std::string hash_text(std::uint64_t hash) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text(16, '0');
+  for (std::size_t i = 0; i < 16; ++i) text[15 - i] = kDigits[(hash >> (4 * i)) & 15];
+  return text;
+}
+
+template <class Id>
+Json id_list(const std::vector<Id>& ids) {
+  Json out = Json::array();
+  for (const auto id : ids) {
+    if constexpr (requires { id.value(); }) out.push_back(id.value());
+    else out.push_back(id);
+  }
+  return out;
+}
+
+}  // namespace autopar::detail

@@ -1,0 +1,131 @@
+#include <autopar/io/plan_file.hpp>
+
+#include <limits>
+
+#include <autopar/io/file.hpp>
+
+#include "json_reader.hpp"
+
+namespace autopar {
+
+namespace {
+
+using detail::Json;
+using detail::JsonReader;
+
+constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+
+const std::vector<std::pair<ScheduleKind, const char*>> kSchedules{{ScheduleKind::kGPipe, "gpipe"},
+                                                                   {ScheduleKind::kOneFOneB, "1f1b"}};
+const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute, "compute"},
+                                                             {Binding::kBandwidth, "bandwidth"},
+                                                             {Binding::kBubble, "bubble"},
+                                                             {Binding::kMemory, "memory"}};
+
+template <class Enum>
+const char* word_of(Enum value, const std::vector<std::pair<Enum, const char*>>& words) {
+  for (const auto& [known, name] : words) {
+    if (known == value) return name;
+  }
+  throw InvalidArgument("a plan holds an enumerator that has no name");
+}
+
+Json stage_json(const StagePlan& stage) {
+  return {{"ranks", detail::id_list(stage.ranks)},
+          {"atoms", detail::id_list(stage.atoms)},
+          {"ops", detail::id_list(stage.ops)},
+          {"parameters", detail::id_list(stage.parameters)},
+          {"parameter_bytes", stage.parameter_bytes.value()},
+          {"forward_s", stage.forward.value()},
+          {"backward_s", stage.backward.value()},
+          {"communication_s", stage.communication.value()},
+          {"reduction_s", stage.reduction.value()},
+          {"peak_memory_bytes", stage.peak_memory.value()}};
+}
+
+StagePlan read_stage(JsonReader& reader, int world) {
+  StagePlan stage;
+  stage.ranks = reader.ids<Rank>("ranks", 0, world - 1);
+  stage.atoms = reader.ids<NodeId>("atoms", 0, kMaxId);
+  stage.ops = reader.ids<std::int32_t>("ops", 0, kMaxId);
+  stage.parameters = reader.ids<ParameterId>("parameters", 0, kMaxId);
+  stage.parameter_bytes = Bytes(reader.whole("parameter_bytes", 0, kMaxBytes));
+  stage.forward = Seconds(reader.number("forward_s"));
+  stage.backward = Seconds(reader.number("backward_s"));
+  stage.communication = Seconds(reader.number("communication_s"));
+  stage.reduction = Seconds(reader.number("reduction_s"));
+  stage.peak_memory = Bytes(reader.whole("peak_memory_bytes", 0, kMaxBytes));
+  if (stage.ranks.empty()) reader.fail("ranks", "a stage needs at least one rank");
+  return stage;
+}
+
+}  // namespace
+
+std::string to_json(const Plan& plan) {
+  Json stages = Json::array();
+  for (const auto& stage : plan.stages) stages.push_back(stage_json(stage));
+  Json runners_up = Json::array();
+  for (const auto& other : plan.runners_up) {
+    runners_up.push_back({{"summary", other.summary}, {"reason", other.reason}, {"step_s", other.step.value()}});
+  }
+  const Json root{{"version", plan.version},
+                  {"model", detail::hash_text(plan.model)},
+                  {"world", plan.world},
+                  {"batch", plan.batch},
+                  {"microbatches", plan.microbatches},
+                  {"schedule", word_of(plan.schedule, kSchedules)},
+                  {"stages", std::move(stages)},
+                  {"device", plan.device},
+                  {"device_memory_bytes", plan.device_memory.value()},
+                  {"optimizer_state_factor", plan.optimizer_state_factor},
+                  {"step_s", plan.step.value()},
+                  {"bubble", plan.bubble},
+                  {"binding", word_of(plan.binding, kBindings)},
+                  {"runners_up", std::move(runners_up)},
+                  {"notes", plan.notes}};
+  return root.dump(1) + "\n";
+}
+
+Plan parse_plan(std::string_view json, const std::string& file) {
+  const Json root = detail::parse_json(json, file);
+  JsonReader reader(root, file, "");
+  Plan plan;
+  plan.version = static_cast<int>(reader.whole("version", 0, kMaxId));
+  if (plan.version != kPlanVersion) {
+    reader.fail("version", "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
+                               std::to_string(plan.version) + "; remove the file to plan again");
+  }
+  plan.model = reader.hash("model");
+  plan.world = static_cast<int>(reader.whole("world", 1, 1 << 24));
+  plan.batch = reader.whole("batch", 0, kMaxBytes);
+  plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, 1 << 24));
+  plan.schedule = reader.word("schedule", kSchedules);
+  reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });
+  if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");
+  plan.device = reader.text("device");
+  plan.device_memory = Bytes(reader.whole("device_memory_bytes", 0, kMaxBytes));
+  plan.optimizer_state_factor = reader.number("optimizer_state_factor");
+  plan.step = Seconds(reader.number("step_s"));
+  plan.bubble = reader.number("bubble", 0, 1);
+  plan.binding = reader.word("binding", kBindings);
+  reader.each("runners_up", [&](JsonReader& other) {
+    RunnerUp row;
+    row.summary = other.text("summary");
+    row.reason = other.text("reason");
+    row.step = Seconds(other.number("step_s"));
+    plan.runners_up.push_back(std::move(row));
+  });
+  for (const auto& note : reader.list("notes")) {
+    if (!note.is_string()) reader.fail("notes", "expected text");
+    plan.notes.push_back(note.get<std::string>());
+  }
+  reader.finish();
+  return plan;
+}
+
+Plan read_plan(const std::filesystem::path& path) { return parse_plan(read_text_file(path), path.string()); }
+
+void write_plan(const std::filesystem::path& path, const Plan& plan) { write_text_file(path, to_json(plan)); }
+
+}  // namespace autopar

@@ -1,0 +1,184 @@
+#include <autopar/io/profile_file.hpp>
+
+#include <limits>
+
+#include <autopar/io/file.hpp>
+
+#include "json_reader.hpp"
+
+namespace autopar {
+
+namespace {
+
+using detail::Json;
+using detail::JsonReader;
+
+constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+
+const std::vector<std::pair<OpClass, const char*>> kClasses{{OpClass::kMatmul, "matmul"},
+                                                            {OpClass::kConvolution, "convolution"},
+                                                            {OpClass::kAttention, "attention"},
+                                                            {OpClass::kMemory, "memory"},
+                                                            {OpClass::kView, "view"}};
+
+Json affine_json(Affine affine) { return {affine.per_sample, affine.fixed}; }
+
+Affine read_affine(JsonReader& reader, const char* key) {
+  const auto& pair = reader.list(key);
+  constexpr double kLimit = 1e30;
+  if (pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number()) reader.fail(key, "expected [per_sample, fixed]");
+  const Affine affine{pair[0].get<double>(), pair[1].get<double>()};
+  if (!(affine.per_sample >= 0 && affine.per_sample < kLimit && affine.fixed > -kLimit && affine.fixed < kLimit)) {
+    reader.fail(key, "expected finite numbers, and per_sample at least 0");
+  }
+  return affine;
+}
+
+Json work_json(const Work& work) {
+  return {{"flops", affine_json(work.flops)}, {"bytes", affine_json(work.bytes)}, {"launches", affine_json(work.launches)}};
+}
+
+Work read_work(JsonReader reader) {
+  Work work{read_affine(reader, "flops"), read_affine(reader, "bytes"), read_affine(reader, "launches")};
+  reader.finish();
+  return work;
+}
+
+Json atom_json(const OpProfile& atom) {
+  Json work = Json::array();
+  for (const auto& item : atom.work) {
+    const char* class_name = "";
+    for (const auto& [value, name] : kClasses) {
+      if (value == item.op_class) class_name = name;
+    }
+    work.push_back({{"class", class_name},
+                    {"dtype", std::string(name_of(item.dtype))},
+                    {"forward", work_json(item.forward)},
+                    {"backward", work_json(item.backward)}});
+  }
+  return {{"name", atom.name},
+          {"path", atom.path},
+          {"work", std::move(work)},
+          {"saved", affine_json(atom.saved)},
+          {"workspace", affine_json(atom.workspace)},
+          {"parameters", detail::id_list(atom.parameters)},
+          {"whole_batch", atom.whole_batch},
+          {"structure", detail::hash_text(atom.structure)},
+          {"ops", detail::id_list(atom.ops)}};
+}
+
+OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
+  OpProfile atom;
+  atom.name = reader.text("name");
+  atom.path = reader.text("path");
+  reader.each("work", [&](JsonReader& row) {
+    WorkItem item;
+    item.op_class = row.word("class", kClasses);
+    const auto dtype = dtype_named(row.text("dtype"));
+    if (!dtype) row.fail("dtype", "unknown element type");
+    item.dtype = *dtype;
+    item.forward = read_work(row.object("forward"));
+    item.backward = read_work(row.object("backward"));
+    atom.work.push_back(item);
+  });
+  atom.saved = read_affine(reader, "saved");
+  atom.workspace = read_affine(reader, "workspace");
+  atom.parameters = reader.ids<ParameterId>("parameters", 0, parameters - 1);
+  atom.whole_batch = reader.flag("whole_batch");
+  atom.structure = reader.hash("structure");
+  atom.ops = reader.ids<std::int32_t>("ops", 0, kMaxId);
+  return atom;
+}
+
+}  // namespace
+
+std::string to_json(const ModelProfile& profile) {
+  Json parameters = Json::array();
+  for (const auto& parameter : profile.parameters) {
+    parameters.push_back({{"name", parameter.name}, {"bytes", parameter.bytes.value()}, {"trainable", parameter.trainable}});
+  }
+  Json atoms = Json::array();
+  Json edges = Json::array();
+  const auto& graph = profile.graph;
+  for (const auto node : graph.nodes()) atoms.push_back(atom_json(graph[node]));
+  for (const auto edge : graph.edges()) {
+    const auto& value = graph[edge];
+    edges.push_back({{"from", graph.source(edge).value()},
+                     {"to", graph.target(edge).value()},
+                     {"value", value.value},
+                     {"bytes", affine_json(value.bytes)},
+                     {"differentiable", value.differentiable}});
+  }
+  Json inputs = Json::array();
+  for (const auto& input : profile.inputs) {
+    inputs.push_back({{"value", input.value},
+                      {"bytes", affine_json(input.bytes)},
+                      {"differentiable", input.differentiable},
+                      {"readers", detail::id_list(input.readers)}});
+  }
+  Json outputs = Json::array();
+  for (const auto& output : profile.outputs) {
+    outputs.push_back({{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
+  }
+  const Json root{{"version", 1},
+                  {"hash", detail::hash_text(profile.hash)},
+                  {"loss_mode", profile.loss_mode},
+                  {"parameters", std::move(parameters)},
+                  {"atoms", std::move(atoms)},
+                  {"edges", std::move(edges)},
+                  {"inputs", std::move(inputs)},
+                  {"outputs", std::move(outputs)}};
+  return root.dump() + "\n";
+}
+
+ModelProfile parse_profile(std::string_view json, const std::string& file) {
+  const Json root = detail::parse_json(json, file);
+  JsonReader reader(root, file, "");
+  ModelProfile profile;
+  if (reader.whole("version", 0, kMaxId) != 1) reader.fail("version", "this autopar reads profiles of version 1");
+  profile.hash = reader.hash("hash");
+  profile.loss_mode = reader.flag("loss_mode");
+  reader.each("parameters", [&](JsonReader& row) {
+    ParameterProfile parameter;
+    parameter.name = row.text("name");
+    parameter.bytes = Bytes(row.whole("bytes", 0, kMaxBytes));
+    parameter.trainable = row.flag("trainable");
+    profile.parameters.push_back(std::move(parameter));
+  });
+  const auto parameters = static_cast<std::int64_t>(profile.parameters.size());
+  reader.each("atoms", [&](JsonReader& row) { profile.graph.add_node(read_atom(row, parameters)); });
+  const auto last = static_cast<std::int64_t>(profile.graph.node_count()) - 1;
+  reader.each("edges", [&](JsonReader& row) {
+    const NodeId from(static_cast<std::int32_t>(row.whole("from", 0, last)));
+    const NodeId to(static_cast<std::int32_t>(row.whole("to", 0, last)));
+    const auto value = static_cast<std::int32_t>(row.whole("value", -1, kMaxId));
+    const auto bytes = read_affine(row, "bytes");
+    profile.graph.add_edge(from, to, {value, bytes, row.flag("differentiable")});
+  });
+  reader.each("inputs", [&](JsonReader& row) {
+    InputProfile input;
+    input.value = static_cast<std::int32_t>(row.whole("value", -1, kMaxId));
+    input.bytes = read_affine(row, "bytes");
+    input.differentiable = row.flag("differentiable");
+    input.readers = row.ids<NodeId>("readers", 0, last);
+    profile.inputs.push_back(std::move(input));
+  });
+  reader.each("outputs", [&](JsonReader& row) {
+    const auto value = static_cast<std::int32_t>(row.whole("value", -1, kMaxId));
+    const auto bytes = read_affine(row, "bytes");
+    profile.outputs.push_back({value, bytes, NodeId(static_cast<std::int32_t>(row.whole("writer", -1, last)))});
+  });
+  reader.finish();
+  return profile;
+}
+
+ModelProfile read_profile(const std::filesystem::path& path) {
+  return parse_profile(read_text_file(path, Bytes(std::int64_t{1} << 30)), path.string());
+}
+
+void write_profile(const std::filesystem::path& path, const ModelProfile& profile) {
+  write_text_file(path, to_json(profile));
+}
+
+}  // namespace autopar

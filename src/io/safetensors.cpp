@@ -1,0 +1,280 @@
+#include <autopar/io/safetensors.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include <autopar/core/error.hpp>
+
+#include "atomic_file.hpp"
+
+namespace autopar {
+
+static_assert(std::endian::native == std::endian::little, "safetensors data are little-endian");
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t kMaxHeader = 100 << 20;  // the limit of the reference implementation
+
+constexpr std::array<std::pair<DType, const char*>, 12> kNames{{{DType::kBool, "BOOL"},
+                                                                {DType::kU8, "U8"},
+                                                                {DType::kI8, "I8"},
+                                                                {DType::kI16, "I16"},
+                                                                {DType::kI32, "I32"},
+                                                                {DType::kI64, "I64"},
+                                                                {DType::kF16, "F16"},
+                                                                {DType::kBF16, "BF16"},
+                                                                {DType::kF32, "F32"},
+                                                                {DType::kF64, "F64"},
+                                                                {DType::kC64, "C64"},
+                                                                {DType::kC128, "C128"}}};
+
+const char* safetensors_name(DType dtype) {
+  return std::find_if(kNames.begin(), kNames.end(), [&](const auto& row) { return row.first == dtype; })->second;
+}
+
+std::optional<DType> safetensors_dtype(const std::string& name) {
+  for (const auto& [dtype, text] : kNames) {
+    if (name == text) return dtype;
+  }
+  return std::nullopt;
+}
+
+/// Bytes of a dense tensor, or nothing on a negative size or overflow.
+std::optional<std::int64_t> dense_bytes(DType dtype, const std::vector<std::int64_t>& shape) {
+  std::int64_t bytes = size_of(dtype).value();
+  for (const auto size : shape) {
+    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes)) return std::nullopt;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Bytes TensorEntry::bytes() const {
+  const auto bytes = dense_bytes(dtype, shape);
+  if (!bytes) throw CheckpointError("tensor '" + name + "': its sizes are negative or exceed 2^63 bytes");
+  return Bytes(*bytes);
+}
+
+struct SafetensorsWriter::State {
+  std::filesystem::path path;
+  std::vector<TensorEntry> entries;
+  detail::AtomicFile file;
+  std::size_t next = 0;
+
+  State(std::filesystem::path path_in, std::vector<TensorEntry> entries_in)
+      : path(std::move(path_in)), entries(std::move(entries_in)), file(path) {}
+
+  [[noreturn]] void fail(const std::string& reason) const { throw CheckpointError(path.string() + ": " + reason); }
+  void put(std::span<const std::byte> data) {
+    try {
+      file.write(data);
+    } catch (const std::system_error& error) {
+      fail(std::string("cannot write: ") + error.what());
+    }
+  }
+};
+
+SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries,
+                                     const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::int64_t offset = 0;
+  for (const auto& entry : entries) {
+    if (entry.name == "__metadata__" || header.contains(entry.name)) {
+      throw CheckpointError(path.string() + ": the tensor name '" + entry.name + "' occurs twice or is reserved");
+    }
+    const auto end = offset + entry.bytes().value();
+    header[entry.name] = {
+        {"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // data start aligned to 8 bytes
+  try {
+    state_ = std::make_unique<State>(path, std::move(entries));
+  } catch (const std::system_error& error) {
+    throw CheckpointError(path.string() + ": cannot make the file: " + error.what());
+  }
+  const auto length = static_cast<std::uint64_t>(text.size());
+  state_->put(std::as_bytes(std::span(&length, 1)));
+  state_->put(std::as_bytes(std::span(text)));
+}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
+SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept = default;
+
+void SafetensorsWriter::write(std::span<const std::byte> data) {
+  if (state_->next == state_->entries.size()) state_->fail("all tensors are written already");
+  const auto& entry = state_->entries[state_->next];
+  if (static_cast<std::int64_t>(data.size()) != entry.bytes().value()) {
+    state_->fail("tensor '" + entry.name + "' has " + std::to_string(entry.bytes().value()) + " bytes, not " +
+                 std::to_string(data.size()));
+  }
+  state_->put(data);
+  ++state_->next;
+}
+
+void SafetensorsWriter::commit() {
+  if (state_->next != state_->entries.size()) {
+    state_->fail("tensor '" + state_->entries[state_->next].name + "' was not written");
+  }
+  try {
+    state_->file.commit();
+  } catch (const std::system_error& error) {
+    state_->fail(std::string("cannot complete the file: ") + error.what());
+  }
+}
+
+struct SafetensorsReader::State {
+  std::filesystem::path path;
+  int descriptor = -1;
+  std::int64_t data_begin = 0;
+  std::vector<TensorEntry> entries;
+  std::vector<std::int64_t> offsets;
+  std::unordered_map<std::string, std::size_t> by_name;
+  std::map<std::string, std::string> metadata;
+
+  explicit State(std::filesystem::path path_in) : path(std::move(path_in)) {}
+  ~State() {
+    if (descriptor >= 0) ::close(descriptor);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  [[noreturn]] void fail(const std::string& reason) const { throw CheckpointError(path.string() + ": " + reason); }
+
+  void read_at(std::span<std::byte> out, std::int64_t position) const {
+    while (!out.empty()) {
+      const auto got = ::pread(descriptor, out.data(), out.size(), position);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail(std::string("cannot read: ") + std::strerror(errno));
+      if (got == 0) fail("the file ends before its data do");
+      out = out.subspan(static_cast<std::size_t>(got));
+      position += got;
+    }
+  }
+
+  void open() {
+    descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) fail(std::string("cannot open: ") + std::strerror(errno));
+    struct stat status {};
+    if (::fstat(descriptor, &status) != 0) fail(std::string("cannot read: ") + std::strerror(errno));
+    std::uint64_t length = 0;
+    if (status.st_size < 8) fail("the file has " + std::to_string(status.st_size) + " bytes, less than any safetensors file");
+    read_at(std::as_writable_bytes(std::span(&length, 1)), 0);
+    if (length > kMaxHeader || static_cast<std::int64_t>(length) > status.st_size - 8) {
+      fail("its header claims " + std::to_string(length) + " bytes; the file is truncated or no safetensors file");
+    }
+    std::string text(length, '\0');
+    read_at(std::as_writable_bytes(std::span(text)), 8);
+    data_begin = 8 + static_cast<std::int64_t>(length);
+    parse(text, status.st_size - data_begin);
+  }
+
+  void parse(const std::string& text, std::int64_t data_bytes) {
+    int depth_limit_hit = 0;
+    const Json::parser_callback_t shallow = [&](int depth, Json::parse_event_t, Json&) {
+      depth_limit_hit |= depth > 3;
+      return depth <= 3;
+    };
+    Json header = Json::parse(text, shallow, false);
+    if (header.is_discarded() || depth_limit_hit != 0 || !header.is_object()) fail("its header is no valid JSON object");
+    std::vector<std::pair<std::int64_t, TensorEntry>> found;
+    for (const auto& [name, value] : header.items()) {
+      if (name == "__metadata__") {
+        read_metadata(value);
+      } else {
+        found.push_back(read_entry(name, value, data_bytes));
+      }
+    }
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::int64_t position = 0;
+    for (auto& [offset, entry] : found) {
+      if (offset != position) fail("the data of tensor '" + entry.name + "' overlap others or leave a hole");
+      position += entry.bytes().value();
+      if (!by_name.emplace(entry.name, entries.size()).second) fail("tensor '" + entry.name + "' occurs twice");
+      offsets.push_back(offset);
+      entries.push_back(std::move(entry));
+    }
+    if (position != data_bytes) {
+      fail("its tensors take " + std::to_string(position) + " bytes, the file has " + std::to_string(data_bytes));
+    }
+  }
+
+  void read_metadata(const Json& value) {
+    if (!value.is_object()) fail("__metadata__ is no object");
+    for (const auto& [key, text] : value.items()) {
+      if (!text.is_string()) fail("__metadata__ entry '" + key + "' is no string");
+      metadata[key] = text.get<std::string>();
+    }
+  }
+
+  std::pair<std::int64_t, TensorEntry> read_entry(const std::string& name, const Json& value, std::int64_t data_bytes) const {
+    const auto is_size = [](const Json& item) { return item.is_number_unsigned() && item.get<std::uint64_t>() < (1ull << 62); };
+    const bool shaped = value.is_object() && value.contains("dtype") && value["dtype"].is_string() &&
+                        value.contains("shape") && value["shape"].is_array() && value.contains("data_offsets") &&
+                        value["data_offsets"].is_array() && value["data_offsets"].size() == 2;
+    if (!shaped) fail("tensor '" + name + "' lacks dtype, shape or data_offsets");
+    if (!std::all_of(value["shape"].begin(), value["shape"].end(), is_size) ||
+        !std::all_of(value["data_offsets"].begin(), value["data_offsets"].end(), is_size)) {
+      fail("tensor '" + name + "' has a size or offset that is no natural number below 2^62");
+    }
+    const auto dtype = safetensors_dtype(value["dtype"].get<std::string>());
+    if (!dtype) fail("tensor '" + name + "' has the unknown element type '" + value["dtype"].get<std::string>() + "'");
+    TensorEntry entry{name, *dtype, value["shape"].get<std::vector<std::int64_t>>()};
+    const auto begin = value["data_offsets"][0].get<std::int64_t>();
+    const auto end = value["data_offsets"][1].get<std::int64_t>();
+    const auto bytes = dense_bytes(entry.dtype, entry.shape);
+    if (!bytes || begin > end || end > data_bytes || end - begin != *bytes) {
+      fail("tensor '" + name + "': offsets " + std::to_string(begin) + ".." + std::to_string(end) +
+           " do not fit its sizes or the file");
+    }
+    return {begin, std::move(entry)};
+  }
+};
+
+SafetensorsReader::SafetensorsReader(std::filesystem::path path) : state_(std::make_unique<State>(std::move(path))) {
+  state_->open();
+}
+SafetensorsReader::~SafetensorsReader() = default;
+SafetensorsReader::SafetensorsReader(SafetensorsReader&&) noexcept = default;
+SafetensorsReader& SafetensorsReader::operator=(SafetensorsReader&&) noexcept = default;
+
+const std::vector<TensorEntry>& SafetensorsReader::entries() const { return state_->entries; }
+const std::map<std::string, std::string>& SafetensorsReader::metadata() const { return state_->metadata; }
+
+const TensorEntry* SafetensorsReader::find(const std::string& name) const {
+  const auto found = state_->by_name.find(name);
+  return found == state_->by_name.end() ? nullptr : &state_->entries[found->second];
+}
+
+void SafetensorsReader::read(const std::string& name, std::span<std::byte> out, Bytes offset) const {
+  const auto found = state_->by_name.find(name);
+  if (found == state_->by_name.end()) state_->fail("there is no tensor '" + name + "'");
+  const auto total = state_->entries[found->second].bytes().value();
+  const auto size = static_cast<std::int64_t>(out.size());
+  if (offset.value() < 0 || size > total || offset.value() > total - size) {
+    state_->fail("tensor '" + name + "' has " + std::to_string(total) + " bytes; " + std::to_string(size) + " at " +
+                 std::to_string(offset.value()) + " were asked for");
+  }
+  state_->read_at(out, state_->data_begin + state_->offsets[found->second] + offset.value());
+}
+
+}  // namespace autopar
