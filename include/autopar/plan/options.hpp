@@ -21,8 +21,8 @@ struct Options {
   int max_microbatches = 64;
   int tensor_parallel = 0;      ///< 0 = the planner chooses; 1 is what this version runs
   int zero = -1;                ///< ZeRO level; -1 = the planner chooses; 0 is what this version runs
-  std::vector<int> replicas;    ///< of each stage, a single entry for all of them; empty = the planner chooses
-  std::vector<int> batch_dims;  ///< one for each tensor argument, default 0; kShared = the same on all ranks
+  std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
+  std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
   std::string schedule = "auto";          ///< auto | gpipe | 1f1b (interleaved | zb-h1 | zb-v | synth are not run yet)
   std::string recompute = "auto";         ///< auto | none (full and lists are not run yet)
   std::string precision = "module";       ///< module (tf32 | bf16 | fp16 are not run yet)
@@ -30,15 +30,15 @@ struct Options {
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
   double memory_margin = 0.1;             ///< share of it kept free, [0, 1)
   double optimizer_state_factor = 2;      ///< optimizer state bytes / parameter bytes, unless an optimizer is attached
-  std::string plan_file;                  ///< read if it exists, else written
+  std::string plan_file{};                  ///< read if it exists, else written
   bool load_plan = true;                  ///< read plan_file if it exists
   bool save_plan = true;                  ///< write plan_file after planning
-  std::string profile_file;               ///< the model's profile is written there
-  std::string graph_file;                 ///< the captured graph is written there, in Graphviz's dot
-  std::string trace_file;                 ///< Chrome trace of a step is written there
-  std::string report_file;                ///< the plan as text is written there
+  std::string profile_file{};               ///< the model's profile is written there
+  std::string graph_file{};                 ///< the captured graph is written there, in Graphviz's dot
+  std::string trace_file{};                 ///< Chrome trace of a step is written there
+  std::string report_file{};                ///< the plan as text is written there
   std::string device = "auto";            ///< auto | cpu | cuda
-  std::string cluster_file;               ///< plan for this cluster instead of the devices at hand
+  std::string cluster_file{};               ///< plan for this cluster instead of the devices at hand
   std::string log_level = "warn";         ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
   bool plan_only = false;                 ///< write plan and profile at the first call instead of training
   bool verify_capture = false;            ///< capture again at growing intervals and compare

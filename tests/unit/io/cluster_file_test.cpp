@@ -1,0 +1,80 @@
+#include <autopar/io/cluster_file.hpp>
+
+#include <catch_shim.hpp>
+
+#include <autopar/core/error.hpp>
+
+using namespace autopar;
+
+namespace {
+
+const std::string kGood = R"(name = "two nodes"
+devices = 16
+
+[device]
+name = "A100-40"
+memory_gib = 40
+memory_bandwidth_gb_s = 1555
+f64_tflops = 9.7
+f32_tflops = 19.5
+tf32_tflops = 156
+f16_tflops = 312
+bf16_tflops = 312
+efficiency = 0.5
+launch_us = 5
+
+[[level]]
+name = "NVLink"
+span = 8
+bandwidth_gb_s = 300
+latency_us = 3
+
+[[level]]
+name = "InfiniBand"
+span = 16
+bandwidth_gb_s = 25
+latency_us = 8
+)";
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const auto at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+
+}  // namespace
+
+TEST_CASE("a cluster file is read and written back") {
+  const auto cluster = parse_cluster(kGood, "c.toml");
+  CHECK(cluster.devices == 16);
+  CHECK(cluster.device.memory == Bytes(std::int64_t{40} << 30));
+  CHECK(cluster.device.efficiency == 0.5);
+  CHECK(cluster.between(Rank(1), Rank(7)) == cluster.levels[0].link);
+  CHECK(cluster.between(Rank(7), Rank(8)) == cluster.levels[1].link);
+  const auto again = parse_cluster(to_toml(cluster), "again");
+  CHECK(to_toml(again) == to_toml(cluster));
+}
+
+TEST_CASE("mistakes in a cluster file are named") {
+  const auto refused = [](const std::string& toml, const std::string& part) {
+    try {
+      (void)parse_cluster(toml, "c.toml");
+      FAIL("accepted");
+    } catch (const ConfigError& error) {
+      CAPTURE(error.what());
+      CHECK(std::string(error.what()).find(part) != std::string::npos);
+    }
+  };
+  refused(replaced(kGood, "devices = 16", "devices = 0"), "devices");
+  refused(replaced(kGood, "devices = 16", "devices = 17"), "must join all");
+  refused(replaced(kGood, "devices = 16", ""), "devices: is missing");
+  refused(replaced(kGood, "f32_tflops = 19.5", "f32_tflop = 19.5"), "f32_tflops: is missing");
+  refused(replaced(kGood, "efficiency", "eficiency"), "did you mean 'efficiency'");
+  refused(replaced(kGood, "efficiency = 0.5", "efficiency = 1.5"), "share");
+  refused(replaced(kGood, "latency_us = 8", "latency_us = -8"), "latency_us");
+  refused(replaced(kGood, "latency_us = 8", "latency_us = nan"), "latency_us");
+  refused(replaced(kGood, "span = 16", "span = 12"), "multiple");
+  refused(replaced(kGood, "memory_gib = 40", "memory_gib = \"40\""), "memory_gib");
+  refused(replaced(kGood, "[device]", "[device"), "c.toml:4");
+  refused("", "name: is missing");
+}

@@ -1,0 +1,130 @@
+#include <autopar/io/config.hpp>
+
+#include <catch_shim.hpp>
+
+#include <autopar/core/error.hpp>
+
+using namespace autopar;
+
+namespace {
+
+Options resolve(const std::string& toml, std::vector<std::string> environment = {}, Options code = {}) {
+  return resolve_options(code, {toml, "autopar.toml", std::move(environment)}).options;
+}
+
+template <class Expected>
+Expected error_of(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const Expected& error) {
+    return error;
+  }
+  FAIL("no error was thrown");
+  throw std::logic_error("unreachable");
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("each source overrides the one before it") {
+  CHECK(resolve("").stages == 0);
+  CHECK(resolve("stages = 2").stages == 2);
+  CHECK(resolve("stages = 2", {}, {.stages = 3}).stages == 3);
+  CHECK(resolve("stages = 2", {"AUTOPAR_STAGES=4"}, {.stages = 3}).stages == 4);
+  CHECK(resolve("stages = 2", {"OTHER_STAGES=4", "PATH=/bin"}).stages == 2);
+}
+
+TEST_CASE("every type of option is read from file and environment") {
+  const auto from_file = resolve(R"(
+replicas = [2, 1]
+batch_dims = [0, -1]
+schedule = "gpipe"
+device_memory = "16 GiB"
+memory_margin = 0.25
+plan_only = true
+stall_timeout = 5
+)");
+  CHECK(from_file.replicas == std::vector<int>{2, 1});
+  CHECK(from_file.batch_dims == std::vector<int>{0, kShared});
+  CHECK(from_file.schedule == "gpipe");
+  CHECK(from_file.device_memory == Bytes(std::int64_t{16} << 30));
+  CHECK(from_file.memory_margin == 0.25);
+  CHECK(from_file.plan_only);
+  CHECK(from_file.stall_timeout == Seconds(5));
+  const auto from_environment = resolve("", {"AUTOPAR_REPLICAS=2,1", "AUTOPAR_DEVICE_MEMORY=16GiB", "AUTOPAR_PLAN_ONLY=1",
+                                             "AUTOPAR_MEMORY_MARGIN=0.25", "AUTOPAR_SCHEDULE=gpipe",
+                                             "AUTOPAR_BATCH_DIMS=0,-1", "AUTOPAR_STALL_TIMEOUT=5"});
+  CHECK(from_environment == from_file);
+  CHECK(resolve("replicas = 2").replicas == std::vector<int>{2});
+}
+
+TEST_CASE("AUTOPAR_PLAN_ONLY takes a cluster file") {
+  const auto options = resolve("", {"AUTOPAR_PLAN_ONLY=examples/a100.toml"});
+  CHECK(options.plan_only);
+  CHECK(options.cluster_file == "examples/a100.toml");
+}
+
+TEST_CASE("an unknown key names the nearest one, its file and line") {
+  const auto error = error_of<ConfigError>([] { (void)resolve("\nmicrobatchs = 2\n"); });
+  CHECK(error.key() == "microbatchs");
+  CHECK(error.nearest() == "microbatches");
+  CHECK(error.line() == 2);
+  CHECK(contains(error.what(), "autopar.toml:2"));
+  const auto variable = error_of<ConfigError>([] { (void)resolve("", {"AUTOPAR_SHEDULE=gpipe"}); });
+  CHECK(variable.nearest() == "schedule");
+  CHECK(contains(variable.what(), "AUTOPAR_SHEDULE"));
+}
+
+TEST_CASE("a wrong type or value is named with its key") {
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("stages = \"two\""); }).what(), "whole number"));
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("stages = 2.5"); }).what(), "whole number"));
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("stages = -1"); }).what(), "-1 is out of range"));
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("memory_margin = 1.0"); }).what(), "out of range"));
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("replicas = [1, \"x\"]"); }).what(), "whole numbers"));
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("stages = "); }).what(), "autopar.toml:1"));
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("[stages]\nx = 1"); }).what(), "expected"));
+  CHECK(error_of<ConfigError>([] { (void)resolve("schedule = \"gpip\""); }).nearest() == "gpipe");
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("", {"AUTOPAR_STAGES=2x"}); }).what(), "number"));
+  CHECK(contains(error_of<ConfigError>([] { (void)resolve("", {"AUTOPAR_STAGES=nan"}); }).what(), "whole number"));
+  CHECK(contains(error_of<InvalidArgument>([] { (void)resolve("", {}, {.zero = 7}); }).what(), "zero"));
+  CHECK(contains(error_of<InvalidArgument>([] { (void)resolve("min_microbatches = 8\nmax_microbatches = 4"); }).what(), "exceeds"));
+}
+
+TEST_CASE("RaNNC's keys are understood, each with a note") {
+  const auto out = resolve_options({}, {R"(
+mem_margin = 0.2
+partition_num = 2
+replica_num = 3
+pipeline_num = 4
+min_pipeline = 2
+max_pipeline = 8
+opt_param_factor = 1
+deployment_file = "plan.json"
+save_deployment = false
+load_deployment = true
+trace_events = true
+checkpointing = true
+auto_parallel = false
+)", "autopar.toml", {"RANNC_MAX_PIPELINE=16", "RANNC_CONF_DIR=/tmp"}});
+  CHECK(out.options.memory_margin == 0.2);
+  CHECK(out.options.stages == 2);
+  CHECK(out.options.replicas == std::vector<int>{3});
+  CHECK(out.options.microbatches == 4);
+  CHECK(out.options.min_microbatches == 2);
+  CHECK(out.options.max_microbatches == 16);
+  CHECK(out.options.optimizer_state_factor == 1);
+  CHECK(out.options.plan_file == "plan.json");
+  CHECK_FALSE(out.options.save_plan);
+  CHECK(out.options.trace_file == "autopar_trace.json");
+  CHECK(out.options.recompute == "full");
+  CHECK(out.notes.size() == 14);
+  for (const auto& alias : rannc_aliases()) CHECK_FALSE(alias.meaning.empty());
+}
+
+TEST_CASE("RaNNC's zero means not forced") { CHECK(resolve("replica_num = 0").replicas.empty()); }
+
+TEST_CASE("options describe themselves the same way for equal values") {
+  CHECK(describe_options({}) == describe_options(resolve("stages = 0")));
+  CHECK(describe_options({}) != describe_options({.stages = 1}));
+}

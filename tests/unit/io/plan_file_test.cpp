@@ -1,0 +1,98 @@
+#include <autopar/io/plan_file.hpp>
+
+#include <catch_shim.hpp>
+
+#include <random>
+
+#include <autopar/core/error.hpp>
+
+using namespace autopar;
+
+namespace {
+
+Plan sample_plan() {
+  Plan plan;
+  plan.model = 0x0123456789abcdefull;
+  plan.world = 3;
+  plan.batch = 128;
+  plan.microbatches = 4;
+  plan.schedule = ScheduleKind::kGPipe;
+  plan.device = "A \"100\"";
+  plan.device_memory = Bytes(std::int64_t{40} << 30);
+  plan.optimizer_state_factor = 2;
+  plan.step = Seconds(0.1 + 0.2);
+  plan.bubble = 1.0 / 3;
+  plan.binding = Binding::kBubble;
+  for (int s = 0; s < 2; ++s) {
+    StagePlan stage;
+    stage.atoms = {NodeId(2 * s), NodeId(2 * s + 1)};
+    stage.ops = {3 * s, 3 * s + 2};
+    stage.ranks = s == 0 ? std::vector{Rank(0), Rank(1)} : std::vector{Rank(2)};
+    stage.parameters = {ParameterId(s)};
+    stage.parameter_bytes = Bytes(1000);
+    stage.forward = Seconds(1e-3);
+    stage.backward = Seconds(2e-3);
+    stage.communication = Seconds(1e-5);
+    stage.reduction = Seconds(3e-5);
+    stage.peak_memory = Bytes(123456789012);
+    plan.stages.push_back(stage);
+  }
+  plan.runners_up = {{"1 stage", "slower", Seconds(0.5)}};
+  plan.notes = {"32 samples a statistic"};
+  return plan;
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const auto at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+
+}  // namespace
+
+TEST_CASE("a plan survives its file, byte for byte") {
+  const auto text = to_json(sample_plan());
+  CHECK(parse_plan(text, "p") == sample_plan());
+  CHECK(to_json(parse_plan(text, "p")) == text);
+}
+
+TEST_CASE("a file that is no plan says what is wrong") {
+  const auto text = to_json(sample_plan());
+  const auto refused = [](const std::string& json, const std::string& part) {
+    try {
+      (void)parse_plan(json, "plan.json");
+      FAIL("accepted: " + json);
+    } catch (const ConfigError& error) {
+      CAPTURE(error.what());
+      CHECK(std::string(error.what()).find(part) != std::string::npos);
+      CHECK(std::string(error.what()).find("plan.json") == 0);
+    }
+  };
+  refused(replaced(text, "\"version\": 1", "\"version\": 2"), "version");
+  refused(replaced(text, "\"world\": 3", "\"world\": 2"), "ranks");
+  refused(replaced(text, "\"gpipe\"", "\"gpip\""), "gpipe | 1f1b");
+  refused(replaced(text, "\"batch\"", "\"bach\""), "batch: is missing");
+  refused(replaced(text, "\"batch\": 128", "\"batch\": 128, \"x\": 1"), "unknown member 'x'");
+  refused(replaced(text, "\"bubble\": 0.3", "\"bubble\": 1.3"), "bubble");
+  refused(replaced(text, "\"step_s\": 0.3", "\"step_s\": -0.3"), "step_s");
+  refused(replaced(text, "0123456789abcdef", "xyz"), "hexadecimal");
+  refused(replaced(text, "123456789012", "18446744073709551615"), "peak_memory_bytes");
+  refused(text.substr(0, text.size() / 2), "not valid JSON");
+  refused(std::string(1 << 20, '['), "");
+  refused("", "not valid JSON");
+  refused("[]", "expected an object");
+}
+
+TEST_CASE("random damage never crashes the plan reader") {
+  const auto good = to_json(sample_plan());
+  std::mt19937 random(3);
+  for (int round = 0; round < 3000; ++round) {
+    auto text = good;
+    for (int k = 0; k < 1 + round % 5; ++k) text[random() % text.size()] = static_cast<char>(random() % 256);
+    if (round % 4 == 0) text.resize(random() % text.size());
+    try {
+      (void)parse_plan(text, "p");
+    } catch (const ConfigError&) {
+    }
+  }
+}

@@ -1,0 +1,81 @@
+#include <autopar/io/profile_file.hpp>
+
+#include <catch_shim.hpp>
+
+#include <random>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/trace_file.hpp>
+
+using namespace autopar;
+
+namespace {
+
+ModelProfile sample_profile() {
+  ModelProfile profile;
+  profile.hash = 42;
+  profile.parameters = {{"a.weight", Bytes(400), true}, {"running_mean", Bytes(40), false}};
+  OpProfile atom;
+  atom.name = "aten::linear";
+  atom.path = "a";
+  atom.work = {{OpClass::kMatmul, DType::kBF16, {{2, 1}, {3, 4}, {0, 1}}, {{4, 2}, {6, 8}, {0, 2}}}};
+  atom.saved = {4, 0};
+  atom.workspace = {1, -1};
+  atom.parameters = {ParameterId(0)};
+  atom.structure = 7;
+  atom.ops = {0, 2};
+  const auto first = profile.graph.add_node(atom);
+  atom.whole_batch = true;
+  const auto second = profile.graph.add_node(atom);
+  profile.graph.add_edge(first, second, {5, {8, 0}, true});
+  profile.inputs = {{1, {4, 0}, false, {first, second}}};
+  profile.outputs = {{9, {0, 4}, second}};
+  return profile;
+}
+
+}  // namespace
+
+TEST_CASE("a profile survives its file") {
+  const auto text = to_json(sample_profile());
+  const auto again = parse_profile(text, "p");
+  CHECK(to_json(again) == text);
+  CHECK(again.graph.node_count() == 2);
+  CHECK(again.graph[NodeId(0)].work == sample_profile().graph[NodeId(0)].work);
+}
+
+TEST_CASE("ids that point nowhere are refused") {
+  const auto refused = [](std::string text, const std::string& from, const std::string& to) {
+    const auto at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    CHECK_THROWS_AS(parse_profile(text.replace(at, from.size(), to), "p"), ConfigError);
+  };
+  const auto text = to_json(sample_profile());
+  refused(text, "\"to\":1", "\"to\":2");
+  refused(text, "\"readers\":[0,1]", "\"readers\":[0,2]");
+  refused(text, "\"writer\":1", "\"writer\":2");
+  refused(text, "\"parameters\":[0]", "\"parameters\":[2]");
+  refused(text, "\"saved\":[4.0,0.0]", "\"saved\":[-4.0,0.0]");
+  refused(text, "\"bf16\"", "\"bf17\"");
+}
+
+TEST_CASE("random damage never crashes the profile reader") {
+  const auto good = to_json(sample_profile());
+  std::mt19937 random(5);
+  for (int round = 0; round < 3000; ++round) {
+    auto text = good;
+    for (int k = 0; k < 1 + round % 5; ++k) text[random() % text.size()] = static_cast<char>(random() % 256);
+    if (round % 4 == 0) text.resize(random() % text.size());
+    try {
+      (void)parse_profile(text, "p");
+    } catch (const ConfigError&) {
+    }
+  }
+}
+
+TEST_CASE("a trace names lanes once and counts in microseconds") {
+  const auto text = to_chrome_trace({{Rank(1), "compute", "F0", Seconds(0.5), Seconds(0.75)},
+                                     {Rank(1), "compute", "B\"0", Seconds(0.75), Seconds(1)}});
+  CHECK(text.find("\"ts\":500000.0") != std::string::npos);
+  CHECK(text.find("\"dur\":250000.0") != std::string::npos);
+  CHECK(text.find("thread_name") == text.rfind("thread_name"));
+}

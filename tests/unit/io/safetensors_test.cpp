@@ -1,0 +1,137 @@
+#include <autopar/io/safetensors.hpp>
+
+#include <catch_shim.hpp>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include <unistd.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/file.hpp>
+
+using namespace autopar;
+
+namespace {
+
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / ("autopar-io-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(path_);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::filesystem::path operator/(const char* name) const { return path_ / name; }
+  std::size_t files() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(path_), {}));
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::vector<std::byte> bytes_of(std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::byte> data(count);
+  for (auto& item : data) item = static_cast<std::byte>(random());
+  return data;
+}
+
+void write_raw(const std::filesystem::path& path, const std::string& header, std::size_t data) {
+  std::ofstream out(path, std::ios::binary);
+  const std::uint64_t length = header.size();
+  out.write(reinterpret_cast<const char*>(&length), 8);
+  out << header << std::string(data, 'x');
+}
+
+}  // namespace
+
+TEST_CASE("tensors come back as they were written") {
+  const Folder folder;
+  const std::vector<TensorEntry> entries{{"a", DType::kF32, {2, 3}}, {"empty", DType::kI64, {0, 5}}, {"scalar", DType::kF64, {}},
+                                         {"half", DType::kBF16, {7}}};
+  SafetensorsWriter writer(folder / "x.safetensors", entries, {{"format", "pt"}, {"quote", "\"\n"}});
+  for (unsigned i = 0; i < entries.size(); ++i) writer.write(bytes_of(static_cast<std::size_t>(entries[i].bytes().value()), i));
+  CHECK_FALSE(std::filesystem::exists(folder / "x.safetensors"));
+  writer.commit();
+  const SafetensorsReader reader(folder / "x.safetensors");
+  CHECK(reader.entries() == entries);
+  CHECK(reader.metadata().at("quote") == "\"\n");
+  for (unsigned i = 0; i < entries.size(); ++i) {
+    std::vector<std::byte> data(static_cast<std::size_t>(entries[i].bytes().value()));
+    reader.read(entries[i].name, data);
+    CHECK(data == bytes_of(data.size(), i));
+  }
+  std::vector<std::byte> part(4);
+  reader.read("a", part, Bytes(8));
+  CHECK(std::memcmp(part.data(), bytes_of(24, 0).data() + 8, 4) == 0);
+  CHECK(reader.find("b") == nullptr);
+  CHECK_THROWS_AS(reader.read("b", part), CheckpointError);
+  CHECK_THROWS_AS(reader.read("a", part, Bytes(21)), CheckpointError);
+  CHECK_THROWS_AS(reader.read("a", part, Bytes(-1)), CheckpointError);
+}
+
+TEST_CASE("an unfinished file leaves nothing behind, and an old one stays") {
+  const Folder folder;
+  write_text_file(folder / "x.safetensors", "old");
+  {
+    SafetensorsWriter writer(folder / "x.safetensors", {{"a", DType::kU8, {4}}});
+    CHECK_THROWS_AS(writer.write(bytes_of(3, 1)), CheckpointError);
+    CHECK_THROWS_AS(writer.commit(), CheckpointError);
+  }
+  CHECK(read_text_file(folder / "x.safetensors") == "old");
+  CHECK(folder.files() == 1);
+  CHECK_THROWS_AS(SafetensorsWriter(folder / "y", {{"a", DType::kU8, {1}}, {"a", DType::kU8, {1}}}), CheckpointError);
+}
+
+TEST_CASE("hostile headers are refused") {
+  const Folder folder;
+  const auto refused = [&](const std::string& header, std::size_t data) {
+    write_raw(folder / "h", header, data);
+    CHECK_THROWS_AS(SafetensorsReader(folder / "h"), CheckpointError);
+  };
+  write_raw(folder / "good", R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 2);
+  CHECK(SafetensorsReader(folder / "good").entries().size() == 1);
+  refused(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 1);
+  refused(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 3);
+  refused(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[2,0]}})", 2);
+  refused(R"({"a":{"dtype":"U8","shape":[-2],"data_offsets":[0,2]}})", 2);
+  refused(R"({"a":{"dtype":"U8","shape":[9223372036854775807,4],"data_offsets":[0,2]}})", 2);
+  refused(R"({"a":{"dtype":"U9","shape":[2],"data_offsets":[0,2]}})", 2);
+  refused(R"({"a":{"dtype":"U8","shape":2,"data_offsets":[0,2]}})", 2);
+  refused(R"({"a":{"dtype":"U8","shape":[2]}})", 2);
+  refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 2);
+  refused(R"({"__metadata__":{"x":1}})", 0);
+  refused("[1,2]", 0);
+  refused(std::string(100000, '['), 0);
+  refused("", 0);
+  std::ofstream(folder / "h", std::ios::binary) << std::string(8, '\xff') << "{}";
+  CHECK_THROWS_AS(SafetensorsReader(folder / "h"), CheckpointError);
+  std::ofstream(folder / "h", std::ios::binary) << "abc";
+  CHECK_THROWS_AS(SafetensorsReader(folder / "h"), CheckpointError);
+  CHECK_THROWS_AS(SafetensorsReader(folder / "none"), CheckpointError);
+}
+
+TEST_CASE("random damage never crashes a reader") {
+  const Folder folder;
+  {
+    SafetensorsWriter writer(folder / "x", {{"a", DType::kF32, {2, 3}}, {"b", DType::kI8, {5}}}, {{"k", "v"}});
+    writer.write(bytes_of(24, 1));
+    writer.write(bytes_of(5, 2));
+    writer.commit();
+  }
+  const auto good = read_text_file(folder / "x");
+  std::mt19937 random(7);
+  for (int round = 0; round < 2000; ++round) {
+    auto text = good;
+    for (int k = 0; k < 1 + round % 4; ++k) text[random() % text.size()] = static_cast<char>(random());
+    if (round % 3 == 0) text.resize(random() % text.size());
+    std::ofstream(folder / "y", std::ios::binary) << text;
+    try {
+      const SafetensorsReader reader(folder / "y");
+      for (const auto& entry : reader.entries()) CHECK(entry.bytes().value() <= static_cast<std::int64_t>(text.size()));
+    } catch (const CheckpointError&) {
+    }
+  }
+}
