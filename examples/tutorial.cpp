@@ -1,0 +1,69 @@
+// A stack of linear layers, however large: what fits one device is replicated, what does not is cut into stages.
+//
+//   mpiexec -n 2 tutorial 64 512 10
+//   tutorial 64 5000 100 --plan-only --cluster examples/clusters/a100-40x8.toml --optimizer-state-factor 2
+
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+#include <torch/torch.h>
+
+#include <autopar/autopar.hpp>
+
+namespace ap = autopar;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl(int64_t hidden, int64_t layers) {
+    for (int64_t i = 0; i < layers; ++i) layers_->push_back(torch::nn::Linear(hidden, hidden));
+    register_module("layers", layers_);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const auto& layer : *layers_) x = layer->as<torch::nn::Linear>()->forward(x);
+    return x;
+  }
+  torch::nn::ModuleList layers_;
+};
+TORCH_MODULE(Net);
+
+int main(int argc, char** argv) try {
+  ap::World world(argc, argv);
+
+  int64_t batch = 64, hidden = 512, layers = 10;
+  int steps = 1;
+  ap::Options options;
+  CLI::App app("Trains `layers` linear layers of `hidden` x `hidden`; each rank brings `batch` samples.");
+  app.add_option("batch", batch)->check(CLI::PositiveNumber);
+  app.add_option("hidden", hidden)->check(CLI::PositiveNumber);
+  app.add_option("layers", layers)->check(CLI::PositiveNumber);
+  app.add_option("--steps", steps)->check(CLI::NonNegativeNumber);
+  app.add_option("--stages", options.stages, "force the number of stages");
+  app.add_option("--replicas", options.replicas, "force the replicas of each stage")->delimiter(',');
+  app.add_option("--optimizer-state-factor", options.optimizer_state_factor, "0: plain SGD, 2: Adam");
+  app.add_option("--cluster", options.cluster_file, "plan for this cluster instead of the devices at hand");
+  app.add_flag("--plan-only", options.plan_only, "print the plan and stop");
+  options.optimizer_state_factor = 0;
+  CLI11_PARSE(app, argc, argv);
+
+  ap::AutoParallel<Net> model(world, [&] { return Net(hidden, layers); }, options);
+  if (world.rank() == 0) std::cout << "#Parameters=" << model->parameter_count() << std::endl;
+
+  const auto device = ap::device(world);
+  auto x = torch::randn({batch, hidden}, torch::TensorOptions(device).requires_grad(true));
+  model->prepare(x);
+  if (world.rank() == 0) std::cout << model->plan() << std::endl;
+  if (options.plan_only) return 0;
+
+  torch::optim::SGD optimizer(model->parameters(), 0.01);
+  model->attach(optimizer);
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    auto out = model(x);
+    out.backward(torch::randn_like(out));
+    optimizer.step();
+  }
+  std::cout << "Finished on rank " << world.rank() << std::endl;
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << "tutorial: " << error.what() << std::endl;
+  return 1;
+}
