@@ -1,6 +1,7 @@
 # The command-line tool (src/tool), examples/ and benchmarks/: a program for each .cpp file, or for each folder.
 
 find_package(CLI11 QUIET)
+find_package(ZLIB QUIET)
 
 # autopar_add_programs(<folder>): <folder>/<name>.cpp or <folder>/<name>/*.cpp -> program <name>, listed in
 # AUTOPAR_<folder>_PROGRAMS. A program whose sources include no torch layer links autopar::core alone.
@@ -31,6 +32,9 @@ function(autopar_add_programs folder)
     target_link_libraries(${name} PRIVATE ${library} autopar_warnings)
     if(TARGET CLI11::CLI11)
       target_link_libraries(${name} PRIVATE CLI11::CLI11)
+    endif()
+    if(TARGET ZLIB::ZLIB)
+      target_link_libraries(${name} PRIVATE ZLIB::ZLIB)
     endif()
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/${folder}")
     list(APPEND programs ${name})
