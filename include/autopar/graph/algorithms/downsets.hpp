@@ -29,7 +29,7 @@ inline constexpr std::size_t kMaxDownsets = static_cast<std::size_t>(std::numeri
 /// such a chain.
 ///
 /// @invariant ids ascend with inclusion: a proper subset has a smaller id; the first is the empty set, the last all nodes
-/// @cost about 20 bytes a downset and 8 a cover; a downset of a graph has at most log2(size()) covers
+/// @cost 24 bytes a downset and 8 a cover; a downset of a graph has at most log2(size()) covers
 class DownsetLattice {
  public:
   /// @brief A downset with one node more.

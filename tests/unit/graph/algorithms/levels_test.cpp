@@ -60,13 +60,15 @@ TEST_CASE("levels and the critical path agree with the enumeration of all paths"
 }
 
 TEST_CASE("the critical path keeps the caller's unit and prefers small ids", "[graph]") {
-  PlainGraph graph;
-  for (int i = 0; i < 4; ++i) graph.add_node();
-  graph.add_edge(NodeId(2), NodeId(3));
-  graph.add_edge(NodeId(1), NodeId(3));
-  const auto path = critical_path(graph, [](NodeId) { return Seconds(0.5); });
-  CHECK(path.cost == Seconds(1.0));
-  CHECK(path.nodes == std::vector{NodeId(1), NodeId(3)});
+  for (const bool small_first : {false, true}) {
+    PlainGraph graph;
+    for (int i = 0; i < 4; ++i) graph.add_node();
+    graph.add_edge(NodeId(small_first ? 1 : 2), NodeId(3));
+    graph.add_edge(NodeId(small_first ? 2 : 1), NodeId(3));
+    const auto path = critical_path(graph, [](NodeId) { return Seconds(0.5); });
+    CHECK(path.cost == Seconds(1.0));
+    CHECK(path.nodes == std::vector{NodeId(1), NodeId(3)});
+  }
 }
 
 TEST_CASE("no nodes, no path; free nodes still make one", "[graph]") {

@@ -88,6 +88,7 @@ TEST_CASE("a self-loop is a cycle of one", "[graph]") {
   graph.add_edge(node, node);
   CHECK(find_cycle(graph) == std::vector{node});
   CHECK_THROWS_WITH(topological_order(graph), ContainsSubstring("node 0 -> node 0"));
+  CHECK_THROWS_AS(positions_in(graph, {node}), InvalidArgument);
 }
 
 TEST_CASE("long cycles are told in few words", "[graph]") {
