@@ -1,0 +1,66 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/core/ids.hpp>
+#include <autopar/runtime/log.hpp>
+#include <autopar/runtime/world.hpp>
+
+namespace autopar::detail {
+
+/// Why the world cannot go on.
+struct Failure {
+  Rank rank;            ///< who failed, or who reported the stall
+  std::string action;   ///< what it was doing
+  std::string message;
+  int code = 0;         ///< of the communication library, 0 if none
+};
+
+/// What one rank knows about the state of all: has somebody failed, who has left. Thread-safe.
+class Health {
+ public:
+  Health(Rank self, int size, StallLimits limits, Logger logger);
+
+  [[nodiscard]] Rank self() const { return self_; }
+  [[nodiscard]] int size() const { return static_cast<int>(left_.size()); }
+  [[nodiscard]] const Logger& logger() const { return logger_; }
+
+  [[nodiscard]] StallLimits limits() const;
+  void set_limits(StallLimits limits);
+
+  /// How `report` reaches the other ranks; empty once they can no longer be reached.
+  void set_announcer(std::function<void(const Failure&)> announcer);
+
+  /// Notes a failure that was heard of. Only the first one counts.
+  bool note(Failure failure) noexcept;
+  /// Notes a failure that this rank is the first to see, and tells the others.
+  void report(Failure failure) noexcept;
+  [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  [[nodiscard]] Failure failure() const;
+  /// Throws TransportError if any rank failed. `action` is what this rank was about to do or was waiting for.
+  void check(std::string_view action) const;
+
+  void note_left(Rank rank) noexcept;
+  [[nodiscard]] bool has_left(Rank rank) const noexcept;
+  [[nodiscard]] bool all_others_left() const noexcept;
+
+ private:
+  const Rank self_;
+  const Logger logger_;
+  std::atomic<bool> failed_{false};
+  std::vector<std::atomic<bool>> left_;
+
+  mutable std::mutex mutex_;
+  StallLimits limits_;
+  Failure failure_;
+  std::function<void(const Failure&)> announcer_;
+};
+
+}  // namespace autopar::detail

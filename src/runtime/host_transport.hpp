@@ -1,0 +1,92 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <autopar/runtime/any_transport.hpp>
+
+#include "health.hpp"
+
+namespace autopar::detail {
+
+/// One send, receive or sum in host memory.
+class HostOperation final : public Operation {
+ public:
+  enum class Kind : std::uint8_t { kSend, kReceive, kReduce, kSetUp };
+
+  Kind kind = Kind::kSetUp;
+  Buffer buffer;
+  Rank peer;
+  Tag tag;
+  GroupId group;
+  DType dtype = DType::kU8;
+
+  /// Who has not yet done its part; for messages and errors.
+  std::atomic<std::int32_t> awaited{-1};
+  std::atomic<bool> done{false};
+  std::string error;  ///< written before `done`
+  int code = 0;
+};
+
+[[nodiscard]] std::string describe(const HostOperation& operation);
+
+/// How a wait treats ranks that have left and limits on time.
+enum class Patience : std::uint8_t {
+  kStep,       ///< they are errors
+  kFinishing,  ///< everybody leaves, as late as they like; only failures are errors
+};
+
+/// What transports in host memory share: checks of arguments, and waiting that sees failures, leavers and stalls.
+class HostTransport : public TransportBackend {
+ public:
+  explicit HostTransport(std::shared_ptr<Health> health) : health_(std::move(health)) {}
+
+  [[nodiscard]] Rank rank() const final { return health_->self(); }
+  [[nodiscard]] int size() const final { return health_->size(); }
+  void connect(const std::vector<DirectedPair>& pairs) final;
+  GroupId make_group(const std::vector<Rank>& ranks) final;
+  Ticket send(Buffer buffer, Rank peer, Tag tag) final;
+  Ticket receive(Buffer buffer, Rank peer, Tag tag) final;
+  Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) final;
+  [[nodiscard]] bool done(const Ticket& ticket) final;
+  void wait(const Ticket& ticket) final;
+
+  /// `wait` under another name for the action.
+  void await(const Ticket& ticket, std::string_view action, Patience patience = Patience::kStep);
+
+  /// Marks the operation as done, with an error unless `error` is empty, and wakes who waits. Any thread.
+  void complete(HostOperation& operation, std::string error = {}, int code = 0);
+
+  [[nodiscard]] const std::shared_ptr<Health>& health() const { return health_; }
+  [[nodiscard]] const std::vector<Rank>& members(GroupId group) const {
+    return groups_[static_cast<std::size_t>(group.value)];
+  }
+
+ protected:
+  virtual void post(std::shared_ptr<HostOperation> operation) = 0;
+  virtual void group_made(GroupId group, const std::vector<Rank>& ranks) = 0;
+  /// Called around a wait; lets a communication thread hurry.
+  virtual void waiting(bool begins) noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Ticket start(std::shared_ptr<HostOperation> operation);
+  void check_peer(Rank peer, const char* what) const;
+  void throw_if_broken(const HostOperation& operation, std::string_view action);
+  [[noreturn]] void throw_left(Rank peer, std::string_view action);
+  [[noreturn]] void throw_stalled(Rank peer, std::string_view action, Seconds waited);
+
+  const std::shared_ptr<Health> health_;
+  std::vector<std::vector<Rank>> groups_;
+  std::mutex mutex_;
+  std::condition_variable completed_;
+};
+
+}  // namespace autopar::detail

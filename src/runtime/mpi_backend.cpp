@@ -1,0 +1,278 @@
+#include "mpi_backend.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include <autopar/runtime/mpi_comm.hpp>
+
+#include "mpi_engine.hpp"
+#include "mpi_transport.hpp"
+#include "watch.hpp"
+
+namespace autopar::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// After a failure, ranks wait this long for one another to report theirs before one of them aborts the job.
+constexpr auto kLastWords = 2s;
+/// And this long for MPI_Abort to work.
+constexpr auto kAbortGrace = 3s;
+
+void check_mpi(const char* function, int code) {
+  if (code == MPI_SUCCESS) return;
+  const MpiFailure failure = mpi_failure(function, code);
+  throw TransportError(failure.message, Rank::none(), Rank::none(), function, failure.code);
+}
+
+/// What the communication thread finds out first.
+struct Membership {
+  bool initialised_here = false;
+  int rank = 0;
+  int size = 1;
+  int tag_limit = 32767;
+  MPI_Comm base = MPI_COMM_NULL;  ///< ours; only duplicated
+  std::array<MPI_Comm, 4> first{MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL};
+};
+
+void initialise(int argc, char** argv, Membership& self) {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  if (flag != 0) throw InvalidArgument("MPI was already finalised in this process; make one World, at the start of main");
+  MPI_Initialized(&flag);
+  int level = MPI_THREAD_SINGLE;
+  if (flag == 0) {
+    check_mpi("MPI_Init_thread", MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level));
+    self.initialised_here = true;
+    return;
+  }
+  MPI_Query_thread(&level);
+  if (level != MPI_THREAD_MULTIPLE) {
+    throw InvalidArgument("this program initialised MPI without MPI_THREAD_MULTIPLE; call MPI_Init_thread with it, or "
+                          "let World(argc, argv) initialise MPI");
+  }
+}
+
+void check_size(int size, int expected, const std::string& who) {
+  if (expected == 0 || expected == size) return;
+  throw InvalidArgument("the MPI library made a world of " + std::to_string(size) + " ranks, but " + who + " says " +
+                        std::to_string(expected) +
+                        "; mpiexec and the MPI library of this program do not belong together (Ubuntu 24.04's mpich "
+                        "4.2.0 is broken: install Open MPI), or the wrong number was asked for");
+}
+
+void enter(MPI_Comm communicator, Membership& self) {
+  check_mpi("MPI_Comm_dup", MPI_Comm_dup(communicator, &self.base));
+  MPI_Comm_set_errhandler(self.base, MPI_ERRORS_RETURN);
+  for (MPI_Comm& each : self.first) {
+    check_mpi("MPI_Comm_dup", MPI_Comm_dup(self.base, &each));
+    MPI_Comm_set_errhandler(each, MPI_ERRORS_RETURN);
+  }
+  int* limit = nullptr;
+  int flag = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &flag);
+  if (flag != 0) self.tag_limit = *limit;
+}
+
+/// Duplicates a communicator without blocking.
+class DuplicateTask final : public MpiTask {
+ public:
+  DuplicateTask(std::shared_ptr<HostTransport> told, std::shared_ptr<HostOperation> operation, MPI_Comm base,
+                std::shared_ptr<MPI_Comm> result)
+      : told_(std::move(told)), operation_(std::move(operation)), base_(base), result_(std::move(result)) {}
+
+  void start() override { code_ = MPI_Comm_idup(base_, result_.get(), &request_); }
+
+  bool advance() override {
+    int flag = 0;
+    if (code_ == MPI_SUCCESS) code_ = MPI_Test(&request_, &flag, MPI_STATUS_IGNORE);
+    if (code_ == MPI_SUCCESS && flag == 0) return false;
+    if (code_ == MPI_SUCCESS) code_ = MPI_Comm_set_errhandler(*result_, MPI_ERRORS_RETURN);
+    told_->complete(*operation_, code_ == MPI_SUCCESS ? "" : mpi_failure("MPI_Comm_idup", code_).message, code_);
+    return true;
+  }
+
+ private:
+  std::shared_ptr<HostTransport> told_;
+  std::shared_ptr<HostOperation> operation_;
+  const MPI_Comm base_;
+  std::shared_ptr<MPI_Comm> result_;  ///< shared, since who waits may be unwound by an error
+  MPI_Request request_ = MPI_REQUEST_NULL;
+  int code_ = MPI_SUCCESS;
+};
+
+/// Equal for the ranks of one host and different for others, also where containers share a name or a kernel.
+std::string host_identity() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return std::string(name.data()) + " " + boot;
+}
+
+class MpiBackend final : public WorldBackend {
+ public:
+  MpiBackend(std::shared_ptr<MpiEngine> engine, const Membership& self, const Log& log, const WorldOptions& options)
+      : WorldBackend(std::make_shared<Health>(Rank(self.rank), self.size, options.stall,
+                                              log.logger(LogModule::kTransport)),
+                     log),
+        engine_(std::move(engine)), self_(self), communicators_(self.first.begin(), self.first.end()),
+        watch_(shared_health()) {
+    control_transport_ = transport_over(self.first[0], self.first[1]);
+    set_control(control_transport_);
+    goodbye_ = std::make_unique<ControlPlane>(transport_over(self.first[2], self.first[3]));
+    find_neighbours();
+    health().set_announcer([this](const Failure& failure) { watch_.tell_failure(failure); });
+  }
+
+  ~MpiBackend() override {
+    health().set_announcer({});
+    watch_.stop();
+    engine_->stop();
+  }
+
+  std::shared_ptr<HostTransport> make_transport() override {
+    const MPI_Comm messages = duplicate();
+    const MPI_Comm sums = duplicate();
+    return transport_over(messages, sums);
+  }
+
+  void announce_leaving() noexcept override {
+    if (std::exchange(leaving_, true)) return;
+    health().note_left(rank());
+    watch_.tell_leaving();
+  }
+
+  void close() noexcept override {
+    if (!health().failed()) {
+      try {
+        // Who ends first waits here, watched, instead of in MPI_Finalize.
+        (void)goodbye_->all_gather({}, "the end of the World", Patience::kFinishing);
+      } catch (const std::exception& error) {
+        health().note({rank(), "the end of the World", error.what()});
+      }
+    }
+    if (health().failed()) abort_job();
+    health().set_announcer({});
+    watch_.stop();
+    engine_->stop([this] {
+      for (MPI_Comm& each : communicators_) MPI_Comm_free(&each);
+      MPI_Comm_free(&self_.base);
+      if (self_.initialised_here) MPI_Finalize();
+    });
+  }
+
+ private:
+  std::shared_ptr<MpiTransport> transport_over(MPI_Comm messages, MPI_Comm sums) {
+    return std::make_shared<MpiTransport>(engine_, shared_health(), messages, sums, self_.tag_limit);
+  }
+
+  MPI_Comm duplicate() {
+    health().check("making a transport");
+    const auto operation = std::make_shared<HostOperation>();
+    const auto result = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+    engine_->submit(std::make_unique<DuplicateTask>(control_transport_, operation, self_.base, result));
+    control_transport_->await(operation, "making a transport");
+    communicators_.push_back(*result);
+    return *result;
+  }
+
+  void find_neighbours() {
+    const std::string own = host_identity();
+    const auto hosts = control().all_gather(std::as_bytes(std::span(own)), "start of the World");
+    const auto& here = hosts[rank().index()];
+    const auto before = hosts.begin() + rank().value();
+    const auto on_host = std::count(hosts.begin(), hosts.end(), here);
+    set_locality({static_cast<int>(std::count(hosts.begin(), before, here)), static_cast<int>(on_host)});
+    const bool single_host = on_host == size();
+    Blob address = rank() == Rank(0) ? watch_.listen(single_host) : Blob{};
+    address = control().broadcast(std::move(address), Rank(0), "start of the World");
+    if (rank() == Rank(0)) {
+      watch_.accept_all();
+    } else {
+      watch_.connect(address);
+    }
+  }
+
+  void abort_job() noexcept {
+    announce_leaving();
+    const auto deadline = std::chrono::steady_clock::now() + kLastWords;
+    while (!health().all_others_left() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(10ms);
+    watch_.abort_after(kAbortGrace);
+    engine_->abort(self_.base);
+  }
+
+  std::shared_ptr<MpiEngine> engine_;
+  Membership self_;
+  std::vector<MPI_Comm> communicators_;
+  Watch watch_;
+  std::shared_ptr<HostTransport> control_transport_;
+  std::unique_ptr<ControlPlane> goodbye_;
+  bool leaving_ = false;
+};
+
+/// Starts the communication thread, lets `begin` find the membership on it, and builds the backend.
+std::unique_ptr<WorldBackend> start(const WorldOptions& options, const std::function<void(Membership&)>& begin) {
+  auto engine = std::make_shared<MpiEngine>();
+  Membership self;
+  engine->run([&] {
+    try {
+      begin(self);
+    } catch (...) {
+      if (self.initialised_here) MPI_Finalize();
+      throw;
+    }
+  });
+  const Log log(Rank(self.rank), self.size);
+  return std::make_unique<MpiBackend>(std::move(engine), self, log, options);
+}
+
+void find_place(MPI_Comm communicator, Membership& self) {
+  MPI_Comm_rank(communicator, &self.rank);
+  MPI_Comm_size(communicator, &self.size);
+}
+
+}  // namespace
+
+bool mpi_is_running() {
+  int initialised = 0;
+  int finalised = 0;
+  MPI_Initialized(&initialised);
+  MPI_Finalized(&finalised);
+  return initialised != 0 && finalised == 0;
+}
+
+std::unique_ptr<WorldBackend> join_mpi(int argc, char** argv, const WorldOptions& options, const Launcher& launcher) {
+  return start(options, [&](Membership& self) {
+    initialise(argc, argv, self);
+    find_place(MPI_COMM_WORLD, self);
+    check_size(self.size, launcher.size, launcher.variable);
+    check_size(self.size, options.expected_size, "the world size asked for");
+    enter(MPI_COMM_WORLD, self);
+  });
+}
+
+}  // namespace autopar::detail
+
+namespace autopar {
+
+World world_from(MPI_Comm communicator, WorldOptions options) {
+  if (!detail::mpi_is_running()) {
+    throw InvalidArgument("MPI is not initialised, or already finalised: a World from an MPI_Comm must begin after "
+                          "MPI_Init_thread and end before MPI_Finalize");
+  }
+  return World(detail::start(options, [&](detail::Membership& self) {
+    detail::initialise(0, nullptr, self);
+    detail::find_place(communicator, self);
+    detail::check_size(self.size, options.expected_size, "the world size asked for");
+    detail::enter(communicator, self);
+  }));
+}
+
+}  // namespace autopar

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include <mpi.h>
+
+#include "host_transport.hpp"
+#include "mpi_engine.hpp"
+
+namespace autopar::detail {
+
+/// Host memory between processes.
+///
+/// Messages of a directed pair are matched in order (the tag is only compared), on one communicator; sums are made of
+/// messages on a second one, so that their bits do not depend on the MPI library and nothing in them blocks: every
+/// member adds one part of the buffer in the order of ranks and sends the result to the others.
+class MpiTransport final : public HostTransport, public std::enable_shared_from_this<MpiTransport> {
+ public:
+  /// @param messages, sums  duplicates of the world's communicator; the transport does not free them.
+  MpiTransport(std::shared_ptr<MpiEngine> engine, std::shared_ptr<Health> health, MPI_Comm messages, MPI_Comm sums,
+               int tag_limit);
+
+  /// Work on the communication thread.
+  class MessageTask;
+  class SumTask;
+
+ private:
+  void post(std::shared_ptr<HostOperation> operation) override;
+  void group_made(GroupId group, const std::vector<Rank>& ranks) override;
+  void waiting(bool begins) noexcept override { engine_->waiting(begins); }
+
+  const std::shared_ptr<MpiEngine> engine_;
+  const MPI_Comm messages_;
+  const MPI_Comm sums_;
+  const int tag_limit_;
+  /// The sums of each group that were started, oldest first: one at a time. The communication thread's own, but for
+  /// the outer vector, which grows only on it, too.
+  std::vector<std::deque<SumTask*>> queues_;
+};
+
+}  // namespace autopar::detail

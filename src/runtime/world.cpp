@@ -1,0 +1,101 @@
+#include <autopar/runtime/world.hpp>
+
+#include <exception>
+#include <utility>
+
+#include "backend.hpp"
+#include "launcher.hpp"
+#include "loopback.hpp"
+#include "mpi_backend.hpp"
+#include "nccl_transport.hpp"
+
+namespace autopar {
+namespace {
+
+std::unique_ptr<detail::WorldBackend> join(int argc, char** argv, const WorldOptions& options) {
+  const auto launcher = detail::find_launcher();
+  const bool alone = !launcher || launcher->size == 1;
+  if (!alone || detail::mpi_is_running()) {
+    return detail::join_mpi(argc, argv, options, launcher.value_or(detail::Launcher{}));
+  }
+  if (options.expected_size > 1) {
+    throw InvalidArgument("a world of " + std::to_string(options.expected_size) +
+                          " ranks was asked for, but this process was started alone; start it with 'mpiexec -n " +
+                          std::to_string(options.expected_size) + " program …'");
+  }
+  return detail::make_world_of_one(options);
+}
+
+template <class T>
+std::span<std::byte> bytes_of(std::span<T> values) {
+  return std::as_writable_bytes(values);
+}
+
+}  // namespace
+
+World::World(int argc, char** argv, WorldOptions options) : World(join(argc, argv, options)) {}
+
+World::World(std::unique_ptr<detail::WorldBackend> backend) : backend_(std::move(backend)) {}
+
+World::World(World&&) noexcept = default;
+
+World::~World() {
+  if (!backend_) return;
+  if (std::uncaught_exceptions() > 0 && !backend_->health().failed()) {
+    fail("its program", "left by an exception");
+  }
+  backend_->announce_leaving();
+  backend_->close();
+}
+
+Rank World::rank() const { return backend_->rank(); }
+int World::size() const { return backend_->size(); }
+int World::local_rank() const { return backend_->locality().rank; }
+int World::local_size() const { return backend_->locality().size; }
+
+void World::barrier(std::string_view action) { (void)backend_->control().all_gather({}, action); }
+
+std::vector<Blob> World::all_gather(std::span<const std::byte> mine, std::string_view action) {
+  return backend_->control().all_gather(mine, action);
+}
+
+Blob World::broadcast(Blob bytes, Rank root, std::string_view action) {
+  return backend_->control().broadcast(std::move(bytes), root, action);
+}
+
+void World::all_reduce_sum(std::span<double> values, std::string_view action) {
+  backend_->control().all_reduce(bytes_of(values), DType::kF64, action);
+}
+
+void World::all_reduce_sum(std::span<std::int64_t> values, std::string_view action) {
+  backend_->control().all_reduce(bytes_of(values), DType::kI64, action);
+}
+
+void World::send(std::span<const std::byte> bytes, Rank to, std::string_view action) {
+  backend_->control().send(bytes, to, action);
+}
+
+void World::receive(std::span<std::byte> bytes, Rank from, std::string_view action) {
+  backend_->control().receive(bytes, from, action);
+}
+
+AnyTransport World::make_transport(TransportOptions options) {
+  if (options.kind == TransportKind::kNccl) return AnyTransport(detail::make_nccl_transport(*backend_, options));
+  return AnyTransport(backend_->make_transport());
+}
+
+void World::fail(std::string_view action, std::string_view message) noexcept {
+  backend_->health().report({backend_->rank(), std::string(action), std::string(message)});
+}
+
+bool World::failed() const noexcept { return backend_->health().failed(); }
+
+void World::announce_leaving() noexcept { backend_->announce_leaving(); }
+
+void World::set_stall_limits(StallLimits limits) { backend_->health().set_limits(limits); }
+
+Log& World::log() { return backend_->log(); }
+
+Logger World::logger(LogModule module) { return backend_->log().logger(module); }
+
+}  // namespace autopar
