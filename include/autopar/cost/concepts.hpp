@@ -1,0 +1,62 @@
+#pragma once
+
+#include <concepts>
+#include <span>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/graph/concepts.hpp>
+
+namespace autopar {
+
+/// What one node costs on one device for one share of a micro-batch.
+struct NodeCost {
+  Seconds forward{};
+  Seconds backward{};   ///< of inputs and parameters together; 0 in a graph that is only run forwards
+  Bytes saved{};        ///< kept from the node's forward until its backward
+  Bytes workspace{};    ///< extra bytes while it runs
+  friend bool operator==(const NodeCost&, const NodeCost&) = default;
+};
+
+/// Predicts what the nodes of a graph cost on the devices of a cluster.
+///
+/// - `node(graph, id, samples)`: one execution on `samples` samples (> 0).
+/// - `value(graph, edge)`: what flows along an edge; edges with one `value` id carry the same value, sent once.
+/// - `transfer(bytes, from, to)`: one message, alone on its link.
+/// - `all_reduce(bytes, ranks)`: sum over at least two ranks, in place.
+/// - `update(bytes, factor)`: one optimizer step on parameters of `bytes` with `factor` x as much state.
+///
+/// Laws (tests/unit/cost/concepts_test.cpp checks them for the models here): results are non-negative and finite; a set
+/// of nodes takes the sum of its nodes' times and saved bytes, and the largest of their workspaces; `node` does not
+/// shrink with samples, nor `transfer`, `all_reduce` and `update` with bytes; equal arguments give equal results.
+template <class M, class G>
+concept CostModel = BidirectionalGraph<G> && requires(const M& model, const G& graph, NodeId node, EdgeId edge,
+                                                      double samples, Bytes bytes, Rank rank,
+                                                      std::span<const Rank> ranks) {
+  { model.node(graph, node, samples) } -> std::same_as<NodeCost>;
+  { model.value(graph, edge) } -> std::convertible_to<ValueProfile>;
+  { model.transfer(bytes, rank, rank) } -> std::same_as<Seconds>;
+  { model.all_reduce(bytes, ranks) } -> std::same_as<Seconds>;
+  { model.update(bytes, samples) } -> std::same_as<Seconds>;
+};
+
+/// A cost model that also knows bytes that a node holds all the time, whatever the batch (tables, code, …).
+template <class M, class G>
+concept HasResidentBytes = requires(const M& model, const G& graph, NodeId node) {
+  { model.resident(graph, node) } -> std::same_as<Bytes>;
+};
+
+/// A cost model that can bound an all-reduce of `replicas` ranks from below, wherever the ranks are. Prunes the search.
+template <class M>
+concept BoundsAllReduce = requires(const M& model, Bytes bytes, int replicas) {
+  { model.least_all_reduce(bytes, replicas) } -> std::same_as<Seconds>;
+};
+
+/// A cost model that can bound a message between two ranks from below, wherever they are. Prunes the search.
+template <class M>
+concept BoundsTransfer = requires(const M& model, Bytes bytes) {
+  { model.least_transfer(bytes) } -> std::same_as<Seconds>;
+};
+
+}  // namespace autopar

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <vector>
+
+#include <autopar/core/cluster.hpp>
+
+namespace autopar {
+
+/// One message between two ranks, alone on the link of the innermost level that joins them; 0 on one rank.
+/// @throws InvalidArgument if no level joins them
+[[nodiscard]] inline Seconds point_to_point(const Cluster& cluster, Bytes bytes, Rank from, Rank to) {
+  return from == to ? Seconds{} : cluster.between(from, to).transfer(bytes);
+}
+
+namespace detail {
+
+/// 2 (n-1) messages of bytes / n, one after the other, on each of the n links of a ring at once.
+[[nodiscard]] inline Seconds ring(const Link& link, double bytes, std::size_t ranks) {
+  if (ranks < 2) return {};
+  const double n = static_cast<double>(ranks);
+  return 2 * (n - 1) * (link.latency + Seconds(bytes / n / link.bandwidth.value()));
+}
+
+/// How many ranks are in each group of `span` neighbours, in ascending order of groups.
+[[nodiscard]] inline std::vector<std::size_t> ranks_by_group(std::span<const Rank> ranks, int span) {
+  std::map<int, std::size_t> counts;
+  for (const Rank rank : ranks) ++counts[rank.value() / span];
+  std::vector<std::size_t> result;
+  for (const auto& [group, count] : counts) result.push_back(count);
+  return result;
+}
+
+}  // namespace detail
+
+/// Ring all-reduce over all ranks at once, at the pace of the slowest link that the ring crosses.
+/// @throws InvalidArgument if no level joins the ranks
+[[nodiscard]] inline Seconds flat_ring_all_reduce(const Cluster& cluster, Bytes bytes, std::span<const Rank> ranks) {
+  if (ranks.size() < 2) return {};
+  const auto [low, high] = std::minmax_element(ranks.begin(), ranks.end());
+  return detail::ring(cluster.between(*low, *high), static_cast<double>(bytes.value()), ranks.size());
+}
+
+/// All-reduce level by level: reduce-scatter inside each group, all-reduce of the shards between groups, all-gather
+/// back; the time of a ring at each level, on bytes divided by the ranks already joined (the fewest of any group).
+/// @throws InvalidArgument if no level joins the ranks
+[[nodiscard]] inline Seconds hierarchical_all_reduce(const Cluster& cluster, Bytes bytes, std::span<const Rank> ranks) {
+  if (ranks.size() < 2) return {};
+  Seconds total{};
+  double shard = static_cast<double>(bytes.value());
+  std::size_t joined = 1;  // least ranks of a group one level further in
+  for (const auto& level : cluster.levels) {
+    const auto groups = detail::ranks_by_group(ranks, level.span);
+    const std::size_t largest = *std::max_element(groups.begin(), groups.end());
+    const std::size_t members = (largest + joined - 1) / joined;
+    total += detail::ring(level.link, shard, members);
+    joined = std::max<std::size_t>(1, *std::min_element(groups.begin(), groups.end()));
+    shard = static_cast<double>(bytes.value()) / static_cast<double>(joined);
+    if (groups.size() == 1) return total;
+  }
+  throw InvalidArgument("cluster '" + cluster.name + "': no link level joins all ranks of an all-reduce; the last " +
+                        "level's span must be at least " + std::to_string(cluster.devices));
+}
+
+/// Sum over `ranks` in place: the faster of one flat ring and one ring a level. 0 for fewer than two ranks.
+[[nodiscard]] inline Seconds all_reduce_time(const Cluster& cluster, Bytes bytes, std::span<const Rank> ranks) {
+  return std::min(flat_ring_all_reduce(cluster, bytes, ranks), hierarchical_all_reduce(cluster, bytes, ranks));
+}
+
+/// The fastest link of a cluster in each respect: no message is faster than `transfer` over it.
+[[nodiscard]] inline Link fastest_link(const Cluster& cluster) {
+  if (cluster.levels.empty()) return {};
+  Link best = cluster.levels.front().link;
+  for (const auto& level : cluster.levels) {
+    best.latency = std::min(best.latency, level.link.latency);
+    best.bandwidth = std::max(best.bandwidth, level.link.bandwidth);
+  }
+  return best;
+}
+
+/// No more than `all_reduce_time` of any `replicas` ranks: each must send and receive 2 (n-1)/n of the bytes.
+[[nodiscard]] inline Seconds least_all_reduce_time(const Cluster& cluster, Bytes bytes, int replicas) {
+  if (replicas < 2) return {};
+  const Link best = fastest_link(cluster);
+  const double n = replicas;
+  return 2 * best.latency + Seconds(2 * (n - 1) / n * static_cast<double>(bytes.value()) / best.bandwidth.value());
+}
+
+}  // namespace autopar

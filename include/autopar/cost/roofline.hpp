@@ -1,0 +1,99 @@
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/cost/concepts.hpp>
+#include <autopar/cost/links.hpp>
+#include <autopar/cost/model_profile.hpp>
+
+namespace autopar {
+
+/// Shares of a device's peaks that operators of a class reach, relative to `Device::efficiency`.
+struct ClassEfficiency {
+  double matmul = 1;
+  double convolution = 0.8;
+  double attention = 0.7;
+  double memory = 1;  ///< of the memory bandwidth, likewise relative to `Device::efficiency`
+
+  /// Share of the peak rate of arithmetic.
+  [[nodiscard]] double arithmetic(OpClass op_class) const {
+    switch (op_class) {
+      case OpClass::kConvolution: return convolution;
+      case OpClass::kAttention: return attention;
+      default: return matmul;
+    }
+  }
+  friend bool operator==(const ClassEfficiency&, const ClassEfficiency&) = default;
+};
+
+/// Time of some work on a device: the longer of arithmetic and memory traffic, plus the start of each operator.
+/// Source: Williams, Waterman, Patterson, "Roofline", CACM 2009.
+[[nodiscard]] inline Seconds roofline_time(const Device& device, const ClassEfficiency& efficiency, OpClass op_class,
+                                           DType dtype, const Work& work, double samples) {
+  if (op_class == OpClass::kView) return {};
+  const double rate = device.peak(dtype).value() * device.efficiency * efficiency.arithmetic(op_class);
+  const double bandwidth = device.memory_bandwidth.value() * device.efficiency * efficiency.memory;
+  const double busy = std::max(work.flops.at(samples) / rate, work.bytes.at(samples) / bandwidth);
+  return Seconds(std::max(0.0, busy)) + device.launch * std::max(0.0, work.launches.at(samples));
+}
+
+using ModelGraph = Graph<OpProfile, ValueProfile>;
+
+/// Costs of a captured model from the peak rates of a cluster's devices and links: needs no device at hand.
+class RooflineCost {
+ public:
+  explicit RooflineCost(Cluster cluster, ClassEfficiency efficiency = {})
+      : cluster_(std::move(cluster)), efficiency_(efficiency), fastest_(fastest_link(cluster_)) {}
+
+  [[nodiscard]] NodeCost node(const ModelGraph& graph, NodeId id, double samples) const {
+    const OpProfile& op = graph[id];
+    NodeCost cost;
+    for (const auto& item : op.work) {
+      cost.forward += time(item, item.forward, samples);
+      cost.backward += time(item, item.backward, samples);
+    }
+    cost.saved = bytes_at(op.saved, samples);
+    cost.workspace = bytes_at(op.workspace, samples);
+    return cost;
+  }
+  [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
+
+  [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const {
+    return point_to_point(cluster_, bytes, from, to);
+  }
+  [[nodiscard]] Seconds all_reduce(Bytes bytes, std::span<const Rank> ranks) const {
+    return all_reduce_time(cluster_, bytes, ranks);
+  }
+  [[nodiscard]] Seconds least_all_reduce(Bytes bytes, int replicas) const {
+    return least_all_reduce_time(cluster_, bytes, replicas);
+  }
+  [[nodiscard]] Seconds least_transfer(Bytes bytes) const { return fastest_.transfer(bytes); }
+
+  /// Reads parameter, gradient and state, writes parameter and state, at memory bandwidth.
+  [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {
+    const double traffic = static_cast<double>(parameters.value()) * (3 + 2 * state_factor);
+    return Seconds(traffic / (cluster_.device.memory_bandwidth.value() * cluster_.device.efficiency));
+  }
+
+  [[nodiscard]] const Cluster& cluster() const { return cluster_; }
+
+ private:
+  [[nodiscard]] Seconds time(const WorkItem& item, const Work& work, double samples) const {
+    return roofline_time(cluster_.device, efficiency_, item.op_class, item.dtype, work, samples);
+  }
+  [[nodiscard]] static Bytes bytes_at(const Affine& size, double samples) {
+    return Bytes(static_cast<std::int64_t>(std::max(0.0, size.at(samples))));
+  }
+
+  Cluster cluster_;
+  ClassEfficiency efficiency_;
+  Link fastest_;
+};
+
+static_assert(CostModel<RooflineCost, ModelGraph>);
+static_assert(BoundsAllReduce<RooflineCost> && BoundsTransfer<RooflineCost>);
+
+}  // namespace autopar

@@ -1,0 +1,253 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/core/error.hpp>
+#include <autopar/plan/options.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/workload.hpp>
+
+namespace autopar {
+
+/// What the runtime that will run a plan can do, and how much memory it spends on it.
+struct Capabilities {
+  std::vector<std::string> schedules{"gpipe", "1f1b"};
+  int max_tensor_parallel = 1;
+  int max_zero = 0;
+  bool recompute = false;
+  bool precision = false;     ///< other element types than the module's
+  /// Copies of each gradient that a rank holds at the peak: the bucket that backwards add to and reductions sum, and
+  /// the `.grad` that the optimizer reads.
+  int gradient_copies = 2;
+  friend bool operator==(const Capabilities&, const Capabilities&) = default;
+};
+
+/// What to plan for, besides the model and the cluster.
+struct PlanRequest {
+  Options options;          ///< constraints; files, devices and logging in it are not looked at
+  int world = 0;            ///< ranks; 0 = all devices of the cluster
+  std::int64_t batch = 1;   ///< samples of a step, all ranks together
+  Capabilities runtime{};
+};
+
+/// A request that was checked: what a search may choose from. Values only.
+struct Constraints {
+  int world = 1;
+  std::int64_t batch = 1;
+  int stages = 0;                        ///< 0 = any number
+  std::vector<int> replicas;             ///< empty = any
+  std::vector<int> microbatches;         ///< candidates, ascending
+  std::vector<ScheduleKind> schedules;   ///< candidates
+  Bytes memory{};                        ///< what one rank may use, margin taken off
+  double optimizer_state_factor = 2;
+  int gradient_copies = 2;
+  std::vector<std::string> notes;        ///< what the plan should tell the user
+
+  /// Samples of each rank: as even as can be, the first ranks not larger than the last.
+  [[nodiscard]] std::vector<std::int64_t> local_batches() const {
+    std::vector<std::int64_t> local;
+    for (std::int64_t r = 0; r < world; ++r) local.push_back(batch * (r + 1) / world - batch * r / world);
+    return local;
+  }
+};
+
+[[nodiscard]] inline std::string name_of(ScheduleKind kind) { return kind == ScheduleKind::kGPipe ? "gpipe" : "1f1b"; }
+
+namespace detail {
+
+[[noreturn]] inline void refuse(const std::string& what) { throw InvalidArgument(what); }
+
+[[nodiscard]] inline std::string listed(const std::vector<int>& values) {
+  std::string out;
+  for (const int value : values) out += (out.empty() ? "" : ",") + std::to_string(value);
+  return "{" + out + "}";
+}
+
+inline void check_not_run_yet(const Options& options, const Capabilities& runtime) {
+  const auto setting = [](const std::string& key, const auto& value) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>) return key + " = " + std::to_string(value);
+    else return key + " = " + value;
+  };
+  if (options.tensor_parallel < 0) refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
+  if (options.tensor_parallel > runtime.max_tensor_parallel) {
+    refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
+           std::to_string(runtime.max_tensor_parallel) + "; leave it at 0");
+  }
+  if (options.zero < -1 || options.zero > 3) refuse(setting("zero", options.zero) + " is not a level; use -1 or 0");
+  if (options.zero > runtime.max_zero) {
+    refuse(setting("zero", options.zero) + " is not run by this version, which has at most " +
+           std::to_string(runtime.max_zero) + "; leave it at -1");
+  }
+  if (options.recompute != "auto" && options.recompute != "none" && !runtime.recompute) {
+    refuse(setting("recompute", options.recompute) + " is not run by this version; use 'auto' or 'none'");
+  }
+  if (options.precision != "module" && !runtime.precision) {
+    refuse(setting("precision", options.precision) + " is not run by this version; use 'module'");
+  }
+  if (options.batch_norm != "microbatch" && options.batch_norm != "exact") {
+    refuse(setting("batch_norm", options.batch_norm) + " is unknown; use 'microbatch' or 'exact'");
+  }
+}
+
+[[nodiscard]] inline std::vector<ScheduleKind> allowed_schedules(const Options& options, const Capabilities& runtime) {
+  const auto runs = [&](const std::string& name) {
+    return std::find(runtime.schedules.begin(), runtime.schedules.end(), name) != runtime.schedules.end();
+  };
+  std::vector<ScheduleKind> kinds;
+  for (const auto kind : {ScheduleKind::kOneFOneB, ScheduleKind::kGPipe}) {
+    if ((options.schedule == "auto" || options.schedule == name_of(kind)) && runs(name_of(kind))) kinds.push_back(kind);
+  }
+  if (kinds.empty()) {
+    refuse("schedule = " + options.schedule + " is not run by this version; use 'auto', 'gpipe' or '1f1b'");
+  }
+  return kinds;
+}
+
+inline void check_shape(const Options& options, int world, std::size_t nodes) {
+  if (options.stages < 0) refuse("stages = " + std::to_string(options.stages) + " is negative; 0 lets the planner choose");
+  for (const int replicas : options.replicas) {
+    if (replicas < 1) refuse("replicas = " + listed(options.replicas) + ": every stage needs at least one replica");
+  }
+  if (options.stages > 0 && !options.replicas.empty() && options.replicas.size() != std::size_t(options.stages)) {
+    refuse("stages = " + std::to_string(options.stages) + " contradicts replicas = " + listed(options.replicas) +
+           ", which names " + std::to_string(options.replicas.size()) + " stages; give one number a stage");
+  }
+  const int used = std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
+  if (used > world) {
+    refuse("replicas = " + listed(options.replicas) + " need " + std::to_string(used) + " ranks, but the world has " +
+           std::to_string(world) + "; start more ranks or ask for fewer replicas");
+  }
+  const auto stages = std::max(static_cast<std::size_t>(options.stages), options.replicas.size());
+  if (stages > static_cast<std::size_t>(world)) {
+    refuse("stages = " + std::to_string(stages) + " need as many ranks, but the world has " + std::to_string(world) +
+           "; start more ranks or ask for fewer stages");
+  }
+  if (stages > nodes) {
+    refuse("stages = " + std::to_string(stages) + ", but the model has only " + std::to_string(nodes) +
+           " operators that can be separated; ask for fewer stages");
+  }
+}
+
+/// 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, and the limits themselves.
+[[nodiscard]] inline std::vector<int> microbatch_candidates(int low, int high) {
+  std::vector<int> out{low, high};
+  for (int power = 1; power > 0 && power <= high; power *= 2) {
+    for (const int m : {power, power + power / 2}) {
+      if (m >= low && m <= high) out.push_back(m);
+    }
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t batch) {
+  const auto text = [](int value) { return std::to_string(value); };
+  if (options.microbatches < 0) refuse("microbatches = " + text(options.microbatches) + " is negative");
+  if (options.min_microbatches < 1) refuse("min_microbatches = " + text(options.min_microbatches) + " is below 1");
+  if (options.max_microbatches < options.min_microbatches) {
+    refuse("min_microbatches = " + text(options.min_microbatches) + " is above max_microbatches = " +
+           text(options.max_microbatches));
+  }
+  if (options.microbatches > 0) {
+    const Options defaults;
+    if (options.min_microbatches != defaults.min_microbatches && options.microbatches < options.min_microbatches) {
+      refuse("microbatches = " + text(options.microbatches) + " is below min_microbatches = " +
+             text(options.min_microbatches));
+    }
+    if (options.max_microbatches != defaults.max_microbatches && options.microbatches > options.max_microbatches) {
+      refuse("microbatches = " + text(options.microbatches) + " is above max_microbatches = " +
+             text(options.max_microbatches));
+    }
+    return {options.microbatches};
+  }
+  const auto high = std::max<std::int64_t>(options.min_microbatches, std::min<std::int64_t>(options.max_microbatches, batch));
+  return microbatch_candidates(options.min_microbatches, static_cast<int>(high));
+}
+
+[[nodiscard]] inline Bytes usable_memory(const Options& options, const Cluster& cluster) {
+  if (options.device_memory < Bytes(0)) {
+    refuse("device_memory = " + std::to_string(options.device_memory.value()) + " bytes is negative");
+  }
+  if (!(options.memory_margin >= 0 && options.memory_margin < 1)) {
+    refuse("memory_margin = " + std::to_string(options.memory_margin) + " is not a share; use 0 <= memory_margin < 1");
+  }
+  const Bytes whole = options.device_memory > Bytes(0) ? options.device_memory : cluster.device.memory;
+  if (whole <= Bytes(0)) {
+    refuse("the memory of device '" + cluster.device.name + "' is not known; set device_memory");
+  }
+  return Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(whole.value()) * (1 - options.memory_margin))));
+}
+
+/// Operators that mix samples: one micro-batch, and their stage one replica.
+inline void apply_whole_batch(const Workload& work, const Options& options, Constraints& constraints) {
+  for (const NodeId node : work.graph.nodes()) {
+    const WorkNode& unit = work.graph[node];
+    if (!unit.whole_batch) continue;
+    const auto impossible = [&](const std::string& option) {
+      throw CaptureError(unit.name, unit.path, "mixes the samples of a batch, so it is exact only with one micro-batch "
+                                               "and one replica, but " + option + "; leave that to the planner");
+    };
+    if (constraints.microbatches.front() > 1) {
+      impossible(options.microbatches > 1 ? "microbatches = " + std::to_string(options.microbatches)
+                                          : "min_microbatches = " + std::to_string(options.min_microbatches));
+    }
+    const auto& replicas = constraints.replicas;
+    if (!replicas.empty() && std::find(replicas.begin(), replicas.end(), 1) == replicas.end()) {
+      impossible("replicas = " + listed(replicas) + " give no stage a single replica");
+    }
+    if (constraints.microbatches.size() > 1 || constraints.notes.empty()) {
+      constraints.notes.push_back(unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") +
+                                  " mixes the samples of a batch: one micro-batch, and one replica for its stage");
+    }
+    constraints.microbatches = {1};
+  }
+}
+
+}  // namespace detail
+
+/// Checks a request against the work and the cluster.
+/// @throws InvalidArgument if options contradict one another, the world, the work or the runtime, naming both values
+/// @throws CaptureError if a forced number of micro-batches or replicas cannot run an operator that mixes samples
+[[nodiscard]] inline Constraints resolve(const PlanRequest& request, const Workload& work, const Cluster& cluster) {
+  const Options& options = request.options;
+  Constraints out;
+  if (cluster.devices < 1) detail::refuse("cluster '" + cluster.name + "' has " + std::to_string(cluster.devices) + " devices");
+  out.world = request.world == 0 ? cluster.devices : request.world;
+  if (out.world < 1) detail::refuse("a world of " + std::to_string(out.world) + " ranks; at least 1 is needed");
+  if (out.world > cluster.devices) {
+    detail::refuse("a world of " + std::to_string(out.world) + " ranks does not fit cluster '" + cluster.name + "' with " +
+                   std::to_string(cluster.devices) + " devices");
+  }
+  if (request.batch < 1) detail::refuse("a batch of " + std::to_string(request.batch) + " samples; at least 1 is needed");
+  out.batch = request.batch;
+  detail::check_not_run_yet(options, request.runtime);
+  detail::check_shape(options, out.world, work.graph.node_count());
+  out.replicas = options.replicas;
+  out.stages = std::max(options.stages, static_cast<int>(options.replicas.size()));
+  out.schedules = detail::allowed_schedules(options, request.runtime);
+  out.microbatches = detail::allowed_microbatches(options, request.batch);
+  out.memory = detail::usable_memory(options, cluster);
+  if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
+    detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) + " is not a size ratio; "
+                   "use 0 for plain SGD, 2 for Adam");
+  }
+  out.optimizer_state_factor = options.optimizer_state_factor;
+  out.gradient_copies = request.runtime.gradient_copies;
+  if (!work.loss_mode) {
+    if (options.schedule == "1f1b") {
+      out.notes.push_back("results leave the call before its backwards start, so all forwards run first: the order is "
+                          "gpipe's although schedule = 1f1b");
+    }
+    out.schedules = {ScheduleKind::kGPipe};
+  }
+  detail::apply_whole_batch(work, options, out);
+  return out;
+}
+
+}  // namespace autopar

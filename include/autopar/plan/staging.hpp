@@ -1,0 +1,85 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/workload.hpp>
+
+namespace autopar {
+
+/// One point of the search: who runs what, in which order. Stages are numbered in pipeline order, none is empty.
+struct Staging {
+  std::vector<int> stage_of;    ///< by node of the workload
+  std::vector<int> replicas;    ///< by stage
+  int microbatches = 1;
+  ScheduleKind schedule = ScheduleKind::kOneFOneB;
+
+  [[nodiscard]] int stages() const { return static_cast<int>(replicas.size()); }
+  [[nodiscard]] int ranks() const { return std::accumulate(replicas.begin(), replicas.end(), 0); }
+  friend bool operator==(const Staging&, const Staging&) = default;
+};
+
+/// Nodes of each stage, ascending.
+[[nodiscard]] inline std::vector<std::vector<NodeId>> nodes_by_stage(const Staging& staging) {
+  std::vector<std::vector<NodeId>> nodes(staging.replicas.size());
+  for (std::size_t node = 0; node < staging.stage_of.size(); ++node) {
+    nodes[static_cast<std::size_t>(staging.stage_of[node])].push_back(NodeId::of(node));
+  }
+  return nodes;
+}
+
+/// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b"
+[[nodiscard]] inline std::string describe(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule) {
+  const auto counted = [](std::size_t n, const char* one, const char* many) {
+    return std::to_string(n) + " " + (n == 1 ? one : many);
+  };
+  const bool equal = std::adjacent_find(replicas.begin(), replicas.end(), std::not_equal_to<>()) == replicas.end();
+  std::string counts;
+  if (!equal) {
+    for (const int r : replicas) counts += (counts.empty() ? "" : "+") + std::to_string(r);
+  }
+  std::string text = counted(replicas.size(), "stage", "stages") + " x ";
+  text += equal ? counted(static_cast<std::size_t>(replicas.front()), "replica", "replicas") : counts + " replicas";
+  text += ", " + counted(static_cast<std::size_t>(microbatches), "micro-batch", "micro-batches");
+  if (replicas.size() > 1) text += std::string(", ") + (schedule == ScheduleKind::kGPipe ? "gpipe" : "1f1b");
+  return text;
+}
+
+/// Which neighbours in rank order work together.
+enum class Placement : std::uint8_t {
+  kReplicasTogether,  ///< consecutive ranks are replicas of one stage: gradient sums stay near
+  kStagesTogether,    ///< consecutive ranks are successive stages: activations stay near
+};
+
+/// Ranks of each replica of each stage, from rank 0 on without gaps.
+[[nodiscard]] inline std::vector<std::vector<Rank>> place(const std::vector<int>& replicas, Placement placement) {
+  std::vector<std::pair<double, std::size_t>> turns;  // (position of the replica in its stage, stage)
+  for (std::size_t s = 0; s < replicas.size(); ++s) {
+    for (int q = 0; q < replicas[s]; ++q) {
+      const double position = placement == Placement::kStagesTogether ? static_cast<double>(q) / replicas[s] : 0;
+      turns.emplace_back(position, s);
+    }
+  }
+  std::sort(turns.begin(), turns.end());
+  std::vector<std::vector<Rank>> ranks(replicas.size());
+  for (std::size_t i = 0; i < turns.size(); ++i) ranks[turns[i].second].push_back(Rank::of(i));
+  return ranks;
+}
+
+/// The placements worth comparing: one if all ranks in use are joined by one level of links, or only one stage or only
+/// single replicas are used, so that they are the same.
+[[nodiscard]] inline std::vector<Placement> placements(const std::vector<int>& replicas, const Cluster& cluster) {
+  const int used = std::accumulate(replicas.begin(), replicas.end(), 0);
+  const bool same = replicas.size() == 1 || used == static_cast<int>(replicas.size());
+  const bool one_level = cluster.levels.empty() || cluster.levels.front().span >= used;
+  if (same || one_level) return {Placement::kReplicasTogether};
+  return {Placement::kReplicasTogether, Placement::kStagesTogether};
+}
+
+}  // namespace autopar

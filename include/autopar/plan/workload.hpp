@@ -1,0 +1,228 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/assert.hpp>
+#include <autopar/core/error.hpp>
+#include <autopar/cost/concepts.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/graph/algorithms/quotient.hpp>
+#include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/graph/graph.hpp>
+#include <autopar/graph/iteration.hpp>
+
+namespace autopar {
+
+/// One unit of work for a planner: a node of the user's graph, or several that coarsening put together.
+struct WorkNode {
+  std::string name;                     ///< for messages
+  std::string path;                     ///< for messages, may be empty
+  std::vector<ParameterId> parameters;  ///< read by it, ascending, each once
+  Bytes resident{};                     ///< held all the time besides parameters
+  bool whole_batch = false;             ///< exact only with one micro-batch and one replica
+  std::vector<NodeId> members;          ///< nodes of the original graph, ascending
+};
+
+/// What a planner knows of a task graph: values only, the types of graph and cost model are gone. Coarsening gives a
+/// workload again, with the same costs for the same sets of original nodes.
+struct Workload {
+  Graph<WorkNode, ValueProfile> graph;
+  std::vector<ParameterProfile> parameters;  ///< by ParameterId
+  std::vector<InputProfile> inputs;          ///< readers are nodes of `graph`
+  std::vector<OutputProfile> outputs;        ///< writers are nodes of `graph`
+  bool loss_mode = true;                     ///< forwards and backwards may be interleaved
+  std::uint64_t hash = 0;
+
+  std::function<NodeCost(NodeId node, std::int64_t samples)> node_cost;  ///< of a node of `graph`, samples > 0
+  std::function<Seconds(Bytes, Rank, Rank)> transfer;
+  std::function<Seconds(Bytes, std::span<const Rank>)> all_reduce;
+  std::function<Seconds(Bytes, double)> update;
+  std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound, wherever the replicas are
+  std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound, whatever the ranks
+};
+
+namespace detail {
+
+/// The costs of nodes change with the share alone: each share is asked for once, all nodes together.
+class CostTable {
+ public:
+  CostTable(std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost)
+      : nodes_(nodes), cost_(std::move(cost)) {}
+
+  [[nodiscard]] const std::vector<NodeCost>& at(std::int64_t samples) {
+    auto& row = rows_[samples];
+    if (row.empty() && nodes_ > 0) {
+      row.reserve(nodes_);
+      for (const NodeId node : id_range<NodeId>(nodes_)) row.push_back(checked(node, samples));
+    }
+    return row;
+  }
+
+ private:
+  [[nodiscard]] NodeCost checked(NodeId node, std::int64_t samples) const {
+    const NodeCost cost = cost_(node, samples);
+    const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
+    if (!legal(cost.forward) || !legal(cost.backward) || cost.saved < Bytes(0) || cost.workspace < Bytes(0)) {
+      throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
+                            " samples is negative, infinite or not a number; correct the cost model");
+    }
+    return cost;
+  }
+
+  std::size_t nodes_;
+  std::function<NodeCost(NodeId, std::int64_t)> cost_;
+  std::map<std::int64_t, std::vector<NodeCost>> rows_;
+};
+
+[[nodiscard]] inline std::function<NodeCost(NodeId, std::int64_t)> tabulated(
+    std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost) {
+  auto table = std::make_shared<CostTable>(nodes, std::move(cost));
+  return [table](NodeId node, std::int64_t samples) { return table->at(samples)[node.index()]; };
+}
+
+template <class M>
+void set_link_costs(Workload& work, const M& model) {
+  work.transfer = [&model](Bytes bytes, Rank from, Rank to) { return model.transfer(bytes, from, to); };
+  work.all_reduce = [&model](Bytes bytes, std::span<const Rank> ranks) { return model.all_reduce(bytes, ranks); };
+  work.update = [&model](Bytes bytes, double factor) { return model.update(bytes, factor); };
+  work.least_all_reduce = [&model](Bytes bytes, int replicas) -> Seconds {
+    if constexpr (BoundsAllReduce<M>) return model.least_all_reduce(bytes, replicas);
+    return {};
+  };
+  work.least_transfer = [&model](Bytes bytes) -> Seconds {
+    if constexpr (BoundsTransfer<M>) return model.least_transfer(bytes);
+    return {};
+  };
+}
+
+}  // namespace detail
+
+/// A workload that refers to `graph` and `model`, which must outlive it: any graph with any cost model.
+/// @throws InvalidArgument if the graph is empty or has a cycle (named)
+template <BidirectionalGraph G, CostModel<G> M>
+[[nodiscard]] Workload make_workload(const G& graph, const M& model) {
+  expect(graph.node_count() > 0, "the graph to plan has no node; there is nothing to divide");
+  (void)topological_order(graph);
+  Workload work;
+  work.graph.reserve(graph.node_count(), graph.edge_count());
+  for (const NodeId node : nodes_of(graph)) {
+    WorkNode unit;
+    unit.name = "node " + std::to_string(node.value());
+    unit.members = {node};
+    if constexpr (HasResidentBytes<M, G>) unit.resident = model.resident(graph, node);
+    work.graph.add_node(std::move(unit));
+  }
+  for (const EdgeId edge : edges_of(graph)) {
+    work.graph.add_edge(graph.source(edge), graph.target(edge), model.value(graph, edge));
+  }
+  work.node_cost = detail::tabulated(graph.node_count(), [&graph, &model](NodeId node, std::int64_t samples) {
+    return model.node(graph, node, static_cast<double>(samples));
+  });
+  detail::set_link_costs(work, model);
+  return work;
+}
+
+/// A workload of a captured model; refers to `profile` and `model`, which must outlive it.
+/// @throws InvalidArgument if the graph is empty or has a cycle, or a parameter, reader or writer does not exist
+template <CostModel<Graph<OpProfile, ValueProfile>> M>
+[[nodiscard]] Workload make_workload(const ModelProfile& profile, const M& model) {
+  Workload work = make_workload(profile.graph, model);
+  for (const NodeId node : profile.graph.nodes()) {
+    const OpProfile& op = profile.graph[node];
+    WorkNode& unit = work.graph[node];
+    unit.name = op.name;
+    unit.path = op.path;
+    unit.whole_batch = op.whole_batch;
+    unit.parameters = op.parameters;
+    std::sort(unit.parameters.begin(), unit.parameters.end());
+    unit.parameters.erase(std::unique(unit.parameters.begin(), unit.parameters.end()), unit.parameters.end());
+    for (const ParameterId parameter : unit.parameters) {
+      expect(parameter.index() < profile.parameters.size(), "an atom reads a parameter that the profile does not list");
+    }
+  }
+  work.parameters = profile.parameters;
+  work.inputs = profile.inputs;
+  work.outputs = profile.outputs;
+  for (const auto& input : work.inputs) {
+    for (const NodeId reader : input.readers) {
+      expect(reader.index() < profile.graph.node_count(), "an input of the profile has a reader that does not exist");
+    }
+  }
+  for (const auto& output : work.outputs) {
+    expect(output.writer.index() < profile.graph.node_count(), "an output of the profile has no writer");
+  }
+  work.loss_mode = profile.loss_mode;
+  work.hash = profile.hash;
+  return work;
+}
+
+namespace detail {
+
+[[nodiscard]] inline WorkNode merged(const Graph<WorkNode, ValueProfile>& graph, const std::vector<NodeId>& members) {
+  WorkNode block = graph[members.front()];
+  for (const NodeId member : std::span(members).subspan(1)) {
+    const WorkNode& node = graph[member];
+    block.parameters.insert(block.parameters.end(), node.parameters.begin(), node.parameters.end());
+    block.members.insert(block.members.end(), node.members.begin(), node.members.end());
+    block.resident += node.resident;
+    if (node.whole_batch && !block.whole_batch) {
+      block.whole_batch = true;
+      block.name = node.name;
+      block.path = node.path;
+    }
+  }
+  std::sort(block.parameters.begin(), block.parameters.end());
+  block.parameters.erase(std::unique(block.parameters.begin(), block.parameters.end()), block.parameters.end());
+  std::sort(block.members.begin(), block.members.end());
+  return block;
+}
+
+}  // namespace detail
+
+/// The workload with the blocks of `partition` as nodes. Refers to `fine`, which must outlive it.
+/// @throws InvalidArgument if the blocks depend on one another in a circle
+[[nodiscard]] inline Workload contracted(const Workload& fine, const Partition& partition) {
+  const QuotientGraph blocks = quotient(fine.graph, partition);
+  Workload coarse;
+  for (const NodeId block : blocks.nodes()) coarse.graph.add_node(detail::merged(fine.graph, blocks[block]));
+  for (const EdgeId edge : blocks.edges()) {
+    for (const EdgeId original : blocks[edge]) {
+      coarse.graph.add_edge(blocks.source(edge), blocks.target(edge), fine.graph[original]);
+    }
+  }
+  coarse.parameters = fine.parameters;
+  coarse.inputs = fine.inputs;
+  for (auto& input : coarse.inputs) {
+    for (NodeId& reader : input.readers) reader = node_of(partition.block_of(reader));
+  }
+  coarse.outputs = fine.outputs;
+  for (auto& output : coarse.outputs) output.writer = node_of(partition.block_of(output.writer));
+  coarse.loss_mode = fine.loss_mode;
+  coarse.hash = fine.hash;
+  coarse.node_cost = detail::tabulated(
+      blocks.node_count(), [&fine, partition](NodeId block, std::int64_t samples) {
+        NodeCost sum;
+        for (const NodeId member : partition.members(BlockId(block.value()))) {
+          const NodeCost cost = fine.node_cost(member, samples);
+          sum.forward += cost.forward;
+          sum.backward += cost.backward;
+          sum.saved += cost.saved;
+          sum.workspace = std::max(sum.workspace, cost.workspace);
+        }
+        return sum;
+      });
+  coarse.transfer = fine.transfer;
+  coarse.all_reduce = fine.all_reduce;
+  coarse.update = fine.update;
+  coarse.least_all_reduce = fine.least_all_reduce;
+  coarse.least_transfer = fine.least_transfer;
+  return coarse;
+}
+
+}  // namespace autopar
