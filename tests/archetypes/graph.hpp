@@ -11,8 +11,8 @@
 #include <autopar/core/units.hpp>
 #include <autopar/graph/concepts.hpp>
 
-/// Models of the graph concepts that offer what the concept asks for and nothing more, and near misses. An algorithm that
-/// compiles and works on an archetype uses no more than its concept grants.
+/// Models of the graph concepts that offer what the concept asks for and nothing more, and near misses. An algorithm
+/// that compiles and works on an archetype uses no more than its concept grants.
 namespace autopar::archetypes {
 
 /// A forward range of edges: no size, no random access, not a view, reached through iterators alone.

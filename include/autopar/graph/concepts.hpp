@@ -11,12 +11,14 @@ namespace autopar {
 
 /// @brief A multi-pass range of `T`, by value or by reference.
 template <class R, class T>
-concept RangeOf = std::ranges::forward_range<R> && std::same_as<std::remove_cvref_t<std::ranges::range_reference_t<R>>, T>;
+concept RangeOf =
+    std::ranges::forward_range<R> && std::same_as<std::remove_cvref_t<std::ranges::range_reference_t<R>>, T>;
 
 /// @brief A directed multigraph that can be walked from sources to targets.
 ///
 /// Laws: node ids are dense, 0 … node_count() - 1, likewise edge ids; `out_edges` partitions the edges by their source;
-/// repeated calls on an unchanged graph give the same ranges in the same order. Self-loops and parallel edges are legal.
+/// repeated calls on an unchanged graph give the same ranges in the same order. Self-loops and parallel edges are
+/// legal.
 template <class G>
 concept DirectedGraph = requires(const G& graph, NodeId node, EdgeId edge) {
   { graph.node_count() } -> std::same_as<std::size_t>;

@@ -17,7 +17,8 @@ namespace autopar {
 /// Nodes and edges are only ever added, so ids stay valid and dense. Parallel edges and self-loops are stored as given;
 /// whether they make sense is for the algorithm to say.
 ///
-/// @invariant `source(e)` and `target(e)` are nodes of the graph; `out_edges` and `in_edges` list edges in the order added.
+/// @invariant `source(e)` and `target(e)` are nodes of the graph; `out_edges` and `in_edges` list edges in the order
+/// added.
 /// @cost every access O(1); 56 bytes a node and 16 an edge besides the payloads
 /// @tparam Node payload of a node, movable
 /// @tparam Edge payload of an edge, movable

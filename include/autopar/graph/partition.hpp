@@ -77,8 +77,8 @@ class Partition {
 template <DirectedGraph G>
 void require_partition_of(const G& graph, const Partition& partition) {
   if (partition.node_count() != graph.node_count()) {
-    throw InvalidArgument("a partition of " + std::to_string(partition.node_count()) + " nodes does not fit a graph of " +
-                          std::to_string(graph.node_count()) + " nodes");
+    throw InvalidArgument("a partition of " + std::to_string(partition.node_count()) +
+                          " nodes does not fit a graph of " + std::to_string(graph.node_count()) + " nodes");
   }
 }
 

@@ -14,7 +14,7 @@ namespace autopar {
 ///
 /// @invariant refers to the graph, which must outlive the view; owns the functions
 template <BidirectionalGraph G, std::invocable<NodeId> Cost, std::invocable<EdgeId> EdgeBytes>
-  requires std::same_as<std::invoke_result_t<const EdgeBytes&, EdgeId>, Bytes>
+requires std::same_as<std::invoke_result_t<const EdgeBytes&, EdgeId>, Bytes>
 class WeightedView {
  public:
   WeightedView(const G& graph, Cost cost, EdgeBytes bytes)

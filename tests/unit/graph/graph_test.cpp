@@ -94,7 +94,8 @@ TEST_CASE("every edge is the out-edge of its source and the in-edge of its targe
   constexpr std::size_t kNodes = 100'000;
   graph.reserve(kNodes, 2 * kNodes);
   for (std::size_t i = 0; i < kNodes; ++i) graph.add_node();
-  for (std::size_t i = 0; i < 2 * kNodes; ++i) graph.add_edge(NodeId::of(i * 7919 % kNodes), NodeId::of(i * 104729 % kNodes));
+  for (std::size_t i = 0; i < 2 * kNodes; ++i)
+    graph.add_edge(NodeId::of(i * 7919 % kNodes), NodeId::of(i * 104729 % kNodes));
   std::size_t out = 0, in = 0, wrong = 0;
   for (const NodeId node : graph.nodes()) {
     for (const EdgeId edge : graph.out_edges(node)) out += 1, wrong += graph.source(edge) != node;

@@ -21,16 +21,22 @@ TEST_CASE("a node set behaves as a std::set, whatever the universe", "[graph]") 
     for (std::size_t step = 0; universe > 0 && step < 3 * universe; ++step) {
       const NodeId node = NodeId::of(random() % universe);
       switch (random() % 3) {
-        case 0: CHECK(a.insert(node) == model_a.insert(node).second); break;
-        case 1: CHECK(b.insert(node) == model_b.insert(node).second); break;
-        default: CHECK(a.erase(node) == (model_a.erase(node) == 1));
+        case 0:
+          CHECK(a.insert(node) == model_a.insert(node).second);
+          break;
+        case 1:
+          CHECK(b.insert(node) == model_b.insert(node).second);
+          break;
+        default:
+          CHECK(a.erase(node) == (model_a.erase(node) == 1));
       }
     }
     const auto same = [universe](const NodeSet& set, const std::set<NodeId>& model) {
       CHECK(std::vector<NodeId>(set.begin(), set.end()) == std::vector<NodeId>(model.begin(), model.end()));
       CHECK(set.size() == model.size());
       CHECK(set.empty() == model.empty());
-      for (std::size_t i = 0; i < universe + 70; ++i) CHECK(set.contains(NodeId::of(i)) == model.contains(NodeId::of(i)));
+      for (std::size_t i = 0; i < universe + 70; ++i)
+        CHECK(set.contains(NodeId::of(i)) == model.contains(NodeId::of(i)));
     };
     same(a, model_a);
     std::set<NodeId> both, either = model_a, only_a;

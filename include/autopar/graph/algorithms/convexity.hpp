@@ -95,7 +95,8 @@ template <DirectedGraph G>
   return !reachable_from(graph, std::move(left)).intersects(set);
 }
 
-/// @brief The smallest convex set that holds `set`: with two nodes all that lies on a path between them. O(nodes + edges).
+/// @brief The smallest convex set that holds `set`: with two nodes all that lies on a path between them.
+/// @cost O(nodes + edges)
 template <BidirectionalGraph G>
 [[nodiscard]] NodeSet convex_closure(const G& graph, const NodeSet& set) {
   return reachable_from(graph, set) & reaching(graph, set);

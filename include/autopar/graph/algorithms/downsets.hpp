@@ -28,7 +28,7 @@ inline constexpr std::size_t kMaxDownsets = static_cast<std::size_t>(std::numeri
 /// nested downsets. A chain of downsets from the empty one to all nodes is therefore a pipeline, and every pipeline is
 /// such a chain.
 ///
-/// @invariant ids ascend with inclusion: a proper subset has a smaller id; the first is the empty set, the last all nodes
+/// @invariant ids ascend with inclusion: a proper subset has a smaller id; the empty set is first, all nodes are last
 /// @cost 24 bytes a downset and 8 a cover; a downset of a graph has at most log2(size()) covers
 class DownsetLattice {
  public:
@@ -65,8 +65,9 @@ class DownsetLattice {
   /// @brief Visits each proper superset of a downset once, growing and shrinking one difference node by node.
   ///
   /// `enter(node, id)` is called when `node` joins the difference, which then is that of `id` and `from`; if it returns
-  /// false, the supersets that add only later nodes (in topological order) to this one are left out. So a criterion that
-  /// fails for all supersets once it fails, such as memory, loses nothing. `leave(node)` is called when the node goes.
+  /// false, the supersets that add only later nodes (in topological order) to this one are left out. So a criterion
+  /// that fails for all supersets once it fails, such as memory, loses nothing. `leave(node)` is called when the node
+  /// goes.
   ///
   /// @cost O(log2(size())) a visit, without recursion; the number of visits is that of convex sets that begin at `from`
   template <class Enter, class Leave>
@@ -86,8 +87,9 @@ class DownsetLattice {
   void resolve_covers();
   [[nodiscard]] const Cover* find_cover(DownsetId id, NodeId added) const {
     const auto row = covers(id);
-    const auto found = std::lower_bound(row.begin(), row.end(), position_[added.index()],
-                                        [this](const Cover& c, std::size_t p) { return position_[c.added.index()] < p; });
+    const auto found =
+        std::lower_bound(row.begin(), row.end(), position_[added.index()],
+                         [this](const Cover& c, std::size_t p) { return position_[c.added.index()] < p; });
     return found != row.end() && found->added == added ? &*found : nullptr;
   }
 
@@ -105,30 +107,31 @@ class DownsetLattice {
 /// @throws InvalidArgument if the graph has a cycle or `limit` is too large
 /// @cost O(downsets * (log(limit) * log(log(limit)) + out-degree)) after O(edges + nodes log nodes); giving up costs no
 ///       more than `limit` downsets
-/// @source the tree of downsets: Steiner, An algorithm to generate the ideals of a partial order, Oper. Res. Lett. 5(6),
-///         1986, section 2, with depth-first numbering
+/// @source after Steiner, An algorithm to generate the ideals of a partial order, Oper. Res. Lett. 5(6), 1986
 template <DirectedGraph G>
 [[nodiscard]] std::optional<DownsetLattice> enumerate_downsets(const G& graph, std::size_t limit) {
   if (limit > kMaxDownsets) {
-    throw InvalidArgument("enumerate_downsets: the limit " + std::to_string(limit) + " is above kMaxDownsets = " +
-                          std::to_string(kMaxDownsets));
+    throw InvalidArgument("enumerate_downsets: the limit " + std::to_string(limit) +
+                          " is above kMaxDownsets = " + std::to_string(kMaxDownsets));
   }
   detail::DownsetWalk walk(graph);
   DownsetLattice lattice(walk.order());
   const auto& order = walk.order();
-  const bool complete = walk.run(limit, [&](std::size_t parent, std::size_t added, std::span<const std::size_t> available) {
-    auto& downsets = lattice.downsets_;
-    auto& covers = lattice.covers_;
-    const bool is_empty_set = downsets.empty();
-    const auto id = DownsetId::of(downsets.size());
-    downsets.push_back({DownsetId::of(parent), is_empty_set ? NodeId::none() : order[added],
-                        is_empty_set ? 0 : downsets[parent].cardinality + 1, covers.size()});
-    for (const std::size_t position : available) covers.push_back({order[position], DownsetId::none()});
-    if (!is_empty_set) {
-      const auto row = std::span(covers).subspan(downsets[parent].first_cover);
-      std::find_if(row.begin(), row.end(), [&](const auto& cover) { return cover.added == order[added]; })->result = id;
-    }
-  });
+  const bool complete =
+      walk.run(limit, [&](std::size_t parent, std::size_t added, std::span<const std::size_t> available) {
+        auto& downsets = lattice.downsets_;
+        auto& covers = lattice.covers_;
+        const bool is_empty_set = downsets.empty();
+        const auto id = DownsetId::of(downsets.size());
+        downsets.push_back({DownsetId::of(parent), is_empty_set ? NodeId::none() : order[added],
+                            is_empty_set ? 0 : downsets[parent].cardinality + 1, covers.size()});
+        for (const std::size_t position : available) covers.push_back({order[position], DownsetId::none()});
+        if (!is_empty_set) {
+          const auto row = std::span(covers).subspan(downsets[parent].first_cover);
+          const auto child = [&](const auto& cover) { return cover.added == order[added]; };
+          std::find_if(row.begin(), row.end(), child)->result = id;
+        }
+      });
   if (!complete) return std::nullopt;
   lattice.resolve_covers();
   return lattice;

@@ -74,8 +74,8 @@ template <DirectedGraph G>
   for (const NodeId node : nodes_of(graph)) {
     for (const NodeId successor : successors_of(graph, node)) {
       if (position[node.index()] >= position[successor.index()]) {
-        throw InvalidArgument("the order puts node " + std::to_string(successor.value()) + " before its predecessor, node " +
-                              std::to_string(node.value()));
+        throw InvalidArgument("the order puts node " + std::to_string(successor.value()) +
+                              " before its predecessor, node " + std::to_string(node.value()));
       }
     }
   }

@@ -85,8 +85,8 @@ class DownsetWalk {
     return available < 8 * sizeof(std::size_t) && (std::size_t{1} << available) <= limit;
   }
   [[nodiscard]] std::span<const std::size_t> successors(std::size_t position) const {
-    return std::span(successors_).subspan(first_successor_[position],
-                                          first_successor_[position + 1] - first_successor_[position]);
+    return std::span(successors_)
+        .subspan(first_successor_[position], first_successor_[position + 1] - first_successor_[position]);
   }
 
   /// Pushes the frame of a child; its available positions are the parent's, less `added`, with what it enables.

@@ -17,9 +17,8 @@ std::vector<NodeSet> brute_force_downsets(const PlainGraph& graph) {
   std::vector<NodeSet> found;
   for (std::size_t mask = 0; mask < (std::size_t{1} << graph.node_count()); ++mask) {
     const auto inside = [&](NodeId node) { return ((mask >> node.index()) & 1) != 0; };
-    const bool closed = std::ranges::all_of(graph.edges(), [&](EdgeId edge) {
-      return inside(graph.source(edge)) || !inside(graph.target(edge));
-    });
+    const bool closed = std::ranges::all_of(
+        graph.edges(), [&](EdgeId edge) { return inside(graph.source(edge)) || !inside(graph.target(edge)); });
     if (!closed) continue;
     NodeSet set(graph.node_count());
     for (const NodeId node : graph.nodes()) {
@@ -80,7 +79,8 @@ TEST_CASE("the covers of a downset are all downsets with one node more", "[graph
         if (!more.insert(node)) continue;
         if (const auto id = lattice.find(more)) expected.emplace(node, *id);
       }
-      for (const auto& cover : lattice.covers(DownsetId::of(k))) CHECK(actual.emplace(cover.added, cover.result).second);
+      for (const auto& cover : lattice.covers(DownsetId::of(k)))
+        CHECK(actual.emplace(cover.added, cover.result).second);
       CHECK(actual == expected);
     }
   }
@@ -167,7 +167,8 @@ TEST_CASE("the empty graph has one downset, and a chain one more than nodes", "[
   CHECK(nothing.size() == 1);
   CHECK(nothing.empty_set() == nothing.all_nodes());
   CHECK(nothing.covers(nothing.empty_set()).empty());
-  nothing.for_each_superset(nothing.empty_set(), [](NodeId, DownsetId) -> bool { throw 0; }, ignore);
+  nothing.for_each_superset(
+      nothing.empty_set(), [](NodeId, DownsetId) -> bool { throw 0; }, ignore);
 
   const auto line = *enumerate_downsets(chain(100'000), 100'001);
   CHECK(line.size() == 100'001);
@@ -175,7 +176,8 @@ TEST_CASE("the empty graph has one downset, and a chain one more than nodes", "[
   CHECK(line.covers(DownsetId(5)).size() == 1);
   CHECK(line.covers(DownsetId(5)).front().result == DownsetId(6));
   std::size_t visits = 0;
-  line.for_each_superset(line.empty_set(), [&](NodeId, DownsetId) { return ++visits, true; }, ignore);
+  line.for_each_superset(
+      line.empty_set(), [&](NodeId, DownsetId) { return ++visits, true; }, ignore);
   CHECK(visits == 100'000);
 }
 

@@ -40,7 +40,8 @@ TEST_CASE("levels and the critical path agree with the enumeration of all paths"
     const auto node_cost = [&](NodeId node) { return node_costs[node.index()]; };
     const auto edge_cost = [&](EdgeId edge) { return edge_costs[edge.index()]; };
     long expected = 0;
-    for (const NodeId node : graph.nodes()) expected = std::max(expected, longest_to(graph, node, node_cost, edge_cost));
+    for (const NodeId node : graph.nodes())
+      expected = std::max(expected, longest_to(graph, node, node_cost, edge_cost));
 
     const auto path = critical_path(graph, node_cost, edge_cost);
     CHECK(path.cost == expected);

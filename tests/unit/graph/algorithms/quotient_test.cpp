@@ -60,7 +60,8 @@ TEST_CASE("a contraction keeps each edge between blocks once, under one edge a p
 
     std::map<std::pair<NodeId, NodeId>, std::vector<EdgeId>> expected, actual;
     for (const EdgeId edge : graph.edges()) {
-      const auto ends = std::pair(node_of(partition.block_of(graph.source(edge))), node_of(partition.block_of(graph.target(edge))));
+      const auto ends =
+          std::pair(node_of(partition.block_of(graph.source(edge))), node_of(partition.block_of(graph.target(edge))));
       if (ends.first != ends.second) expected[ends].push_back(edge);
     }
     for (const EdgeId edge : blocks.edges()) {
@@ -72,10 +73,12 @@ TEST_CASE("a contraction keeps each edge between blocks once, under one edge a p
 
 TEST_CASE("a quotient with a circle is refused and the blocks are named", "[graph]") {
   const PlainGraph graph = chain(3);
-  CHECK_THROWS_WITH(quotient(graph, Partition({BlockId(0), BlockId(1), BlockId(0)})),
-                    ContainsSubstring("block 0 (node 0 and 1 more) -> block 1 (node 1) -> block 0 (node 0 and 1 more)"));
+  CHECK_THROWS_WITH(
+      quotient(graph, Partition({BlockId(0), BlockId(1), BlockId(0)})),
+      ContainsSubstring("block 0 (node 0 and 1 more) -> block 1 (node 1) -> block 0 (node 0 and 1 more)"));
   CHECK(quotient(graph, Partition({BlockId(0), BlockId(0), BlockId(1)})).edge_count() == 1);
-  CHECK_THROWS_WITH(quotient(graph, Partition::singletons(2)), "a partition of 2 nodes does not fit a graph of 3 nodes");
+  CHECK_THROWS_WITH(quotient(graph, Partition::singletons(2)),
+                    "a partition of 2 nodes does not fit a graph of 3 nodes");
   CHECK(quotient(PlainGraph(), Partition()).empty());
 }
 
@@ -122,7 +125,8 @@ TEST_CASE("the acyclic coarsening refines every other one, on graphs with and wi
 
 TEST_CASE("groups that share a node become one, and what lies between goes with them", "[graph]") {
   const PlainGraph graph = chain(7);
-  const auto together = acyclic_coarsening(graph, {{NodeId(5), NodeId(3)}, {}, {NodeId(0)}, {NodeId(1), NodeId(1), NodeId(2)}});
+  const auto together =
+      acyclic_coarsening(graph, {{NodeId(5), NodeId(3)}, {}, {NodeId(0)}, {NodeId(1), NodeId(1), NodeId(2)}});
   CHECK(together == Partition({BlockId(0), BlockId(1), BlockId(1), BlockId(2), BlockId(2), BlockId(2), BlockId(3)}));
   const auto shared = acyclic_coarsening(graph, {{NodeId(0), NodeId(1)}, {NodeId(1), NodeId(3)}});
   CHECK(shared.members(BlockId(0)) == std::vector{NodeId(0), NodeId(1), NodeId(2), NodeId(3)});
@@ -146,7 +150,8 @@ TEST_CASE("connected components ignore the direction of edges", "[graph]") {
       }
     }
     for (const BlockId block : id_range<BlockId>(components.block_count())) {
-      if (block.value() > 0) CHECK(components.members(BlockId(block.value() - 1)).front() < components.members(block).front());
+      if (block.value() > 0)
+        CHECK(components.members(BlockId(block.value() - 1)).front() < components.members(block).front());
     }
   }
   CHECK(connected_components(chain(100'000)).block_count() == 1);

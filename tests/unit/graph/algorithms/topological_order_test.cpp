@@ -79,7 +79,8 @@ TEST_CASE("the error names the nodes of the cycle, in the caller's words", "[gra
   graph.add_edge(a, b);
   graph.add_edge(b, a);
   CHECK_THROWS_WITH(topological_order(graph), ContainsSubstring("node 1 -> node 2 -> node 1;"));
-  CHECK_THROWS_WITH(topological_order(graph, [&](NodeId node) { return graph[node]; }), ContainsSubstring(": a -> b -> a;"));
+  CHECK_THROWS_WITH(topological_order(graph, [&](NodeId node) { return graph[node]; }),
+                    ContainsSubstring(": a -> b -> a;"));
 }
 
 TEST_CASE("a self-loop is a cycle of one", "[graph]") {
@@ -94,9 +95,10 @@ TEST_CASE("a self-loop is a cycle of one", "[graph]") {
 TEST_CASE("long cycles are told in few words", "[graph]") {
   PlainGraph graph = chain(100'000);
   graph.add_edge(NodeId(99'999), NodeId(0));
-  CHECK_THROWS_WITH(topological_order(graph), ContainsSubstring("node 0 -> node 1 -> node 2 -> node 3 -> (99992 more) -> "
-                                                                "node 99996 -> node 99997 -> node 99998 -> node 99999 -> "
-                                                                "node 0;"));
+  CHECK_THROWS_WITH(topological_order(graph),
+                    ContainsSubstring("node 0 -> node 1 -> node 2 -> node 3 -> (99992 more) -> "
+                                      "node 99996 -> node 99997 -> node 99998 -> node 99999 -> "
+                                      "node 0;"));
   std::vector<NodeId> eight;
   for (int i = 0; i < 8; ++i) eight.push_back(NodeId(i));
   CHECK_THAT(describe_cycle(eight), !ContainsSubstring("more"));
@@ -119,6 +121,7 @@ TEST_CASE("an order that is none is refused with the reason", "[graph]") {
   CHECK_THROWS_WITH(positions_in(graph, {a, b}), "an order of 2 nodes does not fit a graph of 3 nodes");
   CHECK_THROWS_WITH(positions_in(graph, {a, b, b}), "the order names node 1 twice");
   CHECK_THROWS_WITH(positions_in(graph, {a, b, NodeId(3)}), "the order names node 3, which the graph does not have");
-  CHECK_THROWS_WITH(positions_in(graph, {a, b, NodeId::none()}), "the order names node -1, which the graph does not have");
+  CHECK_THROWS_WITH(positions_in(graph, {a, b, NodeId::none()}),
+                    "the order names node -1, which the graph does not have");
   CHECK_THROWS_WITH(positions_in(graph, {b, a, c}), "the order puts node 1 before its predecessor, node 0");
 }
