@@ -33,15 +33,16 @@ struct Interval {
   friend constexpr bool operator==(Interval, Interval) = default;
 };
 
-/// One step of one rank's program. The simulator and the executor interpret the same value.
+/// One step of one rank's program. The simulator and the executor interpret the same value. What an action does not use
+/// keeps its default, so that equal actions compare equal.
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  StageId stage;         ///< kForward, kBackward: the stage that runs
+  StageId stage{};       ///< kForward, kBackward: the stage that runs
   int microbatch = -1;   ///< all but kReduce
   int channel = -1;      ///< kSend, kReceive: index into Pipeline::channels
-  Flow flow = Flow::kValue;
-  Rank peer;             ///< kSend, kReceive
-  Interval samples;      ///< kForward, kBackward: the share; kSend, kReceive: what the message carries (batched channels)
+  Flow flow = Flow::kValue;  ///< kGradient also for kBackward and kReduce
+  Rank peer{};           ///< kSend, kReceive; the rank itself for a copy between its own stage and source or sink
+  Interval samples{};    ///< kForward, kBackward: the share; kSend, kReceive: what the message carries (batched channels)
   int group = -1;        ///< kReduce: index into Pipeline::groups
   int bucket = -1;       ///< kReduce: bucket of that group, issued in ascending order
 
@@ -76,5 +77,8 @@ struct Program {
   std::vector<std::vector<Action>> ranks;
   friend bool operator==(const Program&, const Program&) = default;
 };
+
+/// How many forwards and backwards ahead of its use a receive is posted. Simulator and executor agree on it.
+inline constexpr int kReceivesAhead = 2;
 
 }  // namespace autopar

@@ -1,0 +1,310 @@
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/schedule/action.hpp>
+#include <autopar/schedule/pipeline.hpp>
+
+namespace autopar {
+
+/// What the simulator asks about time. `message` gets the send; whole messages (replicated values, partial sums) have no
+/// samples. `reduce` gets the action of one member.
+template <class C>
+concept ProgramCosts = requires(const C& costs, StageId stage, std::int64_t samples, Rank from, const Action& action) {
+  { costs.forward(stage, samples) } -> std::same_as<Seconds>;
+  { costs.backward(stage, samples) } -> std::same_as<Seconds>;
+  { costs.message(from, action) } -> std::same_as<Seconds>;
+  { costs.reduce(action) } -> std::same_as<Seconds>;
+};
+
+/// When one action was under way: a message while it travels, at both of its ends.
+struct Span {
+  Seconds start{};
+  Seconds end{};
+};
+
+/// Predicted course of a program.
+struct Timeline {
+  std::vector<std::vector<Span>> spans;  ///< [rank][position], as in the program
+  std::vector<Seconds> busy;             ///< [rank] computing
+  Seconds step{};                        ///< until the last rank has done everything
+
+  /// Share of the step in which the average rank that computes at all does not compute, [0, 1).
+  [[nodiscard]] double idle_share() const {
+    double sum = 0;
+    int computing = 0;
+    for (const Seconds time : busy) {
+      sum += time.value();
+      computing += time.value() > 0 ? 1 : 0;
+    }
+    return computing == 0 || step.value() <= 0 ? 0 : 1 - sum / (computing * step.value());
+  }
+};
+
+namespace detail {
+
+/// A program with its messages joined to their ends and its forwards and backwards ("turns") numbered, for one rank
+/// after the other.
+class LinkedProgram {
+ public:
+  struct Message {
+    std::size_t from, to;                    // ranks
+    std::size_t send_at = 0, receive_at = 0;  // positions
+    std::int32_t turn = -1;                  // of the receiver, which waits for it; -1 = nobody but the end of the step
+    bool half_ready = false;                 // one of send and receive was issued
+  };
+  struct Turn {
+    std::size_t at = 0;                   // position
+    int missing = 0;                      // messages
+    double ready_at = 0;                  // the messages are there
+    std::vector<std::int32_t> sends, receives;  // since the turn before
+  };
+  struct RankTurns {
+    std::vector<Turn> turns;  // one more than there are: what follows the last
+    std::vector<std::size_t> reductions;
+  };
+
+  explicit LinkedProgram(const Program& program) : ranks(program.ranks.size()) {
+    std::vector<std::vector<std::int32_t>> sent_to(ranks.size());  // in order of sender, then position
+    for (std::size_t r = 0; r < ranks.size(); ++r) read_rank(program, r, sent_to);
+    for (std::size_t r = 0; r < ranks.size(); ++r) join_receives(program, r, sent_to[r]);
+  }
+
+  std::vector<RankTurns> ranks;
+  std::vector<Message> messages;
+
+ private:
+  void read_rank(const Program& program, std::size_t r, std::vector<std::vector<std::int32_t>>& sent_to) {
+    auto& mine = ranks[r];
+    mine.turns.emplace_back();
+    const auto& actions = program.ranks[r];
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      if (actions[i].kind == ActionKind::kSend) {
+        const auto id = static_cast<std::int32_t>(messages.size());
+        messages.push_back({.from = r, .to = actions[i].peer.index(), .send_at = i});
+        mine.turns.back().sends.push_back(id);
+        sent_to[actions[i].peer.index()].push_back(id);
+      } else if (actions[i].kind == ActionKind::kReduce) {
+        mine.reductions.push_back(i);
+      } else if (actions[i].kind != ActionKind::kReceive) {
+        mine.turns.back().at = i;
+        mine.turns.emplace_back();
+      }
+    }
+  }
+
+  /// Gives each receive its message, and each turn the messages that it waits for: those received before it for the same
+  /// micro-batch in the same direction.
+  void join_receives(const Program& program, std::size_t r, const std::vector<std::int32_t>& sent) {
+    std::vector<std::size_t> next(ranks.size() + 1, 0);  // by sender: position in `sent`
+    for (const auto id : sent) ++next[messages[static_cast<std::size_t>(id)].from + 1];
+    for (std::size_t s = 1; s < next.size(); ++s) next[s] += next[s - 1];
+
+    std::vector<std::vector<std::int32_t>> arrived;  // [2 * microbatch + flow], not yet used
+    const auto slot = [&](const Action& action) -> std::vector<std::int32_t>& {
+      const auto index = 2 * static_cast<std::size_t>(action.microbatch) + (action.flow == Flow::kGradient ? 1 : 0);
+      if (index >= arrived.size()) arrived.resize(index + 1);
+      return arrived[index];
+    };
+    std::size_t turn = 0;
+    for (std::size_t i = 0; i < program.ranks[r].size(); ++i) {
+      const Action& action = program.ranks[r][i];
+      if (action.kind == ActionKind::kReceive) {
+        const auto at = next[action.peer.index()]++;
+        if (at >= sent.size() || messages[static_cast<std::size_t>(sent[at])].from != action.peer.index()) {
+          throw InvalidArgument("simulate: rank " + std::to_string(r) + ": " + describe(action) + " meets no send");
+        }
+        messages[static_cast<std::size_t>(sent[at])].receive_at = i;
+        ranks[r].turns[turn].receives.push_back(sent[at]);
+        slot(action).push_back(sent[at]);
+      } else if (action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward) {
+        for (const auto id : slot(action)) messages[static_cast<std::size_t>(id)].turn = static_cast<std::int32_t>(turn);
+        ranks[r].turns[turn].missing = static_cast<int>(slot(action).size());
+        slot(action).clear();
+        ++turn;
+      }
+    }
+  }
+};
+
+template <ProgramCosts Costs>
+class Simulation {
+ public:
+  Simulation(const Pipeline& pipeline, const Program& program, const Costs& costs)
+      : pipeline_(pipeline), program_(program), costs_(costs), linked_(program), states_(program.ranks.size()) {
+    timeline_.spans.resize(program.ranks.size());
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) timeline_.spans[r].resize(program.ranks[r].size());
+    timeline_.busy.resize(program.ranks.size());
+  }
+
+  [[nodiscard]] Timeline run() && {
+    for (std::size_t r = 0; r < states_.size(); ++r) arrivals_.push({0, r});
+    while (!arrivals_.empty()) {
+      const auto [now, r] = arrivals_.top();
+      arrivals_.pop();
+      come_to_turn(r, now);
+    }
+    for (std::size_t r = 0; r < states_.size(); ++r) {
+      if (states_[r].next + 1 < linked_.ranks[r].turns.size()) refuse(r);
+    }
+    run_reductions();
+    for (const auto& spans : timeline_.spans) {
+      for (const Span& span : spans) timeline_.step = std::max(timeline_.step, span.end);
+    }
+    return std::move(timeline_);
+  }
+
+ private:
+  struct State {
+    std::size_t next = 0;       // turn that the rank has come to
+    std::size_t posted = 0;     // turns whose receives are posted
+    bool waiting = false;       // for messages
+    double since = 0;           // came to the turn
+    double egress_free = 0, ingress_free = 0;
+    double last_start = 0, last_end = 0;  // of the last turn
+    bool fills_buckets = false;           // the last turn is a backward
+  };
+
+  void come_to_turn(std::size_t r, double now) {
+    State& state = states_[r];
+    auto& turns = linked_.ranks[r].turns;
+    for (; state.posted < std::min(state.next + kReceivesAhead + 1, turns.size()); ++state.posted) {
+      for (const auto id : turns[state.posted].receives) issue(id, now);
+    }
+    for (const auto id : turns[state.next].sends) issue(id, now);
+    state.waiting = true;
+    state.since = now;
+    start_if_ready(r);
+  }
+
+  /// One end of a message is there. With both, it travels as soon as the ports are free, in order of time.
+  void issue(std::int32_t id, double now) {
+    auto& message = linked_.messages[static_cast<std::size_t>(id)];
+    if (!std::exchange(message.half_ready, true)) return;
+    double start = now, end = now;
+    if (message.from != message.to) {
+      State& sender = states_[message.from];
+      State& receiver = states_[message.to];
+      start = std::max({now, sender.egress_free, receiver.ingress_free});
+      const Action& send = program_.ranks[message.from][message.send_at];
+      end = start + costs_.message(Rank::of(message.from), send).value();
+      sender.egress_free = receiver.ingress_free = end;
+    }
+    const Span span{Seconds(start), Seconds(end)};
+    timeline_.spans[message.from][message.send_at] = span;
+    timeline_.spans[message.to][message.receive_at] = span;
+    if (message.turn < 0) return;
+    auto& turn = linked_.ranks[message.to].turns[static_cast<std::size_t>(message.turn)];
+    --turn.missing;
+    turn.ready_at = std::max(turn.ready_at, end);
+    start_if_ready(message.to);
+  }
+
+  void start_if_ready(std::size_t r) {
+    State& state = states_[r];
+    const auto& turns = linked_.ranks[r].turns;
+    const auto& turn = turns[state.next];
+    if (!state.waiting || turn.missing > 0 || state.next + 1 == turns.size()) return;
+    const Action& action = program_.ranks[r][turn.at];
+    const Seconds duration = action.kind == ActionKind::kForward ? costs_.forward(action.stage, action.samples.size())
+                                                                 : costs_.backward(action.stage, action.samples.size());
+    state.waiting = false;
+    state.last_start = std::max(state.since, turn.ready_at);
+    state.last_end = state.last_start + duration.value();
+    state.fills_buckets = action.kind == ActionKind::kBackward;
+    timeline_.spans[r][turn.at] = {Seconds(state.last_start), Seconds(state.last_end)};
+    timeline_.busy[r] += duration;
+    ++state.next;
+    arrivals_.push({state.last_end, r});
+  }
+
+  /// A stage's buckets fill evenly during its last backward; parameters tied across stages are complete at its end.
+  void run_reductions() {
+    std::vector<std::size_t> done(states_.size(), 0);
+    std::vector<double> free_at(states_.size(), 0);
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      const ReduceGroup& group = pipeline_.groups[g];
+      for (int b = 0; b < group.buckets; ++b) {
+        double start = 0;
+        const Action* action = nullptr;
+        for (const Rank rank : group.ranks) {
+          const State& state = states_[rank.index()];
+          const auto& reductions = linked_.ranks[rank.index()].reductions;
+          if (done[rank.index()] == reductions.size()) return;  // a forward phase, or a program without reductions
+          action = &program_.ranks[rank.index()][reductions[done[rank.index()]]];
+          const bool early = group.stage.valid() && state.fills_buckets;
+          const double filled = early ? (b + 1.0) / group.buckets : 1.0;
+          start = std::max({start, state.last_start + filled * (state.last_end - state.last_start),
+                            free_at[rank.index()]});
+        }
+        const double end = start + costs_.reduce(*action).value();
+        for (const Rank rank : group.ranks) {
+          free_at[rank.index()] = end;
+          timeline_.spans[rank.index()][linked_.ranks[rank.index()].reductions[done[rank.index()]++]] = {Seconds(start),
+                                                                                                         Seconds(end)};
+        }
+      }
+    }
+  }
+
+  [[noreturn]] void refuse(std::size_t r) const {
+    const auto at = linked_.ranks[r].turns[states_[r].next].at;
+    throw InvalidArgument("simulate: rank " + std::to_string(r) + " waits for ever at action " + std::to_string(at) +
+                          ", " + describe(program_.ranks[r][at]) + "; validate the program first");
+  }
+
+  const Pipeline& pipeline_;
+  const Program& program_;
+  const Costs& costs_;
+  LinkedProgram linked_;
+  std::vector<State> states_;
+  Timeline timeline_;
+  using Arrival = std::pair<double, std::size_t>;  // time, rank
+  std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
+};
+
+}  // namespace detail
+
+/// Predicts a program's course as the executor runs it: a rank computes one action after the other; messages travel
+/// beside that, one at a time out of a rank and one at a time into it, once both ends are issued (the receive
+/// kReceivesAhead forwards or backwards before its use); an action waits only for its own messages; a stage's buckets
+/// are summed one after the other as they fill during its last backward. Copies within a rank take no time.
+///
+/// @pre `validate` accepts the program @throws InvalidArgument if it cannot come to its end
+/// @cost O(actions + turns * log(ranks)); 64 ranks x 64 micro-batches in a few milliseconds
+template <ProgramCosts Costs>
+[[nodiscard]] Timeline simulate(const Pipeline& pipeline, const Program& program, const Costs& costs) {
+  return detail::Simulation<Costs>(pipeline, program, costs).run();
+}
+
+/// Most that each rank holds for forwards whose backward is to come; `size(stage, samples)` says how much one forward
+/// leaves behind, in any unit that adds and compares (bytes, counts).
+template <std::invocable<StageId, std::int64_t> Size>
+[[nodiscard]] auto peak_activations(const Program& program, const Size& size) {
+  using Amount = std::decay_t<std::invoke_result_t<const Size&, StageId, std::int64_t>>;
+  std::vector<Amount> peaks;
+  for (const auto& actions : program.ranks) {
+    Amount held{}, peak{};
+    for (const Action& action : actions) {
+      if (action.kind == ActionKind::kForward) held += size(action.stage, action.samples.size());
+      peak = std::max(peak, held);
+      if (action.kind == ActionKind::kBackward) held -= size(action.stage, action.samples.size());
+    }
+    peaks.push_back(peak);
+  }
+  return peaks;
+}
+
+}  // namespace autopar

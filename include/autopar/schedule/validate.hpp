@@ -1,0 +1,327 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/schedule/action.hpp>
+#include <autopar/schedule/batch_split.hpp>
+#include <autopar/schedule/pipeline.hpp>
+
+namespace autopar {
+
+/// The first law that a program breaks, and where.
+struct ProgramFault {
+  Rank rank;
+  int position = -1;  ///< in the rank's list; -1 where something is missing
+  std::string what;   ///< the action in words and what is wrong with it
+};
+
+namespace detail {
+
+/// Checks a program against the pipeline, not against the generator: the two share nothing but the batch arithmetic.
+class ProgramCheck {
+ public:
+  ProgramCheck(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program)
+      : pipeline_(pipeline), split_(pipeline, layout), phase_(phase), program_(program) {}
+
+  [[nodiscard]] std::optional<ProgramFault> run() {
+    if (program_.ranks.size() != static_cast<std::size_t>(pipeline_.ranks)) {
+      return ProgramFault{Rank::none(), -1, "the program has " + std::to_string(program_.ranks.size()) +
+                                                " ranks, the pipeline " + std::to_string(pipeline_.ranks)};
+    }
+    if (auto fault = check_contents()) return fault;
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
+      if (auto fault = check_dependencies(Rank::of(r))) return fault;
+      if (auto fault = check_reductions(Rank::of(r))) return fault;
+    }
+    if (auto fault = check_pairs()) return fault;
+    return check_progress();
+  }
+
+ private:
+  using Actions = std::vector<Action>;
+
+  [[nodiscard]] const Actions& actions(Rank rank) const { return program_.ranks[rank.index()]; }
+  [[nodiscard]] const Channel& channel(const Action& action) const {
+    return pipeline_.channels[static_cast<std::size_t>(action.channel)];
+  }
+  [[nodiscard]] ProgramFault fault_at(Rank rank, std::size_t position, const std::string& why) const {
+    return {rank, static_cast<int>(position), describe(actions(rank)[position]) + " " + why};
+  }
+
+  static auto key(const Action& a) {
+    return std::tuple(a.kind, a.stage, a.microbatch, a.channel, a.flow, a.peer, a.samples.begin, a.samples.end, a.group,
+                      a.bucket);
+  }
+
+  // ---- every action that the pipeline asks for is there once, and nothing else
+
+  [[nodiscard]] std::vector<Actions> expected_actions() const {
+    std::vector<Actions> expected(program_.ranks.size());
+    for (int m = 0; m < split_.microbatches(); ++m) {
+      expect_computation(expected, m);
+      for (std::size_t c = 0; c < pipeline_.channels.size(); ++c) {
+        for (const Flow flow : {Flow::kValue, Flow::kGradient}) expect_messages(expected, static_cast<int>(c), m, flow);
+      }
+    }
+    if (phase_ == Phase::kForward) return expected;
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      for (const Rank rank : pipeline_.groups[g].ranks) {
+        for (int b = 0; b < pipeline_.groups[g].buckets; ++b) {
+          Action reduce{.kind = ActionKind::kReduce, .flow = Flow::kGradient, .group = static_cast<int>(g), .bucket = b};
+          expected[rank.index()].push_back(reduce);
+        }
+      }
+    }
+    return expected;
+  }
+
+  void expect_computation(std::vector<Actions>& expected, int m) const {
+    for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
+      for (const Share& share : split_.shares(StageId::of(s), m)) {
+        Action action{.stage = StageId::of(s), .microbatch = m, .samples = share.samples};
+        if (phase_ != Phase::kBackward) expected[share.rank.index()].push_back(action);
+        action.kind = ActionKind::kBackward;
+        action.flow = Flow::kGradient;
+        if (phase_ != Phase::kForward) expected[share.rank.index()].push_back(action);
+      }
+    }
+  }
+
+  void expect_messages(std::vector<Actions>& expected, int c, int m, Flow flow) const {
+    const Channel& channel = pipeline_.channels[static_cast<std::size_t>(c)];
+    if (!travels(channel, flow, phase_)) return;
+    for (const Route& route : split_.routes(channel, m, flow)) {
+      Action action{.kind = ActionKind::kSend, .microbatch = m, .channel = c, .flow = flow, .peer = route.to,
+                    .samples = route.samples};
+      expected[route.from.index()].push_back(action);
+      action.kind = ActionKind::kReceive;
+      action.peer = route.from;
+      expected[route.to.index()].push_back(action);
+    }
+  }
+
+  [[nodiscard]] std::optional<ProgramFault> check_contents() const {
+    auto expected = expected_actions();
+    for (std::size_t r = 0; r < expected.size(); ++r) {
+      const Rank rank = Rank::of(r);
+      std::vector<std::size_t> order(actions(rank).size());
+      for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+      std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return std::tuple(key(actions(rank)[a]), a) < std::tuple(key(actions(rank)[b]), b);
+      });
+      auto& wanted = expected[r];
+      std::sort(wanted.begin(), wanted.end(), [](const Action& a, const Action& b) { return key(a) < key(b); });
+      for (std::size_t i = 0; i < std::max(order.size(), wanted.size()); ++i) {
+        const bool surplus = i == wanted.size() ||
+                             (i < order.size() && key(actions(rank)[order[i]]) < key(wanted[i]));
+        if (surplus) return fault_at(rank, order[i], "does not belong there, or is there twice");
+        if (i == order.size() || key(wanted[i]) < key(actions(rank)[order[i]])) {
+          return ProgramFault{rank, -1, describe(wanted[i]) + " is missing"};
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  // ---- what an action needs comes before it
+
+  [[nodiscard]] std::optional<ProgramFault> check_dependencies(Rank rank) const {
+    const auto microbatches = static_cast<std::size_t>(split_.microbatches());
+    std::vector<bool> forward_done(microbatches, false), backward_done(microbatches, false);
+    for (std::size_t i = 0; i < actions(rank).size(); ++i) {
+      const Action& action = actions(rank)[i];
+      if (action.kind == ActionKind::kReduce) continue;
+      const auto m = static_cast<std::size_t>(action.microbatch);
+      const auto& computed = action.flow == Flow::kValue ? forward_done : backward_done;
+      const char* computation = action.flow == Flow::kValue ? "forward" : "backward";
+      switch (action.kind) {
+        case ActionKind::kForward: forward_done[m] = true; break;
+        case ActionKind::kBackward:
+          if (phase_ == Phase::kStep && !forward_done[m]) return fault_at(rank, i, "comes before its forward");
+          backward_done[m] = true;
+          break;
+        case ActionKind::kSend:
+          if (end_of(action, true).valid() && !computed[m]) {
+            return fault_at(rank, i, std::string("comes before the ") + computation + " that makes its data");
+          }
+          break;
+        default:
+          if (end_of(action, false).valid() && computed[m]) {
+            return fault_at(rank, i, std::string("comes after the ") + computation + " that needs its data");
+          }
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// The stage at the writing or reading end of a message; invalid for the source and the sink.
+  [[nodiscard]] StageId end_of(const Action& message, bool writer) const {
+    return writer == (message.flow == Flow::kValue) ? channel(message).from : channel(message).to;
+  }
+
+  [[nodiscard]] std::optional<ProgramFault> check_reductions(Rank rank) const {
+    std::pair<int, int> last{-1, -1};
+    for (std::size_t i = 0; i < actions(rank).size(); ++i) {
+      const Action& action = actions(rank)[i];
+      if (action.kind == ActionKind::kBackward && last.first >= 0) {
+        return fault_at(rank, i, "comes after a reduction; reductions follow the last backward");
+      }
+      if (action.kind != ActionKind::kReduce) continue;
+      const std::pair<int, int> here{action.group, action.bucket};
+      if (here < last) return fault_at(rank, i, "is out of order; groups and their buckets are reduced in ascending order");
+      last = here;
+    }
+    return std::nullopt;
+  }
+
+  // ---- both ends of every directed pair agree on the order of its messages
+
+  [[nodiscard]] std::optional<ProgramFault> check_pairs() const {
+    std::map<std::pair<Rank, Rank>, std::vector<std::size_t>> sends, receives;  // (from, to) -> positions
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
+      const Rank rank = Rank::of(r);
+      for (std::size_t i = 0; i < actions(rank).size(); ++i) {
+        const Action& action = actions(rank)[i];
+        if (action.kind == ActionKind::kSend) sends[{rank, action.peer}].push_back(i);
+        if (action.kind == ActionKind::kReceive) receives[{action.peer, rank}].push_back(i);
+      }
+    }
+    for (const auto& [pair, positions] : receives) {
+      const auto& [from, to] = pair;
+      const auto& sent = sends[pair];
+      for (std::size_t i = 0; i < positions.size(); ++i) {
+        const Action& receive = actions(to)[positions[i]];
+        if (i < sent.size() && same_message(actions(from)[sent[i]], receive)) continue;
+        return fault_at(to, positions[i], i < sent.size() ? "meets the " + describe(actions(from)[sent[i]])
+                                                          : std::string("meets no send"));
+      }
+    }
+    return std::nullopt;
+  }
+
+  static bool same_message(const Action& send, const Action& receive) {
+    return send.channel == receive.channel && send.microbatch == receive.microbatch && send.flow == receive.flow &&
+           send.samples == receive.samples;
+  }
+
+  // ---- it runs to its end although a send waits for its receive, and a reduction for all members
+
+  [[nodiscard]] std::optional<ProgramFault> check_progress() {
+    position_.assign(program_.ranks.size(), 0);
+    to_itself_.assign(program_.ranks.size(), 0);
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r) movable_.push_back(Rank::of(r));
+    while (!movable_.empty()) {
+      const Rank rank = movable_.back();
+      movable_.pop_back();
+      while (head(rank) != nullptr && step(rank)) {}
+    }
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
+      if (head(Rank::of(r)) != nullptr) return deadlock(Rank::of(r));
+    }
+    return std::nullopt;
+  }
+
+  [[nodiscard]] const Action* head(Rank rank) const {
+    const auto at = position_[rank.index()];
+    return at < actions(rank).size() ? &actions(rank)[at] : nullptr;
+  }
+
+  [[nodiscard]] bool step(Rank rank) {
+    const Action& action = *head(rank);
+    switch (action.kind) {
+      case ActionKind::kSend:
+      case ActionKind::kReceive:
+        if (action.peer == rank) {
+          int& waiting = to_itself_[rank.index()];
+          if (action.kind == ActionKind::kReceive && waiting == 0) return false;
+          waiting += action.kind == ActionKind::kSend ? 1 : -1;
+          break;
+        }
+        if (!meets(rank, action)) return false;
+        advance(action.peer);
+        break;
+      case ActionKind::kReduce: {
+        const auto& members = pipeline_.groups[static_cast<std::size_t>(action.group)].ranks;
+        for (const Rank member : members) {
+          if (head(member) == nullptr || !(*head(member) == action)) return false;
+        }
+        for (const Rank member : members) {
+          if (member != rank) advance(member);
+        }
+        break;
+      }
+      default: break;
+    }
+    ++position_[rank.index()];
+    return true;
+  }
+
+  [[nodiscard]] bool meets(Rank rank, const Action& action) const {
+    const Action* other = head(action.peer);
+    const auto opposite = action.kind == ActionKind::kSend ? ActionKind::kReceive : ActionKind::kSend;
+    return other != nullptr && other->kind == opposite && other->peer == rank;
+  }
+
+  void advance(Rank rank) {
+    ++position_[rank.index()];
+    movable_.push_back(rank);
+  }
+
+  [[nodiscard]] ProgramFault deadlock(Rank rank) const {
+    const Action& action = *head(rank);
+    std::string others;
+    const auto tell = [&](Rank other) {
+      if (other == rank) return;
+      const Action* at = head(other);
+      others += (others.empty() ? "" : "; ") + std::string("rank ") + std::to_string(other.value()) +
+                (at == nullptr ? " is at its end" : " is at the " + describe(*at));
+    };
+    if (action.kind == ActionKind::kReduce) {
+      for (const Rank member : pipeline_.groups[static_cast<std::size_t>(action.group)].ranks) tell(member);
+    } else {
+      tell(action.peer);
+    }
+    return fault_at(rank, position_[rank.index()], "waits for ever" + (others.empty() ? "" : ": " + others));
+  }
+
+  const Pipeline& pipeline_;
+  BatchSplit split_;
+  Phase phase_;
+  const Program& program_;
+  std::vector<std::size_t> position_;  // check_progress: of each rank
+  std::vector<int> to_itself_;         // check_progress: messages sent and not yet received
+  std::vector<Rank> movable_;
+};
+
+}  // namespace detail
+
+/// The first law of `make_program` that `program` breaks, nothing if it keeps all of them: each forward, backward,
+/// message end and reduction of the pipeline once and nothing else; data before use; equal order of messages at both
+/// ends of a directed pair; reductions after the last backward, groups and buckets ascending; progress to the end under
+/// rendezvous sends and blocking reductions.
+/// @throws InvalidArgument if pipeline or layout are malformed
+/// @cost O(actions * log(actions))
+[[nodiscard]] inline std::optional<ProgramFault> find_fault(const Pipeline& pipeline, const BatchLayout& layout,
+                                                            Phase phase, const Program& program) {
+  return detail::ProgramCheck(pipeline, layout, phase, program).run();
+}
+
+/// @throws InvalidArgument naming rank, position and action if the program breaks a law; see `find_fault`
+inline void validate(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program) {
+  const auto fault = find_fault(pipeline, layout, phase, program);
+  if (!fault) return;
+  std::string where;
+  if (fault->rank.valid()) where += "rank " + std::to_string(fault->rank.value());
+  if (fault->position >= 0) where += ", action " + std::to_string(fault->position);
+  throw InvalidArgument("program: " + where + (where.empty() ? "" : ": ") + fault->what);
+}
+
+}  // namespace autopar
