@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include <autopar/core/error.hpp>
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
 #include <autopar/runtime/any_transport.hpp>
