@@ -1,0 +1,61 @@
+#include <autopar/runtime/mpi_comm.hpp>
+
+#include <catch_shim.hpp>
+#include <transport_laws.hpp>
+
+using namespace autopar;
+
+TEST_CASE("mpi: laws of the transport hold under random traffic") {
+  World world = world_from(MPI_COMM_WORLD);
+  for (std::uint32_t seed = 1; seed <= 8; ++seed) {
+    CAPTURE(seed);
+    REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, world.make_transport(), seed, 150));
+  }
+}
+
+TEST_CASE("mpi: two transports do not mix their messages") {
+  World world = world_from(MPI_COMM_WORLD);
+  REQUIRE_NOTHROW(transport_laws::transports_are_independent(world));
+}
+
+TEST_CASE("mpi: receives posted long before their sends, many at once") {
+  World world = world_from(MPI_COMM_WORLD);
+  AnyTransport transport = world.make_transport();
+  const Rank next((world.rank().value() + 1) % world.size());
+  const Rank previous((world.rank().value() + world.size() - 1) % world.size());
+  if (world.size() == 1) return;
+  std::vector<std::shared_ptr<std::vector<std::byte>>> landings;
+  std::vector<AnyTransport::Ticket> tickets;
+  for (int i = 0; i < 200; ++i) {
+    landings.push_back(std::make_shared<std::vector<std::byte>>(1000));
+    tickets.push_back(transport.receive(transport_laws::buffer_of(landings.back()), previous, {i, 0, 0}));
+  }
+  world.barrier();
+  for (int i = 0; i < 200; ++i) {
+    const auto seed = static_cast<std::uint32_t>(world.rank().value() * 1000 + i);
+    const auto memory = std::make_shared<std::vector<std::byte>>(transport_laws::pattern(seed, 1000));
+    tickets.push_back(transport.send(transport_laws::buffer_of(memory), next, {i, 0, 0}));
+  }
+  for (const auto& ticket : tickets) transport.wait(ticket);
+  for (std::size_t i = 0; i < landings.size(); ++i) {
+    const auto seed = static_cast<std::uint32_t>(previous.index() * 1000 + i);
+    REQUIRE(*landings[i] == transport_laws::pattern(seed, 1000));
+  }
+}
+
+// 2.2 GB a rank: run by hand with the test name.
+TEST_CASE("mpi: a message of more bytes than an int counts", "[.large]") {
+  World world = world_from(MPI_COMM_WORLD);
+  if (world.size() < 2 || world.rank().value() > 1) return;
+  AnyTransport transport = world.make_transport();
+  const std::size_t bytes = (std::size_t{1} << 31) + 12'345;
+  const auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+  const std::vector<std::size_t> places{0, (std::size_t{1} << 30) - 1, std::size_t{1} << 30, std::size_t{1} << 31, bytes - 1};
+  if (world.rank() == Rank(0)) {
+    for (const auto place : places) (*memory)[place] = std::byte{77};
+    transport.wait(transport.send(transport_laws::buffer_of(memory), Rank(1), {}));
+  } else {
+    transport.wait(transport.receive(transport_laws::buffer_of(memory), Rank(0), {}));
+    for (const auto place : places) REQUIRE((*memory)[place] == std::byte{77});
+  }
+}

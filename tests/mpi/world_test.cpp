@@ -1,0 +1,74 @@
+#include <autopar/runtime/mpi_comm.hpp>
+
+#include <catch_shim.hpp>
+#include <transport_laws.hpp>
+
+using namespace autopar;
+
+namespace {
+int mpi_size() {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+int mpi_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+}  // namespace
+
+TEST_CASE("world: takes its ranks from the launcher and leaves a foreign MPI running") {
+  {
+    World world(0, nullptr);
+    REQUIRE(world.size() == mpi_size());
+    REQUIRE(world.rank() == Rank(mpi_rank()));
+    REQUIRE(world.local_rank() == mpi_rank());
+    REQUIRE(world.local_size() == mpi_size());
+    REQUIRE_NOTHROW(transport_laws::control_plane_agrees(world));
+  }
+  int finalised = 1;
+  MPI_Finalized(&finalised);
+  REQUIRE(finalised == 0);
+  REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
+}
+
+TEST_CASE("world: over a communicator of the program's own") {
+  MPI_Comm halves = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, mpi_rank() % 2, -mpi_rank(), &halves);
+  int size = 0;
+  int rank = 0;
+  MPI_Comm_size(halves, &size);
+  MPI_Comm_rank(halves, &rank);
+  {
+    World world = world_from(halves);
+    REQUIRE(world.size() == size);
+    REQUIRE(world.rank() == Rank(rank));
+    REQUIRE_NOTHROW(transport_laws::control_plane_agrees(world));
+    REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, world.make_transport(), 5, 60));
+  }
+  MPI_Comm_free(&halves);
+}
+
+TEST_CASE("world: two at once do not disturb each other") {
+  World first = world_from(MPI_COMM_WORLD);
+  World second = world_from(MPI_COMM_WORLD);
+  for (int round = 0; round < 3; ++round) {
+    REQUIRE_NOTHROW(transport_laws::control_plane_agrees(second));
+    REQUIRE_NOTHROW(transport_laws::control_plane_agrees(first));
+  }
+}
+
+TEST_CASE("world: a size that is not the one asked for is refused with both numbers") {
+  WorldOptions options;
+  options.expected_size = mpi_size() + 3;
+  try {
+    World world(0, nullptr, options);
+    FAIL("must be refused");
+  } catch (const InvalidArgument& error) {
+    const std::string what = error.what();
+    CAPTURE(what);
+    REQUIRE(what.find(std::to_string(mpi_size() + 3)) != std::string::npos);
+    REQUIRE((mpi_size() == 1 || what.find(std::to_string(mpi_size()) + " ranks") != std::string::npos));
+  }
+}
