@@ -11,6 +11,12 @@ add_library(autopar_strict_warnings INTERFACE)
 target_link_libraries(autopar_strict_warnings INTERFACE autopar_warnings)
 target_compile_options(autopar_strict_warnings INTERFACE -Wconversion)
 
+# Sanitizers hold for the whole tree: a program that is only partly instrumented reports nonsense.
+if(AUTOPAR_SANITIZE)
+  add_compile_options(-fsanitize=${AUTOPAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${AUTOPAR_SANITIZE})
+endif()
+
 # autopar_add_layer_library(<layer>): compiled from src/<layer>/**.cpp; without sources, an INTERFACE library.
 # Sets AUTOPAR_<layer>_SOURCES.
 function(autopar_add_layer_library layer)

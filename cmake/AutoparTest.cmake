@@ -6,6 +6,27 @@ set(AUTOPAR_TEST_ENVIRONMENT
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
 
+# Sanitizers: what libtorch and the MPI library do is not ours to mend; reasons stand in the files.
+if(AUTOPAR_SANITIZE)
+  set(suppressions "${PROJECT_SOURCE_DIR}/tests/support")
+  list(APPEND AUTOPAR_TEST_ENVIRONMENT
+    "LSAN_OPTIONS=suppressions=${suppressions}/lsan.supp:print_suppressions=0"
+    "TSAN_OPTIONS=suppressions=${suppressions}/tsan.supp:second_deadlock_stack=1"
+    "ASAN_OPTIONS=detect_container_overflow=0"
+    "UBSAN_OPTIONS=print_stacktrace=1")
+endif()
+
+# autopar_has_nightly(<result> <file>...): whether one of the files has test cases tagged [.nightly].
+function(autopar_has_nightly result)
+  set(${result} FALSE PARENT_SCOPE)
+  foreach(file IN LISTS ARGN)
+    file(STRINGS "${file}" tagged REGEX "\\[\\.nightly\\]" LIMIT_COUNT 1)
+    if(tagged)
+      set(${result} TRUE PARENT_SCOPE)
+    endif()
+  endforeach()
+endfunction()
+
 # autopar_add_test_program(<name> MAIN catch|mpi LIBRARY <target> FILES <file>...)
 function(autopar_add_test_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "MAIN;LIBRARY" "FILES")
@@ -22,7 +43,8 @@ function(autopar_add_test_program name)
   endif()
 endfunction()
 
-# autopar_add_unit_test(<name> LIBRARY <target> FILES <file>... [LABEL unit] [TIMEOUT 300]): one process.
+# autopar_add_unit_test(<name> LIBRARY <target> FILES <file>... [LABEL unit] [TIMEOUT 300]): one process. Test cases tagged
+# [.nightly] run in a test nightly.<name> of their own.
 function(autopar_add_unit_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;LABEL;TIMEOUT" "FILES")
   autopar_default(arg_LABEL unit)
@@ -31,6 +53,12 @@ function(autopar_add_unit_test name)
   add_test(NAME ${arg_LABEL}.${name} COMMAND ${name})
   set_tests_properties(${arg_LABEL}.${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT}
     ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
+  autopar_has_nightly(nightly ${arg_FILES})
+  if(nightly)
+    add_test(NAME nightly.${name} COMMAND ${name} [nightly])
+    set_tests_properties(nightly.${name} PROPERTIES LABELS nightly TIMEOUT 14400
+      ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
+  endif()
 endfunction()
 
 # autopar_add_mpi_test(<name> LIBRARY <target> FILES <file>... [RANKS 1 2 3 4] [LABEL mpi] [TIMEOUT 120]):
@@ -41,12 +69,19 @@ function(autopar_add_mpi_test name)
   autopar_default(arg_TIMEOUT 120)
   autopar_default(arg_RANKS 1 2 3 4)
   autopar_add_test_program(${name} MAIN mpi LIBRARY ${arg_LIBRARY} FILES ${arg_FILES})
+  autopar_has_nightly(nightly ${arg_FILES})
   foreach(ranks IN LISTS arg_RANKS)
     set(test ${arg_LABEL}.${name}.${ranks})
     add_test(NAME ${test}
       COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${name}>)
     set_tests_properties(${test} PROPERTIES LABELS ${arg_LABEL} PROCESSORS ${ranks} TIMEOUT ${arg_TIMEOUT}
       ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};AUTOPAR_TEST_RANKS=${ranks}")
+    if(nightly)
+      add_test(NAME nightly.${name}.${ranks} COMMAND
+        ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${name}> [nightly])
+      set_tests_properties(nightly.${name}.${ranks} PROPERTIES LABELS nightly PROCESSORS ${ranks} TIMEOUT 14400
+        ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};AUTOPAR_TEST_RANKS=${ranks}")
+    endif()
   endforeach()
 endfunction()
 
