@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <exception>
 #include <fstream>
 #include <thread>
 #include <utility>
@@ -20,9 +21,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// After a failure, ranks wait this long for one another to report theirs before one of them aborts the job.
+/// After a failure, ranks wait this long for one another to report theirs before one of them ends the job.
 constexpr auto kLastWords = 2s;
-/// And this long for MPI_Abort to work.
+/// The others leave the rank that failed first this long to report why: its end may end them, and theirs may end it.
+constexpr auto kFirstCauseFirst = 500ms;
+/// And a process has this long to report the exception that leaves it, or MPI_Abort to work.
 constexpr auto kAbortGrace = 3s;
 
 void check_mpi(const char* function, int code) {
@@ -123,17 +126,17 @@ class MpiBackend final : public WorldBackend {
                                               log.logger(LogModule::kTransport)),
                      log),
         engine_(std::move(engine)), self_(self), communicators_(self.first.begin(), self.first.end()),
-        watch_(shared_health()) {
+        watch_(std::make_unique<Watch>(shared_health())) {
     control_transport_ = transport_over(self.first[0], self.first[1]);
     set_control(control_transport_);
     goodbye_ = std::make_unique<ControlPlane>(transport_over(self.first[2], self.first[3]));
     find_neighbours();
-    health().set_announcer([this](const Failure& failure) { watch_.tell_failure(failure); });
+    health().set_announcer([this](const Failure& failure) { watch_->tell_failure(failure); });
   }
 
   ~MpiBackend() override {
     health().set_announcer({});
-    watch_.stop();
+    if (watch_) watch_->stop();
     engine_->stop();
   }
 
@@ -146,7 +149,7 @@ class MpiBackend final : public WorldBackend {
   void announce_leaving() noexcept override {
     if (std::exchange(leaving_, true)) return;
     health().note_left(rank());
-    watch_.tell_leaving();
+    watch_->tell_leaving();
   }
 
   void close() noexcept override {
@@ -158,9 +161,9 @@ class MpiBackend final : public WorldBackend {
         health().note({rank(), "the end of the World", error.what()});
       }
     }
-    if (health().failed()) abort_job();
+    if (health().failed()) return end_failed_job();
     health().set_announcer({});
-    watch_.stop();
+    watch_->stop();
     engine_->stop([this] {
       for (MPI_Comm& each : communicators_) MPI_Comm_free(&each);
       MPI_Comm_free(&self_.base);
@@ -191,27 +194,33 @@ class MpiBackend final : public WorldBackend {
     const auto on_host = std::count(hosts.begin(), hosts.end(), here);
     set_locality({static_cast<int>(std::count(hosts.begin(), before, here)), static_cast<int>(on_host)});
     const bool single_host = on_host == size();
-    Blob address = rank() == Rank(0) ? watch_.listen(single_host) : Blob{};
+    Blob address = rank() == Rank(0) ? watch_->listen(single_host) : Blob{};
     address = control().broadcast(std::move(address), Rank(0), "start of the World");
     if (rank() == Rank(0)) {
-      watch_.accept_all();
+      watch_->accept_all();
     } else {
-      watch_.connect(address);
+      watch_->connect(address);
     }
   }
 
-  void abort_job() noexcept {
+  /// Without MPI_Finalize, which would wait for ranks that do not come. A process that an exception is leaving gets the
+  /// time to report it; its end without MPI_Finalize, or else the watch, ends the job.
+  void end_failed_job() noexcept {
     announce_leaving();
     const auto deadline = std::chrono::steady_clock::now() + kLastWords;
     while (!health().all_others_left() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(10ms);
-    watch_.abort_after(kAbortGrace);
-    engine_->abort(self_.base);
+    watch_->abort_after(kAbortGrace);
+    if (health().failure().rank != rank()) std::this_thread::sleep_for(kFirstCauseFirst);
+    if (std::uncaught_exceptions() == 0) engine_->abort(self_.base);
+    health().set_announcer({});
+    engine_->stop();
+    Watch::outlive(std::move(watch_));
   }
 
   std::shared_ptr<MpiEngine> engine_;
   Membership self_;
   std::vector<MPI_Comm> communicators_;
-  Watch watch_;
+  std::unique_ptr<Watch> watch_;
   std::shared_ptr<HostTransport> control_transport_;
   std::unique_ptr<ControlPlane> goodbye_;
   bool leaving_ = false;

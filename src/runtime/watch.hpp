@@ -60,6 +60,8 @@ class Watch {
   /// Aborts the process unless it ends, or the watch is stopped, within `grace`.
   void abort_after(std::chrono::milliseconds grace) noexcept;
   void stop() noexcept;
+  /// Lets the watch go on until the process ends, which it sees to.
+  static void outlive(std::unique_ptr<Watch> watch) noexcept { (void)watch.release(); }
 
  private:
   using Clock = std::chrono::steady_clock;
