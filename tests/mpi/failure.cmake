@@ -2,7 +2,7 @@
 add_executable(mpi_failure_ranks "${CMAKE_CURRENT_LIST_DIR}/failure_ranks.cpp")
 target_link_libraries(mpi_failure_ranks PRIVATE autopar::runtime autopar_warnings)
 foreach(scenario IN ITEMS none late slow throws tells leaves stalls dies exits dies-busy unwatched-dies
-                          unwatched-dies-busy wrong-size)
+                          unwatched-dies-busy wrong-size broken-launcher no-launcher)
   foreach(ranks IN ITEMS 2 4)
     set(test mpi.failure.${scenario}.${ranks})
     add_test(NAME ${test} COMMAND "${CMAKE_CURRENT_LIST_DIR}/failure.sh" $<TARGET_FILE:mpi_failure_ranks>

@@ -13,6 +13,12 @@ if [[ $scenario == unwatched-* ]]; then
   command=(sh -c "setsid -w $program ${scenario#unwatched-} $marker >> $log 2>&1")
   seconds_to_end=10
 fi
+launch=("$mpiexec" "$flag" "$ranks")
+case $scenario in
+  # What Ubuntu 24.04's mpich does: every process a world of one, whatever the launcher said.
+  broken-launcher) launch=(env "PMI_SIZE=$ranks") command=("$program" none "$marker") ;;
+  no-launcher) launch=(env) command=("$program" none "$marker") ;;
+esac
 scenario_of_ranks=${scenario#unwatched-}
 
 fail() {
@@ -25,7 +31,7 @@ says() { grep -qE -- "$1" "$log" || fail "the output lacks: $1"; }
 silent() { ! grep -qE -- "$1" "$log" || fail "the output must not have: $1"; }
 
 begin=$(date +%s%N)
-timeout -k 5 60 "$mpiexec" "$flag" "$ranks" "${command[@]}" >> "$log" 2>&1
+timeout -k 5 60 "${launch[@]}" "${command[@]}" >> "$log" 2>&1
 status=$?
 for ((tenth = 0; tenth < 10 * seconds_to_end; ++tenth)); do
   left=$(pgrep -f -- "$marker" | grep -vx "$$" || true)
@@ -66,6 +72,12 @@ case $scenario_of_ranks in
     says "has waited 3\.[0-9] s for rank $culprit in 'agreement on step 0' and gives up" ;;
   dies|dies-busy)
     [ "$status" -ne 0 ] || fail "exit code 0" ;;
+  broken-launcher)
+    [ "$status" -eq 3 ] || fail "exit code $status"
+    says "error: .*a world of 1 ranks, but PMI_SIZE says $ranks" ;;
+  no-launcher)
+    [ "$status" -eq 0 ] || fail "exit code $status"
+    says "^rank 0 is done" ;;
   exits) ;; # hydra passes on the exit code of the rank that ended the job, which is 0
   wrong-size)
     [ "$status" -ne 0 ] || fail "exit code 0"
