@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace autopar {
+
+/// Values of one share, by ValueId: undefined where not yet computed or no longer needed.
+using Environment = std::vector<at::Tensor>;
+
+/// What the random draws of one call have in common: the same on every rank.
+struct DrawKey {
+  std::uint64_t seed = 0;
+  std::uint64_t call = 0;
+};
+
+/// The samples that an operator sees, and how they lie in the whole batch.
+struct ShareContext {
+  std::int64_t samples = 0;       ///< n, of this share; at least 1
+  std::int64_t batch = 0;         ///< N, of the call, over all ranks
+  std::int64_t first_sample = 0;  ///< position of its first sample in the global batch
+  DrawKey draws;
+  const std::vector<at::Tensor>* counts = nullptr;  ///< by BatchPlan::counts: 0-dim f64, over the whole batch
+
+  /// n / N: what a mean over the share, or a term that counts once, contributes.
+  [[nodiscard]] double weight() const { return static_cast<double>(samples) / static_cast<double>(batch); }
+};
+
+/// Statistics of one batch norm over one share.
+struct NormSample {
+  at::Tensor mean;      ///< per channel, f64
+  at::Tensor variance;  ///< per channel, biased, f64
+  double count = 0;     ///< elements per channel
+};
+
+}  // namespace autopar

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <autopar/schedule/pipeline.hpp>
+#include <autopar/torch/batch_algebra.hpp>
+#include <autopar/torch/engine/gradient_buckets.hpp>
+#include <autopar/torch/engine/message.hpp>
+#include <autopar/torch/engine/op_runner.hpp>
+#include <autopar/torch/op_graph.hpp>
+
+namespace autopar {
+
+/// What a rank needs to know of a captured program and its division to run its part of it.
+struct StageSpec {
+  const OpGraph* graph = nullptr;
+  const BatchPlan* plan = nullptr;
+  Pipeline pipeline;
+  std::vector<std::vector<ValueId>> channel_values;          ///< by channel, the order in messages
+  std::vector<std::vector<ValueId>> group_parameters;        ///< by group, in the order in which gradients are complete
+  StageId stage = StageId::none();                           ///< none: this rank computes nothing
+  std::vector<OpId> ops;                                     ///< of the stage, ascending
+  c10::Device device = c10::Device(c10::kCPU);
+};
+
+/// A value that every share adds to, and that is complete when all ranks' sums are added.
+struct GlobalSum {
+  /// How a share's value enters the sum.
+  enum class Share : std::uint8_t {
+    kAddend,    ///< as it is
+    kWeighted,  ///< times n/N: the same on every share, counted once
+    kFirst      ///< that of the share with the first sample of the batch; the others add nothing
+  };
+  ValueId value;
+  Share share = Share::kAddend;
+};
+
+/// Sums that a call of the graph completes over all ranks: results that are not batched, and inputs of the epilogue.
+/// Each value once, ascending.
+[[nodiscard]] std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan);
+
+/// Parameters whose gradient is defined when `roots` get gradients, by ValueId.
+[[nodiscard]] std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<ValueId>& roots);
+
+/// A stage of a captured program on one rank, prepared once and used by every call (see TorchEngine).
+///
+/// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, so that gradients
+/// are gathered here and the handles' `.grad` holds complete sums only.
+class StageRuntime {
+ public:
+  /// The owner handle of a parameter or buffer leaf; called for those of the stage only.
+  using Lookup = std::function<at::Tensor(ValueId)>;
+
+  StageRuntime(StageSpec spec, const Lookup& lookup);
+
+  [[nodiscard]] const OpGraph& graph() const { return *spec_.graph; }
+  [[nodiscard]] const BatchPlan& plan() const { return *spec_.plan; }
+  [[nodiscard]] const Pipeline& pipeline() const { return spec_.pipeline; }
+  [[nodiscard]] const std::vector<ValueId>& channel_values(int channel) const {
+    return spec_.channel_values[static_cast<std::size_t>(channel)];
+  }
+  /// The values of a channel whose gradients come back, in the order in messages.
+  [[nodiscard]] const std::vector<ValueId>& channel_gradients(int channel) const {
+    return channel_gradients_[static_cast<std::size_t>(channel)];
+  }
+  [[nodiscard]] StageId stage() const { return spec_.stage; }
+  [[nodiscard]] c10::Device device() const { return spec_.device; }
+
+  [[nodiscard]] const std::vector<ValueId>& incoming() const { return incoming_; }   ///< values that messages bring
+  [[nodiscard]] const std::vector<ValueId>& outgoing() const { return outgoing_; }   ///< values that messages take away
+  [[nodiscard]] const std::vector<GlobalSum>& sums() const { return sums_; }         ///< made by this stage
+  [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }  ///< read by this stage, ascending
+  [[nodiscard]] const std::vector<ValueId>& private_buffers() const { return private_buffers_; }
+  [[nodiscard]] const std::vector<BucketLayout>& bucket_layouts() const { return bucket_layouts_; }  ///< by group
+  /// Whether this rank takes part in the group's reductions.
+  [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
+
+  /// The compute copy of a parameter of this stage.
+  [[nodiscard]] const at::Tensor& compute_copy(ValueId parameter) const { return leaves_[parameter.index()]; }
+  /// Follows handles whose memory or requires_grad changed since. O(parameters of the stage).
+  void refresh_leaves();
+  /// Environment of a share before its messages: leaves of the stage.
+  [[nodiscard]] const Environment& leaves() const { return leaves_; }
+  [[nodiscard]] OpRunner& runner() { return *runner_; }
+
+  /// A copy of what the user's handle of a leaf refers to now.
+  [[nodiscard]] const at::Tensor& handle(ValueId leaf) const { return handles_[leaf.index()]; }
+
+ private:
+  void find_boundary();
+  void find_leaves(const Lookup& lookup);
+  void lay_out_buckets();
+
+  StageSpec spec_;
+  std::vector<std::vector<ValueId>> channel_gradients_;
+  std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
+  std::vector<GlobalSum> sums_;
+  std::vector<BucketLayout> bucket_layouts_;
+  std::vector<bool> member_;
+  Environment handles_, leaves_;
+  std::unique_ptr<OpRunner> runner_;
+};
+
+}  // namespace autopar

@@ -1,0 +1,152 @@
+#include <autopar/torch/engine/message.hpp>
+
+#include <memory>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <autopar/core/assert.hpp>
+
+namespace autopar {
+
+namespace {
+
+constexpr std::int64_t kAlignment = 64;
+
+std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
+  std::int64_t elements = 1;
+  for (const auto size : sizes) elements *= size;
+  return elements;
+}
+
+std::int64_t bytes_of(const TensorForm& form) {
+  return elements_of(form.sizes) * static_cast<std::int64_t>(c10::elementSize(form.dtype));
+}
+
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+at::Tensor make_row(std::int64_t bytes, c10::Device device) {
+  return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+Buffer buffer_of(at::Tensor row) {
+  auto owner = std::make_shared<at::Tensor>(std::move(row));
+  auto* data = owner->numel() > 0 ? static_cast<std::byte*>(owner->data_ptr()) : nullptr;
+  const auto bytes = static_cast<std::size_t>(owner->nbytes());
+  return {data, bytes, std::move(owner)};
+}
+
+at::Tensor region(const at::Tensor& row, std::int64_t offset, const TensorForm& form) {
+  return row.narrow(0, offset, bytes_of(form)).view(form.dtype).view(form.sizes);
+}
+
+std::vector<std::int64_t> split_sizes(const at::Tensor& tensor, const BatchType& type, std::int64_t samples) {
+  auto sizes = tensor.sizes().vec();
+  AUTOPAR_ASSERT(sizes[static_cast<std::size_t>(type.dim)] == type.outer * samples * type.inner,
+                 "a batched tensor is not of its captured size");
+  sizes[static_cast<std::size_t>(type.dim)] = type.outer;
+  sizes.insert(sizes.begin() + type.dim + 1, {samples, type.inner});
+  return sizes;
+}
+
+}  // namespace
+
+at::Tensor samples_of(const at::Tensor& tensor, const BatchType& type, std::int64_t samples, Interval part) {
+  if (part.begin == 0 && part.end == samples) return tensor;
+  if (type.outer == 1) return tensor.narrow(type.dim, part.begin * type.inner, part.size() * type.inner);
+  auto sizes = tensor.sizes().vec();
+  sizes[static_cast<std::size_t>(type.dim)] = type.outer * part.size() * type.inner;
+  return tensor.reshape(split_sizes(tensor, type, samples)).narrow(type.dim + 1, part.begin, part.size()).reshape(sizes);
+}
+
+void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples, Interval part, const at::Tensor& piece,
+                 Into mode) {
+  auto target = whole.view(split_sizes(whole, type, samples)).narrow(type.dim + 1, part.begin, part.size());
+  const auto source = piece.reshape(split_sizes(piece, type, part.size()));
+  if (mode == Into::kAdd) {
+    target.add_(source);
+  } else {
+    target.copy_(source);
+  }
+}
+
+std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples) {
+  std::vector<std::int64_t> sizes;
+  sizes.reserve(value.sizes.size());
+  for (const auto& size : value.sizes) sizes.push_back(size.at(samples));
+  return sizes;
+}
+
+Buffer pack_tensors(const std::vector<at::Tensor>& tensors, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  if (tensors.size() == 1) {
+    return buffer_of(tensors[0].detach().contiguous().resolve_conj().resolve_neg().view({-1}).view(at::kByte));
+  }
+  std::int64_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += aligned(tensor.numel() * tensor.element_size());
+  const auto row = make_row(bytes, device);
+  std::int64_t offset = 0;
+  for (const auto& tensor : tensors) {
+    const TensorForm form{tensor.sizes().vec(), tensor.scalar_type()};
+    region(row, offset, form).copy_(tensor);
+    offset += aligned(bytes_of(form));
+  }
+  return buffer_of(row);
+}
+
+Buffer make_landing(const std::vector<TensorForm>& forms, c10::Device device) {
+  if (forms.size() == 1) return buffer_of(make_row(bytes_of(forms[0]), device));
+  std::int64_t bytes = 0;
+  for (const auto& form : forms) bytes += aligned(bytes_of(form));
+  return buffer_of(make_row(bytes, device));
+}
+
+std::vector<at::Tensor> unpack_tensors(const Buffer& buffer, const std::vector<TensorForm>& forms) {
+  const auto& row = *static_cast<const at::Tensor*>(buffer.owner.get());
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(forms.size());
+  std::int64_t offset = 0;
+  for (const auto& form : forms) {
+    tensors.push_back(region(row, offset, form));
+    offset += aligned(bytes_of(form));
+  }
+  return tensors;
+}
+
+void Assembly::put(const at::Tensor& piece, const BatchType& type, const std::vector<std::int64_t>& whole,
+                   std::int64_t samples, Interval part, Into mode) {
+  if (part.begin == 0 && part.end == samples) {
+    add(piece);
+    return;
+  }
+  if (!owned_) {
+    auto fresh = at::zeros(whole, piece.options());
+    if (tensor_.defined()) fresh.add_(tensor_);
+    tensor_ = std::move(fresh);
+    owned_ = true;
+  }
+  put_samples(tensor_, type, samples, part, piece, mode);
+}
+
+void Assembly::add(const at::Tensor& addend) {
+  if (!tensor_.defined()) {
+    tensor_ = addend;
+    return;
+  }
+  if (owned_) {
+    tensor_.add_(addend);
+  } else {
+    tensor_ = tensor_.add(addend);
+    owned_ = true;
+  }
+}
+
+at::Tensor Assembly::take(const std::vector<std::int64_t>& sizes, const at::TensorOptions& options) {
+  owned_ = false;
+  if (!tensor_.defined()) return at::zeros(sizes, options);
+  return std::exchange(tensor_, at::Tensor());
+}
+
+}  // namespace autopar

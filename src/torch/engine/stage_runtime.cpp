@@ -1,0 +1,161 @@
+#include <autopar/torch/engine/stage_runtime.hpp>
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include <autopar/core/assert.hpp>
+
+namespace autopar {
+
+namespace {
+
+bool has_gradient(const ValueInfo& value) {
+  return value.requires_grad && (c10::isFloatingType(value.dtype) || c10::isComplexType(value.dtype));
+}
+
+/// Numbers that libtorch wraps as tensors promote like numbers; a copy to a device would not.
+at::Tensor constant_on(const at::Tensor& constant, c10::Device device) {
+  return constant.unsafeGetTensorImpl()->is_wrapped_number() ? constant : constant.to(device);
+}
+
+}  // namespace
+
+std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan) {
+  std::map<ValueId, GlobalSum::Share> sums;
+  for (const auto& output : plan.outputs) {
+    if (output.kind == OutputKind::kPartialSum) sums[output.value] = GlobalSum::Share::kAddend;
+    if (output.kind == OutputKind::kReplicated) {
+      sums[output.value] = output.differentiable ? GlobalSum::Share::kWeighted : GlobalSum::Share::kFirst;
+    }
+  }
+  for (const auto& input : plan.epilogue_inputs) {
+    const bool exact = !c10::isFloatingType(graph.value(input.value).dtype);
+    sums[input.value] = !input.weighted ? GlobalSum::Share::kAddend
+                        : exact         ? GlobalSum::Share::kFirst
+                                        : GlobalSum::Share::kWeighted;
+  }
+  std::vector<GlobalSum> out;
+  for (const auto& [value, share] : sums) out.push_back({value, share});
+  return out;
+}
+
+std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<ValueId>& roots) {
+  std::vector<bool> reached(graph.values.size(), false);
+  std::vector<ValueId> open;
+  const auto visit = [&](ValueId value) {
+    if (reached[value.index()] || !has_gradient(graph.value(value))) return;
+    reached[value.index()] = true;
+    open.push_back(value);
+  };
+  for (const auto root : roots) visit(root);
+  while (!open.empty()) {
+    const auto value = open.back();
+    open.pop_back();
+    if (const auto definer = graph.value(value).definer; definer.valid()) for_each_input(graph.op(definer), visit);
+  }
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    reached[i] = reached[i] && graph.values[i].kind == ValueKind::kParameter;
+  }
+  return reached;
+}
+
+StageRuntime::StageRuntime(StageSpec spec, const Lookup& lookup) : spec_(std::move(spec)) {
+  for (const auto& values : spec_.channel_values) {
+    auto& gradients = channel_gradients_.emplace_back();
+    for (const auto value : values) {
+      if (has_gradient(graph().value(value))) gradients.push_back(value);
+    }
+  }
+  handles_.resize(graph().values.size());
+  leaves_.resize(graph().values.size());
+  find_boundary();
+  find_leaves(lookup);
+  lay_out_buckets();
+
+  auto kept = outgoing_;
+  for (const auto& sum : sums_) kept.push_back(sum.value);
+  for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
+  runner_ = std::make_unique<OpRunner>(graph(), plan(), spec_.ops, kept, spec_.device);
+}
+
+void StageRuntime::find_boundary() {
+  if (!stage().valid()) return;
+  std::set<ValueId> in, out;
+  for (std::size_t c = 0; c < pipeline().channels.size(); ++c) {
+    const auto& channel = pipeline().channels[c];
+    const auto& values = spec_.channel_values[c];
+    if (channel.to == stage()) in.insert(values.begin(), values.end());
+    if (channel.from == stage()) out.insert(values.begin(), values.end());
+  }
+  incoming_.assign(in.begin(), in.end());
+  outgoing_.assign(out.begin(), out.end());
+
+  std::set<ValueId> made;
+  for (const auto op : spec_.ops) {
+    const auto note = [&](ValueId value) { made.insert(value); };
+    for_each_output(graph().op(op), note);
+    if (graph().op(op).inputs.empty()) continue;
+    for_each_input(graph().op(op), [&](ValueId value) {
+      if (graph().value(value).kind == ValueKind::kParameter) made.insert(value);
+    });
+  }
+  for (const auto& sum : global_sums(graph(), plan())) {
+    if (made.count(sum.value)) sums_.push_back(sum);
+  }
+}
+
+void StageRuntime::find_leaves(const Lookup& lookup) {
+  std::set<ValueId> read;
+  for (const auto op : spec_.ops) {
+    for_each_input(graph().op(op), [&](ValueId value) {
+      if (graph().value(value).is_leaf()) read.insert(value);
+    });
+  }
+  for (const auto leaf : read) {
+    const auto& info = graph().value(leaf);
+    if (info.kind == ValueKind::kConstant) leaves_[leaf.index()] = constant_on(info.constant, spec_.device);
+    if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) continue;
+    handles_[leaf.index()] = lookup(leaf);
+    if (info.kind == ValueKind::kParameter) parameters_.push_back(leaf);
+  }
+  for (const auto& update : plan().buffer_updates) {
+    if (read.count(update.buffer)) private_buffers_.push_back(update.buffer);
+  }
+  refresh_leaves();
+}
+
+void StageRuntime::refresh_leaves() {
+  for (std::size_t i = 0; i < handles_.size(); ++i) {
+    const auto& handle = handles_[i];
+    if (!handle.defined()) continue;
+    auto& leaf = leaves_[i];
+    if (graph().values[i].kind == ValueKind::kBuffer) {
+      leaf = handle;
+      continue;
+    }
+    const bool same_memory = leaf.defined() && leaf.is_alias_of(handle) && leaf.sizes() == handle.sizes();
+    if (!same_memory) leaf = handle.detach();
+    if (leaf.requires_grad() != handle.requires_grad()) leaf.set_requires_grad(handle.requires_grad());
+  }
+}
+
+void StageRuntime::lay_out_buckets() {
+  const std::set<ValueId> own(parameters_.begin(), parameters_.end());
+  for (const auto& group : spec_.group_parameters) {
+    std::vector<GradientForm> forms;
+    bool member = true;
+    for (const auto parameter : group) {
+      const auto& info = graph().value(parameter);
+      forms.push_back({parameter.index(), sizes_at(info, 0), info.dtype});
+      member = member && own.count(parameter) > 0;
+    }
+    bucket_layouts_.emplace_back(forms);
+    member_.push_back(member && !forms.empty());
+  }
+  for (std::size_t g = 0; g < bucket_layouts_.size(); ++g) {
+    spec_.pipeline.groups[g].buckets = static_cast<int>(bucket_layouts_[g].buckets().size());
+  }
+}
+
+}  // namespace autopar
