@@ -39,6 +39,7 @@ struct OpTreatment {
   /// Schema positions of arguments (tensors or numbers) that count once: times n/N before the call. A weighted argument
   /// that the op writes in place is first copied: `args[0] * (n/N)` is the tensor that is written and becomes the result.
   std::vector<std::int32_t> weighted_arguments;
+  bool copy_written = false;            ///< the argument written in place is a prologue value: write into a copy of it
   bool scale_output = false;            ///< result times n/N: a mean over the share becomes an addend of the global mean
   std::int32_t count = -1;              ///< index into BatchPlan::counts: result divided by that global count
   std::int32_t reduction_argument = -1; ///< this argument is replaced by at::Reduction::Sum

@@ -1,0 +1,155 @@
+#include <algorithm>
+
+#include "torch/algebra/op_context.hpp"
+
+namespace autopar::algebra {
+namespace {
+
+std::int64_t touched_trailing_dims(const OpContext& op) {
+  const auto name = op.base_name();
+  if (name == "constant_pad_nd" || name == "pad") {
+    const auto padding = op.integers("pad");
+    if (!padding) return op.rank(op.first_tensor());
+    std::int64_t touched = 0;
+    for (std::size_t i = 0; i < padding->size(); ++i) {
+      if ((*padding)[i] != 0) touched = static_cast<std::int64_t>(i / 2) + 1;
+    }
+    return touched;
+  }
+  return op.traits().parameter;
+}
+
+RuleResult type_trailing(const OpContext& op) {
+  const auto self = op.first_tensor();
+  const auto& type = op.type(self);
+  if (type.dim >= op.rank(self) - touched_trailing_dims(op)) return RuleResult::mixes("it works along the batch");
+  return typed(op, type);
+}
+
+RuleResult type_layer_norm(const OpContext& op) {
+  const auto operands = op.tensors();
+  const auto& type = op.type(operands.front());
+  for (std::size_t i = 1; i < operands.size(); ++i) {
+    if (op.type(operands[i]).has_samples()) return RuleResult::mixes("its weight has samples");
+  }
+  const auto shape = op.integers("normalized_shape");
+  if (!shape || type.dim >= op.rank(operands.front()) - static_cast<std::int64_t>(shape->size())) {
+    return RuleResult::mixes("it normalises over the batch");
+  }
+  return typed(op, type);
+}
+
+bool has_rank_without_batch(const OpContext& op, ValueId self) {
+  const auto name = op.base_name();
+  if (op.traits().op_class == OpClass::kConvolution && op.has("weight")) {
+    return op.rank(self) < op.rank(op.tensor("weight"));
+  }
+  if (name == "im2col" || name == "col2im") return op.rank(self) < (name == "im2col" ? 4 : 3);
+  return name.ends_with("_cell") && op.rank(self) < 2;
+}
+
+// A tensor list counts as one data argument (the states of lstm_cell).
+RuleResult type_leading(const OpContext& op) {
+  std::optional<BatchType> shared;
+  std::int32_t seen = 0;
+  for (const auto& slot : op.node().inputs) {
+    const bool is_data = seen++ < op.traits().parameter;
+    for (const auto value : slot.values) {
+      if (!value.valid()) continue;
+      const auto& type = op.type(value);
+      if (!is_data && type.has_samples()) return RuleResult::mixes("its weights have samples");
+      if (!is_data) continue;
+      if (!type.is_batched() || type.dim != 0 || (shared && *shared != type) || has_rank_without_batch(op, value)) {
+        return RuleResult::mixes("its samples are not in dim 0");
+      }
+      shared = type;
+    }
+  }
+  return shared ? typed(op, *shared) : RuleResult::mixes("its samples are not in dim 0");
+}
+
+RuleResult type_attention(const OpContext& op) {
+  const auto rank = static_cast<std::int64_t>(op.result_sizes().size());
+  const auto shared = broadcast(op, op.tensors(), rank);
+  if (!shared || !shared->is_batched() || shared->dim >= rank - 2) return RuleResult::mixes("samples attend to one another");
+  return typed(op, *shared);
+}
+
+RuleResult type_recurrent(const OpContext& op) {
+  if (!op.has("batch_first")) return RuleResult::mixes("packed sequences join the batch in one dim");
+  const auto input = op.tensor("input");
+  const auto& type = op.type(input);
+  const auto sequence_dim = op.flag("batch_first", false) ? 0 : 1;
+  if (op.rank(input) != 3 || !type.is_batched() || type.dim != sequence_dim) {
+    return RuleResult::mixes("its sequence runs over the batch");
+  }
+  for (const auto state : op.tensors(op.position("hx"))) {
+    const auto& own = op.type(state);
+    if (!own.is_batched() || own.dim != 1 || !own.same_layout(type)) {
+      return RuleResult::mixes("its first state is not one for each sample");
+    }
+  }
+  for (const auto weight : op.tensors(op.position("params"))) {
+    if (op.type(weight).has_samples()) return RuleResult::mixes("its weights have samples");
+  }
+  RuleResult result = typed(op, type.at_dim(1));
+  result.outputs.front() = type;
+  return result;
+}
+
+RuleResult type_dropout(const OpContext& op) {
+  const auto self = op.first_tensor();
+  const auto& type = op.type(self);
+  const bool by_channel = op.traits().family == OpFamily::kFeatureDropout;
+  if (by_channel && type.dim > 1) return RuleResult::mixes("it drops the same channels in all samples");
+  return typed(op, type);
+}
+
+RuleResult type_batch_norm(const OpContext& op) {
+  const auto input = op.tensor("input");
+  const auto& type = op.type(input);
+  const auto operands = op.tensors();
+  for (const auto operand : operands) {
+    if (operand != input && op.type(operand).has_samples()) return RuleResult::mixes("its weights or statistics have samples");
+  }
+  if (!type.is_batched() || type.dim == 1) return RuleResult::mixes("its channels run over the batch");
+  const auto running_mean = op.tensor("running_mean");
+  const bool by_instance = op.base_name() == "instance_norm";
+  const bool by_data = op.flag(by_instance ? "use_input_stats" : "training", true);
+  if (!by_data) return typed(op, type);
+  if (by_instance) {
+    if (running_mean.valid()) return RuleResult::mixes("its running statistics follow the whole batch");
+    if (type.dim != 0) return RuleResult::mixes("it normalises over the batch");
+    return typed(op, type);
+  }
+  if (op.options().batch_norm == BatchNormMode::kExact) {
+    return RuleResult::mixes("batch_norm = exact normalises by the whole batch");
+  }
+  RuleResult result = typed(op, type);
+  const auto& sizes = op.sizes(input);
+  SizeExpr samples{1, 0};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (i != 1) samples.per_sample *= sizes[i].depends_on_batch() ? sizes[i].per_sample : sizes[i].fixed;
+  }
+  result.batch_norm =
+      BatchNormPlan{op.id(), running_mean, op.tensor("running_var"), op.number("momentum", 0.1), samples};
+  return result;
+}
+
+}  // namespace
+
+RuleResult type_layer_op(const OpContext& op) {
+  switch (op.traits().family) {
+    case OpFamily::kTrailing: return type_trailing(op);
+    case OpFamily::kLayerNorm: return type_layer_norm(op);
+    case OpFamily::kLeading: return type_leading(op);
+    case OpFamily::kAttention: return type_attention(op);
+    case OpFamily::kRecurrent: return type_recurrent(op);
+    case OpFamily::kDropout:
+    case OpFamily::kFeatureDropout: return type_dropout(op);
+    case OpFamily::kBatchNorm: return type_batch_norm(op);
+    default: return RuleResult::mixes("it is not a layer");
+  }
+}
+
+}  // namespace autopar::algebra

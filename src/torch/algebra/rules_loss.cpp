@@ -1,0 +1,73 @@
+#include <algorithm>
+
+#include <ATen/core/Reduction.h>
+
+#include "torch/algebra/op_context.hpp"
+
+namespace autopar::algebra {
+namespace {
+
+// Sum: shares add up. Mean: over a number of elements proportional to the samples, so share means weigh n/N.
+RuleResult reduced(const OpContext& op, BatchType unreduced) {
+  const auto reduction = op.integer("reduction", at::Reduction::Mean);
+  if (reduction == at::Reduction::None) return typed(op, unreduced);
+  RuleResult result = typed(op, BatchType::partial_sum());
+  result.treatment.scale_output = reduction == at::Reduction::Mean;
+  return result;
+}
+
+RuleResult type_pointwise_loss(const OpContext& op) {
+  const auto operands = op.tensors();
+  std::int64_t rank = 0;
+  for (const auto operand : operands) rank = std::max(rank, op.rank(operand));
+  const auto shared = broadcast(op, operands, rank);
+  if (!shared || !shared->is_batched()) return RuleResult::mixes("it compares samples with other samples");
+  return reduced(op, *shared);
+}
+
+RuleResult type_row_loss(const OpContext& op) {
+  std::optional<BatchType> shared;
+  for (const auto operand : op.tensors()) {
+    const auto& type = op.type(operand);
+    if (!type.has_samples()) {
+      if (operand == op.tensor("weight")) continue;
+      return RuleResult::mixes("one of its operands is shared by all samples");
+    }
+    if (!type.is_batched() || type.dim != 0 || (shared && *shared != type)) {
+      return RuleResult::mixes("its samples are not all in dim 0");
+    }
+    shared = type;
+  }
+  if (op.rank(op.first_tensor()) < 2) return RuleResult::mixes("it takes the batch for one row");
+  return reduced(op, *shared);
+}
+
+RuleResult type_class_loss(const OpContext& op) {
+  const auto self = op.first_tensor();
+  const auto target = op.tensor("target");
+  const auto weight = op.tensor("weight");
+  const auto& type = op.type(self);
+  const auto& goal = op.type(target);
+  if (weight.valid() && op.type(weight).has_samples()) return RuleResult::mixes("its class weights have samples");
+  if (!type.is_batched() || op.rank(self) < 2 || type.dim == 1) return RuleResult::mixes("its classes run over the batch");
+  const bool probabilities = op.is_floating(target);
+  const auto own_dim = type.dim == 0 ? 0 : type.dim - 1;
+  if (!goal.is_batched() || !goal.same_layout(type) || goal.dim != (probabilities ? type.dim : own_dim)) {
+    return RuleResult::mixes("its targets are not one for each sample");
+  }
+  auto result = reduced(op, type.at_dim(own_dim));
+  if (!result.treatment.scale_output || probabilities) return result;
+  result.treatment.scale_output = false;
+  result.treatment.reduction_argument = op.position("reduction");
+  result.count = LossCount{target, weight, op.integer("ignore_index", -100)};
+  return result;
+}
+
+}  // namespace
+
+RuleResult type_loss_op(const OpContext& op) {
+  if (op.traits().family == OpFamily::kClassLoss) return type_class_loss(op);
+  return op.traits().family == OpFamily::kRowLoss ? type_row_loss(op) : type_pointwise_loss(op);
+}
+
+}  // namespace autopar::algebra
