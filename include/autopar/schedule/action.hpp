@@ -42,7 +42,7 @@ struct Action {
   int channel = -1;      ///< kSend, kReceive: index into Pipeline::channels
   Flow flow = Flow::kValue;  ///< kGradient also for kBackward and kReduce
   Rank peer{};           ///< kSend, kReceive; the rank itself for a copy between its own stage and source or sink
-  Interval samples{};    ///< kForward, kBackward: the share; kSend, kReceive: what the message carries (batched channels)
+  Interval samples{};    ///< the share, or what the message carries (batched channels; others travel whole)
   int group = -1;        ///< kReduce: index into Pipeline::groups
   int bucket = -1;       ///< kReduce: bucket of that group, issued in ascending order
 
@@ -61,7 +61,8 @@ struct Action {
   };
   const auto peer = "rank " + std::to_string(action.peer.value());
   switch (action.kind) {
-    case ActionKind::kForward: return "forward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
+    case ActionKind::kForward:
+      return "forward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
     case ActionKind::kBackward:
       return "backward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
     case ActionKind::kSend: return "send of " + message() + ", to " + peer;

@@ -83,8 +83,8 @@ class BatchSplit {
 
   /// Messages of a channel for one micro-batch, from holders to readers of values; gradients go back the same ways.
   ///
-  /// Batched: the intersections of both splits. Replicated: reader i gets the value from holder i mod n; from itself, if
-  /// it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or none.
+  /// Batched: the intersections of both splits. Replicated: reader i gets the value from holder i mod n; from itself,
+  /// if it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or none.
   /// Holders and readers with an empty share take no part. A channel that is not differentiable has no gradient routes.
   [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
 
@@ -210,7 +210,8 @@ inline std::vector<Share> BatchSplit::shares(StageId stage, int m) const {
   std::vector<Share> out;
   for (int q = 0; q < replicas; ++q) {
     const auto samples = share(stage, q, m);
-    if (!samples.empty()) out.push_back({pseudo ? Rank(q) : stages_[stage.index()][static_cast<std::size_t>(q)], samples});
+    const Rank rank = pseudo ? Rank(q) : stages_[stage.index()][static_cast<std::size_t>(q)];
+    if (!samples.empty()) out.push_back({rank, samples});
   }
   std::sort(out.begin(), out.end(), [](const Share& a, const Share& b) { return a.samples.begin < b.samples.begin; });
   return out;

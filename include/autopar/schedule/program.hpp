@@ -35,9 +35,9 @@ inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int m
   }
 }
 
-/// Plays all units (one replica of one stage) against each other with nominal durations and writes down one total order:
-/// a forward or backward when it starts, its messages right behind it, each at both of its ends. What a rank sees of
-/// that order is its program.
+/// Plays all units (one replica of one stage) against each other with nominal durations and writes down one total
+/// order: a forward or backward when it starts, its messages right behind it, each at both of its ends. What a rank sees
+/// of that order is its program.
 class ProgramBuilder {
  public:
   ProgramBuilder(const Pipeline& pipeline, const BatchSplit& split, const std::vector<std::vector<Turn>>& turns,

@@ -19,8 +19,8 @@
 
 namespace autopar {
 
-/// What the simulator asks about time. `message` gets the send; whole messages (replicated values, partial sums) have no
-/// samples. `reduce` gets the action of one member.
+/// What the simulator asks about time. `message` gets the send; whole messages (replicated values, partial sums) have
+/// no samples. `reduce` gets the action of one member.
 template <class C>
 concept ProgramCosts = requires(const C& costs, StageId stage, std::int64_t samples, Rank from, const Action& action) {
   { costs.forward(stage, samples) } -> std::same_as<Seconds>;
@@ -105,8 +105,8 @@ class LinkedProgram {
     }
   }
 
-  /// Gives each receive its message, and each turn the messages that it waits for: those received before it for the same
-  /// micro-batch in the same direction.
+  /// Gives each receive its message, and each turn the messages that it waits for: those received before it for the
+  /// same micro-batch in the same direction.
   void join_receives(const Program& program, std::size_t r, const std::vector<std::int32_t>& sent) {
     std::vector<std::size_t> next(ranks.size() + 1, 0);  // by sender: position in `sent`
     for (const auto id : sent) ++next[messages[static_cast<std::size_t>(id)].from + 1];
@@ -130,7 +130,9 @@ class LinkedProgram {
         ranks[r].turns[turn].receives.push_back(sent[at]);
         slot(action).push_back(sent[at]);
       } else if (action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward) {
-        for (const auto id : slot(action)) messages[static_cast<std::size_t>(id)].turn = static_cast<std::int32_t>(turn);
+        for (const auto id : slot(action)) {
+          messages[static_cast<std::size_t>(id)].turn = static_cast<std::int32_t>(turn);
+        }
         ranks[r].turns[turn].missing = static_cast<int>(slot(action).size());
         slot(action).clear();
         ++turn;

@@ -53,7 +53,7 @@ class ProgramCheck {
     return pipeline_.channels[static_cast<std::size_t>(action.channel)];
   }
   [[nodiscard]] ProgramFault fault_at(Rank rank, std::size_t position, const std::string& why) const {
-    return {rank, static_cast<int>(position), describe(actions(rank)[position]) + " " + why};
+    return {rank, static_cast<int>(position), "(" + describe(actions(rank)[position]) + ") " + why};
   }
 
   static auto key(const Action& a) {
@@ -75,8 +75,8 @@ class ProgramCheck {
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
       for (const Rank rank : pipeline_.groups[g].ranks) {
         for (int b = 0; b < pipeline_.groups[g].buckets; ++b) {
-          Action reduce{.kind = ActionKind::kReduce, .flow = Flow::kGradient, .group = static_cast<int>(g), .bucket = b};
-          expected[rank.index()].push_back(reduce);
+          expected[rank.index()].push_back(
+              {.kind = ActionKind::kReduce, .flow = Flow::kGradient, .group = static_cast<int>(g), .bucket = b});
         }
       }
     }
@@ -176,7 +176,7 @@ class ProgramCheck {
       }
       if (action.kind != ActionKind::kReduce) continue;
       const std::pair<int, int> here{action.group, action.bucket};
-      if (here < last) return fault_at(rank, i, "is out of order; groups and their buckets are reduced in ascending order");
+      if (here < last) return fault_at(rank, i, "is out of order; groups and their buckets are reduced ascending");
       last = here;
     }
     return std::nullopt;
@@ -321,7 +321,8 @@ inline void validate(const Pipeline& pipeline, const BatchLayout& layout, Phase 
   std::string where;
   if (fault->rank.valid()) where += "rank " + std::to_string(fault->rank.value());
   if (fault->position >= 0) where += ", action " + std::to_string(fault->position);
-  throw InvalidArgument("program: " + where + (where.empty() ? "" : ": ") + fault->what);
+  if (!where.empty()) where += fault->position >= 0 ? " " : ": ";
+  throw InvalidArgument("program: " + where + fault->what);
 }
 
 }  // namespace autopar

@@ -1,0 +1,196 @@
+#include <autopar/schedule/batch_split.hpp>
+
+#include <set>
+#include <string>
+
+#include <catch_shim.hpp>
+
+#include "random_pipeline.hpp"
+
+using namespace autopar;
+using testing::Dice;
+
+namespace {
+
+/// (rank, position in its local batch) of every sample of a micro-batch, by the definition.
+std::vector<std::pair<int, std::int64_t>> samples_of(const BatchLayout& layout, int m) {
+  std::vector<std::pair<int, std::int64_t>> out;
+  for (std::size_t r = 0; r < layout.local.size(); ++r) {
+    const auto b = layout.local[r];
+    for (auto i = b * m / layout.microbatches; i < b * (m + 1) / layout.microbatches; ++i) {
+      out.emplace_back(static_cast<int>(r), i);
+    }
+  }
+  return out;
+}
+
+std::string refusal(const Pipeline& pipeline, const BatchLayout& layout) {
+  try {
+    BatchSplit split(pipeline, layout);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("micro-batches, pieces and keys follow the definition on random layouts", "[schedule]") {
+  for (std::uint32_t seed = 0; seed < 500; ++seed) {
+    const auto [pipeline, layout] = testing::random_case(seed, 6, 6);
+    const BatchSplit split(pipeline, layout);
+    std::set<std::int64_t> keys;
+    std::int64_t total = 0;
+    for (int m = 0; m < layout.microbatches; ++m) {
+      const auto samples = samples_of(layout, m);
+      REQUIRE(split.size(m) == static_cast<std::int64_t>(samples.size()));
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        const auto [rank, offset] = samples[i];
+        const auto position = static_cast<std::int64_t>(i);
+        const auto piece = split.piece(Rank(rank), m);
+        REQUIRE(piece.begin <= position);
+        REQUIRE(position < piece.end);
+        REQUIRE(split.local(Rank(rank), m).begin + position - piece.begin == offset);
+        std::int64_t global = offset;
+        for (int r = 0; r < rank; ++r) global += layout.local[static_cast<std::size_t>(r)];
+        REQUIRE(split.first_global_sample(m, {position, position + 1}) == global);
+        REQUIRE(keys.insert(global).second);
+      }
+    }
+    for (const auto samples : layout.local) total += samples;
+    REQUIRE(static_cast<std::int64_t>(keys.size()) == total);
+  }
+}
+
+TEST_CASE("the shares of a stage are its micro-batch, once, in near-equal parts", "[schedule]") {
+  for (std::uint32_t seed = 0; seed < 500; ++seed) {
+    const auto [pipeline, layout] = testing::random_case(seed, 6, 6);
+    const BatchSplit split(pipeline, layout);
+    for (int m = 0; m < layout.microbatches; ++m) {
+      for (int s = -2; s < static_cast<int>(pipeline.stages.size()); ++s) {
+        const StageId stage = s == -2 ? kSource : s == -1 ? kSink : StageId(s);
+        std::int64_t end = 0;
+        for (const Share& share : split.shares(stage, m)) {
+          REQUIRE(share.samples.begin == end);
+          REQUIRE(!share.samples.empty());
+          end = share.samples.end;
+          if (s >= 0 && !split.keeps_pieces()) {
+            const auto replicas = static_cast<std::int64_t>(pipeline.stages[static_cast<std::size_t>(s)].size());
+            REQUIRE(share.samples.size() >= split.size(m) / replicas);
+            REQUIRE(share.samples.size() <= (split.size(m) + replicas - 1) / replicas);
+          }
+        }
+        REQUIRE(end == split.size(m));
+      }
+    }
+  }
+}
+
+TEST_CASE("a single stage on all ranks keeps every rank's piece, so that nothing travels", "[schedule]") {
+  const Pipeline pipeline{.ranks = 3,
+                          .stages = {{Rank(2), Rank(0), Rank(1)}},
+                          .channels = {{kSource, StageId(0), ChannelKind::kBatched, true},
+                                       {kSource, StageId(0), ChannelKind::kReplicated, true},
+                                       {StageId(0), kSink, ChannelKind::kBatched, true}},
+                          .groups = {}};
+  const BatchSplit split(pipeline, {{5, 0, 2}, 2});
+  REQUIRE(split.keeps_pieces());
+  for (int m = 0; m < 2; ++m) {
+    for (const Channel& channel : pipeline.channels) {
+      for (const Flow flow : {Flow::kValue, Flow::kGradient}) {
+        const auto routes = split.routes(channel, m, flow);
+        REQUIRE(routes.size() == 2);
+        for (const Route& route : routes) REQUIRE(route.from == route.to);
+      }
+    }
+  }
+  REQUIRE(split.share(StageId(0), 0, 0) == split.piece(Rank(2), 0));
+}
+
+TEST_CASE("batched routes carry each sample once, from its holder to its reader", "[schedule]") {
+  for (std::uint32_t seed = 0; seed < 500; ++seed) {
+    const auto [pipeline, layout] = testing::random_case(seed, 6, 4);
+    const BatchSplit split(pipeline, layout);
+    for (const Channel& channel : pipeline.channels) {
+      if (channel.kind != ChannelKind::kBatched) continue;
+      for (int m = 0; m < layout.microbatches; ++m) {
+        const auto holder = [&](StageId stage, std::int64_t position) {
+          for (const Share& share : split.shares(stage, m)) {
+            if (share.samples.begin <= position && position < share.samples.end) return share.rank;
+          }
+          return Rank::none();
+        };
+        std::int64_t next = 0;
+        for (const Route& route : split.routes(channel, m, Flow::kValue)) {
+          REQUIRE(route.samples.begin == next);
+          REQUIRE(!route.samples.empty());
+          next = route.samples.end;
+          for (auto i = route.samples.begin; i < route.samples.end; ++i) {
+            REQUIRE(route.from == holder(channel.from, i));
+            REQUIRE(route.to == holder(channel.to, i));
+          }
+        }
+        REQUIRE(next == split.size(m));
+      }
+    }
+  }
+}
+
+TEST_CASE("replicated values reach every reader once, addends leave every holder once", "[schedule]") {
+  const Pipeline pipeline{.ranks = 5,
+                          .stages = {{Rank(0), Rank(1), Rank(2)}, {Rank(3), Rank(4)}},
+                          .channels = {{StageId(0), StageId(1), ChannelKind::kReplicated, true},
+                                       {StageId(0), StageId(1), ChannelKind::kPartialSum, true},
+                                       {kSource, StageId(1), ChannelKind::kReplicated, false}},
+                          .groups = {}};
+  const BatchSplit split(pipeline, {{6, 0, 0, 0, 0}, 1});
+  const auto& channels = pipeline.channels;
+  CHECK(split.routes(channels[0], 0, Flow::kValue) ==
+        std::vector<Route>{{Rank(0), Rank(3), {}}, {Rank(1), Rank(4), {}}});
+  CHECK(split.routes(channels[1], 0, Flow::kValue) ==
+        std::vector<Route>{{Rank(0), Rank(3), {}}, {Rank(1), Rank(4), {}}, {Rank(2), Rank(3), {}}});
+  CHECK(split.routes(channels[1], 0, Flow::kGradient) ==
+        std::vector<Route>{{Rank(3), Rank(0), {}}, {Rank(4), Rank(1), {}}, {Rank(3), Rank(2), {}}});
+  CHECK(split.routes(channels[2], 0, Flow::kValue) ==
+        std::vector<Route>{{Rank(3), Rank(3), {}}, {Rank(4), Rank(4), {}}});
+  CHECK(split.routes(channels[2], 0, Flow::kGradient).empty());
+
+  const BatchSplit one_sample(pipeline, {{0, 0, 1, 0, 0}, 1});  // the last replica of each stage holds it
+  CHECK(one_sample.routes(channels[0], 0, Flow::kValue) == std::vector<Route>{{Rank(2), Rank(4), {}}});
+  CHECK(one_sample.routes(channels[1], 0, Flow::kValue) == std::vector<Route>{{Rank(2), Rank(4), {}}});
+  const BatchSplit nothing(pipeline, {{0, 0, 0, 0, 0}, 1});
+  for (const Channel& channel : channels) CHECK(nothing.routes(channel, 0, Flow::kValue).empty());
+}
+
+TEST_CASE("malformed pipelines and layouts are refused by name", "[schedule]") {
+  const Pipeline good{.ranks = 2,
+                      .stages = {{Rank(0)}, {Rank(1)}},
+                      .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, true}},
+                      .groups = {{{Rank(0), Rank(1)}, StageId::none(), 1}}};
+  const BatchLayout layout{{1, 1}, 1};
+  using Catch::Matchers::ContainsSubstring;
+  REQUIRE(refusal(good, layout).empty());
+  const auto changed = [&](auto change) {
+    Pipeline pipeline = good;
+    change(pipeline);
+    return refusal(pipeline, layout);
+  };
+  CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {}; }), ContainsSubstring("stage 1 has no rank"));
+  CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {Rank(2)}; }), ContainsSubstring("ranks are 0 to 1"));
+  CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {Rank(0)}; }), ContainsSubstring("at most one stage"));
+  CHECK_THAT(changed([](Pipeline& p) { p.channels[0].to = StageId(2); }), ContainsSubstring("does not exist"));
+  CHECK_THAT(changed([](Pipeline& p) { std::swap(p.channels[0].from, p.channels[0].to); }),
+             ContainsSubstring("from an earlier to a later"));
+  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {StageId(1), kSink, ChannelKind::kPartialSum, true}; }),
+             ContainsSubstring("to the sink; reduce them"));
+  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {StageId(1), kSink, ChannelKind::kReplicated, true}; }),
+             ContainsSubstring("to the sink; reduce them"));
+  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {kSource, StageId(1), ChannelKind::kPartialSum, true}; }),
+             ContainsSubstring("partial sums from the source"));
+  CHECK_THAT(changed([](Pipeline& p) { p.groups[0].ranks = {Rank(1)}; }), ContainsSubstring("fewer than two"));
+  CHECK_THAT(changed([](Pipeline& p) { p.groups[0].ranks = {Rank(1), Rank(0)}; }), ContainsSubstring("ascending"));
+  CHECK_THAT(changed([](Pipeline& p) { p.groups[0].buckets = -1; }), ContainsSubstring("-1 buckets"));
+  CHECK_THAT(refusal(good, {{1}, 1}), ContainsSubstring("1 local batches for 2 ranks"));
+  CHECK_THAT(refusal(good, {{1, 1}, 0}), ContainsSubstring("0 micro-batches"));
+  CHECK_THAT(refusal(good, {{1, -3}, 1}), ContainsSubstring("rank 1 has -3 samples"));
+}

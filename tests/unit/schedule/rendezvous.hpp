@@ -1,0 +1,97 @@
+#pragma once
+
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <autopar/schedule/action.hpp>
+#include <autopar/schedule/pipeline.hpp>
+
+#include "symbolic_model.hpp"
+
+namespace autopar::testing {
+
+/// Runs a program literally: every rank does one action after the other, a send waits for its receive, a reduction for
+/// all members. The least capable runtime there can be; what it runs to the right result, any runtime can.
+/// @return why it cannot go on or what is wrong at its end; empty if all is well
+inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& layout, Phase phase,
+                                const Program& program, std::vector<SymbolicRank>& ranks) {
+  std::vector<std::size_t> at(program.ranks.size(), 0);
+  std::vector<std::deque<std::pair<Action, Words>>> own(program.ranks.size());
+  std::vector<std::pair<int, int>> last_reduction(program.ranks.size(), {-1, -1});
+  const auto head = [&](Rank r) -> const Action* {
+    return at[r.index()] < program.ranks[r.index()].size() ? &program.ranks[r.index()][at[r.index()]] : nullptr;
+  };
+  const auto same = [](const Action& a, const Action& b) {
+    return a.channel == b.channel && a.microbatch == b.microbatch && a.flow == b.flow && a.samples == b.samples;
+  };
+  const auto step = [&](Rank r) {
+    const Action& action = *head(r);
+    SymbolicRank& mine = ranks[r.index()];
+    switch (action.kind) {
+      case ActionKind::kForward: mine.forward(action); break;
+      case ActionKind::kBackward: mine.backward(action, phase == Phase::kBackward); break;
+      case ActionKind::kSend: {
+        if (action.peer == r) {
+          own[r.index()].emplace_back(action, mine.pack(action));
+          break;
+        }
+        const Action* other = head(action.peer);
+        if (other == nullptr || other->kind != ActionKind::kReceive || other->peer != r) return false;
+        if (!same(action, *other)) throw std::logic_error(describe(action) + " meets " + describe(*other));
+        ranks[action.peer.index()].accept(*other, mine.pack(action));
+        ++at[action.peer.index()];
+        break;
+      }
+      case ActionKind::kReceive:
+        if (action.peer != r || own[r.index()].empty()) return false;
+        if (!same(own[r.index()].front().first, action)) throw std::logic_error(describe(action) + ": wrong copy");
+        mine.accept(action, own[r.index()].front().second);
+        own[r.index()].pop_front();
+        break;
+      case ActionKind::kReduce: {
+        const auto& members = pipeline.groups[static_cast<std::size_t>(action.group)].ranks;
+        Word sum = 0;
+        for (const Rank member : members) {
+          if (head(member) == nullptr || !(*head(member) == action)) return false;
+          sum += ranks[member.index()].bucket(action);
+        }
+        for (const Rank member : members) {
+          auto& last = last_reduction[member.index()];
+          const std::pair here{action.group, action.bucket};
+          if (here <= last) throw std::logic_error(describe(action) + ": not ascending");
+          last = here;
+          ranks[member.index()].start_reduction(action);
+          ranks[member.index()].bucket(action) = sum;
+          if (member != r) ++at[member.index()];
+        }
+        break;
+      }
+    }
+    ++at[r.index()];
+    return true;
+  };
+  try {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t r = 0; r < at.size(); ++r) {
+        while (head(Rank::of(r)) != nullptr && step(Rank::of(r))) moved = true;
+      }
+    }
+    for (std::size_t r = 0; r < at.size(); ++r) {
+      if (head(Rank::of(r)) != nullptr) return "deadlock at " + describe(*head(Rank::of(r)));
+    }
+    return difference(pipeline, layout, phase, ranks);
+  } catch (const std::logic_error& error) {
+    return error.what();
+  }
+}
+
+inline std::vector<SymbolicRank> symbolic_ranks(const Pipeline& pipeline, const BatchLayout& layout) {
+  std::vector<SymbolicRank> ranks;
+  for (int r = 0; r < pipeline.ranks; ++r) ranks.emplace_back(pipeline, layout, Rank(r));
+  return ranks;
+}
+
+}  // namespace autopar::testing

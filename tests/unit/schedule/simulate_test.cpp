@@ -1,0 +1,139 @@
+#include <autopar/schedule/simulate.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include <autopar/schedule/gpipe.hpp>
+#include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/program.hpp>
+
+#include <catch_shim.hpp>
+
+#include "random_pipeline.hpp"
+
+using namespace autopar;
+
+namespace {
+
+struct UnitCosts {
+  double forward_seconds = 1, backward_seconds = 2, message_seconds = 0, reduce_seconds = 0;
+  [[nodiscard]] Seconds forward(StageId, std::int64_t) const { return Seconds(forward_seconds); }
+  [[nodiscard]] Seconds backward(StageId, std::int64_t) const { return Seconds(backward_seconds); }
+  [[nodiscard]] Seconds message(Rank, const Action&) const { return Seconds(message_seconds); }
+  [[nodiscard]] Seconds reduce(const Action&) const { return Seconds(reduce_seconds); }
+};
+
+/// `stages` stages of `replicas` ranks in a row, inputs at the first.
+Pipeline row(int stages, int replicas) {
+  Pipeline pipeline{.ranks = stages * replicas, .stages = {}, .channels = {}, .groups = {}};
+  for (int s = 0; s < stages; ++s) {
+    std::vector<Rank> ranks;
+    for (int q = 0; q < replicas; ++q) ranks.push_back(Rank(s * replicas + q));
+    pipeline.stages.push_back(ranks);
+    pipeline.channels.push_back({s == 0 ? kSource : StageId(s - 1), StageId(s), ChannelKind::kBatched, s > 0});
+    if (replicas > 1) pipeline.groups.push_back({ranks, StageId(s), 4});
+  }
+  return pipeline;
+}
+
+BatchLayout even(const Pipeline& pipeline, int microbatches) {
+  return {std::vector<std::int64_t>(static_cast<std::size_t>(pipeline.ranks), microbatches), microbatches};
+}
+
+template <SchedulePolicy Policy>
+void check_closed_forms(const Policy& policy) {
+  for (const int p : {1, 2, 3, 4, 6, 8}) {
+    for (const int m : {1, 2, 3, 4, 8, 17, 32}) {
+      const auto pipeline = row(p, 1);
+      const auto program = make_program(pipeline, even(pipeline, m), policy);
+      const auto timeline = simulate(pipeline, program, UnitCosts{});
+      INFO(p << " stages, " << m << " micro-batches");
+      REQUIRE(timeline.step.value() == Approx(3.0 * (m + p - 1)));
+      REQUIRE(timeline.idle_share() == Approx((p - 1.0) / (m + p - 1.0)).margin(1e-12));
+      const auto peaks = peak_activations(program, [](StageId, std::int64_t) { return 1; });
+      for (int s = 0; s < p; ++s) {
+        REQUIRE(peaks[static_cast<std::size_t>(s)] == policy.peak_activations(StageId(s), p, m));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("simulated bubble and peak activations are the published ones", "[schedule]") {
+  check_closed_forms(GPipe{});
+  check_closed_forms(OneFOneB{});
+}
+
+TEST_CASE("messages delay the ramp, and hide behind computation once warm", "[schedule]") {
+  const auto pipeline = row(2, 1);
+  const auto gpipe = make_program(pipeline, even(pipeline, 8), GPipe{});
+  UnitCosts costs{.message_seconds = 0.25};
+  // One input message comes from the other rank, then one message down and one up are exposed.
+  CHECK(simulate(pipeline, gpipe, costs).step.value() == Approx(3.0 * 9 + 3 * 0.25));
+  costs.message_seconds = 4;  // the link is the bottleneck: input, 8 messages one after the other, 8 back
+  CHECK(simulate(pipeline, gpipe, costs).step.value() > 8 * 4 * 2);
+}
+
+TEST_CASE("messages into one rank come one at a time", "[schedule]") {
+  Pipeline pipeline{.ranks = 5,
+                    .stages = {{Rank(0), Rank(1), Rank(2), Rank(3)}, {Rank(4)}},
+                    .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, false}},
+                    .groups = {}};
+  const auto program = make_program(pipeline, {{4, 0, 0, 0, 0}, 1}, GPipe{}, Phase::kForward);
+  CHECK(simulate(pipeline, program, UnitCosts{.message_seconds = 1}).step.value() == Approx(1 + 4 + 1));
+}
+
+TEST_CASE("buckets are summed one after the other while the last backward fills them", "[schedule]") {
+  const auto pipeline = row(1, 2);  // 4 buckets, filled at 1.5, 2, 2.5 and 3 seconds
+  const auto program = make_program(pipeline, even(pipeline, 1), GPipe{});
+  CHECK(simulate(pipeline, program, UnitCosts{.reduce_seconds = 0.25}).step.value() == Approx(3.25));
+  CHECK(simulate(pipeline, program, UnitCosts{.reduce_seconds = 1}).step.value() == Approx(1.5 + 4));
+}
+
+TEST_CASE("spans follow the laws of the executor on random pipelines", "[schedule]") {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    const auto [pipeline, layout] = testing::random_case(seed, 7, 6);
+    const auto program = make_program(pipeline, layout, OneFOneB{});
+    const auto timeline = simulate(pipeline, program, UnitCosts{1, 2, 0.125, 0.5});
+    Seconds end{};
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+      Seconds computed{};
+      for (std::size_t i = 0; i < program.ranks[r].size(); ++i) {
+        const Action& action = program.ranks[r][i];
+        const Span span = timeline.spans[r][i];
+        end = std::max(end, span.end);
+        if (action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward) {
+          REQUIRE(span.start >= computed);
+          computed = span.end;
+        } else if (action.kind == ActionKind::kSend) {
+          const Channel& channel = pipeline.channels[static_cast<std::size_t>(action.channel)];
+          if ((action.flow == Flow::kValue ? channel.from : channel.to).valid()) REQUIRE(span.start >= computed);
+        }
+      }
+    }
+    REQUIRE(timeline.step == end);
+  }
+}
+
+TEST_CASE("a program that cannot end is refused, not simulated for ever", "[schedule]") {
+  const auto pipeline = row(2, 1);
+  auto program = make_program(pipeline, even(pipeline, 2), GPipe{});
+  program.ranks[1].pop_back();  // the last gradient is never sent
+  CHECK_THROWS_AS(simulate(pipeline, program, UnitCosts{}), InvalidArgument);
+}
+
+#ifdef __OPTIMIZE__
+TEST_CASE("64 ranks x 64 micro-batches are simulated within 20 ms", "[schedule]") {
+  const auto pipeline = row(16, 4);
+  const auto program = make_program(pipeline, even(pipeline, 64), OneFOneB{});
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 5; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    CHECK(simulate(pipeline, program, UnitCosts{}).step.value() == Approx(3.0 * (64 + 15)));
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  CHECK(best < 0.020);
+}
+#endif
