@@ -48,7 +48,8 @@ World::~World() {
   backend_->close();
 }
 
-Rank World::rank() const { return backend_->rank(); }
+int World::rank() const { return rank_id().value(); }
+Rank World::rank_id() const { return backend_->rank(); }
 int World::size() const { return backend_->size(); }
 int World::local_rank() const { return backend_->locality().rank; }
 int World::local_size() const { return backend_->locality().size; }

@@ -33,7 +33,7 @@ void steps(World& world, AnyTransport transport, int count) {
 
 void misbehave(World& world, AnyTransport transport, const std::string& scenario) {
   steps(world, transport, 3);
-  const bool culprit = world.rank().value() == world.size() - 1;
+  const bool culprit = world.rank() == world.size() - 1;
   if (culprit && scenario == "throws") throw std::domain_error("no such layer");
   if (culprit && scenario == "tells") {
     world.fail("forward of stage 1", "out of memory");
@@ -61,9 +61,9 @@ int main(int argc, char** argv) {
     World world(argc, argv, options);
     try {
       misbehave(world, world.make_transport(), scenario);
-      std::printf("rank %d is done\n", world.rank().value());
+      std::printf("rank %d is done\n", world.rank_id());
     } catch (const TransportError& error) {
-      std::fprintf(stderr, "rank %d TransportError: %s\n", world.rank().value(), error.what());
+      std::fprintf(stderr, "rank %d TransportError: %s\n", world.rank_id(), error.what());
       throw;
     }
   } catch (const std::exception& error) {

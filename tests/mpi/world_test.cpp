@@ -22,7 +22,7 @@ TEST_CASE("world: takes its ranks from the launcher and leaves a foreign MPI run
   {
     World world(0, nullptr);
     REQUIRE(world.size() == mpi_size());
-    REQUIRE(world.rank() == Rank(mpi_rank()));
+    REQUIRE(world.rank_id() == Rank(mpi_rank()));
     REQUIRE(world.local_rank() == mpi_rank());
     REQUIRE(world.local_size() == mpi_size());
     REQUIRE_NOTHROW(transport_laws::control_plane_agrees(world));
@@ -43,7 +43,7 @@ TEST_CASE("world: over a communicator of the program's own") {
   {
     World world = world_from(halves);
     REQUIRE(world.size() == size);
-    REQUIRE(world.rank() == Rank(rank));
+    REQUIRE(world.rank_id() == Rank(rank));
     REQUIRE_NOTHROW(transport_laws::control_plane_agrees(world));
     REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, world.make_transport(), 5, 60));
   }

@@ -127,7 +127,7 @@ inline void random_traffic_arrives(World& world, AnyTransport transport, std::ui
     std::size_t step;
   };
   std::vector<Pending> pending;
-  std::mt19937 whim(seed * 7 + static_cast<unsigned>(world.rank().value()));
+  std::mt19937 whim(seed * 7 + static_cast<unsigned>(world.rank()));
   const auto finish = [&](std::size_t which) {
     transport.wait(pending[which].ticket);
     require(transport.done(pending[which].ticket), "an operation is done after wait");
@@ -143,8 +143,8 @@ inline void random_traffic_arrives(World& world, AnyTransport transport, std::ui
     next.step = i;
     if (step.is_sum) {
       const auto& members = groups[step.sum.group];
-      if (std::find(members.begin(), members.end(), world.rank()) == members.end()) continue;
-      next.memory = std::make_shared<std::vector<std::byte>>(own_addend(seed, i, world.rank(), step.sum));
+      if (std::find(members.begin(), members.end(), world.rank_id()) == members.end()) continue;
+      next.memory = std::make_shared<std::vector<std::byte>>(own_addend(seed, i, world.rank_id(), step.sum));
       next.expected = step.sum.doubles ? expected_sum<double>(seed, i, members, step.sum.elements)
                                        : expected_sum<float>(seed, i, members, step.sum.elements);
       next.ticket = transport.all_reduce(buffer_of(next.memory), step.sum.doubles ? DType::kF64 : DType::kF32,
@@ -152,10 +152,10 @@ inline void random_traffic_arrives(World& world, AnyTransport transport, std::ui
     } else {
       const auto content = pattern(seed + static_cast<std::uint32_t>(i), step.message.bytes);
       next.expected = content;
-      if (step.message.from == world.rank().value()) {
+      if (step.message.from == world.rank()) {
         next.memory = std::make_shared<std::vector<std::byte>>(content);
         next.ticket = transport.send(buffer_of(next.memory), Rank(step.message.to), step.message.tag);
-      } else if (step.message.to == world.rank().value()) {
+      } else if (step.message.to == world.rank()) {
         next.memory = std::make_shared<std::vector<std::byte>>(content.size());
         next.ticket = transport.receive(buffer_of(next.memory), Rank(step.message.from), step.message.tag);
       } else {
@@ -177,29 +177,29 @@ inline Blob blob(const std::string& text) {
 inline void control_plane_agrees(World& world) {
   const auto size = static_cast<std::size_t>(world.size());
   for (const std::size_t length : {std::size_t{0}, std::size_t{5}, std::size_t{248}, std::size_t{249}, std::size_t{90'000}}) {
-    const auto mine = pattern(static_cast<std::uint32_t>(world.rank().value()), length + world.rank().index());
+    const auto mine = pattern(static_cast<std::uint32_t>(world.rank()), length + world.rank_id().index());
     const auto all = world.all_gather(mine, "test gather");
     require(all.size() == size, "one blob a rank");
     for (std::size_t rank = 0; rank < size; ++rank) {
       require(all[rank] == pattern(static_cast<std::uint32_t>(rank), length + rank), "all_gather gives each rank's bytes");
     }
     for (std::size_t root = 0; root < size; ++root) {
-      const auto told = world.broadcast(world.rank().index() == root ? pattern(5, length) : blob("ignored"),
+      const auto told = world.broadcast(world.rank_id().index() == root ? pattern(5, length) : blob("ignored"),
                                         Rank::of(root), "test broadcast");
       require(told == pattern(5, length), "broadcast gives the root's bytes");
     }
   }
-  std::vector<double> doubles{1.5, static_cast<double>(world.rank().value())};
+  std::vector<double> doubles{1.5, static_cast<double>(world.rank())};
   world.all_reduce_sum(std::span(doubles), "test sum");
   require(doubles == std::vector<double>{1.5 * static_cast<double>(size), static_cast<double>(size * (size - 1)) / 2},
           "sums of doubles");
-  std::vector<std::int64_t> integers{std::int64_t{1} << 60, -world.rank().value()};
-  if (world.rank().value() > 0) integers[0] = 1;
+  std::vector<std::int64_t> integers{std::int64_t{1} << 60, -world.rank()};
+  if (world.rank() > 0) integers[0] = 1;
   world.all_reduce_sum(std::span(integers), "test sum");
   require(integers[0] == (std::int64_t{1} << 60) + world.size() - 1, "sums of integers are exact");
   world.barrier();
-  if (size > 1 && world.rank() == Rank(1)) world.send(pattern(9, 300'000), Rank(0), "test bytes");
-  if (size > 1 && world.rank() == Rank(0)) {
+  if (size > 1 && world.rank_id() == Rank(1)) world.send(pattern(9, 300'000), Rank(0), "test bytes");
+  if (size > 1 && world.rank_id() == Rank(0)) {
     Blob landing(300'000);
     world.receive(landing, Rank(1), "test bytes");
     require(landing == pattern(9, 300'000), "bytes between two ranks");
@@ -215,12 +215,12 @@ inline void transports_are_independent(World& world) {
   const Tag tag{1, 2, 0};
   const auto a = std::make_shared<std::vector<std::byte>>(pattern(1, 50));
   const auto b = std::make_shared<std::vector<std::byte>>(pattern(2, 50));
-  if (world.rank() == Rank(0)) {
+  if (world.rank_id() == Rank(0)) {
     const auto one = first.send(buffer_of(a), Rank(1), tag);
     const auto two = second.send(buffer_of(b), Rank(1), tag);
     first.wait(one);
     second.wait(two);
-  } else if (world.rank() == Rank(1)) {
+  } else if (world.rank_id() == Rank(1)) {
     const auto into_a = std::make_shared<std::vector<std::byte>>(50);
     const auto into_b = std::make_shared<std::vector<std::byte>>(50);
     const auto two = second.receive(buffer_of(into_b), Rank(0), tag);

@@ -58,7 +58,8 @@ class World {
   /// exception, it tells the others and aborts the job instead.
   ~World();
 
-  [[nodiscard]] Rank rank() const;
+  [[nodiscard]] int rank() const;       ///< 0 <= rank < size
+  [[nodiscard]] Rank rank_id() const;  ///< the same, as the type that plans and programs use
   [[nodiscard]] int size() const;
   [[nodiscard]] int local_rank() const;  ///< among the ranks of this host
   [[nodiscard]] int local_size() const;

@@ -30,7 +30,7 @@ std::vector<std::string> errors_of(int ranks, const std::function<void(World&)>&
         try {
           body(world);
         } catch (const TransportError& error) {
-          errors[world.rank().index()] = error.what();
+          errors[world.rank_id().index()] = error.what();
         }
       },
       options);
@@ -46,8 +46,8 @@ TEST_CASE("loopback: every rank has its own World and place") {
     std::atomic<int> seen{0};
     loopback::run(ranks, [&](World& world) {
       transport_laws::require(world.size() == ranks && world.local_size() == ranks, "size");
-      transport_laws::require(world.local_rank() == world.rank().value(), "local rank");
-      seen += 1 << world.rank().value();
+      transport_laws::require(world.local_rank() == world.rank(), "local rank");
+      seen += 1 << world.rank();
     });
     REQUIRE(seen == (1 << ranks) - 1);
   }
@@ -73,12 +73,12 @@ TEST_CASE("loopback: the first cause is rethrown and wakes the others") {
   std::atomic<int> woken{0};
   const auto begin = Clock::now();
   const auto body = [&](World& world) {
-    if (world.rank() == Rank(2)) throw std::domain_error("layer 7 is unhappy");
+    if (world.rank_id() == Rank(2)) throw std::domain_error("layer 7 is unhappy");
     try {
       world.barrier("waiting for all");
     } catch (const TransportError& error) {
       const std::string what = error.what();
-      transport_laws::require(error.peer() == Rank(2) && error.rank() == world.rank(), "ranks of the error");
+      transport_laws::require(error.peer() == Rank(2) && error.rank() == world.rank_id(), "ranks of the error");
       transport_laws::require(contains(what, "rank 2") && contains(what, "layer 7 is unhappy"), "text of the error");
       transport_laws::require(contains(what, "waiting for all"), "what was waited for: " + what);
       ++woken;
@@ -92,7 +92,7 @@ TEST_CASE("loopback: the first cause is rethrown and wakes the others") {
 
 TEST_CASE("loopback: fail names rank, action and message, and every later call throws") {
   const auto errors = errors_of(3, [](World& world) {
-    if (world.rank() == Rank(1)) world.fail("forward of stage 1", "out of memory");
+    if (world.rank_id() == Rank(1)) world.fail("forward of stage 1", "out of memory");
     try {
       world.barrier();
     } catch (const TransportError& error) {
@@ -111,7 +111,7 @@ TEST_CASE("loopback: fail names rank, action and message, and every later call t
 TEST_CASE("loopback: a rank that leaves early is named by the next call of the others") {
   const auto begin = Clock::now();
   const auto errors = errors_of(3, [](World& world) {
-    const int steps = world.rank() == Rank(2) ? 2 : 5;
+    const int steps = world.rank_id() == Rank(2) ? 2 : 5;
     for (int step = 0; step < steps; ++step) world.barrier("step " + std::to_string(step));
   });
   REQUIRE(errors[2].empty());
@@ -133,7 +133,7 @@ TEST_CASE("loopback: a stall is warned of, then ends in an error on every rank")
           const std::lock_guard lock(mutex);
           lines.push_back(line);
         });
-        if (world.rank() == Rank(1)) {
+        if (world.rank_id() == Rank(1)) {
           while (!world.failed()) std::this_thread::sleep_for(5ms);
         }
         world.barrier("handshake");
@@ -151,7 +151,7 @@ TEST_CASE("loopback: a stall is warned of, then ends in an error on every rank")
 
 TEST_CASE("loopback: ranks that make different calls get an error, not a hang") {
   const auto errors = errors_of(2, [](World& world) {
-    if (world.rank() == Rank(0)) {
+    if (world.rank_id() == Rank(0)) {
       (void)world.all_gather({}, "gather");
     } else {
       (void)world.broadcast({}, Rank(1), "broadcast");
@@ -163,16 +163,16 @@ TEST_CASE("loopback: ranks that make different calls get an error, not a hang") 
 TEST_CASE("loopback: messages of another size and sums of another type are refused") {
   const auto sizes = errors_of(2, [](World& world) {
     AnyTransport transport = world.make_transport();
-    const auto memory = std::make_shared<std::vector<std::byte>>(8 + world.rank().index());
+    const auto memory = std::make_shared<std::vector<std::byte>>(8 + world.rank_id().index());
     const auto buffer = transport_laws::buffer_of(memory);
-    transport.wait(world.rank() == Rank(0) ? transport.send(buffer, Rank(1), {}) : transport.receive(buffer, Rank(0), {}));
+    transport.wait(world.rank_id() == Rank(0) ? transport.send(buffer, Rank(1), {}) : transport.receive(buffer, Rank(0), {}));
   });
   REQUIRE(contains(sizes[0], "8 bytes, 9 are expected"));
   const auto types = errors_of(2, [](World& world) {
     AnyTransport transport = world.make_transport();
     const GroupId group = transport.make_group({Rank(0), Rank(1)});
     const auto memory = std::make_shared<std::vector<std::byte>>(8);
-    const DType dtype = world.rank() == Rank(0) ? DType::kF32 : DType::kF64;
+    const DType dtype = world.rank_id() == Rank(0) ? DType::kF32 : DType::kF64;
     transport.wait(transport.all_reduce(transport_laws::buffer_of(memory), dtype, group));
   });
   REQUIRE(contains(types[1], "different sizes or types"));
@@ -190,7 +190,7 @@ TEST_CASE("loopback: wrong arguments are named") {
   refused([](World&, AnyTransport t) { (void)t.make_group({Rank(1), Rank(0)}); });
   refused([](World&, AnyTransport t) { (void)t.make_group({Rank(0), Rank(2)}); });
   refused([](World&, AnyTransport t) { (void)t.make_group({}); });
-  refused([](World& w, AnyTransport t) { (void)t.send({}, w.rank(), {}); });
+  refused([](World& w, AnyTransport t) { (void)t.send({}, w.rank_id(), {}); });
   refused([](World&, AnyTransport t) { (void)t.receive({}, Rank(7), {}); });
   refused([](World&, AnyTransport t) { (void)t.all_reduce({}, DType::kF32, GroupId{3}); });
   refused([](World&, AnyTransport t) {
@@ -206,7 +206,7 @@ TEST_CASE("loopback: wrong arguments are named") {
 TEST_CASE("a program without a launcher is a world of one") {
   World world(0, nullptr);
   REQUIRE(world.size() == 1);
-  REQUIRE(world.rank() == Rank(0));
+  REQUIRE(world.rank_id() == Rank(0));
   REQUIRE(world.local_rank() == 0);
   REQUIRE(world.local_size() == 1);
   transport_laws::control_plane_agrees(world);

@@ -19,10 +19,10 @@ std::vector<T> sum_over_ranks(const std::vector<std::vector<T>>& addends, DType 
     AnyTransport transport = world.make_transport();
     std::vector<Rank> everyone;
     for (int rank = 0; rank < world.size(); ++rank) everyone.emplace_back(rank);
-    const auto raw = std::as_bytes(std::span(addends[world.rank().index()]));
+    const auto raw = std::as_bytes(std::span(addends[world.rank_id().index()]));
     const auto memory = std::make_shared<std::vector<std::byte>>(raw.begin(), raw.end());
     transport.wait(transport.all_reduce(transport_laws::buffer_of(memory), dtype, transport.make_group(everyone)));
-    if (world.rank() == Rank(0)) std::memcpy(result.data(), memory->data(), memory->size());
+    if (world.rank_id() == Rank(0)) std::memcpy(result.data(), memory->data(), memory->size());
   });
   return result;
 }
