@@ -1,0 +1,333 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/runtime/stage_engine.hpp>
+#include <autopar/runtime/transport.hpp>
+#include <autopar/schedule/action.hpp>
+
+namespace autopar {
+
+/// An engine threw while it did an action. The cause is nested (std::rethrow_if_nested).
+class ExecutionError : public Error {
+ public:
+  ExecutionError(const std::string& action, const std::string& cause)
+      : Error(action + ": " + cause), action_(action) {}
+  [[nodiscard]] const std::string& action() const { return action_; }
+
+ private:
+  std::string action_;
+};
+
+/// What a caller may add to an executor.
+struct ExecutorHooks {
+  using Clock = std::chrono::steady_clock;
+
+  /// Told of every action as it ends, on the executing thread: a forward or backward while it computed, a message or a
+  /// reduction from its start until it was seen to be over. Empty: no clock is read.
+  std::function<void(const Action& action, Clock::time_point start, Clock::time_point end)> trace;
+  /// Tells the other ranks that this one cannot go on (World::fail), so that nobody waits for it.
+  std::function<void(std::string_view action, std::string_view message)> fail;
+};
+
+namespace detail {
+
+/// One run of a rank's program.
+template <StageEngine Engine, Transport Wire>
+class ProgramRun {
+ public:
+  ProgramRun(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, const ExecutorHooks& hooks,
+             const std::vector<Action>& actions)
+      : engine_(engine), wire_(wire), groups_(groups), hooks_(hooks), actions_(actions) {
+    read_program();
+  }
+  ProgramRun(const ProgramRun&) = delete;
+  ProgramRun& operator=(const ProgramRun&) = delete;
+
+  void run() {
+    try {
+      engine_.on_bucket_ready([this](int group, int bucket) { bucket_is_full(group, bucket); });
+      post_receives_ahead();
+      for (const Action& action : actions_) {
+        doing_ = &action;
+        execute(action);
+      }
+      finish();
+      engine_.on_bucket_ready({});
+    } catch (...) {
+      give_up();
+    }
+  }
+
+ private:
+  using Clock = ExecutorHooks::Clock;
+  using Ticket = typename Wire::Ticket;
+
+  struct Transfer {
+    const Action* action;
+    Buffer buffer;
+    Ticket ticket{};
+    bool travels = true;  // false: a copy within the rank, or not yet started
+    Clock::time_point start{};
+  };
+
+  static bool computes(const Action& action) {
+    return action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward;
+  }
+  static std::pair<int, Flow> slot(const Action& action) { return {action.microbatch, action.flow}; }
+  [[nodiscard]] Clock::time_point now() const { return hooks_.trace ? Clock::now() : Clock::time_point{}; }
+  void trace(const Action& action, Clock::time_point start) const {
+    if (hooks_.trace) hooks_.trace(action, start, Clock::now());
+  }
+
+  void read_program() {
+    for (const Action& action : actions_) {
+      if (action.kind == ActionKind::kBackward) ++backwards_left_;
+      if (action.kind == ActionKind::kReduce) reductions_.push_back({&action, {}, {}, false});
+      if (computes(action)) last_turn_[slot(action)] = &action;
+    }
+    full_.assign(reductions_.size(), false);
+  }
+
+  void execute(const Action& action) {
+    switch (action.kind) {
+      case ActionKind::kForward:
+      case ActionKind::kBackward: compute(action); break;
+      case ActionKind::kSend: send(action); break;
+      case ActionKind::kReceive:
+        if (action.peer == wire_.rank()) take_own(action);
+        break;  // others were posted ahead
+      case ActionKind::kReduce: bucket_is_full(action.group, action.bucket); break;
+    }
+  }
+
+  void compute(const Action& action) {
+    for (Transfer& arrival : arrivals_[slot(action)]) take(arrival);
+    arrivals_.erase(slot(action));
+    doing_ = &action;
+    const auto start = now();
+    if (action.kind == ActionKind::kForward) {
+      engine_.forward(action);
+    } else {
+      --backwards_left_;
+      engine_.backward(action);
+    }
+    trace(action, start);
+    ++turns_done_;
+    post_receives_ahead();
+    drop_what_is_done();
+  }
+
+  void send(const Action& action) {
+    Transfer transfer{&action, engine_.pack(action), {}, action.peer != wire_.rank(), now()};
+    if (!transfer.travels) {
+      own_.push_back(std::move(transfer));
+      return;
+    }
+    transfer.ticket = wire_.send(transfer.buffer, action.peer, tag(action));
+    sends_.push_back(std::move(transfer));
+  }
+
+  /// A message of this rank to itself, sent before.
+  void take_own(const Action& action) {
+    Transfer transfer = std::move(own_.front());
+    own_.pop_front();
+    trace(*transfer.action, transfer.start);
+    transfer.action = &action;
+    transfer.start = now();
+    file(std::move(transfer));
+  }
+
+  /// Keeps an arrival for the turn that needs it, or among the results if no turn does.
+  void file(Transfer transfer) {
+    const Action& action = *transfer.action;
+    const auto turn = last_turn_.find(slot(action));
+    if (turn != last_turn_.end() && turn->second > &action) arrivals_[slot(action)].push_back(std::move(transfer));
+    else results_.push_back(std::move(transfer));
+  }
+
+  /// Waits for an arrival and hands it to the engine.
+  void take(Transfer& arrival) {
+    doing_ = arrival.action;
+    if (arrival.travels) wire_.wait(arrival.ticket);
+    arrival.travels = false;
+    engine_.accept(*arrival.action, arrival.buffer);
+    arrival.buffer = {};
+    trace(*arrival.action, arrival.start);
+  }
+
+  void post_receives_ahead() {
+    for (; posted_ < actions_.size(); ++posted_) {
+      const Action& action = actions_[posted_];
+      if (computes(action)) {
+        if (turns_passed_ == turns_done_ + static_cast<std::size_t>(kReceivesAhead)) return;
+        ++turns_passed_;
+      }
+      if (action.kind != ActionKind::kReceive || action.peer == wire_.rank()) continue;
+      doing_ = &action;
+      Transfer transfer{&action, engine_.landing(action), {}, true, now()};
+      transfer.ticket = wire_.receive(transfer.buffer, action.peer, tag(action));
+      file(std::move(transfer));
+    }
+  }
+
+  /// Lets go of messages that have left, and hands over results that have come, in the program's order.
+  void drop_what_is_done() {
+    std::erase_if(sends_, [this](const Transfer& transfer) {
+      if (!wire_.done(transfer.ticket)) return false;
+      trace(*transfer.action, transfer.start);
+      return true;
+    });
+    while (!results_.empty() && (!results_.front().travels || wire_.done(results_.front().ticket))) take_result();
+  }
+
+  void take_result() {
+    take(results_.front());
+    results_.pop_front();
+  }
+
+  /// From the engine while it runs the last backward, and from the program after it. Reductions start in the program's
+  /// order, whichever bucket is full first, so that all members of a group agree.
+  void bucket_is_full(int group, int bucket) {
+    for (std::size_t i = started_; i < reductions_.size(); ++i) {
+      const Action& action = *reductions_[i].action;
+      if (action.group == group && action.bucket == bucket) full_[i] = true;
+    }
+    while (backwards_left_ == 0 && started_ < reductions_.size() && full_[started_]) {
+      Transfer& reduction = reductions_[started_];
+      const Action& action = *reduction.action;
+      reduction.start = now();
+      reduction.buffer = engine_.bucket(action);
+      reduction.ticket = wire_.all_reduce(reduction.buffer, engine_.bucket_dtype(action),
+                                          groups_.at(static_cast<std::size_t>(action.group)));
+      reduction.travels = true;
+      ++started_;
+    }
+  }
+
+  void finish() {
+    while (!results_.empty()) take_result();
+    for (Transfer& reduction : reductions_) {
+      doing_ = reduction.action;
+      wire_.wait(reduction.ticket);
+      reduction.travels = false;
+      engine_.reduced(*reduction.action);
+      reduction.buffer = {};
+      trace(*reduction.action, reduction.start);
+    }
+    for (; !sends_.empty(); sends_.pop_front()) {
+      doing_ = sends_.front().action;
+      wire_.wait(sends_.front().ticket);
+      trace(*doing_, sends_.front().start);
+    }
+  }
+
+  // ---- failure
+
+  /// Called within a catch: tells the others, waits until nothing is under way any more, and throws what happened with
+  /// the action.
+  [[noreturn]] void give_up() {
+    const std::string action = doing_ == nullptr ? "start of a program" : describe(*doing_);
+    try {
+      throw;
+    } catch (const TransportError& error) {
+      abandon(action, error.what());
+      throw TransportError(std::string(error.what()) + " (at the " + action + ")", error.rank(), error.peer(),
+                           error.action().empty() ? action : error.action(), error.code());
+    } catch (const std::exception& error) {
+      abandon(action, error.what());
+      std::throw_with_nested(ExecutionError(action, error.what()));
+    } catch (...) {
+      abandon(action, "an exception that is no std::exception");
+      std::throw_with_nested(ExecutionError(action, "an exception that is no std::exception"));
+    }
+  }
+
+  void abandon(const std::string& action, const std::string& message) {
+    engine_.on_bucket_ready({});
+    if (hooks_.fail) hooks_.fail(action, message);
+    for (auto& [needed_by, arrivals] : arrivals_) drain(arrivals);
+    drain(results_);
+    drain(reductions_);
+    drain(sends_);
+  }
+
+  /// The first cause is already on its way: further errors of the same failure say nothing new.
+  template <class Transfers>
+  void drain(Transfers& transfers) noexcept {
+    for (Transfer& transfer : transfers) {
+      if (!transfer.travels) continue;
+      try {
+        wire_.wait(transfer.ticket);
+      } catch (const std::exception&) {
+      }
+    }
+    transfers.clear();
+  }
+
+  static Tag tag(const Action& action) {
+    return {action.channel, action.microbatch, static_cast<std::int32_t>(action.flow)};
+  }
+
+  Engine& engine_;
+  Wire& wire_;
+  const std::vector<GroupId>& groups_;
+  const ExecutorHooks& hooks_;
+  const std::vector<Action>& actions_;
+
+  const Action* doing_ = nullptr;
+  std::map<std::pair<int, Flow>, const Action*> last_turn_;          // by micro-batch and flow
+  std::map<std::pair<int, Flow>, std::deque<Transfer>> arrivals_;    // for the turn of that micro-batch and flow
+  std::deque<Transfer> results_;                                     // received for no turn
+  std::deque<Transfer> sends_, own_;
+  std::deque<Transfer> reductions_;
+  std::vector<bool> full_;        // by position in reductions_
+  std::size_t started_ = 0;       // reductions
+  std::size_t posted_ = 0;        // actions whose receive is posted
+  std::size_t turns_passed_ = 0;  // among them
+  std::size_t turns_done_ = 0;
+  int backwards_left_ = 0;
+};
+
+}  // namespace detail
+
+/// Runs this rank's part of a program: the engine computes, the transport moves bytes beside it.
+///
+/// Receives are posted kReceivesAhead forwards or backwards before their use, in the program's order; an action waits
+/// only for its own messages; gradient buckets are summed in the program's order while the last backward fills them.
+/// `run` returns when everything has ended. The executor owns no thread. Collective: every rank runs its part of the same
+/// program, with the same groups.
+///
+/// If the engine throws, `run` calls hooks.fail, waits until nothing is under way and throws ExecutionError with the
+/// action; if the transport does, TransportError.
+template <StageEngine Engine, Transport Wire>
+class Executor {
+ public:
+  /// @param groups  for each of Pipeline::groups, what Transport::make_group gave
+  Executor(Engine& engine, Wire& wire, std::vector<GroupId> groups, ExecutorHooks hooks = {})
+      : engine_(engine), wire_(wire), groups_(std::move(groups)), hooks_(std::move(hooks)) {}
+
+  /// @pre the program these actions come from was accepted by `validate`
+  void run(const std::vector<Action>& actions) {
+    detail::ProgramRun<Engine, Wire>(engine_, wire_, groups_, hooks_, actions).run();
+  }
+
+ private:
+  Engine& engine_;
+  Wire& wire_;
+  std::vector<GroupId> groups_;
+  ExecutorHooks hooks_;
+};
+
+}  // namespace autopar
