@@ -58,15 +58,15 @@ struct BatchInteger {
 /// One operator call as the dispatcher saw it, above autograd. Autocast is already resolved into explicit casts.
 struct OpNode {
   c10::OperatorHandle op;
-  std::vector<c10::IValue> args;       ///< one per schema argument; tensors and tensor lists are None here
-  std::vector<Slot> inputs;            ///< ascending by position
-  std::vector<Slot> outputs;           ///< ascending by position
-  std::vector<BatchInteger> integers;  ///< what of `args` to replace for a batch size
+  std::vector<c10::IValue> args{};     ///< one per schema argument; tensors and tensor lists are None here
+  std::vector<Slot> inputs{};          ///< ascending by position
+  std::vector<Slot> outputs{};         ///< ascending by position
+  std::vector<BatchInteger> integers{};  ///< what of `args` to replace for a batch size
   bool grad_enabled = true;            ///< grad mode at the call
   bool is_random = false;              ///< takes a generator, or draws from the default one
-  std::vector<StorageId> reads;        ///< ascending, unique; of the tensor arguments, written ones included
-  std::vector<StorageId> writes;       ///< ascending, unique; arguments written in place and storages created
-  std::string path;                    ///< nearest parameter or buffer, for messages: "layers.3.weight"
+  std::vector<StorageId> reads{};      ///< ascending, unique; of the tensor arguments, written ones included
+  std::vector<StorageId> writes{};     ///< ascending, unique; arguments written in place and storages created
+  std::string path{};                  ///< nearest parameter or buffer, for messages: "layers.3.weight"
 };
 
 enum class ValueKind : std::uint8_t {

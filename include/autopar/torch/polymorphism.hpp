@@ -1,0 +1,28 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include <autopar/torch/op_graph.hpp>
+
+namespace autopar {
+
+/// A captured program whose integers are those of one batch size (all SizeExpr are constant).
+struct SizedGraph {
+  std::int64_t batch = 0;
+  OpGraph graph;
+};
+
+/// The integers a, c with value = a * batch + c at all three points, if there are any. @pre the batches differ
+[[nodiscard]] std::optional<SizeExpr> solve_affine(const std::array<std::int64_t, 3>& batches,
+                                                   const std::array<std::int64_t, 3>& values);
+
+/// Aligns three captures of one program and solves every integer as a function of the batch.
+/// @throws CaptureError naming the operator and argument that no such function describes
+[[nodiscard]] OpGraph solve_batch(std::array<SizedGraph, 3> captures);
+
+/// @throws CaptureError naming the first place where `graph` at the batch size of `capture` is not `capture`.
+void require_instance(const OpGraph& graph, const SizedGraph& capture);
+
+}  // namespace autopar

@@ -1,0 +1,114 @@
+#include <autopar/torch/capture.hpp>
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include <ATen/autocast_mode.h>
+#include <torch/nn/module.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/torch/meta_kernels.hpp>
+#include <autopar/torch/polymorphism.hpp>
+
+#include "torch/capture/construction.hpp"
+#include "torch/capture/tracer.hpp"
+
+namespace autopar {
+namespace {
+
+/// The dispatcher's way to a Tracer.
+class CaptureSink : public detail::OperatorSink {
+ public:
+  explicit CaptureSink(detail::Tracer& tracer) : tracer_(tracer) {}
+  void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) override { tracer_.handle(op, stack); }
+
+ private:
+  detail::Tracer& tracer_;
+};
+
+/// autocast's cache of cast weights outlives a run and knows no phantoms.
+class NoAutocastCache {
+ public:
+  NoAutocastCache() : enabled_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~NoAutocastCache() { at::autocast::set_autocast_cache_enabled(enabled_); }
+  NoAutocastCache(const NoAutocastCache&) = delete;
+  NoAutocastCache& operator=(const NoAutocastCache&) = delete;
+
+ private:
+  bool enabled_;
+};
+
+SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
+                      const FlatForward& forward) {
+  detail::Tracer tracer({.description = "it is a value inside the model while the model is captured",
+                         .owner = {},
+                         .constructing = false,
+                         .before_random = {},
+                         .make_real = detail::materialise_constant});
+  for (const auto& parameter : module.named_parameters()) {
+    tracer.add_state(ValueKind::kParameter, parameter.key(), parameter.value());
+  }
+  for (const auto& buffer : module.named_buffers()) {
+    tracer.add_state(ValueKind::kBuffer, buffer.key(), buffer.value());
+  }
+  std::vector<at::Tensor> arguments;
+  for (const auto& input : inputs) {
+    auto sizes = input.sizes;
+    if (input.batch_dim) sizes[static_cast<std::size_t>(*input.batch_dim)] = batch;
+    arguments.push_back(tracer.add_input(sizes, input.dtype, input.requires_grad));
+  }
+  try {
+    std::vector<at::Tensor> results;
+    {
+      const NoAutocastCache no_cache;
+      CaptureSink sink(tracer);
+      const detail::TraceScope scope(sink);
+      results = forward(arguments);
+    }
+    for (const auto& result : results) {
+      if (!result.defined()) throw CaptureError("forward", "", "one of its results is an undefined tensor");
+      tracer.graph().outputs.push_back(tracer.value_of(result));
+    }
+    tracer.finish();
+  } catch (const c10::Error& error) {
+    throw CaptureError(tracer.last_op().empty() ? "forward" : "after " + tracer.last_op(), tracer.last_path(),
+                       std::string("with batch ") + std::to_string(batch) + ", the forward failed: " +
+                           error.what_without_backtrace());
+  }
+  return {batch, std::move(tracer.graph())};
+}
+
+}  // namespace
+
+InputSpec input_spec(const at::Tensor& tensor, std::optional<std::int64_t> batch_dim) {
+  InputSpec spec{tensor.sizes().vec(), tensor.scalar_type(), batch_dim, tensor.requires_grad()};
+  if (!spec.batch_dim) return spec;
+  if (*spec.batch_dim < 0) *spec.batch_dim += tensor.dim();
+  if (*spec.batch_dim < 0 || *spec.batch_dim >= tensor.dim()) {
+    throw InvalidArgument("batch dim " + std::to_string(*batch_dim) + " of a tensor argument with " +
+                          std::to_string(tensor.dim()) + " dimensions; set Options.batch_dims, with ap::kShared for an "
+                          "argument that all samples share");
+  }
+  return spec;
+}
+
+OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& inputs, const FlatForward& forward,
+                const CaptureOptions& options) {
+  install_meta_kernels();
+  detail::install_tracer();
+  const auto& sizes = options.batch_sizes;
+  return solve_batch({capture_at(sizes[0], module, inputs, forward), capture_at(sizes[1], module, inputs, forward),
+                      capture_at(sizes[2], module, inputs, forward)});
+}
+
+void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
+                    const FlatForward& forward, std::span<const std::int64_t> batch_sizes) {
+  install_meta_kernels();
+  detail::install_tracer();
+  for (const auto batch : batch_sizes) require_instance(graph, capture_at(batch, module, inputs, forward));
+}
+
+}  // namespace autopar

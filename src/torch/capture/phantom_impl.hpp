@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+
+namespace autopar::detail {
+
+/// Phantoms carry this key and captures include it, so that operators reach the tracer before autograd.
+inline constexpr c10::DispatchKey kTraceKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+/// Whoever answers operators on a phantom outside a capture (a construction under way).
+class OperatorSink {
+ public:
+  virtual ~OperatorSink() = default;
+  virtual void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
+};
+
+/// What a phantom's TensorImpl carries; shallow copies share it.
+struct PhantomTag : c10::BackendMeta {
+  std::string description;
+  std::weak_ptr<OperatorSink> owner;
+};
+
+[[nodiscard]] PhantomTag* phantom_tag(const at::Tensor& tensor);
+
+/// Storage of `bytes` without memory; reading it throws with `description`.
+[[nodiscard]] c10::Storage phantom_storage(std::size_t bytes, const std::string& description);
+
+/// A tensor over any storage that looks like `layout` (sizes, strides, offset, type) and carries `tag`.
+[[nodiscard]] at::Tensor phantom_over(c10::Storage storage, const at::Tensor& layout,
+                                      c10::intrusive_ptr<PhantomTag> tag);
+
+}  // namespace autopar::detail

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <autopar/torch/op_graph.hpp>
+
+#include "torch/capture/phantom_impl.hpp"
+
+namespace autopar::detail {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// Records the operators of one run into an OpGraph of that run's sizes. Each tensor that the traced code holds is either
+/// a phantom of ours or a leaf (parameter, buffer, argument, constant); each has a *twin* on the meta device, on which the
+/// operator really runs. One thread.
+class Tracer {
+ public:
+  struct Options {
+    /// What a phantom says when its data is read.
+    std::string description;
+    /// Owner of the phantoms' operators outside the run; none: they are refused.
+    std::weak_ptr<OperatorSink> owner;
+    /// The model's state may be written (construction) and random state may change between operators.
+    bool constructing = false;
+    /// Called before each random operator; construction watches the generator with it.
+    std::function<void(OpId)> before_random;
+    /// Gives data to a phantom that is no parameter, buffer or argument (a plain member made by the constructor).
+    /// Returns false if it cannot.
+    std::function<bool(const at::Tensor&)> make_real;
+  };
+
+  explicit Tracer(Options options);
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
+
+  /// Leaves, before the run. A tensor that is there already keeps its value: tied names.
+  ValueId add_state(ValueKind kind, const std::string& name, const at::Tensor& tensor);
+  /// A phantom argument of these sizes.
+  [[nodiscard]] at::Tensor add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad);
+
+  /// The dispatcher's entry: performs and records one operator.
+  void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+  /// The value of a tensor that the run made or used; a constant if it is unknown.
+  [[nodiscard]] ValueId value_of(const at::Tensor& tensor);
+  /// The value if the tensor is known.
+  [[nodiscard]] std::optional<ValueId> find(const at::Tensor& tensor);
+  /// After the run: refuses what the phantoms kept (hooks, gradients).
+  void finish();
+
+  [[nodiscard]] OpGraph& graph() { return graph_; }
+  [[nodiscard]] const std::string& last_path() const { return last_path_; }
+  [[nodiscard]] const std::string& last_op() const { return last_op_; }
+
+ private:
+  struct Twin {
+    WeakTensor user;
+    at::Tensor meta;
+    ValueId value;
+    const c10::StorageImpl* storage = nullptr;  ///< of the user's tensor when bound; set_data changes it
+  };
+  /// A small `empty` has memory, because torch::tensor(vector) writes into it behind the dispatcher's back.
+  struct RawMemory {
+    c10::Storage storage;
+    std::vector<char> seen;  ///< contents when we last looked
+  };
+  struct Call;  ///< one operator call on its way through handle()
+
+  bool resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  void collect_arguments(Call& call);
+  void run_on_twins(Call& call);
+  void collect_results(Call& call);
+  void record(Call& call);
+  void check_writes(const Call& call) const;
+
+  Twin& twin_of(const at::Tensor& user);
+  Twin& adopt_unknown(const at::Tensor& user);
+  Twin& adopt_alias(const at::Tensor& user, ValueId base);
+  std::optional<ValueId> alias_of(const at::Tensor& user) const;
+  Twin& bind(const at::Tensor& user, const at::Tensor& meta, ValueId value);
+  void check_phantom(const at::Tensor& user, const at::Tensor& meta) const;
+  at::Tensor meta_leaf(const at::Tensor& user);
+  at::Tensor wrap(const at::Tensor& meta, bool may_have_memory);
+  ValueId new_value(const at::Tensor& meta, OpId definer);
+  StorageId storage_id(const at::Tensor& meta);
+  void take_raw_writes(const at::Tensor& user);
+  std::string path_of(const Call& call);
+  [[noreturn]] void refuse(const std::string& op, const std::string& path, const std::string& reason) const;
+
+  Options options_;
+  OpGraph graph_;
+  c10::intrusive_ptr<PhantomTag> tag_;
+  std::unordered_map<const c10::TensorImpl*, Twin> twins_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> meta_storage_of_;  ///< user's storage -> twin's
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> user_storage_of_;  ///< twin's storage -> user's
+  std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;         ///< twin's storage -> id
+  std::unordered_map<const c10::StorageImpl*, std::vector<ValueId>> by_storage_;  ///< user's storage -> its values
+  std::unordered_map<const c10::StorageImpl*, RawMemory> raw_;
+  std::vector<at::Tensor> metas_;       ///< twin of each value, by ValueId
+  std::vector<OpId> path_age_;          ///< by ValueId: op whose path `paths_` holds
+  std::vector<std::string> paths_;      ///< by ValueId
+  std::vector<ValueKind> storage_kind_;  ///< by StorageId: kind of the leaf it belongs to
+  std::string last_path_, last_op_;
+};
+
+/// Makes `tracer` the one that operators of this thread reach, for its lifetime.
+class TraceScope {
+ public:
+  explicit TraceScope(OperatorSink& sink);
+  ~TraceScope();
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  OperatorSink* outer_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+/// Registers the dispatcher's fallback for kTraceKey, once.
+void install_tracer();
+
+/// Whether the call draws random numbers (dropout with p = 0 or in eval mode does not).
+[[nodiscard]] bool draws_random(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args);
+
+/// Argument positions that the operator writes although its schema does not say so.
+[[nodiscard]] std::vector<std::int32_t> unannotated_writes(const c10::OperatorHandle& op,
+                                                           const std::vector<c10::IValue>& args);
+
+/// Runs an operator that has no Meta kernel on zeroed CPU memory, for the form of its results. `stack` holds arguments
+/// (meta tensors) on entry, results (meta tensors) on return.
+void probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+}  // namespace autopar::detail
