@@ -61,9 +61,9 @@ int main(int argc, char** argv) {
     World world(argc, argv, options);
     try {
       misbehave(world, world.make_transport(), scenario);
-      std::printf("rank %d is done\n", world.rank_id());
+      std::printf("rank %d is done\n", world.rank());
     } catch (const TransportError& error) {
-      std::fprintf(stderr, "rank %d TransportError: %s\n", world.rank_id(), error.what());
+      std::fprintf(stderr, "rank %d TransportError: %s\n", world.rank(), error.what());
       throw;
     }
   } catch (const std::exception& error) {
