@@ -1,8 +1,10 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,9 +41,8 @@ class ChannelCollector {
     auto& entry = channels_[{order(from), order(to), kind}];
     entry.from = from;
     entry.to = to;
-    if (!entry.values.emplace(value).second) return;
-    entry.size.value += bytes;
-    if (differentiable) entry.size.gradient += bytes;
+    if (entry.values.insert(value).second) entry.size.value += bytes;
+    if (differentiable && entry.gradients.insert(value).second) entry.size.gradient += bytes;
     entry.differentiable |= differentiable;
   }
   void move_into(SizedPipeline& out) const {
@@ -54,7 +55,7 @@ class ChannelCollector {
  private:
   struct Entry {
     StageId from, to;
-    std::set<std::int32_t> values;
+    std::set<std::int32_t> values, gradients;
     SizedPipeline::ChannelSize size;
     bool differentiable = false;
   };

@@ -29,7 +29,7 @@ struct Capabilities {
 
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
-  Options options;          ///< constraints; files, devices and logging in it are not looked at
+  Options options{};        ///< constraints; files, devices and logging in it are not looked at
   int world = 0;            ///< ranks; 0 = all devices of the cluster
   std::int64_t batch = 1;   ///< samples of a step, all ranks together
   Capabilities runtime{};

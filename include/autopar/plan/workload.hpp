@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -39,7 +40,8 @@ struct Workload {
   bool loss_mode = true;                     ///< forwards and backwards may be interleaved
   std::uint64_t hash = 0;
 
-  std::function<NodeCost(NodeId node, std::int64_t samples)> node_cost;  ///< of a node of `graph`, samples > 0
+  /// Costs of all nodes of `graph` for a share of `samples` > 0; the reference stays valid as long as the workload.
+  std::function<const std::vector<NodeCost>&(std::int64_t samples)> node_costs;
   std::function<Seconds(Bytes, Rank, Rank)> transfer;
   std::function<Seconds(Bytes, std::span<const Rank>)> all_reduce;
   std::function<Seconds(Bytes, double)> update;
@@ -80,10 +82,10 @@ class CostTable {
   std::map<std::int64_t, std::vector<NodeCost>> rows_;
 };
 
-[[nodiscard]] inline std::function<NodeCost(NodeId, std::int64_t)> tabulated(
+[[nodiscard]] inline std::function<const std::vector<NodeCost>&(std::int64_t)> tabulated(
     std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost) {
   auto table = std::make_shared<CostTable>(nodes, std::move(cost));
-  return [table](NodeId node, std::int64_t samples) { return table->at(samples)[node.index()]; };
+  return [table](std::int64_t samples) -> const std::vector<NodeCost>& { return table->at(samples); };
 }
 
 template <class M>
@@ -121,7 +123,7 @@ template <BidirectionalGraph G, CostModel<G> M>
   for (const EdgeId edge : edges_of(graph)) {
     work.graph.add_edge(graph.source(edge), graph.target(edge), model.value(graph, edge));
   }
-  work.node_cost = detail::tabulated(graph.node_count(), [&graph, &model](NodeId node, std::int64_t samples) {
+  work.node_costs = detail::tabulated(graph.node_count(), [&graph, &model](NodeId node, std::int64_t samples) {
     return model.node(graph, node, static_cast<double>(samples));
   });
   detail::set_link_costs(work, model);
@@ -205,11 +207,12 @@ namespace detail {
   for (auto& output : coarse.outputs) output.writer = node_of(partition.block_of(output.writer));
   coarse.loss_mode = fine.loss_mode;
   coarse.hash = fine.hash;
-  coarse.node_cost = detail::tabulated(
+  coarse.node_costs = detail::tabulated(
       blocks.node_count(), [&fine, partition](NodeId block, std::int64_t samples) {
+        const auto& costs = fine.node_costs(samples);
         NodeCost sum;
         for (const NodeId member : partition.members(BlockId(block.value()))) {
-          const NodeCost cost = fine.node_cost(member, samples);
+          const NodeCost cost = costs[member.index()];
           sum.forward += cost.forward;
           sum.backward += cost.backward;
           sum.saved += cost.saved;

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include <autopar/plan/concepts.hpp>
+
+namespace autopar {
+
+/// Tries every staging. For tests and tiny graphs: the number of stagings grows with stages ^ nodes.
+struct BruteForce {
+  using policy_category = staging_policy_tag;
+  std::int64_t max_stagings = 10'000'000;
+
+  /// @throws InvalidArgument if there are more than `max_stagings`
+  [[nodiscard]] SearchResult search(const StepObjective& objective) const {
+    SearchResult result{Candidates(objective.constraints().memory)};
+    const int most = std::min<int>(objective.constraints().world, static_cast<int>(objective.work().graph.node_count()));
+    for (int stages = 1; stages <= most; ++stages) {
+      Staging staging;
+      staging.stage_of.assign(objective.work().graph.node_count(), 0);
+      staging.replicas.assign(static_cast<std::size_t>(stages), 1);
+      do {
+        if (is_pipeline(objective.work(), staging)) try_all_replicas(objective, staging, 0, result);
+      } while (next(staging.stage_of, stages));
+    }
+    result.proven = true;
+    result.lower_bound = result.candidates.best_step();
+    return result;
+  }
+
+ private:
+  /// Counts up in base `stages`. @return false after the last assignment
+  static bool next(std::vector<int>& stage_of, int stages) {
+    for (int& stage : stage_of) {
+      if (++stage < stages) return true;
+      stage = 0;
+    }
+    return false;
+  }
+
+  static bool is_pipeline(const Workload& work, const Staging& staging) {
+    for (const EdgeId edge : work.graph.edges()) {
+      if (staging.stage_of[work.graph.source(edge).index()] > staging.stage_of[work.graph.target(edge).index()]) return false;
+    }
+    for (int stage = 0; stage < staging.stages(); ++stage) {
+      if (std::find(staging.stage_of.begin(), staging.stage_of.end(), stage) == staging.stage_of.end()) return false;
+    }
+    return true;
+  }
+
+  void try_all_replicas(const StepObjective& objective, Staging& staging, std::size_t stage, SearchResult& result) const {
+    if (stage < staging.replicas.size()) {
+      for (int replicas = 1; replicas <= objective.constraints().world; ++replicas) {
+        staging.replicas[stage] = replicas;
+        if (staging.ranks() <= objective.constraints().world) try_all_replicas(objective, staging, stage + 1, result);
+      }
+      staging.replicas[stage] = 1;
+      return;
+    }
+    for (const int microbatches : objective.constraints().microbatches) {
+      for (const ScheduleKind schedule : objective.constraints().schedules) {
+        staging.microbatches = microbatches;
+        staging.schedule = schedule;
+        if (!meets(objective.constraints(), objective.work(), staging)) continue;
+        if (++result.states > max_stagings) {
+          throw InvalidArgument("BruteForce: more than " + std::to_string(max_stagings) + " stagings; use ExactStaging");
+        }
+        result.candidates.offer({staging, objective(staging)});
+      }
+    }
+  }
+};
+static_assert(StagingPolicy<BruteForce>);
+
+}  // namespace autopar

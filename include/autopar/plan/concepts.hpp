@@ -1,0 +1,121 @@
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <autopar/graph/partition.hpp>
+#include <autopar/plan/objective.hpp>
+#include <autopar/plan/staging.hpp>
+#include <autopar/plan/workload.hpp>
+
+namespace autopar {
+
+/// Mark what a policy is for, so that `Planner` takes policies in any order.
+struct staging_policy_tag {};
+struct coarsening_policy_tag {};
+
+/// A staging with its prediction.
+struct Candidate {
+  Staging staging;
+  StepTerms terms;
+};
+
+/// The fastest staging of each shape (replicas of each stage) that a search met, whether it fits or not.
+class Candidates {
+ public:
+  explicit Candidates(Bytes memory) : memory_(memory) {}
+
+  [[nodiscard]] bool fits(const Candidate& candidate) const { return StepObjective::peak(candidate.terms) <= memory_; }
+
+  /// Ties go to the candidate that came first. @return whether it is now the fastest that fits
+  bool offer(Candidate candidate) {
+    const bool fit = fits(candidate);
+    const bool improves = fit && candidate.terms.step < best_;
+    if (improves) {
+      best_ = candidate.terms.step;
+      best_shape_ = candidate.staging.replicas;
+    }
+    if (by_shape_.size() >= kShapes && !by_shape_.contains(candidate.staging.replicas) && !improves) return false;
+    auto [entry, added] = by_shape_.try_emplace(candidate.staging.replicas, candidate);
+    if (!added) {
+      const bool old_fit = fits(entry->second);
+      if (fit != old_fit ? fit : candidate.terms.step < entry->second.terms.step) entry->second = std::move(candidate);
+    }
+    return improves;
+  }
+
+  /// Step of the fastest that fits; infinite if there is none.
+  [[nodiscard]] Seconds best_step() const { return best_; }
+  [[nodiscard]] bool any_fits() const { return !best_shape_.empty(); }
+  /// @pre any_fits()
+  [[nodiscard]] const Candidate& best() const { return by_shape_.at(best_shape_); }
+
+  /// All shapes: those that fit first, then by step.
+  [[nodiscard]] std::vector<Candidate> ranked() const {
+    std::vector<Candidate> all;
+    for (const auto& [shape, candidate] : by_shape_) all.push_back(candidate);
+    std::stable_sort(all.begin(), all.end(), [this](const Candidate& a, const Candidate& b) {
+      return std::pair(!fits(a), a.terms.step) < std::pair(!fits(b), b.terms.step);
+    });
+    return all;
+  }
+
+ private:
+  static constexpr std::size_t kShapes = 512;  // runners-up are for reading; memory stays bounded
+  Bytes memory_;
+  Seconds best_{std::numeric_limits<double>::infinity()};
+  std::vector<int> best_shape_;
+  std::map<std::vector<int>, Candidate> by_shape_;
+};
+
+/// What a search found.
+struct SearchResult {
+  Candidates candidates;
+  bool proven = false;         ///< no staging of the workload is faster
+  Seconds lower_bound{};       ///< no staging of the workload is faster than this
+  std::int64_t states = 0;     ///< expanded
+};
+
+/// Finds stagings of a workload under an objective and its constraints.
+///
+/// Laws: pure and deterministic; every stage is convex and not empty, the stages partition the nodes; constraints on
+/// stages, replicas, micro-batches, schedules and whole-batch nodes are met; an exact policy returns the fastest staging
+/// that fits. Budgets count expanded states.
+template <class P>
+concept StagingPolicy = requires(const P& policy, const StepObjective& objective) {
+  requires std::same_as<typename P::policy_category, staging_policy_tag>;
+  { policy.search(objective) } -> std::same_as<SearchResult>;
+};
+
+/// Puts nodes together before the search. Laws: the blocks partition the nodes and do not depend on one another in a
+/// circle; pure and deterministic.
+template <class P>
+concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::int64_t samples, int least_blocks) {
+  requires std::same_as<typename P::policy_category, coarsening_policy_tag>;
+  { policy.coarsen(work, samples, least_blocks) } -> std::same_as<Partition>;
+};
+
+/// Whether a staging meets what the user fixed and what whole-batch nodes demand (memory is not looked at).
+[[nodiscard]] inline bool meets(const Constraints& constraints, const Workload& work, const Staging& staging) {
+  const auto allowed = [](const auto& values, const auto& value) {
+    return std::find(values.begin(), values.end(), value) != values.end();
+  };
+  if (staging.ranks() > constraints.world) return false;
+  if (constraints.stages > 0 && staging.stages() != constraints.stages) return false;
+  if (!constraints.replicas.empty() && staging.replicas != constraints.replicas) return false;
+  if (!allowed(constraints.microbatches, staging.microbatches) || !allowed(constraints.schedules, staging.schedule)) {
+    return false;
+  }
+  for (const NodeId node : work.graph.nodes()) {
+    const auto stage = static_cast<std::size_t>(staging.stage_of[node.index()]);
+    if (work.graph[node].whole_batch && (staging.replicas[stage] != 1 || staging.microbatches != 1)) return false;
+  }
+  return true;
+}
+
+}  // namespace autopar

@@ -1,0 +1,186 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <autopar/plan/objective.hpp>
+
+namespace autopar {
+
+/// A quick guess at StepObjective for comparing stagings of large problems: all replicas of a stage are one, links are
+/// never contended, the memory of boundaries is left out. Guides local search, never decides.
+/// @cost O(nodes + edges + stages^2 + stages * microbatches) a call
+class QuickEstimate {
+ public:
+  explicit QuickEstimate(const StepObjective& objective)
+      : objective_(objective), work_(objective.work()), readers_(work_.parameters.size()) {
+    for (const NodeId node : work_.graph.nodes()) {
+      for (const ParameterId parameter : work_.graph[node].parameters) readers_[parameter.index()].push_back(node);
+    }
+    for (const auto& parameter : work_.parameters) {
+      const StageMemory memory = parameter_memory(parameter, objective.constraints());
+      held_.push_back(memory.total());
+    }
+  }
+
+  /// Seconds of a step; infinite if a stage does not fit.
+  [[nodiscard]] double operator()(const Staging& staging) {
+    const auto stages = static_cast<std::size_t>(staging.stages());
+    stages_.assign(stages, {});
+    for (std::size_t s = 0; s < stages; ++s) {
+      stages_[s].share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      stages_[s].costs = &work_.node_costs(stages_[s].share);
+    }
+    add_nodes(staging);
+    add_parameters(staging);
+    if (!fits(staging)) return std::numeric_limits<double>::infinity();
+    add_messages(staging);
+    return course(staging);
+  }
+
+ private:
+  struct Stage {
+    std::int64_t share = 0;
+    const std::vector<NodeCost>* costs = nullptr;
+    double forward = 0, backward = 0;
+    Bytes saved{}, workspace{}, held{}, trainable{};
+  };
+
+  void add_nodes(const Staging& staging) {
+    for (std::size_t node = 0; node < staging.stage_of.size(); ++node) {
+      Stage& stage = stages_[static_cast<std::size_t>(staging.stage_of[node])];
+      const NodeCost& cost = (*stage.costs)[node];
+      stage.forward += cost.forward.value();
+      stage.backward += cost.backward.value();
+      stage.saved += cost.saved;
+      stage.workspace = std::max(stage.workspace, cost.workspace);
+      stage.held += work_.graph[NodeId::of(node)].resident;
+    }
+  }
+
+  void add_parameters(const Staging& staging) {
+    for (std::size_t p = 0; p < readers_.size(); ++p) {
+      const auto& readers = readers_[p];
+      for (std::size_t i = 0; i < readers.size(); ++i) {
+        const int stage = staging.stage_of[readers[i].index()];
+        const auto same = [&](NodeId earlier) { return staging.stage_of[earlier.index()] == stage; };
+        if (std::any_of(readers.begin(), readers.begin() + static_cast<std::ptrdiff_t>(i), same)) continue;
+        Stage& holder = stages_[static_cast<std::size_t>(stage)];
+        holder.held += held_[p];
+        if (work_.parameters[p].trainable) holder.trainable += work_.parameters[p].bytes;
+      }
+    }
+  }
+
+  [[nodiscard]] bool fits(const Staging& staging) const {
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      const int in_flight = peak_in_flight(staging.schedule, work_.loss_mode, static_cast<int>(s), staging.stages(),
+                                           staging.microbatches);
+      const Stage& stage = stages_[s];
+      if (stage.held + stage.saved * in_flight + stage.workspace > objective_.constraints().memory) return false;
+    }
+    return true;
+  }
+
+  void add_messages(const Staging& staging) {
+    const std::size_t n = stages_.size();
+    bytes_.assign(n * n, 0);
+    for (const EdgeId edge : work_.graph.edges()) {
+      const auto from = static_cast<std::size_t>(staging.stage_of[work_.graph.source(edge).index()]);
+      const auto to = static_cast<std::size_t>(staging.stage_of[work_.graph.target(edge).index()]);
+      if (from == to) continue;
+      const auto share = std::max(stages_[from].share, stages_[to].share);
+      bytes_[from * n + to] += std::max(1.0, work_.graph[edge].bytes.at(static_cast<double>(share)));
+    }
+    ranks_ = place(staging.replicas, placements(staging.replicas, objective_.cluster()).back());
+  }
+
+  /// Plays the stages' orders against each other, then adds sums and update.
+  [[nodiscard]] double course(const Staging& staging) {
+    const std::size_t n = stages_.size();
+    delay_.assign(n * n, -1);
+    for (std::size_t i = 0; i < n; ++i) {
+      for (std::size_t j = i + 1; j < n; ++j) {
+        if (bytes_[i * n + j] <= 0) continue;
+        delay_[i * n + j] =
+            work_.transfer(Bytes(static_cast<std::int64_t>(bytes_[i * n + j])), ranks_[i].front(), ranks_[j].front()).value();
+      }
+    }
+    const int microbatches = staging.microbatches;
+    forward_end_.assign(n * static_cast<std::size_t>(microbatches), 0);
+    backward_end_.assign(forward_end_.size(), 0);
+    free_at_.assign(n, 0);
+    play(staging, microbatches);
+    double step = 0;
+    for (std::size_t s = 0; s < n; ++s) {
+      const Stage& stage = stages_[s];
+      const double sum = ranks_[s].size() > 1 ? work_.all_reduce(stage.trainable, ranks_[s]).value() : 0;
+      const double hidden = stage.trainable > kBucketBytes ? stage.backward : 0;  // sums start as buckets fill
+      const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);
+      step = std::max(step, summed + work_.update(stage.trainable, objective_.constraints().optimizer_state_factor).value());
+    }
+    return step;
+  }
+
+  /// A forward needs those of earlier stages, a backward those of later ones; visiting turns by 1F1B's or GPipe's
+  /// order, wave by wave, meets no turn before what it needs.
+  void play(const Staging& staging, int microbatches) {
+    const int n = staging.stages();
+    const bool gpipe = staging.schedule == ScheduleKind::kGPipe || !work_.loss_mode;
+    std::vector<int> forwards(static_cast<std::size_t>(n), 0), backwards(forwards);
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int i = 0; i < 2 * n; ++i) {
+        const int s = i < n ? i : 2 * n - 1 - i;
+        const auto u = static_cast<std::size_t>(s);
+        const int ahead = gpipe ? microbatches : std::min(microbatches, n - s);
+        if (i < n) {
+          while (forwards[u] < microbatches && forwards[u] - backwards[u] < ahead && (s == 0 || forwards[u] < forwards[u - 1])) {
+            run_forward(s, forwards[u]++, microbatches);
+            moved = true;
+          }
+        } else {
+          while (backwards[u] < forwards[u] && (gpipe ? forwards[u] == microbatches : forwards[u] >= std::min(microbatches, backwards[u] + ahead)) &&
+                 (s == n - 1 || backwards[u] < backwards[u + 1])) {
+            run_backward(s, backwards[u]++, microbatches);
+            moved = true;
+            if (!gpipe && forwards[u] < microbatches) break;
+          }
+        }
+      }
+    }
+  }
+
+  void run_forward(int s, int m, int microbatches) {
+    const std::size_t n = stages_.size(), u = static_cast<std::size_t>(s);
+    double start = free_at_[u];
+    for (std::size_t j = 0; j < u; ++j) {
+      if (delay_[j * n + u] >= 0) start = std::max(start, forward_end_[at(j, m, microbatches)] + delay_[j * n + u]);
+    }
+    free_at_[u] = forward_end_[at(u, m, microbatches)] = start + stages_[u].forward;
+  }
+  void run_backward(int s, int m, int microbatches) {
+    const std::size_t n = stages_.size(), u = static_cast<std::size_t>(s);
+    double start = free_at_[u];
+    for (std::size_t j = u + 1; j < n; ++j) {
+      if (delay_[u * n + j] >= 0) start = std::max(start, backward_end_[at(j, m, microbatches)] + delay_[u * n + j]);
+    }
+    free_at_[u] = backward_end_[at(u, m, microbatches)] = start + stages_[u].backward;
+  }
+  static std::size_t at(std::size_t stage, int m, int microbatches) {
+    return stage * static_cast<std::size_t>(microbatches) + static_cast<std::size_t>(m);
+  }
+
+  const StepObjective& objective_;
+  const Workload& work_;
+  std::vector<std::vector<NodeId>> readers_;  // by parameter
+  std::vector<Bytes> held_;                   // by parameter
+  std::vector<Stage> stages_;
+  std::vector<std::vector<Rank>> ranks_;
+  std::vector<double> bytes_, delay_;         // [from * stages + to]
+  std::vector<double> forward_end_, backward_end_, free_at_;
+};
+
+}  // namespace autopar

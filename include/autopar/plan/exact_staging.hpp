@@ -1,0 +1,220 @@
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/lower_bound.hpp>
+#include <autopar/plan/refine.hpp>
+#include <autopar/plan/uniform_staging.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// Depth-first branch and bound over the stages of one pipeline, from the last stage to the first, for one number of
+/// micro-batches and one schedule.
+class BranchAndBound {
+ public:
+  BranchAndBound(const StepObjective& objective, CutTables& tables, int microbatches, ScheduleKind schedule,
+                 SearchResult& result, std::int64_t budget)
+      : objective_(objective), constraints_(objective.constraints()), tables_(tables), microbatches_(microbatches),
+        schedule_(schedule), bound_(tables, objective, microbatches, schedule), result_(result),
+        last_state_(result.states + budget) {}
+
+  [[nodiscard]] double root_bound() { return bound_({}, constraints_.world); }
+
+  /// @return whether everything was searched within the budget
+  bool run() {
+    extend(tables_.tails().empty_set(), 0);
+    return !exhausted();
+  }
+
+ private:
+  [[nodiscard]] bool exhausted() const { return result_.states > last_state_; }
+  /// Sums of doubles in different orders differ in the last digits; a bound must not cut off on those.
+  [[nodiscard]] bool hopeless(double bound) const {
+    return bound * (1 - 1e-9) >= result_.candidates.best_step().value();
+  }
+
+  void extend(DownsetId from, int used) {
+    if (constraints_.stages > 0 && static_cast<int>(chosen_.size()) == constraints_.stages) return;
+    NodeMask nodes = 0;
+    tables_.tails().for_each_superset(
+        from,
+        [&](NodeId node, DownsetId to) {
+          nodes |= bit(node);
+          return !exhausted() && try_stage(from, to, nodes, used);
+        },
+        [&](NodeId node) { nodes &= ~bit(node); });
+  }
+
+  /// Tries all replicas for the stage between two tails. @return whether larger stages are worth a look
+  bool try_stage(DownsetId from, DownsetId to, NodeMask nodes, int used) {
+    const bool first = to == tables_.tails().all_nodes();
+    const int later = static_cast<int>(chosen_.size());
+    const int stages_before = constraints_.stages > 0 ? constraints_.stages - later - 1 : (first ? 0 : 1);
+    const auto nodes_before = tables_.tails().node_count() - tables_.tails().cardinality(to);
+    if (constraints_.stages > 0 && first != (stages_before == 0)) return !first;
+    if (static_cast<int>(nodes_before) < stages_before) return false;
+    int low = 1, high = constraints_.world - used - stages_before;
+    if (!constraints_.replicas.empty()) {
+      low = high = constraints_.replicas[static_cast<std::size_t>(stages_before)];
+    } else if ((nodes & tables_.whole_batch()) != 0) {
+      high = std::min(high, 1);
+    }
+    if ((nodes & tables_.whole_batch()) != 0 && low > 1) return false;
+    if (tables_.held(from, to, nodes) > constraints_.memory.value()) return false;
+    for (int replicas = high; replicas >= low; --replicas) {
+      ++result_.states;
+      const bool only = first && later == 0;
+      if (!may_fit(from, to, nodes, replicas, only)) continue;
+      chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, chosen_));
+      if (!hopeless(bound_(chosen_, constraints_.world - used - replicas))) {
+        if (first) evaluate();
+        else extend(to, used + replicas);
+      }
+      chosen_.pop_back();
+    }
+    return true;
+  }
+
+  /// Without boundaries and workspace, so that what fits is never left out.
+  [[nodiscard]] bool may_fit(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only) {
+    const int later = static_cast<int>(chosen_.size());
+    const int in_flight = peak_in_flight(schedule_, objective_.work().loss_mode, 0, later + 1, microbatches_);
+    const auto& sums = tables_.sums(microbatches_, replicas, only ? 1 : 0);
+    const std::int64_t saved = (sums[to.index()].saved - sums[from.index()].saved) * in_flight;
+    return tables_.held(from, to, nodes) + saved <= constraints_.memory.value();
+  }
+
+  void evaluate() {
+    Staging staging;
+    staging.microbatches = microbatches_;
+    staging.schedule = schedule_;
+    staging.stage_of.assign(tables_.tails().node_count(), 0);
+    for (std::size_t i = 0; i < chosen_.size(); ++i) {
+      const ChosenStage& stage = chosen_[chosen_.size() - 1 - i];
+      staging.replicas.push_back(stage.replicas);
+      for (NodeMask rest = stage.nodes; rest != 0; rest &= rest - 1) {
+        staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = static_cast<int>(i);
+      }
+    }
+    result_.states += 4 * microbatches_ * staging.ranks();  // a simulation costs as much as about so many states
+    StepTerms terms = objective_(staging);
+    result_.candidates.offer({std::move(staging), std::move(terms)});
+  }
+
+  const StepObjective& objective_;
+  const Constraints& constraints_;
+  CutTables& tables_;
+  int microbatches_;
+  ScheduleKind schedule_;
+  LowerBound bound_;
+  SearchResult& result_;
+  std::int64_t last_state_;
+  std::vector<ChosenStage> chosen_;  // last stage of the pipeline first
+};
+
+}  // namespace detail
+
+/// The fastest staging: stages x replicas x micro-batches x schedules over convex cuts, by branch and bound on the
+/// simulated step. Starts from even stagings and local search; what it returns is proven to be the fastest unless the
+/// budget ends first, then `lower_bound` says how much is left.
+/// @cost bounded by `max_states`, about a microsecond each
+struct ExactStaging {
+  using policy_category = staging_policy_tag;
+  std::int64_t max_states = 1'500'000;
+  std::size_t max_tails = 20'000;  ///< more cuts than this are not searched, only started from
+  int seeds = 24;                  ///< stagings that local search starts from
+  int estimates = 400;             ///< of each local search
+
+  /// @throws InvalidArgument if the workload has more than 64 nodes
+  [[nodiscard]] SearchResult search(const StepObjective& objective) const {
+    SearchResult result{Candidates(objective.constraints().memory)};
+    seed(objective, result);
+    auto tables = detail::CutTables::make(objective, max_tails);
+    if (!tables) return result;
+    branch(objective, *tables, result);
+    return result;
+  }
+
+ private:
+  struct Seed {
+    double estimate;
+    Staging staging;
+  };
+
+  /// Even stagings for every number of stages; the most promising are improved and simulated.
+  void seed(const StepObjective& objective, SearchResult& result) const {
+    const Constraints& constraints = objective.constraints();
+    detail::LinearCuts cuts(objective);
+    LocalSearch local(objective);
+    const int most = std::min<int>(constraints.world, static_cast<int>(objective.work().graph.node_count()));
+    std::vector<Seed> found;
+    for (int stages = 1; stages <= most; ++stages) {
+      if (constraints.stages > 0 && stages != constraints.stages) continue;
+      const auto replicas = constraints.replicas.empty() ? detail::even_replicas(constraints.world, stages)
+                                                         : constraints.replicas;
+      std::optional<Seed> best;
+      for (const int microbatches : constraints.microbatches) {
+        for (const ScheduleKind schedule : constraints.schedules) {
+          auto staging = cuts.cut(replicas, microbatches, schedule);
+          if (!staging || !meets(constraints, objective.work(), *staging)) continue;
+          ++result.states;
+          const double estimate = local.estimate(*staging);
+          if (!best || estimate < best->estimate) best = Seed{estimate, std::move(*staging)};
+        }
+      }
+      if (best) found.push_back(std::move(*best));
+    }
+    std::stable_sort(found.begin(), found.end(), [](const Seed& a, const Seed& b) { return a.estimate < b.estimate; });
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const bool plain = found[i].staging.stages() == 1;  // the plan that everybody knows: to compare with
+      if (static_cast<int>(i) >= seeds && !plain) continue;
+      offer(objective, found[i].staging, result);
+      offer(objective, local.improve(std::move(found[i].staging), estimates).first, result);
+    }
+  }
+
+  static void offer(const StepObjective& objective, const Staging& staging, SearchResult& result) {
+    result.candidates.offer({staging, objective(staging)});
+  }
+
+  /// Every number of micro-batches and schedule, the one with the smallest bound first.
+  void branch(const StepObjective& objective, detail::CutTables& tables, SearchResult& result) const {
+    struct Configuration {
+      double bound;
+      int microbatches;
+      ScheduleKind schedule;
+    };
+    std::vector<Configuration> configurations;
+    for (const int microbatches : objective.constraints().microbatches) {
+      for (const ScheduleKind schedule : objective.constraints().schedules) {
+        detail::BranchAndBound search(objective, tables, microbatches, schedule, result, 0);
+        configurations.push_back({search.root_bound(), microbatches, schedule});
+      }
+    }
+    std::stable_sort(configurations.begin(), configurations.end(),
+                     [](const auto& a, const auto& b) { return a.bound < b.bound; });
+    double left = std::numeric_limits<double>::infinity();
+    result.proven = true;
+    for (std::size_t i = 0; i < configurations.size(); ++i) {
+      const auto& [bound, microbatches, schedule] = configurations[i];
+      const auto share = std::max<std::int64_t>(0, max_states - result.states) /
+                         static_cast<std::int64_t>(configurations.size() - i);
+      detail::BranchAndBound search(objective, tables, microbatches, schedule, result, share);
+      if (search.run()) continue;
+      result.proven = false;
+      left = std::min(left, bound);
+    }
+    result.lower_bound = std::min(result.candidates.best_step(), Seconds(left));
+  }
+};
+static_assert(StagingPolicy<ExactStaging>);
+
+}  // namespace autopar

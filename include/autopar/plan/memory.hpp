@@ -1,0 +1,113 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <autopar/plan/pipeline_of.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/shares.hpp>
+#include <autopar/plan/staging.hpp>
+#include <autopar/plan/workload.hpp>
+#include <autopar/schedule/gpipe.hpp>
+#include <autopar/schedule/one_f_one_b.hpp>
+
+namespace autopar {
+
+/// Peak bytes of the worst rank of a stage, term by term.
+struct StageMemory {
+  Bytes parameters{};  ///< parameters and buffers; a tied one counts in every stage that reads it
+  Bytes gradients{};   ///< `gradient_copies` x trainable: the bucket and `.grad`
+  Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
+  Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward
+  Bytes boundary{};    ///< values and gradients that come from and go to other stages
+  Bytes workspace{};   ///< of the largest operator, and what nodes hold besides parameters
+
+  [[nodiscard]] Bytes total() const { return parameters + gradients + optimizer + saved + boundary + workspace; }
+  friend bool operator==(const StageMemory&, const StageMemory&) = default;
+};
+
+/// Most micro-batches whose activations a stage holds, by the schedule's own law.
+[[nodiscard]] inline int peak_in_flight(ScheduleKind schedule, bool loss_mode, int stage, int stages, int microbatches) {
+  if (schedule == ScheduleKind::kGPipe || !loss_mode) {
+    return GPipe{}.peak_activations(StageId(stage), stages, microbatches);
+  }
+  return OneFOneB{}.peak_activations(StageId(stage), stages, microbatches);
+}
+
+/// What one parameter costs a rank that holds it.
+[[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints) {
+  StageMemory memory;
+  memory.parameters = parameter.bytes;
+  if (parameter.trainable) {
+    memory.gradients = parameter.bytes * constraints.gradient_copies;
+    memory.optimizer = Bytes(static_cast<std::int64_t>(
+        std::ceil(static_cast<double>(parameter.bytes.value()) * constraints.optimizer_state_factor)));
+  }
+  return memory;
+}
+
+namespace detail {
+
+[[nodiscard]] inline Bytes bytes_at(const Affine& size, std::int64_t samples) {
+  return Bytes(static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples))))));
+}
+
+/// Values wait on both sides as long as their micro-batch is in flight (one more arrives ahead of its use); gradients
+/// are doubled, one in use and one on its way.
+inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& sized, const std::vector<std::int64_t>& share,
+                         const std::vector<int>& in_flight, int microbatches) {
+  for (std::size_t c = 0; c < sized.channels.size(); ++c) {
+    const Channel& channel = sized.pipeline.channels[c];
+    const auto add = [&](StageId stage, int ahead) {
+      if (!stage.valid()) return;
+      const int held = std::min(microbatches, in_flight[stage.index()] + ahead);
+      memory[stage.index()].boundary += bytes_at(sized.channels[c].value, share[stage.index()]) * held +
+                                        bytes_at(sized.channels[c].gradient, share[stage.index()]) *
+                                            std::min(microbatches, 2);
+    };
+    add(channel.from, 0);
+    add(channel.to, 1);
+  }
+}
+
+}  // namespace detail
+
+/// Peak memory of each stage's worst rank.
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
+                                                             const Staging& staging, const SizedPipeline& sized,
+                                                             const ShareTable& shares) {
+  const auto nodes = nodes_by_stage(staging);
+  std::vector<StageMemory> memory(nodes.size());
+  std::vector<std::int64_t> share(nodes.size());
+  std::vector<int> in_flight(nodes.size());
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    std::vector<ParameterId> held;
+    Bytes saved{}, workspace{};
+    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+    in_flight[s] = peak_in_flight(staging.schedule, work.loss_mode, static_cast<int>(s), staging.stages(),
+                                  staging.microbatches);
+    const auto& costs = work.node_costs(share[s]);
+    for (const NodeId node : nodes[s]) {
+      const auto& parameters = work.graph[node].parameters;
+      held.insert(held.end(), parameters.begin(), parameters.end());
+      saved += costs[node.index()].saved;
+      workspace = std::max(workspace, costs[node.index()].workspace);
+      memory[s].workspace += work.graph[node].resident;
+    }
+    std::sort(held.begin(), held.end());
+    held.erase(std::unique(held.begin(), held.end()), held.end());
+    for (const ParameterId parameter : held) {
+      const StageMemory one = parameter_memory(work.parameters[parameter.index()], constraints);
+      memory[s].parameters += one.parameters;
+      memory[s].gradients += one.gradients;
+      memory[s].optimizer += one.optimizer;
+    }
+    memory[s].saved = saved * in_flight[s];
+    memory[s].workspace += workspace;
+  }
+  detail::add_boundary(memory, sized, share, in_flight, staging.microbatches);
+  return memory;
+}
+
+}  // namespace autopar

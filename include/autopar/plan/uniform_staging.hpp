@@ -1,0 +1,144 @@
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/plan/concepts.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// Cuts a topological order into consecutive stages with the smallest bottleneck (forward + backward of the largest
+/// share), among the cuts whose stages fit by themselves; if none fit, the smallest bottleneck of all.
+class LinearCuts {
+ public:
+  explicit LinearCuts(const StepObjective& objective)
+      : objective_(objective), order_(topological_order(objective.work().graph)) {
+    const Workload& work = objective.work();
+    const std::size_t n = order_.size();
+    held_.assign((n + 1) * (n + 1), 0);
+    std::vector<std::size_t> seen(work.parameters.size());
+    for (std::size_t i = 0; i < n; ++i) {
+      std::fill(seen.begin(), seen.end(), n);
+      std::int64_t held = 0;
+      for (std::size_t j = i; j < n; ++j) {
+        const WorkNode& node = work.graph[order_[j]];
+        held += node.resident.value();
+        for (const ParameterId p : node.parameters) {
+          if (seen[p.index()] == i) continue;
+          seen[p.index()] = i;
+          held += parameter_memory(work.parameters[p.index()], objective.constraints()).total().value();
+        }
+        held_[i * (n + 1) + j + 1] = held;
+      }
+    }
+  }
+
+  /// @return the best cut for these replicas, micro-batches and schedule; nothing if there are more stages than nodes
+  [[nodiscard]] std::optional<Staging> cut(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule) {
+    if (replicas.size() > order_.size()) return std::nullopt;
+    Staging staging{std::vector<int>(order_.size()), replicas, microbatches, schedule};
+    if (!fill(staging, true) && !fill(staging, false)) return std::nullopt;
+    return staging;
+  }
+
+ private:
+  struct Sums {
+    std::vector<double> time;
+    std::vector<std::int64_t> saved;
+  };
+
+  [[nodiscard]] Sums sums(std::int64_t share) const {
+    const auto& costs = objective_.work().node_costs(share);
+    Sums out{{0}, {0}};
+    for (const NodeId node : order_) {
+      out.time.push_back(out.time.back() + (costs[node.index()].forward + costs[node.index()].backward).value());
+      out.saved.push_back(out.saved.back() + costs[node.index()].saved.value());
+    }
+    return out;
+  }
+
+  bool fill(Staging& staging, bool must_fit) const {
+    constexpr double kNever = std::numeric_limits<double>::infinity();
+    const std::size_t n = order_.size(), stages = staging.replicas.size();
+    std::vector<double> best(n + 1, kNever);
+    best[0] = 0;
+    std::vector<std::vector<std::size_t>> from(stages, std::vector<std::size_t>(n + 1, n));
+    for (std::size_t s = 0; s < stages; ++s) {
+      const auto share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      const Sums total = sums(share);
+      const int in_flight = peak_in_flight(staging.schedule, objective_.work().loss_mode, static_cast<int>(s),
+                                           staging.stages(), staging.microbatches);
+      std::vector<double> next(n + 1, kNever);
+      for (std::size_t j = s + 1; j + (stages - s - 1) <= n; ++j) {
+        for (std::size_t i = s; i < j; ++i) {
+          if (best[i] == kNever) continue;
+          const double bottleneck = std::max(best[i], total.time[j] - total.time[i]);
+          if (bottleneck >= next[j]) continue;
+          const std::int64_t bytes = held_[i * (n + 1) + j] + (total.saved[j] - total.saved[i]) * in_flight;
+          if (must_fit && bytes > objective_.constraints().memory.value()) continue;
+          if (mixes_samples(i, j) && staging.replicas[s] > 1) continue;
+          next[j] = bottleneck;
+          from[s][j] = i;
+        }
+      }
+      best = std::move(next);
+    }
+    if (best[n] == kNever) return false;
+    for (std::size_t s = stages, end = n; s-- > 0; end = from[s][end]) {
+      for (std::size_t i = from[s][end]; i < end; ++i) staging.stage_of[order_[i].index()] = static_cast<int>(s);
+    }
+    return true;
+  }
+
+  [[nodiscard]] bool mixes_samples(std::size_t begin, std::size_t end) const {
+    return std::any_of(order_.begin() + static_cast<std::ptrdiff_t>(begin), order_.begin() + static_cast<std::ptrdiff_t>(end),
+                       [&](NodeId node) { return objective_.work().graph[node].whole_batch; });
+  }
+
+  const StepObjective& objective_;
+  std::vector<NodeId> order_;
+  std::vector<std::int64_t> held_;  // [begin * (n + 1) + end] parameters, gradients, states
+};
+
+/// As equal as they can be, the last stages not smaller: micro-batches wait longest in the first ones.
+[[nodiscard]] inline std::vector<int> even_replicas(int world, int stages) {
+  std::vector<int> replicas;
+  for (int s = 0; s < stages; ++s) replicas.push_back((s + 1) * world / stages - s * world / stages);
+  return replicas;
+}
+
+}  // namespace detail
+
+/// Equal stages: for each number of stages equal replicas, cut for the smallest bottleneck along one topological order.
+/// What one would do by hand; a baseline, and the start of better searches.
+struct UniformStaging {
+  using policy_category = staging_policy_tag;
+
+  [[nodiscard]] SearchResult search(const StepObjective& objective) const {
+    const Constraints& constraints = objective.constraints();
+    SearchResult result{Candidates(constraints.memory)};
+    detail::LinearCuts cuts(objective);
+    const int most = std::min<int>(constraints.world, static_cast<int>(objective.work().graph.node_count()));
+    for (int stages = 1; stages <= most; ++stages) {
+      if (constraints.stages > 0 && stages != constraints.stages) continue;
+      auto replicas = constraints.replicas;
+      if (replicas.empty()) replicas.assign(static_cast<std::size_t>(stages), constraints.world / stages);
+      for (const int microbatches : constraints.microbatches) {
+        for (const ScheduleKind schedule : constraints.schedules) {
+          const auto staging = cuts.cut(replicas, microbatches, schedule);
+          if (!staging || !meets(constraints, objective.work(), *staging)) continue;
+          ++result.states;
+          result.candidates.offer({*staging, objective(*staging)});
+        }
+      }
+    }
+    return result;
+  }
+};
+static_assert(StagingPolicy<UniformStaging>);
+
+}  // namespace autopar

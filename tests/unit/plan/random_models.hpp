@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/plan/request.hpp>
+
+namespace autopar::test {
+
+/// The same numbers with every standard library, unlike std::uniform_int_distribution.
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : engine_(seed * 0x9E3779B97F4A7C15ull + 1) { engine_.discard(4); }
+  /// Uniform in [low, high].
+  int operator()(int low, int high) { return low + static_cast<int>(engine_() % static_cast<std::uint64_t>(high - low + 1)); }
+  bool chance(int percent) { return (*this)(1, 100) <= percent; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// An atom whose work scales with samples, plus launches.
+inline OpProfile atom(const std::string& name, double flops, double saved, std::vector<ParameterId> parameters = {}) {
+  OpProfile op;
+  op.name = name;
+  op.path = "layer." + name;
+  WorkItem item;
+  item.op_class = OpClass::kMatmul;
+  item.forward = {{flops, 0}, {flops / 50, flops / 100}, {0, 1}};
+  item.backward = {{2 * flops, 0}, {flops / 25, flops / 50}, {0, 2}};
+  op.work = {item};
+  op.saved = {saved, 16};
+  op.workspace = {saved / 4, 64};
+  op.parameters = std::move(parameters);
+  return op;
+}
+
+/// A chain of `layers` equal atoms, each with its own parameter.
+inline ModelProfile chain(int layers, double flops, std::int64_t parameter_bytes, double value_bytes) {
+  ModelProfile model;
+  NodeId before = NodeId::none();
+  for (int i = 0; i < layers; ++i) {
+    model.parameters.push_back({"layers." + std::to_string(i) + ".weight", Bytes(parameter_bytes), true});
+    OpProfile op = atom(std::to_string(i), flops, value_bytes, {ParameterId(i)});
+    op.ops = {i};
+    const NodeId node = model.graph.add_node(std::move(op));
+    if (before.valid()) model.graph.add_edge(before, node, {i, {value_bytes, 0}, true});
+    before = node;
+  }
+  model.inputs = {{0, {value_bytes, 0}, false, {NodeId(0)}}};
+  model.outputs = {{layers, {0, 8}, before}};
+  model.hash = 42;
+  return model;
+}
+
+/// Branches, skips, values with several readers, tied and frozen parameters, replicated values, parts without gradient.
+inline ModelProfile random_model(Dice& dice, int max_nodes) {
+  ModelProfile model;
+  const int n = dice(1, max_nodes);
+  for (int p = 0; p < n + 1; ++p) {
+    model.parameters.push_back({"p" + std::to_string(p), Bytes(dice(0, 40) * 1000), !dice.chance(15)});
+  }
+  for (int i = 0; i < n; ++i) {
+    std::vector<ParameterId> read;
+    if (dice.chance(70)) read.push_back(ParameterId(i));
+    if (dice.chance(20)) read.push_back(ParameterId(dice(0, n)));  // often tied
+    OpProfile op = atom(std::to_string(i), dice(0, 30) * 1e4, dice(0, 20) * 100, read);
+    if (dice.chance(30)) op.work.front().op_class = OpClass::kMemory;
+    op.whole_batch = dice.chance(4);
+    op.ops = {i};
+    model.graph.add_node(std::move(op));
+  }
+  for (int i = 1; i < n; ++i) {
+    for (int edges = dice(0, 9) == 0 ? 0 : dice(1, 2); edges > 0; --edges) {
+      const int from = dice.chance(60) ? i - 1 : dice(0, i - 1);
+      const Affine bytes = dice.chance(15) ? Affine{0, 400.0} : Affine{dice(1, 30) * 40.0, 0};
+      model.graph.add_edge(NodeId(from), NodeId(i), {100 + from, bytes, !dice.chance(10)});
+    }
+  }
+  model.inputs = {{0, {400, 0}, dice.chance(30), {NodeId(0), NodeId(dice(0, n - 1))}}};
+  model.loss_mode = !dice.chance(25);
+  model.outputs = {{999, model.loss_mode ? Affine{0, 8} : Affine{200, 0}, NodeId(n - 1)}};
+  model.hash = 7;
+  return model;
+}
+
+inline Cluster small_cluster(int devices, Bytes memory = Bytes(1 << 20)) {
+  Cluster cluster;
+  cluster.name = "small";
+  cluster.devices = devices;
+  cluster.device.name = "toy";
+  cluster.device.memory = memory;
+  cluster.device.f32 = FlopsPerSecond(1e10);
+  cluster.device.memory_bandwidth = BytesPerSecond(1e9);
+  cluster.device.launch = Seconds(2e-6);
+  cluster.levels = {{"node", 2, {Seconds(1e-6), BytesPerSecond(4e9)}}, {"all", devices, {Seconds(8e-6), BytesPerSecond(1e9)}}};
+  if (devices <= 2) cluster.levels = {{"node", devices, {Seconds(1e-6), BytesPerSecond(4e9)}}};
+  return cluster;
+}
+
+}  // namespace autopar::test
