@@ -4,6 +4,10 @@
 #include <set>
 #include <utility>
 
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <autopar/core/assert.hpp>
 
 namespace autopar {
@@ -12,11 +16,6 @@ namespace {
 
 bool has_gradient(const ValueInfo& value) {
   return value.requires_grad && (c10::isFloatingType(value.dtype) || c10::isComplexType(value.dtype));
-}
-
-/// Numbers that libtorch wraps as tensors promote like numbers; a copy to a device would not.
-at::Tensor constant_on(const at::Tensor& constant, c10::Device device) {
-  return constant.unsafeGetTensorImpl()->is_wrapped_number() ? constant : constant.to(device);
 }
 
 }  // namespace
@@ -67,16 +66,16 @@ StageRuntime::StageRuntime(StageSpec spec, const Lookup& lookup) : spec_(std::mo
       if (has_gradient(graph().value(value))) gradients.push_back(value);
     }
   }
-  handles_.resize(graph().values.size());
-  leaves_.resize(graph().values.size());
   find_boundary();
-  find_leaves(lookup);
-  lay_out_buckets();
-
   auto kept = outgoing_;
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
   runner_ = std::make_unique<OpRunner>(graph(), plan(), spec_.ops, kept, spec_.device);
+  leaves_ = runner_->environment();
+  handles_.resize(leaves_.size());
+  find_leaves(lookup);
+  lay_out_buckets();
+  refresh_leaves();
 }
 
 void StageRuntime::find_boundary() {
@@ -114,7 +113,6 @@ void StageRuntime::find_leaves(const Lookup& lookup) {
   }
   for (const auto leaf : read) {
     const auto& info = graph().value(leaf);
-    if (info.kind == ValueKind::kConstant) leaves_[leaf.index()] = constant_on(info.constant, spec_.device);
     if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) continue;
     handles_[leaf.index()] = lookup(leaf);
     if (info.kind == ValueKind::kParameter) parameters_.push_back(leaf);
@@ -122,7 +120,6 @@ void StageRuntime::find_leaves(const Lookup& lookup) {
   for (const auto& update : plan().buffer_updates) {
     if (read.count(update.buffer)) private_buffers_.push_back(update.buffer);
   }
-  refresh_leaves();
 }
 
 void StageRuntime::refresh_leaves() {
@@ -135,13 +132,27 @@ void StageRuntime::refresh_leaves() {
       continue;
     }
     const bool same_memory = leaf.defined() && leaf.is_alias_of(handle) && leaf.sizes() == handle.sizes();
-    if (!same_memory) leaf = handle.detach();
-    if (leaf.requires_grad() != handle.requires_grad()) leaf.set_requires_grad(handle.requires_grad());
+    if (same_memory && leaf.requires_grad() == handle.requires_grad()) continue;
+    leaf = handle.detach();
+    leaf.set_requires_grad(handle.requires_grad());
+    if (grouped_[i] && leaf.requires_grad()) watch_gradient(ValueId::of(i));
   }
+}
+
+void StageRuntime::watch_gradient(ValueId parameter) {
+  auto accumulator = torch::autograd::impl::grad_accumulator(leaves_[parameter.index()]);
+  const auto tell = [added = gradient_added_, parameter](const torch::autograd::variable_list& outputs,
+                                                         const torch::autograd::variable_list&) {
+    if (*added) (*added)(parameter);
+    return outputs;
+  };
+  accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(tell));
+  accumulators_[parameter] = std::move(accumulator);
 }
 
 void StageRuntime::lay_out_buckets() {
   const std::set<ValueId> own(parameters_.begin(), parameters_.end());
+  grouped_.resize(graph().values.size(), false);
   for (const auto& group : spec_.group_parameters) {
     std::vector<GradientForm> forms;
     bool member = true;
@@ -152,6 +163,7 @@ void StageRuntime::lay_out_buckets() {
     }
     bucket_layouts_.emplace_back(forms);
     member_.push_back(member && !forms.empty());
+    for (const auto& form : forms) grouped_[form.key] = grouped_[form.key] || member_.back();
   }
   for (std::size_t g = 0; g < bucket_layouts_.size(); ++g) {
     spec_.pipeline.groups[g].buckets = static_cast<int>(bucket_layouts_[g].buckets().size());

@@ -42,9 +42,23 @@ void TorchEngine::start_gradients() {
     const auto& layout = stage_.bucket_layouts()[group];
     buckets = std::make_unique<GradientBuckets>(layout, stage_.device());
     for (std::size_t i = 0; i < layout.places().size(); ++i) {
-      gradients_[ValueId::of(layout.places()[i].form.key)] = buckets->views()[i];
+      const auto& place = layout.places()[i];
+      const auto parameter = ValueId::of(place.form.key);
+      const std::pair bucket(static_cast<int>(group), place.bucket);
+      gradients_[parameter] = buckets->views()[i];
+      bucket_of_[parameter] = bucket;
+      ++missing_[bucket];
     }
   }
+  const auto stage = stage_.stage();
+  if (!stage.valid()) return;
+  for (int m = 0; m < context_.split.microbatches(); ++m) backwards_left_ += own_share(m).empty() ? 0 : 1;
+}
+
+Interval TorchEngine::own_share(int microbatch) const {
+  const auto& ranks = stage_.pipeline().stages[stage_.stage().index()];
+  const auto replica = std::find(ranks.begin(), ranks.end(), context_.rank) - ranks.begin();
+  return context_.split.share(stage_.stage(), static_cast<int>(replica), microbatch);
 }
 
 TorchEngine::Share& TorchEngine::share(const Action& action) {
@@ -71,7 +85,7 @@ void TorchEngine::forward(const Action& action) {
   const at::AutoGradMode mode(context_.differentiate);
   bring_inputs(share, context);
   share.norms.resize(stage_.plan().batch_norms.size());
-  stage_.runner().run(share.values, context, &share.norms);
+  stage_.runner().run(share.values, context, share.norms);
   keep_results(share, context);
   if (!context_.differentiate) sent_share_ = action.microbatch;
 }
@@ -140,12 +154,22 @@ void TorchEngine::backward(const Action& action) {
   }
   share.arriving.clear();
   share.values.clear();
+  if (--backwards_left_ == 0 && bucket_ready_) {
+    stage_.on_gradient([this](ValueId parameter) { count_down(parameter); });
+  }
   if (!roots.empty()) {
     bind_gradients();
     torch::autograd::backward(roots, gradients);
     unbind_gradients();
   }
+  stage_.on_gradient({});
   sent_share_ = action.microbatch;
+}
+
+void TorchEngine::count_down(ValueId parameter) {
+  const auto found = bucket_of_.find(parameter);
+  if (found == bucket_of_.end() || --missing_[found->second] > 0) return;
+  bucket_ready_(found->second.first, found->second.second);
 }
 
 void TorchEngine::add_root(const at::Tensor& value, at::Tensor gradient, std::vector<at::Tensor>& roots,
@@ -257,10 +281,7 @@ void TorchEngine::accept(const Action& action, const Buffer& buffer) {
       share.arriving[values[i]].add(pieces[i]);
       continue;
     }
-    const auto stage = stage_.stage();
-    const auto& ranks = stage_.pipeline().stages[stage.index()];
-    const auto replica = std::find(ranks.begin(), ranks.end(), context_.rank) - ranks.begin();
-    const auto whole = context_.split.share(stage, static_cast<int>(replica), action.microbatch);
+    const auto whole = own_share(action.microbatch);
     const Interval part{action.samples.begin - whole.begin, action.samples.end - whole.begin};
     share.arriving[values[i]].put(pieces[i], stage_.plan().type(values[i]),
                                   sizes_at(stage_.graph().value(values[i]), whole.size()), whole.size(), part,

@@ -7,9 +7,6 @@
 
 namespace autopar {
 
-/// Values of one share, by ValueId: undefined where not yet computed or no longer needed.
-using Environment = std::vector<at::Tensor>;
-
 /// What the random draws of one call have in common: the same on every rank.
 struct DrawKey {
   std::uint64_t seed = 0;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -14,6 +15,10 @@
 #include <autopar/torch/engine/message.hpp>
 #include <autopar/torch/engine/op_runner.hpp>
 #include <autopar/torch/op_graph.hpp>
+
+namespace torch::autograd {
+struct Node;
+}
 
 namespace autopar {
 
@@ -83,6 +88,8 @@ class StageRuntime {
 
   /// The compute copy of a parameter of this stage.
   [[nodiscard]] const at::Tensor& compute_copy(ValueId parameter) const { return leaves_[parameter.index()]; }
+  /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
+  void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
   /// Follows handles whose memory or requires_grad changed since. O(parameters of the stage).
   void refresh_leaves();
   /// Environment of a share before its messages: leaves of the stage.
@@ -96,6 +103,7 @@ class StageRuntime {
   void find_boundary();
   void find_leaves(const Lookup& lookup);
   void lay_out_buckets();
+  void watch_gradient(ValueId parameter);
 
   StageSpec spec_;
   std::vector<std::vector<ValueId>> channel_gradients_;
@@ -103,7 +111,10 @@ class StageRuntime {
   std::vector<GlobalSum> sums_;
   std::vector<BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
+  std::vector<bool> grouped_;  ///< by ValueId: a parameter in a reduction group of this rank
   Environment handles_, leaves_;
+  std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
+  std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;  ///< autograd holds them weakly
   std::unique_ptr<OpRunner> runner_;
 };
 

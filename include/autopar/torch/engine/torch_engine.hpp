@@ -82,6 +82,7 @@ class TorchEngine {
   [[nodiscard]] ShareContext share_context(const Action& action) const;
   [[nodiscard]] const std::vector<ValueId>& message_values(const Action& action) const;
   [[nodiscard]] std::vector<TensorForm> message_forms(const Action& action) const;
+  [[nodiscard]] Interval own_share(int microbatch) const;
   [[nodiscard]] Interval within_local(const Action& action) const;
   void bring_inputs(Share& share, const ShareContext& context);
   void keep_results(Share& share, const ShareContext& context);
@@ -90,6 +91,7 @@ class TorchEngine {
   [[nodiscard]] at::Tensor message_part(const Action& action, ValueId value);
   void accept_at_edge(const Action& action, ValueId value, const at::Tensor& piece);
   void bind_gradients();
+  void count_down(ValueId parameter);
   void unbind_gradients();
   void release_sent();
 
@@ -105,6 +107,9 @@ class TorchEngine {
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;  ///< by group, null where not a member
   std::map<ValueId, at::Tensor> gradients_;         ///< by parameter
   std::function<void(int, int)> bucket_ready_;
+  int backwards_left_ = 0;
+  std::map<ValueId, std::pair<int, int>> bucket_of_;        ///< parameter to (group, bucket)
+  std::map<std::pair<int, int>, int> missing_;              ///< gradients until the bucket is full, in the last backward
   int sent_share_ = -1;                             ///< its messages have all been packed before the next turn
 };
 

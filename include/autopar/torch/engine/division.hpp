@@ -1,0 +1,34 @@
+#pragma once
+
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/schedule/pipeline.hpp>
+#include <autopar/torch/batch_algebra.hpp>
+#include <autopar/torch/op_graph.hpp>
+
+namespace autopar {
+
+/// A captured program cut into stages, and what travels between them. A pure function of graph, plan and stages, so the
+/// same on every rank.
+struct Division {
+  Pipeline pipeline;
+  std::vector<std::vector<OpId>> stage_ops;          ///< ascending
+  std::vector<std::vector<ValueId>> channel_values;  ///< by channel, ascending
+  std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
+};
+
+/// @param stage_of     by OpId: the stage of each op of the pipeline; others are not looked at
+/// @param stage_ranks  [stage][replica]
+/// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
+[[nodiscard]] Division divide(const OpGraph& graph, const BatchPlan& plan, const std::vector<StageId>& stage_of,
+                              const std::vector<std::vector<Rank>>& stage_ranks, int world);
+
+/// Extends a division of one captured program to another one of the same model (another mode or signature), so that
+/// each parameter and buffer keeps its stage; ops without parameters stay with what they read, or else with their readers.
+/// @param home  stage that holds a parameter or buffer leaf; several for tied parameters, ascending
+/// @throws CaptureError naming the op that would need a value from a later stage
+[[nodiscard]] std::vector<StageId> place_by_parameters(
+    const OpGraph& graph, const BatchPlan& plan, const std::vector<std::vector<StageId>>& home, int stages);
+
+}  // namespace autopar
