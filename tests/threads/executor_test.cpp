@@ -1,0 +1,474 @@
+#include <autopar/runtime/executor.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/runtime/loopback.hpp>
+#include <autopar/runtime/world.hpp>
+#include <autopar/schedule/gpipe.hpp>
+#include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/program.hpp>
+#include <autopar/schedule/validate.hpp>
+
+#include <catch_shim.hpp>
+
+#include "../unit/schedule/random_pipeline.hpp"
+#include "../unit/schedule/symbolic_model.hpp"
+
+using namespace autopar;
+using testing::Case;
+using testing::Dice;
+using testing::SymbolicRank;
+using testing::Word;
+using testing::Words;
+
+namespace {
+
+/// Buffers that are alive, over all threads of a test.
+struct Ledger {
+  std::atomic<int> alive{0};
+  std::atomic<int> most{0};
+};
+
+Buffer make_buffer(std::size_t bytes, Ledger& ledger) {
+  const int alive = ++ledger.alive;
+  for (int most = ledger.most; alive > most && !ledger.most.compare_exchange_weak(most, alive);) {}
+  std::shared_ptr<std::vector<std::byte>> memory(new std::vector<std::byte>(bytes), [&ledger](auto* bytes_) {
+    delete bytes_;
+    --ledger.alive;
+  });
+  return {memory->data(), bytes, memory};
+}
+
+/// What a test makes go wrong, or looks at, in an engine.
+struct Script {
+  std::optional<std::size_t> throw_at;  ///< the call that throws, counted over all calls of the engine
+  std::uint32_t bucket_order = 0;       ///< seed of the order in which full buckets are reported
+  std::function<void(const std::string& event)> log;
+};
+
+/// The symbolic model behind bytes. A bucket's word travels as four limbs of 16 bits, so that sums do not overflow.
+class FakeEngine {
+ public:
+  FakeEngine(SymbolicRank& model, const std::vector<Action>& actions, Phase phase, Ledger& ledger, Script script = {})
+      : model_(model), phase_(phase), ledger_(ledger), script_(std::move(script)) {
+    for (const Action& action : actions) {
+      if (action.kind == ActionKind::kBackward) ++backwards_left_;
+      if (action.kind == ActionKind::kReduce) to_report_.push_back(action);
+    }
+    Dice dice(script_.bucket_order);
+    for (std::size_t i = to_report_.size(); i > 1; --i) {
+      std::swap(to_report_[i - 1], to_report_[static_cast<std::size_t>(dice.below(static_cast<int>(i)))]);
+    }
+  }
+
+  void forward(const Action& action) {
+    count("forward", action);
+    model_.forward(action);
+  }
+
+  void backward(const Action& action) {
+    count("backward", action);
+    model_.backward(action, phase_ == Phase::kBackward);
+    if (--backwards_left_ > 0) return;
+    for (const Action& reduction : to_report_) {
+      if (ready_) ready_(reduction.group, reduction.bucket);
+    }
+    if (script_.log) script_.log("last backward ends");
+  }
+
+  Buffer pack(const Action& action) {
+    count("pack", action);
+    const Words words = model_.pack(action);
+    Buffer buffer = make_buffer(words.size() * sizeof(Word), ledger_);
+    std::memcpy(buffer.data, words.data(), buffer.bytes);
+    return buffer;
+  }
+
+  Buffer landing(const Action& action) {
+    count("landing", action);
+    return make_buffer(model_.words(action) * sizeof(Word), ledger_);
+  }
+
+  void accept(const Action& action, const Buffer& buffer) {
+    count("accept", action);
+    Words words(buffer.bytes / sizeof(Word));
+    std::memcpy(words.data(), buffer.data, buffer.bytes);
+    model_.accept(action, words);
+  }
+
+  void on_bucket_ready(std::function<void(int, int)> ready) { ready_ = std::move(ready); }
+
+  Buffer bucket(const Action& action) {
+    count("bucket", action);
+    model_.start_reduction(action);
+    std::array<std::int64_t, 4> limbs{};
+    for (std::size_t k = 0; k < 4; ++k) {
+      limbs[k] = static_cast<std::int64_t>(model_.bucket(action) >> (16 * k) & 0xffff);
+    }
+    const Buffer buffer = make_buffer(sizeof limbs, ledger_);
+    std::memcpy(buffer.data, limbs.data(), sizeof limbs);
+    sums_.push_back(buffer);
+    return buffer;
+  }
+  DType bucket_dtype(const Action&) { return DType::kI64; }
+
+  void reduced(const Action& action) {
+    count("reduced", action);
+    std::array<std::int64_t, 4> limbs{};
+    std::memcpy(limbs.data(), sums_.at(reduced_++).data, sizeof limbs);
+    Word& word = model_.bucket(action);
+    word = 0;
+    for (std::size_t k = 0; k < 4; ++k) word += static_cast<Word>(limbs[k]) << (16 * k);
+  }
+
+  /// Calls of the engine so far.
+  [[nodiscard]] std::size_t calls() const { return calls_; }
+
+ private:
+  void count(const char* call, const Action& action) {
+    if (script_.log) script_.log(call + (": " + describe(action)));
+    if (script_.throw_at == calls_++) throw std::runtime_error("scripted failure");
+  }
+
+  SymbolicRank& model_;
+  Phase phase_;
+  Ledger& ledger_;
+  Script script_;
+  std::function<void(int, int)> ready_;
+  std::vector<Action> to_report_;
+  std::vector<Buffer> sums_;
+  std::size_t reduced_ = 0;
+  std::size_t calls_ = 0;
+  int backwards_left_ = 0;
+};
+static_assert(StageEngine<FakeEngine>);
+
+/// A transport that tells what is started.
+class LoggedTransport {
+ public:
+  using Ticket = AnyTransport::Ticket;
+  LoggedTransport(AnyTransport transport, std::function<void(const std::string&)> log)
+      : transport_(std::move(transport)), log_(std::move(log)) {}
+
+  [[nodiscard]] Rank rank() const { return transport_.rank(); }
+  [[nodiscard]] int size() const { return transport_.size(); }
+  GroupId make_group(const std::vector<Rank>& ranks) { return transport_.make_group(ranks); }
+  Ticket send(Buffer buffer, Rank peer, Tag tag) {
+    log_("send " + std::to_string(tag.microbatch));
+    return transport_.send(std::move(buffer), peer, tag);
+  }
+  Ticket receive(Buffer buffer, Rank peer, Tag tag) {
+    log_("receive " + std::to_string(tag.microbatch));
+    return transport_.receive(std::move(buffer), peer, tag);
+  }
+  Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
+    log_("all_reduce");
+    return transport_.all_reduce(std::move(buffer), dtype, group);
+  }
+  bool done(const Ticket& ticket) { return transport_.done(ticket); }
+  void wait(const Ticket& ticket) { transport_.wait(ticket); }
+
+ private:
+  AnyTransport transport_;
+  std::function<void(const std::string&)> log_;
+};
+static_assert(Transport<LoggedTransport>);
+
+std::size_t index_of(const World& world) { return static_cast<std::size_t>(world.rank()); }
+
+std::vector<GroupId> make_groups(auto& transport, const Pipeline& pipeline) {
+  std::vector<GroupId> groups;
+  for (const auto& group : pipeline.groups) groups.push_back(transport.make_group(group.ranks));
+  return groups;
+}
+
+std::vector<SymbolicRank> make_models(const Case& example) {
+  std::vector<SymbolicRank> models;
+  for (int r = 0; r < example.pipeline.ranks; ++r) models.emplace_back(example.pipeline, example.layout, Rank(r));
+  return models;
+}
+
+/// Runs phases one after the other on one thread a rank; empty if all results are the reference's.
+std::string run_phases(const Case& example, const std::vector<Phase>& phases, bool one_f_one_b, std::uint32_t seed) {
+  const auto& [pipeline, layout] = example;
+  Ledger ledger;
+  auto models = make_models(example);
+  std::vector<Program> programs;
+  for (const Phase phase : phases) {
+    programs.push_back(one_f_one_b ? make_program(pipeline, layout, OneFOneB{}, phase)
+                                   : make_program(pipeline, layout, GPipe{}, phase));
+  }
+  loopback::run(pipeline.ranks, [&](World& world) {
+    auto transport = world.make_transport();
+    const auto groups = make_groups(transport, pipeline);
+    const auto r = index_of(world);
+    for (std::size_t p = 0; p < phases.size(); ++p) {
+      const auto& actions = programs[p].ranks[r];
+      const Script script{.throw_at = {}, .bucket_order = seed + 7 * static_cast<std::uint32_t>(r), .log = {}};
+      FakeEngine engine(models[r], actions, phases[p], ledger, script);
+      Executor executor(engine, transport, groups);
+      executor.run(actions);
+    }
+  });
+  if (ledger.alive != 0) return std::to_string(ledger.alive) + " buffers are left";
+  for (const Phase phase : phases) {
+    auto wrong = testing::difference(pipeline, layout, phase, models);
+    if (!wrong.empty()) return wrong;
+  }
+  return {};
+}
+
+/// `stages` stages in a row, one rank each.
+Case row(int stages, int microbatches) {
+  Case out;
+  out.pipeline.ranks = stages;
+  for (int s = 0; s < stages; ++s) {
+    out.pipeline.stages.push_back({Rank(s)});
+    out.pipeline.channels.push_back({s == 0 ? kSource : StageId(s - 1), StageId(s), ChannelKind::kBatched, true});
+    out.layout.local.push_back(2 * microbatches);
+  }
+  out.layout.microbatches = microbatches;
+  return out;
+}
+
+struct EventLog {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  void operator()(const std::string& line) {
+    const std::lock_guard lock(mutex);
+    lines.push_back(line);
+  }
+  [[nodiscard]] std::ptrdiff_t position(const std::string& start) const {
+    const auto at = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.starts_with(start); });
+    REQUIRE(at != lines.end());
+    return at - lines.begin();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("random pipelines on 1 to 6 threads: every contribution arrives exactly once", "[executor]") {
+  for (std::uint32_t seed = 0; seed < 150; ++seed) {
+    const auto example = testing::random_case(seed, 6, 6);
+    INFO("seed " << seed);
+    REQUIRE(run_phases(example, {Phase::kStep}, seed % 2 == 0, seed) == "");
+    REQUIRE(run_phases(example, {Phase::kForward, Phase::kBackward}, seed % 2 == 0, seed) == "");
+  }
+}
+
+TEST_CASE("reductions start within the last backward, in the program's order whatever fills first", "[executor]") {
+  Case example{{.ranks = 2,
+                .stages = {{Rank(0), Rank(1)}},
+                .channels = {{kSource, StageId(0), ChannelKind::kBatched, false}},
+                .groups = {{{Rank(0), Rank(1)}, StageId(0), 5}}},
+               {{3, 4}, 2}};
+  const auto program = make_program(example.pipeline, example.layout, OneFOneB{});
+  auto models = make_models(example);
+  Ledger ledger;
+  EventLog log;
+  loopback::run(2, [&](World& world) {
+    const auto r = index_of(world);
+    const auto quiet = [](const std::string&) {};
+    const auto tell = [&](const std::string& line) { log(line); };
+    LoggedTransport transport(world.make_transport(), r == 0 ? std::function<void(const std::string&)>(tell) : quiet);
+    const auto groups = make_groups(transport, example.pipeline);
+    Script script{.throw_at = {}, .bucket_order = 5 + static_cast<std::uint32_t>(r), .log = {}};
+    if (r == 0) script.log = tell;
+    FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
+    Executor(engine, transport, groups).run(program.ranks[r]);
+  });
+  REQUIRE(testing::difference(example.pipeline, example.layout, Phase::kStep, models) == "");
+  const auto end = log.position("last backward ends");
+  int bucket = 0;
+  for (std::ptrdiff_t i = 0; i < static_cast<std::ptrdiff_t>(log.lines.size()); ++i) {
+    if (!log.lines[static_cast<std::size_t>(i)].starts_with("bucket: ")) continue;
+    CHECK(log.lines[static_cast<std::size_t>(i)] ==
+          "bucket: reduction of bucket " + std::to_string(bucket++) + " over group 0");
+    CHECK(i < end);
+    CHECK(i > log.position("backward: backward of stage 0, micro-batch 1"));
+  }
+  CHECK(bucket == 5);
+}
+
+TEST_CASE("receives are posted two turns ahead of their use, no earlier", "[executor]") {
+  const auto example = row(2, 8);
+  const auto program = make_program(example.pipeline, example.layout, GPipe{}, Phase::kForward);
+  auto models = make_models(example);
+  Ledger ledger;
+  EventLog log;
+  loopback::run(2, [&](World& world) {
+    const auto r = index_of(world);
+    auto transport = world.make_transport();
+    Script script;
+    if (r == 1) script.log = [&](const std::string& line) { log(line); };
+    FakeEngine engine(models[r], program.ranks[r], Phase::kForward, ledger, script);
+    Executor(engine, transport, {}).run(program.ranks[r]);
+  });
+  std::vector<std::ptrdiff_t> forwards;
+  for (int m = 0; m < 8; ++m) {
+    forwards.push_back(log.position("forward: forward of stage 1, micro-batch " + std::to_string(m)));
+  }
+  const auto& actions = program.ranks[1];
+  int turn = 0;
+  for (const Action& action : actions) {
+    if (action.kind == ActionKind::kForward) ++turn;
+    if (action.kind != ActionKind::kReceive || action.peer == Rank(1)) continue;
+    const auto posted = log.position("landing: " + describe(action));
+    CHECK(posted < forwards[static_cast<std::size_t>(std::max(turn - kReceivesAhead, 0))]);
+    if (turn > kReceivesAhead) CHECK(posted > forwards[static_cast<std::size_t>(turn - kReceivesAhead - 1)]);
+  }
+}
+
+TEST_CASE("buffers are dropped while the step goes on, not at its end", "[executor]") {
+  const auto most_alive = [](int microbatches) {
+    const auto example = row(3, microbatches);
+    const auto program = make_program(example.pipeline, example.layout, OneFOneB{});
+    auto models = make_models(example);
+    Ledger ledger;
+    loopback::run(3, [&](World& world) {
+      const auto r = index_of(world);
+      auto transport = world.make_transport();
+      FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger);
+      Executor(engine, transport, {}).run(program.ranks[r]);
+    });
+    REQUIRE(ledger.alive == 0);
+    return ledger.most.load();
+  };
+  // Argument gradients (three messages a micro-batch) leave late if their readers are slow; all else is bounded.
+  CHECK(most_alive(64) < 64 * 8);
+}
+
+TEST_CASE("wherever an engine throws, it is named, the others learn it, and no buffer is left", "[executor]") {
+  using enum ChannelKind;
+  const StageId s0(0), s1(1), s2(2);
+  const Case example{{.ranks = 4,
+                      .stages = {{Rank(2), Rank(0)}, {Rank(1)}, {Rank(3)}},
+                      .channels = {{kSource, s0, kBatched, true},
+                                   {s0, s1, kPartialSum, true},
+                                   {s0, s2, kBatched, true},
+                                   {s1, s2, kBatched, true},
+                                   {s2, kSink, kBatched, false}},
+                      .groups = {{{Rank(0), Rank(2)}, s0, 2}, {{Rank(0), Rank(2), Rank(3)}, StageId::none(), 1}}},
+                     {{2, 3, 0, 1}, 3}};
+  const auto& [pipeline, layout] = example;
+  const auto program = make_program(pipeline, layout, OneFOneB{});
+  int thrown = 0;
+  for (std::size_t failing = 0; failing < program.ranks.size(); ++failing) {
+    for (std::size_t call = 0;; ++call) {
+      Ledger ledger;
+      auto models = make_models(example);
+      std::vector<std::string> errors(program.ranks.size()), causes(program.ranks.size());
+      std::vector<Rank> blamed(program.ranks.size());
+      std::atomic<bool> reached{false};
+      const auto body = [&, &pipeline = pipeline](World& world) {
+        auto transport = world.make_transport();
+        const auto groups = make_groups(transport, pipeline);
+        const auto r = index_of(world);
+        Script script;
+        if (r == failing) script.throw_at = call;
+        FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
+        ExecutorHooks hooks;
+        hooks.fail = [&](std::string_view action, std::string_view message) { world.fail(action, message); };
+        try {
+          Executor(engine, transport, groups, hooks).run(program.ranks[r]);
+        } catch (const ExecutionError& error) {
+          reached = true;
+          try {
+            std::rethrow_if_nested(error);
+          } catch (const std::runtime_error& cause) {
+            causes[r] = cause.what();
+          }
+          errors[r] = std::string("engine: ") + error.what() + " | " + error.action();
+        } catch (const TransportError& error) {
+          blamed[r] = error.peer();
+          errors[r] = std::string("transport: ") + error.what() + " | " + error.action();
+        }
+      };
+      try {
+        loopback::run(pipeline.ranks, body);
+      } catch (const TransportError&) {
+      }
+      CHECK(ledger.alive == 0);
+      if (!reached) break;
+      ++thrown;
+      INFO(errors[failing]);
+      CHECK(errors[failing].starts_with("engine: "));
+      CHECK(causes[failing] == "scripted failure");
+      CHECK(errors[failing].find(": scripted failure | ") != std::string::npos);
+      for (std::size_t r = 0; r < errors.size(); ++r) {
+        if (r == failing || errors[r].empty()) continue;  // a rank that had nothing to wait for may have ended
+        CHECK(errors[r].find("scripted failure") != std::string::npos);
+        CHECK(blamed[r] == Rank::of(failing));
+      }
+    }
+  }
+  CHECK(thrown > 20);
+}
+
+TEST_CASE("ranks that run different programs get an error with the action, not wrong data", "[executor]") {
+  const auto example = row(2, 2);
+  const auto good = make_program(example.pipeline, example.layout, GPipe{}, Phase::kForward);
+  auto other = good;
+  for (Action& action : other.ranks[1]) {
+    if (action.channel == 1) action.microbatch = 1 - action.microbatch;
+  }
+  auto models = make_models(example);
+  Ledger ledger;
+  std::atomic<int> named{0};
+  const auto body = [&](World& world) {
+    const auto r = index_of(world);
+    auto transport = world.make_transport();
+    const auto& actions = (r == 0 ? good : other).ranks[r];
+    FakeEngine engine(models[r], actions, Phase::kForward, ledger);
+    ExecutorHooks hooks;
+    hooks.fail = [&](std::string_view action, std::string_view message) { world.fail(action, message); };
+    try {
+      Executor(engine, transport, {}, hooks).run(actions);
+    } catch (const TransportError& error) {
+      const std::string text = error.what();
+      if (text.find("do not run the same program") != std::string::npos && text.find("(at the ") != std::string::npos) {
+        ++named;
+      }
+      throw;
+    }
+  };
+  CHECK_THROWS_AS(loopback::run(2, body), TransportError);
+  CHECK(named >= 1);
+  CHECK(ledger.alive == 0);
+}
+
+TEST_CASE("the trace has every action once, with its span", "[executor]") {
+  const auto example = testing::random_case(11, 4, 4);
+  const auto program = make_program(example.pipeline, example.layout, OneFOneB{});
+  auto models = make_models(example);
+  Ledger ledger;
+  std::vector<std::vector<Action>> traced(program.ranks.size());
+  loopback::run(example.pipeline.ranks, [&](World& world) {
+    const auto r = index_of(world);
+    auto transport = world.make_transport();
+    const auto groups = make_groups(transport, example.pipeline);
+    FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger);
+    ExecutorHooks hooks;
+    hooks.trace = [&](const Action& action, auto start, auto end) {
+      if (start <= end && start.time_since_epoch().count() > 0) traced[r].push_back(action);
+    };
+    Executor(engine, transport, groups, hooks).run(program.ranks[r]);
+  });
+  for (std::size_t r = 0; r < traced.size(); ++r) {
+    REQUIRE(traced[r].size() == program.ranks[r].size());
+    for (const Action& action : program.ranks[r]) {
+      CHECK(std::count(traced[r].begin(), traced[r].end(), action) == 1);
+    }
+  }
+}
