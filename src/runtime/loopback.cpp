@@ -23,10 +23,13 @@ std::string text(const Tag& tag) {
          std::to_string(tag.flow);
 }
 
-/// An operation and the transport that must be told of its end.
+/// An operation and the transport that must be told of its end, unless it has ended before: what was under way when a
+/// rank failed must not keep the transports, and through them itself, alive.
 struct Posted {
   std::shared_ptr<HostOperation> operation;
-  std::shared_ptr<LoopbackTransport> transport;
+  std::weak_ptr<LoopbackTransport> transport;
+
+  void complete(const std::string& error) const;
 };
 
 /// The memory that the transports of one context share.
@@ -73,7 +76,7 @@ class LoopbackTransport final : public HostTransport, public std::enable_shared_
  private:
   void group_made(GroupId group, const std::vector<Rank>& ranks) override { context_->group_made(group, ranks); }
   void post(std::shared_ptr<HostOperation> operation) override {
-    Posted posted{std::move(operation), shared_from_this()};
+    Posted posted{std::move(operation), weak_from_this()};
     if (posted.operation->kind == HostOperation::Kind::kReduce) {
       context_->sum(std::move(posted), rank());
     } else {
@@ -83,6 +86,10 @@ class LoopbackTransport final : public HostTransport, public std::enable_shared_
 
   std::shared_ptr<LoopbackContext> context_;
 };
+
+void Posted::complete(const std::string& error) const {
+  if (const auto alive = transport.lock()) alive->complete(*operation, error);
+}
 
 void LoopbackContext::group_made(GroupId group, const std::vector<Rank>& members) {
   const std::lock_guard lock(mutex_);
@@ -124,8 +131,8 @@ void LoopbackContext::hand_over(const Posted& send, const Posted& receive) {
   } else if (source.bytes > 0) {
     std::copy_n(source.data, source.bytes, target.data);
   }
-  send.transport->complete(*send.operation, error);
-  receive.transport->complete(*receive.operation, error);
+  send.complete(error);
+  receive.complete(error);
 }
 
 void LoopbackContext::sum(Posted posted, Rank self) {
@@ -176,7 +183,7 @@ void LoopbackContext::finish(const Sum& sum) {
       std::copy_n(total, first.buffer.bytes, sum.parts[i].operation->buffer.data);
     }
   }
-  for (const Posted& part : sum.parts) part.transport->complete(*part.operation, error);
+  for (const Posted& part : sum.parts) part.complete(error);
 }
 
 /// What the threads of one loopback world share.
