@@ -33,13 +33,10 @@ class CutTables {
     std::int64_t saved = 0;       ///< bytes of the largest share
   };
 
-  /// @throws InvalidArgument if there are more than 64 nodes @return nullopt if there are more than `max_tails` tails
+  /// @pre at most 64 nodes @return nullopt if there are more than `max_tails` tails
   [[nodiscard]] static std::optional<CutTables> make(const StepObjective& objective, std::size_t max_tails) {
     const auto& graph = objective.work().graph;
-    if (graph.node_count() > kMaskNodes) {
-      throw InvalidArgument("ExactStaging: " + std::to_string(graph.node_count()) + " nodes, at most " +
-                            std::to_string(kMaskNodes) + " are searched; put a coarsening policy in front");
-    }
+    AUTOPAR_ASSERT(graph.node_count() <= kMaskNodes, "a node mask holds 64 nodes");
     Graph<char, char> reversed;
     for (std::size_t i = 0; i < graph.node_count(); ++i) reversed.add_node();
     for (const EdgeId edge : graph.edges()) reversed.add_edge(graph.target(edge), graph.source(edge));

@@ -133,10 +133,11 @@ struct ExactStaging {
   int seeds = 24;                  ///< stagings that local search starts from
   int estimates = 400;             ///< of each local search
 
-  /// @throws InvalidArgument if the workload has more than 64 nodes
+  /// Workloads of more than 64 nodes are only started on, not searched; put a coarsening policy in front.
   [[nodiscard]] SearchResult search(const StepObjective& objective) const {
     SearchResult result{Candidates(objective.constraints().memory)};
     seed(objective, result);
+    if (objective.work().graph.node_count() > detail::kMaskNodes) return result;
     auto tables = detail::CutTables::make(objective, max_tails);
     if (!tables) return result;
     branch(objective, *tables, result);

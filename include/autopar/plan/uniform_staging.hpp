@@ -1,7 +1,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include <autopar/graph/algorithms/topological_order.hpp>
@@ -10,6 +12,9 @@
 namespace autopar {
 
 namespace detail {
+
+/// What a cut makes small: the slowest stage, or the one that needs the most memory.
+enum class CutGoal : std::uint8_t { kTime, kMemory };
 
 /// Cuts a topological order into consecutive stages with the smallest bottleneck (forward + backward of the largest
 /// share), among the cuts whose stages fit by themselves; if none fit, the smallest bottleneck of all.
@@ -38,10 +43,12 @@ class LinearCuts {
   }
 
   /// @return the best cut for these replicas, micro-batches and schedule; nothing if there are more stages than nodes
-  [[nodiscard]] std::optional<Staging> cut(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule) {
+  [[nodiscard]] std::optional<Staging> cut(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule,
+                                           CutGoal goal = CutGoal::kTime) const {
     if (replicas.size() > order_.size()) return std::nullopt;
     Staging staging{std::vector<int>(order_.size()), replicas, microbatches, schedule};
-    if (!fill(staging, true) && !fill(staging, false)) return std::nullopt;
+    if (goal == CutGoal::kTime && fill(staging, goal, true)) return staging;
+    if (!fill(staging, goal, false)) return std::nullopt;
     return staging;
   }
 
@@ -61,7 +68,7 @@ class LinearCuts {
     return out;
   }
 
-  bool fill(Staging& staging, bool must_fit) const {
+  bool fill(Staging& staging, CutGoal goal, bool must_fit) const {
     constexpr double kNever = std::numeric_limits<double>::infinity();
     const std::size_t n = order_.size(), stages = staging.replicas.size();
     std::vector<double> best(n + 1, kNever);
@@ -76,9 +83,10 @@ class LinearCuts {
       for (std::size_t j = s + 1; j + (stages - s - 1) <= n; ++j) {
         for (std::size_t i = s; i < j; ++i) {
           if (best[i] == kNever) continue;
-          const double bottleneck = std::max(best[i], total.time[j] - total.time[i]);
-          if (bottleneck >= next[j]) continue;
           const std::int64_t bytes = held_[i * (n + 1) + j] + (total.saved[j] - total.saved[i]) * in_flight;
+          const double own = goal == CutGoal::kTime ? total.time[j] - total.time[i] : static_cast<double>(bytes);
+          const double bottleneck = std::max(best[i], own);
+          if (bottleneck >= next[j]) continue;
           if (must_fit && bytes > objective_.constraints().memory.value()) continue;
           if (mixes_samples(i, j) && staging.replicas[s] > 1) continue;
           next[j] = bottleneck;

@@ -1,0 +1,254 @@
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/least_memory.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/refine.hpp>
+#include <autopar/plan/remedy.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/text.hpp>
+
+namespace autopar {
+
+/// The staging that a plan describes, for a graph of `nodes` nodes.
+/// @throws InvalidArgument unless the plan puts each node into one stage
+[[nodiscard]] inline Staging staging_of(const Plan& plan, std::size_t nodes) {
+  Staging staging{std::vector<int>(nodes, -1), {}, plan.microbatches, plan.schedule};
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    staging.replicas.push_back(static_cast<int>(plan.stages[s].ranks.size()));
+    for (const NodeId atom : plan.stages[s].atoms) {
+      if (atom.index() >= nodes || staging.stage_of[atom.index()] >= 0) {
+        throw InvalidArgument("the plan puts atom " + std::to_string(atom.value()) + " of " + std::to_string(nodes) +
+                              " into a second stage, or the model has no such atom");
+      }
+      staging.stage_of[atom.index()] = static_cast<int>(s);
+    }
+  }
+  if (std::find(staging.stage_of.begin(), staging.stage_of.end(), -1) != staging.stage_of.end()) {
+    throw InvalidArgument("the plan leaves out an atom of the model; it was made for another one");
+  }
+  return staging;
+}
+
+namespace detail {
+
+[[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
+  std::vector<int> replicas;
+  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
+  return replicas;
+}
+
+/// Turns what a search found into a plan that explains itself, or into an error that says what would fit.
+class PlanMaker {
+ public:
+  PlanMaker(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints)
+      : work_(work), cluster_(cluster), request_(request), constraints_(constraints),
+        objective_(work, cluster, constraints) {}
+
+  [[nodiscard]] Plan make(const Workload& coarse, const Partition& blocks, bool whole, SearchResult found) const {
+    if (!found.candidates.any_fits()) rescue(coarse, found);
+    Candidates fine(constraints_.memory);
+    std::size_t rank = 0;
+    for (Candidate& candidate : found.candidates.ranked()) {
+      Staging staging = expanded(candidate.staging, blocks);
+      if (!whole && rank++ < kRefined) {
+        staging = LocalSearch(objective_).improve(std::move(staging), kEstimates).first;
+        fine.offer({staging, objective_(staging)});
+      }
+      fine.offer({expanded(candidate.staging, blocks), std::move(candidate.terms)});
+    }
+    Plan plan = describe_best(fine);
+    add_proof(plan, found, whole, blocks.block_count());
+    return plan;
+  }
+
+ private:
+  static constexpr std::size_t kRefined = 4;  // of the best, if nodes were put together
+  static constexpr int kEstimates = 1500;
+
+  /// Nothing that was searched fits: the staging that needs least memory, or the error.
+  void rescue(const Workload& coarse, SearchResult& found) const {
+    const StepObjective objective(coarse, cluster_, constraints_);
+    const auto least = least_memory(objective);
+    if (!least) refuse_no_staging();
+    if (least->peak <= constraints_.memory) {
+      found.candidates.offer({least->staging, objective(least->staging)});
+      if (found.candidates.any_fits()) return;
+    }
+    const auto remedies = find_remedies(coarse, cluster_, request_, constraints_, least->peak);
+    throw InfeasiblePlan("no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
+                             " (memory_margin taken off): the plan that needs least, " +
+                             describe(least->staging.replicas, least->staging.microbatches, least->staging.schedule) +
+                             ", needs " + readable(least->peak) + " on each rank of stage " +
+                             std::to_string(least->stage.value()) + ", " + readable(least->peak - constraints_.memory) +
+                             " more than there is",
+                         least->stage, least->peak, constraints_.memory,
+                         describe(remedies, cluster_, request_, constraints_));
+  }
+
+  [[noreturn]] void refuse_no_staging() const {
+    for (const NodeId node : work_.graph.nodes()) {
+      const WorkNode& unit = work_.graph[node];
+      if (!unit.whole_batch) continue;
+      throw CaptureError(unit.name, unit.path,
+                         "mixes the samples of a batch, so its stage must have one replica, which stages = " +
+                             std::to_string(constraints_.stages) + " with replicas = " + listed(constraints_.replicas) +
+                             " do not allow; leave them to the planner");
+    }
+    throw InfeasiblePlan("no division into stages meets stages = " + std::to_string(constraints_.stages) +
+                         " and replicas = " + listed(constraints_.replicas) + "; leave them to the planner");
+  }
+
+  /// From blocks to the nodes of the work itself.
+  [[nodiscard]] static Staging expanded(const Staging& staging, const Partition& blocks) {
+    Staging fine = staging;
+    fine.stage_of.assign(blocks.node_count(), 0);
+    for (std::size_t node = 0; node < fine.stage_of.size(); ++node) {
+      fine.stage_of[node] = staging.stage_of[blocks.block_of(NodeId::of(node)).index()];
+    }
+    return fine;
+  }
+
+  [[nodiscard]] Plan describe_best(const Candidates& candidates) const {
+    const Candidate& best = candidates.best();
+    Plan plan;
+    plan.model = work_.hash;
+    plan.world = constraints_.world;
+    plan.batch = constraints_.batch;
+    plan.microbatches = best.staging.microbatches;
+    plan.schedule = best.staging.schedule;
+    plan.device = cluster_.device.name;
+    plan.device_memory = constraints_.memory;
+    plan.optimizer_state_factor = constraints_.optimizer_state_factor;
+    plan.step = best.terms.step;
+    plan.bubble = best.terms.bubble;
+    add_stages(plan, best);
+    add_runners_up(plan, candidates);
+    plan.binding = binding(candidates);
+    plan.notes = constraints_.notes;
+    add_idle_note(plan);
+    return plan;
+  }
+
+  void add_stages(Plan& plan, const Candidate& best) const {
+    const auto nodes = nodes_by_stage(best.staging);
+    for (std::size_t s = 0; s < nodes.size(); ++s) {
+      const StageTerms& terms = best.terms.stages[s];
+      StagePlan stage;
+      for (const NodeId node : nodes[s]) {
+        const WorkNode& unit = work_.graph[node];
+        stage.atoms.insert(stage.atoms.end(), unit.members.begin(), unit.members.end());
+        stage.parameters.insert(stage.parameters.end(), unit.parameters.begin(), unit.parameters.end());
+      }
+      std::sort(stage.atoms.begin(), stage.atoms.end());
+      std::sort(stage.parameters.begin(), stage.parameters.end());
+      stage.parameters.erase(std::unique(stage.parameters.begin(), stage.parameters.end()), stage.parameters.end());
+      stage.ranks = best.terms.ranks[s];
+      stage.parameter_bytes = terms.memory.parameters;
+      stage.forward = terms.forward;
+      stage.backward = terms.backward;
+      stage.communication = terms.communication;
+      stage.reduction = terms.reduction;
+      stage.peak_memory = terms.memory.total();
+      plan.stages.push_back(std::move(stage));
+    }
+  }
+
+  /// The next shapes, and always the one that everybody knows: one stage on all ranks.
+  void add_runners_up(Plan& plan, const Candidates& candidates) const {
+    const Candidate& best = candidates.best();
+    std::vector<Candidate> others = candidates.ranked();
+    std::erase_if(others, [&](const Candidate& c) { return c.staging.replicas == best.staging.replicas; });
+    const auto replicated = std::find_if(others.begin(), others.end(), [&](const Candidate& c) {
+      return c.staging.stages() == 1 && c.staging.ranks() == constraints_.world;
+    });
+    for (auto other = others.begin(); other != others.end(); ++other) {
+      const bool among_first = candidates.fits(*other) && plan.runners_up.size() < 3;
+      if (!among_first && other != replicated) continue;
+      plan.runners_up.push_back({describe(other->staging.replicas, other->staging.microbatches, other->staging.schedule),
+                                 candidates.fits(*other) ? why_slower(*other, best) : why_not(*other),
+                                 other->terms.step});
+    }
+  }
+
+  [[nodiscard]] std::string why_not(const Candidate& other) const {
+    return "does not fit: needs " + readable(StepObjective::peak(other.terms)) + " of " + readable(constraints_.memory) +
+           " a rank";
+  }
+
+  [[nodiscard]] static std::string why_slower(const Candidate& other, const Candidate& best) {
+    const double ratio = other.terms.step / best.terms.step;
+    if (ratio < 1.005) return "as fast, within 0.5 %";
+    const double computing = (other.terms.computing - best.terms.computing).value();
+    const double summing = (other.terms.summing - best.terms.summing).value();
+    const double waiting = (other.terms.step - other.terms.computing - best.terms.step + best.terms.computing).value();
+    std::string why;
+    if (computing >= std::max(summing, waiting)) {
+      why = "its busiest rank computes " + readable(other.terms.computing) + " instead of " + readable(best.terms.computing);
+    } else if (summing >= 0.5 * waiting) {
+      why = "gradient sums take " + readable(other.terms.summing) + " instead of " + readable(best.terms.summing);
+    } else {
+      why = "bubble " + percent(other.terms.bubble) + " instead of " + percent(best.terms.bubble);
+    }
+    return formatted("%.2f", ratio) + " x slower: " + why;
+  }
+
+  /// Memory if a faster shape does not fit; else the largest part of the average rank's step: computing,
+  /// what free links would save, or the rest, which is waiting for other stages.
+  [[nodiscard]] Binding binding(const Candidates& candidates) const {
+    const Candidate& best = candidates.best();
+    for (const Candidate& other : candidates.ranked()) {
+      if (!candidates.fits(other) && other.terms.step < best.terms.step) return Binding::kMemory;
+    }
+    Workload free_links = work_;
+    free_links.transfer = [](Bytes, Rank, Rank) { return Seconds{}; };
+    free_links.all_reduce = [](Bytes, std::span<const Rank>) { return Seconds{}; };
+    const StepTerms unhindered = StepObjective(free_links, cluster_, constraints_).evaluate(best.staging, best.terms.ranks);
+    const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
+    const double bubble = best.terms.bubble - links;
+    if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;
+    return links >= bubble ? Binding::kBandwidth : Binding::kBubble;
+  }
+
+  void add_idle_note(Plan& plan) const {
+    std::vector<bool> used(static_cast<std::size_t>(constraints_.world), false);
+    for (const auto& stage : plan.stages) {
+      for (const Rank rank : stage.ranks) used[rank.index()] = true;
+    }
+    std::vector<int> idle;
+    for (std::size_t r = 0; r < used.size(); ++r) {
+      if (!used[r]) idle.push_back(static_cast<int>(r));
+    }
+    if (!idle.empty()) {
+      plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) +
+                           (constraints_.replicas.empty() ? " idle: the plans found that use more are slower"
+                                                          : " idle: the replicas asked for leave them over"));
+    }
+  }
+
+  void add_proof(Plan& plan, const SearchResult& found, bool whole, std::size_t blocks) const {
+    const std::string scope = whole ? "" : " of " + std::to_string(blocks) + " blocks of operators";
+    if (found.proven) {
+      plan.notes.push_back("searched to the end: no plan" + scope + " has a shorter predicted step");
+    } else if (found.lower_bound > Seconds(0)) {
+      plan.notes.push_back("searched " + std::to_string(found.states) + " states, not to the end: no plan" + scope +
+                           " has a predicted step below " + readable(found.lower_bound));
+    }
+  }
+
+  const Workload& work_;
+  const Cluster& cluster_;
+  const PlanRequest& request_;
+  const Constraints& constraints_;
+  StepObjective objective_;
+};
+
+}  // namespace detail
+
+}  // namespace autopar

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/plan/coarsen/heavy_edge.hpp>
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/exact_staging.hpp>
+#include <autopar/plan/make_plan.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/workload.hpp>
+
+namespace autopar {
+
+/// Is told what a planner does, one line a phase. The plan does not depend on it.
+using PlanObserver = std::function<void(const std::string& phase)>;
+
+namespace detail {
+
+template <class Tag, class Policy>
+concept InCategory = std::same_as<typename Policy::policy_category, Tag>;
+
+/// The first policy of a category, or the default.
+template <class Tag, class Default, class... Policies>
+struct Pick {
+  using type = Default;
+};
+template <class Tag, class Default, class First, class... Rest>
+struct Pick<Tag, Default, First, Rest...> {
+  using type = typename std::conditional_t<InCategory<Tag, First>, std::type_identity<First>, Pick<Tag, Default, Rest...>>::type;
+};
+
+template <class Tag, class... Policies>
+inline constexpr int kInCategory = (0 + ... + (InCategory<Tag, Policies> ? 1 : 0));
+
+template <class Policy>
+concept KnownPolicy = InCategory<staging_policy_tag, Policy> || InCategory<coarsening_policy_tag, Policy>;
+
+}  // namespace detail
+
+/// Turns a graph, its costs, a cluster and options into a plan. Pure: no device, clock, file, log or global; the same
+/// input gives the same plan, byte for byte.
+///
+/// Policies come in any order, what is left out is the default: `Planner<>`, `Planner<UniformStaging>`,
+/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`.
+template <detail::KnownPolicy... Policies>
+class Planner {
+ public:
+  using StagingSearch = typename detail::Pick<staging_policy_tag, ExactStaging, Policies...>::type;
+  using Coarsening = typename detail::Pick<coarsening_policy_tag, HeavyEdge, Policies...>::type;
+  static_assert(detail::kInCategory<staging_policy_tag, Policies...> <= 1, "Planner: more than one staging policy");
+  static_assert(detail::kInCategory<coarsening_policy_tag, Policies...> <= 1, "Planner: more than one coarsening policy");
+  static_assert(StagingPolicy<StagingSearch>, "Planner: the staging policy does not model StagingPolicy");
+  static_assert(CoarseningPolicy<Coarsening>, "Planner: the coarsening policy does not model CoarseningPolicy");
+
+  StagingSearch staging{};
+  Coarsening coarsening{};
+  PlanObserver observer{};
+
+  /// A plan for a captured model, with costs from the cluster's peak rates.
+  /// @throws InvalidArgument if options contradict one another, the world, the model or the runtime
+  /// @throws CaptureError if a forced plan cannot run an operator exactly
+  /// @throws InfeasiblePlan if no plan fits the memory: the stage, the bytes, and the changes that fit
+  [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) const {
+    return plan(profile, RooflineCost(cluster), cluster, request);
+  }
+
+  /// The same with other costs.
+  template <CostModel<Graph<OpProfile, ValueProfile>> M>
+  [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
+                          const PlanRequest& request) const {
+    Plan result = plan_workload(make_workload(profile, costs), cluster, request);
+    for (StagePlan& stage : result.stages) {
+      for (const NodeId atom : stage.atoms) {
+        const auto& ops = profile.graph[atom].ops;
+        stage.ops.insert(stage.ops.end(), ops.begin(), ops.end());
+      }
+      std::sort(stage.ops.begin(), stage.ops.end());
+    }
+    return result;
+  }
+
+  /// A plan for any graph with a cost model of its own; `StagePlan::ops` stays empty.
+  template <BidirectionalGraph G, CostModel<G> M>
+  [[nodiscard]] Plan plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
+    return plan_workload(make_workload(graph, costs), cluster, request);
+  }
+
+ private:
+  [[nodiscard]] Plan plan_workload(const Workload& work, const Cluster& cluster, const PlanRequest& request) const {
+    const Constraints constraints = resolve(request, work, cluster);
+    const std::int64_t samples = std::max<std::int64_t>(1, constraints.batch / constraints.world);
+    Partition blocks = coarsening.coarsen(work, samples, std::max(1, constraints.stages));
+    observe("coarsened " + std::to_string(work.graph.node_count()) + " nodes to " + std::to_string(blocks.block_count()));
+    const bool whole = blocks.block_count() == work.graph.node_count();
+    if (whole) blocks = Partition::singletons(blocks.block_count());
+    const Workload coarse = whole ? work : contracted(work, blocks);
+    const StepObjective objective(coarse, cluster, constraints);
+    SearchResult found = staging.search(objective);
+    observe("searched " + std::to_string(found.states) + " states" + (found.proven ? ", all there are" : ""));
+    const detail::PlanMaker maker(work, cluster, request, constraints);
+    Plan result = maker.make(coarse, blocks, whole, std::move(found));
+    observe("planned " + describe(detail::replicas_of(result), result.microbatches, result.schedule));
+    return result;
+  }
+
+  void observe(const std::string& phase) const {
+    if (observer) observer(phase);
+  }
+};
+
+}  // namespace autopar
