@@ -57,6 +57,11 @@ std::vector<SizeExpr> fixed(c10::IntArrayRef sizes) {
   return result;
 }
 
+bool has_hooks(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && (!meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr);
+}
+
 bool makes_uninitialised(const std::string& op) {
   return op.rfind("aten::empty", 0) == 0 || op.rfind("aten::new_empty", 0) == 0;
 }
@@ -208,7 +213,7 @@ ValueId Tracer::add_state(ValueKind kind, const std::string& name, const at::Ten
     names.push_back({name, *known});
     return *known;
   }
-  if (!torch::autograd::impl::hooks(tensor).empty()) {
+  if (has_hooks(tensor)) {
     refuse("register_hook", name, "hooks on parameters and buffers would not run on the parts of a pipeline; "
            "change the gradients after backward instead");
   }
@@ -269,7 +274,7 @@ void Tracer::check_phantom(const at::Tensor& user, const at::Tensor& meta) const
            "operator. Register it as an operator with TORCH_LIBRARY and an Autograd kernel, or write it with operators");
   }
   if (phantom_tag(user) != nullptr) {
-    if (!torch::autograd::impl::hooks(user).empty()) {
+    if (has_hooks(user)) {
       refuse("register_hook", last_path_, "a hook on a tensor inside the model would not run when the model is replayed; "
              "use operators (for gradient scaling: x * s + (x * (1 - s)).detach())");
     }
