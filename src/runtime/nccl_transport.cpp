@@ -24,6 +24,8 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kWatchPeriod = 20ms;
+/// Destructors give the last messages this long to leave.
+constexpr auto kFlushLimit = 5s;
 
 struct NcclOperation final : Operation {
   NcclOperation(Rank self, std::string what, Buffer memory, Rank other)
@@ -73,6 +75,7 @@ class NcclTransport final : public TransportBackend {
     watch_.join();
     const DeviceGuard guard(device_);
     const std::lock_guard lock(mutex_);
+    if (!all_arrive()) abort_all();
     pairs_.clear();
     groups_.clear();
     in_flight_.clear();
@@ -287,13 +290,32 @@ class NcclTransport final : public TransportBackend {
         look_for_stalls();
       }
       if (health_->failed()) {
-        for (auto& [key, communicator] : pairs_) communicator->abort();
-        for (auto& communicator : groups_) {
-          if (communicator) communicator->abort();
-        }
+        abort_all();
         aborted = true;
       }
     }
+  }
+
+  /// Whether everything under way ends in time. The transport is ending: who has not waited for it does not need it.
+  [[nodiscard]] bool all_arrive() {
+    const auto deadline = Clock::now() + kFlushLimit;
+    while (!health_->failed() && Clock::now() < deadline) {
+      if (std::all_of(in_flight_.begin(), in_flight_.end(), [](const auto& each) { return each->event.passed(); })) {
+        return true;
+      }
+      std::this_thread::sleep_for(100us);
+    }
+    return false;
+  }
+
+  /// In one group, which tells all kernels to end before anything is freed: freeing waits for every kernel of the device.
+  void abort_all() noexcept {
+    ncclGroupStart();
+    for (auto& [key, communicator] : pairs_) communicator->abort();
+    for (auto& communicator : groups_) {
+      if (communicator) communicator->abort();
+    }
+    ncclGroupEnd();
   }
 
   void look_for_errors() {

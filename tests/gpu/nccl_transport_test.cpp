@@ -186,7 +186,9 @@ TEST_CASE("nccl: a failure frees a device that waits for a message") {
   if (processes.rank() == 0) {
     std::atomic<int> told{0};
     std::chrono::duration<double> waited{};
-    loopback::run(2, [&](World& world) {
+    WorldOptions options;
+    options.stall = {Seconds(5), Seconds(10)};
+    const auto body = [&](World& world) {
       const Stream stream(world.local_rank());
       AnyTransport transport = nccl(world, stream);
       transport.connect(all_pairs(2));
@@ -206,7 +208,8 @@ TEST_CASE("nccl: a failure frees a device that waits for a message") {
       } catch (const TransportError& error) {
         told += error.peer() == Rank(1) && std::string(error.what()).find("out of memory") != std::string::npos;
       }
-    });
+    };
+    loopback::run(2, body, options);
     REQUIRE(told == 1);
     REQUIRE(waited.count() < 5);
   }
