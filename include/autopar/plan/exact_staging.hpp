@@ -128,7 +128,7 @@ class BranchAndBound {
 /// @cost bounded by `max_states`, about a microsecond each
 struct ExactStaging {
   using policy_category = staging_policy_tag;
-  std::int64_t max_states = 1'500'000;
+  std::int64_t max_states = 3'000'000;
   std::size_t max_tails = 20'000;  ///< more cuts than this are not searched, only started from
   int seeds = 24;                  ///< stagings that local search starts from
   int estimates = 400;             ///< of each local search

@@ -1,0 +1,93 @@
+#include <autopar/plan/lower_bound.hpp>
+
+#include <catch_shim.hpp>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/plan/concepts.hpp>
+
+#include "random_models.hpp"
+
+using namespace autopar;
+using test::Dice;
+
+namespace {
+
+/// Any pipeline of the graph: random cuts of a random topological order.
+Staging random_staging(Dice& dice, const Workload& work, const Constraints& constraints) {
+  const int n = static_cast<int>(work.graph.node_count());
+  const int stages = dice(1, std::min(n, constraints.world));
+  Staging staging;
+  staging.stage_of.assign(static_cast<std::size_t>(n), 0);
+  std::vector<NodeId> order;
+  std::vector<bool> placed(static_cast<std::size_t>(n), false);
+  while (static_cast<int>(order.size()) < n) {
+    const NodeId node(dice(0, n - 1));
+    bool ready = !placed[node.index()];
+    for (const NodeId before : work.graph.predecessors(node)) ready = ready && placed[before.index()];
+    if (!ready) continue;
+    placed[node.index()] = true;
+    order.push_back(node);
+  }
+  for (int s = 0, at = 0; s < stages; ++s) {
+    const int end = s + 1 == stages ? n : dice(at + 1, n - (stages - s - 1));
+    for (; at < end; ++at) staging.stage_of[order[static_cast<std::size_t>(at)].index()] = s;
+    staging.replicas.push_back(1);
+  }
+  for (int spare = constraints.world - stages; spare > 0; --spare) {
+    if (dice.chance(60)) ++staging.replicas[static_cast<std::size_t>(dice(0, stages - 1))];
+  }
+  staging.microbatches = dice(1, 6);
+  staging.schedule = dice.chance(50) ? ScheduleKind::kGPipe : ScheduleKind::kOneFOneB;
+  return staging;
+}
+
+}  // namespace
+
+TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
+  double tightness = 0;
+  int stagings = 0;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    CAPTURE(seed);
+    Dice dice(seed + 70'000);
+    const ModelProfile model = test::random_model(dice, 9);
+    const Cluster cluster = test::small_cluster(dice(1, 6));
+    const RooflineCost cost(cluster);
+    const Workload work = make_workload(model, cost);
+    Constraints constraints;
+    constraints.world = cluster.devices;
+    constraints.batch = dice(1, 30);
+    constraints.memory = cluster.device.memory;
+    const StepObjective objective(work, cluster, constraints);
+    const Staging staging = random_staging(dice, work, constraints);
+    const double step = objective(staging).step.value();
+
+    auto tables = detail::CutTables::make(objective, 100'000);
+    REQUIRE(tables);
+    detail::LowerBound bound(*tables, objective, staging.microbatches, staging.schedule);
+    const double slack = 1 + 1e-9;
+    double before = bound({}, constraints.world);
+    REQUIRE(before <= step * slack);
+    NodeSet tail(work.graph.node_count());
+    DownsetId from = tables->tails().empty_set();
+    std::vector<detail::ChosenStage> chosen;
+    int used = 0;
+    const auto nodes = nodes_by_stage(staging);
+    for (std::size_t s = nodes.size(); s-- > 0;) {
+      detail::NodeMask mask = 0;
+      for (const NodeId node : nodes[s]) {
+        tail.insert(node);
+        mask |= detail::bit(node);
+      }
+      const auto to = tables->tails().find(tail);
+      REQUIRE(to);
+      chosen.push_back(bound.choose(from, *to, mask, staging.replicas[s], nodes.size() == 1, chosen));
+      used += staging.replicas[s];
+      from = *to;
+      before = bound(chosen, constraints.world - used);
+      REQUIRE(before <= step * slack);
+    }
+    tightness += step > 0 ? before / step : 1;
+    ++stagings;
+  }
+  CHECK(tightness / stagings > 0.6);  // a bound of 0 would be admissible too, and useless
+}
