@@ -1,0 +1,58 @@
+# Runs partition_a_graph (PROGRAM) on several numbers of boards and reads its table: each task stands in it once, a board
+# holds no more than its memory, more boards are not slower, and boards that are too small are refused with the remedy.
+set(tasks "decode left" "decode right" "denoise left" "denoise right" "rectify left" "rectify right" features
+  "stereo match" "filter depth" segment "optical flow" fuse render encode)
+
+# run(<result> <argument>...): the program's output; its failure is ours.
+function(run result)
+  execute_process(COMMAND ${PROGRAM} ${ARGN} OUTPUT_VARIABLE output ERROR_VARIABLE error RESULT_VARIABLE code)
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "partition_a_graph ${ARGN} ended with ${code}\n${output}${error}")
+  endif()
+  set(${result} "${output}" PARENT_SCOPE)
+endfunction()
+
+# check_table(<output> <memory>): prints nothing, ends the test where the table is wrong.
+function(check_table output memory)
+  string(REGEX MATCHALL "[^\n]+" lines "${output}")
+  set(held_tasks)
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^ +[0-9]+  [0-9,]+ +[0-9.]+ +([0-9]+)\\.[0-9]+  (.+)$")
+      if(CMAKE_MATCH_1 GREATER memory)
+        message(FATAL_ERROR "a board of ${memory} MiB holds ${CMAKE_MATCH_1} MiB:\n${output}")
+      endif()
+      string(REPLACE ", " ";" of_stage "${CMAKE_MATCH_2}")
+      list(APPEND held_tasks ${of_stage})
+    endif()
+  endforeach()
+  list(SORT held_tasks)
+  set(expected ${tasks})
+  list(SORT expected)
+  if(NOT held_tasks STREQUAL expected)
+    message(FATAL_ERROR "the stages hold '${held_tasks}', not each of '${expected}' once:\n${output}")
+  endif()
+endfunction()
+
+set(slower 0)
+foreach(boards IN ITEMS 3 4 8)
+  run(output ${boards} 64 800)
+  check_table("${output}" 800)
+  if(NOT output MATCHES "([0-9]+)\\.[0-9]+ frames/s")
+    message(FATAL_ERROR "no rate in\n${output}")
+  endif()
+  if(CMAKE_MATCH_1 LESS slower)
+    message(FATAL_ERROR "${boards} boards make ${CMAKE_MATCH_1} frames/s, fewer boards made ${slower}:\n${output}")
+  endif()
+  set(slower ${CMAKE_MATCH_1})
+endforeach()
+
+run(first 4 64 800)
+run(second 4 64 800)
+if(NOT first STREQUAL second)
+  message(FATAL_ERROR "two runs differ:\n${first}\n${second}")
+endif()
+
+execute_process(COMMAND ${PROGRAM} 4 64 200 OUTPUT_VARIABLE output ERROR_VARIABLE error RESULT_VARIABLE code)
+if(code EQUAL 0 OR NOT error MATCHES "^partition_a_graph: ")
+  message(FATAL_ERROR "boards of 200 MiB cannot hold the tables of 'segment', but: ${code}\n${output}${error}")
+endif()
