@@ -13,7 +13,8 @@ if(AUTOPAR_SANITIZE)
     "LSAN_OPTIONS=suppressions=${suppressions}/lsan.supp:print_suppressions=0"
     "TSAN_OPTIONS=suppressions=${suppressions}/tsan.supp:second_deadlock_stack=1"
     "ASAN_OPTIONS=detect_container_overflow=0"
-    "UBSAN_OPTIONS=print_stacktrace=1")
+    "UBSAN_OPTIONS=print_stacktrace=1"
+    UCX_MEM_EVENTS=n) # UCX's hook in madvise runs at a thread's end, when the sanitizer's state of it is gone
 endif()
 
 # autopar_has_nightly(<result> <file>...): whether one of the files has test cases tagged [.nightly].
