@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/runtime/world.hpp>
+#include <autopar/torch/optimizer_state.hpp>
+
+namespace autopar {
+
+/// A parameter or buffer and the ranks whose handle holds its data; the same list, in the same order, on all ranks.
+struct PlacedTensor {
+  std::string name;
+  at::Tensor handle;           ///< sizes and dtype are right everywhere, data only on holders
+  std::vector<Rank> holders;   ///< ascending, at least one; their data are equal
+};
+
+/// What a checkpoint says besides tensors.
+struct CheckpointInfo {
+  std::uint64_t seed = 0;   ///< of random draws
+  std::int64_t calls = 0;   ///< of the model so far
+};
+
+/// Writes `folder`/model.safetensors on rank 0: every tensor, the state of the optimizers and their learning rates.
+/// Rank 0 holds one tensor at a time. The file appears complete or not at all; every rank learns which.
+/// Collective; no micro-batch may be in flight.
+/// @throws CheckpointError on every rank when rank 0 cannot write
+void save_checkpoint(World& world, const std::filesystem::path& folder, const std::vector<PlacedTensor>& tensors,
+                     const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info);
+
+/// Reads what save_checkpoint wrote under any plan and number of ranks. Rank 0 reads and sends each tensor to its holders.
+/// Collective. Nothing is changed unless every name, size and element type fits.
+/// @throws CheckpointError on every rank, naming what is missing, unknown or of another size
+[[nodiscard]] CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder,
+                                             const std::vector<PlacedTensor>& tensors,
+                                             const std::vector<torch::optim::Optimizer*>& optimizers);
+
+/// Copies of all tensors on rank 0's CPU, in order; empty on other ranks. Collective.
+[[nodiscard]] std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTensor>& tensors);
+
+/// A copy of one tensor on every rank's CPU. Collective.
+[[nodiscard]] at::Tensor gather_tensor(World& world, const PlacedTensor& tensor);
+
+}  // namespace autopar

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace autopar {
+
+enum class OptimizerKind { kSgd, kAdam, kAdamW, kRmsProp, kAdagrad };
+
+/// @throws InvalidArgument naming the class of any other optimizer: its state is not known
+[[nodiscard]] OptimizerKind optimizer_kind(const torch::optim::Optimizer& optimizer);
+[[nodiscard]] const char* name_of(OptimizerKind kind);
+
+/// Bytes of optimizer state for each byte of a parameter, from the optimizer's options (the largest of its groups).
+[[nodiscard]] double state_factor(const torch::optim::Optimizer& optimizer);
+
+/// One tensor of a parameter's state; counters are int64 tensors without dimensions.
+using StateEntry = std::pair<std::string, at::Tensor>;
+
+/// Names of the state that `optimizer` keeps for a parameter once it has stepped, in a fixed order.
+[[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
+
+/// The state of one parameter; empty before its first step. Tensors are the optimizer's own, not copies.
+[[nodiscard]] std::vector<StateEntry> state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
+
+/// Replaces the state of one parameter. Takes the tensors over.
+/// @throws CheckpointError if the entries are not those of this kind of optimizer
+void set_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const std::vector<StateEntry>& entries);
+
+/// Learning rate of each parameter group.
+[[nodiscard]] std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer);
+void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates);
+
+}  // namespace autopar

@@ -1,0 +1,347 @@
+#include <autopar/torch/checkpoint.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <sstream>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/optim/optimizer.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/safetensors.hpp>
+#include <autopar/torch/engine/gradient_buckets.hpp>
+
+namespace autopar {
+
+namespace {
+
+constexpr const char* kFile = "model.safetensors";
+constexpr const char* kFormat = "1";
+
+/// A tensor of the file and where it lives.
+struct Row {
+  TensorEntry entry;
+  std::vector<Rank> holders;
+  std::function<at::Tensor()> read;                ///< on a holder
+  std::function<void(const at::Tensor&)> write;    ///< on a holder, with a CPU tensor
+};
+
+std::vector<std::int64_t> sizes_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+
+at::Tensor to_cpu(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return tensor.detach().to(at::kCPU).contiguous();
+}
+
+std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+bool holds(const std::vector<Rank>& holders, const World& world) {
+  return std::find(holders.begin(), holders.end(), world.rank_id()) != holders.end();
+}
+
+at::Tensor empty_for(const TensorEntry& entry, c10::ScalarType type) {
+  return at::empty(entry.shape, at::TensorOptions().dtype(type));
+}
+
+/// The optimizer that holds a parameter, if any.
+torch::optim::Optimizer* optimizer_of(const std::vector<torch::optim::Optimizer*>& optimizers, const at::Tensor& parameter) {
+  for (auto* optimizer : optimizers) {
+    for (const auto& group : optimizer->param_groups()) {
+      const auto same = [&](const at::Tensor& other) { return other.is_same(parameter); };
+      if (std::any_of(group.params().begin(), group.params().end(), same)) return optimizer;
+    }
+  }
+  return nullptr;
+}
+
+/// What rank `root` says, as text, on every rank.
+std::string tell(World& world, const std::string& text, Rank root, const char* action) {
+  const auto raw = std::as_bytes(std::span(text));
+  const auto blob = world.broadcast(Blob(raw.begin(), raw.end()), root, action);
+  return {reinterpret_cast<const char*>(blob.data()), blob.size()};
+}
+
+/// Throws on every rank what rank 0 met, if anything.
+void agree(World& world, const std::string& error, const char* action) {
+  const auto met = tell(world, error, Rank(0), action);
+  if (!met.empty()) throw CheckpointError(met);
+}
+
+/// Whether the first holder of each row has it (optimizer state exists after the first step only).
+std::vector<char> existing(World& world, const std::vector<Row>& rows) {
+  std::vector<std::int64_t> there(rows.size(), 0);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].holders.front() == world.rank_id() && rows[i].read().defined()) there[i] = 1;
+  }
+  world.all_reduce_sum(std::span(there), "list of a checkpoint's tensors");
+  return {there.begin(), there.end()};
+}
+
+std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors) {
+  std::vector<Row> rows;
+  for (const auto& tensor : tensors) {
+    const auto handle = tensor.handle;
+    rows.push_back({{"model." + tensor.name, dtype_of(handle.scalar_type()), sizes_of(handle)},
+                    tensor.holders,
+                    [handle] { return handle; },
+                    [handle](const at::Tensor& value) {
+                      const at::NoGradGuard no_grad;
+                      handle.detach().copy_(value);
+                    }});
+  }
+  return rows;
+}
+
+/// State waiting to be put into the optimizers once all of it has arrived.
+using ArrivedState = std::map<const c10::TensorImpl*, std::vector<StateEntry>>;
+
+std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
+                            const std::vector<torch::optim::Optimizer*>& optimizers,
+                            const std::shared_ptr<ArrivedState>& arrived) {
+  std::vector<Row> rows;
+  for (const auto& tensor : tensors) {
+    auto* optimizer = optimizer_of(optimizers, tensor.handle);
+    if (optimizer == nullptr) continue;
+    const auto handle = tensor.handle;
+    for (const auto& name : state_names(*optimizer, handle)) {
+      const bool is_counter = name == "step";
+      rows.push_back({{"optimizer." + tensor.name + "." + name, is_counter ? DType::kI64 : dtype_of(handle.scalar_type()),
+                       is_counter ? std::vector<std::int64_t>{} : sizes_of(handle)},
+                      tensor.holders,
+                      [optimizer, handle, name]() -> at::Tensor {
+                        for (auto& [key, value] : state_of(*optimizer, handle)) {
+                          if (key == name) return value;
+                        }
+                        return {};
+                      },
+                      [handle, name, is_counter, arrived](const at::Tensor& value) {
+                        (*arrived)[handle.unsafeGetTensorImpl()].emplace_back(
+                            name, is_counter ? value : value.to(handle.device()));
+                      }});
+    }
+  }
+  return rows;
+}
+
+std::vector<Row> all_rows(const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
+                          const std::shared_ptr<ArrivedState>& arrived) {
+  auto rows = model_rows(tensors);
+  for (auto& row : state_rows(tensors, optimizers, arrived)) rows.push_back(std::move(row));
+  return rows;
+}
+
+/// The row's data on rank 0; an undefined tensor elsewhere.
+at::Tensor to_root(World& world, const Row& row) {
+  const Rank from = row.holders.front();
+  const bool mine = from == world.rank_id();
+  at::Tensor data = mine ? to_cpu(row.read()) : at::Tensor();
+  if (from != Rank(0)) {
+    if (mine) world.send(bytes_of(data), Rank(0), row.entry.name);
+    if (world.rank() == 0) {
+      data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
+      world.receive(bytes_of(data), from, row.entry.name);
+    }
+  }
+  return world.rank() == 0 ? data : at::Tensor();
+}
+
+std::string numbers_text(const std::vector<double>& numbers) {
+  std::ostringstream out;
+  out.precision(17);
+  for (std::size_t i = 0; i < numbers.size(); ++i) out << (i == 0 ? "" : ",") << numbers[i];
+  return out.str();
+}
+
+std::vector<double> numbers_of(const std::string& text) {
+  std::vector<double> numbers;
+  std::istringstream items(text);
+  for (std::string item; std::getline(items, item, ',');) {
+    double number = 0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
+    if (error != std::errc() || end != item.data() + item.size()) {
+      throw CheckpointError("the checkpoint's learning rates are damaged: '" + text + "'");
+    }
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+std::map<std::string, std::string> metadata_of(const CheckpointInfo& info,
+                                               const std::vector<torch::optim::Optimizer*>& optimizers) {
+  std::map<std::string, std::string> out{{"autopar.format", kFormat},
+                                         {"autopar.seed", std::to_string(info.seed)},
+                                         {"autopar.calls", std::to_string(info.calls)}};
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    const auto key = "autopar.optimizer." + std::to_string(i);
+    out[key] = name_of(optimizer_kind(*optimizers[i]));
+    out[key + ".lr"] = numbers_text(learning_rates(*optimizers[i]));
+  }
+  return out;
+}
+
+std::string metadata_at(const SafetensorsReader& reader, const std::string& key) {
+  const auto found = reader.metadata().find(key);
+  if (found == reader.metadata().end()) throw CheckpointError("the file lacks '" + key + "': autopar did not write it");
+  return found->second;
+}
+
+/// Rank 0: what is wrong with the file for this model and these optimizers; empty if nothing.
+std::string mismatch(const SafetensorsReader& reader, const std::vector<Row>& rows,
+                     const std::vector<torch::optim::Optimizer*>& optimizers, bool has_state) {
+  if (metadata_at(reader, "autopar.format") != kFormat) return "it has another format version";
+  std::set<std::string> known;
+  for (const auto& row : rows) {
+    known.insert(row.entry.name);
+    const auto* entry = reader.find(row.entry.name);
+    const bool is_state = row.entry.name.starts_with("optimizer.");
+    if (entry == nullptr) {
+      if (is_state && !has_state) continue;
+      return "it lacks '" + row.entry.name + "'";
+    }
+    if (*entry == row.entry) continue;
+    std::ostringstream out;
+    out << '\'' << row.entry.name << "' is " << name_of(entry->dtype) << " with sizes " << at::IntArrayRef(entry->shape)
+        << ", the model has " << name_of(row.entry.dtype) << ' ' << at::IntArrayRef(row.entry.shape);
+    return out.str();
+  }
+  for (const auto& entry : reader.entries()) {
+    if (optimizers.empty() && entry.name.starts_with("optimizer.")) continue;
+    if (!known.contains(entry.name)) return "the model has no '" + entry.name + "'";
+  }
+  for (std::size_t i = 0; i < optimizers.size() && has_state; ++i) {
+    const auto kind = metadata_at(reader, "autopar.optimizer." + std::to_string(i));
+    const std::string mine = name_of(optimizer_kind(*optimizers[i]));
+    if (kind != mine) return "its optimizer " + std::to_string(i) + " is " + kind + ", this one is " + mine;
+  }
+  return {};
+}
+
+bool has_optimizer_state(const SafetensorsReader& reader) {
+  return std::any_of(reader.entries().begin(), reader.entries().end(),
+                     [](const auto& entry) { return entry.name.starts_with("optimizer."); });
+}
+
+/// Rank 0's data to every holder.
+void from_root(World& world, const SafetensorsReader* reader, const Row& row) {
+  at::Tensor data;
+  if (reader != nullptr) {
+    data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
+    reader->read(row.entry.name, bytes_of(data));
+    for (const auto holder : row.holders) {
+      if (holder != Rank(0)) world.send(bytes_of(data), holder, row.entry.name);
+    }
+  } else if (holds(row.holders, world)) {
+    data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
+    world.receive(bytes_of(data), Rank(0), row.entry.name);
+  }
+  if (holds(row.holders, world)) row.write(data);
+}
+
+}  // namespace
+
+void save_checkpoint(World& world, const std::filesystem::path& folder, const std::vector<PlacedTensor>& tensors,
+                     const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info) {
+  auto rows = all_rows(tensors, optimizers, std::make_shared<ArrivedState>());
+  const auto there = existing(world, rows);
+  std::vector<TensorEntry> entries;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (there[i] != 0) entries.push_back(rows[i].entry);
+  }
+  std::optional<SafetensorsWriter> writer;
+  std::string error;
+  const auto attempt = [&](const auto& body) {
+    if (world.rank() != 0 || !error.empty()) return;
+    try {
+      body();
+    } catch (const Error& met) {
+      error = met.what();
+    } catch (const std::filesystem::filesystem_error& met) {
+      error = met.what();
+    }
+  };
+  attempt([&] { writer.emplace(folder / kFile, entries, metadata_of(info, optimizers)); });
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (there[i] == 0) continue;
+    // Sent even when rank 0 can no longer write, so that both sides stay in step.
+    const auto data = to_root(world, rows[i]);
+    attempt([&] { writer->write(bytes_of(data)); });
+  }
+  attempt([&] { writer->commit(); });
+  agree(world, error, "end of a checkpoint");
+}
+
+CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder, const std::vector<PlacedTensor>& tensors,
+                               const std::vector<torch::optim::Optimizer*>& optimizers) {
+  const auto arrived = std::make_shared<ArrivedState>();
+  const auto rows = all_rows(tensors, optimizers, arrived);
+  std::optional<SafetensorsReader> reader;
+  std::string error;
+  std::string header;
+  if (world.rank() == 0) {
+    try {
+      reader.emplace(folder / kFile);
+      const bool has_state = has_optimizer_state(*reader);
+      error = mismatch(*reader, rows, optimizers, has_state);
+      std::ostringstream out;
+      out << metadata_at(*reader, "autopar.seed") << ' ' << metadata_at(*reader, "autopar.calls") << ' ' << has_state;
+      for (std::size_t i = 0; i < optimizers.size() && has_state; ++i) {
+        out << ' ' << metadata_at(*reader, "autopar.optimizer." + std::to_string(i) + ".lr");
+      }
+      header = out.str();
+    } catch (const CheckpointError& met) {
+      error = met.what();
+    }
+    if (!error.empty()) error = "cannot load " + (folder / kFile).string() + ": " + error;
+  }
+  agree(world, error, "header of a checkpoint");
+  std::istringstream fields(tell(world, header, Rank(0), "header of a checkpoint"));
+  CheckpointInfo info;
+  bool has_state = false;
+  fields >> info.seed >> info.calls >> has_state;
+  for (const auto& row : rows) {
+    if (!has_state && row.entry.name.starts_with("optimizer.")) continue;
+    from_root(world, reader ? &*reader : nullptr, row);
+  }
+  for (const auto& tensor : tensors) {
+    const auto found = arrived->find(tensor.handle.unsafeGetTensorImpl());
+    if (found != arrived->end()) set_state(*optimizer_of(optimizers, tensor.handle), tensor.handle, found->second);
+  }
+  for (std::size_t i = 0; i < optimizers.size() && has_state; ++i) {
+    std::string rates;
+    fields >> rates;
+    set_learning_rates(*optimizers[i], numbers_of(rates));
+  }
+  return info;
+}
+
+std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTensor>& tensors) {
+  std::vector<at::Tensor> out;
+  for (const auto& row : model_rows(tensors)) {
+    auto data = to_root(world, row);
+    if (world.rank() == 0) out.push_back(data.clone());
+  }
+  return out;
+}
+
+at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {
+  const auto rows = model_rows({tensor});
+  const Rank root = tensor.holders.front();
+  const bool mine = root == world.rank_id();
+  const auto data = mine ? to_cpu(rows[0].read()).clone() : empty_for(rows[0].entry, tensor.handle.scalar_type());
+  const auto raw = bytes_of(data);
+  const auto blob = world.broadcast(mine ? Blob(raw.begin(), raw.end()) : Blob(), root, "gather of " + tensor.name);
+  std::memcpy(data.data_ptr(), blob.data(), blob.size());
+  return data;
+}
+
+}  // namespace autopar

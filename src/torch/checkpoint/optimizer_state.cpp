@@ -1,0 +1,216 @@
+#include <autopar/torch/optimizer_state.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <typeinfo>
+
+#include <ATen/ops/full.h>
+#include <c10/util/Type.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <autopar/core/error.hpp>
+
+namespace autopar {
+
+namespace {
+
+namespace optim = torch::optim;
+
+at::Tensor counter(std::int64_t value) { return at::full({}, value, at::TensorOptions().dtype(at::kLong)); }
+
+/// One member of a state class: how it is read and written; a tensor that is undefined does not exist.
+template <class State>
+struct Entry {
+  const char* name;
+  std::function<at::Tensor(const State&)> read;
+  std::function<void(State&, const at::Tensor&)> write;
+};
+
+template <class State>
+Entry<State> tensor_entry(const char* name, const at::Tensor& (State::*read)() const, at::Tensor& (State::*write)()) {
+  return {name, [read](const State& state) { return (state.*read)(); },
+          [write](State& state, const at::Tensor& value) { (state.*write)() = value; }};
+}
+
+template <class State>
+Entry<State> step_entry() {
+  return {"step", [](const State& state) { return counter(state.step()); },
+          [](State& state, const at::Tensor& value) { state.step(value.item<std::int64_t>()); }};
+}
+
+#define AUTOPAR_TENSOR_ENTRY(State, member) tensor_entry<State>(#member, &State::member, &State::member)
+
+template <class State>
+const std::vector<Entry<State>>& entries();
+
+template <>
+const std::vector<Entry<optim::SGDParamState>>& entries() {
+  static const std::vector<Entry<optim::SGDParamState>> all{
+      AUTOPAR_TENSOR_ENTRY(optim::SGDParamState, momentum_buffer)};
+  return all;
+}
+template <>
+const std::vector<Entry<optim::AdamParamState>>& entries() {
+  static const std::vector<Entry<optim::AdamParamState>> all{
+      step_entry<optim::AdamParamState>(), AUTOPAR_TENSOR_ENTRY(optim::AdamParamState, exp_avg),
+      AUTOPAR_TENSOR_ENTRY(optim::AdamParamState, exp_avg_sq),
+      AUTOPAR_TENSOR_ENTRY(optim::AdamParamState, max_exp_avg_sq)};
+  return all;
+}
+template <>
+const std::vector<Entry<optim::AdamWParamState>>& entries() {
+  static const std::vector<Entry<optim::AdamWParamState>> all{
+      step_entry<optim::AdamWParamState>(), AUTOPAR_TENSOR_ENTRY(optim::AdamWParamState, exp_avg),
+      AUTOPAR_TENSOR_ENTRY(optim::AdamWParamState, exp_avg_sq),
+      AUTOPAR_TENSOR_ENTRY(optim::AdamWParamState, max_exp_avg_sq)};
+  return all;
+}
+template <>
+const std::vector<Entry<optim::RMSpropParamState>>& entries() {
+  static const std::vector<Entry<optim::RMSpropParamState>> all{
+      step_entry<optim::RMSpropParamState>(), AUTOPAR_TENSOR_ENTRY(optim::RMSpropParamState, square_avg),
+      AUTOPAR_TENSOR_ENTRY(optim::RMSpropParamState, momentum_buffer),
+      AUTOPAR_TENSOR_ENTRY(optim::RMSpropParamState, grad_avg)};
+  return all;
+}
+template <>
+const std::vector<Entry<optim::AdagradParamState>>& entries() {
+  static const std::vector<Entry<optim::AdagradParamState>> all{
+      step_entry<optim::AdagradParamState>(), AUTOPAR_TENSOR_ENTRY(optim::AdagradParamState, sum)};
+  return all;
+}
+
+#undef AUTOPAR_TENSOR_ENTRY
+
+/// Calls `body` with the state class of the optimizer as a null pointer of that type.
+template <class Body>
+auto with_state_class(const optim::Optimizer& optimizer, Body body) {
+  switch (optimizer_kind(optimizer)) {
+    case OptimizerKind::kSgd: return body(static_cast<optim::SGDParamState*>(nullptr));
+    case OptimizerKind::kAdam: return body(static_cast<optim::AdamParamState*>(nullptr));
+    case OptimizerKind::kAdamW: return body(static_cast<optim::AdamWParamState*>(nullptr));
+    case OptimizerKind::kRmsProp: return body(static_cast<optim::RMSpropParamState*>(nullptr));
+    case OptimizerKind::kAdagrad: break;
+  }
+  return body(static_cast<optim::AdagradParamState*>(nullptr));
+}
+
+const optim::OptimizerOptions& options_for(const optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  for (const auto& group : optimizer.param_groups()) {
+    const auto holds = [&](const at::Tensor& other) { return other.is_same(parameter); };
+    if (std::any_of(group.params().begin(), group.params().end(), holds)) return group.options();
+  }
+  throw InvalidArgument("the optimizer does not hold this parameter");
+}
+
+std::vector<std::string> names_under(OptimizerKind kind, const optim::OptimizerOptions& options) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      if (static_cast<const optim::SGDOptions&>(options).momentum() != 0) return {"momentum_buffer"};
+      return {};
+    case OptimizerKind::kAdam:
+      if (static_cast<const optim::AdamOptions&>(options).amsgrad()) return {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+      return {"step", "exp_avg", "exp_avg_sq"};
+    case OptimizerKind::kAdamW:
+      if (static_cast<const optim::AdamWOptions&>(options).amsgrad()) return {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+      return {"step", "exp_avg", "exp_avg_sq"};
+    case OptimizerKind::kRmsProp: {
+      std::vector<std::string> names{"step", "square_avg"};
+      const auto& rms = static_cast<const optim::RMSpropOptions&>(options);
+      if (rms.momentum() > 0) names.emplace_back("momentum_buffer");
+      if (rms.centered()) names.emplace_back("grad_avg");
+      return names;
+    }
+    case OptimizerKind::kAdagrad: break;
+  }
+  return {"step", "sum"};
+}
+
+}  // namespace
+
+OptimizerKind optimizer_kind(const optim::Optimizer& optimizer) {
+  if (dynamic_cast<const optim::SGD*>(&optimizer) != nullptr) return OptimizerKind::kSgd;
+  if (dynamic_cast<const optim::Adam*>(&optimizer) != nullptr) return OptimizerKind::kAdam;
+  if (dynamic_cast<const optim::AdamW*>(&optimizer) != nullptr) return OptimizerKind::kAdamW;
+  if (dynamic_cast<const optim::RMSprop*>(&optimizer) != nullptr) return OptimizerKind::kRmsProp;
+  if (dynamic_cast<const optim::Adagrad*>(&optimizer) != nullptr) return OptimizerKind::kAdagrad;
+  throw InvalidArgument("the optimizer " + c10::demangle(typeid(optimizer).name()) +
+                        " is not supported: its state is not known; use torch::optim::SGD, Adam, AdamW, RMSprop or Adagrad");
+}
+
+const char* name_of(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kSgd: return "SGD";
+    case OptimizerKind::kAdam: return "Adam";
+    case OptimizerKind::kAdamW: return "AdamW";
+    case OptimizerKind::kRmsProp: return "RMSprop";
+    case OptimizerKind::kAdagrad: break;
+  }
+  return "Adagrad";
+}
+
+double state_factor(const optim::Optimizer& optimizer) {
+  const auto kind = optimizer_kind(optimizer);
+  std::ptrdiff_t most = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    const auto names = names_under(kind, group.options());
+    most = std::max(most, std::count_if(names.begin(), names.end(), [](const auto& name) { return name != "step"; }));
+  }
+  return static_cast<double>(most);
+}
+
+std::vector<std::string> state_names(const optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  return names_under(optimizer_kind(optimizer), options_for(optimizer, parameter));
+}
+
+std::vector<StateEntry> state_of(optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+  if (found == optimizer.state().end()) return {};
+  return with_state_class(optimizer, [&]<class State>(State*) {
+    const auto& state = static_cast<const State&>(*found->second);
+    std::vector<StateEntry> out;
+    for (const auto& entry : entries<State>()) {
+      if (auto value = entry.read(state); value.defined()) out.emplace_back(entry.name, std::move(value));
+    }
+    return out;
+  });
+}
+
+void set_state(optim::Optimizer& optimizer, const at::Tensor& parameter, const std::vector<StateEntry>& given) {
+  with_state_class(optimizer, [&]<class State>(State*) {
+    auto state = std::make_unique<State>();
+    for (const auto& [name, value] : given) {
+      const auto& known = entries<State>();
+      const auto entry = std::find_if(known.begin(), known.end(), [&](const auto& each) { return name == each.name; });
+      if (entry == known.end()) {
+        throw CheckpointError(std::string("the optimizer state '") + name + "' is none of " +
+                              name_of(optimizer_kind(optimizer)) + "'s");
+      }
+      entry->write(*state, value);
+    }
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    return 0;
+  });
+}
+
+std::vector<double> learning_rates(const optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  return rates;
+}
+
+void set_learning_rates(optim::Optimizer& optimizer, const std::vector<double>& rates) {
+  auto& groups = optimizer.param_groups();
+  if (groups.size() != rates.size()) {
+    throw CheckpointError("the checkpoint's optimizer has " + std::to_string(rates.size()) + " parameter groups, this one " +
+                          std::to_string(groups.size()));
+  }
+  for (std::size_t i = 0; i < rates.size(); ++i) groups[i].options().set_lr(rates[i]);
+}
+
+}  // namespace autopar

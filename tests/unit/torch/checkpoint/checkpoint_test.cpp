@@ -1,0 +1,158 @@
+#include <autopar/torch/checkpoint.hpp>
+
+#include <catch_shim.hpp>
+
+#include <filesystem>
+
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+using namespace autopar;
+
+namespace {
+
+/// Two tensors on two ranks, the first on rank 0 and rank 1, the second on rank 1 only.
+struct Fixture {
+  std::vector<at::Tensor> tensors;
+  std::vector<PlacedTensor> placed;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+
+  Fixture(int rank, int ranks, double value, bool adam = true) {
+    const Rank last(ranks - 1);
+    tensors = {torch::full({2, 3}, value, torch::kDouble), torch::full({4}, value + 1)};
+    for (auto& tensor : tensors) tensor.set_requires_grad(true);
+    if (rank != last.value()) torch::NoGradGuard(), tensors[1].detach().fill_(-1);
+    std::vector<Rank> all;
+    for (int r = 0; r < ranks; ++r) all.emplace_back(r);
+    placed = {{"a", tensors[0], all}, {"b", tensors[1], {last}}};
+    if (adam) {
+      optimizer = std::make_unique<torch::optim::Adam>(tensors, torch::optim::AdamOptions(0.1).amsgrad(true));
+    } else {
+      optimizer = std::make_unique<torch::optim::SGD>(tensors, torch::optim::SGDOptions(0.1).momentum(0.9));
+    }
+  }
+  void step(int rank, int ranks) {
+    optimizer->zero_grad();
+    (tensors[0] * 2).sum().backward();
+    if (rank == ranks - 1) tensors[1].pow(2).sum().backward();
+    optimizer->step();
+  }
+};
+
+struct Folder {
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("autopar-checkpoint-" + std::to_string(::getpid()));
+  ~Folder() { std::filesystem::remove_all(path); }
+};
+
+}  // namespace
+
+TEST_CASE("state saved on two ranks goes on identically on one and three") {
+  const Folder folder;
+  std::vector<at::Tensor> after;
+  std::mutex mutex;
+  loopback::run(2, [&](World& world) {
+    Fixture fixture(world.rank(), 2, 5);
+    fixture.step(world.rank(), 2);
+    set_learning_rates(*fixture.optimizer, {0.05});
+    save_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()}, {7, 42});
+    fixture.step(world.rank(), 2);
+    const std::lock_guard lock(mutex);
+    if (world.rank() == 1) after = {fixture.tensors[0].detach().clone(), fixture.tensors[1].detach().clone()};
+  });
+  for (const int ranks : {1, 3}) {
+    loopback::run(ranks, [&](World& world) {
+      Fixture fixture(world.rank(), ranks, 100);
+      const auto info = load_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()});
+      fixture.step(world.rank(), ranks);
+      const auto gathered = gather_tensors(world, fixture.placed);
+      const auto second = gather_tensor(world, fixture.placed[1]);
+      const std::lock_guard lock(mutex);
+      CHECK(info.seed == 7);
+      CHECK(info.calls == 42);
+      CHECK(torch::equal(second, after[1]));
+      if (world.rank() != 0) return;
+      CHECK(torch::equal(gathered[0], after[0]));
+      CHECK(torch::equal(gathered[1], after[1]));
+    });
+  }
+}
+
+TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, and nothing changes") {
+  const Folder folder;
+  loopback::run(2, [&](World& world) {
+    Fixture fixture(world.rank(), 2, 5);
+    fixture.step(world.rank(), 2);
+    save_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()}, {});
+  });
+  std::mutex mutex;
+  const auto refused = [&](const std::string& part, const std::function<void(Fixture&)>& change, bool adam = true) {
+    loopback::run(2, [&](World& world) {
+      Fixture fixture(world.rank(), 2, 1, adam);
+      change(fixture);
+      std::string message;
+      try {
+        (void)load_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()});
+      } catch (const CheckpointError& error) {
+        message = error.what();
+      }
+      const std::lock_guard lock(mutex);
+      CAPTURE(message);
+      CHECK(message.find(part) != std::string::npos);
+      CHECK(fixture.tensors[0].detach().eq(1).all().item<bool>());
+    });
+  };
+  refused("lacks 'model.c'", [](Fixture& fixture) { fixture.placed[0].name = "c"; });
+  refused("the model has no 'model.b'", [](Fixture& fixture) { fixture.placed.pop_back(); });
+  refused("sizes [4]", [](Fixture& fixture) { fixture.placed[1].handle = torch::ones({5}); });
+  refused("momentum_buffer", [](Fixture&) {}, false);
+  std::filesystem::remove_all(folder.path);
+  refused("cannot open", [](Fixture&) {});
+}
+
+TEST_CASE("every supported optimizer's state is read and written") {
+  const auto check = [](auto make, double factor) {
+    const auto parameter = torch::ones({3}).set_requires_grad(true);
+    const auto other = torch::ones({3}).set_requires_grad(true);
+    auto first = make(std::vector<at::Tensor>{parameter});
+    auto second = make(std::vector<at::Tensor>{other});
+    CHECK(state_factor(first) == factor);
+    for (int k = 0; k < 2; ++k) {
+      first.zero_grad();
+      parameter.pow(3).sum().backward();
+      first.step();
+    }
+    std::vector<StateEntry> copies;
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : state_of(first, parameter)) {
+      copies.emplace_back(name, tensor.clone());
+      names.push_back(name);
+    }
+    CHECK(names == state_names(first, parameter));
+    set_state(second, other, copies);
+    {
+      torch::NoGradGuard no_grad;
+      other.copy_(parameter);
+    }
+    for (auto* optimizer : {&first, &second}) optimizer->zero_grad();
+    parameter.pow(3).sum().backward();
+    other.pow(3).sum().backward();
+    first.step();
+    second.step();
+    CHECK(torch::equal(parameter, other));
+    if (!copies.empty()) CHECK_THROWS_AS(set_state(second, other, {{"unknown", torch::ones({3})}}), CheckpointError);
+  };
+  using Tensors = std::vector<at::Tensor>;
+  namespace optim = torch::optim;
+  check([](Tensors t) { return optim::SGD(t, optim::SGDOptions(0.1)); }, 0);
+  check([](Tensors t) { return optim::SGD(t, optim::SGDOptions(0.1).momentum(0.9)); }, 1);
+  check([](Tensors t) { return optim::Adam(t, optim::AdamOptions(0.1)); }, 2);
+  check([](Tensors t) { return optim::AdamW(t, optim::AdamWOptions(0.1).amsgrad(true)); }, 3);
+  check([](Tensors t) { return optim::RMSprop(t, optim::RMSpropOptions(0.1).momentum(0.5).centered(true)); }, 3);
+  check([](Tensors t) { return optim::Adagrad(t, optim::AdagradOptions(0.1)); }, 1);
+  const auto parameter = torch::ones({3}).set_requires_grad(true);
+  const optim::LBFGS other({parameter});
+  CHECK_THROWS_AS(optimizer_kind(other), InvalidArgument);
+}
