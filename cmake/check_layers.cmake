@@ -80,6 +80,7 @@ macro(check_foreign_include)
   endif()
 endmacro()
 
+cmake_path(ABSOLUTE_PATH ROOT NORMALIZE)
 file(GLOB_RECURSE files RELATIVE "${ROOT}" "${ROOT}/include/autopar/*" "${ROOT}/src/*")
 list(FILTER files INCLUDE REGEX "\\.(hpp|cpp|h|ipp)$")
 if(NOT files)
