@@ -61,7 +61,8 @@ inline void add_random_groups(Pipeline& pipeline, Dice& dice) {
   const auto& others = pipeline.stages[static_cast<std::size_t>(b)];
   ranks.insert(ranks.end(), others.begin(), others.end());
   std::sort(ranks.begin(), ranks.end());
-  pipeline.groups.push_back({ranks, StageId::none(), dice.between(1, 2)});
+  const auto place = pipeline.groups.begin() + dice.below(static_cast<int>(pipeline.groups.size()) + 1);
+  pipeline.groups.insert(place, {ranks, StageId::none(), dice.between(1, 2)});
 }
 
 /// Ranks in any order, unequal replicas, idle ranks, skip channels of all kinds, ties, ragged and empty local batches,

@@ -76,13 +76,17 @@ TEST_CASE("messages delay the ramp, and hide behind computation once warm", "[sc
   CHECK(simulate(pipeline, gpipe, costs).step.value() > 8 * 4 * 2);
 }
 
-TEST_CASE("messages into one rank come one at a time", "[schedule]") {
+TEST_CASE("messages into and out of one rank come one at a time", "[schedule]") {
   Pipeline pipeline{.ranks = 5,
                     .stages = {{Rank(0), Rank(1), Rank(2), Rank(3)}, {Rank(4)}},
                     .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, false}},
                     .groups = {}};
   const auto program = make_program(pipeline, {{4, 0, 0, 0, 0}, 1}, GPipe{}, Phase::kForward);
   CHECK(simulate(pipeline, program, UnitCosts{.message_seconds = 1}).step.value() == Approx(1 + 4 + 1));
+
+  std::swap(pipeline.stages[0], pipeline.stages[1]);
+  const auto spread = make_program(pipeline, {{0, 0, 0, 0, 4}, 1}, GPipe{}, Phase::kForward);
+  CHECK(simulate(pipeline, spread, UnitCosts{.message_seconds = 1}).step.value() == Approx(1 + 4 + 1));
 }
 
 TEST_CASE("buckets are summed one after the other while the last backward fills them", "[schedule]") {

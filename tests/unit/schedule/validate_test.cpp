@@ -220,6 +220,14 @@ TEST_CASE("swapping two micro-batches on both sides of a link is rejected where 
   CHECK(!accepted(subject, subject.program));
 }
 
+TEST_CASE("buckets in another order are rejected even if all members agree on it", "[schedule]") {
+  const auto [pipeline, layout] = small_cases()[1];
+  auto program = make_program(pipeline, layout, GPipe{});
+  for (auto& actions : program.ranks) std::swap(actions[actions.size() - 2], actions[actions.size() - 1]);
+  CHECK_THROWS_WITH(validate(pipeline, layout, Phase::kStep, program),
+                    Catch::Matchers::ContainsSubstring("reduction of bucket 0 over group 0) is out of order"));
+}
+
 TEST_CASE("a fault names rank, position and action", "[schedule]") {
   using Catch::Matchers::ContainsSubstring;
   const auto [pipeline, layout] = small_cases()[2];
