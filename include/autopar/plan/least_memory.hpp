@@ -20,7 +20,7 @@ struct LeastMemory {
 
 namespace detail {
 
-/// Cuts a topological order into stages so that the largest stage memory (boundaries aside) is smallest.
+/// Cuts a topological order into stages so that the largest stage memory is smallest.
 class LeastMemoryCuts {
  public:
   explicit LeastMemoryCuts(const StepObjective& objective) : objective_(objective), cuts_(objective) {}
@@ -32,7 +32,7 @@ class LeastMemoryCuts {
     for (int stages = 1; stages <= std::min(constraints.world, nodes); ++stages) {
       if (constraints.stages > 0 && stages != constraints.stages) continue;
       for (const auto& replicas : replica_choices(stages)) {
-        for (const int microbatches : {constraints.microbatches.front(), constraints.microbatches.back()}) {
+        for (const int microbatches : microbatch_choices()) {
           auto staging = cuts_.cut(replicas, microbatches, least_in_flight(), CutGoal::kMemory);
           if (!staging || !meets(constraints, objective_.work(), *staging)) continue;
           const LeastMemory found = measured(std::move(*staging));
@@ -51,18 +51,44 @@ class LeastMemoryCuts {
     return found != allowed.end() ? *found : allowed.front();
   }
 
-  /// Replicas share activations, so using every rank is best; with operators that mix samples, single ones too.
+  /// Replicas share activations, so every rank is used: on a few ranks in every way, on many in the likely ones.
+  /// Operators that mix samples want single replicas.
   [[nodiscard]] std::vector<std::vector<int>> replica_choices(int stages) const {
     const Constraints& constraints = objective_.constraints();
     if (!constraints.replicas.empty()) return {constraints.replicas};
-    std::vector<std::vector<int>> choices{even_replicas(constraints.world, stages)};
-    choices.emplace_back(choices.front().rbegin(), choices.front().rend());
+    std::vector<std::vector<int>> choices;
+    std::vector<int> chosen;
+    if (constraints.world <= kFewRanks) {
+      add_all(choices, chosen, stages, constraints.world);
+    } else {
+      choices.push_back(even_replicas(constraints.world, stages));
+      choices.emplace_back(choices.front().rbegin(), choices.front().rend());
+      choices.emplace_back(static_cast<std::size_t>(stages), 1);
+      choices.back().front() += constraints.world - stages;  // the first stages hold the most micro-batches
+    }
     choices.emplace_back(static_cast<std::size_t>(stages), 1);
-    // The first stages hold the most micro-batches under 1F1B.
-    std::vector<int> first_heavy(static_cast<std::size_t>(stages), 1);
-    first_heavy.front() += constraints.world - stages;
-    choices.push_back(std::move(first_heavy));
     return choices;
+  }
+  static constexpr int kFewRanks = 8;
+
+  static void add_all(std::vector<std::vector<int>>& choices, std::vector<int>& chosen, int stages, int ranks) {
+    if (stages == 1) {
+      choices.push_back(chosen);
+      choices.back().push_back(ranks);
+      return;
+    }
+    for (int replicas = 1; replicas <= ranks - stages + 1; ++replicas) {
+      chosen.push_back(replicas);
+      add_all(choices, chosen, stages - 1, ranks - replicas);
+      chosen.pop_back();
+    }
+  }
+
+  /// More micro-batches make shares smaller; of few, fixed bytes are held less often.
+  [[nodiscard]] std::vector<int> microbatch_choices() const {
+    const auto& allowed = objective_.constraints().microbatches;
+    if (objective_.constraints().world <= kFewRanks) return allowed;
+    return {allowed.front(), allowed.back()};
   }
 
   [[nodiscard]] LeastMemory measured(Staging staging) const {
@@ -85,8 +111,8 @@ class LeastMemoryCuts {
 
 }  // namespace detail
 
-/// The staging that needs the least memory of those along one topological order with even replicas; nothing if the
-/// constraints leave no staging at all.
+/// The staging that needs the least memory of those along one topological order (on more than eight ranks: with even
+/// replicas); nothing if the constraints leave no staging at all.
 [[nodiscard]] inline std::optional<LeastMemory> least_memory(const StepObjective& objective) {
   return detail::LeastMemoryCuts(objective).best();
 }

@@ -14,7 +14,7 @@ namespace autopar {
 /// Changes of a request that does not fit, each of them enough by itself. Found by trying, not by rule of thumb.
 struct Remedies {
   std::optional<Bytes> device_memory;   ///< least Options::device_memory that fits
-  std::optional<int> world;             ///< least number of ranks, on a larger cluster of the same devices
+  std::optional<int> world;             ///< ranks on a larger cluster of the same devices; the least if it is near, else one that fits
   std::optional<int> stages;            ///< least number of stages, if stages were fixed
   std::optional<int> microbatches;      ///< least number of micro-batches, if more than allowed help
   std::optional<double> optimizer_state_factor;  ///< largest factor that fits
@@ -56,7 +56,6 @@ class RemedySearch {
     return Bytes(whole);
   }
 
-  /// Doubles until it fits, then halves the gap.
   [[nodiscard]] std::optional<int> least_world() const {
     const auto fits_on = [&](int world) {
       Cluster larger = cluster_;
@@ -66,17 +65,15 @@ class RemedySearch {
       more.world = world;
       return fits(more, larger);
     };
-    int low = constraints_.world, high = low;
-    do {
-      low = high;
-      high *= 2;
-      if (high > 16 * constraints_.world || high > 4096) return std::nullopt;
-    } while (!fits_on(high));
-    while (high - low > 1) {
-      const int middle = low + (high - low) / 2;
-      (fits_on(middle) ? high : low) = middle;
+    // Shares are rounded, so that one rank more may need more memory: near by, every number is tried.
+    const int near = std::min(2 * constraints_.world, constraints_.world + 16);
+    for (int world = constraints_.world + 1; world <= near; ++world) {
+      if (fits_on(world)) return world;
     }
-    return high;
+    for (int world = 2 * near; world <= std::min(16 * constraints_.world, 4096); world *= 2) {
+      if (fits_on(world)) return world;
+    }
+    return std::nullopt;
   }
 
   [[nodiscard]] std::optional<int> least_stages() const {

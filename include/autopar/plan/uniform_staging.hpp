@@ -40,6 +40,7 @@ class LinearCuts {
         held_[i * (n + 1) + j + 1] = held;
       }
     }
+    if (n <= kBoundaries) add_boundaries();
   }
 
   /// @return the best cut for these replicas, micro-batches and schedule; nothing if there are more stages than nodes
@@ -53,17 +54,57 @@ class LinearCuts {
   }
 
  private:
+  // Boundaries of all pairs take O(nodes^2 * edges); with more nodes they are small against what stages hold.
+  static constexpr std::size_t kBoundaries = 100;
+
   struct Sums {
     std::vector<double> time;
-    std::vector<std::int64_t> saved;
+    std::vector<std::int64_t> saved, workspace;  // workspace: of each node
   };
+  struct Boundary {
+    Affine in, out, gradients;  // values read and made, gradients both ways
+  };
+
+  /// What flows over the borders of the stage [begin, end), each value once a side.
+  void add_boundaries() {
+    const auto& work = objective_.work();
+    const std::size_t n = order_.size();
+    const auto position = positions_in(work.graph, order_);
+    boundary_.resize((n + 1) * (n + 1));
+    std::vector<std::int32_t> seen;
+    for (std::size_t begin = 0; begin < n; ++begin) {
+      for (std::size_t end = begin + 1; end <= n; ++end) {
+        Boundary& boundary = boundary_[begin * (n + 1) + end];
+        const auto inside = [&](NodeId node) { return position[node.index()] >= begin && position[node.index()] < end; };
+        seen.clear();
+        const auto add = [&](Affine& side, std::int32_t value, const Affine& bytes, bool differentiable) {
+          if (std::find(seen.begin(), seen.end(), value) != seen.end()) return;
+          seen.push_back(value);
+          side += bytes;
+          if (differentiable) boundary.gradients += bytes;
+        };
+        for (const auto& input : work.inputs) {
+          if (std::ranges::any_of(input.readers, inside)) add(boundary.in, input.value, input.bytes, input.differentiable);
+        }
+        for (const EdgeId edge : work.graph.edges()) {
+          const bool from = inside(work.graph.source(edge)), to = inside(work.graph.target(edge));
+          const ValueProfile& value = work.graph[edge];
+          if (from != to) add(from ? boundary.out : boundary.in, value.value, value.bytes, value.differentiable);
+        }
+        for (const auto& output : work.outputs) {
+          if (output.bytes.per_sample != 0 && inside(output.writer)) add(boundary.out, output.value, output.bytes, !work.loss_mode);
+        }
+      }
+    }
+  }
 
   [[nodiscard]] Sums sums(std::int64_t share) const {
     const auto& costs = objective_.work().node_costs(share);
-    Sums out{{0}, {0}};
+    Sums out{{0}, {0}, {}};
     for (const NodeId node : order_) {
       out.time.push_back(out.time.back() + (costs[node.index()].forward + costs[node.index()].backward).value());
       out.saved.push_back(out.saved.back() + costs[node.index()].saved.value());
+      out.workspace.push_back(costs[node.index()].workspace.value());
     }
     return out;
   }
@@ -81,9 +122,12 @@ class LinearCuts {
                                            staging.stages(), staging.microbatches);
       std::vector<double> next(n + 1, kNever);
       for (std::size_t j = s + 1; j + (stages - s - 1) <= n; ++j) {
-        for (std::size_t i = s; i < j; ++i) {
+        std::int64_t workspace = 0;
+        for (std::size_t i = j; i-- > s;) {
+          workspace = std::max(workspace, total.workspace[i]);
           if (best[i] == kNever) continue;
-          const std::int64_t bytes = held_[i * (n + 1) + j] + (total.saved[j] - total.saved[i]) * in_flight;
+          const std::int64_t bytes = held_[i * (n + 1) + j] + (total.saved[j] - total.saved[i]) * in_flight + workspace +
+                                     boundary_bytes(i, j, share, in_flight, staging.microbatches);
           const double own = goal == CutGoal::kTime ? total.time[j] - total.time[i] : static_cast<double>(bytes);
           const double bottleneck = std::max(best[i], own);
           if (bottleneck >= next[j]) continue;
@@ -102,6 +146,16 @@ class LinearCuts {
     return true;
   }
 
+  /// As predict_memory counts them.
+  [[nodiscard]] std::int64_t boundary_bytes(std::size_t begin, std::size_t end, std::int64_t share, int in_flight,
+                                            int microbatches) const {
+    if (boundary_.empty()) return 0;
+    const Boundary& boundary = boundary_[begin * (order_.size() + 1) + end];
+    return bytes_at(boundary.out, share).value() * std::min(microbatches, in_flight) +
+           bytes_at(boundary.in, share).value() * std::min(microbatches, in_flight + 1) +
+           bytes_at(boundary.gradients, share).value() * std::min(microbatches, 2);
+  }
+
   [[nodiscard]] bool mixes_samples(std::size_t begin, std::size_t end) const {
     return std::any_of(order_.begin() + static_cast<std::ptrdiff_t>(begin), order_.begin() + static_cast<std::ptrdiff_t>(end),
                        [&](NodeId node) { return objective_.work().graph[node].whole_batch; });
@@ -109,6 +163,7 @@ class LinearCuts {
 
   const StepObjective& objective_;
   std::vector<NodeId> order_;
+  std::vector<Boundary> boundary_;  // [begin * (n + 1) + end], empty if not counted
   std::vector<std::int64_t> held_;  // [begin * (n + 1) + end] parameters, gradients, states
 };
 
