@@ -46,7 +46,6 @@ SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const
   detail::Tracer tracer({.description = "it is a value inside the model while the model is captured",
                          .owner = {},
                          .constructing = false,
-                         .before_random = {},
                          .make_real = detail::materialise_constant});
   for (const auto& parameter : module.named_parameters()) {
     tracer.add_state(ValueKind::kParameter, parameter.key(), parameter.value());

@@ -1,8 +1,47 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include "torch/capture/tracer.hpp"
+
 namespace autopar::detail {
+
+/// Records operators on a module under construction, and runs those that a tensor depends on.
+class Construction : public OperatorSink, public std::enable_shared_from_this<Construction> {
+ public:
+  /// A construction that owns the phantoms it makes: they hold it weakly.
+  [[nodiscard]] static std::shared_ptr<Construction> make();
+
+  void record(const std::function<void()>& construct);
+  void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
+
+  void materialise(const std::vector<at::Tensor>& tensors);
+  [[nodiscard]] bool knows(const at::Tensor& tensor) { return tracer_ && tracer_->find(tensor).has_value(); }
+  [[nodiscard]] const at::Tensor& initial_state() const { return initial_state_; }
+  at::Tensor rebase(const at::Tensor& state);
+
+ private:
+  /// The generator before a random operator.
+  struct Draw {
+    at::Tensor state;
+    bool reseeded;  ///< not where the operator before left it: a manual_seed, or draws outside the construction
+  };
+
+  void note_draws(std::size_t first_new_op, const at::Tensor& state);
+  void advance(at::Generator& generator, const OpNode& node);
+  [[nodiscard]] std::vector<bool> needed_for(const std::vector<at::Tensor>& tensors);
+  [[nodiscard]] std::vector<at::Tensor> run(const std::vector<bool>& needed, const std::vector<at::Tensor>& wanted);
+
+  std::optional<Tracer> tracer_;
+  at::Tensor initial_state_, last_state_;
+  std::unordered_map<OpId, Draw> draws_;
+};
 
 /// Gives data to a phantom that a recorded construction made and nobody registered: a constant of the model.
 /// False if the tensor comes from elsewhere.

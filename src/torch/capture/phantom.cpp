@@ -24,8 +24,7 @@ PhantomTag* phantom_tag(const at::Tensor& tensor) {
 c10::Storage phantom_storage(std::size_t bytes, const std::string& description) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        at::DataPtr(nullptr, at::kCPU), nullptr, /*resizable=*/false);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_("autopar: there is no data to read here: " +
-                                                                description);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(no_data_message(description));
   return c10::Storage(std::move(storage));
 }
 
@@ -54,11 +53,14 @@ at::Tensor make_phantom(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requ
 bool is_phantom(const at::Tensor& tensor) { return detail::phantom_tag(tensor) != nullptr; }
 
 void describe_phantom(const at::Tensor& phantom, const std::string& description) {
-  auto* tag = detail::phantom_tag(phantom);
-  if (tag == nullptr) throw InvalidArgument("describe_phantom: the tensor has data, it is no phantom");
+  const auto* old = detail::phantom_tag(phantom);
+  if (old == nullptr) throw InvalidArgument("describe_phantom: the tensor has data, it is no phantom");
+  auto tag = c10::make_intrusive<detail::PhantomTag>();  // of its own: phantoms of one run share theirs
   tag->description = description;
+  tag->owner = old->owner;
+  phantom.unsafeGetTensorImpl()->set_backend_meta(std::move(tag));
   phantom.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
-      ->release_data_and_set_meta_custom_data_ptr_error_msg_("autopar: there is no data to read here: " + description);
+      ->release_data_and_set_meta_custom_data_ptr_error_msg_(detail::no_data_message(description));
 }
 
 void turn_into_phantom(at::Tensor& tensor, const std::string& description) {

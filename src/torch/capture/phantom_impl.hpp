@@ -29,6 +29,11 @@ struct PhantomTag : c10::BackendMeta {
 
 [[nodiscard]] PhantomTag* phantom_tag(const at::Tensor& tensor);
 
+/// What reading the data of a phantom says.
+[[nodiscard]] inline std::string no_data_message(const std::string& description) {
+  return "autopar: there is no data to read here: " + description;
+}
+
 /// Storage of `bytes` without memory; reading it throws with `description`.
 [[nodiscard]] c10::Storage phantom_storage(std::size_t bytes, const std::string& description);
 

@@ -283,6 +283,10 @@ void Tracer::check_phantom(const at::Tensor& user, const at::Tensor& meta) const
     }
   }
   if (user.requires_grad() != meta.requires_grad()) {
+    if (options_.constructing && meta.is_leaf()) {  // register_parameter
+      at::Tensor(meta).set_requires_grad(user.requires_grad());
+      return;
+    }
     refuse("requires_grad_", last_path_, "requires_grad was changed inside the forward; use detach(), or change it before "
            "the call");
   }
@@ -413,7 +417,6 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   call.node.grad_enabled = at::GradMode::is_enabled();
   collect_arguments(call);
   call.node.is_random = draws_random(op, call.node.args);
-  if (call.node.is_random && options_.before_random) options_.before_random(OpId::of(graph_.ops.size()));
   call.node.path = path_of(call);
   check_writes(call);
   run_on_twins(call);
@@ -668,6 +671,21 @@ void Tracer::record(Call& call) {
   graph_.ops.push_back(std::move(call.node));
 }
 
+void Tracer::release_raw_memory() {
+  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  std::vector<at::Tensor> holders;
+  for (const auto& [impl, twin] : twins_) {
+    if (!raw_.contains(twin.storage)) continue;
+    if (auto alive = twin.user.lock()) holders.emplace_back(std::move(alive));
+  }
+  for (const auto& holder : holders) take_raw_writes(holder);
+  for (auto& [impl, raw] : raw_) {
+    raw.storage.set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+    raw.storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(no_data_message(options_.description));
+  }
+  raw_.clear();
+}
+
 void Tracer::finish() {
   for (const auto& [impl, twin] : twins_) {
     auto alive = twin.user.lock();
@@ -702,7 +720,16 @@ std::shared_ptr<OperatorSink> owner_of(const torch::jit::Stack& stack, std::size
   return owner;
 }
 
+/// Asked by set_data, about types only.
+bool reads_types_only(const c10::OperatorHandle& op) {
+  return op.schema().name() == "aten::_has_compatible_shallow_copy_type";
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (reads_types_only(op)) {
+    const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+    return op.callBoxed(stack);
+  }
   if (current_sink != nullptr) return current_sink->handle(op, stack);
   std::string description;
   const auto owner = owner_of(*stack, stack->size() - op.schema().arguments().size(), &description);

@@ -32,10 +32,8 @@ class Tracer {
     std::string description;
     /// Owner of the phantoms' operators outside the run; none: they are refused.
     std::weak_ptr<OperatorSink> owner;
-    /// The model's state may be written (construction) and random state may change between operators.
+    /// A module is being constructed: anything may be written, and leaves may start to require a gradient.
     bool constructing = false;
-    /// Called before each random operator; construction watches the generator with it.
-    std::function<void(OpId)> before_random;
     /// Gives data to a phantom that is no parameter, buffer or argument (a plain member made by the constructor).
     /// Returns false if it cannot.
     std::function<bool(const at::Tensor&)> make_real;
@@ -57,6 +55,8 @@ class Tracer {
   [[nodiscard]] ValueId value_of(const at::Tensor& tensor);
   /// The value if the tensor is known.
   [[nodiscard]] std::optional<ValueId> find(const at::Tensor& tensor);
+  /// Frees the memory of small `empty` tensors; what was written there becomes part of the program.
+  void release_raw_memory();
   /// After the run: refuses what the phantoms kept (hooks, gradients).
   void finish();
 

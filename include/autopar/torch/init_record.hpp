@@ -1,0 +1,45 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace autopar {
+
+namespace detail {
+class Construction;
+}
+
+/// The construction of a module as a recording: its parameters and buffers are phantoms until somebody asks for their data.
+///
+/// Values are those of eager construction from the same state of the CPU generator, bit by bit, whichever tensors are
+/// materialised and in whatever order; and the default CPU generator is left as eager construction would leave it (skipping
+/// draws costs about half a nanosecond each). As long as the record lives, operators on its phantoms are recorded too, as
+/// in `model->apply(init)`; afterwards they are errors. Recording and materialising exclude one another between threads,
+/// because they share torch's default generator.
+class InitRecord {
+ public:
+  /// Runs `construct`, which makes and keeps the module.
+  /// @throws CaptureError  reading data, explicit generators, and random operators whose number of draws depends on data
+  [[nodiscard]] static InitRecord record(const std::function<void()>& construct);
+
+  /// Puts data behind the handles, on the CPU; every other handle to the same tensors sees it. Tensors that are no phantoms
+  /// are left alone. @throws InvalidArgument for a phantom that the recorded construction did not make
+  void materialise(const std::vector<at::Tensor>& tensors);
+
+  /// State of the default CPU generator when the construction began (at::Generator::get_state).
+  [[nodiscard]] const at::Tensor& generator_state() const;
+
+  /// As if construction had begun with this state: rank 0's. Operators after a manual_seed of their own keep it.
+  /// @return the state that eager construction would have left
+  at::Tensor rebase(const at::Tensor& generator_state);
+
+ private:
+  explicit InitRecord(std::shared_ptr<detail::Construction> construction);
+
+  std::shared_ptr<detail::Construction> construction_;
+};
+
+}  // namespace autopar

@@ -1,0 +1,74 @@
+#include "torch/capture/skip_draws.hpp"
+
+#include <mutex>
+#include <string>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+namespace autopar::detail {
+namespace {
+
+// Below this, kernels take other paths, and running the operator costs nothing.
+constexpr std::int64_t kSmall = 4096;
+constexpr std::uint64_t kNormalBlock = 16;
+
+std::uint32_t mix(std::uint32_t upper, std::uint32_t lower) {
+  const std::uint32_t y = (upper & 0x80000000U) | (lower & 0x7fffffffU);
+  return (y >> 1) ^ (-(lower & 1U) & 0x9908b0dfU);
+}
+
+/// One step of the Mersenne twister (Matsumoto and Nishimura 1998): all 624 words of state anew.
+void twist(std::uint32_t* state) {
+  constexpr int kWords = at::MERSENNE_STATE_N, kShift = at::MERSENNE_STATE_M;
+  for (int i = 0; i < kWords - kShift; ++i) state[i] = state[i + kShift] ^ mix(state[i], state[i + 1]);
+  for (int i = kWords - kShift; i < kWords - 1; ++i) state[i] = state[i + kShift - kWords] ^ mix(state[i], state[i + 1]);
+  state[kWords - 1] = state[kShift - 1] ^ mix(state[kWords - 1], state[0]);
+}
+
+bool is_contiguous(const ValueInfo& info) {
+  std::int64_t expected = 1;
+  for (std::size_t d = info.sizes.size(); d-- > 0;) {
+    if (info.strides[d].fixed != expected) return false;
+    expected *= info.sizes[d].fixed;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<std::uint64_t> plain_draws(const OpGraph& graph, const OpNode& node) {
+  const auto& name = node.op.schema().name();
+  const bool uniform = name == "aten::uniform_" || name == "aten::rand";
+  const bool normal = name == "aten::normal_" || name == "aten::randn";
+  if (!uniform && !normal) return std::nullopt;
+  const auto& info = graph.value(node.outputs.at(0).values.at(0));
+  const auto elements = info.elements(0);
+  const bool is_double = info.dtype == c10::kDouble;
+  if (elements < kSmall || !is_contiguous(info) || (!is_double && info.dtype != c10::kFloat)) return std::nullopt;
+  auto numbers = static_cast<std::uint64_t>(elements);
+  if (normal && numbers % kNormalBlock != 0) numbers += kNormalBlock;  // the last block is drawn again
+  return numbers * (is_double ? 2 : 1);
+}
+
+void skip_draws(at::Generator& generator, std::uint64_t count) {
+  const std::lock_guard lock(generator.mutex());
+  auto* cpu = at::check_generator<at::CPUGeneratorImpl>(generator);
+  auto engine = cpu->engine();
+  auto data = engine.data();
+  while (count > 0) {
+    const auto left = static_cast<std::uint64_t>(data.left_ - 1);  // a draw twists when `left_` would reach zero
+    if (count <= left) {
+      data.left_ -= static_cast<int>(count);
+      data.next_ += static_cast<std::uint32_t>(count);
+      break;
+    }
+    count -= left + 1;
+    twist(data.state_.data());
+    data.left_ = at::MERSENNE_STATE_N;
+    data.next_ = 1;
+  }
+  engine.set_data(data);
+  cpu->set_engine(engine);
+}
+
+}  // namespace autopar::detail

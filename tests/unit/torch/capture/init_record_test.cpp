@@ -1,0 +1,270 @@
+#include <autopar/torch/init_record.hpp>
+
+#include <thread>
+
+#include <ATen/Context.h>
+#include <torch/nn.h>
+#include <torch/utils.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/torch/phantom.hpp>
+#include <autopar/torch/replay.hpp>
+#include <catch_shim.hpp>
+
+#include "unit/torch/capture/models.hpp"
+
+namespace autopar::test {
+namespace {
+
+namespace nn = torch::nn;
+
+/// Every way of filling a parameter that libtorch's own layers and init functions use, and some users'.
+struct ManyInits : nn::Module {
+  nn::Linear linear{nullptr};
+  nn::Embedding embedding{nullptr};
+  nn::BatchNorm1d norm{nullptr};
+  nn::LSTM lstm{nullptr};
+  nn::GRU gru{nullptr};
+  nn::Conv2d conv{nullptr};
+  nn::MultiheadAttention attention{nullptr};
+  at::Tensor plain;
+
+  ManyInits() {
+    embedding = register_module("embedding", nn::Embedding(nn::EmbeddingOptions(5000, 7).padding_idx(3)));
+    linear = register_module("linear", nn::Linear(97, 129));
+    nn::init::orthogonal_(linear->weight);
+    norm = register_module("norm", nn::BatchNorm1d(33));
+    lstm = register_module("lstm", nn::LSTM(20, 30));
+    gru = register_module("gru", nn::GRU(nn::GRUOptions(5, 6).num_layers(2).bidirectional(true)));
+    conv = register_module("conv", nn::Conv2d(5, 77, 3));
+    nn::init::kaiming_normal_(conv->weight);
+    attention = register_module("attention", nn::MultiheadAttention(64, 4));
+    register_parameter("normal", torch::randn({3, 5}));
+    register_parameter("large", torch::randn({70, 70}) * 0.02 + torch::eye(70));
+    register_parameter("bernoulli", torch::empty({100, 63}).bernoulli_(0.3));
+    register_parameter("literal", torch::tensor({1.f, 2.f, 3.f}));
+    register_parameter("vector", torch::tensor(std::vector<float>{4.f, 5.f}));
+    register_parameter("permutation", torch::randperm(1000).to(torch::kFloat));
+    register_parameter("dirac", nn::init::dirac_(torch::empty({4, 4, 3})));
+    register_parameter("xavier", nn::init::xavier_normal_(torch::empty({100, 50}, torch::kDouble)));
+    register_parameter("uniform", torch::empty({80, 80}, torch::kDouble).uniform_(-1, 1));
+    register_buffer("waves", torch::sin(torch::arange(100).unsqueeze(1) * torch::exp(torch::arange(8) * -0.1)));
+    plain = torch::linspace(0, 1, 33);
+    const torch::NoGradGuard no_grad;
+    linear->bias.zero_();
+    named_parameters()["normal"][1].copy_(torch::ones(5));
+    embedding->weight.mul_(0.5);
+  }
+};
+
+struct Reseeded : nn::Module {
+  Reseeded() {
+    register_parameter("before", torch::randn({10}));
+    torch::manual_seed(123);
+    register_parameter("after", torch::randn({5000}));
+  }
+};
+
+std::vector<std::pair<std::string, at::Tensor>> state(const nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (const auto& item : module.named_parameters()) result.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+void require_same_state(const nn::Module& eager, const nn::Module& recorded) {
+  const auto a = state(eager), b = state(recorded);
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    INFO(a[i].first);
+    REQUIRE(a[i].first == b[i].first);
+    REQUIRE(a[i].second.requires_grad() == b[i].second.requires_grad());
+    REQUIRE(a[i].second.is_leaf() == b[i].second.is_leaf());
+    REQUIRE(a[i].second.strides() == b[i].second.strides());
+    REQUIRE(torch::equal(a[i].second, b[i].second));
+  }
+}
+
+template <class Make>
+void require_as_eager(Make make) {
+  torch::manual_seed(11);
+  auto eager = make();
+  const auto next = torch::rand({4});
+
+  torch::manual_seed(11);
+  decltype(make()) recorded;
+  auto record = InitRecord::record([&] { recorded = make(); });
+  REQUIRE(torch::equal(torch::rand({4}), next));
+
+  const auto handles = state(*recorded);
+  for (const auto& [name, tensor] : handles) REQUIRE(is_phantom(tensor));
+  // one by one, from the last to the first
+  for (auto item = handles.rbegin(); item != handles.rend(); ++item) {
+    const auto before = at::globalContext().defaultGenerator(at::kCPU).get_state();
+    record.materialise({item->second});
+    REQUIRE(torch::equal(before, at::globalContext().defaultGenerator(at::kCPU).get_state()));
+    REQUIRE_FALSE(is_phantom(item->second));
+  }
+  require_same_state(*eager, *recorded);
+
+  // from another generator, put right afterwards
+  torch::manual_seed(77);
+  decltype(make()) rebased;
+  auto second = InitRecord::record([&] { rebased = make(); });
+  const auto final_state = second.rebase(record.generator_state());
+  std::vector<at::Tensor> all;
+  for (const auto& item : state(*rebased)) all.push_back(item.second);
+  second.materialise(all);
+  require_same_state(*eager, *rebased);
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_state(final_state);
+  REQUIRE(torch::equal(torch::rand({4}), next));
+}
+
+}  // namespace
+
+TEST_CASE("A recorded construction gives the values of eager construction", "[init]") {
+  SECTION("many layers and initialisers") { require_as_eager([] { return std::make_shared<ManyInits>(); }); }
+  SECTION("ResNet") { require_as_eager([] { return std::make_shared<ResNet>(); }); }
+  SECTION("transformer") { require_as_eager([] { return std::make_shared<Transformer>(500, 12, 64, 4, 3); }); }
+  SECTION("a seed inside the constructor") { require_as_eager([] { return std::make_shared<Reseeded>(); }); }
+  SECTION("double") {
+    require_as_eager([] {
+      auto model = std::make_shared<Mlp>();
+      model->to(torch::kDouble);
+      return model;
+    });
+  }
+}
+
+TEST_CASE("Initialisation after the constructor is recorded too", "[init]") {
+  const auto init = [](nn::Module& module) {
+    const torch::NoGradGuard no_grad;
+    if (auto* linear = module.as<nn::Linear>()) {
+      nn::init::xavier_uniform_(linear->weight);
+      linear->weight.data().mul_(0.5);
+    }
+  };
+  torch::manual_seed(5);
+  auto eager = std::make_shared<Mlp>();
+  const auto between = torch::rand({3});
+  eager->apply(init);
+
+  torch::manual_seed(5);
+  std::shared_ptr<Mlp> recorded;
+  auto record = InitRecord::record([&] { recorded = std::make_shared<Mlp>(); });
+  REQUIRE(torch::equal(torch::rand({3}), between));
+  recorded->apply(init);
+  record.materialise(recorded->parameters());
+  require_same_state(*eager, *recorded);
+}
+
+TEST_CASE("A phantom says what it is when it is read", "[init]") {
+  using Catch::Matchers::Contains;
+  std::shared_ptr<Mlp> model;
+  {
+    auto record = InitRecord::record([&] { model = std::make_shared<Mlp>(); });
+    REQUIRE_THROWS_WITH(model->a->weight.data_ptr(), Contains("construction is only recorded"));
+    REQUIRE_THROWS_AS(model->a->weight.sum().item(), CaptureError);
+    describe_phantom(model->a->weight, "parameter 'a.weight' lives on rank 2; use gather(p)");
+  }
+  REQUIRE_THROWS_AS(model->a->weight.sum(), InvalidArgument);
+  REQUIRE_THROWS_WITH(model->a->weight.sum(), Contains("lives on rank 2; use gather(p)"));
+  REQUIRE_THROWS_WITH(model->a->weight.const_data_ptr(), Contains("lives on rank 2; use gather(p)"));
+  REQUIRE_THROWS_WITH(model->b->weight.sum(), !Contains("lives on rank 2"));
+  REQUIRE(model->a->weight.sizes() == at::IntArrayRef({64, 32}));
+  REQUIRE(model->a->weight.requires_grad());
+}
+
+TEST_CASE("A tensor turns into a phantom and back under the same handle", "[init]") {
+  nn::Linear layer(4, 4);
+  auto weight = layer->weight;
+  const auto data = weight.detach().clone();
+  weight.mutable_grad() = torch::ones({4, 4});
+  turn_into_phantom(weight, "it is elsewhere");
+  REQUIRE(is_phantom(layer->weight));
+  REQUIRE_FALSE(layer->weight.grad().defined());
+  REQUIRE_THROWS_AS(layer(torch::ones({1, 4})), InvalidArgument);
+  weight.set_data(data);
+  REQUIRE_FALSE(is_phantom(layer->weight));
+  layer(torch::ones({1, 4})).sum().backward();
+  REQUIRE(torch::equal(layer->weight.grad(), torch::ones({4, 4})));
+  REQUIRE_THROWS_AS(describe_phantom(weight, "x"), InvalidArgument);
+}
+
+TEST_CASE("A recorded model is captured, materialised and replayed as the eager one", "[init][replay]") {
+  torch::manual_seed(8);
+  auto eager = std::make_shared<Transformer>();
+  eager->eval();
+  std::shared_ptr<Transformer> model;
+  torch::manual_seed(8);
+  auto record = InitRecord::record([&] { model = std::make_shared<Transformer>(); });
+  model->eval();
+  const auto graph = capture_model(*model);
+  REQUIRE(is_phantom(model->tokens->weight));
+  REQUIRE(graph.hash() == capture_model(*eager).hash());
+  record.materialise(model->parameters());
+  const auto in = model->arguments(3);
+  Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+  auto environment = replayer.environment();
+  bind_state(graph, *model, environment);
+  for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
+  replayer.run(environment, {3, 3});
+  REQUIRE(torch::equal(environment[graph.outputs[0].index()], eager->run(in)[0]));
+}
+
+namespace {
+struct PlainMember : TestModel {
+  nn::Linear a{8, 8};
+  at::Tensor ramp;
+  PlainMember() {
+    register_module("a", a);
+    ramp = torch::linspace(0, 1, 8) * 2;
+  }
+  Tensors run(const Tensors& in) override { return {(a(in[0]) * ramp).sum()}; }
+  Tensors arguments(std::int64_t n) override { return {torch::randn({n, 8})}; }
+};
+}  // namespace
+
+TEST_CASE("A plain tensor member of a recorded model becomes a constant with its data", "[init]") {
+  std::shared_ptr<PlainMember> model;
+  auto record = InitRecord::record([&] { model = std::make_shared<PlainMember>(); });
+  const auto graph = capture_model(*model);
+  std::size_t constants = 0;
+  for (const auto& value : graph.values) {
+    if (value.kind != ValueKind::kConstant) continue;
+    ++constants;
+    REQUIRE(torch::equal(value.constant, torch::linspace(0, 1, 8) * 2));
+  }
+  REQUIRE(constants == 1);
+  REQUIRE(is_phantom(model->a->weight));
+}
+
+TEST_CASE("Several threads record and materialise at once", "[init]") {
+  torch::manual_seed(21);
+  auto eager = std::make_shared<Transformer>();
+  torch::manual_seed(21);
+  const auto start = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  std::vector<std::shared_ptr<Transformer>> models(4);
+  std::vector<std::thread> threads;
+  for (auto& model : models) {
+    threads.emplace_back([&model, &start] {
+      auto record = InitRecord::record([&] { model = std::make_shared<Transformer>(); });
+      record.rebase(start);
+      (void)capture_model(*model);
+      record.materialise(model->parameters());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& model : models) require_same_state(*eager, *model);
+}
+
+TEST_CASE("What a recorded construction cannot do is refused by name", "[init]") {
+  REQUIRE_THROWS_AS(InitRecord::record([] { (void)torch::randn({3}).sum().item<float>(); }), CaptureError);
+  REQUIRE_THROWS_AS(InitRecord::record([] { (void)torch::poisson(torch::ones({3})); }), CaptureError);
+  REQUIRE_THROWS_AS(InitRecord::record([] { torch::ones({3}).data_ptr<float>()[0] = 1; }), CaptureError);
+  auto record = InitRecord::record([] {});
+  REQUIRE_THROWS_AS(record.materialise({make_phantom({2}, at::kFloat, false, "made elsewhere")}), InvalidArgument);
+}
+
+}  // namespace autopar::test
