@@ -35,27 +35,46 @@ struct HeavyEdge {
   /// @param samples       the share at which nodes and values are weighed
   /// @param least_blocks  stages that the user asks for: no fewer blocks are left, if the graph has them
   [[nodiscard]] Partition coarsen(const Workload& work, std::int64_t samples, int least_blocks) const {
-    const auto most = static_cast<std::size_t>(std::max(max_blocks, least_blocks));
+    const auto fewest = static_cast<std::size_t>(std::max(1, least_blocks));
+    const auto most = std::max(fewest, static_cast<std::size_t>(max_blocks));
     std::vector<double> weight = weights(work, samples);
     Partition blocks = Partition::singletons(work.graph.node_count());
     const double whole = std::accumulate(weight.begin(), weight.end(), 0.0);
     double limit = 1.5 * whole / static_cast<double>(most);
     for (int rounds = 0; rounds < 200; ++rounds) {
       const auto graph = quotient(work.graph, blocks);
-      if (graph.node_count() <= std::max<std::size_t>(1, static_cast<std::size_t>(least_blocks))) return blocks;
+      if (graph.node_count() <= fewest) return blocks;
       if (graph.node_count() <= most && count_downsets(graph, max_tails)) return blocks;
       // The last level puts together no more than it must, so that blocks stay small.
       const std::size_t pairs = graph.node_count() > most ? graph.node_count() - most : graph.node_count();
-      const Partition merged = matched(work, graph, blocks, weight, samples, limit, pairs);
+      Partition merged = matched(work, graph, blocks, weight, samples, limit, pairs);
+      // Circles between pairs may have drawn too much together: fewer pairs make fewer circles.
+      for (std::size_t few = pairs / 2; few > 0 && merged.block_count() < fewest; few /= 2) {
+        merged = matched(work, graph, blocks, weight, samples, limit, few);
+      }
+      const bool useless = merged.block_count() == blocks.block_count() && limit > 2 * whole;
+      if (useless || merged.block_count() < fewest) merged = neighbours(blocks, graph);
       const bool stuck = merged.block_count() > most && merged.block_count() * 20 > blocks.block_count() * 19;
       if (stuck || merged.block_count() == blocks.block_count()) limit *= 1.5;  // blocks are full: let them grow
-      if (merged.block_count() >= static_cast<std::size_t>(std::max(1, least_blocks))) blocks = merged;
-      else return blocks;
+      if (merged.block_count() < fewest) return blocks;
+      blocks = std::move(merged);
     }
     return blocks;
   }
 
  private:
+  /// For blocks that no value joins: pairs that follow one another in a topological order, which closes no circle.
+  static Partition neighbours(const Partition& blocks, const QuotientGraph& graph) {
+    const auto order = topological_order(graph);
+    std::vector<BlockId> pair_of(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) pair_of[order[i].index()] = BlockId::of(i / 2);
+    std::vector<BlockId> block_of;
+    for (const NodeId node : id_range<NodeId>(blocks.node_count())) {
+      block_of.push_back(pair_of[blocks.block_of(node).index()]);
+    }
+    return Partition(std::move(block_of));
+  }
+
   /// Shares of the whole time and of the whole memory, added.
   static std::vector<double> weights(const Workload& work, std::int64_t samples) {
     const auto& costs = work.node_costs(samples);

@@ -1,0 +1,138 @@
+#include <autopar/plan/objective.hpp>
+
+#include <catch_shim.hpp>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/cost/weighted.hpp>
+#include <autopar/plan/estimate.hpp>
+
+#include "random_models.hpp"
+
+using namespace autopar;
+
+namespace {
+
+/// Four nodes of 1 s forward and 2 s backward a micro-batch, free links.
+struct Equal {
+  Graph<int, int> graph;
+  Cluster cluster = test::small_cluster(4);
+  Constraints constraints;
+
+  explicit Equal(int nodes) {
+    for (int i = 0; i < nodes; ++i) graph.add_node(i);
+    for (int i = 0; i + 1 < nodes; ++i) graph.add_edge(NodeId(i), NodeId(i + 1), i);
+    for (auto& level : cluster.levels) level.link = {Seconds(0), BytesPerSecond(1e30)};
+    constraints.world = 4;
+    constraints.batch = 64;
+    constraints.memory = Bytes(1'000'000);
+  }
+  auto cost() const {
+    return WeightedCost(
+        cluster, [](const auto&, NodeId, double) { return NodeCost{Seconds(1), Seconds(2), Bytes(10), Bytes(3)}; },
+        [](const auto&, EdgeId e) { return ValueProfile{e.value(), {1, 0}, true}; });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("equal stages take (microbatches + stages - 1) rounds, GPipe and 1F1B alike") {
+  const Equal equal(4);
+  const auto cost = equal.cost();
+  const Workload work = make_workload(equal.graph, cost);
+  const StepObjective objective(work, equal.cluster, equal.constraints);
+  QuickEstimate estimate(objective);
+  for (const int microbatches : {1, 2, 4, 8, 16}) {
+    for (const auto schedule : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB}) {
+      const Staging staging{{0, 1, 2, 3}, {1, 1, 1, 1}, microbatches, schedule};
+      const StepTerms terms = objective(staging);
+      CHECK(terms.step.value() == Approx(3.0 * (microbatches + 3)).epsilon(1e-9));
+      CHECK(terms.bubble == Approx(3.0 / (microbatches + 3)).epsilon(1e-9));
+      CHECK(estimate(staging) == Approx(terms.step.value()).epsilon(1e-9));
+    }
+  }
+}
+
+TEST_CASE("memory counts what the schedule keeps in flight") {
+  const Equal equal(4);
+  const auto cost = equal.cost();
+  const Workload work = make_workload(equal.graph, cost);
+  const StepObjective objective(work, equal.cluster, equal.constraints);
+  const auto saved = [&](ScheduleKind schedule) {
+    std::vector<std::int64_t> out;
+    for (const auto& stage : objective({{0, 1, 2, 3}, {1, 1, 1, 1}, 8, schedule}).stages) out.push_back(stage.memory.saved.value());
+    return out;
+  };
+  CHECK(saved(ScheduleKind::kGPipe) == std::vector<std::int64_t>{80, 80, 80, 80});
+  CHECK(saved(ScheduleKind::kOneFOneB) == std::vector<std::int64_t>{40, 30, 20, 10});
+}
+
+TEST_CASE("a stage holds parameters, two gradients, state, tied parameters in each stage") {
+  ModelProfile model = test::chain(3, 1e6, 1000, 40);
+  model.graph[NodeId(2)].parameters.push_back(ParameterId(0));  // tied to the first
+  model.parameters[1].trainable = false;
+  const Cluster cluster = test::small_cluster(3);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 3;
+  constraints.batch = 6;
+  constraints.optimizer_state_factor = 1.5;
+  const StepObjective objective(work, cluster, constraints);
+  const StepTerms terms = objective({{0, 1, 2}, {1, 1, 1}, 2, ScheduleKind::kOneFOneB});
+  const auto check = [&](std::size_t s, std::int64_t parameters, std::int64_t trainable) {
+    const StageMemory& memory = terms.stages[s].memory;
+    CHECK(memory.parameters == Bytes(parameters));
+    CHECK(memory.gradients == Bytes(2 * trainable));
+    CHECK(memory.optimizer == Bytes(trainable * 3 / 2));
+    CHECK(memory.workspace == Bytes(40 / 4 * 3 + 64));
+  };
+  check(0, 1000, 1000);
+  check(1, 1000, 0);
+  check(2, 2000, 2000);
+  // The tied parameter is summed over ranks 0 and 2, and nothing else is.
+  const SizedPipeline sized = make_pipeline(work, {{0, 1, 2}, {1, 1, 1}, 2, ScheduleKind::kOneFOneB}, terms.ranks, 3);
+  REQUIRE(sized.pipeline.groups.size() == 1);
+  CHECK(sized.pipeline.groups[0].ranks == std::vector<Rank>{Rank(0), Rank(2)});
+  CHECK_FALSE(sized.pipeline.groups[0].stage.valid());
+  CHECK(terms.stages[0].reduction > Seconds(0));
+  CHECK(terms.stages[1].reduction == Seconds(0));
+}
+
+TEST_CASE("a value read by two stages travels to both, and once to each") {
+  ModelProfile model = test::chain(3, 1e6, 1000, 40);
+  model.graph.add_edge(NodeId(0), NodeId(2), {0, {40, 0}, true});  // the value of 0 -> 1
+  model.graph.add_edge(NodeId(0), NodeId(2), {0, {40, 0}, true});
+  model.graph.add_edge(NodeId(0), NodeId(2), {77, {0, 8}, false});  // the same for all samples
+  const Cluster cluster = test::small_cluster(3);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  const Staging staging{{0, 1, 2}, {1, 1, 1}, 1, ScheduleKind::kGPipe};
+  const SizedPipeline sized = make_pipeline(work, staging, place(staging.replicas, Placement::kReplicasTogether), 3);
+  REQUIRE(sized.pipeline.channels.size() == 5);
+  CHECK(sized.pipeline.channels[0] == Channel{kSource, StageId(0), ChannelKind::kBatched, false});
+  CHECK(sized.pipeline.channels[1] == Channel{StageId(0), StageId(1), ChannelKind::kBatched, true});
+  CHECK(sized.pipeline.channels[2] == Channel{StageId(0), StageId(2), ChannelKind::kBatched, true});
+  CHECK(sized.channels[2].value == Affine{40, 0});
+  CHECK(sized.pipeline.channels[3] == Channel{StageId(0), StageId(2), ChannelKind::kReplicated, false});
+  CHECK(sized.channels[3].value == Affine{0, 8});
+  CHECK(sized.channels[3].gradient == Affine{});
+  CHECK(sized.pipeline.channels[4] == Channel{StageId(1), StageId(2), ChannelKind::kBatched, true});
+}
+
+TEST_CASE("heavy traffic stays inside a node") {
+  // Two nodes of two: large activations and small parameters want successive stages together, the reverse replicas.
+  ModelProfile model = test::chain(2, 1e6, 8, 40'000);
+  const Cluster cluster = test::small_cluster(4, Bytes(std::int64_t{1} << 40));
+  const RooflineCost cost(cluster);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  const Staging staging{{0, 1}, {2, 2}, 4, ScheduleKind::kOneFOneB};
+  const auto ranks_of_first = [&] {
+    const Workload work = make_workload(model, cost);
+    return StepObjective(work, cluster, constraints)(staging).ranks[0];
+  };
+  CHECK(ranks_of_first() == std::vector<Rank>{Rank(0), Rank(2)});
+  model = test::chain(2, 1e6, 10'000'000, 40);
+  CHECK(ranks_of_first() == std::vector<Rank>{Rank(0), Rank(1)});
+}

@@ -1,0 +1,81 @@
+#include <autopar/plan/request.hpp>
+
+#include <catch_shim.hpp>
+
+#include <autopar/cost/roofline.hpp>
+
+#include "random_models.hpp"
+
+using namespace autopar;
+
+namespace {
+
+const ModelProfile kModel = test::chain(4, 1e6, 1000, 400);
+
+Constraints resolved(Options options, int world = 4, std::int64_t batch = 32) {
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  PlanRequest request;
+  request.options = std::move(options);
+  request.world = world;
+  request.batch = batch;
+  return resolve(request, make_workload(kModel, cost), cluster);
+}
+
+void refused(Options options, std::initializer_list<std::string> parts, int world = 4, std::int64_t batch = 32) {
+  try {
+    (void)resolved(std::move(options), world, batch);
+    FAIL("accepted");
+  } catch (const InvalidArgument& error) {
+    CAPTURE(error.what());
+    for (const auto& part : parts) CHECK(std::string(error.what()).find(part) != std::string::npos);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("contradictions name both values") {
+  refused({.stages = 3, .replicas = {1, 1}}, {"stages = 3", "{1,1}"});
+  refused({.replicas = {2, 2, 1}}, {"{2,2,1}", "5 ranks", "world has 4"});
+  refused({.replicas = {2, 0}}, {"{2,0}", "at least one replica"});
+  refused({.stages = 5}, {"stages = 5", "world has 4"});
+  refused({.stages = 3}, {"stages = 3", "world has 2"}, 2);
+  refused({.microbatches = 8, .max_microbatches = 4}, {"microbatches = 8", "max_microbatches = 4"});
+  refused({.microbatches = 2, .min_microbatches = 4}, {"microbatches = 2", "min_microbatches = 4"});
+  refused({.min_microbatches = 9, .max_microbatches = 8}, {"min_microbatches = 9", "max_microbatches = 8"});
+  refused({}, {"world of 5", "4 devices"}, 5);
+  refused({}, {"batch of 0"}, 4, 0);
+}
+
+TEST_CASE("more stages than can be separated are refused") {
+  const ModelProfile two = test::chain(2, 1e6, 1000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  PlanRequest request;
+  request.options.stages = 3;
+  CHECK_THROWS_WITH(resolve(request, make_workload(two, cost), cluster), Catch::Contains("stages = 3") && Catch::Contains("only 2"));
+}
+
+TEST_CASE("what this version does not run is refused by name") {
+  refused({.tensor_parallel = 2}, {"tensor_parallel = 2", "not run by this version"});
+  refused({.zero = 1}, {"zero = 1", "not run by this version"});
+  refused({.schedule = "zb-h1"}, {"zb-h1", "'1f1b'"});
+  refused({.recompute = "full"}, {"recompute = full"});
+  refused({.precision = "bf16"}, {"precision = bf16"});
+  refused({.batch_norm = "sync"}, {"batch_norm = sync"});
+  refused({.memory_margin = 1.0}, {"memory_margin"});
+  refused({.optimizer_state_factor = -1}, {"optimizer_state_factor"});
+  refused({.device_memory = Bytes(-5)}, {"device_memory = -5"});
+}
+
+TEST_CASE("what is left open becomes candidates") {
+  const Constraints all = resolved({});
+  CHECK(all.microbatches == std::vector<int>{1, 2, 3, 4, 6, 8, 12, 16, 24, 32});
+  CHECK(all.schedules.size() == 2);
+  CHECK(all.stages == 0);
+  CHECK(resolved({.microbatches = 100}).microbatches == std::vector<int>{100});  // more than samples: allowed if forced
+  CHECK(resolved({.min_microbatches = 5, .max_microbatches = 7}).microbatches == std::vector<int>{5, 6, 7});
+  CHECK(resolved({.replicas = {1, 2}}).stages == 2);
+  CHECK(resolved({.device_memory = Bytes(1000), .memory_margin = 0.25}).memory == Bytes(750));
+  CHECK(resolved({}, 3, 8).local_batches() == std::vector<std::int64_t>{2, 3, 3});
+}
