@@ -22,6 +22,7 @@ enum class OpFamily : std::uint8_t {
   kSqueeze,
   kUnsqueeze,
   kExpand,
+  kBroadcastTensors,  ///< a list of tensors, expanded to one shape
   kSelect,
   kSlice,             ///< slice, narrow
   kSplit,             ///< chunk, split, unbind: lists of pieces along a dim

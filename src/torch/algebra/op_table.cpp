@@ -105,6 +105,7 @@ constexpr OpTraits kTable[] = {
     {"movedim", F::kPermute, C::kView}, {"moveaxis", F::kPermute, C::kView}, {"swapaxes", F::kPermute, C::kView},
     {"swapdims", F::kPermute, C::kView}, {"squeeze", F::kSqueeze, C::kView}, {"unsqueeze", F::kUnsqueeze, C::kView},
     {"expand", F::kExpand, C::kView}, {"expand_as", F::kExpand, C::kView}, {"broadcast_to", F::kExpand, C::kView},
+    {"broadcast_tensors", F::kBroadcastTensors, C::kView},
     {"select", F::kSelect, C::kView}, {"slice", F::kSlice, C::kView}, {"narrow", F::kSlice, C::kView},
     {"chunk", F::kSplit, C::kView}, {"split", F::kSplit, C::kView}, {"split_with_sizes", F::kSplit, C::kView},
     {"tensor_split", F::kSplit, C::kView}, {"unbind", F::kSplit, C::kView}, {"repeat", F::kRepeat},

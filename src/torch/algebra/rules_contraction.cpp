@@ -3,6 +3,7 @@
 #include <map>
 
 #include "torch/algebra/op_context.hpp"
+#include "torch/algebra/work.hpp"
 
 namespace autopar::algebra {
 namespace {
@@ -149,6 +150,22 @@ RuleResult type_linear(const OpContext& op) {
 }
 
 }  // namespace
+
+std::optional<Affine> einsum_volume(const OpContext& op) {
+  const auto product = einsum_of(op);
+  if (!product) return std::nullopt;
+  std::map<int, SizeExpr> size_of_label;
+  for (std::size_t k = 0; k < product->operands.size(); ++k) {
+    const auto& sizes = op.sizes(product->operands[k]);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      auto& known = size_of_label[product->labels[k][i]];
+      if (known == SizeExpr{} || known == SizeExpr{0, 1}) known = sizes[i];
+    }
+  }
+  Sizes volume;
+  for (const auto& [label, size] : size_of_label) volume.push_back(size);
+  return elements(volume) * 2;
+}
 
 RuleResult type_contraction_op(const OpContext& op) {
   if (op.traits().family == OpFamily::kLinear) return type_linear(op);

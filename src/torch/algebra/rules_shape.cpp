@@ -121,6 +121,14 @@ RuleResult type_expand(const OpContext& op) {
   return typed(op, type.at_dim(type.dim + static_cast<std::int64_t>(to.size()) - op.rank(self)));
 }
 
+RuleResult type_broadcast_tensors(const OpContext& op) {
+  const auto operands = op.tensors();
+  const auto rank = static_cast<std::int64_t>(op.result_sizes().size());
+  const auto shared = broadcast(op, operands, rank);
+  if (!shared || !shared->is_batched()) return RuleResult::mixes("its operands have samples in different dims");
+  return typed(op, *shared);
+}
+
 RuleResult type_select(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);
@@ -320,6 +328,7 @@ RuleResult type_shape_op(const OpContext& op) {
     case OpFamily::kSqueeze: return type_squeeze(op);
     case OpFamily::kUnsqueeze: return type_unsqueeze(op);
     case OpFamily::kExpand: return type_expand(op);
+    case OpFamily::kBroadcastTensors: return type_broadcast_tensors(op);
     case OpFamily::kSelect: return type_select(op);
     case OpFamily::kSlice: return type_slice(op);
     case OpFamily::kSplit: return type_split(op);

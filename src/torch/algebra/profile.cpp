@@ -1,0 +1,275 @@
+#include <autopar/torch/profile.hpp>
+
+#include <algorithm>
+#include <bit>
+
+#include "torch/algebra/work.hpp"
+
+namespace autopar {
+namespace {
+
+using algebra::OpContext;
+
+/// FNV-1a over numbers and text.
+class StructureHash {
+ public:
+  void add(std::uint64_t number) {
+    for (int i = 0; i < 8; ++i) byte(static_cast<unsigned char>(number >> (8 * i)));
+  }
+  void add(std::string_view text) {
+    for (const char c : text) byte(static_cast<unsigned char>(c));
+    byte(0);
+  }
+  void add(const std::vector<SizeExpr>& sizes) {
+    add(sizes.size());
+    for (const auto size : sizes) {
+      add(static_cast<std::uint64_t>(size.per_sample));
+      add(static_cast<std::uint64_t>(size.fixed));
+    }
+  }
+  void add(const c10::IValue& value) {
+    if (value.isInt()) add(static_cast<std::uint64_t>(value.toInt()));
+    else if (value.isBool()) add(std::uint64_t{value.toBool()});
+    else if (value.isDouble()) add(std::bit_cast<std::uint64_t>(value.toDouble()));
+    else if (value.isString()) add(std::string_view(value.toStringRef()));
+    else if (value.isIntList()) for (const auto element : value.toIntVector()) add(static_cast<std::uint64_t>(element));
+    else add(std::string_view(value.isNone() ? "none" : "other"));
+  }
+  [[nodiscard]] std::uint64_t value() const { return state_; }
+
+ private:
+  void byte(unsigned char value) { state_ = (state_ ^ value) * 0x100000001b3ULL; }
+  std::uint64_t state_ = 0xcbf29ce484222325ULL;
+};
+
+class Profiler {
+ public:
+  Profiler(const OpGraph& graph, const BatchPlan& plan) : graph_(graph), plan_(plan) {}
+
+  GraphProfile run() && {
+    profile_.atoms = partition_into_atoms(graph_, plan_);
+    list_parameters();
+    creator_.assign(static_cast<std::size_t>(graph_.storage_count), NodeId::none());
+    kept_.assign(static_cast<std::size_t>(graph_.storage_count), false);
+    for (const auto& ops : profile_.atoms.atoms) add_atom(ops);
+    for (const auto& ops : profile_.atoms.atoms) add_saved(ops);
+    add_edges();
+    add_inputs();
+    add_outputs();
+    model().loss_mode = plan_.loss_mode;
+    model().hash = graph_.hash();
+    return std::move(profile_);
+  }
+
+ private:
+  ModelProfile& model() { return profile_.model; }
+  [[nodiscard]] OpContext context(OpId id) const { return {graph_, plan_.values, options_, id}; }
+
+  void list_parameters() {
+    profile_.parameter_ids.assign(graph_.values.size(), ParameterId::none());
+    const auto list = [&](const std::vector<NamedValue>& names, bool parameters) {
+      for (const auto& named : names) {
+        auto& id = profile_.parameter_ids[named.value.index()];
+        if (id.valid()) continue;
+        id = ParameterId::of(profile_.parameter_values.size());
+        profile_.parameter_values.push_back(named.value);
+        const auto bytes = algebra::bytes_of(graph_, named.value);
+        model().parameters.push_back({named.name, Bytes(static_cast<std::int64_t>(bytes.fixed)),
+                                      parameters && graph_.value(named.value).requires_grad});
+      }
+    };
+    list(graph_.parameters, true);
+    list(graph_.buffers, false);
+  }
+
+  void add_atom(const std::vector<OpId>& ops) {
+    OpProfile atom;
+    atom.name = graph_.name(heaviest(ops));
+    atom.path = graph_.op(heaviest(ops)).path;
+    StructureHash structure;
+    for (const auto id : ops) {
+      const auto op = context(id);
+      add_work(atom, algebra::work_of(op));
+      add_workspace(atom, op);
+      add_structure(structure, op, ops);
+      atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
+      atom.ops.push_back(id.value());
+      for (const auto value : op.tensors()) {
+        if (const auto parameter = profile_.parameter_ids[value.index()]; parameter.valid() && !plan_.is_prologue(value)) {
+          atom.parameters.push_back(parameter);
+        }
+      }
+      for (const auto value : op.results()) {
+        const auto storage = graph_.value(value).storage;
+        if (storage.valid() && !creator_[storage.index()].valid()) {
+          creator_[storage.index()] = NodeId::of(model().graph.node_count());
+        }
+      }
+    }
+    std::sort(atom.parameters.begin(), atom.parameters.end());
+    atom.parameters.erase(std::unique(atom.parameters.begin(), atom.parameters.end()), atom.parameters.end());
+    atom.structure = structure.value();
+    model().graph.add_node(std::move(atom));
+  }
+
+  /// The op that an atom is named after: the one with most work, the first of equals.
+  [[nodiscard]] OpId heaviest(const std::vector<OpId>& ops) const {
+    OpId best = ops.front();
+    double most = -1;
+    for (const auto id : ops) {
+      const auto work = algebra::work_of(context(id)).forward;
+      const double weight = work.flops.at(1) + work.bytes.at(1);
+      if (weight <= most) continue;
+      most = weight;
+      best = id;
+    }
+    return best;
+  }
+
+  static void add_work(OpProfile& atom, const WorkItem& item) {
+    if (item.forward == Work{} && item.backward == Work{}) return;
+    for (auto& known : atom.work) {
+      if (known.op_class != item.op_class || known.dtype != item.dtype) continue;
+      known.forward += item.forward;
+      known.backward += item.backward;
+      return;
+    }
+    atom.work.push_back(item);
+  }
+
+  // While an op runs its results exist beside what is kept; in its backward, their gradients and those of its operands.
+  void add_workspace(OpProfile& atom, const OpContext& op) const {
+    if (op.traits().op_class == OpClass::kView) return;
+    Affine results, gradients;
+    for (const auto value : op.results()) {
+      results += algebra::bytes_of(graph_, value);
+      if (graph_.value(value).requires_grad) gradients += algebra::bytes_of(graph_, value);
+    }
+    if (algebra::is_differentiable(op)) {
+      for (const auto value : op.tensors()) {
+        if (graph_.value(value).requires_grad) gradients += algebra::bytes_of(graph_, value);
+      }
+    }
+    for (const auto& need : {results, gradients}) {
+      atom.workspace.per_sample = std::max(atom.workspace.per_sample, need.per_sample);
+      atom.workspace.fixed = std::max(atom.workspace.fixed, need.fixed);
+    }
+  }
+
+  void add_structure(StructureHash& hash, const OpContext& op, const std::vector<OpId>& ops) const {
+    hash.add(std::string_view(graph_.name(op.id())));
+    hash.add(std::string_view(op.overload()));
+    for (const auto& argument : op.node().args) hash.add(argument);
+    for (const auto& integer : op.node().integers) {
+      hash.add(static_cast<std::uint64_t>(integer.expr.per_sample));
+      hash.add(static_cast<std::uint64_t>(integer.expr.fixed));
+    }
+    for (const auto value : op.tensors()) {
+      const auto& info = graph_.value(value);
+      const auto made = std::lower_bound(ops.begin(), ops.end(), info.definer);
+      const bool inside = info.definer.valid() && made != ops.end() && *made == info.definer;
+      hash.add(inside ? static_cast<std::uint64_t>(made - ops.begin()) : ~std::uint64_t{0});
+      hash.add(static_cast<std::uint64_t>(info.dtype));
+      hash.add(info.sizes);
+      hash.add(std::uint64_t{info.requires_grad});
+    }
+    const auto& treatment = plan_.treatment(op.id());
+    hash.add(std::uint64_t{treatment.whole_batch});
+    hash.add(std::uint64_t{treatment.scale_output});
+  }
+
+  // A memory is kept once, however many ops need it, and counted where it is made.
+  void add_saved(const std::vector<OpId>& ops) {
+    for (const auto id : ops) {
+      const auto saved = algebra::saved_by(context(id));
+      model().graph[profile_.atoms.atom_of[id.index()]].saved += saved.internal;
+      for (const auto value : saved.values) {
+        const auto storage = graph_.value(value).storage;
+        if (!storage.valid() || kept_[storage.index()] || plan_.is_prologue(value)) continue;
+        const auto atom = creator_[storage.index()];
+        if (!atom.valid()) continue;
+        kept_[storage.index()] = true;
+        model().graph[atom].saved += memory_of(storage, value);
+      }
+    }
+  }
+
+  /// Bytes of a memory: those of the value that it was made for, else of the given view.
+  [[nodiscard]] Affine memory_of(StorageId storage, ValueId view) {
+    if (makers_.empty()) {
+      makers_.assign(static_cast<std::size_t>(graph_.storage_count), ValueId::none());
+      for (std::size_t i = 0; i < graph_.values.size(); ++i) {
+        const auto at = graph_.values[i].storage;
+        if (at.valid() && !makers_[at.index()].valid()) makers_[at.index()] = ValueId::of(i);
+      }
+    }
+    const auto maker = makers_[storage.index()];
+    return algebra::bytes_of(graph_, maker.valid() ? maker : view);
+  }
+
+  void add_edges() {
+    for (std::size_t k = 0; k < profile_.atoms.atoms.size(); ++k) {
+      std::vector<ValueId> seen;
+      for (const auto id : profile_.atoms.atoms[k]) {
+        for_each_input(graph_.op(id), [&](ValueId value) {
+          const auto& info = graph_.value(value);
+          if (!info.definer.valid() || plan_.is_prologue(value)) return;
+          const auto from = profile_.atoms.atom_of[info.definer.index()];
+          if (!from.valid() || from == NodeId::of(k)) return;
+          if (std::find(seen.begin(), seen.end(), value) != seen.end()) return;
+          seen.push_back(value);
+          model().graph.add_edge(from, NodeId::of(k),
+                                 {value.value(), algebra::bytes_of(graph_, value), info.requires_grad});
+        });
+      }
+    }
+  }
+
+  void add_inputs() {
+    std::vector<InputProfile> by_value(graph_.values.size());
+    for (std::size_t k = 0; k < profile_.atoms.atoms.size(); ++k) {
+      for (const auto id : profile_.atoms.atoms[k]) {
+        for_each_input(graph_.op(id), [&](ValueId value) {
+          if (graph_.value(value).kind != ValueKind::kInput) return;
+          auto& readers = by_value[value.index()].readers;
+          if (readers.empty() || readers.back() != NodeId::of(k)) readers.push_back(NodeId::of(k));
+        });
+      }
+    }
+    for (const auto value : graph_.inputs) {
+      auto& input = by_value[value.index()];
+      model().inputs.push_back({value.value(), algebra::bytes_of(graph_, value), graph_.value(value).requires_grad,
+                                std::move(input.readers)});
+    }
+  }
+
+  void add_outputs() {
+    const auto add = [&](ValueId value) {
+      const auto definer = graph_.value(value).definer;
+      if (!definer.valid()) return;
+      const auto writer = profile_.atoms.atom_of[definer.index()];
+      if (writer.valid()) model().outputs.push_back({value.value(), algebra::bytes_of(graph_, value), writer});
+    };
+    for (const auto& output : plan_.outputs) {
+      if (output.kind == OutputKind::kBatched || output.kind == OutputKind::kPartialSum ||
+          output.kind == OutputKind::kReplicated) {
+        add(output.value);
+      }
+    }
+    for (const auto& input : plan_.epilogue_inputs) add(input.value);
+  }
+
+  const OpGraph& graph_;
+  const BatchPlan& plan_;
+  const AlgebraOptions options_;
+  GraphProfile profile_;
+  std::vector<NodeId> creator_;   ///< by storage
+  std::vector<bool> kept_;        ///< by storage
+  std::vector<ValueId> makers_;   ///< by storage: first value
+};
+
+}  // namespace
+
+GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan) { return Profiler(graph, plan).run(); }
+
+}  // namespace autopar

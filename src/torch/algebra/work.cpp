@@ -1,0 +1,280 @@
+#include "torch/algebra/work.hpp"
+
+#include <algorithm>
+
+namespace autopar::algebra {
+namespace {
+
+double product_at(const Sizes& sizes, std::int64_t batch) {
+  double product = 1;
+  for (const auto size : sizes) product *= static_cast<double>(size.at(batch));
+  return product;
+}
+
+Affine line_through(double at_one, double at_two) {
+  const double slope = at_two - at_one;
+  return {slope, std::max(0.0, at_one - slope)};
+}
+
+double fixed_elements(const Sizes& sizes) { return product_at(sizes, 1); }
+
+std::int64_t last_size(const Sizes& sizes) { return sizes.empty() ? 1 : sizes.back().at(1); }
+
+bool requires_grad(const OpContext& op, ValueId value) { return op.graph().value(value).requires_grad; }
+
+bool copies_in_backward(OpFamily family) {
+  switch (family) {
+    case OpFamily::kSelect:
+    case OpFamily::kSlice:
+    case OpFamily::kSplit:
+    case OpFamily::kExpand:
+    case OpFamily::kBroadcastTensors: return true;
+    default: return false;
+  }
+}
+
+// Of a table only the rows that are looked up are read.
+bool reads_rows(OpFamily family) {
+  return family == OpFamily::kEmbedding || family == OpFamily::kIndex || family == OpFamily::kIndexSelect ||
+         family == OpFamily::kGather;
+}
+
+}  // namespace
+
+DType dtype_of(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Bool: return DType::kBool;
+    case c10::ScalarType::Byte: return DType::kU8;
+    case c10::ScalarType::Char: return DType::kI8;
+    case c10::ScalarType::Short: return DType::kI16;
+    case c10::ScalarType::Int: return DType::kI32;
+    case c10::ScalarType::Long: return DType::kI64;
+    case c10::ScalarType::Half: return DType::kF16;
+    case c10::ScalarType::BFloat16: return DType::kBF16;
+    case c10::ScalarType::Double: return DType::kF64;
+    case c10::ScalarType::ComplexFloat: return DType::kC64;
+    case c10::ScalarType::ComplexDouble: return DType::kC128;
+    default: return DType::kF32;
+  }
+}
+
+Affine elements(const Sizes& sizes) { return line_through(product_at(sizes, 1), product_at(sizes, 2)); }
+
+Affine bytes_of(const OpGraph& graph, ValueId value) {
+  const auto& info = graph.value(value);
+  return elements(info.sizes) * static_cast<double>(size_of(dtype_of(info.dtype)).value());
+}
+
+bool is_differentiable(const OpContext& op) {
+  if (!op.node().grad_enabled) return false;
+  return std::any_of(op.results().begin(), op.results().end(), [&](ValueId value) { return requires_grad(op, value); });
+}
+
+std::optional<Affine> product_flops(const OpContext& op) {
+  const auto operands = op.tensors();
+  const auto results = elements(op.result_sizes());
+  const auto name = op.base_name();
+  switch (op.traits().family) {
+    case OpFamily::kLinear: {
+      auto inner = static_cast<double>(last_size(op.sizes(operands[0])));
+      if (name == "bilinear") inner *= static_cast<double>(last_size(op.sizes(operands[1])));
+      return results * (2 * inner);
+    }
+    case OpFamily::kContraction: {
+      if (name == "einsum") return einsum_volume(op);
+      if (name == "outer" || name == "ger") return results * 2;
+      const std::size_t left = name.starts_with("add") || name == "baddbmm" ? 1 : 0;
+      const auto& sizes = op.sizes(operands[left]);
+      const auto inner = sizes.empty() ? SizeExpr{0, 1} : sizes.back();
+      const auto sum_of_batch = name == "addbmm" ? op.sizes(operands[left]).front() : SizeExpr{0, 1};
+      const auto flops_at = [&](std::int64_t batch) {
+        return 2 * product_at(op.result_sizes(), batch) * static_cast<double>(inner.at(batch) * sum_of_batch.at(batch));
+      };
+      return line_through(flops_at(1), flops_at(2));
+    }
+    case OpFamily::kAttention: {
+      const auto& key = op.sizes(operands[1]);
+      return elements(op.sizes(operands[0])) * (4 * static_cast<double>(key[key.size() - 2].at(1)));
+    }
+    case OpFamily::kRecurrent: {
+      double weights = 0;
+      for (const auto weight : op.tensors(op.position("params"))) {
+        if (op.rank(weight) == 2) weights += fixed_elements(op.sizes(weight));
+      }
+      const auto& input = op.sizes(operands[0]);
+      return elements(input) * (2 * weights / static_cast<double>(last_size(input)));
+    }
+    default: break;
+  }
+  if (op.traits().op_class == OpClass::kConvolution) {
+    const auto& weight = op.sizes(op.tensor("weight"));
+    const bool transposed = name.starts_with("conv_transpose") || op.flag("transposed", false);
+    const auto moved = transposed ? elements(op.sizes(operands[0])) : results;
+    return moved * (2 * fixed_elements(weight) / static_cast<double>(weight.front().at(1)));
+  }
+  if (op.traits().op_class == OpClass::kMatmul) {  // cells
+    double weights = 0;
+    for (std::size_t i = 1; i < operands.size(); ++i) {
+      if (requires_grad(op, operands[i]) && !op.type(operands[i]).has_samples() && op.rank(operands[i]) == 2) {
+        weights += fixed_elements(op.sizes(operands[i]));
+      }
+    }
+    const auto& input = op.sizes(operands[0]);
+    return elements(input) * (2 * weights / static_cast<double>(last_size(input)));
+  }
+  return std::nullopt;
+}
+
+WorkItem work_of(const OpContext& op) {
+  WorkItem item;
+  const auto& traits = op.traits();
+  item.op_class = traits.op_class;
+  const auto result = op.results().empty() ? ValueId::none() : op.results().front();
+  if (!result.valid()) return item;
+  item.dtype = dtype_of(op.graph().value(result).dtype);
+  Affine read, written;
+  for (const auto value : op.results()) written += bytes_of(op.graph(), value);
+  std::size_t position = 0;
+  for (const auto value : op.tensors()) {
+    const bool is_table = position++ == 0 && reads_rows(traits.family);
+    read += is_table ? bytes_of(op.graph(), result) : bytes_of(op.graph(), value);
+  }
+  const bool differentiable = is_differentiable(op);
+  if (traits.op_class == OpClass::kView) {
+    if (differentiable && copies_in_backward(traits.family)) {
+      item.op_class = OpClass::kMemory;
+      item.backward = {{}, read + written, {0, 1}};
+    }
+    return item;
+  }
+  item.forward.bytes = read + written;
+  item.forward.launches = {0, 1};
+  const auto flops = product_flops(op);
+  item.forward.flops = flops ? *flops : elements(op.result_sizes());
+  if (!differentiable) return item;
+  double factor = 2;
+  if (flops) {  // one product for each of the (at most two) factors that need a gradient
+    const auto operands = op.tensors();
+    const auto needing = std::count_if(operands.begin(), operands.end(), [&](ValueId v) { return requires_grad(op, v); });
+    factor = static_cast<double>(std::min<std::ptrdiff_t>(needing, 2));
+    if (traits.family == OpFamily::kAttention) factor = 2.5;  // scores are computed again
+  }
+  item.backward.flops = item.forward.flops * factor;
+  item.backward.bytes = item.forward.bytes * 2;
+  if (traits.family == OpFamily::kEmbedding) item.backward.bytes += bytes_of(op.graph(), op.first_tensor()) * 2;
+  item.backward.launches = {0, flops ? factor : 1};
+  return item;
+}
+
+SavedBytes saved_by(const OpContext& op) {
+  SavedBytes saved;
+  if (!is_differentiable(op) || op.results().empty()) return saved;
+  const auto operands = op.tensors();
+  const auto result = op.results().front();
+  const auto keep = [&](ValueId value) {
+    if (value.valid()) saved.values.push_back(value);
+  };
+  const auto keep_all_but = [&](std::size_t left_out) {
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      if (i != left_out) keep(operands[i]);
+    }
+  };
+  const auto name = op.base_name();
+  const auto result_bytes = bytes_of(op.graph(), result);
+  switch (op.traits().saved) {
+    case SavedTensors::kNothing: break;
+    case SavedTensors::kInput:
+      keep(operands.empty() ? ValueId::none() : operands.front());
+      if (op.traits().family == OpFamily::kReduce) keep(result);  // std, norm, amax compare with the result
+      break;
+    case SavedTensors::kResult:
+      // cross entropy keeps its log-softmax, which only the op knows
+      if (op.traits().family == OpFamily::kClassLoss) {
+        saved.internal = bytes_of(op.graph(), operands.front());
+        keep(op.tensor("target"));
+        keep(op.tensor("weight"));
+      } else {
+        keep(result);
+      }
+      break;
+    case SavedTensors::kInputAndResult:
+      keep(operands.empty() ? ValueId::none() : operands.front());
+      if (name.starts_with("max_pool") || name.starts_with("adaptive_max_pool")) {
+        if (op.results().size() > 1) keep(op.results()[1]);
+        else saved.internal = elements(op.result_sizes()) * 8.0;  // indices
+      } else {
+        keep(result);
+      }
+      break;
+    case SavedTensors::kInputs: {
+      if (operands.size() == 2 && (name == "mul" || name == "multiply" || op.traits().family == OpFamily::kContraction)) {
+        if (requires_grad(op, operands[0])) keep(operands[1]);
+        if (requires_grad(op, operands[1])) keep(operands[0]);
+        break;
+      }
+      if (operands.size() == 2 && (name == "div" || name == "divide" || name == "true_divide")) {
+        keep(operands[1]);
+        if (requires_grad(op, operands[1])) keep(operands[0]);
+        break;
+      }
+      const bool has_addend = op.traits().family == OpFamily::kContraction && operands.size() == 3 && name != "einsum";
+      keep_all_but(has_addend ? 0 : operands.size());
+      break;
+    }
+    case SavedTensors::kMask:
+      // dropout keeps its scaled mask in the tensor's own type on CPUs; where and masked_fill keep the given mask
+      if (op.traits().family == OpFamily::kDropout || op.traits().family == OpFamily::kFeatureDropout) {
+        const bool active = op.flag("train", true) && op.number("p", 1) != 0;
+        if (active) saved.internal = result_bytes;
+      } else {
+        for (const auto operand : operands) {
+          if (op.graph().value(operand).dtype == c10::ScalarType::Bool) keep(operand);
+        }
+      }
+      break;
+    case SavedTensors::kConvolution:
+      keep(operands.front());
+      keep(op.tensor("weight"));
+      break;
+    case SavedTensors::kNormalisation: {
+      keep(operands.front());
+      const auto row = static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value());
+      const auto& sizes = op.sizes(operands.front());
+      if (op.traits().family == OpFamily::kLayerNorm) {
+        double width = 1;
+        const auto shape = op.integers("normalized_shape").value_or(std::vector<std::int64_t>{});
+        for (const auto size : shape) width *= static_cast<double>(size);
+        saved.internal = elements(sizes) * (2 * row / width);
+      } else if (op.traits().family == OpFamily::kBatchNorm) {
+        saved.internal = {0, sizes.size() > 1 ? 2 * row * static_cast<double>(sizes[1].at(1)) : 0};
+      } else {
+        saved.internal = Affine{sizes.empty() ? 0 : 2 * row * op.number("num_groups", 1), 0};
+      }
+      break;
+    }
+    case SavedTensors::kAttention: {
+      for (std::size_t i = 0; i < std::min<std::size_t>(operands.size(), 4); ++i) keep(operands[i]);
+      keep(result);
+      const auto& query = op.sizes(operands.front());
+      saved.internal = elements(query) * (4 / static_cast<double>(last_size(query)));
+      break;
+    }
+    case SavedTensors::kRecurrent: {
+      for (const auto operand : operands) keep(operand);
+      for (const auto value : op.results()) keep(value);
+      saved.internal = result_bytes * 6;  // gates, cell states and hidden states of every step
+      break;
+    }
+    case SavedTensors::kIndices:
+      for (const auto operand : operands) {
+        if (!op.is_floating(operand)) keep(operand);
+      }
+      for (const auto value : op.results()) {
+        if (!op.is_floating(value)) keep(value);
+      }
+      break;
+  }
+  return saved;
+}
+
+}  // namespace autopar::algebra

@@ -1,0 +1,32 @@
+#pragma once
+
+#include "torch/algebra/op_context.hpp"
+
+namespace autopar::algebra {
+
+/// Elements of a value as a function of the batch; a product of two batch dims is linearised at one and two samples.
+[[nodiscard]] Affine elements(const Sizes& sizes);
+[[nodiscard]] Affine bytes_of(const OpGraph& graph, ValueId value);
+
+/// Multiply-adds times two of the products that an op computes; nullopt for ops without products.
+[[nodiscard]] std::optional<Affine> product_flops(const OpContext& op);
+
+/// Distinct dims of an einsum, as one product of sizes.
+[[nodiscard]] std::optional<Affine> einsum_volume(const OpContext& op);
+
+/// Work of one op, forward and backward.
+[[nodiscard]] WorkItem work_of(const OpContext& op);
+
+/// What an op keeps for its backward: tensors of the captured graph, and bytes of tensors that only the op knows.
+struct SavedBytes {
+  std::vector<ValueId> values;
+  Affine internal;
+};
+[[nodiscard]] SavedBytes saved_by(const OpContext& op);
+
+/// Whether a backward will visit the op.
+[[nodiscard]] bool is_differentiable(const OpContext& op);
+
+[[nodiscard]] DType dtype_of(c10::ScalarType type);
+
+}  // namespace autopar::algebra
