@@ -1,0 +1,167 @@
+#include <autopar/torch/batch_algebra.hpp>
+
+#include "share_checks.hpp"
+
+namespace {
+
+using namespace autopar;
+using namespace autopar::test;
+
+const Arg kRows{{-1, 4}};
+
+Case with_buffer(Function function, Tensors buffers) { return {{kRows}, {{4}}, std::move(function), std::move(buffers)}; }
+
+Tensor some() { return torch::tensor({0.5, -1.0, 2.0, 0.25}, torch::kDouble); }
+
+Tensor batch_norm(Net& net, const Tensor& x, bool training) {
+  return torch::batch_norm(x, net[0], {}, net.state(0), net.state(1), training, 0.1, 1e-5, false);
+}
+
+}  // namespace
+
+TEST_CASE("a buffer that follows parameters is updated once a call") {
+  const auto planned = expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    const auto y = in[0] + net.state(0);
+    at::NoGradGuard no_grad;
+    net.state(0).mul_(0.9).add_(net[0] * 0.1);
+    net.state(1).add_(1);
+    return {y};
+  }, {some(), torch::zeros({}, torch::kLong)}));
+  REQUIRE(planned.plan.buffer_updates.size() == 2);
+  for (const auto& update : planned.plan.buffer_updates) {
+    CHECK(update.kind == BufferUpdateKind::kReplicated);
+    CHECK_FALSE(update.read_after_write);
+    CHECK_FALSE(update.ops.empty());
+  }
+}
+
+TEST_CASE("a buffer read after its update is a private copy") {
+  const auto planned = expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    {
+      at::NoGradGuard no_grad;
+      net.state(0).copy_(net.state(0) / net.state(0).norm() + net[0]);
+    }
+    return {in[0] * net.state(0)};
+  }, {some()}));
+  REQUIRE(planned.plan.buffer_updates.size() == 1);
+  CHECK(planned.plan.buffer_updates[0].read_after_write);
+}
+
+TEST_CASE("a buffer that averages over samples sums its addends") {
+  const auto planned = expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    const auto y = (in[0] * net[0]).tanh();
+    {
+      at::NoGradGuard no_grad;
+      net.state(0).mul_(0.9).add_(y.mean(0), 0.1);
+    }
+    return {y.sum()};
+  }, {some()}));
+  REQUIRE(planned.plan.buffer_updates.size() == 1);
+  CHECK(planned.plan.buffer_updates[0].kind == BufferUpdateKind::kPartialSum);
+}
+
+TEST_CASE("a buffer that follows a statistic of the batch needs the whole batch") {
+  const auto planned = expect_whole(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    const auto y = (in[0] * net[0]).tanh();
+    {
+      at::NoGradGuard no_grad;
+      net.state(0).mul_(0.9).add_(y.var(0), 0.1);
+    }
+    return {y.sum()};
+  }, {some()}), "var");
+  REQUIRE(planned.plan.buffer_updates.size() == 1);
+  CHECK(planned.plan.buffer_updates[0].kind == BufferUpdateKind::kWholeBatch);
+}
+
+TEST_CASE("a partial sum written into a part of a buffer needs the whole batch") {
+  expect_whole(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    const auto y = (in[0] * net[0]).tanh();
+    {
+      at::NoGradGuard no_grad;
+      net.state(0).select(0, 1).add_(y.sum());
+    }
+    return {y};
+  }, {some()}), "add_", "read elsewhere");
+}
+
+TEST_CASE("batch norm in evaluation works element by element") {
+  expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors { return {batch_norm(net, in[0], false)}; },
+                           {some(), some().abs()}));
+}
+
+TEST_CASE("batch norm by micro-batch pools its running statistics") {
+  Net net({{4}}, {some(), some().abs()});
+  const auto test = with_buffer([](Net& n, const Tensors& in) -> Tensors { return {batch_norm(n, in[0], true)}; },
+                                {some(), some().abs()});
+  const auto planned = plan_of(test, net);
+  REQUIRE(planned.plan.batch_norms.size() == 1);
+  const auto& norm = planned.plan.batch_norms[0];
+  CHECK(norm.running_mean.valid());
+  CHECK(norm.running_var.valid());
+  CHECK(norm.momentum == Approx(0.1));
+  CHECK(norm.samples == SizeExpr{1, 0});
+  CHECK(planned.plan.buffer_updates.empty());
+
+  const auto x = make(kRows, 9);
+  net.state(0).copy_(test.buffers[0]);
+  net.state(1).copy_(test.buffers[1]);
+  (void)batch_norm(net, x, true);
+  const Tensors expected{net.state(0).clone(), net.state(1).clone()};
+  net.state(0).copy_(test.buffers[0]);
+  net.state(1).copy_(test.buffers[1]);
+  (void)ShareInterpreter(planned.graph, planned.plan, net, {x}, 9).run({{0, 9}}, {{0, 2}, {2, 2}, {2, 9}});
+  require_equal({net.state(0), net.state(1)}, expected, "running statistic");
+}
+
+TEST_CASE("batch norm without running statistics collects none") {
+  Net net({{4}}, {});
+  const Case test{{{{-1, 4, 3}}}, {{4}}, [](Net& n, const Tensors& in) -> Tensors {
+    return {torch::batch_norm(in[0], n[0], {}, {}, {}, true, 0.1, 1e-5, false)};
+  }};
+  const auto planned = plan_of(test, net);
+  REQUIRE(planned.plan.batch_norms.size() == 1);
+  CHECK_FALSE(planned.plan.batch_norms[0].running_mean.valid());
+  CHECK(planned.plan.batch_norms[0].samples == SizeExpr{3, 0});
+}
+
+TEST_CASE("exact batch norm needs the whole batch") {
+  auto test = with_buffer([](Net& net, const Tensors& in) -> Tensors { return {batch_norm(net, in[0] * 2, true).sum(1)}; },
+                          {some(), some().abs()});
+  test.batch_norm = BatchNormMode::kExact;
+  const auto planned = expect_whole(test, "batch_norm", "exact");
+  CHECK(planned.plan.buffer_updates.size() == 2);
+}
+
+TEST_CASE("a sample counter counts the global batch") {
+  expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    at::NoGradGuard no_grad;
+    net.state(0).add_(in[0].size(0));
+    return {in[0] * 2};
+  }, {torch::zeros({}, torch::kLong)}));
+}
+
+TEST_CASE("what cannot be trained exactly is refused by name") {
+  expect_refused({{kRows}, {{4}}, [](Net&, const Tensors& in) -> Tensors { return {torch::mm(in[0], in[0].t())}; }},
+                 "neither one row for each sample nor a sum");
+  expect_refused({{kRows}, {{4}}, [](Net&, const Tensors& in) -> Tensors { return {torch::arange(in[0].size(0))}; }},
+                 "neither one row for each sample nor a sum");
+  expect_refused({{{{-1}, 3}}, {{4, 3}}, [](Net& net, const Tensors& in) -> Tensors {
+    return {torch::embedding(net[0], in[0].abs(), -1, false, true)};
+  }}, "sparse");
+}
+
+TEST_CASE("loss mode is for one differentiable sum") {
+  const auto mode = [](Function function) {
+    Net net({{4}}, {});
+    return plan_of({{kRows}, {{4}}, std::move(function)}, net).plan.loss_mode;
+  };
+  CHECK(mode([](Net& net, const Tensors& in) -> Tensors { return {(in[0] * net[0]).mean()}; }));
+  CHECK(mode([](Net& net, const Tensors& in) -> Tensors {
+    const auto y = in[0] * net[0];
+    return {y.mean(), y.detach()};
+  }));
+  CHECK_FALSE(mode([](Net& net, const Tensors& in) -> Tensors { return {(in[0] * net[0]).mean(), in[0] * net[0]}; }));
+  CHECK_FALSE(mode([](Net& net, const Tensors& in) -> Tensors { return {(in[0] * net[0]).sum(0)}; }));
+  CHECK_FALSE(mode([](Net& net, const Tensors& in) -> Tensors { return {in[0] * net[0]}; }));
+  CHECK_FALSE(mode([](Net& net, const Tensors& in) -> Tensors { return {(in[0] * net[0]).mean().exp()}; }));
+}

@@ -1,0 +1,158 @@
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include <autopar/core/error.hpp>
+
+#include "share_interpreter.hpp"
+
+#include <catch_shim.hpp>
+
+namespace autopar::test {
+
+using Share = ShareInterpreter::Share;
+
+struct Planned {
+  OpGraph graph;
+  BatchPlan plan;
+};
+
+inline Planned plan_of(const Case& test, Net& net) {
+  std::vector<InputSpec> specs;
+  for (const auto& arg : test.args) {
+    auto spec = input_spec(make(arg, 3), batch_dim(arg));
+    specs.push_back(spec);
+  }
+  auto graph = capture(net, specs, [&](const Tensors& inputs) { return test.function(net, inputs); });
+  auto plan = analyze_batch(graph, {test.batch_norm});
+  return {std::move(graph), std::move(plan)};
+}
+
+/// Everything that training sees: results, gradients of arguments and parameters, buffers.
+struct Trained {
+  Tensors results, gradients, buffers;
+};
+
+template <class Run>
+Trained train(Net& net, const Case& test, const Tensors& inputs, const Tensors& cotangents, const Run& run) {
+  for (std::size_t i = 0; i < test.buffers.size(); ++i) {
+    at::NoGradGuard no_grad;
+    net.state(i).copy_(test.buffers[i]);
+  }
+  net.zero_grad();
+  for (const auto& input : inputs) {
+    if (input.requires_grad()) input.mutable_grad() = Tensor();
+  }
+  Trained seen;
+  const auto results = run();
+  Tensor objective;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    seen.results.push_back(results[i].detach().clone());
+    if (!results[i].requires_grad()) continue;
+    const auto term = (results[i] * cotangents[i]).sum();
+    objective = objective.defined() ? objective + term : term;
+  }
+  if (objective.defined() && objective.requires_grad()) objective.backward();
+  for (const auto& input : inputs) {
+    if (input.requires_grad()) seen.gradients.push_back(input.grad().defined() ? input.grad().clone() : torch::zeros_like(input));
+  }
+  for (const auto& parameter : net.parameters()) {
+    seen.gradients.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::zeros_like(parameter));
+  }
+  for (const auto& buffer : net.buffers()) seen.buffers.push_back(buffer.clone());
+  return seen;
+}
+
+inline void require_equal(const Tensors& actual, const Tensors& expected, const std::string& what) {
+  REQUIRE(actual.size() == expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    INFO(what << " " << i);
+    REQUIRE(actual[i].sizes() == expected[i].sizes());
+    if (expected[i].numel() == 0) continue;
+    const auto a = actual[i].to(torch::kDouble), b = expected[i].to(torch::kDouble);
+    const double error = ((a - b).abs() / (1 + b.abs())).max().item<double>();
+    INFO("error " << error);
+    REQUIRE(error <= 1e-12);
+  }
+}
+
+inline std::vector<Share> random_cut(std::int64_t batch, std::int64_t pieces, std::mt19937& random) {
+  std::vector<std::int64_t> cuts{0, batch};
+  for (std::int64_t i = 1; i < pieces; ++i) cuts.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(batch + 1)));
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<Share> shares;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) shares.push_back({cuts[i], cuts[i + 1]});
+  return shares;
+}
+
+inline void compare(const Case& test, Net& net, const Planned& planned, std::int64_t batch, const std::vector<Share>& ranks,
+                    const std::vector<Share>& shares) {
+  Tensors inputs;
+  for (const auto& arg : test.args) inputs.push_back(make(arg, batch));
+  Tensors cotangents;
+  {
+    at::NoGradGuard no_grad;
+    for (const auto& result : test.function(net, inputs)) {
+      cotangents.push_back(torch::rand(result.sizes(), torch::kDouble) + 0.5);
+    }
+  }
+  const auto expected = train(net, test, inputs, cotangents, [&] { return test.function(net, inputs); });
+  const auto actual = train(net, test, inputs, cotangents, [&] {
+    return ShareInterpreter(planned.graph, planned.plan, net, inputs, batch).run(ranks, shares);
+  });
+  require_equal(actual.results, expected.results, "result");
+  require_equal(actual.gradients, expected.gradients, "gradient");
+  require_equal(actual.buffers, expected.buffers, "buffer");
+}
+
+inline std::string describe(const Planned& planned) {
+  const auto op = planned.plan.first_whole_batch_op();
+  return op.valid() ? planned.graph.describe(op) + ": " + planned.plan.treatment(op).reason : "all ops may be split";
+}
+
+/// The function may be split, and random splits train as the whole batch does.
+inline Planned expect_exact(const Case& test) {
+  torch::manual_seed(1);
+  Net net(test.parameters, test.buffers);
+  auto planned = plan_of(test, net);
+  INFO(describe(planned));
+  REQUIRE_FALSE(planned.plan.first_whole_batch_op().valid());
+  require_splittable(planned.graph, planned.plan);
+  std::mt19937 random(7);
+  for (const std::int64_t batch : {1, 4, 9}) {
+    for (const int pieces : {1, 2, 3, 6}) {
+      if (batch == 1 && pieces > 2) continue;
+      INFO("batch " << batch << ", pieces " << pieces);
+      compare(test, net, planned, batch, random_cut(batch, 3, random), random_cut(batch, pieces, random));
+    }
+  }
+  return planned;
+}
+
+/// The function mixes samples at `op`, and one share with the whole batch trains as the whole batch does.
+inline Planned expect_whole(const Case& test, const std::string& op, const std::string& reason = "") {
+  torch::manual_seed(1);
+  Net net(test.parameters, test.buffers);
+  auto planned = plan_of(test, net);
+  const auto found = planned.plan.first_whole_batch_op();
+  REQUIRE(found.valid());
+  INFO(describe(planned));
+  CHECK(planned.graph.name(found) == "aten::" + op);
+  CHECK_THAT(planned.plan.treatment(found).reason, Catch::Matchers::Contains(reason));
+  CHECK_THROWS_AS(require_splittable(planned.graph, planned.plan), CaptureError);
+  std::mt19937 random(7);
+  for (const std::int64_t batch : {4, 9}) compare(test, net, planned, batch, random_cut(batch, 3, random), {{0, batch}});
+  return planned;
+}
+
+inline void expect_refused(const Case& test, const std::string& text) {
+  Net net(test.parameters, test.buffers);
+  CHECK_THROWS_MATCHES(plan_of(test, net), CaptureError, Catch::Matchers::Predicate<CaptureError>([&](const CaptureError& error) {
+    UNSCOPED_INFO(error.what());
+    return std::string(error.what()).find(text) != std::string::npos;
+  }));
+}
+
+}  // namespace autopar::test
