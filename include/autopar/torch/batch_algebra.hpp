@@ -23,7 +23,7 @@ struct AlgebraOptions {
 enum class Draw : std::uint8_t {
   kNone,
   kPerShare,  ///< key with the first global sample of the share: shares differ
-  kShared,    ///< key without samples: every share draws the same
+  kAlike,     ///< key without samples: every share draws the same
 };
 
 /// How one op is run so that the shares together give the whole batch. n = samples of the share, N = of the global batch.

@@ -343,7 +343,7 @@ void Analysis::apply(const OpContext& op, const RuleResult& result) {
     plan_.depends_on_samples[value.index()] = samples || result.outputs[k].has_samples();
     if (result.outputs[k].is(Spread::kEpilogue)) is_epilogue_[op.id().index()] = true;
   }
-  if (draws(op)) treatment.draw = any_with_samples ? Draw::kPerShare : Draw::kShared;
+  if (draws(op)) treatment.draw = any_with_samples ? Draw::kPerShare : Draw::kAlike;
   if (result.count) {
     treatment.count = static_cast<std::int32_t>(plan_.counts.size());
     plan_.counts.push_back(*result.count);

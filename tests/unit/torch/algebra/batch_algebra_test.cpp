@@ -334,7 +334,7 @@ TEST_CASE("random draws are keyed by share where they belong to samples") {
   for (const auto& treatment : planned.plan.ops) {
     if (treatment.draw != Draw::kNone) draws.push_back(treatment.draw);
   }
-  CHECK((draws == std::vector<Draw>{Draw::kPerShare, Draw::kShared, Draw::kPerShare, Draw::kShared}));
+  CHECK((draws == std::vector<Draw>{Draw::kPerShare, Draw::kAlike, Draw::kPerShare, Draw::kAlike}));
 }
 
 TEST_CASE("operators that mix samples are named") {
