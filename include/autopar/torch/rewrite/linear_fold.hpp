@@ -1,0 +1,15 @@
+#pragma once
+
+#include <autopar/torch/op_graph.hpp>
+
+namespace autopar {
+
+/// Turns what torch::nn::Linear does in C++ (t + addmm for matrices, t + matmul + add_ for more dimensions) into one
+/// aten::linear each. Fewer operators to call and to place, and no in-place addition that forbids a cut.
+///
+/// Exact: aten::linear runs the same kernels, except that the bias of more than two dimensions may be added inside the
+/// matrix product instead of after it, which changes the last bit of a result at most.
+/// Values and ops are renumbered. O(graph).
+[[nodiscard]] OpGraph fold_linear(OpGraph graph);
+
+}  // namespace autopar

@@ -1,0 +1,181 @@
+#include <autopar/torch/rewrite/linear_fold.hpp>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace autopar {
+namespace {
+
+/// The uses, outputs and writes that decide whether an op may go.
+class Facts {
+ public:
+  explicit Facts(const OpGraph& graph) : graph_(graph), uses_(graph.uses()), is_output_(graph.values.size(), false) {
+    for (auto output : graph.outputs) is_output_[output.index()] = true;
+  }
+
+  /// The op that alone uses the value, none if others do or the caller sees it.
+  [[nodiscard]] OpId only_use(ValueId value) const {
+    const auto& users = uses_[value.index()];
+    return users.size() == 1 && !is_output_[value.index()] ? users.front() : OpId::none();
+  }
+
+  /// Whether the storage of `value` is written by an op in (first, last].
+  [[nodiscard]] bool written_between(ValueId value, OpId first, OpId last) const {
+    const auto storage = graph_.value(value).storage;
+    for (auto i = first.index() + 1; i <= last.index(); ++i) {
+      for (auto written : graph_.ops[i].writes) {
+        if (written == storage) return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  const OpGraph& graph_;
+  std::vector<std::vector<OpId>> uses_;
+  std::vector<bool> is_output_;
+};
+
+struct Fold {
+  OpId transpose, product, bias_addition;  ///< bias_addition: none unless it is an op of its own
+  ValueId input, weight, bias, result;
+
+  [[nodiscard]] OpId last() const { return bias_addition.valid() ? bias_addition : product; }
+};
+
+bool is_one(const c10::IValue& scalar) { return scalar.isScalar() && scalar.toScalar().equal(1); }
+
+bool is_vector_of(const ValueInfo& bias, const ValueInfo& weight) {
+  return bias.sizes.size() == 1 && bias.sizes[0] == weight.sizes[0] && bias.dtype == weight.dtype;
+}
+
+std::optional<Fold> match(const OpGraph& graph, const Facts& facts, OpId transpose) {
+  if (!graph.is(transpose, "aten::t")) return std::nullopt;
+  Fold fold;
+  fold.transpose = transpose;
+  fold.weight = graph.input(transpose, 0);
+  const auto transposed = graph.output(transpose);
+  fold.product = facts.only_use(transposed);
+  if (!fold.product.valid() || graph.value(fold.weight).sizes.size() != 2) return std::nullopt;
+  const auto& product = graph.op(fold.product);
+  if (graph.is(fold.product, "aten::addmm") && graph.overload(fold.product).empty()) {
+    fold.bias = graph.input(fold.product, 0);
+    fold.input = graph.input(fold.product, 1);
+    if (graph.input(fold.product, 2) != transposed || !is_one(product.args[3]) || !is_one(product.args[4]) ||
+        !is_vector_of(graph.value(fold.bias), graph.value(fold.weight))) {
+      return std::nullopt;
+    }
+  } else if (graph.is(fold.product, "aten::matmul") && graph.overload(fold.product).empty()) {
+    fold.input = graph.input(fold.product, 0);
+    if (graph.input(fold.product, 1) != transposed || graph.value(fold.input).sizes.size() < 2) return std::nullopt;
+    const auto addition = facts.only_use(graph.output(fold.product));
+    if (addition.valid() && graph.is(addition, "aten::add_") && graph.overload(addition) == "Tensor" &&
+        graph.input(addition, 0) == graph.output(fold.product) && is_one(graph.op(addition).args[2]) &&
+        graph.input(addition, 1).valid() && is_vector_of(graph.value(graph.input(addition, 1)), graph.value(fold.weight))) {
+      fold.bias_addition = addition;
+      fold.bias = graph.input(addition, 1);
+    }
+  } else {
+    return std::nullopt;
+  }
+  if (fold.input == transposed || fold.bias == transposed) return std::nullopt;
+  fold.result = graph.output(fold.last());
+  const bool grad = graph.op(transpose).grad_enabled;
+  for (auto op : {fold.product, fold.last()}) {
+    if (graph.op(op).grad_enabled != grad) return std::nullopt;
+  }
+  for (auto operand : {fold.input, fold.weight, fold.bias}) {
+    if (operand.valid() && facts.written_between(operand, transpose, fold.last())) return std::nullopt;
+  }
+  return fold;
+}
+
+OpNode linear_node(const OpGraph& graph, const Fold& fold) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
+  const auto& last = graph.op(fold.last());
+  OpNode node{op, std::vector<c10::IValue>(3)};
+  node.inputs = {{0, SlotKind::kTensor, {fold.input}}, {1, SlotKind::kTensor, {fold.weight}}};
+  if (fold.bias.valid()) node.inputs.push_back({2, SlotKind::kTensor, {fold.bias}});
+  node.outputs = {{0, SlotKind::kTensor, {fold.result}}};
+  node.grad_enabled = last.grad_enabled;
+  for (auto id : {fold.transpose, fold.product, fold.last()}) {
+    for (auto storage : graph.op(id).reads) {
+      if (storage != graph.value(fold.result).storage) node.reads.push_back(storage);
+    }
+  }
+  std::sort(node.reads.begin(), node.reads.end());
+  node.reads.erase(std::unique(node.reads.begin(), node.reads.end()), node.reads.end());
+  node.writes = {graph.value(fold.result).storage};
+  node.path = graph.op(fold.transpose).path;
+  return node;
+}
+
+/// Drops the marked ops and the values that nothing names any more, and renumbers the rest.
+void compact(OpGraph& graph, const std::vector<bool>& removed) {
+  std::vector<bool> used(graph.values.size(), false);
+  std::vector<OpId> op_map(graph.ops.size());
+  std::vector<OpNode> ops;
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    if (removed[i]) continue;
+    op_map[i] = OpId::of(ops.size());
+    const auto mark = [&](ValueId value) { used[value.index()] = true; };
+    for_each_input(graph.ops[i], mark);
+    for_each_output(graph.ops[i], mark);
+    ops.push_back(std::move(graph.ops[i]));
+  }
+  std::vector<ValueId> value_map(graph.values.size());
+  std::vector<ValueInfo> values;
+  for (std::size_t v = 0; v < graph.values.size(); ++v) {
+    if (!used[v] && !graph.values[v].is_leaf()) continue;
+    value_map[v] = ValueId::of(values.size());
+    values.push_back(std::move(graph.values[v]));
+  }
+  const auto renumber = [&](ValueId& value) {
+    if (value.valid()) value = value_map[value.index()];
+  };
+  for (auto& node : ops) {
+    for (auto* slots : {&node.inputs, &node.outputs}) {
+      for (auto& slot : *slots) {
+        for (auto& value : slot.values) renumber(value);
+      }
+    }
+  }
+  for (auto& info : values) {
+    if (info.definer.valid()) info.definer = op_map[info.definer.index()];
+    renumber(info.previous);
+  }
+  for (auto* list : {&graph.inputs, &graph.outputs}) {
+    for (auto& value : *list) renumber(value);
+  }
+  for (auto* list : {&graph.parameters, &graph.buffers}) {
+    for (auto& named : *list) renumber(named.value);
+  }
+  graph.ops = std::move(ops);
+  graph.values = std::move(values);
+}
+
+}  // namespace
+
+OpGraph fold_linear(OpGraph graph) {
+  std::vector<bool> removed(graph.ops.size(), false);
+  {
+    const Facts facts(graph);
+    std::vector<Fold> folds;
+    for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+      if (auto fold = match(graph, facts, OpId::of(i))) folds.push_back(*fold);
+    }
+    for (const auto& fold : folds) {
+      auto node = linear_node(graph, fold);
+      removed[fold.transpose.index()] = true;
+      if (fold.bias_addition.valid()) removed[fold.product.index()] = true;
+      graph.value(fold.result).previous = ValueId::none();
+      graph.op(fold.last()) = std::move(node);
+    }
+  }
+  compact(graph, removed);
+  return graph;
+}
+
+}  // namespace autopar
