@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -54,6 +55,7 @@ Buffer make_buffer(std::size_t bytes, Ledger& ledger) {
 struct Script {
   std::optional<std::size_t> throw_at;  ///< the call that throws, counted over all calls of the engine
   std::uint32_t bucket_order = 0;       ///< seed of the order in which full buckets are reported
+  bool eager = false;                   ///< reports buckets in every backward, although only the last one fills them
   std::function<void(const std::string& event)> log;
 };
 
@@ -63,7 +65,7 @@ class FakeEngine {
   FakeEngine(SymbolicRank& model, const std::vector<Action>& actions, Phase phase, Ledger& ledger, Script script = {})
       : model_(model), phase_(phase), ledger_(ledger), script_(std::move(script)) {
     for (const Action& action : actions) {
-      if (action.kind == ActionKind::kBackward) ++backwards_left_;
+      if (action.kind == ActionKind::kBackward) backwards_left_ = ++backwards_;
       if (action.kind == ActionKind::kReduce) to_report_.push_back(action);
     }
     Dice dice(script_.bucket_order);
@@ -80,10 +82,13 @@ class FakeEngine {
   void backward(const Action& action) {
     count("backward", action);
     model_.backward(action, phase_ == Phase::kBackward);
-    if (--backwards_left_ > 0) return;
+    const bool last = --backwards_left_ == 0;
+    if (!last && !script_.eager) return;
     for (const Action& reduction : to_report_) {
+      if (last) full_.push_back(reduction);
       if (ready_) ready_(reduction.group, reduction.bucket);
     }
+    if (!last) return;
     if (script_.log) script_.log("last backward ends");
   }
 
@@ -111,6 +116,9 @@ class FakeEngine {
 
   Buffer bucket(const Action& action) {
     count("bucket", action);
+    if (backwards_ > 0 && std::find(full_.begin(), full_.end(), action) == full_.end()) {
+      throw std::logic_error(describe(action) + ": the bucket is not full");
+    }
     model_.start_reduction(action);
     std::array<std::int64_t, 4> limbs{};
     for (std::size_t k = 0; k < 4; ++k) {
@@ -150,38 +158,53 @@ class FakeEngine {
   std::vector<Buffer> sums_;
   std::size_t reduced_ = 0;
   std::size_t calls_ = 0;
-  int backwards_left_ = 0;
+  int backwards_ = 0, backwards_left_ = 0;
+  std::vector<Action> full_;
 };
 static_assert(StageEngine<FakeEngine>);
 
-/// A transport that tells what is started.
+/// A transport that tells what is started, and knows what nobody has seen the end of.
 class LoggedTransport {
  public:
   using Ticket = AnyTransport::Ticket;
-  LoggedTransport(AnyTransport transport, std::function<void(const std::string&)> log)
+  explicit LoggedTransport(AnyTransport transport, std::function<void(const std::string&)> log = {})
       : transport_(std::move(transport)), log_(std::move(log)) {}
 
   [[nodiscard]] Rank rank() const { return transport_.rank(); }
   [[nodiscard]] int size() const { return transport_.size(); }
   GroupId make_group(const std::vector<Rank>& ranks) { return transport_.make_group(ranks); }
   Ticket send(Buffer buffer, Rank peer, Tag tag) {
-    log_("send " + std::to_string(tag.microbatch));
-    return transport_.send(std::move(buffer), peer, tag);
+    tell("send " + std::to_string(tag.microbatch));
+    return *open_.insert(transport_.send(std::move(buffer), peer, tag)).first;
   }
   Ticket receive(Buffer buffer, Rank peer, Tag tag) {
-    log_("receive " + std::to_string(tag.microbatch));
-    return transport_.receive(std::move(buffer), peer, tag);
+    tell("receive " + std::to_string(tag.microbatch));
+    return *open_.insert(transport_.receive(std::move(buffer), peer, tag)).first;
   }
   Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
-    log_("all_reduce");
-    return transport_.all_reduce(std::move(buffer), dtype, group);
+    tell("all_reduce");
+    return *open_.insert(transport_.all_reduce(std::move(buffer), dtype, group)).first;
   }
-  bool done(const Ticket& ticket) { return transport_.done(ticket); }
-  void wait(const Ticket& ticket) { transport_.wait(ticket); }
+  bool done(const Ticket& ticket) {
+    const bool over = transport_.done(ticket);
+    if (over) open_.erase(ticket);
+    return over;
+  }
+  void wait(const Ticket& ticket) {
+    open_.erase(ticket);
+    transport_.wait(ticket);
+  }
+
+  [[nodiscard]] std::size_t open() const { return open_.size(); }
 
  private:
+  void tell(const std::string& event) {
+    if (log_) log_(event);
+  }
+
   AnyTransport transport_;
   std::function<void(const std::string&)> log_;
+  std::set<Ticket> open_;
 };
 static_assert(Transport<LoggedTransport>);
 
@@ -215,7 +238,8 @@ std::string run_phases(const Case& example, const std::vector<Phase>& phases, bo
     const auto r = index_of(world);
     for (std::size_t p = 0; p < phases.size(); ++p) {
       const auto& actions = programs[p].ranks[r];
-      const Script script{.throw_at = {}, .bucket_order = seed + 7 * static_cast<std::uint32_t>(r), .log = {}};
+      const Script script{.throw_at = {}, .bucket_order = seed + 7 * static_cast<std::uint32_t>(r),
+                          .eager = seed % 3 == 0, .log = {}};
       FakeEngine engine(models[r], actions, phases[p], ledger, script);
       Executor executor(engine, transport, groups);
       executor.run(actions);
@@ -279,11 +303,10 @@ TEST_CASE("reductions start within the last backward, in the program's order wha
   EventLog log;
   loopback::run(2, [&](World& world) {
     const auto r = index_of(world);
-    const auto quiet = [](const std::string&) {};
     const auto tell = [&](const std::string& line) { log(line); };
-    LoggedTransport transport(world.make_transport(), r == 0 ? std::function<void(const std::string&)>(tell) : quiet);
+    LoggedTransport transport(world.make_transport(), r == 0 ? tell : std::function<void(const std::string&)>());
     const auto groups = make_groups(transport, example.pipeline);
-    Script script{.throw_at = {}, .bucket_order = 5 + static_cast<std::uint32_t>(r), .log = {}};
+    Script script{.throw_at = {}, .bucket_order = 5 + static_cast<std::uint32_t>(r), .eager = false, .log = {}};
     if (r == 0) script.log = tell;
     FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
     Executor(engine, transport, groups).run(program.ranks[r]);
@@ -370,9 +393,10 @@ TEST_CASE("wherever an engine throws, it is named, the others learn it, and no b
       auto models = make_models(example);
       std::vector<std::string> errors(program.ranks.size()), causes(program.ranks.size());
       std::vector<Rank> blamed(program.ranks.size());
+      std::vector<std::size_t> under_way(program.ranks.size(), 0);
       std::atomic<bool> reached{false};
       const auto body = [&, &pipeline = pipeline](World& world) {
-        auto transport = world.make_transport();
+        LoggedTransport transport(world.make_transport());
         const auto groups = make_groups(transport, pipeline);
         const auto r = index_of(world);
         Script script;
@@ -394,12 +418,14 @@ TEST_CASE("wherever an engine throws, it is named, the others learn it, and no b
           blamed[r] = error.peer();
           errors[r] = std::string("transport: ") + error.what() + " | " + error.action();
         }
+        under_way[r] = transport.open();
       };
       try {
         loopback::run(pipeline.ranks, body);
       } catch (const TransportError&) {
       }
       CHECK(ledger.alive == 0);
+      CHECK(under_way == std::vector<std::size_t>(program.ranks.size(), 0));
       if (!reached) break;
       ++thrown;
       INFO(errors[failing]);

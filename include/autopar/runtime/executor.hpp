@@ -200,11 +200,12 @@ class ProgramRun {
   /// From the engine while it runs the last backward, and from the program after it. Reductions start in the program's
   /// order, whichever bucket is full first, so that all members of a group agree.
   void bucket_is_full(int group, int bucket) {
+    if (backwards_left_ > 0) return;
     for (std::size_t i = started_; i < reductions_.size(); ++i) {
       const Action& action = *reductions_[i].action;
       if (action.group == group && action.bucket == bucket) full_[i] = true;
     }
-    while (backwards_left_ == 0 && started_ < reductions_.size() && full_[started_]) {
+    while (started_ < reductions_.size() && full_[started_]) {
       Transfer& reduction = reductions_[started_];
       const Action& action = *reduction.action;
       reduction.start = now();

@@ -20,7 +20,8 @@ namespace autopar {
 /// Messages of one channel, micro-batch and flow are accepted in the program's order; partial sums and gradients of
 /// values read in several places are added in that order, so results are reproducible.
 /// What `on_bucket_ready` takes is called with (group, bucket) once nothing will be added to that bucket: during the
-/// last `backward`, on whichever thread runs it, or not at all; an empty function takes it back.
+/// last `backward`, on whichever thread runs it, or not at all; earlier calls are ignored. An empty function takes it
+/// back.
 template <class E>
 concept StageEngine = requires(E& engine, const Action& action, const Buffer& buffer,
                                std::function<void(int group, int bucket)> ready) {
