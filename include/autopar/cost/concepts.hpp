@@ -13,9 +13,9 @@ namespace autopar {
 /// What one node costs on one device for one share of a micro-batch.
 struct NodeCost {
   Seconds forward{};
-  Seconds backward{};   ///< of inputs and parameters together; 0 in a graph that is only run forwards
-  Bytes saved{};        ///< kept from the node's forward until its backward
-  Bytes workspace{};    ///< extra bytes while it runs
+  Seconds backward{};  ///< of inputs and parameters together; 0 in a graph that is only run forwards
+  Bytes saved{};       ///< kept from the node's forward until its backward
+  Bytes workspace{};   ///< extra bytes while it runs
   friend bool operator==(const NodeCost&, const NodeCost&) = default;
 };
 
@@ -31,9 +31,9 @@ struct NodeCost {
 /// of nodes takes the sum of its nodes' times and saved bytes, and the largest of their workspaces; `node` does not
 /// shrink with samples, nor `transfer`, `all_reduce` and `update` with bytes; equal arguments give equal results.
 template <class M, class G>
-concept CostModel = BidirectionalGraph<G> && requires(const M& model, const G& graph, NodeId node, EdgeId edge,
-                                                      double samples, Bytes bytes, Rank rank,
-                                                      std::span<const Rank> ranks) {
+concept CostModel = BidirectionalGraph<G> &&
+    requires(const M& model, const G& graph, NodeId node, EdgeId edge, double samples, Bytes bytes, Rank rank,
+             std::span<const Rank> ranks) {
   { model.node(graph, node, samples) } -> std::same_as<NodeCost>;
   { model.value(graph, edge) } -> std::convertible_to<ValueProfile>;
   { model.transfer(bytes, rank, rank) } -> std::same_as<Seconds>;

@@ -27,9 +27,11 @@ namespace detail {
 /// How many ranks are in each group of `span` neighbours, in ascending order of groups.
 [[nodiscard]] inline std::vector<std::size_t> ranks_by_group(std::span<const Rank> ranks, int span) {
   std::map<int, std::size_t> counts;
-  for (const Rank rank : ranks) ++counts[rank.value() / span];
+  for (const Rank rank : ranks)
+    ++counts[rank.value() / span];
   std::vector<std::size_t> result;
-  for (const auto& [group, count] : counts) result.push_back(count);
+  for (const auto& [group, count] : counts)
+    result.push_back(count);
   return result;
 }
 

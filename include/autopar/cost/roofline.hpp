@@ -21,9 +21,12 @@ struct ClassEfficiency {
   /// Share of the peak rate of arithmetic.
   [[nodiscard]] double arithmetic(OpClass op_class) const {
     switch (op_class) {
-      case OpClass::kConvolution: return convolution;
-      case OpClass::kAttention: return attention;
-      default: return matmul;
+      case OpClass::kConvolution:
+        return convolution;
+      case OpClass::kAttention:
+        return attention;
+      default:
+        return matmul;
     }
   }
   friend bool operator==(const ClassEfficiency&, const ClassEfficiency&) = default;

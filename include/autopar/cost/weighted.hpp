@@ -15,7 +15,8 @@ namespace autopar {
 /// the value of an edge; links come from a cluster, and nothing is trained.
 ///
 ///     auto cost = WeightedCost(cluster, [](const Tasks& g, NodeId t, double n) { return NodeCost{g[t].seconds * n}; },
-///                              [](const Tasks& g, EdgeId e) { return ValueProfile{e.value(), {g[e].bytes, 0}, false}; });
+///                              [](const Tasks& g, EdgeId e) { return ValueProfile{e.value(), {g[e].bytes, 0}, false};
+///                              });
 ///
 /// @tparam Node  (graph, NodeId, double samples) -> NodeCost
 /// @tparam Value (graph, EdgeId) -> ValueProfile

@@ -15,7 +15,8 @@ struct BruteForce {
   /// @throws InvalidArgument if there are more than `max_stagings`
   [[nodiscard]] SearchResult search(const StepObjective& objective) const {
     SearchResult result{Candidates(objective.constraints().memory)};
-    const int most = std::min<int>(objective.constraints().world, static_cast<int>(objective.work().graph.node_count()));
+    const int most =
+        std::min<int>(objective.constraints().world, static_cast<int>(objective.work().graph.node_count()));
     for (int stages = 1; stages <= most; ++stages) {
       Staging staging;
       staging.stage_of.assign(objective.work().graph.node_count(), 0);
@@ -41,7 +42,8 @@ struct BruteForce {
 
   static bool is_pipeline(const Workload& work, const Staging& staging) {
     for (const EdgeId edge : work.graph.edges()) {
-      if (staging.stage_of[work.graph.source(edge).index()] > staging.stage_of[work.graph.target(edge).index()]) return false;
+      if (staging.stage_of[work.graph.source(edge).index()] > staging.stage_of[work.graph.target(edge).index()])
+        return false;
     }
     for (int stage = 0; stage < staging.stages(); ++stage) {
       if (std::find(staging.stage_of.begin(), staging.stage_of.end(), stage) == staging.stage_of.end()) return false;
@@ -49,7 +51,8 @@ struct BruteForce {
     return true;
   }
 
-  void try_all_replicas(const StepObjective& objective, Staging& staging, std::size_t stage, SearchResult& result) const {
+  void try_all_replicas(const StepObjective& objective, Staging& staging, std::size_t stage,
+                        SearchResult& result) const {
     if (stage < staging.replicas.size()) {
       for (int replicas = 1; replicas <= objective.constraints().world; ++replicas) {
         staging.replicas[stage] = replicas;
@@ -64,7 +67,8 @@ struct BruteForce {
         staging.schedule = schedule;
         if (!meets(objective.constraints(), objective.work(), staging)) continue;
         if (++result.states > max_stagings) {
-          throw InvalidArgument("BruteForce: more than " + std::to_string(max_stagings) + " stagings; use ExactStaging");
+          throw InvalidArgument("BruteForce: more than " + std::to_string(max_stagings) +
+                                " stagings; use ExactStaging");
         }
         result.candidates.offer({staging, objective(staging)});
       }

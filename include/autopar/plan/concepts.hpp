@@ -58,7 +58,8 @@ class Candidates {
   /// All shapes: those that fit first, then by step.
   [[nodiscard]] std::vector<Candidate> ranked() const {
     std::vector<Candidate> all;
-    for (const auto& [shape, candidate] : by_shape_) all.push_back(candidate);
+    for (const auto& [shape, candidate] : by_shape_)
+      all.push_back(candidate);
     std::stable_sort(all.begin(), all.end(), [this](const Candidate& a, const Candidate& b) {
       return std::pair(!fits(a), a.terms.step) < std::pair(!fits(b), b.terms.step);
     });
@@ -76,16 +77,16 @@ class Candidates {
 /// What a search found.
 struct SearchResult {
   Candidates candidates;
-  bool proven = false;         ///< no staging of the workload is faster
-  Seconds lower_bound{};       ///< no staging of the workload is faster than this
-  std::int64_t states = 0;     ///< expanded
+  bool proven = false;      ///< no staging of the workload is faster
+  Seconds lower_bound{};    ///< no staging of the workload is faster than this
+  std::int64_t states = 0;  ///< expanded
 };
 
 /// Finds stagings of a workload under an objective and its constraints.
 ///
 /// Laws: pure and deterministic; every stage is convex and not empty, the stages partition the nodes; constraints on
-/// stages, replicas, micro-batches, schedules and whole-batch nodes are met; an exact policy returns the fastest staging
-/// that fits. Budgets count expanded states.
+/// stages, replicas, micro-batches, schedules and whole-batch nodes are met; an exact policy returns the fastest
+/// staging that fits. Budgets count expanded states.
 template <class P>
 concept StagingPolicy = requires(const P& policy, const StepObjective& objective) {
   requires std::same_as<typename P::policy_category, staging_policy_tag>;

@@ -17,7 +17,9 @@ namespace autopar::detail {
 using NodeMask = std::uint64_t;
 inline constexpr std::size_t kMaskNodes = 64;
 
-[[nodiscard]] constexpr NodeMask bit(NodeId node) { return NodeMask{1} << node.index(); }
+[[nodiscard]] constexpr NodeMask bit(NodeId node) {
+  return NodeMask{1} << node.index();
+}
 
 /// What pipelines of a workload are made of, last stage first: the *tails* (sets that hold all successors of their
 /// members, which are the downsets of the reversed graph) and sums of costs over them, so that the cost of a stage is
@@ -26,9 +28,9 @@ class CutTables {
  public:
   /// Sums over a tail for one number of micro-batches and one of replicas.
   struct Sums {
-    double forward = 0;   ///< of the smallest share
+    double forward = 0;  ///< of the smallest share
     double backward = 0;
-    double busy = 0;      ///< forwards and backwards of a step, of the replica with the most samples
+    double busy = 0;              ///< forwards and backwards of a step, of the replica with the most samples
     double largest_backward = 0;  ///< of the largest share
     std::int64_t saved = 0;       ///< bytes of the largest share
   };
@@ -38,8 +40,10 @@ class CutTables {
     const auto& graph = objective.work().graph;
     AUTOPAR_ASSERT(graph.node_count() <= kMaskNodes, "a node mask holds 64 nodes");
     Graph<char, char> reversed;
-    for (std::size_t i = 0; i < graph.node_count(); ++i) reversed.add_node();
-    for (const EdgeId edge : graph.edges()) reversed.add_edge(graph.target(edge), graph.source(edge));
+    for (std::size_t i = 0; i < graph.node_count(); ++i)
+      reversed.add_node();
+    for (const EdgeId edge : graph.edges())
+      reversed.add_edge(graph.target(edge), graph.source(edge));
     auto lattice = enumerate_downsets(reversed, max_tails);
     if (!lattice) return std::nullopt;
     return CutTables(objective, std::move(*lattice));
@@ -57,15 +61,17 @@ class CutTables {
   /// Bytes that the stage between two tails holds whatever the batch.
   [[nodiscard]] std::int64_t held(DownsetId from, DownsetId to, NodeMask stage) const {
     std::int64_t sum = held_[to.index()] - held_[from.index()];
-    for (const auto& tied : tied_) sum += (tied.readers & stage) != 0 ? tied.held : 0;
+    for (const auto& tied : tied_)
+      sum += (tied.readers & stage) != 0 ? tied.held : 0;
     return sum;
   }
-  /// Trainable bytes read by the stage between two tails; `own` leaves out parameters with several readers, which may be
-  /// summed elsewhere.
+  /// Trainable bytes read by the stage between two tails; `own` leaves out parameters with several readers, which may
+  /// be summed elsewhere.
   [[nodiscard]] std::int64_t trainable(DownsetId from, DownsetId to, NodeMask stage, bool own) const {
     std::int64_t sum = trainable_[to.index()] - trainable_[from.index()];
     if (own) return sum;
-    for (const auto& tied : tied_) sum += (tied.readers & stage) != 0 ? tied.trainable : 0;
+    for (const auto& tied : tied_)
+      sum += (tied.readers & stage) != 0 ? tied.trainable : 0;
     return sum;
   }
 
@@ -85,7 +91,8 @@ class CutTables {
     for (int r = 1; r <= objective_->constraints().world; ++r) {
       for (const int stages : {0, 1}) {
         const Shares& shares = objective_->shares().at(microbatches, r, stages);
-        for (std::size_t i = 0; i < node.size(); ++i) node[i] = std::min(node[i], r * busy(shares, i));
+        for (std::size_t i = 0; i < node.size(); ++i)
+          node[i] = std::min(node[i], r * busy(shares, i));
       }
     }
     table = summed<double>([&](NodeId id) { return node[id.index()]; });
@@ -113,7 +120,8 @@ class CutTables {
     const auto& graph = objective.work().graph;
     const std::size_t n = graph.node_count();
     all_ = n == kMaskNodes ? ~NodeMask{0} : (NodeMask{1} << n) - 1;
-    for (auto* masks : {&successors_, &predecessors_, &gradient_successors_, &gradient_predecessors_}) masks->assign(n, 0);
+    for (auto* masks : {&successors_, &predecessors_, &gradient_successors_, &gradient_predecessors_})
+      masks->assign(n, 0);
     for (const EdgeId edge : graph.edges()) {
       const NodeId from = graph.source(edge), to = graph.target(edge);
       successors_[from.index()] |= bit(to);
@@ -122,7 +130,8 @@ class CutTables {
       gradient_successors_[from.index()] |= bit(to);
       gradient_predecessors_[to.index()] |= bit(from);
     }
-    for (const NodeId node : graph.nodes()) whole_batch_ |= graph[node].whole_batch ? bit(node) : 0;
+    for (const NodeId node : graph.nodes())
+      whole_batch_ |= graph[node].whole_batch ? bit(node) : 0;
     add_parameters();
   }
 
@@ -130,10 +139,12 @@ class CutTables {
     const Workload& work = objective_->work();
     std::vector<Tied> parameters(work.parameters.size());
     for (const NodeId node : work.graph.nodes()) {
-      for (const ParameterId p : work.graph[node].parameters) parameters[p.index()].readers |= bit(node);
+      for (const ParameterId p : work.graph[node].parameters)
+        parameters[p.index()].readers |= bit(node);
     }
     std::vector<std::int64_t> held(work.graph.node_count(), 0), trainable(held);
-    for (const NodeId node : work.graph.nodes()) held[node.index()] = work.graph[node].resident.value();
+    for (const NodeId node : work.graph.nodes())
+      held[node.index()] = work.graph[node].resident.value();
     for (std::size_t p = 0; p < parameters.size(); ++p) {
       Tied& parameter = parameters[p];
       parameter.held = parameter_memory(work.parameters[p], objective_->constraints()).total().value();
@@ -153,7 +164,8 @@ class CutTables {
   [[nodiscard]] std::vector<T> summed(const F& value) const {
     std::vector<T> sums(lattice_.size(), T{});
     for (std::size_t i = 0; i < sums.size(); ++i) {
-      for (const auto& cover : lattice_.covers(DownsetId::of(i))) sums[cover.result.index()] = sums[i] + value(cover.added);
+      for (const auto& cover : lattice_.covers(DownsetId::of(i)))
+        sums[cover.result.index()] = sums[i] + value(cover.added);
     }
     return sums;
   }
@@ -176,7 +188,8 @@ class CutTables {
     const auto largest = summed<double>([&](NodeId id) { return large[id.index()].backward.value(); });
     const auto saved = summed<std::int64_t>([&](NodeId id) { return large[id.index()].saved.value(); });
     table.resize(lattice_.size());
-    for (std::size_t i = 0; i < table.size(); ++i) table[i] = {forward[i], backward[i], busy_sum[i], largest[i], saved[i]};
+    for (std::size_t i = 0; i < table.size(); ++i)
+      table[i] = {forward[i], backward[i], busy_sum[i], largest[i], saved[i]};
   }
 
   void fill(Paths& paths, int microbatches) const {

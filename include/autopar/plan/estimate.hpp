@@ -17,7 +17,8 @@ class QuickEstimate {
   explicit QuickEstimate(const StepObjective& objective)
       : objective_(objective), work_(objective.work()), readers_(work_.parameters.size()) {
     for (const NodeId node : work_.graph.nodes()) {
-      for (const ParameterId parameter : work_.graph[node].parameters) readers_[parameter.index()].push_back(node);
+      for (const ParameterId parameter : work_.graph[node].parameters)
+        readers_[parameter.index()].push_back(node);
     }
     for (const auto& parameter : work_.parameters) {
       const StageMemory memory = parameter_memory(parameter, objective.constraints());
@@ -105,7 +106,8 @@ class QuickEstimate {
       for (std::size_t j = i + 1; j < n; ++j) {
         if (bytes_[i * n + j] <= 0) continue;
         delay_[i * n + j] =
-            work_.transfer(Bytes(static_cast<std::int64_t>(bytes_[i * n + j])), ranks_[i].front(), ranks_[j].front()).value();
+            work_.transfer(Bytes(static_cast<std::int64_t>(bytes_[i * n + j])), ranks_[i].front(), ranks_[j].front())
+                .value();
       }
     }
     const int microbatches = staging.microbatches;
@@ -119,7 +121,8 @@ class QuickEstimate {
       const double sum = ranks_[s].size() > 1 ? work_.all_reduce(stage.trainable, ranks_[s]).value() : 0;
       const double hidden = stage.trainable > kBucketBytes ? stage.backward : 0;  // sums start as buckets fill
       const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);
-      step = std::max(step, summed + work_.update(stage.trainable, objective_.constraints().optimizer_state_factor).value());
+      step = std::max(step,
+                      summed + work_.update(stage.trainable, objective_.constraints().optimizer_state_factor).value());
     }
     return step;
   }
@@ -137,12 +140,14 @@ class QuickEstimate {
         const auto u = static_cast<std::size_t>(s);
         const int ahead = gpipe ? microbatches : std::min(microbatches, n - s);
         if (i < n) {
-          while (forwards[u] < microbatches && forwards[u] - backwards[u] < ahead && (s == 0 || forwards[u] < forwards[u - 1])) {
+          while (forwards[u] < microbatches && forwards[u] - backwards[u] < ahead &&
+                 (s == 0 || forwards[u] < forwards[u - 1])) {
             run_forward(s, forwards[u]++, microbatches);
             moved = true;
           }
         } else {
-          while (backwards[u] < forwards[u] && (gpipe ? forwards[u] == microbatches : forwards[u] >= std::min(microbatches, backwards[u] + ahead)) &&
+          while (backwards[u] < forwards[u] &&
+                 (gpipe ? forwards[u] == microbatches : forwards[u] >= std::min(microbatches, backwards[u] + ahead)) &&
                  (s == n - 1 || backwards[u] < backwards[u + 1])) {
             run_backward(s, backwards[u]++, microbatches);
             moved = true;
@@ -179,7 +184,7 @@ class QuickEstimate {
   std::vector<Bytes> held_;                   // by parameter
   std::vector<Stage> stages_;
   std::vector<std::vector<Rank>> ranks_;
-  std::vector<double> bytes_, delay_;         // [from * stages + to]
+  std::vector<double> bytes_, delay_;  // [from * stages + to]
   std::vector<double> forward_end_, backward_end_, free_at_;
 };
 

@@ -22,8 +22,13 @@ class BranchAndBound {
  public:
   BranchAndBound(const StepObjective& objective, CutTables& tables, int microbatches, ScheduleKind schedule,
                  SearchResult& result, std::int64_t budget)
-      : objective_(objective), constraints_(objective.constraints()), tables_(tables), microbatches_(microbatches),
-        schedule_(schedule), bound_(tables, objective, microbatches, schedule), result_(result),
+      : objective_(objective),
+        constraints_(objective.constraints()),
+        tables_(tables),
+        microbatches_(microbatches),
+        schedule_(schedule),
+        bound_(tables, objective, microbatches, schedule),
+        result_(result),
         last_state_(result.states + budget) {}
 
   [[nodiscard]] double root_bound() { return bound_({}, constraints_.world); }
@@ -75,8 +80,10 @@ class BranchAndBound {
       if (!may_fit(from, to, nodes, replicas, only)) continue;
       chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, chosen_));
       if (!hopeless(bound_(chosen_, constraints_.world - used - replicas))) {
-        if (first) evaluate();
-        else extend(to, used + replicas);
+        if (first)
+          evaluate();
+        else
+          extend(to, used + replicas);
       }
       chosen_.pop_back();
     }
@@ -159,8 +166,8 @@ struct ExactStaging {
     std::vector<Seed> found;
     for (int stages = 1; stages <= most; ++stages) {
       if (constraints.stages > 0 && stages != constraints.stages) continue;
-      const auto replicas = constraints.replicas.empty() ? detail::even_replicas(constraints.world, stages)
-                                                         : constraints.replicas;
+      const auto replicas =
+          constraints.replicas.empty() ? detail::even_replicas(constraints.world, stages) : constraints.replicas;
       std::optional<Seed> best;
       for (const int microbatches : constraints.microbatches) {
         for (const ScheduleKind schedule : constraints.schedules) {
@@ -206,8 +213,8 @@ struct ExactStaging {
     result.proven = true;
     for (std::size_t i = 0; i < configurations.size(); ++i) {
       const auto& [bound, microbatches, schedule] = configurations[i];
-      const auto share = std::max<std::int64_t>(0, max_states - result.states) /
-                         static_cast<std::int64_t>(configurations.size() - i);
+      const auto share =
+          std::max<std::int64_t>(0, max_states - result.states) / static_cast<std::int64_t>(configurations.size() - i);
       detail::BranchAndBound search(objective, tables, microbatches, schedule, result, share);
       if (search.run()) continue;
       result.proven = false;

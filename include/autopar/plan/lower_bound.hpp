@@ -11,15 +11,15 @@ namespace autopar::detail {
 
 /// A stage of a partial staging; the last stage of the pipeline is chosen first.
 struct ChosenStage {
-  DownsetId from, to;   ///< tails: its nodes are those of `to` without those of `from`
+  DownsetId from, to;  ///< tails: its nodes are those of `to` without those of `from`
   NodeMask nodes = 0;
   int replicas = 1;
   bool regular = true;
   double forward = 0, backward = 0;  ///< smallest share
   double busy = 0;
-  double after = 0;     ///< gradient sums that no backward hides, and the update
+  double after = 0;                          ///< gradient sums that no backward hides, and the update
   NodeMask before = 0, before_gradient = 0;  ///< nodes whose values it reads, gradients it returns
-  double below = 0;     ///< longest path of forward and backward through later stages
+  double below = 0;                          ///< longest path of forward and backward through later stages
 };
 
 /// A step takes no less than this, however the remaining nodes are staged. What holds, for every stage:
@@ -34,7 +34,9 @@ struct ChosenStage {
 class LowerBound {
  public:
   LowerBound(CutTables& tables, const StepObjective& objective, int microbatches, ScheduleKind schedule)
-      : tables_(tables), objective_(objective), microbatches_(microbatches),
+      : tables_(tables),
+        objective_(objective),
+        microbatches_(microbatches),
         gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode) {}
 
   /// The stage between two tails in front of `later` stages, with everything that depends on those alone.
@@ -64,7 +66,8 @@ class LowerBound {
     stage.before &= ~nodes;
     stage.before_gradient &= ~nodes;
     for (const ChosenStage& reader : later) {
-      if ((below & reader.nodes) != 0) stage.below = std::max(stage.below, reader.forward + reader.backward + reader.below);
+      if ((below & reader.nodes) != 0)
+        stage.below = std::max(stage.below, reader.forward + reader.backward + reader.below);
     }
     return stage;
   }
@@ -75,7 +78,8 @@ class LowerBound {
     const DownsetId tail = chosen.empty() ? tables_.tails().empty_set() : chosen.back().to;
     double bound = 0;
     NodeMask staged = 0;
-    for (const ChosenStage& stage : chosen) staged |= stage.nodes;
+    for (const ChosenStage& stage : chosen)
+      staged |= stage.nodes;
     const NodeMask rest = tables_.all() & ~staged;
     if (rest != 0) {
       const auto& work = tables_.least_work(microbatches_);
@@ -84,7 +88,8 @@ class LowerBound {
     heads_.assign(chosen.size(), 0);
     feet_.assign(chosen.size(), 0);
     bool regular = true;
-    for (const ChosenStage& stage : chosen) regular = regular && stage.regular;
+    for (const ChosenStage& stage : chosen)
+      regular = regular && stage.regular;
     for (std::size_t i = chosen.size(); i-- > 0;) {
       path_to(chosen, i, rest);
       bound = std::max(bound, of_stage(chosen[i], heads_[i], feet_[i], static_cast<int>(i), regular));

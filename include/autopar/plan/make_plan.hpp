@@ -40,7 +40,8 @@ namespace detail {
 
 [[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
   std::vector<int> replicas;
-  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
+  for (const auto& stage : plan.stages)
+    replicas.push_back(static_cast<int>(stage.ranks.size()));
   return replicas;
 }
 
@@ -48,7 +49,10 @@ namespace detail {
 class PlanMaker {
  public:
   PlanMaker(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints)
-      : work_(work), cluster_(cluster), request_(request), constraints_(constraints),
+      : work_(work),
+        cluster_(cluster),
+        request_(request),
+        constraints_(constraints),
         objective_(work, cluster, constraints) {}
 
   [[nodiscard]] Plan make(const Workload& coarse, const Partition& blocks, bool whole, SearchResult found) const {
@@ -82,14 +86,13 @@ class PlanMaker {
       if (found.candidates.any_fits()) return;
     }
     const auto remedies = find_remedies(coarse, cluster_, request_, constraints_, least->peak);
-    throw InfeasiblePlan("no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
-                             " (memory_margin taken off): the plan that needs least, " +
-                             describe(least->staging.replicas, least->staging.microbatches, least->staging.schedule) +
-                             ", needs " + readable(least->peak) + " on each rank of stage " +
-                             std::to_string(least->stage.value()) + ", " + readable(least->peak - constraints_.memory) +
-                             " more than there is",
-                         least->stage, least->peak, constraints_.memory,
-                         describe(remedies, cluster_, request_, constraints_));
+    throw InfeasiblePlan(
+        "no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
+            " (memory_margin taken off): the plan that needs least, " +
+            describe(least->staging.replicas, least->staging.microbatches, least->staging.schedule) + ", needs " +
+            readable(least->peak) + " on each rank of stage " + std::to_string(least->stage.value()) + ", " +
+            readable(least->peak - constraints_.memory) + " more than there is",
+        least->stage, least->peak, constraints_.memory, describe(remedies, cluster_, request_, constraints_));
   }
 
   [[noreturn]] void refuse_no_staging() const {
@@ -171,15 +174,15 @@ class PlanMaker {
     for (auto other = others.begin(); other != others.end(); ++other) {
       const bool among_first = candidates.fits(*other) && plan.runners_up.size() < 3;
       if (!among_first && other != replicated) continue;
-      plan.runners_up.push_back({describe(other->staging.replicas, other->staging.microbatches, other->staging.schedule),
-                                 candidates.fits(*other) ? why_slower(*other, best) : why_not(*other),
-                                 other->terms.step});
+      plan.runners_up.push_back(
+          {describe(other->staging.replicas, other->staging.microbatches, other->staging.schedule),
+           candidates.fits(*other) ? why_slower(*other, best) : why_not(*other), other->terms.step});
     }
   }
 
   [[nodiscard]] std::string why_not(const Candidate& other) const {
-    return "does not fit: needs " + readable(StepObjective::peak(other.terms)) + " of " + readable(constraints_.memory) +
-           " a rank";
+    return "does not fit: needs " + readable(StepObjective::peak(other.terms)) + " of " +
+           readable(constraints_.memory) + " a rank";
   }
 
   [[nodiscard]] static std::string why_slower(const Candidate& other, const Candidate& best) {
@@ -190,7 +193,8 @@ class PlanMaker {
     const double waiting = (other.terms.step - other.terms.computing - best.terms.step + best.terms.computing).value();
     std::string why;
     if (computing >= std::max(summing, waiting)) {
-      why = "its busiest rank computes " + readable(other.terms.computing) + " instead of " + readable(best.terms.computing);
+      why = "its busiest rank computes " + readable(other.terms.computing) + " instead of " +
+            readable(best.terms.computing);
     } else if (summing >= 0.5 * waiting) {
       why = "gradient sums take " + readable(other.terms.summing) + " instead of " + readable(best.terms.summing);
     } else {
@@ -209,7 +213,8 @@ class PlanMaker {
     Workload free_links = work_;
     free_links.transfer = [](Bytes, Rank, Rank) { return Seconds{}; };
     free_links.all_reduce = [](Bytes, std::span<const Rank>) { return Seconds{}; };
-    const StepTerms unhindered = StepObjective(free_links, cluster_, constraints_).evaluate(best.staging, best.terms.ranks);
+    const StepTerms unhindered =
+        StepObjective(free_links, cluster_, constraints_).evaluate(best.staging, best.terms.ranks);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
     const double bubble = best.terms.bubble - links;
     if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;
@@ -219,7 +224,8 @@ class PlanMaker {
   void add_idle_note(Plan& plan) const {
     std::vector<bool> used(static_cast<std::size_t>(constraints_.world), false);
     for (const auto& stage : plan.stages) {
-      for (const Rank rank : stage.ranks) used[rank.index()] = true;
+      for (const Rank rank : stage.ranks)
+        used[rank.index()] = true;
     }
     std::vector<int> idle;
     for (std::size_t r = 0; r < used.size(); ++r) {

@@ -28,7 +28,8 @@ struct StageMemory {
 };
 
 /// Most micro-batches whose activations a stage holds, by the schedule's own law.
-[[nodiscard]] inline int peak_in_flight(ScheduleKind schedule, bool loss_mode, int stage, int stages, int microbatches) {
+[[nodiscard]] inline int peak_in_flight(ScheduleKind schedule, bool loss_mode, int stage, int stages,
+                                        int microbatches) {
   if (schedule == ScheduleKind::kGPipe || !loss_mode) {
     return GPipe{}.peak_activations(StageId(stage), stages, microbatches);
   }
@@ -55,16 +56,16 @@ namespace detail {
 
 /// Values wait on both sides as long as their micro-batch is in flight (one more arrives ahead of its use); gradients
 /// are doubled, one in use and one on its way.
-inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& sized, const std::vector<std::int64_t>& share,
-                         const std::vector<int>& in_flight, int microbatches) {
+inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& sized,
+                         const std::vector<std::int64_t>& share, const std::vector<int>& in_flight, int microbatches) {
   for (std::size_t c = 0; c < sized.channels.size(); ++c) {
     const Channel& channel = sized.pipeline.channels[c];
     const auto add = [&](StageId stage, int ahead) {
       if (!stage.valid()) return;
       const int held = std::min(microbatches, in_flight[stage.index()] + ahead);
-      memory[stage.index()].boundary += bytes_at(sized.channels[c].value, share[stage.index()]) * held +
-                                        bytes_at(sized.channels[c].gradient, share[stage.index()]) *
-                                            std::min(microbatches, 2);
+      memory[stage.index()].boundary +=
+          bytes_at(sized.channels[c].value, share[stage.index()]) * held +
+          bytes_at(sized.channels[c].gradient, share[stage.index()]) * std::min(microbatches, 2);
     };
     add(channel.from, 0);
     add(channel.to, 1);
@@ -85,8 +86,8 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
     std::vector<ParameterId> held;
     Bytes saved{}, workspace{};
     share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-    in_flight[s] = peak_in_flight(staging.schedule, work.loss_mode, static_cast<int>(s), staging.stages(),
-                                  staging.microbatches);
+    in_flight[s] =
+        peak_in_flight(staging.schedule, work.loss_mode, static_cast<int>(s), staging.stages(), staging.microbatches);
     const auto& costs = work.node_costs(share[s]);
     for (const NodeId node : nodes[s]) {
       const auto& parameters = work.graph[node].parameters;

@@ -20,7 +20,7 @@ namespace autopar {
 
 /// What a stage contributes to a step.
 struct StageTerms {
-  Seconds forward{};        ///< of the largest share of a micro-batch
+  Seconds forward{};  ///< of the largest share of a micro-batch
   Seconds backward{};
   Seconds communication{};  ///< messages of one micro-batch, of the rank that has the most, both ways
   Seconds reduction{};      ///< its gradient sums, one after the other
@@ -31,9 +31,9 @@ struct StageTerms {
 /// Predicted step of one staging, with the terms that explain it.
 struct StepTerms {
   Seconds step{};
-  double bubble = 0;        ///< share of the step in which the average rank in use does not compute
-  Seconds computing{};      ///< of the busiest rank, update included
-  Seconds summing{};        ///< gradient sums of the rank that has the most
+  double bubble = 0;    ///< share of the step in which the average rank in use does not compute
+  Seconds computing{};  ///< of the busiest rank, update included
+  Seconds summing{};    ///< gradient sums of the rank that has the most
   std::vector<StageTerms> stages;
   std::vector<std::vector<Rank>> ranks;  ///< [stage][replica]
 };
@@ -48,8 +48,9 @@ class StagingCosts {
   [[nodiscard]] Seconds backward(StageId stage, std::int64_t samples) const { return at(stage, samples).backward; }
   [[nodiscard]] Seconds message(Rank from, const Action& action) const {
     const auto& size = sized_.channels[static_cast<std::size_t>(action.channel)];
-    return work_.transfer(detail::bytes_at(action.flow == Flow::kValue ? size.value : size.gradient, action.samples.size()),
-                          from, action.peer);
+    return work_.transfer(
+        detail::bytes_at(action.flow == Flow::kValue ? size.value : size.gradient, action.samples.size()), from,
+        action.peer);
   }
   [[nodiscard]] Seconds reduce(const Action& action) const {
     const auto group = static_cast<std::size_t>(action.group);
@@ -113,7 +114,8 @@ class StepObjective {
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
     const auto memory = predict_memory(work_, constraints_, staging, sized, shares_);
-    for (std::size_t s = 0; s < memory.size(); ++s) terms.stages.push_back({.memory = memory[s]});
+    for (std::size_t s = 0; s < memory.size(); ++s)
+      terms.stages.push_back({.memory = memory[s]});
     Course course(constraints_.world);
     const BatchLayout layout{shares_.local(), staging.microbatches};
     if (work_.loss_mode) {
@@ -129,7 +131,8 @@ class StepObjective {
   /// Largest peak of any stage.
   [[nodiscard]] static Bytes peak(const StepTerms& terms) {
     Bytes most{};
-    for (const auto& stage : terms.stages) most = std::max(most, stage.memory.total());
+    for (const auto& stage : terms.stages)
+      most = std::max(most, stage.memory.total());
     return most;
   }
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }

@@ -24,9 +24,9 @@ struct SizedPipeline {
     Affine gradient;  ///< likewise, back
   };
   Pipeline pipeline;
-  std::vector<ChannelSize> channels;                                      ///< by channel
-  std::vector<std::vector<std::vector<ParameterId>>> bucket_parameters;   ///< [group][bucket]
-  std::vector<std::vector<Bytes>> bucket_bytes;                           ///< [group][bucket]
+  std::vector<ChannelSize> channels;                                     ///< by channel
+  std::vector<std::vector<std::vector<ParameterId>>> bucket_parameters;  ///< [group][bucket]
+  std::vector<std::vector<Bytes>> bucket_bytes;                          ///< [group][bucket]
 };
 
 namespace detail {
@@ -90,7 +90,8 @@ inline void add_group(SizedPipeline& out, const Workload& work, std::vector<Rank
   std::vector<std::vector<int>> stages(work.parameters.size());
   for (const NodeId node : work.graph.nodes()) {
     for (const ParameterId parameter : work.graph[node].parameters) {
-      if (work.parameters[parameter.index()].trainable) stages[parameter.index()].push_back(staging.stage_of[node.index()]);
+      if (work.parameters[parameter.index()].trainable)
+        stages[parameter.index()].push_back(staging.stage_of[node.index()]);
     }
   }
   for (auto& list : stages) {
@@ -110,7 +111,8 @@ inline void add_groups(SizedPipeline& out, const Workload& work, const Staging& 
     if (stages[p].size() == 1) own[static_cast<std::size_t>(stages[p].front())].push_back(ParameterId::of(p));
     if (stages[p].size() > 1) tied[stages[p]].push_back(ParameterId::of(p));
   }
-  for (std::size_t s = 0; s < own.size(); ++s) add_group(out, work, out.pipeline.stages[s], StageId::of(s), own[s]);
+  for (std::size_t s = 0; s < own.size(); ++s)
+    add_group(out, work, out.pipeline.stages[s], StageId::of(s), own[s]);
   for (const auto& [holders, parameters] : tied) {
     std::vector<Rank> ranks;
     for (const int s : holders) {

@@ -31,7 +31,8 @@ struct Pick {
 };
 template <class Tag, class Default, class First, class... Rest>
 struct Pick<Tag, Default, First, Rest...> {
-  using type = typename std::conditional_t<InCategory<Tag, First>, std::type_identity<First>, Pick<Tag, Default, Rest...>>::type;
+  using type =
+      typename std::conditional_t<InCategory<Tag, First>, std::type_identity<First>, Pick<Tag, Default, Rest...>>::type;
 };
 
 template <class Tag, class... Policies>
@@ -53,7 +54,8 @@ class Planner {
   using StagingSearch = typename detail::Pick<staging_policy_tag, ExactStaging, Policies...>::type;
   using Coarsening = typename detail::Pick<coarsening_policy_tag, HeavyEdge, Policies...>::type;
   static_assert(detail::kInCategory<staging_policy_tag, Policies...> <= 1, "Planner: more than one staging policy");
-  static_assert(detail::kInCategory<coarsening_policy_tag, Policies...> <= 1, "Planner: more than one coarsening policy");
+  static_assert(detail::kInCategory<coarsening_policy_tag, Policies...> <= 1,
+                "Planner: more than one coarsening policy");
   static_assert(StagingPolicy<StagingSearch>, "Planner: the staging policy does not model StagingPolicy");
   static_assert(CoarseningPolicy<Coarsening>, "Planner: the coarsening policy does not model CoarseningPolicy");
 
@@ -95,7 +97,8 @@ class Planner {
     const Constraints constraints = resolve(request, work, cluster);
     const std::int64_t samples = std::max<std::int64_t>(1, constraints.batch / constraints.world);
     Partition blocks = coarsening.coarsen(work, samples, std::max(1, constraints.stages));
-    observe("coarsened " + std::to_string(work.graph.node_count()) + " nodes to " + std::to_string(blocks.block_count()));
+    observe("coarsened " + std::to_string(work.graph.node_count()) + " nodes to " +
+            std::to_string(blocks.block_count()));
     const bool whole = blocks.block_count() == work.graph.node_count();
     if (whole) blocks = Partition::singletons(blocks.block_count());
     const Workload coarse = whole ? work : contracted(work, blocks);

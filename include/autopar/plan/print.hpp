@@ -13,10 +13,14 @@ namespace autopar {
 
 [[nodiscard]] inline std::string name_of(Binding binding) {
   switch (binding) {
-    case Binding::kCompute: return "compute";
-    case Binding::kBandwidth: return "bandwidth";
-    case Binding::kBubble: return "bubble";
-    case Binding::kMemory: return "memory";
+    case Binding::kCompute:
+      return "compute";
+    case Binding::kBandwidth:
+      return "bandwidth";
+    case Binding::kBubble:
+      return "bubble";
+    case Binding::kMemory:
+      return "memory";
   }
   return "unknown";
 }
@@ -28,12 +32,14 @@ namespace detail {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()), 0);
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+    for (std::size_t c = 0; c < row.size(); ++c)
+      widths[c] = std::max(widths[c], row[c].size());
   }
   std::string text;
   for (const auto& row : rows) {
     std::string line;
-    for (std::size_t c = 0; c < row.size(); ++c) line += "  " + std::string(widths[c] - row[c].size(), ' ') + row[c];
+    for (std::size_t c = 0; c < row.size(); ++c)
+      line += "  " + std::string(widths[c] - row[c].size(), ' ') + row[c];
     text += line + "\n";
   }
   return text;
@@ -41,14 +47,21 @@ namespace detail {
 
 [[nodiscard]] inline std::vector<std::string> cells(const StagePlan& stage, std::size_t index, Bytes available) {
   std::vector<int> ranks;
-  for (const Rank rank : stage.ranks) ranks.push_back(rank.value());
+  for (const Rank rank : stage.ranks)
+    ranks.push_back(rank.value());
   std::sort(ranks.begin(), ranks.end());
   // A graph that was not captured has atoms only.
   const auto operators = stage.ops.empty() ? stage.atoms.size() : stage.ops.size();
   const double share = available > Bytes(0) ? stage.peak_memory / available : 0;
-  return {std::to_string(index),       std::to_string(operators),     readable(stage.parameter_bytes),
-          std::to_string(stage.ranks.size()), ranges(ranks),          readable(stage.forward),
-          readable(stage.backward),    readable(stage.communication), readable(stage.reduction),
+  return {std::to_string(index),
+          std::to_string(operators),
+          readable(stage.parameter_bytes),
+          std::to_string(stage.ranks.size()),
+          ranges(ranks),
+          readable(stage.forward),
+          readable(stage.backward),
+          readable(stage.communication),
+          readable(stage.reduction),
           readable(stage.peak_memory) + " (" + percent(share) + ")"};
 }
 
@@ -57,11 +70,12 @@ namespace detail {
 /// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good.
 [[nodiscard]] inline std::string to_text(const Plan& plan) {
   std::vector<int> replicas;
-  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
+  for (const auto& stage : plan.stages)
+    replicas.push_back(static_cast<int>(stage.ranks.size()));
   if (replicas.empty()) return "empty plan\n";
-  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + "; " + std::to_string(plan.world) +
-                     (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " +
-                     std::to_string(plan.batch) + "\n";
+  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + "; " +
+                     std::to_string(plan.world) + (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device +
+                     ", batch " + std::to_string(plan.batch) + "\n";
   text += "predicted step " + readable(plan.step);
   if (plan.step > Seconds(0)) {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
@@ -78,11 +92,14 @@ namespace detail {
   for (const auto& other : plan.runners_up) {
     text += "next: " + other.summary + ": " + readable(other.step) + ", " + other.reason + "\n";
   }
-  for (const auto& note : plan.notes) text += "note: " + note + "\n";
+  for (const auto& note : plan.notes)
+    text += "note: " + note + "\n";
   return text;
 }
 
 /// Writes `to_text`.
-inline std::ostream& operator<<(std::ostream& out, const Plan& plan) { return out << to_text(plan); }
+inline std::ostream& operator<<(std::ostream& out, const Plan& plan) {
+  return out << to_text(plan);
+}
 
 }  // namespace autopar

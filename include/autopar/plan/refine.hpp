@@ -69,12 +69,11 @@ class LocalSearch {
     int moved = 0;
     for (std::size_t i = 0; i < from.size() && moved < count; ++i) {
       const NodeId node = down ? from[from.size() - 1 - i] : from[i];
-      const bool blocked = down ? std::ranges::any_of(graph.successors(node), [&](NodeId next) {
-        return staging.stage_of[next.index()] == source;
-      })
-                                : std::ranges::any_of(graph.predecessors(node), [&](NodeId before) {
-                                    return staging.stage_of[before.index()] == source;
-                                  });
+      const bool blocked =
+          down ? std::ranges::any_of(graph.successors(node),
+                                     [&](NodeId next) { return staging.stage_of[next.index()] == source; })
+               : std::ranges::any_of(graph.predecessors(node),
+                                     [&](NodeId before) { return staging.stage_of[before.index()] == source; });
       if (blocked) continue;
       staging.stage_of[node.index()] = target;
       ++moved;

@@ -13,10 +13,11 @@ namespace autopar {
 
 /// Changes of a request that does not fit, each of them enough by itself. Found by trying, not by rule of thumb.
 struct Remedies {
-  std::optional<Bytes> device_memory;   ///< least Options::device_memory that fits
-  std::optional<int> world;             ///< ranks on a larger cluster of the same devices; the least if it is near, else one that fits
-  std::optional<int> stages;            ///< least number of stages, if stages were fixed
-  std::optional<int> microbatches;      ///< least number of micro-batches, if more than allowed help
+  std::optional<Bytes> device_memory;  ///< least Options::device_memory that fits
+  std::optional<int>
+      world;  ///< ranks on a larger cluster of the same devices; the least if it is near, else one that fits
+  std::optional<int> stages;                     ///< least number of stages, if stages were fixed
+  std::optional<int> microbatches;               ///< least number of micro-batches, if more than allowed help
   std::optional<double> optimizer_state_factor;  ///< largest factor that fits
 };
 
@@ -52,7 +53,8 @@ class RemedySearch {
   [[nodiscard]] Bytes whole_memory(Bytes peak) const {
     const double share = 1 - request_.options.memory_margin;
     auto whole = static_cast<std::int64_t>(std::ceil(static_cast<double>(peak.value()) / share));
-    while (std::floor(static_cast<double>(whole) * share) < static_cast<double>(peak.value())) ++whole;
+    while (std::floor(static_cast<double>(whole) * share) < static_cast<double>(peak.value()))
+      ++whole;
     return Bytes(whole);
   }
 
@@ -122,7 +124,9 @@ class RemedySearch {
   const Constraints& constraints_;
 };
 
-[[nodiscard]] inline std::string number(double value) { return formatted("%g", value); }
+[[nodiscard]] inline std::string number(double value) {
+  return formatted("%g", value);
+}
 
 }  // namespace detail
 
@@ -142,7 +146,8 @@ class RemedySearch {
                    readable(*remedies.device_memory) + ", " + readable(*remedies.device_memory - now) + " more)");
   }
   if (remedies.stages) {
-    ways.push_back("stages = " + std::to_string(*remedies.stages) + " instead of " + std::to_string(constraints.stages));
+    ways.push_back("stages = " + std::to_string(*remedies.stages) + " instead of " +
+                   std::to_string(constraints.stages));
   }
   if (remedies.world) {
     ways.push_back(std::to_string(*remedies.world) + " ranks instead of " + std::to_string(constraints.world));
@@ -156,7 +161,8 @@ class RemedySearch {
                    detail::number(constraints.optimizer_state_factor) + " (an optimizer with less state)");
   }
   std::string text = ways.size() == 1 ? "this fits: " : "any one of these fits: ";
-  for (std::size_t i = 0; i < ways.size(); ++i) text += (i > 0 ? "; " : "") + ways[i];
+  for (std::size_t i = 0; i < ways.size(); ++i)
+    text += (i > 0 ? "; " : "") + ways[i];
   return text;
 }
 

@@ -20,7 +20,7 @@ struct Capabilities {
   int max_tensor_parallel = 1;
   int max_zero = 0;
   bool recompute = false;
-  bool precision = false;     ///< other element types than the module's
+  bool precision = false;  ///< other element types than the module's
   /// Copies of each gradient that a rank holds at the peak: the bucket that backwards add to and reductions sum, and
   /// the `.grad` that the optimizer reads.
   int gradient_copies = 2;
@@ -29,9 +29,9 @@ struct Capabilities {
 
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
-  Options options{};        ///< constraints; files, devices and logging in it are not looked at
-  int world = 0;            ///< ranks; 0 = all devices of the cluster
-  std::int64_t batch = 1;   ///< samples of a step, all ranks together
+  Options options{};       ///< constraints; files, devices and logging in it are not looked at
+  int world = 0;           ///< ranks; 0 = all devices of the cluster
+  std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
 };
 
@@ -39,41 +39,50 @@ struct PlanRequest {
 struct Constraints {
   int world = 1;
   std::int64_t batch = 1;
-  int stages = 0;                        ///< 0 = any number
-  std::vector<int> replicas;             ///< empty = any
-  std::vector<int> microbatches;         ///< candidates, ascending
-  std::vector<ScheduleKind> schedules;   ///< candidates
-  Bytes memory{};                        ///< what one rank may use, margin taken off
+  int stages = 0;                       ///< 0 = any number
+  std::vector<int> replicas;            ///< empty = any
+  std::vector<int> microbatches;        ///< candidates, ascending
+  std::vector<ScheduleKind> schedules;  ///< candidates
+  Bytes memory{};                       ///< what one rank may use, margin taken off
   double optimizer_state_factor = 2;
   int gradient_copies = 2;
-  std::vector<std::string> notes;        ///< what the plan should tell the user
+  std::vector<std::string> notes;  ///< what the plan should tell the user
 
   /// Samples of each rank: as even as can be, the first ranks not larger than the last.
   [[nodiscard]] std::vector<std::int64_t> local_batches() const {
     std::vector<std::int64_t> local;
-    for (std::int64_t r = 0; r < world; ++r) local.push_back(batch * (r + 1) / world - batch * r / world);
+    for (std::int64_t r = 0; r < world; ++r)
+      local.push_back(batch * (r + 1) / world - batch * r / world);
     return local;
   }
 };
 
-[[nodiscard]] inline std::string name_of(ScheduleKind kind) { return kind == ScheduleKind::kGPipe ? "gpipe" : "1f1b"; }
+[[nodiscard]] inline std::string name_of(ScheduleKind kind) {
+  return kind == ScheduleKind::kGPipe ? "gpipe" : "1f1b";
+}
 
 namespace detail {
 
-[[noreturn]] inline void refuse(const std::string& what) { throw InvalidArgument(what); }
+[[noreturn]] inline void refuse(const std::string& what) {
+  throw InvalidArgument(what);
+}
 
 [[nodiscard]] inline std::string listed(const std::vector<int>& values) {
   std::string out;
-  for (const int value : values) out += (out.empty() ? "" : ",") + std::to_string(value);
+  for (const int value : values)
+    out += (out.empty() ? "" : ",") + std::to_string(value);
   return "{" + out + "}";
 }
 
 inline void check_not_run_yet(const Options& options, const Capabilities& runtime) {
   const auto setting = [](const std::string& key, const auto& value) {
-    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>) return key + " = " + std::to_string(value);
-    else return key + " = " + value;
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>)
+      return key + " = " + std::to_string(value);
+    else
+      return key + " = " + value;
   };
-  if (options.tensor_parallel < 0) refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
+  if (options.tensor_parallel < 0)
+    refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
   if (options.tensor_parallel > runtime.max_tensor_parallel) {
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
            std::to_string(runtime.max_tensor_parallel) + "; leave it at 0");
@@ -109,7 +118,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 }
 
 inline void check_shape(const Options& options, int world, std::size_t nodes) {
-  if (options.stages < 0) refuse("stages = " + std::to_string(options.stages) + " is negative; 0 lets the planner choose");
+  if (options.stages < 0)
+    refuse("stages = " + std::to_string(options.stages) + " is negative; 0 lets the planner choose");
   for (const int replicas : options.replicas) {
     if (replicas < 1) refuse("replicas = " + listed(options.replicas) + ": every stage needs at least one replica");
   }
@@ -151,22 +161,23 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   if (options.microbatches < 0) refuse("microbatches = " + text(options.microbatches) + " is negative");
   if (options.min_microbatches < 1) refuse("min_microbatches = " + text(options.min_microbatches) + " is below 1");
   if (options.max_microbatches < options.min_microbatches) {
-    refuse("min_microbatches = " + text(options.min_microbatches) + " is above max_microbatches = " +
-           text(options.max_microbatches));
+    refuse("min_microbatches = " + text(options.min_microbatches) +
+           " is above max_microbatches = " + text(options.max_microbatches));
   }
   if (options.microbatches > 0) {
     const Options defaults;
     if (options.min_microbatches != defaults.min_microbatches && options.microbatches < options.min_microbatches) {
-      refuse("microbatches = " + text(options.microbatches) + " is below min_microbatches = " +
-             text(options.min_microbatches));
+      refuse("microbatches = " + text(options.microbatches) +
+             " is below min_microbatches = " + text(options.min_microbatches));
     }
     if (options.max_microbatches != defaults.max_microbatches && options.microbatches > options.max_microbatches) {
-      refuse("microbatches = " + text(options.microbatches) + " is above max_microbatches = " +
-             text(options.max_microbatches));
+      refuse("microbatches = " + text(options.microbatches) +
+             " is above max_microbatches = " + text(options.max_microbatches));
     }
     return {options.microbatches};
   }
-  const auto high = std::max<std::int64_t>(options.min_microbatches, std::min<std::int64_t>(options.max_microbatches, batch));
+  const auto high =
+      std::max<std::int64_t>(options.min_microbatches, std::min<std::int64_t>(options.max_microbatches, batch));
   return microbatch_candidates(options.min_microbatches, static_cast<int>(high));
 }
 
@@ -190,8 +201,10 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
     const WorkNode& unit = work.graph[node];
     if (!unit.whole_batch) continue;
     const auto impossible = [&](const std::string& option) {
-      throw CaptureError(unit.name, unit.path, "mixes the samples of a batch, so it is exact only with one micro-batch "
-                                               "and one replica, but " + option + "; leave that to the planner");
+      throw CaptureError(unit.name, unit.path,
+                         "mixes the samples of a batch, so it is exact only with one micro-batch "
+                         "and one replica, but " +
+                             option + "; leave that to the planner");
     };
     if (constraints.microbatches.front() > 1) {
       impossible(options.microbatches > 1 ? "microbatches = " + std::to_string(options.microbatches)
@@ -217,14 +230,16 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
 [[nodiscard]] inline Constraints resolve(const PlanRequest& request, const Workload& work, const Cluster& cluster) {
   const Options& options = request.options;
   Constraints out;
-  if (cluster.devices < 1) detail::refuse("cluster '" + cluster.name + "' has " + std::to_string(cluster.devices) + " devices");
+  if (cluster.devices < 1)
+    detail::refuse("cluster '" + cluster.name + "' has " + std::to_string(cluster.devices) + " devices");
   out.world = request.world == 0 ? cluster.devices : request.world;
   if (out.world < 1) detail::refuse("a world of " + std::to_string(out.world) + " ranks; at least 1 is needed");
   if (out.world > cluster.devices) {
-    detail::refuse("a world of " + std::to_string(out.world) + " ranks does not fit cluster '" + cluster.name + "' with " +
-                   std::to_string(cluster.devices) + " devices");
+    detail::refuse("a world of " + std::to_string(out.world) + " ranks does not fit cluster '" + cluster.name +
+                   "' with " + std::to_string(cluster.devices) + " devices");
   }
-  if (request.batch < 1) detail::refuse("a batch of " + std::to_string(request.batch) + " samples; at least 1 is needed");
+  if (request.batch < 1)
+    detail::refuse("a batch of " + std::to_string(request.batch) + " samples; at least 1 is needed");
   out.batch = request.batch;
   detail::check_not_run_yet(options, request.runtime);
   detail::check_shape(options, out.world, work.graph.node_count());
@@ -234,15 +249,17 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.microbatches = detail::allowed_microbatches(options, request.batch);
   out.memory = detail::usable_memory(options, cluster);
   if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
-    detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) + " is not a size ratio; "
+    detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) +
+                   " is not a size ratio; "
                    "use 0 for plain SGD, 2 for Adam");
   }
   out.optimizer_state_factor = options.optimizer_state_factor;
   out.gradient_copies = request.runtime.gradient_copies;
   if (!work.loss_mode) {
     if (options.schedule == "1f1b") {
-      out.notes.push_back("results leave the call before its backwards start, so all forwards run first: the order is "
-                          "gpipe's although schedule = 1f1b");
+      out.notes.push_back(
+          "results leave the call before its backwards start, so all forwards run first: the order is "
+          "gpipe's although schedule = 1f1b");
     }
     out.schedules = {ScheduleKind::kGPipe};
   }

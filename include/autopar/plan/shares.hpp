@@ -14,7 +14,7 @@ namespace autopar {
 struct Shares {
   std::int64_t smallest = 0;  ///< of the shares that are not empty
   std::int64_t largest = 0;
-  bool regular = true;        ///< no replica has an empty share of any micro-batch
+  bool regular = true;                                 ///< no replica has an empty share of any micro-batch
   std::vector<std::pair<std::int64_t, int>> heaviest;  ///< (samples, times) of the replica with the most samples
 };
 
@@ -25,7 +25,8 @@ struct Shares {
   std::vector<std::map<std::int64_t, int>> by_replica(static_cast<std::size_t>(replicas));
   for (int m = 0; m < microbatches; ++m) {
     std::int64_t size = 0;
-    for (const auto b : local) size += b * (m + 1) / microbatches - b * m / microbatches;
+    for (const auto b : local)
+      size += b * (m + 1) / microbatches - b * m / microbatches;
     for (int q = 0; q < replicas; ++q) {
       const auto own = local[static_cast<std::size_t>(keeps_pieces ? q : 0)];
       const std::int64_t share = keeps_pieces ? own * (m + 1) / microbatches - own * m / microbatches
@@ -42,7 +43,8 @@ struct Shares {
   std::int64_t most = -1;
   for (const auto& counts : by_replica) {
     std::int64_t total = 0;
-    for (const auto& [share, times] : counts) total += share * times;
+    for (const auto& [share, times] : counts)
+      total += share * times;
     if (total > most) {
       most = total;
       out.heaviest.assign(counts.begin(), counts.end());

@@ -15,8 +15,8 @@ namespace autopar {
 
 /// One point of the search: who runs what, in which order. Stages are numbered in pipeline order, none is empty.
 struct Staging {
-  std::vector<int> stage_of;    ///< by node of the workload
-  std::vector<int> replicas;    ///< by stage
+  std::vector<int> stage_of;  ///< by node of the workload
+  std::vector<int> replicas;  ///< by stage
   int microbatches = 1;
   ScheduleKind schedule = ScheduleKind::kOneFOneB;
 
@@ -42,7 +42,8 @@ struct Staging {
   const bool equal = std::adjacent_find(replicas.begin(), replicas.end(), std::not_equal_to<>()) == replicas.end();
   std::string counts;
   if (!equal) {
-    for (const int r : replicas) counts += (counts.empty() ? "" : "+") + std::to_string(r);
+    for (const int r : replicas)
+      counts += (counts.empty() ? "" : "+") + std::to_string(r);
   }
   std::string text = counted(replicas.size(), "stage", "stages") + " x ";
   text += equal ? counted(static_cast<std::size_t>(replicas.front()), "replica", "replicas") : counts + " replicas";
@@ -68,7 +69,8 @@ enum class Placement : std::uint8_t {
   }
   std::sort(turns.begin(), turns.end());
   std::vector<std::vector<Rank>> ranks(replicas.size());
-  for (std::size_t i = 0; i < turns.size(); ++i) ranks[turns[i].second].push_back(Rank::of(i));
+  for (std::size_t i = 0; i < turns.size(); ++i)
+    ranks[turns[i].second].push_back(Rank::of(i));
   return ranks;
 }
 

@@ -75,7 +75,9 @@ class LinearCuts {
     for (std::size_t begin = 0; begin < n; ++begin) {
       for (std::size_t end = begin + 1; end <= n; ++end) {
         Boundary& boundary = boundary_[begin * (n + 1) + end];
-        const auto inside = [&](NodeId node) { return position[node.index()] >= begin && position[node.index()] < end; };
+        const auto inside = [&](NodeId node) {
+          return position[node.index()] >= begin && position[node.index()] < end;
+        };
         seen.clear();
         const auto add = [&](Affine& side, std::int32_t value, const Affine& bytes, bool differentiable) {
           if (std::find(seen.begin(), seen.end(), value) != seen.end()) return;
@@ -84,7 +86,8 @@ class LinearCuts {
           if (differentiable) boundary.gradients += bytes;
         };
         for (const auto& input : work.inputs) {
-          if (std::ranges::any_of(input.readers, inside)) add(boundary.in, input.value, input.bytes, input.differentiable);
+          if (std::ranges::any_of(input.readers, inside))
+            add(boundary.in, input.value, input.bytes, input.differentiable);
         }
         for (const EdgeId edge : work.graph.edges()) {
           const bool from = inside(work.graph.source(edge)), to = inside(work.graph.target(edge));
@@ -92,7 +95,8 @@ class LinearCuts {
           if (from != to) add(from ? boundary.out : boundary.in, value.value, value.bytes, value.differentiable);
         }
         for (const auto& output : work.outputs) {
-          if (output.bytes.per_sample != 0 && inside(output.writer)) add(boundary.out, output.value, output.bytes, !work.loss_mode);
+          if (output.bytes.per_sample != 0 && inside(output.writer))
+            add(boundary.out, output.value, output.bytes, !work.loss_mode);
         }
       }
     }
@@ -126,8 +130,8 @@ class LinearCuts {
         for (std::size_t i = j; i-- > s;) {
           workspace = std::max(workspace, total.workspace[i]);
           if (best[i] == kNever) continue;
-          const std::int64_t bytes = held_[i * (n + 1) + j] + (total.saved[j] - total.saved[i]) * in_flight + workspace +
-                                     boundary_bytes(i, j, share, in_flight, staging.microbatches);
+          const std::int64_t bytes = held_[i * (n + 1) + j] + (total.saved[j] - total.saved[i]) * in_flight +
+                                     workspace + boundary_bytes(i, j, share, in_flight, staging.microbatches);
           const double own = goal == CutGoal::kTime ? total.time[j] - total.time[i] : static_cast<double>(bytes);
           const double bottleneck = std::max(best[i], own);
           if (bottleneck >= next[j]) continue;
@@ -141,7 +145,8 @@ class LinearCuts {
     }
     if (best[n] == kNever) return false;
     for (std::size_t s = stages, end = n; s-- > 0; end = from[s][end]) {
-      for (std::size_t i = from[s][end]; i < end; ++i) staging.stage_of[order_[i].index()] = static_cast<int>(s);
+      for (std::size_t i = from[s][end]; i < end; ++i)
+        staging.stage_of[order_[i].index()] = static_cast<int>(s);
     }
     return true;
   }
@@ -157,7 +162,8 @@ class LinearCuts {
   }
 
   [[nodiscard]] bool mixes_samples(std::size_t begin, std::size_t end) const {
-    return std::any_of(order_.begin() + static_cast<std::ptrdiff_t>(begin), order_.begin() + static_cast<std::ptrdiff_t>(end),
+    return std::any_of(order_.begin() + static_cast<std::ptrdiff_t>(begin),
+                       order_.begin() + static_cast<std::ptrdiff_t>(end),
                        [&](NodeId node) { return objective_.work().graph[node].whole_batch; });
   }
 
@@ -170,7 +176,8 @@ class LinearCuts {
 /// As equal as they can be, the last stages not smaller: micro-batches wait longest in the first ones.
 [[nodiscard]] inline std::vector<int> even_replicas(int world, int stages) {
   std::vector<int> replicas;
-  for (int s = 0; s < stages; ++s) replicas.push_back((s + 1) * world / stages - s * world / stages);
+  for (int s = 0; s < stages; ++s)
+    replicas.push_back((s + 1) * world / stages - s * world / stages);
   return replicas;
 }
 

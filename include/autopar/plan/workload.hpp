@@ -61,7 +61,8 @@ class CostTable {
     auto& row = rows_[samples];
     if (row.empty() && nodes_ > 0) {
       row.reserve(nodes_);
-      for (const NodeId node : id_range<NodeId>(nodes_)) row.push_back(checked(node, samples));
+      for (const NodeId node : id_range<NodeId>(nodes_))
+        row.push_back(checked(node, samples));
     }
     return row;
   }
@@ -192,7 +193,8 @@ namespace detail {
 [[nodiscard]] inline Workload contracted(const Workload& fine, const Partition& partition) {
   const QuotientGraph blocks = quotient(fine.graph, partition);
   Workload coarse;
-  for (const NodeId block : blocks.nodes()) coarse.graph.add_node(detail::merged(fine.graph, blocks[block]));
+  for (const NodeId block : blocks.nodes())
+    coarse.graph.add_node(detail::merged(fine.graph, blocks[block]));
   for (const EdgeId edge : blocks.edges()) {
     for (const EdgeId original : blocks[edge]) {
       coarse.graph.add_edge(blocks.source(edge), blocks.target(edge), fine.graph[original]);
@@ -201,25 +203,26 @@ namespace detail {
   coarse.parameters = fine.parameters;
   coarse.inputs = fine.inputs;
   for (auto& input : coarse.inputs) {
-    for (NodeId& reader : input.readers) reader = node_of(partition.block_of(reader));
+    for (NodeId& reader : input.readers)
+      reader = node_of(partition.block_of(reader));
   }
   coarse.outputs = fine.outputs;
-  for (auto& output : coarse.outputs) output.writer = node_of(partition.block_of(output.writer));
+  for (auto& output : coarse.outputs)
+    output.writer = node_of(partition.block_of(output.writer));
   coarse.loss_mode = fine.loss_mode;
   coarse.hash = fine.hash;
-  coarse.node_costs = detail::tabulated(
-      blocks.node_count(), [&fine, partition](NodeId block, std::int64_t samples) {
-        const auto& costs = fine.node_costs(samples);
-        NodeCost sum;
-        for (const NodeId member : partition.members(BlockId(block.value()))) {
-          const NodeCost cost = costs[member.index()];
-          sum.forward += cost.forward;
-          sum.backward += cost.backward;
-          sum.saved += cost.saved;
-          sum.workspace = std::max(sum.workspace, cost.workspace);
-        }
-        return sum;
-      });
+  coarse.node_costs = detail::tabulated(blocks.node_count(), [&fine, partition](NodeId block, std::int64_t samples) {
+    const auto& costs = fine.node_costs(samples);
+    NodeCost sum;
+    for (const NodeId member : partition.members(BlockId(block.value()))) {
+      const NodeCost cost = costs[member.index()];
+      sum.forward += cost.forward;
+      sum.backward += cost.backward;
+      sum.saved += cost.saved;
+      sum.workspace = std::max(sum.workspace, cost.workspace);
+    }
+    return sum;
+  });
   coarse.transfer = fine.transfer;
   coarse.all_reduce = fine.all_reduce;
   coarse.update = fine.update;

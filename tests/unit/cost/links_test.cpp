@@ -12,13 +12,15 @@ Cluster two_nodes_of_four() {
   Cluster cluster;
   cluster.name = "two nodes";
   cluster.devices = 8;
-  cluster.levels = {{"node", 4, {Seconds(1e-6), BytesPerSecond(100e9)}}, {"net", 8, {Seconds(10e-6), BytesPerSecond(10e9)}}};
+  cluster.levels = {{"node", 4, {Seconds(1e-6), BytesPerSecond(100e9)}},
+                    {"net", 8, {Seconds(10e-6), BytesPerSecond(10e9)}}};
   return cluster;
 }
 
 std::vector<Rank> ranks(std::initializer_list<int> ids) {
   std::vector<Rank> out;
-  for (const int id : ids) out.push_back(Rank(id));
+  for (const int id : ids)
+    out.push_back(Rank(id));
   return out;
 }
 

@@ -27,8 +27,10 @@ Instance random_instance(std::uint64_t seed, int max_nodes) {
   auto& options = out.request.options;
   options.memory_margin = 0.05 * dice(0, 3);
   options.optimizer_state_factor = dice(0, 4) / 2.0;
-  if (dice.chance(20)) options.microbatches = dice(1, 5);
-  else options.max_microbatches = dice(1, 4);
+  if (dice.chance(20))
+    options.microbatches = dice(1, 5);
+  else
+    options.max_microbatches = dice(1, 4);
   if (dice.chance(20)) options.schedule = dice.chance(50) ? "gpipe" : "1f1b";
   const int most = std::min<int>(out.cluster.devices, static_cast<int>(out.model.graph.node_count()));
   if (dice.chance(20)) options.stages = dice(1, most);

@@ -19,17 +19,25 @@ struct Equal {
   Constraints constraints;
 
   explicit Equal(int nodes) {
-    for (int i = 0; i < nodes; ++i) graph.add_node(i);
-    for (int i = 0; i + 1 < nodes; ++i) graph.add_edge(NodeId(i), NodeId(i + 1), i);
-    for (auto& level : cluster.levels) level.link = {Seconds(0), BytesPerSecond(1e30)};
+    for (int i = 0; i < nodes; ++i)
+      graph.add_node(i);
+    for (int i = 0; i + 1 < nodes; ++i)
+      graph.add_edge(NodeId(i), NodeId(i + 1), i);
+    for (auto& level : cluster.levels)
+      level.link = {Seconds(0), BytesPerSecond(1e30)};
     constraints.world = 4;
     constraints.batch = 64;
     constraints.memory = Bytes(1'000'000);
   }
   auto cost() const {
     return WeightedCost(
-        cluster, [](const auto&, NodeId, double) { return NodeCost{Seconds(1), Seconds(2), Bytes(10), Bytes(3)}; },
-        [](const auto&, EdgeId e) { return ValueProfile{e.value(), {1, 0}, true}; });
+        cluster,
+        [](const auto&, NodeId, double) {
+          return NodeCost{Seconds(1), Seconds(2), Bytes(10), Bytes(3)};
+        },
+        [](const auto&, EdgeId e) {
+          return ValueProfile{e.value(), {1, 0}, true};
+        });
   }
 };
 
@@ -59,7 +67,8 @@ TEST_CASE("memory counts what the schedule keeps in flight") {
   const StepObjective objective(work, equal.cluster, equal.constraints);
   const auto saved = [&](ScheduleKind schedule) {
     std::vector<std::int64_t> out;
-    for (const auto& stage : objective({{0, 1, 2, 3}, {1, 1, 1, 1}, 8, schedule}).stages) out.push_back(stage.memory.saved.value());
+    for (const auto& stage : objective({{0, 1, 2, 3}, {1, 1, 1, 1}, 8, schedule}).stages)
+      out.push_back(stage.memory.saved.value());
     return out;
   };
   CHECK(saved(ScheduleKind::kGPipe) == std::vector<std::int64_t>{80, 80, 80, 80});

@@ -37,8 +37,15 @@ Cluster a100s(int devices) {
   Cluster cluster;
   cluster.name = "a100-40";
   cluster.devices = devices;
-  cluster.device = {"A100-40", Bytes(std::int64_t{40} << 30), BytesPerSecond(1.555e12), FlopsPerSecond(9.7e12),
-                    FlopsPerSecond(19.5e12), FlopsPerSecond(156e12), FlopsPerSecond(312e12), FlopsPerSecond(312e12), 0.6,
+  cluster.device = {"A100-40",
+                    Bytes(std::int64_t{40} << 30),
+                    BytesPerSecond(1.555e12),
+                    FlopsPerSecond(9.7e12),
+                    FlopsPerSecond(19.5e12),
+                    FlopsPerSecond(156e12),
+                    FlopsPerSecond(312e12),
+                    FlopsPerSecond(312e12),
+                    0.6,
                     Seconds(5e-6)};
   cluster.levels = {{"NVLink", 8, {Seconds(5e-6), BytesPerSecond(250e9)}}};
   if (devices > 8) cluster.levels.push_back({"InfiniBand", devices, {Seconds(10e-6), BytesPerSecond(22e9)}});
@@ -61,7 +68,8 @@ void check_laws(const Plan& plan, const ModelProfile& model, const PlanRequest& 
   for (const StagePlan& stage : plan.stages) {
     CHECK_FALSE(stage.atoms.empty());
     NodeSet set(model.graph.node_count());
-    for (const NodeId atom : stage.atoms) set.insert(atom);
+    for (const NodeId atom : stage.atoms)
+      set.insert(atom);
     CHECK(is_convex(model.graph, set));
     CHECK(stage.peak_memory <= plan.device_memory);
     for (const Rank rank : stage.ranks) {
@@ -113,16 +121,17 @@ TEST_CASE("a small model is replicated, or the replicated plan is the explained 
 TEST_CASE("2.5 billion parameters: with Adam one device cannot hold them, with SGD it can") {
   const ModelProfile model = tutorial(5000, 100);
   std::int64_t parameters = 0;
-  for (const auto& p : model.parameters) parameters += p.bytes.value() / 4;
+  for (const auto& p : model.parameters)
+    parameters += p.bytes.value() / 4;
   CHECK(parameters == 2'500'500'000);
 
   const auto adam = request_for(8, 512, 2);
   const Plan with_adam = Planner<>{}.plan(model, a100s(8), adam);
   check_laws(with_adam, model, adam);
   CHECK(with_adam.stages.size() > 1);
-  const auto replicated = std::find_if(with_adam.runners_up.begin(), with_adam.runners_up.end(), [](const RunnerUp& other) {
-    return other.summary.starts_with("1 stage x 8 replicas");
-  });
+  const auto replicated =
+      std::find_if(with_adam.runners_up.begin(), with_adam.runners_up.end(),
+                   [](const RunnerUp& other) { return other.summary.starts_with("1 stage x 8 replicas"); });
   REQUIRE(replicated != with_adam.runners_up.end());
   CHECK(replicated->reason.find("does not fit: needs 46.7 GiB of 36.0 GiB") != std::string::npos);
 
@@ -147,7 +156,8 @@ TEST_CASE("plans keep the laws on random models", "[laws]") {
     Cluster cluster = test::small_cluster(dice(1, 7), Bytes(dice(100, 3000) * 1000));
     auto request = request_for(0, dice(1, 64), dice(0, 4) / 2.0);
     request.options.max_microbatches = dice(1, 8);
-    if (dice.chance(30)) request.options.stages = dice(1, std::min<int>(cluster.devices, static_cast<int>(model.graph.node_count())));
+    if (dice.chance(30))
+      request.options.stages = dice(1, std::min<int>(cluster.devices, static_cast<int>(model.graph.node_count())));
     Planner<> planner;
     planner.staging.max_states = 20'000;
     try {
@@ -184,7 +194,8 @@ TEST_CASE("times that are all scaled scale the step", "[laws]") {
     for (auto& level : slower.levels) {
       level.link = {level.link.latency * 4, BytesPerSecond(level.link.bandwidth.value() / 4)};
     }
-    CHECK(Planner<>{}.plan(model, slower, request).step.value() == Approx(4 * plan.step.value()).epsilon(1e-9).margin(0));
+    CHECK(Planner<>{}.plan(model, slower, request).step.value() ==
+          Approx(4 * plan.step.value()).epsilon(1e-9).margin(0));
   }
 }
 
@@ -214,18 +225,26 @@ TEST_CASE("a task graph without a network is divided too") {
     double seconds;
   };
   Graph<Task, double> tasks;
-  for (int i = 0; i < 8; ++i) tasks.add_node({i < 4 ? 1e-3 : 3e-3});
-  for (int i = 0; i < 6; ++i) tasks.add_edge(NodeId(i), NodeId(i + 2), 1000.0);
+  for (int i = 0; i < 8; ++i)
+    tasks.add_node({i < 4 ? 1e-3 : 3e-3});
+  for (int i = 0; i < 6; ++i)
+    tasks.add_edge(NodeId(i), NodeId(i + 2), 1000.0);
   const Cluster cluster = test::small_cluster(4);
   const WeightedCost cost(
-      cluster, [](const auto& g, NodeId t, double n) { return NodeCost{Seconds(g[t].seconds * n), {}, {}, {}}; },
-      [](const auto& g, EdgeId e) { return ValueProfile{e.value(), {g[e], 0}, false}; });
+      cluster,
+      [](const auto& g, NodeId t, double n) {
+        return NodeCost{Seconds(g[t].seconds * n), {}, {}, {}};
+      },
+      [](const auto& g, EdgeId e) {
+        return ValueProfile{e.value(), {g[e], 0}, false};
+      });
   auto request = request_for(4, 16, 0);
   request.options.stages = 4;
   const Plan plan = Planner<>{}.plan(tasks, cost, cluster, request);
   CHECK(plan.stages.size() == 4);
   std::size_t atoms = 0;
-  for (const auto& stage : plan.stages) atoms += stage.atoms.size();
+  for (const auto& stage : plan.stages)
+    atoms += stage.atoms.size();
   CHECK(atoms == 8);
   // 16 ms of tasks a sample, of which no stage can have less than a quarter.
   CHECK(plan.step.value() >= 16 * 4e-3);
@@ -265,7 +284,8 @@ TEST_CASE("results that leave the call run all forwards first") {
   request.options.stages = 2;
   const Plan plan = Planner<>{}.plan(model, test::small_cluster(2), request);
   CHECK(plan.schedule == ScheduleKind::kGPipe);
-  CHECK(std::any_of(plan.notes.begin(), plan.notes.end(), [](const auto& n) { return n.find("gpipe") != std::string::npos; }));
+  CHECK(std::any_of(plan.notes.begin(), plan.notes.end(),
+                    [](const auto& n) { return n.find("gpipe") != std::string::npos; }));
 }
 
 TEST_CASE("ten billion parameters and long chains are planned for 64 devices in seconds") {

@@ -45,7 +45,8 @@ TEST_CASE("a plan prints as a table with what binds, the runner-up and the notes
   out << plan;
   const std::string expected =
       "plan: 2 stages x 3+1 replicas, 8 micro-batches, 1f1b; 4 ranks of A100-40, batch 256\n"
-      "predicted step 128 ms (2000 samples/s), bound by memory, bubble 21 %; memory 36.0 GiB a rank, optimizer state 2 x "
+      "predicted step 128 ms (2000 samples/s), bound by memory, bubble 21 %; memory 36.0 GiB a rank, optimizer state 2 "
+      "x "
       "parameters\n"
       "  stage  ops  parameters  replicas  ranks  forward  backward  messages  reduction      peak memory\n"
       "      0    3    9.00 GiB         3    0-2  4.00 ms   0.00 ns   0.00 ns    0.00 ns  18.0 GiB (50 %)\n"

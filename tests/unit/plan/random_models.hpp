@@ -16,7 +16,9 @@ class Dice {
  public:
   explicit Dice(std::uint64_t seed) : engine_(seed * 0x9E3779B97F4A7C15ull + 1) { engine_.discard(4); }
   /// Uniform in [low, high].
-  int operator()(int low, int high) { return low + static_cast<int>(engine_() % static_cast<std::uint64_t>(high - low + 1)); }
+  int operator()(int low, int high) {
+    return low + static_cast<int>(engine_() % static_cast<std::uint64_t>(high - low + 1));
+  }
   bool chance(int percent) { return (*this)(1, 100) <= percent; }
 
  private:
@@ -97,7 +99,8 @@ inline Cluster small_cluster(int devices, Bytes memory = Bytes(1 << 20)) {
   cluster.device.f32 = FlopsPerSecond(1e10);
   cluster.device.memory_bandwidth = BytesPerSecond(1e9);
   cluster.device.launch = Seconds(2e-6);
-  cluster.levels = {{"node", 2, {Seconds(1e-6), BytesPerSecond(4e9)}}, {"all", devices, {Seconds(8e-6), BytesPerSecond(1e9)}}};
+  cluster.levels = {{"node", 2, {Seconds(1e-6), BytesPerSecond(4e9)}},
+                    {"all", devices, {Seconds(8e-6), BytesPerSecond(1e9)}}};
   if (devices <= 2) cluster.levels = {{"node", devices, {Seconds(1e-6), BytesPerSecond(4e9)}}};
   return cluster;
 }

@@ -38,7 +38,9 @@ TEST_CASE("each change that an infeasible plan suggests makes it fit", "[laws]")
     request.batch = dice(8, 64);
     request.options.memory_margin = 0.1;
     request.options.max_microbatches = dice(1, 4);
-    if (dice.chance(40)) request.options.stages = dice(1, std::min<int>(std::max(1, cluster.devices - 1), static_cast<int>(model.graph.node_count())));
+    if (dice.chance(40))
+      request.options.stages =
+          dice(1, std::min<int>(std::max(1, cluster.devices - 1), static_cast<int>(model.graph.node_count())));
     const RooflineCost cost(cluster);
     const Workload work = make_workload(model, cost);
     const Constraints constraints = resolve(request, work, cluster);
@@ -62,11 +64,13 @@ TEST_CASE("each change that an infeasible plan suggests makes it fit", "[laws]")
       REQUIRE(remedies.device_memory);
       ++memory;
       CHECK(applied([&](PlanRequest& r) { r.options.device_memory = *remedies.device_memory; }));
-      CHECK(error.remedy().find("device_memory = " + std::to_string(remedies.device_memory->value())) != std::string::npos);
+      CHECK(error.remedy().find("device_memory = " + std::to_string(remedies.device_memory->value())) !=
+            std::string::npos);
       if (remedies.world) {
         ++ranks;
         CHECK(applied([&](PlanRequest& r) { r.world = *remedies.world; }));
-        if (*remedies.world <= 2 * request.world) CHECK_FALSE(applied([&](PlanRequest& r) { r.world = *remedies.world - 1; }));
+        if (*remedies.world <= 2 * request.world)
+          CHECK_FALSE(applied([&](PlanRequest& r) { r.world = *remedies.world - 1; }));
       }
       if (remedies.stages) {
         ++stages;
@@ -75,12 +79,14 @@ TEST_CASE("each change that an infeasible plan suggests makes it fit", "[laws]")
       }
       if (remedies.microbatches) {
         ++microbatches;
-        CHECK(applied([&](PlanRequest& r) { r.options.max_microbatches = r.options.microbatches = *remedies.microbatches; }));
+        CHECK(applied(
+            [&](PlanRequest& r) { r.options.max_microbatches = r.options.microbatches = *remedies.microbatches; }));
       }
       if (remedies.optimizer_state_factor) {
         ++factors;
         CHECK(applied([&](PlanRequest& r) { r.options.optimizer_state_factor = *remedies.optimizer_state_factor; }));
-        CHECK_FALSE(applied([&](PlanRequest& r) { r.options.optimizer_state_factor = *remedies.optimizer_state_factor + 1.0 / 16; }));
+        CHECK_FALSE(applied(
+            [&](PlanRequest& r) { r.options.optimizer_state_factor = *remedies.optimizer_state_factor + 1.0 / 16; }));
       }
     }
   }

@@ -28,7 +28,8 @@ void refused(Options options, std::initializer_list<std::string> parts, int worl
     FAIL("accepted");
   } catch (const InvalidArgument& error) {
     CAPTURE(error.what());
-    for (const auto& part : parts) CHECK(std::string(error.what()).find(part) != std::string::npos);
+    for (const auto& part : parts)
+      CHECK(std::string(error.what()).find(part) != std::string::npos);
   }
 }
 
@@ -53,7 +54,8 @@ TEST_CASE("more stages than can be separated are refused") {
   const RooflineCost cost(cluster);
   PlanRequest request;
   request.options.stages = 3;
-  CHECK_THROWS_WITH(resolve(request, make_workload(two, cost), cluster), Catch::Contains("stages = 3") && Catch::Contains("only 2"));
+  CHECK_THROWS_WITH(resolve(request, make_workload(two, cost), cluster),
+                    Catch::Contains("stages = 3") && Catch::Contains("only 2"));
 }
 
 TEST_CASE("what this version does not run is refused by name") {

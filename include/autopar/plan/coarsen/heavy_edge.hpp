@@ -67,7 +67,8 @@ struct HeavyEdge {
   static Partition neighbours(const Partition& blocks, const QuotientGraph& graph) {
     const auto order = topological_order(graph);
     std::vector<BlockId> pair_of(order.size());
-    for (std::size_t i = 0; i < order.size(); ++i) pair_of[order[i].index()] = BlockId::of(i / 2);
+    for (std::size_t i = 0; i < order.size(); ++i)
+      pair_of[order[i].index()] = BlockId::of(i / 2);
     std::vector<BlockId> block_of;
     for (const NodeId node : id_range<NodeId>(blocks.node_count())) {
       block_of.push_back(pair_of[blocks.block_of(node).index()]);
@@ -90,20 +91,24 @@ struct HeavyEdge {
     }
     const double all_time = std::max(1e-300, std::accumulate(time.begin(), time.end(), 0.0));
     const double all_memory = std::max(1.0, std::accumulate(memory.begin(), memory.end(), 0.0));
-    for (std::size_t i = 0; i < time.size(); ++i) time[i] = time[i] / all_time + memory[i] / all_memory;
+    for (std::size_t i = 0; i < time.size(); ++i)
+      time[i] = time[i] / all_time + memory[i] / all_memory;
     return time;
   }
 
   static Partition matched(const Workload& work, const QuotientGraph& graph, const Partition& blocks,
-                           const std::vector<double>& weight, std::int64_t samples, double limit, std::size_t max_pairs) {
+                           const std::vector<double>& weight, std::int64_t samples, double limit,
+                           std::size_t max_pairs) {
     std::vector<double> load(graph.node_count(), 0);
     for (const NodeId block : graph.nodes()) {
-      for (const NodeId member : graph[block]) load[block.index()] += weight[member.index()];
+      for (const NodeId member : graph[block])
+        load[block.index()] += weight[member.index()];
     }
     std::vector<std::tuple<double, double, EdgeId>> candidates;  // heaviest value, then lightest pair first
     for (const EdgeId edge : graph.edges()) {
       double bytes = 0;
-      for (const EdgeId original : graph[edge]) bytes += work.graph[original].bytes.at(static_cast<double>(samples));
+      for (const EdgeId original : graph[edge])
+        bytes += work.graph[original].bytes.at(static_cast<double>(samples));
       candidates.emplace_back(-bytes, load[graph.source(edge).index()] + load[graph.target(edge).index()], edge);
     }
     std::sort(candidates.begin(), candidates.end());
@@ -118,7 +123,8 @@ struct HeavyEdge {
     }
     const Partition pairs = acyclic_coarsening(graph, groups);
     std::vector<BlockId> block_of;
-    for (const NodeId node : work.graph.nodes()) block_of.push_back(pairs.block_of(node_of(blocks.block_of(node))));
+    for (const NodeId node : work.graph.nodes())
+      block_of.push_back(pairs.block_of(node_of(blocks.block_of(node))));
     return Partition(std::move(block_of));
   }
 };
