@@ -1,6 +1,7 @@
 #include <autopar/io/cluster_file.hpp>
 
 #include <catch_shim.hpp>
+#include <replaced.hpp>
 
 #include <autopar/core/error.hpp>
 
@@ -35,12 +36,6 @@ span = 16
 bandwidth_gb_s = 25
 latency_us = 8
 )";
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  const auto at = text.find(from);
-  REQUIRE(at != std::string::npos);
-  return text.replace(at, from.size(), to);
-}
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 #include <autopar/io/plan_file.hpp>
 
 #include <catch_shim.hpp>
+#include <replaced.hpp>
 
 #include <random>
 
@@ -40,12 +41,6 @@ Plan sample_plan() {
   plan.runners_up = {{"1 stage", "slower", Seconds(0.5)}};
   plan.notes = {"32 samples a statistic"};
   return plan;
-}
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  const auto at = text.find(from);
-  REQUIRE(at != std::string::npos);
-  return text.replace(at, from.size(), to);
 }
 
 }  // namespace
