@@ -171,11 +171,11 @@ struct ExactStaging {
       std::optional<Seed> best;
       for (const int microbatches : constraints.microbatches) {
         for (const ScheduleKind schedule : constraints.schedules) {
-          auto staging = cuts.cut(replicas, microbatches, schedule);
-          if (!staging || !meets(constraints, objective.work(), *staging)) continue;
+          auto cut = cuts.cut(replicas, microbatches, schedule);
+          if (!cut || !meets(constraints, objective.work(), cut->staging)) continue;
           ++result.states;
-          const double estimate = local.estimate(*staging);
-          if (!best || estimate < best->estimate) best = Seed{estimate, std::move(*staging)};
+          const double estimate = local.estimate(cut->staging);
+          if (!best || estimate < best->estimate) best = Seed{estimate, std::move(cut->staging)};
         }
       }
       if (best) found.push_back(std::move(*best));

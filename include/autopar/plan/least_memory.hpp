@@ -33,9 +33,10 @@ class LeastMemoryCuts {
       if (constraints.stages > 0 && stages != constraints.stages) continue;
       for (const auto& replicas : replica_choices(stages)) {
         for (const int microbatches : microbatch_choices()) {
-          auto staging = cuts_.cut(replicas, microbatches, least_in_flight(), CutGoal::kMemory);
-          if (!staging || !meets(constraints, objective_.work(), *staging)) continue;
-          const LeastMemory found = measured(std::move(*staging));
+          auto cut = cuts_.cut(replicas, microbatches, least_in_flight(), CutGoal::kMemory);
+          if (!cut || (least && cut->bottleneck >= static_cast<double>(least->peak.value()))) continue;
+          if (!meets(constraints, objective_.work(), cut->staging)) continue;
+          const LeastMemory found = measured(std::move(cut->staging));
           if (!least || found.peak < least->peak) least = found;
         }
       }

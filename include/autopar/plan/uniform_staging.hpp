@@ -43,14 +43,19 @@ class LinearCuts {
     if (n <= kBoundaries) add_boundaries();
   }
 
+  struct Cut {
+    Staging staging;
+    double bottleneck = 0;  ///< seconds or, for CutGoal::kMemory, bytes: no more than the true peak
+  };
+
   /// @return the best cut for these replicas, micro-batches and schedule; nothing if there are more stages than nodes
-  [[nodiscard]] std::optional<Staging> cut(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule,
-                                           CutGoal goal = CutGoal::kTime) const {
+  [[nodiscard]] std::optional<Cut> cut(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule,
+                                       CutGoal goal = CutGoal::kTime) const {
     if (replicas.size() > order_.size()) return std::nullopt;
-    Staging staging{std::vector<int>(order_.size()), replicas, microbatches, schedule};
-    if (goal == CutGoal::kTime && fill(staging, goal, true)) return staging;
-    if (!fill(staging, goal, false)) return std::nullopt;
-    return staging;
+    Cut cut{{std::vector<int>(order_.size()), replicas, microbatches, schedule}};
+    if (goal == CutGoal::kTime && fill(cut, goal, true)) return cut;
+    if (!fill(cut, goal, false)) return std::nullopt;
+    return cut;
   }
 
  private:
@@ -113,7 +118,8 @@ class LinearCuts {
     return out;
   }
 
-  bool fill(Staging& staging, CutGoal goal, bool must_fit) const {
+  bool fill(Cut& cut, CutGoal goal, bool must_fit) const {
+    Staging& staging = cut.staging;
     constexpr double kNever = std::numeric_limits<double>::infinity();
     const std::size_t n = order_.size(), stages = staging.replicas.size();
     std::vector<double> best(n + 1, kNever);
@@ -144,6 +150,7 @@ class LinearCuts {
       best = std::move(next);
     }
     if (best[n] == kNever) return false;
+    cut.bottleneck = best[n];
     for (std::size_t s = stages, end = n; s-- > 0; end = from[s][end]) {
       for (std::size_t i = from[s][end]; i < end; ++i)
         staging.stage_of[order_[i].index()] = static_cast<int>(s);
@@ -199,10 +206,10 @@ struct UniformStaging {
       if (replicas.empty()) replicas.assign(static_cast<std::size_t>(stages), constraints.world / stages);
       for (const int microbatches : constraints.microbatches) {
         for (const ScheduleKind schedule : constraints.schedules) {
-          const auto staging = cuts.cut(replicas, microbatches, schedule);
-          if (!staging || !meets(constraints, objective.work(), *staging)) continue;
+          const auto cut = cuts.cut(replicas, microbatches, schedule);
+          if (!cut || !meets(constraints, objective.work(), cut->staging)) continue;
           ++result.states;
-          result.candidates.offer({*staging, objective(*staging)});
+          result.candidates.offer({cut->staging, objective(cut->staging)});
         }
       }
     }
