@@ -5,6 +5,7 @@
 #include <string>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/profile.hpp>
 
 #include "share_interpreter.hpp"
 
@@ -87,8 +88,37 @@ inline std::vector<Share> random_cut(std::int64_t batch, std::int64_t pieces, st
   return shares;
 }
 
+/// A random chain of convex stages: a random order of the atoms that respects their dependencies, cut at random places.
+inline std::vector<int> random_stages(const Planned& planned, int stages, std::mt19937& random) {
+  const auto profile = profile_graph(planned.graph, planned.plan);
+  const auto& atoms = profile.model.graph;
+  std::vector<std::size_t> missing(atoms.node_count());
+  std::vector<NodeId> ready, order;
+  for (const auto node : atoms.nodes()) {
+    missing[node.index()] = atoms.in_edges(node).size();
+    if (missing[node.index()] == 0) ready.push_back(node);
+  }
+  while (!ready.empty()) {
+    std::swap(ready[random() % ready.size()], ready.back());
+    const auto node = ready.back();
+    ready.pop_back();
+    order.push_back(node);
+    for (const auto edge : atoms.out_edges(node)) {
+      if (--missing[atoms.target(edge).index()] == 0) ready.push_back(atoms.target(edge));
+    }
+  }
+  REQUIRE(order.size() == atoms.node_count());
+  std::vector<int> stage_of(planned.graph.ops.size(), 0);
+  int stage = 0;
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    if (stage + 1 < stages && random() % (order.size() / static_cast<std::size_t>(stages) + 1) == 0) ++stage;
+    for (const auto op : profile.atoms.atoms[order[k].index()]) stage_of[op.index()] = stage;
+  }
+  return stage_of;
+}
+
 inline void compare(const Case& test, Net& net, const Planned& planned, std::int64_t batch, const std::vector<Share>& ranks,
-                    const std::vector<Share>& shares) {
+                    const std::vector<Share>& shares, const std::vector<int>& stage_of = {}, int stages = 1) {
   Tensors inputs;
   for (const auto& arg : test.args) inputs.push_back(make(arg, batch));
   Tensors cotangents;
@@ -100,7 +130,9 @@ inline void compare(const Case& test, Net& net, const Planned& planned, std::int
   }
   const auto expected = train(net, test, inputs, cotangents, [&] { return test.function(net, inputs); });
   const auto actual = train(net, test, inputs, cotangents, [&] {
-    return ShareInterpreter(planned.graph, planned.plan, net, inputs, batch).run(ranks, shares);
+    ShareInterpreter interpreter(planned.graph, planned.plan, net, inputs, batch);
+    if (stages > 1) interpreter.cut(stage_of, stages);
+    return interpreter.run(ranks, shares);
   });
   require_equal(actual.results, expected.results, "result");
   require_equal(actual.gradients, expected.gradients, "gradient");
@@ -125,7 +157,12 @@ inline Planned expect_exact(const Case& test) {
     for (const int pieces : {1, 2, 3, 6}) {
       if (batch == 1 && pieces > 2) continue;
       INFO("batch " << batch << ", pieces " << pieces);
-      compare(test, net, planned, batch, random_cut(batch, 3, random), random_cut(batch, pieces, random));
+      const auto ranks = random_cut(batch, 3, random), shares = random_cut(batch, pieces, random);
+      compare(test, net, planned, batch, ranks, shares);
+      for (const int stages : {2, 4}) {
+        INFO("stages " << stages);
+        compare(test, net, planned, batch, ranks, shares, random_stages(planned, stages, random), stages);
+      }
     }
   }
   return planned;

@@ -87,6 +87,12 @@ class ShareInterpreter {
   ShareInterpreter(const OpGraph& graph, const BatchPlan& plan, Net& net, Tensors inputs, std::int64_t batch)
       : graph_(graph), plan_(plan), net_(net), inputs_(std::move(inputs)), batch_(batch) {}
 
+  /// From now on runs each share stage by stage, in memory that stages do not share. @param stage_of  by OpId, from 0
+  void cut(std::vector<int> stage_of, int stages) {
+    stage_of_ = std::move(stage_of);
+    stages_ = stages;
+  }
+
   /// Results of the whole batch; autograd connects them with the inputs and the parameters of the net.
   Tensors run(const std::vector<Share>& ranks, const std::vector<Share>& shares) {
     run_prologue(ranks);
@@ -222,10 +228,38 @@ class ShareInterpreter {
     for (const auto value : plan_.prologue_values) early_[value] = locals.front()[value.index()].detach();
   }
 
+  [[nodiscard]] int stage_of(OpId op) const { return stage_of_.empty() ? 0 : stage_of_[op.index()]; }
+
   Environment run_stage(const Share& share) {
-    auto values = leaves(share);
+    std::vector<Environment> stages;
+    for (int stage = 0; stage < stages_; ++stage) {
+      auto& values = stages.emplace_back(leaves(share));
+      for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+        const auto op = OpId::of(i);
+        if (!plan_.ops[i].in_stage || stage_of(op) != stage) continue;
+        for_each_input(graph_.op(op), [&](ValueId value) {
+          const auto definer = graph_.value(value).definer;
+          if (!definer.valid() || values[value.index()].defined()) return;
+          const auto from = stage_of(definer);
+          REQUIRE(from < stage);
+          values[value.index()] = stages[static_cast<std::size_t>(from)][value.index()].clone();
+        });
+        call(op, values, share.size());
+      }
+    }
+    return merge(stages);
+  }
+
+  // Of every value the one of the stage that makes it; of a buffer that of the stage that works on it.
+  Environment merge(const std::vector<Environment>& stages) {
+    auto values = stages.front();
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-      if (plan_.ops[i].in_stage) call(OpId::of(i), values, share.size());
+      if (!plan_.ops[i].in_stage) continue;
+      const auto& own = stages[static_cast<std::size_t>(stage_of(OpId::of(i)))];
+      for_each_input(graph_.ops[i], [&](ValueId value) {
+        if (graph_.value(value).kind == ValueKind::kBuffer) values[value.index()] = own[value.index()];
+      });
+      for_each_output(graph_.ops[i], [&](ValueId value) { values[value.index()] = own[value.index()]; });
     }
     return values;
   }
@@ -307,6 +341,8 @@ class ShareInterpreter {
   Net& net_;
   Tensors inputs_;
   std::int64_t batch_;
+  std::vector<int> stage_of_;
+  int stages_ = 1;
   std::map<ValueId, Tensor> early_;
   Environment late_;
   Tensors counts_;
