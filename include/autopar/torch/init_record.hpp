@@ -12,18 +12,23 @@ namespace detail {
 class Construction;
 }
 
+/// When a recorded construction takes its numbers from the default CPU generator.
+enum class Drawing {
+  kAtOnce,           ///< the generator is left as eager construction would leave it, at half a nanosecond for each draw
+  kAtMaterialisation  ///< the generator is not touched: to plan a model, or for rebase() to say where to draw from
+};
+
 /// The construction of a module as a recording: its parameters and buffers are phantoms until somebody asks for their data.
 ///
 /// Values are those of eager construction from the same state of the CPU generator, bit by bit, whichever tensors are
-/// materialised and in whatever order; and the default CPU generator is left as eager construction would leave it (skipping
-/// draws costs about half a nanosecond each). As long as the record lives, operators on its phantoms are recorded too, as
+/// materialised and in whatever order. As long as the record lives, operators on its phantoms are recorded too, as
 /// in `model->apply(init)`; afterwards they are errors. Recording and materialising exclude one another between threads,
 /// because they share torch's default generator.
 class InitRecord {
  public:
   /// Runs `construct`, which makes and keeps the module.
   /// @throws CaptureError  reading data, explicit generators, and random operators whose number of draws depends on data
-  [[nodiscard]] static InitRecord record(const std::function<void()>& construct);
+  [[nodiscard]] static InitRecord record(const std::function<void()>& construct, Drawing drawing = Drawing::kAtOnce);
 
   /// Puts data behind the handles, on the CPU; every other handle to the same tensors sees it. Tensors that are no phantoms
   /// are left alone. @throws InvalidArgument for a phantom that the recorded construction did not make

@@ -60,6 +60,8 @@ class Analysis {
   void find_epilogue();
   void find_outputs();
   void find_buffer_updates();
+  [[nodiscard]] std::vector<std::vector<OpId>> ops_of_buffers() const;
+  [[nodiscard]] bool writes_buffer(OpId id, StorageId storage) const;
   void find_stage_ops();
   void use_prologue_value(ValueId value);
   void decide_loss_mode();

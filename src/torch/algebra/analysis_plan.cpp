@@ -173,46 +173,64 @@ void Analysis::find_outputs() {
   }
 }
 
+// Live ops that read or write each buffer, in program order.
+std::vector<std::vector<OpId>> Analysis::ops_of_buffers() const {
+  std::vector<std::vector<OpId>> ops(leaf_of_storage_.size());
+  const auto touch = [&](StorageId storage, OpId op) {
+    const auto leaf = leaf_of_storage_[storage.index()];
+    if (!leaf.valid() || graph_.value(leaf).kind != ValueKind::kBuffer) return;
+    auto& list = ops[storage.index()];
+    if (list.empty() || list.back() != op) list.push_back(op);
+  };
+  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+    if (!live_[i]) continue;
+    for_each_input(graph_.ops[i], [&](ValueId value) {
+      if (const auto storage = graph_.value(value).storage; storage.valid()) touch(storage, OpId::of(i));
+    });
+    for (const auto storage : graph_.ops[i].writes) touch(storage, OpId::of(i));
+  }
+  return ops;
+}
+
+/// A norm in training mode whose statistics are those of the whole batch writes them, though its schema does not say so.
+bool Analysis::writes_buffer(OpId id, StorageId storage) const {
+  const OpContext op(graph_, plan_.values, options_, id);
+  const auto& writes = op.node().writes;
+  if (std::find(writes.begin(), writes.end(), storage) != writes.end()) return true;
+  if (op.traits().family != OpFamily::kBatchNorm) return false;
+  if (!op.flag(op.has("training") ? "training" : "use_input_stats", true)) return false;
+  const auto is_here = [&](ValueId value) { return value.valid() && graph_.value(value).storage == storage; };
+  return is_here(op.tensor("running_mean")) || is_here(op.tensor("running_var"));
+}
+
 void Analysis::find_buffer_updates() {
-  for (std::size_t s = 0; s < leaf_of_storage_.size(); ++s) {
-    const auto leaf = leaf_of_storage_[s];
-    if (!leaf.valid() || graph_.value(leaf).kind != ValueKind::kBuffer) continue;
-    BufferUpdate update{leaf, leaf, BufferUpdateKind::kReplicated, {}, false};
+  const auto ops_of = ops_of_buffers();
+  for (std::size_t s = 0; s < ops_of.size(); ++s) {
+    const auto storage = StorageId::of(s);
+    BufferUpdate update{leaf_of_storage_[s], leaf_of_storage_[s], BufferUpdateKind::kReplicated, {}, false};
     bool written = false;
-    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-      if (!live_[i]) continue;
-      const OpContext op(graph_, plan_.values, options_, OpId::of(i));
-      const auto& writes = op.node().writes;
-      const bool is_norm = op.traits().family == OpFamily::kBatchNorm;
-      if (plan_.ops[i].batch_norm >= 0) continue;
-      const bool statistics = is_norm && (op.tensor("running_mean") == leaf || op.tensor("running_var") == leaf) &&
-                              op.flag(op.has("training") ? "training" : "use_input_stats", true);
-      const bool writes_it = statistics || std::any_of(writes.begin(), writes.end(), [&](StorageId storage) {
-        return storage.index() == s;
-      });
-      if (!writes_it) {
-        for (const auto value : op.tensors()) {
-          update.read_after_write = update.read_after_write || (written && graph_.value(value).storage.index() == s);
-        }
+    for (const auto id : ops_of[s]) {
+      if (plan_.treatment(id).batch_norm >= 0) continue;
+      if (!writes_buffer(id, storage)) {
+        update.read_after_write = update.read_after_write || written;
         continue;
       }
       written = true;
-      for (const auto value : op.results()) {
+      for_each_output(graph_.op(id), [&](ValueId value) {
         if (graph_.value(value).previous == update.result) update.result = value;
-      }
-      const auto last = plan_.type(update.result).spread;
-      if (plan_.ops[i].whole_batch) update.kind = BufferUpdateKind::kWholeBatch;
-      else if (last == Spread::kPartialSum) update.kind = BufferUpdateKind::kPartialSum;
+      });
+      if (plan_.treatment(id).whole_batch) update.kind = BufferUpdateKind::kWholeBatch;
+      else if (plan_.type(update.result).is(Spread::kPartialSum)) update.kind = BufferUpdateKind::kPartialSum;
     }
     if (!written) continue;
-    const auto ops = cone({update.result});
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      if (!ops[i]) continue;
+    const auto needed = cone({update.result});
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+      if (!needed[i]) continue;
       if (plan_.ops[i].whole_batch) update.kind = BufferUpdateKind::kWholeBatch;
       update.ops.push_back(OpId::of(i));
     }
     for (const auto value : graph_.outputs) {
-      update.read_after_write = update.read_after_write || graph_.value(value).storage.index() == s;
+      update.read_after_write = update.read_after_write || graph_.value(value).storage == storage;
     }
     if (update.kind != BufferUpdateKind::kReplicated) update.ops.clear();
     plan_.buffer_updates.push_back(std::move(update));

@@ -7,7 +7,7 @@ namespace {
 
 /// Dims that an op works along; all dims if none is named.
 std::optional<std::vector<std::int64_t>> dims_of(const OpContext& op, std::int64_t rank) {
-  for (const auto* name : {"dim", "dims"}) {
+  for (const auto* name : {"dim", "dims", "dimension"}) {
     const auto at = op.position(name);
     if (at < 0) continue;
     auto dims = op.integers(name);

@@ -93,6 +93,7 @@ std::optional<Affine> product_flops(const OpContext& op) {
       return line_through(flops_at(1), flops_at(2));
     }
     case OpFamily::kAttention: {
+      if (op.traits().op_class != OpClass::kAttention) return results * static_cast<double>(2 * last_size(op.sizes(operands[0])));
       const auto& key = op.sizes(operands[1]);
       return elements(op.sizes(operands[0])) * (4 * static_cast<double>(key[key.size() - 2].at(1)));
     }

@@ -8,6 +8,8 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <autopar/torch/init_record.hpp>
+
 #include "torch/capture/tracer.hpp"
 
 namespace autopar::detail {
@@ -16,7 +18,7 @@ namespace autopar::detail {
 class Construction : public OperatorSink, public std::enable_shared_from_this<Construction> {
  public:
   /// A construction that owns the phantoms it makes: they hold it weakly.
-  [[nodiscard]] static std::shared_ptr<Construction> make();
+  [[nodiscard]] static std::shared_ptr<Construction> make(Drawing drawing);
 
   void record(const std::function<void()>& construct);
   void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
@@ -29,7 +31,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
  private:
   /// The generator before a random operator.
   struct Draw {
-    at::Tensor state;
+    at::Tensor state;  ///< undefined until it is known
     bool reseeded;  ///< not where the operator before left it: a manual_seed, or draws outside the construction
   };
 
@@ -39,6 +41,8 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   [[nodiscard]] std::vector<at::Tensor> run(const std::vector<bool>& needed, const std::vector<at::Tensor>& wanted);
 
   std::optional<Tracer> tracer_;
+  Drawing drawing_ = Drawing::kAtOnce;
+  bool states_known_ = true;
   at::Tensor initial_state_, last_state_;
   std::unordered_map<OpId, Draw> draws_;
 };

@@ -70,8 +70,9 @@ void require_default_generator(const OpNode& node) {
 
 }  // namespace
 
-std::shared_ptr<Construction> Construction::make() {
+std::shared_ptr<Construction> Construction::make(Drawing drawing) {
   auto construction = std::make_shared<Construction>();
+  construction->drawing_ = drawing;
   construction->tracer_.emplace(
       Tracer::Options{.description = "a tensor of a module whose construction is only recorded; its data comes with "
                                      "deployment, or construct the module yourself and pass it instead of the callable",
@@ -118,7 +119,14 @@ void Construction::note_draws(std::size_t first_new_op, const at::Tensor& state)
   for (std::size_t i = first_new_op; i < ops.size(); ++i) {
     if (!ops[i].is_random) continue;
     require_default_generator(ops[i]);
-    draws_[OpId::of(i)] = {state, !same_state(state, last_state_)};
+    const bool reseeded = !same_state(state, last_state_);
+    if (drawing_ == Drawing::kAtMaterialisation) {
+      draws_[OpId::of(i)] = {reseeded ? state : at::Tensor(), reseeded};
+      last_state_ = state;
+      states_known_ = false;
+      continue;
+    }
+    draws_[OpId::of(i)] = {state, reseeded};
     advance(generator, ops[i]);
     last_state_ = state_of(generator);
   }
@@ -209,6 +217,7 @@ void Construction::materialise(const std::vector<at::Tensor>& tensors) {
     phantoms.push_back(tensor);
   }
   if (phantoms.empty()) return;
+  if (!states_known_) (void)rebase(initial_state_);
   const auto data = run(needed_for(phantoms), phantoms);
   for (std::size_t i = 0; i < phantoms.size(); ++i) {
     if (!is_phantom(phantoms[i])) continue;  // the same tensor twice
@@ -233,9 +242,11 @@ at::Tensor Construction::rebase(const at::Tensor& state) {
     else draw->second.state = state_of(generator);
     advance(generator, ops[i]);
   }
-  last_state_ = state_of(generator);
+  const auto final_state = state_of(generator);
   set_state(generator, outer_state);
-  return last_state_;
+  states_known_ = true;
+  last_state_ = drawing_ == Drawing::kAtOnce ? final_state : outer_state;
+  return final_state;
 }
 
 bool materialise_constant(const at::Tensor& phantom) {
@@ -251,10 +262,10 @@ bool materialise_constant(const at::Tensor& phantom) {
 
 InitRecord::InitRecord(std::shared_ptr<detail::Construction> construction) : construction_(std::move(construction)) {}
 
-InitRecord InitRecord::record(const std::function<void()>& construct) {
+InitRecord InitRecord::record(const std::function<void()>& construct, Drawing drawing) {
   install_meta_kernels();
   detail::install_tracer();
-  auto construction = detail::Construction::make();
+  auto construction = detail::Construction::make(drawing);
   construction->record(construct);
   return InitRecord(std::move(construction));
 }

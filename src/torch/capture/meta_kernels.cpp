@@ -66,6 +66,14 @@ Tensor bucketize(const Tensor& x, const Tensor&, bool out_int32, bool) {
   return at::empty(x.sizes(), x.options().dtype(out_int32 ? at::kInt : at::kLong));
 }
 
+/// libtorch's own reads the indices, to check them.
+Tensor one_hot(const Tensor& x, std::int64_t classes) {
+  TORCH_CHECK(classes >= 0, "one_hot without a number of classes counts them, which cannot be done on meta tensors");
+  auto sizes = x.sizes().vec();
+  sizes.push_back(classes);
+  return at::empty(sizes, x.options());
+}
+
 // ---------------------------------------------------------------- convolution and pooling
 
 Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor&, c10::SymIntArrayRef stride,
@@ -207,6 +215,7 @@ void register_all(torch::Library& library) {
   add(library, "flip", "", &flip);
   add(library, "roll", "", &roll);
   add(library, "where", "self", &where);
+  add(library, "one_hot", "", &one_hot);
   add(library, "reflection_pad2d", "", &reflection_pad2d);
   add(library, "bucketize", "Tensor", &bucketize);
   add(library, "convolution_overrideable", "", &convolution);

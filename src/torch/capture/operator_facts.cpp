@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "torch/capture/tracer.hpp"
@@ -17,9 +19,35 @@ bool is_zero(const c10::IValue* probability) {
   return probability != nullptr && probability->isDouble() && probability->toDouble() == 0.0;
 }
 
+/// Known by name: older operators lack the tags.
+bool has_data_dependent_form(const c10::OperatorHandle& op) {
+  static constexpr std::string_view kNames[] = {
+      "aten::nonzero",     "aten::masked_select",      "aten::_unique2",           "aten::_unique",
+      "aten::unique_dim",  "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::bincount",
+      "aten::_local_scalar_dense", "aten::item",       "aten::is_nonzero"};
+  return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape) ||
+         std::find(std::begin(kNames), std::end(kNames), op.schema().name()) != std::end(kNames);
+}
+
+bool has_boolean_index(const torch::jit::Stack& stack, std::size_t base) {
+  const auto& indices = stack[base + 1];
+  if (!indices.isList()) return false;
+  for (const c10::IValue& index : indices.toListRef()) {
+    if (!index.isTensor() || !index.toTensor().defined()) continue;
+    const auto dtype = index.toTensor().scalar_type();
+    if (dtype == at::kBool || dtype == at::kByte) return true;
+  }
+  return false;
+}
+
 bool is_false(const c10::IValue* flag) { return flag != nullptr && flag->isBool() && !flag->toBool(); }
 
 }  // namespace
+
+bool reads_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!has_data_dependent_form(op)) return false;
+  return op.schema().name() != "aten::index" || has_boolean_index(stack, stack.size() - 2);
+}
 
 bool draws_random(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args) {
   const auto& schema = op.schema();

@@ -83,9 +83,39 @@ class KeepGenerator {
   at::Tensor state_;
 };
 
+/// Looks at the operators inside a composite.
+class DataWatch : public OperatorSink {
+ public:
+  void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) override {
+    read_ |= reads_data(op, *stack);
+    if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+    }
+    const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+    op.callBoxed(stack);
+  }
+  [[nodiscard]] bool data_was_read() const { return read_; }
+
+ private:
+  bool read_ = false;
+};
+
+/// Sends the thread's operators to a sink although a tracer further out is at work on one.
+class Watched {
+ public:
+  explicit Watched(OperatorSink& sink) : keys_(included(), excluded()), scope_(sink) {}
+
+ private:
+  static c10::DispatchKeySet included() { return c10::impl::tls_local_dispatch_key_set().included_.add(kTraceKey); }
+  static c10::DispatchKeySet excluded() { return c10::impl::tls_local_dispatch_key_set().excluded_.remove(kTraceKey); }
+
+  c10::impl::ForceDispatchKeyGuard keys_;
+  TraceScope scope_;
+};
+
 }  // namespace
 
-void probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const auto& result : op.schema().returns()) {
     const auto kind = result.type()->kind();
     TORCH_CHECK(kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType,
@@ -114,7 +144,14 @@ void probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const at::AutoGradMode no_grad(false);
     std::optional<KeepGenerator> keep;
     if (op.hasTag(at::Tag::nondeterministic_seeded)) keep.emplace();
-    op.callBoxed(stack);
+    DataWatch watch;
+    try {
+      const Watched watched(watch);
+      watch.handle(op, stack);
+    } catch (const c10::Error&) {
+      if (!watch.data_was_read()) throw;
+    }
+    if (watch.data_was_read()) return false;
   }
   for (auto& result : *stack) {
     if (result.isTensor()) {
@@ -125,6 +162,7 @@ void probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       result = std::move(metas);
     }
   }
+  return true;
 }
 
 }  // namespace autopar::detail

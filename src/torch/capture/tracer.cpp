@@ -11,6 +11,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -62,47 +63,13 @@ bool has_hooks(const at::Tensor& tensor) {
   return meta != nullptr && (!meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr);
 }
 
-bool makes_uninitialised(const std::string& op) {
-  return op.rfind("aten::empty", 0) == 0 || op.rfind("aten::new_empty", 0) == 0;
-}
-
-bool has_boolean_index(const torch::jit::Stack& stack, std::size_t base) {
-  const auto& indices = stack[base + 1];
-  if (!indices.isList()) return false;
-  for (const c10::IValue& index : indices.toListRef()) {
-    if (!index.isTensor() || !index.toTensor().defined()) continue;
-    const auto dtype = index.toTensor().scalar_type();
-    if (dtype == at::kBool || dtype == at::kByte) return true;
-  }
-  return false;
-}
-
 constexpr const char* kDataDependent =
     "its result depends on the values of a tensor, and no values exist while a model is captured. Keep it a tensor "
     "(torch::where instead of if, multiplication by a mask instead of selection), or compute it outside the model and "
     "pass it in";
 
-/// "Could not run 'aten::nonzero' with arguments from the 'Meta' backend": the operator in quotes.
-std::string missing_operator(const std::string& message) {
-  const auto begin = message.find('\'');
-  const auto end = begin == std::string::npos ? begin : message.find('\'', begin + 1);
-  if (end == std::string::npos) return {};
-  auto name = message.substr(begin + 1, end - begin - 1);
-  return name.substr(0, name.find('.', name.find("::") == std::string::npos ? 0 : name.find("::")));
-}
-
-bool sizes_depend_on_data(const std::string& op_name) {
-  static constexpr const char* kNames[] = {"aten::nonzero",        "aten::masked_select",      "aten::_unique2",
-                                           "aten::_unique",        "aten::unique_dim",         "aten::bincount",
-                                           "aten::unique_consecutive", "aten::repeat_interleave",
-                                           "aten::unique_dim_consecutive", "aten::_local_scalar_dense",
-                                           "aten::item", "aten::equal", "aten::is_nonzero"};
-  return std::find(std::begin(kNames), std::end(kNames), op_name) != std::end(kNames);
-}
-
-bool refers_to_data(const c10::OperatorHandle& op) {
-  return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape) ||
-         sizes_depend_on_data(op.schema().name());
+bool makes_uninitialised(const std::string& op) {
+  return op.rfind("aten::empty", 0) == 0 || op.rfind("aten::new_empty", 0) == 0;
 }
 
 }  // namespace
@@ -406,6 +373,9 @@ ValueId Tracer::value_of(const at::Tensor& tensor) {
 void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   last_op_ = schema.name();
+  if (torch::autograd::get_current_graph_task_id() != -1) {
+    refuse("backward", last_path_, "backward inside the forward cannot be captured; return the loss instead");
+  }
   if (at::autocast::is_autocast_enabled(at::kCUDA)) {
     refuse("autocast", last_path_, "CUDA autocast around or inside a captured model is not supported; leave it off");
   }
@@ -449,8 +419,7 @@ bool Tracer::answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack
 bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto base = stack->size() - schema.arguments().size();
-  if (schema.name() == "aten::index" && !has_boolean_index(*stack, base)) return false;
-  if (!refers_to_data(op)) return false;
+  if (!reads_data(op, *stack)) return false;
   bool all_constant = true;
   for (std::size_t i = base; i < stack->size(); ++i) {
     const auto& argument = (*stack)[i];
@@ -577,13 +546,10 @@ void Tracer::run_on_twins(Call& call) {
   call.results = call.twins;
   try {
     call.op.callBoxed(&call.results);
-  } catch (const c10::NotImplementedError& error) {
-    if (sizes_depend_on_data(missing_operator(error.what_without_backtrace()))) {
-      refuse(call.schema.name(), call.node.path, kDataDependent);
-    }
+  } catch (const c10::NotImplementedError&) {
     call.results = call.twins;
     try {
-      probe_on_cpu(call.op, &call.results);
+      if (!probe_on_cpu(call.op, &call.results)) refuse(call.schema.name(), call.node.path, kDataDependent);
     } catch (const c10::Error& failure) {
       refuse(call.schema.name(), call.node.path,
              std::string("libtorch has no shape rule for it in C++, and it failed on zeros: ") +

@@ -140,8 +140,12 @@ void install_tracer();
 [[nodiscard]] std::vector<std::int32_t> unannotated_writes(const c10::OperatorHandle& op,
                                                            const std::vector<c10::IValue>& args);
 
+/// Whether the results, or their sizes, depend on the values of the arguments.
+[[nodiscard]] bool reads_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
 /// Runs an operator that has no Meta kernel on zeroed CPU memory, for the form of its results. `stack` holds arguments
-/// (meta tensors) on entry, results (meta tensors) on return.
-void probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+/// (meta tensors) on entry, results (meta tensors) on return. False if an operator inside it reads data, so that zeros
+/// tell nothing; the stack is then spoilt.
+[[nodiscard]] bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace autopar::detail

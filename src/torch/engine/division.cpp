@@ -1,6 +1,7 @@
 #include <autopar/torch/engine/division.hpp>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -137,59 +138,95 @@ Division divide(const OpGraph& graph, const BatchPlan& plan, const std::vector<S
 
 namespace {
 
-/// What of an op's surroundings says where it must run.
-struct Bounds {
-  StageId earliest{0};
-  bool fixed = false;  ///< it reads a parameter or buffer
+/// Places atoms one by one; atoms and their ops come in topological order.
+class AtomPlacer {
+ public:
+  AtomPlacer(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+             const std::vector<std::vector<StageId>>& home)
+      : graph_(graph), plan_(plan), atoms_(atoms), home_(home), stage_(atoms.atoms.size()), free_(atoms.atoms.size()) {}
+
+  std::vector<StageId> place(int stages) && {
+    for (std::size_t atom = 0; atom < stage_.size(); ++atom) place_after_inputs(atom);
+    const auto uses = graph_.uses();
+    for (std::size_t atom = stage_.size(); atom-- > 0;) {
+      if (free_[atom]) move_to_first_reader(atom, uses, StageId(stages - 1));
+    }
+    std::vector<StageId> stage_of(graph_.ops.size());
+    for (std::size_t i = 0; i < stage_of.size(); ++i) {
+      if (atoms_.atom_of[i].valid()) stage_of[i] = stage_[atoms_.atom_of[i].index()];
+    }
+    return stage_of;
+  }
+
+ private:
+  void place_after_inputs(std::size_t atom) {
+    StageId earliest(0);
+    std::vector<StageId> homes;  // stages that hold all parameters of the atom
+    OpId reader;
+    for (const auto op : atoms_.atoms[atom]) {
+      for_each_input(graph_.op(op), [&](ValueId value) {
+        const auto& info = graph_.value(value);
+        const auto& at = home_[value.index()];
+        if (!at.empty() && !plan_.is_prologue(value)) {
+          homes = reader.valid() ? common(homes, at) : at;
+          reader = op;
+        } else if (info.definer.valid() && atoms_.atom_of[info.definer.index()].valid()) {
+          const auto maker = atoms_.atom_of[info.definer.index()].index();
+          if (maker != atom) earliest = std::max(earliest, stage_[maker]);
+        }
+      });
+    }
+    free_[atom] = !reader.valid() && earliest == StageId(0);
+    stage_[atom] = earliest;
+    if (!reader.valid()) return;
+    const auto found = std::lower_bound(homes.begin(), homes.end(), earliest);
+    if (found == homes.end()) refuse(reader, earliest);
+    stage_[atom] = *found;
+  }
+
+  static std::vector<StageId> common(const std::vector<StageId>& a, const std::vector<StageId>& b) {
+    std::vector<StageId> both;
+    std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+    return both;
+  }
+
+  void move_to_first_reader(std::size_t atom, const std::vector<std::vector<OpId>>& uses, StageId last) {
+    StageId first = last;
+    bool read = false;
+    for (const auto op : atoms_.atoms[atom]) {
+      for_each_output(graph_.op(op), [&](ValueId value) {
+        for (const auto use : uses[value.index()]) {
+          const auto reader = atoms_.atom_of[use.index()];
+          if (!reader.valid() || reader.index() == atom) continue;
+          first = std::min(first, stage_[reader.index()]);
+          read = true;
+        }
+      });
+    }
+    if (read) stage_[atom] = first;
+  }
+
+  [[noreturn]] void refuse(OpId op, StageId earliest) const {
+    throw CaptureError(graph_.name(op), graph_.op(op).path,
+                       "in this mode or with these arguments it reads values of stage " +
+                           std::to_string(earliest.value()) +
+                           ", but its parameters were put in an earlier stage, or in different ones, by the first capture; "
+                           "make the first call in this mode, or use one stage");
+  }
+
+  const OpGraph& graph_;
+  const BatchPlan& plan_;
+  const AtomPartition& atoms_;
+  const std::vector<std::vector<StageId>>& home_;
+  std::vector<StageId> stage_;
+  std::vector<bool> free_;  // reads neither parameters nor another stage's values
 };
 
 }  // namespace
 
-std::vector<StageId> place_by_parameters(const OpGraph& graph, const BatchPlan& plan,
+std::vector<StageId> place_by_parameters(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                                          const std::vector<std::vector<StageId>>& home, int stages) {
-  std::vector<StageId> stage_of(graph.ops.size());
-  std::vector<Bounds> bounds(graph.ops.size());
-  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    if (!plan.ops[i].in_stage) continue;
-    auto& bound = bounds[i];
-    const std::vector<StageId>* homes = nullptr;
-    for_each_input(graph.ops[i], [&](ValueId value) {
-      const auto& info = graph.value(value);
-      if (info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer) {
-        if (!home[value.index()].empty() && !plan.is_prologue(value)) homes = &home[value.index()];
-      } else if (info.definer.valid() && plan.ops[info.definer.index()].in_stage && !plan.is_prologue(value)) {
-        bound.earliest = std::max(bound.earliest, stage_of[info.definer.index()]);
-      }
-    });
-    stage_of[i] = bound.earliest;
-    if (homes == nullptr) continue;
-    bound.fixed = true;
-    const auto at = std::lower_bound(homes->begin(), homes->end(), bound.earliest);
-    if (at == homes->end()) {
-      throw CaptureError(graph.name(OpId::of(i)), graph.ops[i].path,
-                         "in this mode it reads a value of stage " + std::to_string(bound.earliest.value()) +
-                             " with a parameter of the earlier stage " + std::to_string(homes->back().value()) +
-                             ", where an earlier capture put it; call recapture() in this mode first, or use one stage");
-    }
-    stage_of[i] = *at;
-  }
-  // What has no parameters and reads nothing of the pipeline belongs to its first reader.
-  const auto uses = graph.uses();
-  for (std::size_t i = graph.ops.size(); i-- > 0;) {
-    if (!plan.ops[i].in_stage || bounds[i].fixed) continue;
-    StageId first = StageId(stages - 1);
-    bool read = false;
-    for_each_output(graph.ops[i], [&](ValueId value) {
-      for (const auto use : uses[value.index()]) {
-        if (!plan.ops[use.index()].in_stage) continue;
-        first = std::min(first, stage_of[use.index()]);
-        read = true;
-      }
-    });
-    const bool from_pipeline = bounds[i].earliest > StageId(0);
-    if (read && !from_pipeline) stage_of[i] = first;
-  }
-  return stage_of;
+  return AtomPlacer(graph, plan, atoms, home).place(stages);
 }
 
 }  // namespace autopar

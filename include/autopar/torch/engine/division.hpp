@@ -6,6 +6,7 @@
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/op_graph.hpp>
+#include <autopar/torch/partition.hpp>
 
 namespace autopar {
 
@@ -24,11 +25,13 @@ struct Division {
 [[nodiscard]] Division divide(const OpGraph& graph, const BatchPlan& plan, const std::vector<StageId>& stage_of,
                               const std::vector<std::vector<Rank>>& stage_ranks, int world);
 
-/// Extends a division of one captured program to another one of the same model (another mode or signature), so that
-/// each parameter and buffer keeps its stage; ops without parameters stay with what they read, or else with their readers.
-/// @param home  stage that holds a parameter or buffer leaf; several for tied parameters, ascending
+/// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
+/// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.
+/// @param home  by ValueId: the stages that hold a parameter or buffer leaf, ascending
+/// @return by OpId
 /// @throws CaptureError naming the op that would need a value from a later stage
-[[nodiscard]] std::vector<StageId> place_by_parameters(
-    const OpGraph& graph, const BatchPlan& plan, const std::vector<std::vector<StageId>>& home, int stages);
+[[nodiscard]] std::vector<StageId> place_by_parameters(const OpGraph& graph, const BatchPlan& plan,
+                                                       const AtomPartition& atoms,
+                                                       const std::vector<std::vector<StageId>>& home, int stages);
 
 }  // namespace autopar

@@ -259,7 +259,7 @@ TEST_CASE("layers") {
     return {torch::layer_norm(in[0], {4}, net[0], net[1]), torch::softmax(in[0], 1), in[0].log_softmax(-1), in[0].cumsum(1),
             std::get<0>(in[0].topk(2, 1)), std::get<1>(in[0].sort(2)), in[0].argmax(2), in[0].logsumexp(1), in[0].std(1),
             in[0].var(torch::IntArrayRef{1, 2}), in[0].norm(2, 1, true), in[0].amax(2), in[0].flip(1), in[0].roll(1, 2), in[0].triu(1),
-            torch::glu(in[0], 2), torch::cosine_similarity(in[0], in[0].flip(2), 2), std::get<0>(in[0].max(1)), in[0].prod(1)};
+            torch::glu(in[0], 2), torch::cosine_similarity(in[0], in[0].flip(2), 2), torch::cdist(in[0], in[0] + 1), in[0].unfold(1, 2, 1), std::get<0>(in[0].max(1)), in[0].prod(1)};
   }});
   expect_exact({{floats({-1, 2, 5, 4}), floats({-1, 2, 6, 4})}, {}, [](Net&, const Tensors& in) -> Tensors {
     const auto mask = torch::zeros({5, 6}, torch::kDouble).masked_fill(torch::ones({5, 6}, torch::kBool).triu(2), -1e9);
@@ -364,7 +364,8 @@ TEST_CASE("operators that mix samples are named") {
   expect_whole(one([](N, T x) { return x.index({torch::arange(x.size(0) - 1, -1, -1)}); }), "arange");
   expect_whole(one([](N n, T x) { return x * n[0] / (x * n[0]).abs().sum(); }), "div");
   expect_whole(one([](N n, T x) { return (x * (x * n[0]).mean().exp()).sum(); }), "exp");
-  expect_whole(one([](N, T x) { return torch::cdist(x, x).sum(); }), "cdist", "does not know");
+  expect_whole(one([](N, T x) { return torch::cdist(x, x).sum(); }), "cdist");
+  expect_whole(one([](N, T x) { return torch::trace(x); }), "trace", "does not know");
   expect_whole(one([](N, T x) { return torch::max_pool1d(x.t().unsqueeze(0), 1).sum(); }), "max_pool1d", "along the batch");
   expect_whole(one([](N, T x) { return torch::conv1d(x.t().unsqueeze(0), torch::ones({2, 4, 1}, torch::kDouble)).sum(); }), "conv1d");
   expect_whole(one([](N, T x) { return (x.select(1, 0).unsqueeze(1) + x.select(1, 1)).sum(); }), "add", "other samples");

@@ -107,6 +107,15 @@ void require_as_eager(Make make) {
   }
   require_same_state(*eager, *recorded);
 
+  // drawing only when data is asked for
+  torch::manual_seed(11);
+  decltype(make()) deferred;
+  auto lazy = InitRecord::record([&] { deferred = make(); }, Drawing::kAtMaterialisation);
+  std::vector<at::Tensor> lazy_state;
+  for (const auto& item : state(*deferred)) lazy_state.push_back(item.second);
+  lazy.materialise(lazy_state);
+  require_same_state(*eager, *deferred);
+
   // from another generator, put right afterwards
   torch::manual_seed(77);
   decltype(make()) rebased;

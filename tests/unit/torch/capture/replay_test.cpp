@@ -147,6 +147,14 @@ TEST_CASE("Odd ways of making and changing tensors replay as eager", "[replay]")
              y.gather(1, torch::zeros({y.size(0), 1}, torch::kLong)).sum();
     });
   }
+  SECTION("operators that look data-dependent") {
+    require([](Tensor y, Tensor) {
+      auto picked = y.index({torch::indexing::Slice(), torch::tensor({1, 3})});
+      auto masked = y.clone().index_put_({y > 0}, torch::tensor(0.5f));
+      return y.repeat_interleave(2, 1).sum() + picked.sum() + masked.sum() +
+             torch::one_hot(y.argmax(1), 8).sum() + y.masked_scatter(y > 0, y * 2).sum();
+    });
+  }
   SECTION("in place into a fresh tensor") {
     require([](Tensor y, Tensor) {
       auto sum = torch::zeros_like(y);
@@ -160,7 +168,7 @@ TEST_CASE("Odd ways of making and changing tensors replay as eager", "[replay]")
       return F::binary_cross_entropy(torch::sigmoid(y), torch::sigmoid(x)) + F::smooth_l1_loss(y, x) +
              F::huber_loss(y, x) + F::logsigmoid(y).sum() + F::hardtanh(y).sum() + torch::hardswish(y).sum() +
              y.flip(1).prod() + y.roll(1, 1).min() + y.std(1).sum() + torch::cumsum(y, 1).sum() + y.norm() +
-             F::kl_div(torch::log_softmax(y, 1), torch::softmax(x, 1)) + torch::logsumexp(y, 1).sum() +
+             F::kl_div(torch::log_softmax(y, 1), torch::softmax(x, 1), F::KLDivFuncOptions(torch::kSum)) + torch::logsumexp(y, 1).sum() +
              F::hardtanh(y).add_(1.0).sum() + F::cosine_similarity(y, x).sum();
     });
   }

@@ -1,0 +1,17 @@
+#pragma once
+
+/// Everything that a training program needs: `namespace ap = autopar;`.
+#include <autopar/fwd.hpp>
+
+#include <autopar/core/error.hpp>
+#include <autopar/plan/options.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/planner.hpp>
+#include <autopar/plan/print.hpp>
+#include <autopar/runtime/world.hpp>
+#include <autopar/torch/auto_parallel.hpp>
+#include <autopar/torch/device.hpp>
+#include <autopar/torch/global_mean.hpp>
+#include <autopar/torch/join.hpp>
+#include <autopar/torch/parameter_handles.hpp>
+#include <autopar/version.hpp>

@@ -1,0 +1,310 @@
+#pragma once
+
+#include <concepts>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/ordered_dict.h>
+
+#include <autopar/plan/planner.hpp>
+#include <autopar/torch/device.hpp>
+#include <autopar/torch/flatten.hpp>
+#include <autopar/torch/init_record.hpp>
+#include <autopar/torch/parameter_handles.hpp>
+#include <autopar/torch/session.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// The module inside what a user calls a network.
+template <class Net>
+auto contained(Net net) {
+  if constexpr (kIsInstance<Net, std::shared_ptr>) {
+    return net;
+  } else if constexpr (requires { net.ptr(); }) {
+    return net.ptr();
+  } else {
+    static_assert(std::derived_from<Net, torch::nn::Module>,
+                  "autopar: Net must be a torch::nn::Module, its holder (TORCH_MODULE), or a shared_ptr to one");
+    return std::make_shared<Net>(std::move(net));
+  }
+}
+
+template <class Net>
+using ContainedIn = typename decltype(contained(std::declval<Net>()))::element_type;
+
+/// Something that makes a Net.
+template <class F, class Net>
+concept Factory = std::invocable<F&> && std::convertible_to<std::invoke_result_t<F&>, Net>;
+
+}  // namespace detail
+
+/// While it lives, calls of the model accumulate gradients without reducing them (see AutoParallelImpl::no_sync).
+class [[nodiscard]] NoSyncGuard {
+ public:
+  explicit NoSyncGuard(Session& session) : session_(&session), outer_(session.accumulating()) {
+    session.set_accumulating(true);
+  }
+  NoSyncGuard(NoSyncGuard&& other) noexcept : session_(std::exchange(other.session_, nullptr)), outer_(other.outer_) {}
+  NoSyncGuard& operator=(NoSyncGuard&&) = delete;
+  ~NoSyncGuard() {
+    if (session_ != nullptr) session_->set_accumulating(outer_);
+  }
+
+ private:
+  Session* session_;
+  bool outer_;
+};
+
+/// A module that runs on all ranks of a world as the wrapped one would on one (see AutoParallel).
+template <class Net, class PlannerType>
+class AutoParallelImpl : public torch::nn::Module {
+ public:
+  using Contained = detail::ContainedIn<Net>;
+
+  AutoParallelImpl(World& world, Net net, Options options = {})
+      : AutoParallelImpl(world, detail::contained(std::move(net)), std::move(options), nullptr) {}
+
+  template <detail::Factory<Net> F>
+  AutoParallelImpl(World& world, F make, Options options = {})
+      : AutoParallelImpl(world, std::move(options), [&make] { return detail::contained(Net(make())); }) {}
+
+  /// One call on this rank's batch. Arguments and results: tensors, constants, and tuples, vectors, optionals, plain
+  /// structs of them. Batched results are of this rank's samples, others the same on every rank. Collective.
+  template <class... Args>
+  auto forward(Args&&... args) {
+    using Result = std::decay_t<decltype(module_->forward(std::forward<Args>(args)...))>;
+    return run<Result>(pack(std::forward<Args>(args)...),
+                       [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
+  }
+
+  /// The loss of the results of `forward(inputs…)` against `targets`, with its backward: call `.backward()` on it.
+  /// `loss(results, targets)` is captured as the end of forward, so any model runs in loss mode. Collective.
+  /// @param inputs  one tensor, or a tuple of forward's arguments
+  template <class Loss, class Inputs, class Targets>
+  at::Tensor train_step(const Loss& loss, const Inputs& inputs, const Targets& targets) {
+    auto arguments = [&] {
+      if constexpr (detail::kIsInstance<Inputs, std::tuple>) return inputs;
+      else return std::tuple<Inputs>(inputs);
+    }();
+    const auto body = [&](auto& rebuilt, auto& rebuilt_targets) {
+      auto results = std::apply([&](auto&... each) { return module_->forward(each...); }, rebuilt);
+      return at::Tensor(const_cast<Loss&>(loss)(results, rebuilt_targets));
+    };
+    return run<at::Tensor>(std::tuple(std::move(arguments), targets), body, "train_step " + name_of_loss(loss) + " ");
+  }
+
+  // ---- parameters
+  /// The original handles. This rank's have data; the others are phantoms: right sizes, no memory, never a gradient.
+  [[nodiscard]] ParameterHandles parameters(bool recurse = true) const {
+    return {torch::nn::Module::parameters(recurse),
+            [session = session_](double max_norm, double p) { return session->clip_grad_norm(max_norm, p); }};
+  }
+  [[nodiscard]] bool owns(const at::Tensor& parameter) const { return session_->owns(parameter); }
+  [[nodiscard]] std::vector<at::Tensor> owned_parameters() const { return session_->owned_parameters(); }
+  [[nodiscard]] std::int64_t parameter_count() const { return session_->parameter_count(); }
+  /// The value of a parameter or buffer on every rank. Collective.
+  [[nodiscard]] at::Tensor gather(const at::Tensor& parameter) { return session_->gather(parameter); }
+  /// All parameters and buffers on rank 0, nothing elsewhere. Collective.
+  [[nodiscard]] torch::OrderedDict<std::string, at::Tensor> gather_state() {
+    torch::OrderedDict<std::string, at::Tensor> state;
+    for (auto& [name, value] : session_->gather_state()) state.insert(name, value);
+    return state;
+  }
+
+  // ---- training
+  /// Tells the planner what state the optimizer keeps. It must outlive the model's planning.
+  void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
+  /// Scales all gradients so that their global norm is at most `max_norm`; returns the norm before. Collective.
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) {
+    return session_->clip_grad_norm(max_norm, norm_type);
+  }
+  /// Calls inside accumulate gradients on each rank; the next call outside, or sync_gradients(), reduces all of them.
+  [[nodiscard]] NoSyncGuard no_sync() { return NoSyncGuard(*session_); }
+  void sync_gradients() { session_->sync_gradients(); }
+  void zero_grad(bool set_to_none = true) override {
+    torch::nn::Module::zero_grad(set_to_none);
+    session_->drop_accumulated();
+  }
+  void train(bool on = true) override {
+    torch::nn::Module::train(on);
+    module_->train(on);
+  }
+
+  // ---- files. Collective.
+  /// Parameters, buffers and the optimizers' state; loads under any plan and number of ranks.
+  template <std::derived_from<torch::optim::Optimizer>... Optimizers>
+  void save(const std::string& folder, Optimizers&... optimizers) {
+    session_->save(folder, {&optimizers...});
+  }
+  /// Before the first call: the files are read when the model is deployed, so the optimizers must live until then.
+  template <std::derived_from<torch::optim::Optimizer>... Optimizers>
+  void load(const std::string& folder, Optimizers&... optimizers) {
+    session_->load(folder, {&optimizers...});
+  }
+
+  // ---- plan
+  [[nodiscard]] const Plan& plan() const { return session_->plan(); }
+  /// Captures, plans and deploys as a call with these arguments would, without running. Collective.
+  template <class... Args>
+  void prepare(Args&&... args) {
+    auto [flat, forward] = bind<std::decay_t<decltype(module_->forward(std::forward<Args>(args)...))>>(
+        pack(std::forward<Args>(args)...),
+        [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
+    session_->prepare(flat, forward);
+  }
+  /// Uses a plan made before, instead of planning at the first call. The same on every rank.
+  void deploy(Plan plan) { session_->deploy(std::move(plan)); }
+  void recapture() { session_->recapture(); }
+  [[nodiscard]] const SessionStats& stats() const { return session_->stats(); }
+  [[nodiscard]] Contained& module() { return *module_; }
+  [[nodiscard]] const Contained& module() const { return *module_; }
+
+  // ---- refused by name instead of inherited by accident
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& = std::nullopt) const override {
+    throw InvalidArgument("clone: an AutoParallel model cannot be cloned, its parameters live on several ranks; use "
+                          "gather_state() and construct another one");
+  }
+  void save(torch::serialize::OutputArchive&) const override {
+    throw InvalidArgument("torch::save: no rank has all parameters of an AutoParallel model; use model->save(folder)");
+  }
+  void load(torch::serialize::InputArchive&) override {
+    throw InvalidArgument("torch::load: no rank has all parameters of an AutoParallel model; use model->load(folder)");
+  }
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
+    to(dtype, non_blocking);
+    to(device, non_blocking);
+  }
+  void to(torch::Dtype dtype, bool non_blocking = false) override {
+    if (session_->deployed()) {
+      throw InvalidArgument("to(dtype): the model is deployed and its plan depends on its types; convert the module "
+                            "before the first call");
+    }
+    torch::nn::Module::to(dtype, non_blocking);
+  }
+  void to(torch::Device device, bool = false) override {
+    const auto own = session_->deployed() ? session_->device() : autopar::device(session_->world());
+    if (device.type() == own.type() && (!device.has_index() || device == own)) return;
+    throw InvalidArgument("to(" + device.str() + "): this rank's device is " + own.str() +
+                          "; choose devices with Options::device, the model moves there by itself");
+  }
+  void pretty_print(std::ostream& stream) const override { stream << "autopar::AutoParallel(" << module_->name() << ")"; }
+
+ private:
+  template <class Make>
+  AutoParallelImpl(World& world, Options options, Make make) : AutoParallelImpl(world, record(make), std::move(options)) {}
+
+  struct Recorded {
+    std::shared_ptr<Contained> module;
+    std::shared_ptr<InitRecord> init;
+  };
+  template <class Make>
+  static Recorded record(Make& make) {
+    Recorded recorded;
+    auto init = InitRecord::record([&] { recorded.module = make(); });
+    recorded.init = std::make_shared<InitRecord>(std::move(init));
+    return recorded;
+  }
+  AutoParallelImpl(World& world, Recorded recorded, Options options)
+      : AutoParallelImpl(world, std::move(recorded.module), std::move(options), std::move(recorded.init)) {}
+
+  AutoParallelImpl(World& world, std::shared_ptr<Contained> module, Options options, std::shared_ptr<InitRecord> init)
+      : torch::nn::Module("AutoParallel"), module_(std::move(module)) {
+    expect(module_ != nullptr, "AutoParallel: the module is null; construct it first");
+    const torch::nn::Module& base = *module_;
+    for (const auto& item : base.named_parameters(false)) {
+      register_parameter(item.key(), item.value(), item.value().requires_grad());
+    }
+    for (const auto& item : base.named_buffers(false)) register_buffer(item.key(), item.value());
+    for (const auto& item : base.named_children()) register_module(item.key(), item.value());
+    torch::nn::Module::train(base.is_training());
+    const auto planner = [](const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) {
+      return PlannerType{}.plan(profile, cluster, request);
+    };
+    session_ = std::make_shared<Session>(world, module_, std::move(options), planner, std::move(init));
+  }
+
+  template <class... Args>
+  static auto pack(Args&&... args) {
+    return std::tuple<std::decay_t<Args>...>(std::forward<Args>(args)...);
+  }
+
+  /// The arguments, taken apart, and the user's code as a function of their tensors.
+  template <class Result, class Arguments, class Body>
+  static auto bind(Arguments arguments, Body body, const std::string& purpose) {
+    static_assert(Flattenable<Result>,
+                  "autopar: forward must return tensors, constants (numbers, enums, strings) or tuples, pairs, arrays, "
+                  "vectors, maps, optionals and plain structs of these");
+    auto flat = autopar::flatten(arguments);
+    flat.structure = purpose + flat.structure;
+    ForwardFunction forward = [arguments = std::move(arguments), body](const std::vector<at::Tensor>& tensors) {
+      auto rebuilt = with_tensors(arguments, tensors);
+      Result result = std::apply(body, rebuilt);
+      auto results = autopar::flatten(result).tensors;
+      auto prototype = std::make_shared<Result>(with_tensors(result, std::vector<at::Tensor>(results.size())));
+      return CallResult{std::move(results), std::move(prototype)};
+    };
+    return std::pair(std::move(flat), std::move(forward));
+  }
+
+  template <class Result, class Arguments, class Body>
+  Result run(Arguments arguments, Body body, const std::string& purpose) {
+    const auto [flat, forward] = bind<Result>(std::move(arguments), std::move(body), purpose);
+    const auto result = session_->call(flat, forward);
+    return with_tensors(*static_cast<const Result*>(result.prototype.get()), result.tensors);
+  }
+
+  /// Equal on all ranks: pointers are numbered in the order of their first use.
+  template <class Loss>
+  std::string name_of_loss(const Loss& loss) {
+    std::string name = typeid(Loss).name();
+    if constexpr (std::is_pointer_v<std::decay_t<Loss>>) {
+      const auto address = reinterpret_cast<std::uintptr_t>(static_cast<std::decay_t<Loss>>(loss));
+      name += "#" + std::to_string(losses_.try_emplace(address, losses_.size()).first->second);
+    }
+    return name;
+  }
+
+  std::shared_ptr<Contained> module_;
+  std::shared_ptr<Session> session_;
+  std::map<std::uintptr_t, std::size_t> losses_;
+};
+
+/// Trains an unmodified libtorch module on all ranks of a world, exactly as on one.
+///
+/// Each rank calls it with its own batch; the global batch is their concatenation in rank order. The first call captures
+/// the forward pass, plans stages, replicas and micro-batches, and deploys the parameters. Constructed from a Net, or from
+/// a callable that returns one, which never allocates parameters of other ranks. All calls are collective: every rank
+/// makes the same ones in the same order.
+///
+/// @tparam Net          a torch::nn::Module class, its holder (TORCH_MODULE), torch::nn::Sequential, or a shared_ptr
+/// @tparam PlannerType  Planner with the policies to plan with
+template <class Net, class PlannerType = Planner<>>
+class AutoParallel : public torch::nn::ModuleHolder<AutoParallelImpl<Net, PlannerType>> {
+ public:
+  using Impl = AutoParallelImpl<Net, PlannerType>;
+
+  AutoParallel(World& world, Net net, Options options = {})
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(world, std::move(net), std::move(options))) {}
+
+  template <detail::Factory<Net> F>
+  AutoParallel(World& world, F make, Options options = {})
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(world, std::move(make), std::move(options))) {}
+
+  /// See AutoParallelImpl::forward.
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return this->get()->forward(std::forward<Args>(args)...);
+  }
+};
+
+}  // namespace autopar

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/nn/utils/convert_parameters.h>
+
+namespace autopar {
+
+/// The handles of a distributed model's parameters: a vector of tensors for optimizers and loops. libtorch's norms over
+/// it are the norms of the whole model, not of this rank's part.
+class ParameterHandles : public std::vector<at::Tensor> {
+ public:
+  using Clip = std::function<at::Tensor(double max_norm, double norm_type)>;
+
+  ParameterHandles(std::vector<at::Tensor> handles, Clip clip)
+      : std::vector<at::Tensor>(std::move(handles)), clip_(std::move(clip)) {}
+
+  /// Collective.
+  [[nodiscard]] at::Tensor clip(double max_norm, double norm_type) const { return clip_(max_norm, norm_type); }
+
+ private:
+  Clip clip_;
+};
+
+}  // namespace autopar
+
+namespace torch::nn::utils {
+
+/// Of the whole model: the same as model->clip_grad_norm_. Collective.
+inline double clip_grad_norm_(const autopar::ParameterHandles& parameters, double max_norm, double norm_type = 2.0,
+                              bool error_if_nonfinite = false) {
+  const auto norm = parameters.clip(max_norm, norm_type).item<double>();
+  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm), "The total norm of gradients is not finite: ", norm);
+  return norm;
+}
+
+/// No rank has all parameters: use model->gather_state() or model->owned_parameters().
+Tensor parameters_to_vector(const autopar::ParameterHandles& parameters) = delete;
+void vector_to_parameters(const Tensor& vec, const autopar::ParameterHandles& parameters) = delete;
+
+}  // namespace torch::nn::utils

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/plan/options.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/runtime/world.hpp>
+#include <autopar/torch/flatten.hpp>
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace autopar {
+
+class InitRecord;
+
+/// Tensors of a result, and the result that they belong to, as the capture saw it (see with_tensors).
+struct CallResult {
+  std::vector<at::Tensor> tensors;
+  std::shared_ptr<const void> prototype;
+};
+
+/// The user's forward on other tensors in place of the flattened arguments.
+using ForwardFunction = std::function<CallResult(const std::vector<at::Tensor>&)>;
+
+using PlanFunction = std::function<Plan(const ModelProfile&, const Cluster&, const PlanRequest&)>;
+
+/// Figures of the calls so far, on this rank.
+struct SessionStats {
+  std::int64_t calls = 0;           ///< of forward
+  std::int64_t captures = 0;        ///< argument signatures and modes captured so far
+  std::int64_t microbatches = 0;    ///< of the last call
+  std::int64_t global_samples = 0;  ///< of the last call, over all ranks
+  Seconds planning{};               ///< first capture, plan and deployment
+  Seconds last_call{};              ///< forward, and in loss mode backward, of the last call
+};
+
+/// Drives one model on all ranks: captures, plans and deploys it at the first call, then runs every call and applies its
+/// gradients. The type-erased half of AutoParallel; every member marked collective is called by all ranks in one order.
+class Session {
+ public:
+  /// @param init  the recorded construction when `module` is made of phantoms; null when its values are there
+  Session(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
+          std::shared_ptr<InitRecord> init);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  /// One call of the model. Collective.
+  [[nodiscard]] CallResult call(const Flattened& arguments, const ForwardFunction& forward);
+  /// Plans and deploys without running. Collective.
+  void prepare(const Flattened& arguments, const ForwardFunction& forward);
+  /// Uses this plan instead of making one; before the first call. Collective: the same plan on every rank.
+  void deploy(Plan plan);
+  /// Forgets all captures; the next call of each kind captures again and keeps the parameters where they are.
+  void recapture();
+
+  /// @throws InvalidArgument before the first call, deploy or prepare
+  [[nodiscard]] const Plan& plan() const;
+  [[nodiscard]] bool deployed() const;
+  [[nodiscard]] const SessionStats& stats() const;
+  [[nodiscard]] c10::Device device() const;
+  [[nodiscard]] World& world();
+
+  // ---- parameters
+  [[nodiscard]] bool owns(const at::Tensor& handle) const;
+  [[nodiscard]] std::vector<at::Tensor> owned_parameters() const;
+  [[nodiscard]] std::int64_t parameter_count() const;  ///< elements, tied tensors once
+  /// The value on every rank. Collective.
+  [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
+  /// All parameters and buffers by name on rank 0, nothing elsewhere. Collective.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gather_state();
+
+  // ---- training
+  void attach(torch::optim::Optimizer& optimizer);
+  /// Global norm of all gradients before clipping, tied parameters once. Collective.
+  [[nodiscard]] at::Tensor clip_grad_norm(double max_norm, double norm_type);
+  void set_accumulating(bool accumulating);
+  [[nodiscard]] bool accumulating() const;
+  /// Reduces what was accumulated and adds it to `.grad`. Collective.
+  void sync_gradients();
+  /// Drops what was accumulated and not yet reduced.
+  void drop_accumulated();
+
+  // ---- files. Collective.
+  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
+  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace autopar

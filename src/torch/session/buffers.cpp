@@ -1,0 +1,97 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <autopar/core/assert.hpp>
+
+#include "torch/session/session_impl.hpp"
+
+namespace autopar {
+
+GlobalSums& Session::Impl::stage_sums(StageId stage) { return stage_sums_.at(stage); }
+
+void Session::Impl::update_buffers(Call& call) {
+  const at::NoGradGuard no_grad;
+  pool_batch_norms(call);
+  const auto& graph = call.program->graph;
+  for (const auto& update : call.program->plan.buffer_updates) {
+    const auto& tensor = registry_.named(graph.value(update.buffer).name);
+    if (!holds(tensor)) continue;
+    auto handle = tensor.handle;
+    if (update.kind == BufferUpdateKind::kReplicated) {
+      OpRunner runner(graph, call.program->plan, update.ops, {update.result}, device_);
+      auto values = runner.environment();
+      for (const auto op : update.ops) {
+        for_each_input(graph.op(op), [&](ValueId value) {
+          const auto kind = graph.value(value).kind;
+          if (kind != ValueKind::kParameter && kind != ValueKind::kBuffer) return;
+          if (!values[value.index()].defined()) values[value.index()] = handle_of(graph, value).detach().clone();
+        });
+      }
+      ShareContext whole;
+      whole.samples = whole.batch = call.batch;
+      std::vector<NormSample> norms(call.program->plan.batch_norms.size());
+      runner.run(values, whole, norms);
+      handle.detach().copy_(values[update.result.index()]);
+      continue;
+    }
+    const auto& results = call.engine->buffer_results(update.result);
+    auto total = at::zeros_like(handle);
+    for (const auto& result : results) total.add_(result);
+    handle.detach().copy_(stage_sums(stage_).sum({total})[0]);
+  }
+}
+
+// Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
+void Session::Impl::pool_batch_norms(Call& call) {
+  const auto& plan = call.program->plan;
+  const auto& graph = call.program->graph;
+  struct Pool {
+    const BatchNormPlan* norm;
+    std::vector<NormSample> samples;
+  };
+  std::vector<Pool> pools;
+  std::vector<at::Tensor> addends;
+  for (std::size_t i = 0; i < plan.batch_norms.size(); ++i) {
+    const auto& norm = plan.batch_norms[i];
+    if (!norm.running_mean.valid() || !holds(registry_.named(graph.value(norm.running_mean).name))) continue;
+    auto& pool = pools.emplace_back(Pool{&norm, call.engine->norm_samples(i)});
+    const auto channels = handle_of(graph, norm.running_mean).sizes();
+    auto sums = at::zeros(channels, at::TensorOptions().dtype(at::kDouble).device(device_));
+    auto count = at::zeros({}, sums.options());
+    for (const auto& sample : pool.samples) {
+      sums.add_(sample.mean, sample.count);
+      count.add_(sample.count);
+    }
+    addends.push_back(sums);
+    addends.push_back(count);
+  }
+  if (pools.empty()) return;
+  const auto first = stage_sums(stage_).sum(addends);
+  std::vector<at::Tensor> squares;
+  for (std::size_t k = 0; k < pools.size(); ++k) {
+    const auto mean = first[2 * k].div(first[2 * k + 1]);
+    auto sum = at::zeros_like(mean);
+    for (const auto& sample : pools[k].samples) {
+      sum.add_(sample.variance.add(sample.mean.sub(mean).square()), sample.count);
+    }
+    squares.push_back(sum);
+  }
+  const auto second = stage_sums(stage_).sum(squares);
+  for (std::size_t k = 0; k < pools.size(); ++k) {
+    const auto& norm = *pools[k].norm;
+    const auto& count = first[2 * k + 1];
+    const auto mean = first[2 * k].div(count);
+    const auto unbiased = second[k].div(count.sub(1));
+    const auto blend = [&](ValueId buffer, const at::Tensor& value) {
+      auto handle = handle_of(graph, buffer);
+      handle.detach().mul_(1 - norm.momentum).add_(value.to(handle.scalar_type()), norm.momentum);
+    };
+    blend(norm.running_mean, mean);
+    blend(norm.running_var, unbiased);
+  }
+}
+
+}  // namespace autopar

@@ -1,0 +1,84 @@
+#include "torch/session/call_arguments.hpp"
+
+#include <optional>
+
+#include <c10/core/ScalarType.h>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/session/handshake.hpp"
+
+namespace autopar {
+
+namespace {
+
+std::optional<std::int64_t> batch_dim_of(const at::Tensor& tensor, std::size_t position, const Options& options) {
+  const int dim = position < options.batch_dims.size() ? options.batch_dims[position] : 0;
+  if (dim == kShared || tensor.dim() == 0) return std::nullopt;
+  if (dim < 0 || dim >= tensor.dim()) {
+    throw InvalidArgument("Options::batch_dims[" + std::to_string(position) + "] = " + std::to_string(dim) +
+                          ", but tensor argument " + std::to_string(position) + " has " + std::to_string(tensor.dim()) +
+                          " dims; give the dim that runs over samples, or autopar::kShared");
+  }
+  return dim;
+}
+
+std::uint64_t hash_contents(const at::Tensor& tensor, std::uint64_t seed) {
+  const auto host = tensor.detach().to(at::kCPU).contiguous();
+  return host.numel() == 0 ? seed : hash_bytes(host.const_data_ptr(), host.nbytes(), seed);
+}
+
+std::string describe_input(const InputSpec& spec) {
+  std::string text = " ";
+  text += c10::toString(spec.dtype);
+  text += "[";
+  for (std::size_t d = 0; d < spec.sizes.size(); ++d) {
+    const bool batch = spec.batch_dim && *spec.batch_dim == static_cast<std::int64_t>(d);
+    text += (d > 0 ? "," : "") + (batch ? std::string("batch") : std::to_string(spec.sizes[d]));
+  }
+  return text + "]" + (spec.requires_grad ? " grad" : "");
+}
+
+}  // namespace
+
+CallArguments inspect_arguments(const Flattened& flattened, const Options& options) {
+  CallArguments arguments;
+  arguments.signature = flattened.structure;
+  arguments.flat_count = flattened.tensors.size();
+  std::optional<std::size_t> first_batched;
+  if (options.batch_dims.size() > flattened.tensors.size()) {
+    throw InvalidArgument("Options::batch_dims has " + std::to_string(options.batch_dims.size()) +
+                          " entries, but the call has " + std::to_string(flattened.tensors.size()) +
+                          " tensor arguments; give one for each tensor");
+  }
+  for (std::size_t i = 0; i < flattened.tensors.size(); ++i) {
+    const auto& tensor = flattened.tensors[i];
+    if (!tensor.defined()) {
+      arguments.signature += " undefined";
+      continue;
+    }
+    auto spec = input_spec(tensor, batch_dim_of(tensor, i, options));
+    if (spec.batch_dim) {
+      const auto samples = tensor.size(*spec.batch_dim);
+      if (first_batched && samples != arguments.samples) {
+        throw InvalidArgument("tensor argument " + std::to_string(i) + " has " + std::to_string(samples) +
+                              " samples, but argument " + std::to_string(*first_batched) + " has " +
+                              std::to_string(arguments.samples) +
+                              "; name the dim that runs over samples in Options::batch_dims, or autopar::kShared for an "
+                              "argument that all samples have in common");
+      }
+      if (!first_batched) first_batched = i;
+      arguments.samples = samples;
+    } else {
+      arguments.shared = hash_contents(tensor, arguments.shared + i + 1);
+    }
+    arguments.signature += describe_input(spec);
+    arguments.tensors.push_back(tensor);
+    arguments.positions.push_back(i);
+    arguments.specs.push_back(std::move(spec));
+  }
+  arguments.has_batch = first_batched.has_value();
+  return arguments;
+}
+
+}  // namespace autopar

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <autopar/plan/options.hpp>
+#include <autopar/torch/capture.hpp>
+#include <autopar/torch/flatten.hpp>
+
+namespace autopar {
+
+/// Arguments of one call, taken apart: what a capture needs, and what identifies it.
+struct CallArguments {
+  std::vector<at::Tensor> tensors;        ///< the caller's, defined ones only
+  std::vector<std::size_t> positions;     ///< of each of `tensors` among the flattened arguments
+  std::size_t flat_count = 0;             ///< flattened arguments, undefined ones included
+  std::vector<InputSpec> specs;           ///< of each of `tensors`
+  std::string signature;                  ///< structure, constants, types, sizes but for the batch: equal on all ranks
+  std::int64_t samples = 0;               ///< local batch
+  std::uint64_t shared = 0;               ///< hash of the contents of shared arguments
+  bool has_batch = false;                 ///< some argument has a batch dim
+};
+
+/// @throws InvalidArgument if batch sizes of two arguments differ, or `batch_dims` does not fit the arguments
+[[nodiscard]] CallArguments inspect_arguments(const Flattened& flattened, const Options& options);
+
+}  // namespace autopar

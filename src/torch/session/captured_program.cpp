@@ -1,0 +1,39 @@
+#include "torch/session/captured_program.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <autopar/schedule/gpipe.hpp>
+#include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/program.hpp>
+#include <autopar/schedule/validate.hpp>
+
+namespace autopar {
+
+namespace {
+
+// Batches of ever new sizes must not fill the memory with programs.
+constexpr std::size_t kRememberedLayouts = 64;
+
+}  // namespace
+
+bool CapturedProgram::is_stale() const {
+  return std::any_of(constants.begin(), constants.end(), [](const auto& constant) {
+    return !constant.first.is_inference() && constant.first._version() != constant.second;
+  });
+}
+
+const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, ScheduleKind schedule, Phase phase,
+                                                    bool reduce, Rank rank) {
+  const Key key{layout.local, layout.microbatches, phase, reduce};
+  if (const auto known = actions_.find(key); known != actions_.end()) return known->second;
+  auto pipeline = stage->pipeline();
+  if (!reduce) pipeline.groups.clear();
+  auto program = schedule == ScheduleKind::kGPipe ? make_program(pipeline, layout, GPipe{}, phase)
+                                                  : make_program(pipeline, layout, OneFOneB{}, phase);
+  validate(pipeline, layout, phase, program);
+  if (actions_.size() >= kRememberedLayouts) actions_.clear();
+  return actions_.emplace(key, std::move(program.ranks[rank.index()])).first->second;
+}
+
+}  // namespace autopar

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <autopar/plan/plan.hpp>
+#include <autopar/runtime/transport.hpp>
+#include <autopar/schedule/action.hpp>
+#include <autopar/schedule/pipeline.hpp>
+#include <autopar/torch/batch_algebra.hpp>
+#include <autopar/torch/capture.hpp>
+#include <autopar/torch/engine/division.hpp>
+#include <autopar/torch/engine/stage_runtime.hpp>
+#include <autopar/torch/op_graph.hpp>
+
+#include "torch/session/epilogue.hpp"
+#include "torch/session/prologue.hpp"
+
+namespace autopar {
+
+/// The model's forward in one mode for one argument signature: captured, divided among the ranks and ready to run.
+struct CapturedProgram {
+  OpGraph graph;
+  BatchPlan plan;
+  Division division;
+  std::vector<InputSpec> inputs;
+  std::shared_ptr<const void> prototype;      ///< see CallResult
+  std::vector<std::size_t> result_positions;  ///< of the graph's outputs among the flattened results
+  std::size_t result_count = 0;               ///< flattened results, undefined ones included
+  std::vector<std::pair<at::Tensor, std::uint32_t>> constants;  ///< with the version at the capture
+  std::set<std::int64_t> verified;            ///< share sizes at which a capture gave the same program
+
+  std::unique_ptr<StageRuntime> stage;
+  std::unique_ptr<Prologue> prologue;
+  std::unique_ptr<Epilogue> epilogue;
+  std::vector<GroupId> groups;                ///< by reduction group of the pipeline
+
+  /// Whether a constant was written since the capture.
+  [[nodiscard]] bool is_stale() const;
+  /// This rank's actions of a call; made and validated once for each layout and phase.
+  [[nodiscard]] const std::vector<Action>& actions(const BatchLayout& layout, ScheduleKind schedule, Phase phase,
+                                                   bool reduce, Rank rank);
+
+ private:
+  using Key = std::tuple<std::vector<std::int64_t>, int, Phase, bool>;
+  std::map<Key, std::vector<Action>> actions_;
+};
+
+}  // namespace autopar

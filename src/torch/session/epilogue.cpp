@@ -1,0 +1,66 @@
+#include "torch/session/epilogue.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+namespace autopar {
+
+namespace {
+
+std::vector<ValueId> epilogue_outputs(const BatchPlan& plan) {
+  std::vector<ValueId> values;
+  for (const auto& output : plan.outputs) {
+    if (output.kind == OutputKind::kEpilogue) values.push_back(output.value);
+  }
+  return values;
+}
+
+}  // namespace
+
+Epilogue::Epilogue(const OpGraph& graph, const BatchPlan& plan, c10::Device device)
+    : graph_(graph), plan_(plan), runner_(graph, plan, plan.epilogue, epilogue_outputs(plan), device) {}
+
+EpilogueRun Epilogue::run(const std::map<ValueId, at::Tensor>& sums,
+                          const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const ShareContext& whole,
+                          bool differentiate) {
+  const at::AutoGradMode mode(differentiate);
+  EpilogueRun run;
+  auto values = runner_.environment();
+  for (const auto& [value, tensor] : prologue) values[value.index()] = tensor;
+  for (const auto& input : plan_.epilogue_inputs) {
+    auto leaf = sums.at(input.value).detach();
+    if (differentiate && graph_.value(input.value).requires_grad && leaf.is_floating_point()) leaf.set_requires_grad(true);
+    values[input.value.index()] = leaf;
+    run.inputs[input.value] = std::move(leaf);
+  }
+  std::vector<NormSample> norms(plan_.batch_norms.size());
+  runner_.run(values, whole, norms);
+  for (const auto value : epilogue_outputs(plan_)) run.results[value] = values[value.index()];
+  return run;
+}
+
+std::map<ValueId, at::Tensor> Epilogue::gradients(const EpilogueRun& run,
+                                                  const std::map<ValueId, at::Tensor>& result_gradients, bool retain) {
+  std::vector<at::Tensor> roots, given, leaves;
+  std::vector<ValueId> values;
+  for (const auto& [value, gradient] : result_gradients) {
+    const auto& result = run.results.at(value);
+    if (!result.requires_grad()) continue;
+    roots.push_back(result);
+    given.push_back(gradient);
+  }
+  for (const auto& [value, leaf] : run.inputs) {
+    if (!leaf.requires_grad()) continue;
+    values.push_back(value);
+    leaves.push_back(leaf);
+  }
+  std::map<ValueId, at::Tensor> out;
+  if (roots.empty() || leaves.empty()) return out;
+  const auto found = torch::autograd::grad(roots, leaves, given, retain, false, /*allow_unused=*/true);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i].defined()) out[values[i]] = found[i];
+  }
+  return out;
+}
+
+}  // namespace autopar

@@ -1,0 +1,142 @@
+#include <cmath>
+#include <limits>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/session/session_impl.hpp"
+
+namespace autopar {
+
+namespace {
+
+/// Adds to `.grad`. A tensor that nobody else uses may become the gradient itself.
+void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
+  auto& grad = handle.mutable_grad();
+  if (grad.defined()) grad.add_(gradient);
+  else grad = may_take ? gradient : gradient.clone();
+}
+
+}  // namespace
+
+std::vector<HandleGradient> Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
+  const auto reached = reached_parameters(call.program->graph, roots);
+  std::vector<HandleGradient> gradients;
+  for (const auto parameter : call.program->stage->parameters()) {
+    if (!reached[parameter.index()]) continue;
+    const auto& handle = call.program->stage->handle(parameter);
+    auto gradient = call.engine->gradient(parameter);
+    if (!gradient.defined()) gradient = at::zeros_like(handle);
+    gradients.push_back({handle, std::move(gradient)});
+  }
+  return gradients;
+}
+
+void Session::Impl::apply(const std::vector<HandleGradient>& gradients, const at::Tensor& factor, bool keep,
+                          bool accumulate) {
+  const at::NoGradGuard no_grad;
+  // On the CPU looking at the factor costs nothing, and one is what it nearly always is.
+  const bool is_one = factor.is_cpu() && factor.item<double>() == 1.0;
+  if (!accumulate) flush_reduced();
+  for (const auto& [handle, gradient] : gradients) {
+    const auto scaled = is_one ? gradient : gradient.mul(factor.reshape({}).to(gradient.options()));
+    const bool may_take = !keep || !is_one;
+    if (!accumulate) {
+      add_to_grad(handle, scaled, may_take);
+      continue;
+    }
+    auto& sum = pending_[handle.unsafeGetTensorImpl()];
+    sum.handle = handle;
+    if (sum.gradient.defined()) sum.gradient.add_(scaled);
+    else sum.gradient = may_take ? scaled : scaled.clone();
+  }
+}
+
+void Session::Impl::flush_reduced() {
+  for (auto& [impl, sum] : std::exchange(reduced_, {})) add_to_grad(sum.handle, sum.gradient, true);
+}
+
+// All holders of a parameter accumulated it in the same calls, so they agree on what there is to reduce.
+void Session::Impl::reduce_pending() {
+  const at::NoGradGuard no_grad;
+  std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
+  for (const auto& tensor : registry_.tensors()) {
+    const auto found = pending_.find(tensor.handle.unsafeGetTensorImpl());
+    if (found == pending_.end()) continue;
+    groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
+  }
+  for (auto& [key, members] : groups) {
+    const auto& ranks = key.first;
+    if (ranks.size() < 2) continue;
+    std::vector<at::Tensor> parts;
+    for (const auto* member : members) parts.push_back(member->gradient.reshape({-1}));
+    auto flat = at::cat(parts);
+    auto owner = std::make_shared<at::Tensor>(flat);
+    const Buffer buffer{static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), owner};
+    wire_.wait(wire_.all_reduce(buffer, reduction_dtype(flat.scalar_type()), groups_.at(ranks)));
+    std::int64_t offset = 0;
+    for (auto* member : members) {
+      const auto elements = member->gradient.numel();
+      member->gradient = flat.narrow(0, offset, elements).view(member->gradient.sizes());
+      offset += elements;
+    }
+  }
+  for (auto& [impl, sum] : std::exchange(pending_, {})) {
+    auto& waiting = reduced_[impl];
+    if (waiting.gradient.defined()) waiting.gradient.add_(sum.gradient);
+    else waiting = std::move(sum);
+  }
+}
+
+void Session::Impl::sync_gradients() {
+  require_deployed("sync_gradients");
+  exchange(world_, next_header(CallKind::kSync), "");
+  guarded("sync_gradients", [&] {
+    reduce_pending();
+    flush_reduced();
+  });
+}
+
+void Session::Impl::drop_accumulated() {
+  pending_.clear();
+  reduced_.clear();
+}
+
+at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
+  require_deployed("clip_grad_norm_");
+  if (!(norm_type > 0)) {
+    throw InvalidArgument("clip_grad_norm_: norm type " + std::to_string(norm_type) +
+                          " is not supported; use a positive number or infinity");
+  }
+  const at::NoGradGuard no_grad;
+  exchange(world_, next_header(CallKind::kClip), std::to_string(max_norm) + " " + std::to_string(norm_type));
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
+  const bool largest = std::isinf(norm_type);
+  // Each gradient counts on the first rank that holds it; maxima go to a place of their own for each rank.
+  auto own = at::zeros({largest ? world_.size() : 1}, options);
+  auto mine = own.select(0, largest ? world_.rank() : 0);
+  std::vector<at::Tensor> gradients;
+  auto dtype = at::kDouble;
+  for (const auto& tensor : registry_.tensors()) {
+    if (tensor.is_parameter) dtype = tensor.handle.scalar_type();
+    if (!tensor.is_parameter || !holds(tensor) || !tensor.handle.grad().defined()) continue;
+    const auto& gradient = gradients.emplace_back(tensor.handle.grad());
+    if (tensor.holders.front() != world_.rank_id()) continue;
+    const auto norm = at::linalg_vector_norm(gradient, norm_type, {}, false, at::kDouble);
+    if (largest) mine.copy_(mine.maximum(norm));
+    else mine.add_(norm.pow(norm_type));
+  }
+  const auto total = world_sums_.sum({own})[0];
+  const auto norm = largest ? total.max() : total.select(0, 0).pow(1.0 / norm_type);
+  const auto factor = norm.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
+  for (auto& gradient : gradients) gradient.mul_(factor.to(gradient.scalar_type()));
+  return norm.to(dtype);
+}
+
+}  // namespace autopar

@@ -1,0 +1,136 @@
+#include "torch/session/handshake.hpp"
+
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include <autopar/core/error.hpp>
+
+namespace autopar {
+
+namespace {
+
+static_assert(std::is_trivially_copyable_v<CallHeader>);
+
+Blob bytes_of(std::string_view text) {
+  const auto* data = reinterpret_cast<const std::byte*>(text.data());
+  return {data, data + text.size()};
+}
+
+std::string text_of(const Blob& blob) { return {reinterpret_cast<const char*>(blob.data()), blob.size()}; }
+
+std::string rank_name(std::size_t rank) { return "rank " + std::to_string(rank); }
+
+[[noreturn]] void refuse(const std::string& what, std::size_t a, const std::string& value_a, std::size_t b,
+                         const std::string& value_b, const std::string& remedy) {
+  throw InvalidArgument(what + ": " + rank_name(a) + " has " + value_a + ", " + rank_name(b) + " has " + value_b + "; " +
+                        remedy);
+}
+
+/// The part in which two texts differ, with a little around it.
+std::pair<std::string, std::string> difference(const std::string& a, const std::string& b) {
+  std::size_t first = 0;
+  while (first < a.size() && first < b.size() && a[first] == b[first]) ++first;
+  const auto start = first < 60 ? 0 : first - 60;
+  const auto cut = [&](const std::string& text) {
+    return "'" + std::string(start > 0 ? "…" : "") + text.substr(start, 160) + "'";
+  };
+  return {cut(a), cut(b)};
+}
+
+}  // namespace
+
+std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed) {
+  const auto* byte = static_cast<const unsigned char*>(data);
+  auto hash = seed;
+  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ byte[i]) * 0x100000001b3ULL;
+  return hash;
+}
+
+std::uint64_t hash_text(std::string_view text) { return hash_bytes(text.data(), text.size()); }
+
+std::string_view name_of(CallKind kind) {
+  switch (kind) {
+    case CallKind::kForward: return "forward";
+    case CallKind::kBackward: return "backward";
+    case CallKind::kPrepare: return "prepare";
+    case CallKind::kDeploy: return "deploy";
+    case CallKind::kSync: return "sync_gradients";
+    case CallKind::kClip: return "clip_grad_norm_";
+    case CallKind::kGather: return "gather";
+    case CallKind::kSave: return "save";
+    case CallKind::kLoad: return "load";
+  }
+  return "?";
+}
+
+std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details) {
+  const auto action = name_of(mine.kind);
+  auto header = mine;
+  header.key = hash_text(details);
+  const auto blobs = world.all_gather(std::as_bytes(std::span(&header, 1)), action);
+  std::vector<CallHeader> headers(blobs.size());
+  for (std::size_t r = 0; r < blobs.size(); ++r) {
+    if (blobs[r].size() != sizeof(CallHeader)) {
+      throw TransportError("rank " + std::to_string(r) + " made another collective call than " + std::string(action) +
+                               " of an AutoParallel model; every rank must make the same calls in the same order",
+                           world.rank_id(), Rank::of(r), std::string(action));
+    }
+    std::memcpy(&headers[r], blobs[r].data(), sizeof(CallHeader));
+  }
+  const auto& first = headers.front();
+  for (std::size_t r = 1; r < headers.size(); ++r) {
+    const auto& other = headers[r];
+    const std::string remedy = "every rank must make the same calls in the same order";
+    if (other.kind != first.kind) {
+      refuse("the ranks call different members of an AutoParallel model", 0, std::string(name_of(first.kind)), r,
+             std::string(name_of(other.kind)), remedy);
+    }
+    if (other.serial != first.serial) {
+      refuse("the ranks have made different numbers of calls", 0, std::to_string(first.serial), r,
+             std::to_string(other.serial), remedy);
+    }
+    if (other.accumulates != first.accumulates) {
+      const auto text = [](bool inside) { return std::string(inside ? "a no_sync guard" : "no no_sync guard"); };
+      refuse("some ranks are inside no_sync and some are not", 0, text(first.accumulates), r, text(other.accumulates),
+             remedy);
+    }
+  }
+  for (std::size_t r = 1; r < headers.size(); ++r) {
+    if (headers[r].key == first.key) continue;
+    const auto texts = world.all_gather(bytes_of(details), "difference");
+    const auto [a, b] = difference(text_of(texts[0]), text_of(texts[r]));
+    refuse("the ranks disagree about arguments or modes of " + std::string(action), 0, a, r, b,
+           "all but the batch size must agree");
+  }
+  for (std::size_t r = 1; r < headers.size(); ++r) {
+    if (headers[r].shared == first.shared) continue;
+    refuse("an argument that is the same for all samples differs between ranks (hash of its contents)", 0,
+           std::to_string(first.shared), r, std::to_string(headers[r].shared),
+           "pass the same tensor on every rank, or give it a batch dim in Options::batch_dims");
+  }
+  return headers;
+}
+
+void together(World& world, std::string_view action, const std::function<void()>& work) {
+  std::exception_ptr error;
+  std::string message;
+  try {
+    work();
+  } catch (const TransportError&) {
+    throw;
+  } catch (const std::exception& caught) {
+    error = std::current_exception();
+    message = caught.what();
+    if (message.empty()) message = "an exception without a message";
+  }
+  const auto messages = world.all_gather(bytes_of(message), action);
+  if (error) std::rethrow_exception(error);
+  for (std::size_t r = 0; r < messages.size(); ++r) {
+    if (messages[r].empty()) continue;
+    throw TransportError(rank_name(r) + " failed in " + std::string(action) + ": " + text_of(messages[r]),
+                         world.rank_id(), Rank::of(r), std::string(action));
+  }
+}
+
+}  // namespace autopar

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <autopar/runtime/world.hpp>
+
+namespace autopar {
+
+/// What ranks may do together; they must all do the same.
+enum class CallKind : std::uint8_t { kForward, kBackward, kPrepare, kDeploy, kSync, kClip, kGather, kSave, kLoad };
+[[nodiscard]] std::string_view name_of(CallKind kind);
+
+/// What a rank tells the others at the start of a collective call. Plain bytes: equal programs, equal layout.
+struct CallHeader {
+  std::uint64_t serial = 0;         ///< of this model's collective calls
+  CallKind kind = CallKind::kForward;
+  bool needs_capture = false;
+  bool accumulates = false;         ///< inside no_sync
+  bool has_pending = false;         ///< gradients that were accumulated and not reduced
+  std::uint64_t key = 0;            ///< hash of `details`
+  std::uint64_t shared = 0;         ///< hash of the contents of shared arguments
+  std::int64_t samples = 0;         ///< local batch
+  std::uint64_t word = 0;           ///< of the kind's own: which results have gradients, …
+};
+
+/// Every rank's header, by rank. Collective.
+/// @param details  text that must be equal on all ranks, shown when it is not
+/// @throws InvalidArgument, on every rank, naming two ranks and both values where they differ
+std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details);
+
+/// Runs `work` on every rank; if it throws anywhere, it throws everywhere: the rank's own exception where it threw,
+/// TransportError naming the first such rank and its message elsewhere. Collective.
+void together(World& world, std::string_view action, const std::function<void()>& work);
+
+/// FNV-1a.
+[[nodiscard]] std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed = 0xcbf29ce484222325ULL);
+[[nodiscard]] std::uint64_t hash_text(std::string_view text);
+
+}  // namespace autopar

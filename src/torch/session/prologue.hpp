@@ -1,0 +1,50 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <autopar/torch/batch_algebra.hpp>
+#include <autopar/torch/engine/op_runner.hpp>
+#include <autopar/torch/op_graph.hpp>
+
+#include "torch/session/global_sums.hpp"
+
+namespace autopar {
+
+/// What is known of a call before its pipeline runs.
+struct PrologueResult {
+  std::vector<std::pair<ValueId, at::Tensor>> values;  ///< BatchPlan::prologue_values, the same on every rank
+  std::vector<at::Tensor> counts;                      ///< by BatchPlan::counts: 0-dim f64 on the rank's device
+};
+
+/// Runs BatchPlan::prologue on this rank's own local batch and completes its sums over all ranks.
+class Prologue {
+ public:
+  using Lookup = std::function<at::Tensor(ValueId)>;  ///< handle of a buffer or parameter leaf
+
+  Prologue(const OpGraph& graph, const BatchPlan& plan, c10::Device device, Lookup lookup);
+
+  /// @param inputs  by OpGraph::inputs, this rank's. Collective over the world of `sums`.
+  [[nodiscard]] PrologueResult run(const std::vector<at::Tensor>& inputs, const ShareContext& local, GlobalSums& sums);
+
+ private:
+  struct Level {
+    std::unique_ptr<OpRunner> all;         ///< for a rank with samples
+    std::unique_ptr<OpRunner> replicated;  ///< for a rank without: what does not depend on samples
+  };
+  [[nodiscard]] Environment leaves(const std::vector<at::Tensor>& inputs) const;
+  [[nodiscard]] at::Tensor local_count(const LossCount& count, const Environment& values, bool has_samples) const;
+
+  const OpGraph& graph_;
+  const BatchPlan& plan_;
+  c10::Device device_;
+  Lookup lookup_;
+  std::vector<Level> levels_;
+};
+
+}  // namespace autopar

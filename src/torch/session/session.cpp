@@ -1,0 +1,127 @@
+#include <autopar/torch/session.hpp>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/session/session_impl.hpp"
+
+namespace autopar {
+
+// ---------------------------------------------------------------- Impl: what needs no file of its own
+
+void Session::Impl::deploy(Plan plan) {
+  if (plan_) throw InvalidArgument("deploy(plan): the model is deployed already; call it before the first call");
+  given_plan_ = std::move(plan);
+}
+
+void Session::Impl::recapture() { programs_.clear(); }
+
+const Plan& Session::Impl::plan() const {
+  if (!plan_) throw InvalidArgument("plan(): there is no plan yet; call the model or prepare(args...) first");
+  return *plan_;
+}
+
+c10::Device Session::Impl::device() const { return resolved_ ? device_ : c10::Device(c10::kCPU); }
+
+void Session::Impl::require_deployed(const char* member) const {
+  if (!deployed_) {
+    throw InvalidArgument(std::string(member) +
+                          ": the model is not deployed yet; call the model or prepare(args...) first");
+  }
+}
+
+std::vector<PlacedTensor> Session::Impl::placed() const {
+  std::vector<PlacedTensor> tensors;
+  for (const auto& tensor : registry_.tensors()) tensors.push_back({tensor.name(), tensor.handle, tensor.holders});
+  return tensors;
+}
+
+at::Tensor Session::Impl::gather(const at::Tensor& handle) {
+  require_deployed("gather");
+  const auto& tensor = registry_.of(handle);
+  exchange(world_, next_header(CallKind::kGather), tensor.name());
+  return guarded("gather", [&] { return gather_tensor(world_, {tensor.name(), tensor.handle, tensor.holders}); });
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Session::Impl::gather_state() {
+  require_deployed("gather_state");
+  exchange(world_, next_header(CallKind::kGather), "state");
+  const auto values = guarded("gather_state", [&] { return gather_tensors(world_, placed()); });
+  std::vector<std::pair<std::string, at::Tensor>> state;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    for (const auto& name : registry_.tensors()[i].names) state.emplace_back(name, values[i]);
+  }
+  return state;
+}
+
+void Session::Impl::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+  require_deployed("save");
+  exchange(world_, next_header(CallKind::kSave), folder);
+  save_checkpoint(world_, folder, placed(), optimizers, {seed_, stats_.calls});
+}
+
+void Session::Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+  if (!deployed_) {
+    load_at_deployment_.emplace(folder, optimizers);
+    return;
+  }
+  exchange(world_, next_header(CallKind::kLoad), folder);
+  const auto info = load_checkpoint(world_, folder, placed(), optimizers);
+  seed_ = info.seed;
+  stats_.calls = info.calls;
+}
+
+// ---------------------------------------------------------------- Session
+
+Session::Session(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
+                 std::shared_ptr<InitRecord> init)
+    : impl_(std::make_shared<Impl>(world, std::move(module), std::move(code), std::move(planner), std::move(init))) {}
+Session::~Session() = default;
+
+CallResult Session::call(const Flattened& arguments, const ForwardFunction& forward) {
+  return impl_->call(arguments, forward);
+}
+void Session::prepare(const Flattened& arguments, const ForwardFunction& forward) { impl_->prepare(arguments, forward); }
+void Session::deploy(Plan plan) { impl_->deploy(std::move(plan)); }
+void Session::recapture() { impl_->recapture(); }
+const Plan& Session::plan() const { return impl_->plan(); }
+bool Session::deployed() const { return impl_->deployed(); }
+const SessionStats& Session::stats() const { return impl_->stats(); }
+c10::Device Session::device() const { return impl_->device(); }
+World& Session::world() { return impl_->world(); }
+
+bool Session::owns(const at::Tensor& handle) const { return impl_->holds(impl_->registry().of(handle)); }
+
+std::vector<at::Tensor> Session::owned_parameters() const {
+  std::vector<at::Tensor> owned;
+  for (const auto& tensor : impl_->registry().tensors()) {
+    if (tensor.is_parameter && impl_->holds(tensor)) owned.push_back(tensor.handle);
+  }
+  return owned;
+}
+
+std::int64_t Session::parameter_count() const {
+  std::int64_t count = 0;
+  for (const auto& tensor : impl_->registry().tensors()) {
+    if (tensor.is_parameter) count += tensor.handle.numel();
+  }
+  return count;
+}
+
+at::Tensor Session::gather(const at::Tensor& handle) { return impl_->gather(handle); }
+std::vector<std::pair<std::string, at::Tensor>> Session::gather_state() { return impl_->gather_state(); }
+void Session::attach(torch::optim::Optimizer& optimizer) { impl_->attach(optimizer); }
+at::Tensor Session::clip_grad_norm(double max_norm, double norm_type) {
+  return impl_->clip_grad_norm(max_norm, norm_type);
+}
+void Session::set_accumulating(bool accumulating) { impl_->set_accumulating(accumulating); }
+bool Session::accumulating() const { return impl_->accumulating(); }
+void Session::sync_gradients() { impl_->sync_gradients(); }
+void Session::drop_accumulated() { impl_->drop_accumulated(); }
+void Session::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+  impl_->save(folder, optimizers);
+}
+void Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+  impl_->load(folder, optimizers);
+}
+
+}  // namespace autopar

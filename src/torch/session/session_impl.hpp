@@ -1,0 +1,179 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <autopar/runtime/any_transport.hpp>
+#include <autopar/torch/checkpoint.hpp>
+#include <autopar/torch/engine/torch_engine.hpp>
+#include <autopar/torch/init_record.hpp>
+#include <autopar/torch/profile.hpp>
+#include <autopar/torch/session.hpp>
+
+#include "torch/session/call_arguments.hpp"
+#include "torch/session/captured_program.hpp"
+#include "torch/session/global_sums.hpp"
+#include "torch/session/handshake.hpp"
+#include "torch/session/state_registry.hpp"
+
+namespace autopar {
+
+/// A gradient of this rank, and the user's handle that it belongs to.
+struct HandleGradient {
+  at::Tensor handle;
+  at::Tensor gradient;
+};
+
+/// One call on its way through the phases of Session::Impl.
+struct Call {
+  CallArguments arguments;
+  std::shared_ptr<CapturedProgram> program;
+  BatchLayout layout;
+  std::int64_t batch = 0;
+  bool differentiate = false;
+  bool loss_mode = false;   ///< forward and backward in this call
+  bool accumulate = false;  ///< inside no_sync
+  PrologueResult known;
+  std::shared_ptr<TorchEngine> engine;
+  std::map<ValueId, at::Tensor> sums;       ///< completed
+  std::optional<EpilogueRun> tail;
+};
+
+class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
+ public:
+  Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
+       std::shared_ptr<InitRecord> init);
+
+  CallResult call(const Flattened& arguments, const ForwardFunction& forward);
+  void prepare(const Flattened& arguments, const ForwardFunction& forward);
+  void deploy(Plan plan);
+  void recapture();
+
+  [[nodiscard]] const Plan& plan() const;
+  [[nodiscard]] bool deployed() const { return deployed_; }
+  [[nodiscard]] const SessionStats& stats() const { return stats_; }
+  [[nodiscard]] c10::Device device() const;
+  [[nodiscard]] World& world() { return world_; }
+  [[nodiscard]] bool holds(const StateTensor& tensor) const;
+  [[nodiscard]] const StateRegistry& registry() const { return registry_; }
+
+  void attach(torch::optim::Optimizer& optimizer) { optimizers_.push_back(&optimizer); }
+  [[nodiscard]] at::Tensor clip_grad_norm(double max_norm, double norm_type);
+  void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
+  [[nodiscard]] bool accumulating() const { return accumulating_; }
+  void sync_gradients();
+  void drop_accumulated();
+
+  [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gather_state();
+  void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
+  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
+
+ private:
+  // ---- deployment.cpp
+  void resolve_once();
+  [[nodiscard]] std::string capture_key(const CallArguments& arguments) const;
+  [[nodiscard]] bool needs_capture(const std::string& key) const;
+  void capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
+                          const ForwardFunction& forward);
+  void capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward);
+  void require_same_graph(const CapturedProgram& program);
+  void make_plan(const GraphProfile& profile, std::int64_t batch);
+  void adopt_plan(const GraphProfile& profile, Plan plan);
+  [[nodiscard]] Plan plan_or_read(const GraphProfile& profile, std::int64_t batch) const;
+  void write_reports(const ModelProfile& profile) const;
+  void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
+  [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
+  void place_state(const CapturedProgram& program);
+  void materialise_state();
+  void take_values_of_rank_0();
+  void make_transports();
+  void build_runtime(CapturedProgram& program, const std::vector<StageId>& stage_of);
+  [[nodiscard]] GroupId group_of(const std::vector<Rank>& ranks);
+  void verify_sizes(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
+                    const BatchLayout& layout);
+  void require_deployed(const char* member) const;
+  [[nodiscard]] at::Tensor handle_of(const OpGraph& graph, ValueId leaf);
+
+  // ---- calls.cpp
+  CallHeader next_header(CallKind kind);
+  void open(Call& call, const std::vector<CallHeader>& headers);
+  void run_forward(Call& call);
+  void execute(Call& call, Phase phase);
+  [[nodiscard]] std::vector<at::Tensor> collect_results(Call& call);
+  void attach_loss_history(Call& call, std::vector<at::Tensor>& results);
+  void attach_output_history(const std::shared_ptr<Call>& call, std::vector<at::Tensor>& results);
+  [[nodiscard]] std::vector<at::Tensor> input_gradients(Call& call);
+  [[nodiscard]] std::vector<at::Tensor> backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
+                                                            const std::vector<at::Tensor>& gradients);
+  [[nodiscard]] std::uint64_t agree_on_defined(const std::vector<at::Tensor>& gradients);
+  void seed_output_gradients(Call& call, const std::vector<std::size_t>& outputs,
+                             const std::vector<at::Tensor>& gradients, std::uint64_t defined);
+  template <class Work>
+  auto guarded(const char* action, Work&& work) -> decltype(work());
+
+  // ---- gradients.cpp
+  [[nodiscard]] std::vector<HandleGradient> gradients_of(Call& call, const std::vector<ValueId>& roots);
+  void apply(const std::vector<HandleGradient>& gradients, const at::Tensor& factor, bool keep, bool accumulate);
+  void reduce_pending();
+  void flush_reduced();
+
+  // ---- buffers.cpp
+  void update_buffers(Call& call);
+  void pool_batch_norms(Call& call);
+  void update_running(const BatchNormPlan& norm, const OpGraph& graph, const at::Tensor& mean,
+                      const at::Tensor& variance, double count);
+  [[nodiscard]] GlobalSums& stage_sums(StageId stage);
+
+  // ---- checkpoint
+  [[nodiscard]] std::vector<PlacedTensor> placed() const;
+
+  World& world_;
+  std::shared_ptr<torch::nn::Module> module_;
+  Options code_, options_;
+  bool resolved_ = false;
+  PlanFunction planner_;
+  std::shared_ptr<InitRecord> init_;
+  StateRegistry registry_;
+  std::vector<torch::nn::Module*> modules_;  ///< all, for the fingerprint of their modes
+  Logger log_;
+
+  c10::Device device_ = c10::Device(c10::kCPU);
+  bool deployed_ = false;
+  std::optional<Plan> plan_, given_plan_;
+  StageId stage_ = StageId::none();
+  AnyTransport wire_;
+  std::map<std::vector<Rank>, GroupId> groups_;
+  GlobalSums world_sums_;
+  std::map<StageId, GlobalSums> stage_sums_;
+  std::map<std::string, std::shared_ptr<CapturedProgram>> programs_;
+
+  std::uint64_t serial_ = 0;
+  std::uint64_t seed_ = 0;  ///< rank 0's
+  SessionStats stats_;
+  std::vector<torch::optim::Optimizer*> optimizers_;
+  std::optional<std::pair<std::string, std::vector<torch::optim::Optimizer*>>> load_at_deployment_;
+
+  bool accumulating_ = false;
+  std::map<const void*, HandleGradient> pending_;  ///< by handle: accumulated, not reduced
+  std::map<const void*, HandleGradient> reduced_;  ///< by handle: for the next backward
+};
+
+template <class Work>
+auto Session::Impl::guarded(const char* action, Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    if (!world_.failed()) world_.fail(action, error.what());
+    throw;
+  }
+}
+
+}  // namespace autopar

@@ -1,0 +1,47 @@
+# Runs fashion_mnist (PROGRAM): the MLP's loss curve on 2 stages x 2 replicas is the one-process curve; the CNN learns; a
+# missing data set is named.
+file(REMOVE_RECURSE "${WORK}")
+file(MAKE_DIRECTORY "${WORK}")
+
+function(run result)
+  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${WORK}" OUTPUT_VARIABLE output ERROR_VARIABLE error RESULT_VARIABLE code)
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "${ARGN} ended with ${code}\n${output}${error}")
+  endif()
+  set(${result} "${output}" PARENT_SCOPE)
+endfunction()
+
+set(curve --model mlp --fp64 --steps 100)
+run(output "${PROGRAM}" ${curve} --loss-file one.txt)
+run(output "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" 4 "${PROGRAM}" ${curve} --stages 2 --replicas 2,2 --loss-file four.txt)
+if(NOT output MATCHES "2 stages")
+  message(FATAL_ERROR "the forced plan was not used:\n${output}")
+endif()
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+file(WRITE "${WORK}/compare.py" "
+one, four = ([float(line) for line in open(name)] for name in ('one.txt', 'four.txt'))
+assert len(one) == len(four) == 100, (len(one), len(four))
+worst = max(abs(a - b) for a, b in zip(one, four))
+assert worst <= 1e-9, worst
+assert one[-1] < one[0]
+")
+run(output "${Python3_EXECUTABLE}" compare.py)
+
+run(output "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" 4 "${PROGRAM}" --epochs 3)
+string(REGEX MATCHALL "test accuracy ([0-9.]+)" lines "${output}")
+set(best 0)
+foreach(line IN LISTS lines)
+  string(REGEX MATCH "[0-9.]+" accuracy "${line}")
+  if(accuracy GREATER best)
+    set(best ${accuracy})
+  endif()
+endforeach()
+message(STATUS "accuracies: ${lines}")
+if(best LESS 88)
+  message(FATAL_ERROR "the best test accuracy of 3 epochs is ${best} %, less than 88 %:\n${output}")
+endif()
+
+execute_process(COMMAND "${PROGRAM}" --data "${WORK}/nowhere" ERROR_VARIABLE error RESULT_VARIABLE code)
+if(code EQUAL 0 OR NOT error MATCHES "nowhere/train-images.*dataset-fashion-mnist")
+  message(FATAL_ERROR "a missing data set ended with ${code}:\n${error}")
+endif()

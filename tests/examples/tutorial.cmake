@@ -1,0 +1,41 @@
+# Runs tutorial (PROGRAM) for real on 2 ranks and on one without a launcher, and plans for machines that are not there.
+file(MAKE_DIRECTORY "${WORK}")
+
+# run(<result> <command>...): its output; its failure is ours.
+function(run result)
+  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY "${WORK}" OUTPUT_VARIABLE output ERROR_VARIABLE error RESULT_VARIABLE code)
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "${ARGN} ended with ${code}\n${output}${error}")
+  endif()
+  set(${result} "${output}" PARENT_SCOPE)
+endfunction()
+
+function(require output)
+  foreach(pattern IN LISTS ARGN)
+    if(NOT output MATCHES "${pattern}")
+      message(FATAL_ERROR "'${pattern}' is missing in\n${output}")
+    endif()
+  endforeach()
+endfunction()
+
+set(two_ranks "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" 2 "${PROGRAM}")
+set(a100 --plan-only --cluster "${SOURCE}/examples/clusters/a100-40x8.toml")
+
+run(output ${two_ranks} 64 512 10)
+require("${output}" "#Parameters=2626560" "Finished on rank 0" "Finished on rank 1")
+run(output ${two_ranks} 8 32 6 --stages 2 --steps 3)
+require("${output}" "Finished on rank 0" "Finished on rank 1")
+run(output "${PROGRAM}" 8 32 4)
+require("${output}" "Finished on rank 0")
+
+run(output "${PROGRAM}" 64 512 10 ${a100})
+require("${output}" "1 stage x 8 replicas")
+
+run(output "${PROGRAM}" 64 5000 100 ${a100} --optimizer-state-factor 0)
+require("${output}" "#Parameters=2500500000")
+run(output "${PROGRAM}" 64 5000 100 ${a100} --optimizer-state-factor 2)
+require("${output}" "#Parameters=2500500000")
+string(REGEX MATCH "Plan: [^\n]*" plan "${output}")
+if(output MATCHES "^[^\n]*\n[^\n]*1 stage x")
+  message(FATAL_ERROR "with Adam's state one A100-40 cannot hold the model, but the plan has one stage:\n${output}")
+endif()

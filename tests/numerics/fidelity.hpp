@@ -1,0 +1,276 @@
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <autopar/autopar.hpp>
+
+/// Equality of a distributed training with the one-process training of the same module, seed and samples (DESIGN §4.1).
+namespace numerics {
+
+using torch::Tensor;
+
+enum class Optimizer { kSgd, kAdamW };
+
+/// One way to run a model.
+struct Setup {
+  autopar::Options options;
+  std::vector<std::vector<int64_t>> local;  ///< [step][rank] samples; its size is the number of optimizer steps
+  Optimizer optimizer = Optimizer::kSgd;
+  int accumulate = 1;   ///< calls for each step; all but the last under no_sync
+  double clip_norm = 0; ///< p of a gradient clipping to 0.5; 0 = none
+
+  std::string describe() const {
+    std::ostringstream out;
+    out << options.stages << " stages, replicas";
+    for (const int r : options.replicas) out << ' ' << r;
+    out << ", " << options.microbatches << " micro-batches, " << options.schedule << ", samples";
+    for (const auto& step : local) {
+      out << " [";
+      for (const auto n : step) out << n << ' ';
+      out << ']';
+    }
+    out << ", accumulate " << accumulate << ", clip " << clip_norm << (optimizer == Optimizer::kSgd ? ", sgd" : ", adamw");
+    return out.str();
+  }
+};
+
+/// Where a model's traits differ from batch dimension 0, one differentiable scalar out.
+struct Traits {
+  std::vector<int> batch_dims;  ///< of the tensor arguments, kShared allowed; empty = all 0
+  int64_t output_dim = 0;       ///< batch dimension of batched outputs
+  double tolerance = 1e-12;
+};
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline void check_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
+  if (got.defined() != want.defined()) {
+    throw Failure(what + (got.defined() ? ": defined, but not in one process" : ": undefined, but defined in one process"));
+  }
+  if (!want.defined()) return;
+  if (got.sizes() != want.sizes()) {
+    std::ostringstream out;
+    out << what << ": sizes " << got.sizes() << " instead of " << want.sizes();
+    throw Failure(out.str());
+  }
+  if (got.scalar_type() != want.scalar_type()) throw Failure(what + ": another element type");
+  if (want.numel() == 0) return;
+  const auto a = got.detach().cpu().to(torch::kDouble), b = want.detach().cpu().to(torch::kDouble);
+  const double error = (a - b).abs().max().item<double>();
+  const double bound = tolerance * (1 + b.abs().max().item<double>());
+  if (!(error <= bound)) {
+    std::ostringstream out;
+    out << what << ": differs by " << error << ", allowed is " << bound;
+    throw Failure(out.str());
+  }
+}
+
+/// Named tensors at some moment.
+using Snapshot = std::vector<std::pair<std::string, Tensor>>;
+
+/// What one process computes, call by call and step by step.
+template <class Args>
+struct Reference {
+  struct Call {
+    Args args;                    ///< of all ranks, concatenated
+    std::vector<Tensor> outputs;
+    std::vector<Tensor> input_gradients;
+  };
+  std::vector<Call> calls;               ///< steps * accumulate
+  std::vector<Snapshot> gradients;       ///< after each step's last backward (and clipping)
+  std::vector<double> norms;             ///< gradient norm of each step, if clipped
+  Snapshot parameters, buffers;          ///< at the end
+};
+
+inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(Optimizer kind, const std::vector<Tensor>& parameters) {
+  if (kind == Optimizer::kSgd) {
+    return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.05).momentum(0.9));
+  }
+  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-2).eps(1e-3));
+}
+
+/// The scalar that a user makes of results: a loss stays, other results are weighted by sample.
+inline Tensor objective(const std::vector<Tensor>& outputs, const std::vector<Tensor>& weights) {
+  if (outputs.size() == 1 && outputs[0].dim() == 0) return outputs[0];
+  Tensor sum;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto term = (outputs[i] * weights[i]).sum();
+    sum = sum.defined() ? sum + term : term;
+  }
+  return sum;
+}
+
+inline std::vector<Tensor> weights_like(const std::vector<Tensor>& outputs) {
+  std::vector<Tensor> out;
+  for (const auto& output : outputs) {
+    out.push_back(torch::linspace(-1, 2, output.numel(), output.options().requires_grad(false)).cos().view(output.sizes()));
+  }
+  return out;
+}
+
+inline Snapshot gradients_of(const torch::OrderedDict<std::string, Tensor>& parameters) {
+  Snapshot out;
+  for (const auto& item : parameters) {
+    out.emplace_back(item.key(), item.value().grad().defined() ? item.value().grad().clone() : Tensor());
+  }
+  return out;
+}
+
+inline Snapshot copies_of(const torch::OrderedDict<std::string, Tensor>& tensors) {
+  Snapshot out;
+  for (const auto& item : tensors) out.emplace_back(item.key(), item.value().detach().clone());
+  return out;
+}
+
+template <class Net, class Args>
+auto call(Net& net, const Args& args) {
+  return std::apply([&](const auto&... each) { return net(each...); }, args);
+}
+
+/// Runs one process. Seeds the default generator; not for two threads at once.
+template <class Net>
+auto run_reference(const std::function<std::shared_ptr<Net>()>& make, const Setup& setup, uint64_t seed) {
+  using Args = decltype(Net::batch(1));
+  Reference<Args> reference;
+  torch::manual_seed(seed);
+  const auto net = make();
+  auto optimizer = make_optimizer(setup.optimizer, net->parameters());
+  for (const auto& local : setup.local) {
+    optimizer->zero_grad();
+    const auto samples = std::accumulate(local.begin(), local.end(), int64_t{0});
+    for (int k = 0; k < setup.accumulate; ++k) {
+      const auto args = Net::batch(samples);
+      const auto result = std::apply([&](const auto&... each) { return net->forward(each...); }, args);
+      const auto outputs = autopar::flatten(result).tensors;
+      objective(outputs, weights_like(outputs)).backward();
+      typename Reference<Args>::Call record{args, {}, {}};
+      for (const auto& output : outputs) record.outputs.push_back(output.detach());
+      for (const auto& input : autopar::flatten(args).tensors) {
+        record.input_gradients.push_back(input.requires_grad() && input.grad().defined() ? input.grad().clone() : Tensor());
+      }
+      reference.calls.push_back(std::move(record));
+    }
+    if (setup.clip_norm > 0) {
+      reference.norms.push_back(torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5, setup.clip_norm));
+    }
+    reference.gradients.push_back(gradients_of(net->named_parameters()));
+    optimizer->step();
+  }
+  reference.parameters = copies_of(net->named_parameters());
+  reference.buffers = copies_of(net->named_buffers());
+  return reference;
+}
+
+/// This rank's samples of `tensor`.
+inline Tensor share_of(const Tensor& tensor, int64_t dim, const std::vector<int64_t>& local, int rank) {
+  const auto begin = std::accumulate(local.begin(), local.begin() + rank, int64_t{0});
+  return tensor.slice(dim, begin, begin + local[static_cast<size_t>(rank)]);
+}
+
+template <class Args>
+Args local_args(const Args& args, const Traits& traits, const std::vector<int64_t>& local, int rank) {
+  std::vector<Tensor> out;
+  const auto tensors = autopar::flatten(args).tensors;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int dim = traits.batch_dims.empty() ? 0 : traits.batch_dims[i];
+    const auto mine = dim == autopar::kShared ? tensors[i] : share_of(tensors[i], dim, local, rank);
+    out.push_back(mine.detach().clone().set_requires_grad(tensors[i].requires_grad()));
+  }
+  return autopar::with_tensors(args, out);
+}
+
+template <class Args>
+void check_call(const typename Reference<Args>::Call& want, const std::vector<Tensor>& outputs, const Args& args,
+                const Traits& traits, const std::vector<int64_t>& local, int rank) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto& whole = want.outputs[i];
+    const auto mine = whole.dim() == 0 ? whole : share_of(whole, traits.output_dim, local, rank);
+    check_close(outputs[i], mine, traits.tolerance, "output " + std::to_string(i));
+  }
+  const auto inputs = autopar::flatten(args).tensors;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].requires_grad()) continue;
+    const auto& whole = want.input_gradients[i];
+    const int dim = traits.batch_dims.empty() ? 0 : traits.batch_dims[i];
+    const auto mine = whole.defined() ? share_of(whole, dim, local, rank) : whole;
+    // A rank without samples has an empty gradient in either form.
+    if (inputs[i].numel() == 0) continue;
+    check_close(inputs[i].grad(), mine, traits.tolerance, "gradient of argument " + std::to_string(i));
+  }
+}
+
+inline Tensor find(const Snapshot& snapshot, const std::string& name) {
+  for (const auto& [key, tensor] : snapshot) {
+    if (key == name) return tensor;
+  }
+  throw Failure("'" + name + "' is not in the one-process model");
+}
+
+/// Trains on this rank and compares everything that it holds. Collective; throws Failure on a difference.
+template <class Net>
+void check_rank(autopar::World& world, autopar::AutoParallel<Net>& model, const Reference<decltype(Net::batch(1))>& reference,
+                const Setup& setup, const Traits& traits) {
+  const int rank = world.rank();
+  auto optimizer = make_optimizer(setup.optimizer, model->parameters());
+  model->attach(*optimizer);
+  size_t call_number = 0;
+  for (size_t step = 0; step < setup.local.size(); ++step) {
+    optimizer->zero_grad();
+    const auto& local = setup.local[step];
+    for (int k = 0; k < setup.accumulate; ++k, ++call_number) {
+      const auto& want = reference.calls[call_number];
+      const auto args = local_args(want.args, traits, local, rank);
+      const auto run = [&] {
+        const auto outputs = autopar::flatten(call(model, args)).tensors;
+        std::vector<Tensor> weights;
+        for (const auto& whole : weights_like(want.outputs)) {
+          weights.push_back(whole.dim() == 0 ? whole : share_of(whole, traits.output_dim, local, rank));
+        }
+        objective(outputs, weights).backward();
+        check_call<decltype(Net::batch(1))>(want, outputs, args, traits, local, rank);
+      };
+      if (k + 1 < setup.accumulate) {
+        const auto guard = model->no_sync();
+        run();
+      } else {
+        run();
+      }
+    }
+    if (setup.clip_norm > 0) {
+      const auto norm = model->clip_grad_norm_(0.5, setup.clip_norm);
+      check_close(norm.to(torch::kDouble), torch::tensor(reference.norms[step], torch::kDouble), traits.tolerance, "gradient norm");
+    }
+    for (const auto& item : model->named_parameters()) {
+      if (!model->owns(item.value())) {
+        if (item.value().grad().defined()) throw Failure("gradient of '" + item.key() + "', which this rank does not own");
+        continue;
+      }
+      check_close(item.value().grad(), find(reference.gradients[step], item.key()), traits.tolerance,
+                  "step " + std::to_string(step) + ", gradient of " + item.key());
+    }
+    optimizer->step();
+  }
+  const auto state = model->gather_state();
+  if (rank != 0) return;
+  for (const auto& item : state) {
+    const bool parameter = std::any_of(reference.parameters.begin(), reference.parameters.end(),
+                                       [&](const auto& entry) { return entry.first == item.key(); });
+    check_close(item.value(), find(parameter ? reference.parameters : reference.buffers, item.key()), traits.tolerance,
+                "at the end, " + item.key());
+  }
+  if (state.size() != reference.parameters.size() + reference.buffers.size()) throw Failure("the gathered state is incomplete");
+}
+
+}  // namespace numerics

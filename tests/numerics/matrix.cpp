@@ -1,0 +1,152 @@
+#include "matrix.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <mutex>
+
+#include "models.hpp"
+
+namespace numerics {
+
+namespace {
+
+/// The default generator is one for all threads of a process.
+std::mutex& generator_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+template <class Net>
+MatrixModel model(std::string name, int max_stages, Traits traits = {}, autopar::Options extra = {},
+                  std::function<std::shared_ptr<Net>()> make = [] { return std::make_shared<Net>(); }) {
+  const auto prepare = [make, traits, extra](const Setup& setup, uint64_t seed) {
+    const auto reference = std::make_shared<const decltype(run_reference<Net>(make, setup, seed))>(run_reference<Net>(make, setup, seed));
+    return [=](autopar::World& world) {
+      auto options = setup.options;
+      options.batch_dims = traits.batch_dims;
+      options.batch_norm = extra.batch_norm;
+      const auto net = [&] {
+        const std::lock_guard lock(generator_mutex());
+        torch::manual_seed(seed);
+        return make();
+      }();
+      autopar::AutoParallel<Net> distributed(world, net, options);
+      check_rank<Net>(world, distributed, *reference, setup, traits);
+    };
+  };
+  return {std::move(name), max_stages, true, extra.batch_norm == "exact", prepare};
+}
+
+MatrixModel with_outputs(MatrixModel model) {
+  model.loss_inside = false;
+  return model;
+}
+
+struct Shape {
+  int ranks;
+  std::vector<int> replicas;
+};
+
+const std::vector<Shape>& shapes() {
+  static const std::vector<Shape> all = {{1, {1}},       {2, {2}},       {2, {1, 1}},    {2, {1}},       {3, {3}},
+                                         {3, {2, 1}},    {3, {1, 2}},    {3, {1, 1, 1}}, {3, {1, 1}},    {4, {4}},
+                                         {4, {3, 1}},    {4, {1, 3}},    {4, {2, 2}},    {4, {1, 2, 1}}, {4, {2, 1, 1}},
+                                         {4, {1, 1, 2}}, {4, {1, 1, 1, 1}}};
+  return all;
+}
+
+constexpr int kMicrobatches[] = {1, 2, 4, 3, 40};
+constexpr int kAccumulate[] = {1, 2, 4};
+constexpr double kClip[] = {0, 2, std::numeric_limits<double>::infinity()};
+constexpr int kSteps = 3;
+
+/// Samples of each rank: even, ragged, one rank with none, or another number at each step.
+std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
+  std::vector<std::vector<int64_t>> out;
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<int64_t> local(static_cast<size_t>(ranks), 4);
+    if (kind == 1) {
+      for (int r = 0; r < ranks; ++r) local[static_cast<size_t>(r)] = 3 + 2 * ((r + 1) % 3);
+    } else if (kind == 2) {
+      local.assign(static_cast<size_t>(ranks), 5);
+      if (ranks > 1) local[static_cast<size_t>((step + 1) % ranks)] = 0;
+    } else if (kind == 3) {
+      for (int r = 0; r < ranks; ++r) local[static_cast<size_t>(r)] = 3 + step + r;
+    }
+    out.push_back(std::move(local));
+  }
+  return out;
+}
+
+}  // namespace
+
+const std::vector<MatrixModel>& matrix_models() {
+  const autopar::Options exact{.batch_norm = "exact"};
+  static const std::vector<MatrixModel> all = {
+      model<zoo::LeNet>("LeNet", 4),
+      with_outputs(model<zoo::ThreeLinears>("three bias-free linears", 3)),
+      model<zoo::Nested>("nested modules, mean squared error", 4),
+      model<zoo::WeightedCrossEntropy>("cross-entropy with class weights and ignored labels", 3),
+      model<zoo::SumLoss>("sum reduction", 3),
+      model<zoo::TwoTerms>("two terms with different counts", 4),
+      model<zoo::MaskedMean>("masked mean by division", 3),
+      model<zoo::Regularised>("weight regulariser", 3),
+      model<zoo::SharedLinear>("shared linear", 4),
+      model<zoo::TiedEmbedding>("tied embedding", 4),
+      model<zoo::ForkJoin>("fork and join", 4),
+      with_outputs(model<zoo::Skips>("skips over stages", 4)),
+      model<zoo::HandLayerNorm>("hand-written layer norm", 4),
+      model<zoo::BatchNormNet<true, true>>("batch norm, exact", 3, {}, exact),
+      model<zoo::BatchNormNet<true, false>>("batch norm, affine only, exact", 3, {}, exact),
+      model<zoo::BatchNormNet<false, true>>("batch norm, running statistics only, exact", 3, {}, exact),
+      model<zoo::BatchNormNet<false, false>>("batch norm, neither, exact", 3, {}, exact),
+      with_outputs(model<zoo::EmbeddingNet>("embedding with int64 input", 3)),
+      with_outputs(model<zoo::NoParameters>("no parameters", 2)),
+      model<zoo::InPlaceViews>("in-place and view operators", 3),
+      model<zoo::Pieces>("chunk, split, stack, index, masked_fill, arange", 4),
+      with_outputs(model<zoo::SeveralOutputs>("several outputs", 3)),
+      with_outputs(model<zoo::Structs>("struct in and out", 3)),
+      with_outputs(model<zoo::BatchInDim1>("batch in dim 1", 3, {{1}, 1})),
+      with_outputs(model<zoo::SharedArgument>("shared argument", 3, {{0, autopar::kShared}})),
+      with_outputs(model<zoo::DropoutNet>("dropout, p = 0", 3)),
+      model<zoo::Transformer>("transformer encoder", 4),
+      model<zoo::ResNet>("residual network", 4, {}, exact),
+      model<zoo::LstmNet>("LSTM", 2),
+      with_outputs(model<zoo::RootMeanSquare>("root of a mean", 3)),
+      model<zoo::SumOverBatchSize>("sum over the batch size", 3),
+  };
+  return all;
+}
+
+std::vector<int> MatrixFactors::levels() {
+  return {static_cast<int>(matrix_models().size()), static_cast<int>(shapes().size()), 5, 2, 4, 2, 3, 3};
+}
+
+int MatrixFactors::ranks(const std::vector<int>& row) { return shapes()[static_cast<size_t>(row[1])].ranks; }
+
+std::optional<Setup> MatrixFactors::setup(const std::vector<int>& row) {
+  const auto& shape = shapes()[static_cast<size_t>(row[1])];
+  const auto stages = static_cast<int>(shape.replicas.size());
+  const auto& model = matrix_models()[static_cast<size_t>(row[0])];
+  const bool replicated = std::any_of(shape.replicas.begin(), shape.replicas.end(), [](int r) { return r > 1; });
+  if (stages > model.max_stages || (model.whole_batch && replicated)) return std::nullopt;
+  Setup setup;
+  setup.options.stages = stages;
+  setup.options.replicas = shape.replicas;
+  setup.options.microbatches = model.whole_batch ? 1 : kMicrobatches[row[2]];
+  setup.options.schedule = row[3] == 0 || !model.loss_inside ? "gpipe" : "1f1b";
+  setup.local = layout(row[4], shape.ranks);
+  setup.optimizer = row[5] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
+  setup.accumulate = kAccumulate[row[6]];
+  setup.clip_norm = kClip[row[7]];
+  return setup;
+}
+
+std::string MatrixFactors::describe(const std::vector<int>& row) {
+  const auto plan = setup(row);
+  return matrix_models()[static_cast<size_t>(row[0])].name + " on " + std::to_string(ranks(row)) + " ranks: " +
+         (plan ? plan->describe() : "not allowed by the model");
+}
+
+}  // namespace numerics

@@ -1,0 +1,48 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <autopar/runtime/loopback.hpp>
+
+#include "matrix.hpp"
+#include "pairwise.hpp"
+
+using namespace numerics;
+
+namespace {
+
+void run_row(const std::vector<int>& row) {
+  const auto setup = MatrixFactors::setup(row);
+  if (!setup) return;
+  INFO(MatrixFactors::describe(row));
+  const auto body = matrix_models()[static_cast<std::size_t>(row[0])].prepare(*setup, 17);
+  CHECK_NOTHROW(autopar::loopback::run(MatrixFactors::ranks(row), body));
+}
+
+struct DoublePrecision {
+  DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<double>()); }
+  ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
+};
+
+}  // namespace
+
+TEST_CASE("every pair of model, plan and training option equals one process, over threads") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  for (const auto& row : pairwise_rows(MatrixFactors::levels(), 20261121)) run_row(row);
+}
+
+TEST_CASE("the full product equals one process, over threads", "[.nightly]") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const auto levels = MatrixFactors::levels();
+  std::vector<int> row(levels.size(), 0);
+  for (bool more = true; more;) {
+    run_row(row);
+    more = false;
+    for (std::size_t f = 0; f < row.size() && !more; ++f) {
+      more = ++row[f] < levels[f];
+      if (!more) row[f] = 0;
+    }
+  }
+}

@@ -1,0 +1,502 @@
+#pragma once
+
+#include <tuple>
+#include <vector>
+
+#include <torch/torch.h>
+
+/// The models of the fidelity matrix: small, double precision by the caller's default dtype, each with one trait that a
+/// partitioned training can get wrong. `batch(n)` makes arguments for n samples from the current generator.
+namespace zoo {
+
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using torch::Tensor;
+
+inline Tensor labels(int64_t n, int64_t classes) { return torch::randint(classes, {n}, torch::kLong); }
+
+struct LeNet : nn::Module {
+  LeNet() {
+    register_module("conv1", conv1);
+    register_module("conv2", conv2);
+    register_module("fc1", fc1);
+    register_module("fc2", fc2);
+  }
+  Tensor forward(Tensor x, const Tensor& y) {
+    x = F::max_pool2d(torch::relu(conv1(x)), F::MaxPool2dFuncOptions(2));
+    x = F::avg_pool2d(torch::tanh(conv2(x)), F::AvgPool2dFuncOptions(2));
+    x = torch::relu(fc1(x.view({x.size(0), -1})));
+    return F::cross_entropy(fc2(x), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 1, 12, 12}), labels(n, 5)); }
+  nn::Conv2d conv1{nn::Conv2dOptions(1, 3, 3)}, conv2{nn::Conv2dOptions(3, 4, 2)};
+  nn::Linear fc1{16, 8}, fc2{8, 5};
+};
+
+struct ThreeLinears : nn::Module {
+  ThreeLinears() {
+    for (int i = 0; i < 3; ++i) layers->push_back(nn::Linear(nn::LinearOptions(6, 6).bias(false)));
+    register_module("layers", layers);
+  }
+  Tensor forward(Tensor x) {
+    for (const auto& layer : *layers) x = layer->as<nn::Linear>()->forward(x);
+    return x;
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 6}).requires_grad_()); }
+  nn::ModuleList layers;
+};
+
+struct Inner : nn::Module {
+  Inner() { register_module("net", net); }
+  Tensor forward(const Tensor& x) { return x + net->forward(x); }
+  nn::Sequential net{nn::Linear(5, 7), nn::ReLU(), nn::Linear(7, 5)};
+};
+
+struct Nested : nn::Module {
+  Nested() {
+    register_module("first", first);
+    register_module("second", second);
+    scale = register_parameter("scale", torch::linspace(0.5, 1.5, 5));
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    return F::mse_loss(second->forward(first->forward(x) * scale), target);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 5}), torch::randn({n, 5})); }
+  std::shared_ptr<Inner> first = std::make_shared<Inner>(), second = std::make_shared<Inner>();
+  Tensor scale;
+};
+
+/// Class weights and ignored labels: the mean divides by the weight of what counts, over all ranks.
+struct WeightedCrossEntropy : nn::Module {
+  WeightedCrossEntropy() {
+    register_module("a", a);
+    register_module("b", b);
+    weight = register_buffer("weight", torch::tensor({0.3, 1.0, 2.5, 0.7}, torch::get_default_dtype()));
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    return F::cross_entropy(b(torch::relu(a(x))), y, F::CrossEntropyFuncOptions().weight(weight).ignore_index(-100));
+  }
+  static auto batch(int64_t n) {
+    auto y = labels(n, 4);
+    y.masked_fill_(torch::rand({n}) < 0.4, -100);
+    if (n > 0) y[n - 1] = 2;
+    return std::tuple(torch::randn({n, 6}), y);
+  }
+  nn::Linear a{6, 9}, b{9, 4};
+  Tensor weight;
+};
+
+struct SumLoss : nn::Module {
+  SumLoss() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    return F::mse_loss(b(torch::gelu(a(x))), target, F::MSELossFuncOptions().reduction(torch::kSum));
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_(), torch::randn({n, 3})); }
+  nn::Linear a{4, 6}, b{6, 3};
+};
+
+/// Two terms whose means have different counts, as in BERT's pre-training.
+struct TwoTerms : nn::Module {
+  TwoTerms() {
+    register_module("embed", embed);
+    register_module("body", body);
+    register_module("tokens", tokens);
+    register_module("next", next);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& token_labels, const Tensor& next_labels) {
+    const auto x = torch::tanh(body(embed(ids)));
+    const auto token_loss = F::cross_entropy(tokens(x).view({-1, 11}), token_labels.view({-1}),
+                                             F::CrossEntropyFuncOptions().ignore_index(-1));
+    return token_loss + F::cross_entropy(next(x.select(1, 0)), next_labels);
+  }
+  static auto batch(int64_t n) {
+    auto y = torch::randint(11, {n, 4}, torch::kLong);
+    y.masked_fill_(torch::rand({n, 4}) < 0.6, -1);
+    if (n > 0) y[0][1] = 3;
+    return std::tuple(torch::randint(11, {n, 4}, torch::kLong), y, labels(n, 2));
+  }
+  nn::Embedding embed{11, 6};
+  nn::Linear body{6, 6}, tokens{6, 11}, next{6, 2};
+};
+
+struct MaskedMean : nn::Module {
+  MaskedMean() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& mask) {
+    const auto error = b(torch::sigmoid(a(x))).squeeze(-1).pow(2);
+    return (error * mask).sum() / mask.sum();
+  }
+  static auto batch(int64_t n) {
+    auto mask = (torch::rand({n, 3}) < 0.5).to(torch::get_default_dtype());
+    if (n > 0) mask[n - 1][0] = 1.0;
+    return std::tuple(torch::randn({n, 3, 4}).requires_grad_(), mask);
+  }
+  nn::Linear a{4, 5}, b{5, 1};
+};
+
+/// A term that depends on weights alone counts once, however many micro-batches and replicas there are.
+struct Regularised : nn::Module {
+  Regularised() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto loss = F::cross_entropy(b(torch::relu(a(x))), y);
+    return loss + 0.01 * (a->weight.pow(2).sum() + b->weight.abs().sum()) + 0.5;
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 5}), labels(n, 3)); }
+  nn::Linear a{5, 8}, b{8, 3};
+};
+
+struct SharedLinear : nn::Module {
+  SharedLinear() {
+    register_module("shared", shared);
+    register_module("out", out);
+  }
+  Tensor forward(Tensor x, const Tensor& target) {
+    for (int i = 0; i < 3; ++i) x = torch::tanh(shared(x));
+    return F::mse_loss(out(x), target);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 6}), torch::randn({n, 2})); }
+  nn::Linear shared{6, 6}, out{6, 2};
+};
+
+struct TiedEmbedding : nn::Module {
+  TiedEmbedding() {
+    register_module("embed", embed);
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    const auto x = torch::tanh(b(torch::relu(a(embed(ids)))));
+    return F::cross_entropy(torch::linear(x, embed->weight).reshape({-1, 13}), y.reshape({-1}));
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randint(13, {n, 3}, torch::kLong), torch::randint(13, {n, 3}, torch::kLong));
+  }
+  nn::Embedding embed{13, 5};
+  nn::Linear a{5, 7}, b{7, 5};
+};
+
+struct ForkJoin : nn::Module {
+  ForkJoin() {
+    register_module("stem", stem);
+    register_module("left", left);
+    register_module("right", right);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    const auto s = torch::relu(stem(x));
+    return F::mse_loss(out(torch::cat({left(s), right(s).tanh()}, 1)), target);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_(), torch::randn({n, 2})); }
+  nn::Linear stem{4, 6}, left{6, 3}, right{6, 3}, out{6, 2};
+};
+
+/// One value read by three layers, the last of them far away: skips over several stages.
+struct Skips : nn::Module {
+  Skips() {
+    for (auto* layer : {&a, &b, &c, &d, &e}) {
+      register_module("layer" + std::to_string(children().size()), *layer);
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    const auto s = torch::tanh(a(x));
+    const auto t = torch::tanh(b(s)) + s;
+    const auto u = torch::tanh(c(t));
+    const auto v = torch::tanh(d(u + s));
+    return e(v) + s + x;
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 5}).requires_grad_()); }
+  nn::Linear a{5, 5}, b{5, 5}, c{5, 5}, d{5, 5}, e{5, 5};
+};
+
+struct HandLayerNorm : nn::Module {
+  HandLayerNorm() {
+    register_module("a", a);
+    register_module("b", b);
+    gain = register_parameter("gain", torch::ones({6}));
+    bias = register_parameter("bias", torch::zeros({6}));
+  }
+  Tensor normalise(const Tensor& x) {
+    const auto wide = x.to(torch::kDouble);
+    const auto mean = wide.mean(-1, true);
+    const auto variance = (wide - mean).pow(2).mean(-1, true);
+    return ((wide - mean) / torch::sqrt(variance + 1e-5)).to(x.scalar_type()) * gain + bias;
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(b(normalise(a(x))), y); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 3)); }
+  nn::Linear a{4, 6}, b{6, 3};
+  Tensor gain, bias;
+};
+
+template <bool kAffine, bool kRunning>
+struct BatchNormNet : nn::Module {
+  BatchNormNet() {
+    register_module("a", a);
+    register_module("norm", norm);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(b(torch::relu(norm(a(x)))), y); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 3)); }
+  nn::Linear a{4, 6};
+  nn::BatchNorm1d norm{nn::BatchNorm1dOptions(6).affine(kAffine).track_running_stats(kRunning)};
+  nn::Linear b{6, 3};
+};
+
+struct EmbeddingNet : nn::Module {
+  EmbeddingNet() {
+    register_module("embed", embed);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& ids) { return out(embed(ids).mean(1)); }
+  static auto batch(int64_t n) { return std::tuple(torch::randint(9, {n, 5}, torch::kLong)); }
+  nn::Embedding embed{9, 4};
+  nn::Linear out{4, 2};
+};
+
+struct NoParameters : nn::Module {
+  Tensor forward(const Tensor& x) { return torch::softmax(x * 2.0, 1) + x.sin(); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_()); }
+};
+
+struct InPlaceViews : nn::Module {
+  InPlaceViews() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    auto y = a(x).relu_();
+    y.mul_(0.5).add_(1.0);
+    auto z = y.clone();
+    z.narrow(1, 0, 3).add_(y.slice(1, 3, 6));
+    z.select(1, 5).zero_();
+    const auto w = b(z.view({x.size(0), 2, 3}).transpose(1, 2).reshape({-1, 6}));
+    return F::l1_loss(w, target);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_(), torch::randn({n, 2})); }
+  nn::Linear a{4, 6}, b{6, 2};
+};
+
+struct Pieces : nn::Module {
+  Pieces() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto parts = a(x).chunk(3, -1);
+    const auto stacked = torch::stack({parts[0], parts[1].sigmoid(), parts[2]}, 1).sum(1);
+    const auto split = stacked.split_with_sizes({1, 3}, 1);
+    auto z = torch::cat({split[1], split[0]}, 1);
+    z = z + torch::arange(4, z.options()) / 4;
+    z = z.masked_fill((torch::arange(4, torch::TensorOptions(z.device()).dtype(torch::kLong)) % 2 == 0).unsqueeze(0), 0.25);
+    z = z.index({torch::indexing::Slice(), torch::tensor({3, 1, 0, 2}, torch::kLong)});
+    z = torch::where(z > 0.3, z, parts[1]);
+    return F::cross_entropy(b(z), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 5}), labels(n, 3)); }
+  nn::Linear a{5, 12}, b{4, 3};
+};
+
+struct SeveralOutputs : nn::Module {
+  SeveralOutputs() {
+    register_module("body", body);
+    register_module("left", left);
+    register_module("right", right);
+  }
+  std::tuple<Tensor, std::vector<Tensor>> forward(const Tensor& x) {
+    const auto h = torch::tanh(body(x));
+    return {left(h), {right(h), h.sum(1)}};
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_()); }
+  nn::Linear body{4, 5}, left{5, 2}, right{5, 3};
+};
+
+struct Pair {
+  Tensor x;
+  Tensor mask;
+};
+struct Result {
+  Tensor hidden;
+  std::optional<Tensor> masked;
+};
+
+struct Structs : nn::Module {
+  Structs() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Result forward(const Pair& in) {
+    const auto h = torch::relu(a(in.x));
+    return {b(h), h * in.mask};
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(Pair{torch::randn({n, 4}).requires_grad_(), (torch::rand({n, 5}) < 0.5).to(torch::get_default_dtype())});
+  }
+  nn::Linear a{4, 5}, b{5, 2};
+};
+
+/// Sequence first: [time, batch, features].
+struct BatchInDim1 : nn::Module {
+  BatchInDim1() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x) { return b(torch::tanh(a(x)).cumsum(0)); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({3, n, 4}).requires_grad_()); }
+  nn::Linear a{4, 5}, b{5, 2};
+};
+
+/// The second argument is the same for all samples.
+struct SharedArgument : nn::Module {
+  SharedArgument() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& scale) { return b(torch::relu(a(x)) * scale); }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randn({n, 4}), torch::linspace(0.5, 2, 5, torch::get_default_dtype()));
+  }
+  nn::Linear a{4, 5}, b{5, 2};
+};
+
+struct DropoutNet : nn::Module {
+  explicit DropoutNet(double p = 0) : drop(p) {
+    register_module("a", a);
+    register_module("drop", drop);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x) { return b(drop(torch::relu(a(x)))); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4})); }
+  nn::Linear a{4, 64};
+  nn::Dropout drop;
+  nn::Linear b{64, 2};
+};
+
+struct EncoderLayer : nn::Module {
+  EncoderLayer() {
+    register_module("attention", attention);
+    register_module("norm1", norm1);
+    register_module("norm2", norm2);
+    register_module("up", up);
+    register_module("down", down);
+  }
+  Tensor forward(const Tensor& x, const Tensor& mask) {
+    const auto y = norm1(x);
+    const auto z = x + std::get<0>(attention(y, y, y, {}, false, mask));
+    return z + down(torch::gelu(up(norm2(z))));
+  }
+  nn::MultiheadAttention attention{nn::MultiheadAttentionOptions(8, 2)};
+  nn::LayerNorm norm1{nn::LayerNormOptions({8})}, norm2{nn::LayerNormOptions({8})};
+  nn::Linear up{8, 16}, down{16, 8};
+};
+
+struct Transformer : nn::Module {
+  Transformer() {
+    register_module("tokens", tokens);
+    register_module("positions", positions);
+    for (int i = 0; i < 2; ++i) layers->push_back(std::make_shared<EncoderLayer>());
+    register_module("layers", layers);
+    register_module("norm", norm);
+    register_module("head", head);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    const auto length = ids.size(1);
+    const auto position = torch::arange(length, torch::TensorOptions(ids.device()).dtype(torch::kLong));
+    auto x = (tokens(ids) + positions(position).unsqueeze(0)).transpose(0, 1);
+    const auto mask = torch::full({length, length}, -1e9, x.options()).triu(1);
+    for (const auto& layer : *layers) x = layer->as<EncoderLayer>()->forward(x, mask);
+    const auto logits = head(norm(x).transpose(0, 1));
+    return F::cross_entropy(logits.reshape({-1, 12}), y.reshape({-1}));
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randint(12, {n, 5}, torch::kLong), torch::randint(12, {n, 5}, torch::kLong));
+  }
+  nn::Embedding tokens{12, 8}, positions{5, 8};
+  nn::ModuleList layers;
+  nn::LayerNorm norm{nn::LayerNormOptions({8})};
+  nn::Linear head{8, 12};
+};
+
+struct ResidualBlock : nn::Module {
+  ResidualBlock(int64_t in, int64_t out, int64_t stride)
+      : conv1(nn::Conv2dOptions(in, out, 3).stride(stride).padding(1).bias(false)),
+        conv2(nn::Conv2dOptions(out, out, 3).padding(1).bias(false)),
+        shortcut(nn::Conv2dOptions(in, out, 1).stride(stride)), norm1(out), norm2(out) {
+    register_module("conv1", conv1);
+    register_module("conv2", conv2);
+    register_module("shortcut", shortcut);
+    register_module("norm1", norm1);
+    register_module("norm2", norm2);
+  }
+  Tensor forward(const Tensor& x) {
+    auto y = norm2(conv2(norm1(conv1(x)).relu_()));
+    y += shortcut(x);
+    return torch::relu(y);
+  }
+  nn::Conv2d conv1, conv2, shortcut;
+  nn::BatchNorm2d norm1, norm2;
+};
+
+struct ResNet : nn::Module {
+  ResNet() {
+    register_module("stem", stem);
+    register_module("blocks", blocks);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto h = blocks->forward(torch::relu(stem(x)));
+    return F::cross_entropy(out(F::adaptive_avg_pool2d(h, F::AdaptiveAvgPool2dFuncOptions(1)).flatten(1)), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 2, 8, 8}), labels(n, 3)); }
+  nn::Conv2d stem{nn::Conv2dOptions(2, 4, 3).padding(1)};
+  nn::Sequential blocks{ResidualBlock(4, 4, 1), ResidualBlock(4, 6, 2)};
+  nn::Linear out{6, 3};
+};
+
+struct LstmNet : nn::Module {
+  LstmNet() {
+    register_module("lstm", lstm);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    const auto h = std::get<0>(lstm->forward(x));
+    return F::smooth_l1_loss(out(h.select(1, -1)), target);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4, 3}), torch::randn({n, 2})); }
+  nn::LSTM lstm{nn::LSTMOptions(3, 5).num_layers(2).batch_first(true)};
+  nn::Linear out{5, 2};
+};
+
+/// The loss is a non-linear function of a mean: its gradient needs the whole batch's value.
+struct RootMeanSquare : nn::Module {
+  RootMeanSquare() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    return torch::sqrt(F::mse_loss(b(torch::tanh(a(x))), target) + 1e-8);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_(), torch::randn({n, 2})); }
+  nn::Linear a{4, 5}, b{5, 2};
+};
+
+/// The batch size as a number.
+struct SumOverBatchSize : nn::Module {
+  SumOverBatchSize() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    return (b(torch::tanh(a(x))) - target).pow(2).sum() / x.size(0);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), torch::randn({n, 2})); }
+  nn::Linear a{4, 5}, b{5, 2};
+};
+
+}  // namespace zoo

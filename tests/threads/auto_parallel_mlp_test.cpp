@@ -1,0 +1,55 @@
+#include <torch/torch.h>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include <catch_shim.hpp>
+
+namespace ap = autopar;
+
+namespace {
+
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(int64_t hidden = 6) {
+    first = register_module("first", torch::nn::Linear(4, hidden));
+    second = register_module("second", torch::nn::Linear(hidden, hidden));
+    third = register_module("third", torch::nn::Linear(hidden, 3));
+    to(torch::kDouble);
+  }
+  torch::Tensor forward(torch::Tensor x, torch::Tensor y) {
+    x = torch::tanh(first(x));
+    x = torch::relu(second(x));
+    return torch::mse_loss(third(x), y);
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+};
+TORCH_MODULE(Mlp);
+
+TEST_CASE("an MLP on one rank trains as without autopar", "[auto_parallel]") {
+  ap::loopback::run(1, [](ap::World& world) {
+    torch::manual_seed(1);
+    Mlp reference;
+    torch::manual_seed(1);
+    Mlp net;
+    ap::AutoParallel<Mlp> model(world, net);
+    torch::optim::SGD opt(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    torch::optim::SGD ref_opt(reference->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int step = 0; step < 3; ++step) {
+      const auto x = torch::randn({8, 4}, torch::kDouble), y = torch::randn({8, 3}, torch::kDouble);
+      opt.zero_grad();
+      ref_opt.zero_grad();
+      auto loss = model(x, y);
+      auto expected = reference(x, y);
+      loss.backward();
+      expected.backward();
+      CHECK(torch::allclose(loss, expected, 1e-12, 1e-12));
+      opt.step();
+      ref_opt.step();
+    }
+    for (const auto& item : reference->named_parameters()) {
+      CHECK(torch::allclose(model->named_parameters()[item.key()], item.value(), 1e-12, 1e-12));
+    }
+  });
+}
+
+}  // namespace

@@ -1,0 +1,332 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+// What a user can get wrong ends in a named error on every rank, and nothing hangs.
+namespace bad_input_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+using torch::Tensor;
+
+struct Net : nn::Module {
+  using Body = std::function<Tensor(Net&, Tensor)>;
+  explicit Net(Body body_in = {}, int64_t width = 4) : body(std::move(body_in)) {
+    first = register_module("first", nn::Linear(4, width));
+    second = register_module("second", nn::Linear(width, 4));
+  }
+  Tensor forward(const Tensor& x) {
+    return body ? body(*this, x) : second(torch::relu(first(x))).pow(2).mean();
+  }
+  Body body;
+  nn::Linear first{nullptr}, second{nullptr};
+};
+
+/// What each rank met: the message, with the type's name in front; empty = nothing.
+using Messages = std::vector<std::string>;
+
+template <class Body>
+Messages messages(int ranks, Body body) {
+  Messages out(static_cast<size_t>(ranks));
+  const auto note = [&](int rank, const std::string& type, const std::exception& error) {
+    out[static_cast<size_t>(rank)] = type + ": " + error.what();
+  };
+  try {
+    ap::loopback::run(ranks, [&](ap::World& world) {
+      try {
+        body(world);
+      } catch (const ap::CaptureError& error) {
+        note(world.rank(), "CaptureError", error);
+        throw;
+      } catch (const ap::InfeasiblePlan& error) {
+        note(world.rank(), "InfeasiblePlan", error);
+        throw;
+      } catch (const ap::InvalidArgument& error) {
+        note(world.rank(), "InvalidArgument", error);
+        throw;
+      } catch (const ap::TransportError& error) {
+        note(world.rank(), "TransportError", error);
+        throw;
+      } catch (const std::exception& error) {
+        note(world.rank(), "exception", error);
+        throw;
+      }
+    });
+  } catch (const std::exception&) {  // loopback::run rethrows the first cause; `out` has all of them
+  }
+  return out;
+}
+
+std::shared_ptr<Net> make_net(const Net::Body& body = {}, int64_t width = 4) {
+  static std::mutex mutex;  // the default generator is one for all threads
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(3);
+  return std::make_shared<Net>(body, width);
+}
+
+/// Every rank trains one step.
+Messages train(int ranks, const ap::Options& options, const Net::Body& body = {}) {
+  return messages(ranks, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net(body), options);
+    model(torch::ones({4, 4})).backward();
+  });
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void check_all(const Messages& got, const std::string& type, const std::vector<std::string>& parts) {
+  for (const auto& message : got) {
+    CAPTURE(message);
+    CHECK(message.starts_with(type));
+    for (const auto& part : parts) CHECK(contains(message, part));
+  }
+}
+
+struct Square : torch::autograd::Function<Square> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    context->save_for_backward({x});
+    return x * x;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradient) {
+    return {2 * gradient[0] * context->get_saved_variables()[0]};
+  }
+};
+
+TEST_CASE("what works is not refused") {
+  for (const auto& message : train(2, {.stages = 2, .microbatches = 2})) CHECK(message.empty());
+}
+
+TEST_CASE("a value read in forward names the operator and where") {
+  check_all(train(2, {}, [](Net& net, Tensor x) {
+              x = net.first(x);
+              return x.sum().item<float>() > 0 ? x.mean() : -x.mean();
+            }),
+            "CaptureError", {"item", "first"});
+  check_all(train(1, {}, [](Net& net, Tensor x) { return net.first(x).nonzero().sum().to(torch::kFloat) * x.sum(); }),
+            "CaptureError", {"nonzero", "first"});
+}
+
+TEST_CASE("integers that do not follow the batch size are refused with the operator") {
+  check_all(train(2, {}, [](Net& net, Tensor x) { return net.first(x).slice(0, 0, x.size(0) / 2).sum(); }), "CaptureError",
+            {"slice", "first"});
+  check_all(train(2, {}, [](Net& net, Tensor x) { return x.size(0) > 8 ? net.first(x).sum() : net.second(x).sum(); }),
+            "CaptureError", {});
+}
+
+TEST_CASE("an operator that mixes samples is refused under a plan that divides them") {
+  const Net::Body mixes = [](Net& net, Tensor x) {
+    x = net.first(x);
+    return net.second(torch::softmax(x, 0)).pow(2).mean();
+  };
+  for (const auto& message : train(1, {}, mixes)) CHECK(message.empty());
+  check_all(train(1, {.microbatches = 2}, mixes), "CaptureError", {"softmax", "first"});
+  check_all(train(2, {.stages = 1, .replicas = {2}}, mixes), "CaptureError", {"softmax"});
+}
+
+TEST_CASE("a custom autograd function is named") {
+  check_all(train(2, {}, [](Net& net, Tensor x) { return Square::apply(net.first(x)).sum(); }), "CaptureError", {"Square"});
+}
+
+TEST_CASE("sizes that differ between ranks are named with both") {
+  check_all(messages(2,
+                     [&](ap::World& world) {
+                       ap::AutoParallel<Net> model(world, make_net([](Net& net, Tensor x) {
+                         return net.first(x.mean(1)).sum();
+                       }));
+                       model(torch::ones({4, 3 + world.rank(), 4})).backward();
+                     }),
+            "InvalidArgument", {"3", "4", "rank"});
+}
+
+struct SharedNet : nn::Module {
+  SharedNet() { register_module("first", first); }
+  Tensor forward(const Tensor& x, const Tensor& scale) { return (first(x) * scale).sum(); }
+  nn::Linear first{4, 4};
+};
+
+TEST_CASE("a shared argument that differs between ranks is refused") {
+  check_all(messages(2,
+                     [&](ap::World& world) {
+                       ap::AutoParallel<SharedNet> model(world, SharedNet(), {.batch_dims = {0, ap::kShared}});
+                       model(torch::ones({4, 4}), torch::full({4}, 1.0 + world.rank())).backward();
+                     }),
+            "InvalidArgument", {"shared", "rank"});
+}
+
+TEST_CASE("a plan that fits no device says which stage, how much, and the smallest change") {
+  for (const auto& message : train(2, {.device_memory = ap::Bytes(200)})) {
+    CAPTURE(message);
+    CHECK(message.starts_with("InfeasiblePlan"));
+    CHECK(contains(message, "stage"));
+  }
+}
+
+TEST_CASE("options that contradict one another or the world name both values") {
+  check_all(train(2, {.stages = 2, .replicas = {1, 1, 1}}), "InvalidArgument", {"stages", "replicas", "2", "3"});
+  check_all(train(2, {.stages = 2, .replicas = {2, 1}}), "InvalidArgument", {"replicas", "3", "2"});
+  check_all(train(2, {.microbatches = 9, .max_microbatches = 4}), "InvalidArgument", {"microbatches", "9", "4"});
+  check_all(train(2, {.stages = 99}), "InvalidArgument", {"stages", "99"});
+  check_all(train(1, {.batch_dims = {0, 0}}), "InvalidArgument", {"batch_dims", "2", "1"});
+}
+
+TEST_CASE("what this version does not run is refused by name") {
+  check_all(train(1, {.zero = 1}), "InvalidArgument", {"zero"});
+  check_all(train(1, {.tensor_parallel = 2}), "InvalidArgument", {"tensor_parallel"});
+  check_all(train(1, {.schedule = "zb-v"}), "InvalidArgument", {"zb-v"});
+  check_all(train(1, {.recompute = "full"}), "InvalidArgument", {"recompute"});
+  check_all(train(1, {.precision = "bf16"}), "InvalidArgument", {"precision", "bf16"});
+}
+
+TEST_CASE("options that differ between ranks name both values and ranks") {
+  check_all(messages(2,
+                     [&](ap::World& world) {
+                       ap::AutoParallel<Net> model(world, make_net(), {.microbatches = 1 + world.rank()});
+                       model(torch::ones({4, 4})).backward();
+                     }),
+            "InvalidArgument", {"microbatches", "rank 0", "rank 1", "1", "2"});
+}
+
+TEST_CASE("models that differ between ranks are refused") {
+  check_all(messages(2,
+                     [&](ap::World& world) {
+                       ap::AutoParallel<Net> model(world, make_net({}, 4 + world.rank()));
+                       model(torch::ones({4, 4})).backward();
+                     }),
+            "InvalidArgument", {"rank"});
+}
+
+TEST_CASE("when a rank is seeded differently, rank 0's values win") {
+  std::mutex mutex;
+  std::vector<Tensor> weights(2);
+  const auto got = messages(2, [&](ap::World& world) {
+    auto net = make_net();
+    {
+      torch::NoGradGuard no_grad;
+      if (world.rank() == 1) net->first->weight.add_(1);
+    }
+    ap::AutoParallel<Net> model(world, net, {.stages = 1, .replicas = {2}});
+    model(torch::ones({4, 4})).backward();
+    const std::lock_guard lock(mutex);
+    weights[static_cast<size_t>(world.rank())] = net->first->weight.detach().clone();
+  });
+  for (const auto& message : got) CHECK(message.empty());
+  CHECK(torch::equal(weights[0], weights[1]));
+  CHECK(torch::equal(weights[0], make_net()->first->weight));
+}
+
+TEST_CASE("reading a phantom's data names the parameter, its owner and the remedy") {
+  std::mutex mutex;
+  int phantoms = 0;
+  const auto got = messages(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net(), {.stages = 2});
+    model(torch::ones({4, 4})).backward();
+    for (const auto& item : model->named_parameters()) {
+      if (model->owns(item.value())) continue;
+      CHECK_FALSE(item.value().grad().defined());
+      std::string message;
+      try {
+        (void)item.value().sum().item<float>();
+      } catch (const std::exception& error) {
+        message = error.what();
+      }
+      const std::lock_guard lock(mutex);
+      ++phantoms;
+      CAPTURE(message);
+      CHECK(contains(message, item.key()));
+      CHECK(contains(message, "gather"));
+      CHECK(contains(message, "rank"));
+    }
+  });
+  for (const auto& message : got) CHECK(message.empty());
+  CHECK(phantoms == 4);
+}
+
+TEST_CASE("libtorch's clipping of the handles is the global one") {
+  std::mutex mutex;
+  std::vector<double> norms(2);
+  const auto got = messages(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net(), {.stages = 2});
+    model(torch::ones({4, 4})).backward();
+    const auto norm = torch::nn::utils::clip_grad_norm_(model->parameters(), 1e-3);
+    const std::lock_guard lock(mutex);
+    norms[static_cast<size_t>(world.rank())] = norm;
+  });
+  for (const auto& message : got) CHECK(message.empty());
+  const auto net = make_net();
+  net->forward(torch::ones({8, 4})).backward();
+  const auto expected = torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3);
+  CHECK(norms[0] == Approx(expected).epsilon(1e-5));
+  CHECK(norms[1] == norms[0]);
+}
+
+TEST_CASE("a forward that throws on one rank is an error on all") {
+  const auto got = messages(2, [&](ap::World& world) {
+    const bool throws = world.rank() == 1;
+    ap::AutoParallel<Net> model(world, make_net([throws](Net& net, Tensor x) {
+      if (throws) throw std::domain_error("the third layer is unhappy");
+      return net.first(x).sum();
+    }));
+    model(torch::ones({4, 4})).backward();
+  });
+  for (const auto& message : got) {
+    CAPTURE(message);
+    CHECK(contains(message, "the third layer is unhappy"));
+  }
+}
+
+TEST_CASE("a rank that leaves its loop early is named to the others") {
+  const auto got = messages(3, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net());
+    const int steps = world.rank() == 2 ? 1 : 3;
+    for (int step = 0; step < steps; ++step) model(torch::ones({4, 4})).backward();
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    CAPTURE(got[static_cast<size_t>(rank)]);
+    CHECK(contains(got[static_cast<size_t>(rank)], "rank 2"));
+  }
+  CHECK(got[2].empty());
+}
+
+TEST_CASE("ranks that make different calls are told so") {
+  const auto got = messages(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net());
+    if (world.rank() == 1) model->eval();
+    model(torch::ones({4, 4})).backward();
+  });
+  check_all(got, "InvalidArgument", {"rank"});
+}
+
+TEST_CASE("all ranks with empty batches is an error") {
+  check_all(messages(2,
+                     [&](ap::World& world) {
+                       ap::AutoParallel<Net> model(world, make_net());
+                       model(torch::ones({0, 4})).backward();
+                     }),
+            "InvalidArgument", {"empty"});
+}
+
+TEST_CASE("members that cannot be right are refused by name") {
+  const auto got = messages(1, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net());
+    CHECK_THROWS_AS(model->plan(), ap::InvalidArgument);
+    CHECK_THROWS_AS(model->clone(), ap::InvalidArgument);
+    model(torch::ones({4, 4})).backward();
+    CHECK_THROWS_AS(model->to(torch::kHalf), ap::InvalidArgument);
+    model->to(torch::Device(torch::kCPU));
+    CHECK_THROWS_AS(model->deploy(ap::Plan()), ap::InvalidArgument);
+    auto loss = model(torch::ones({4, 4}));
+    CHECK_THROWS(torch::autograd::grad({loss}, {model->parameters()[0]}, {}, true, true));
+  });
+  CHECK(got[0].empty());
+}
+
+}  // namespace bad_input_test

@@ -1,0 +1,279 @@
+#include <autopar/torch/profile.hpp>
+
+#include <chrono>
+#include <cstdlib>
+
+#include <c10/core/CPUAllocator.h>
+#include <torch/torch.h>
+
+#include <autopar/torch/capture.hpp>
+#include <autopar/torch/rewrite/linear_fold.hpp>
+
+#include <catch_shim.hpp>
+
+namespace {
+
+using namespace autopar;
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+namespace F = torch::nn::functional;
+
+struct Profiled {
+  OpGraph graph;
+  BatchPlan plan;
+  GraphProfile profile;
+};
+
+template <class Forward>
+Profiled profile(const torch::nn::Module& net, const Tensors& inputs, const Forward& forward) {
+  std::vector<InputSpec> specs;
+  for (const auto& input : inputs) specs.push_back(input_spec(input));
+  Profiled result;
+  result.graph = fold_linear(capture(net, specs, [&](const Tensors& in) -> Tensors { return {forward(in)}; }));
+  result.plan = analyze_batch(result.graph);
+  result.profile = profile_graph(result.graph, result.plan);
+  return result;
+}
+
+Work total(const ModelProfile& model, OpClass op_class, bool forward) {
+  Work sum;
+  for (const auto node : model.graph.nodes()) {
+    for (const auto& item : model.graph[node].work) {
+      if (item.op_class == op_class) sum += forward ? item.forward : item.backward;
+    }
+  }
+  return sum;
+}
+
+double saved(const ModelProfile& model, std::int64_t batch) {
+  Affine sum;
+  for (const auto node : model.graph.nodes()) sum += model.graph[node].saved;
+  return sum.at(static_cast<double>(batch));
+}
+
+/// Counts the bytes that tensors hold while it is the allocator of the process.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    live += bytes;
+    auto* block = static_cast<std::size_t*>(std::aligned_alloc(64, 64 + (bytes + 63) / 64 * 64));
+    *block = bytes;
+    return {reinterpret_cast<char*>(block) + 64, block, &release, at::kCPU};
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  static inline std::size_t live = 0;
+
+ private:
+  static void release(void* block) {
+    live -= *static_cast<std::size_t*>(block);
+    std::free(block);
+  }
+};
+
+/// Bytes that autograd keeps after a forward of which only the result is held.
+template <class Forward>
+double measured_saved(const Tensors& inputs, const Forward& forward) {
+  static CountingAllocator counting;
+  auto* before_allocator = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(&counting, 255);
+  double bytes = 0;
+  {
+    const auto before = CountingAllocator::live;
+    const auto result = forward(inputs);
+    bytes = static_cast<double>(CountingAllocator::live - before);
+    bytes -= static_cast<double>(result.storage().nbytes());
+  }
+  c10::SetCPUAllocator(before_allocator, 255);
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("products are counted as multiply-adds, twice") {
+  torch::nn::Linear linear(7, 5);
+  const auto x = torch::randn({4, 7}).requires_grad_();
+  const auto p = profile(*linear, {x}, [&](const Tensors& in) { return linear->forward(in[0]).sum(); });
+  const auto& model = p.profile.model;
+  CHECK(total(model, OpClass::kMatmul, true).flops == Affine{2 * 7 * 5, 0});
+  CHECK(total(model, OpClass::kMatmul, false).flops == Affine{2 * 2 * 7 * 5, 0});
+  REQUIRE(model.parameters.size() == 2);
+  CHECK(model.parameters[0].name == "weight");
+  CHECK(model.parameters[0].bytes == Bytes(7 * 5 * 4));
+  CHECK(model.parameters[1].trainable);
+  CHECK(model.loss_mode);
+  REQUIRE(model.inputs.size() == 1);
+  CHECK(model.inputs[0].differentiable);
+  CHECK(model.inputs[0].bytes == Affine{28, 0});
+  REQUIRE(model.outputs.size() == 1);
+}
+
+TEST_CASE("an input without gradient saves one product of the backward") {
+  torch::nn::Linear linear(7, 5);
+  const auto p = profile(*linear, {torch::randn({4, 7})}, [&](const Tensors& in) { return linear->forward(in[0]).sum(); });
+  CHECK(total(p.profile.model, OpClass::kMatmul, false).flops.per_sample <= 2 * 2 * 7 * 5);
+  CHECK(total(p.profile.model, OpClass::kMatmul, false).flops.per_sample >= 2 * 7 * 5);
+}
+
+TEST_CASE("convolutions count kernel times result") {
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).padding(1).groups(2).bias(false));
+  const auto p = profile(*conv, {torch::randn({2, 4, 8, 8})}, [&](const Tensors& in) { return conv->forward(in[0]).sum(); });
+  CHECK(total(p.profile.model, OpClass::kConvolution, true).flops == Affine{2.0 * 6 * 64 * (2 * 9), 0});
+}
+
+TEST_CASE("equal layers have equal structure, others do not") {
+  torch::nn::Sequential net;
+  for (int i = 0; i < 3; ++i) net->push_back(torch::nn::Linear(6, 6));
+  net->push_back(torch::nn::Linear(6, 4));
+  const auto p = profile(*net, {torch::randn({3, 6})}, [&](const Tensors& in) { return net->forward(in[0].tanh()).sum(); });
+  std::vector<std::uint64_t> structures;
+  for (const auto node : p.profile.model.graph.nodes()) {
+    const auto& atom = p.profile.model.graph[node];
+    if (atom.name == "aten::linear") structures.push_back(atom.structure);
+  }
+  REQUIRE(structures.size() == 4);
+  CHECK(structures[1] == structures[2]);
+  CHECK(structures[2] != structures[3]);
+}
+
+TEST_CASE("a tied parameter is one parameter of two atoms") {
+  torch::nn::Embedding embedding(11, 6);
+  const auto ids = torch::randint(11, {3, 5}, torch::kLong);
+  const auto p = profile(*embedding, {ids}, [&](const Tensors& in) {
+    return torch::linear(embedding->forward(in[0]).tanh(), embedding->weight).sum();
+  });
+  const auto& model = p.profile.model;
+  REQUIRE(model.parameters.size() == 1);
+  int readers = 0;
+  for (const auto node : model.graph.nodes()) {
+    readers += model.graph[node].parameters == std::vector<ParameterId>{ParameterId(0)} ? 1 : 0;
+  }
+  CHECK(readers == 2);
+}
+
+TEST_CASE("what is computed from a parameter alone lives with the op that applies it") {
+  torch::nn::Linear first(4, 4), second(4, 4);
+  torch::nn::Sequential net(first, second);
+  const auto p = profile(*net, {torch::randn({3, 4})}, [&](const Tensors& in) {
+    const auto y = second->forward(first->forward(in[0]).tanh()).sum();
+    return y + 0.1 * first->weight.pow(2).sum();
+  });
+  const auto& model = p.profile.model;
+  int readers = 0;
+  for (const auto node : model.graph.nodes()) {
+    const auto& parameters = model.graph[node].parameters;
+    readers += std::find(parameters.begin(), parameters.end(), ParameterId(0)) != parameters.end() ? 1 : 0;
+  }
+  CHECK(readers == 1);
+}
+
+TEST_CASE("in-place chains are one atom") {
+  torch::nn::Linear linear(4, 4);
+  const auto p = profile(*linear, {torch::randn({3, 4})}, [&](const Tensors& in) {
+    auto y = linear->forward(in[0]) * 2;
+    const auto before = y.exp();
+    y.narrow(1, 0, 2).add_(1);
+    return (y + before).sum();
+  });
+  const auto& atoms = p.profile.atoms;
+  NodeId written, read;
+  for (std::size_t i = 0; i < p.graph.ops.size(); ++i) {
+    if (p.graph.ops[i].op.schema().name() == "aten::add_") written = atoms.atom_of[i];
+    if (p.graph.ops[i].op.schema().name() == "aten::exp") read = atoms.atom_of[i];
+  }
+  REQUIRE(written.valid());
+  CHECK(written == read);
+}
+
+TEST_CASE("ops of the prologue and the epilogue are no atoms") {
+  torch::nn::Linear linear(4, 4);
+  const auto p = profile(*linear, {torch::randn({3, 4}), torch::randn({3, 4})}, [&](const Tensors& in) {
+    const auto mask = (in[1] > 0).to(torch::kFloat);
+    return ((linear->forward(in[0]) * mask).pow(2).sum() / (mask.sum() + 1)).sqrt();
+  });
+  for (std::size_t i = 0; i < p.graph.ops.size(); ++i) {
+    CHECK(p.profile.atoms.atom_of[i].valid() == p.plan.ops[i].in_stage);
+  }
+  CHECK_FALSE(p.plan.epilogue.empty());
+  CHECK_FALSE(p.plan.prologue.empty());
+}
+
+TEST_CASE("saved bytes are those that autograd keeps") {
+  torch::manual_seed(0);
+  struct Kept {
+    const char* name;
+    std::shared_ptr<torch::nn::Module> net;
+    Tensors inputs;
+    std::function<Tensor(const Tensors&)> forward;
+  };
+  std::vector<Kept> cases;
+  {
+    torch::nn::Linear a(64, 96), b(96, 32);
+    auto net = std::make_shared<torch::nn::SequentialImpl>(a, b);
+    cases.push_back({"mlp", net, {torch::randn({20, 64})}, [=](const Tensors& in) mutable {
+      return b->forward(torch::relu(a->forward(in[0]))).sum();
+    }});
+    cases.push_back({"gelu and dropout", net, {torch::randn({20, 64})}, [=](const Tensors& in) mutable {
+      return b->forward(torch::dropout(torch::gelu(a->forward(in[0])), 0.3, true)).tanh().mean();
+    }});
+    cases.push_back({"cross entropy", net, {torch::randn({20, 64}), torch::randint(32, {20}, torch::kLong)},
+                     [=](const Tensors& in) mutable { return F::cross_entropy(b->forward(a->forward(in[0]).sigmoid()), in[1]); }});
+    cases.push_back({"arithmetic", net, {torch::randn({20, 64})}, [=](const Tensors& in) mutable {
+      const auto y = a->forward(in[0]);
+      return (y * y.exp() / (y.pow(2) + 1) - y.softmax(1)).sum();
+    }});
+  }
+  {
+    torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 8, 3).padding(1));
+    torch::nn::BatchNorm2d norm(8);
+    auto net = std::make_shared<torch::nn::SequentialImpl>(conv, norm);
+    cases.push_back({"convolution", net, {torch::randn({6, 3, 16, 16})}, [=](const Tensors& in) mutable {
+      return torch::max_pool2d(torch::relu(norm->forward(conv->forward(in[0]))), {2, 2}).mean();
+    }});
+  }
+  {
+    torch::nn::Embedding embedding(50, 32);
+    torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({32}));
+    auto net = std::make_shared<torch::nn::SequentialImpl>(embedding, norm);
+    cases.push_back({"embedding and layer norm", net, {torch::randint(50, {8, 12}, torch::kLong)}, [=](const Tensors& in) mutable {
+      return norm->forward(embedding->forward(in[0])).pow(2).sum();
+    }});
+    cases.push_back({"attention by products", net, {torch::randint(50, {8, 12}, torch::kLong)}, [=](const Tensors& in) mutable {
+      const auto x = embedding->forward(in[0]);
+      return torch::bmm(torch::bmm(x, x.transpose(1, 2)).softmax(-1), x).sum();
+    }});
+  }
+  {
+    torch::nn::TransformerEncoderLayer layer(torch::nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.1));
+    cases.push_back({"transformer layer", layer.ptr(), {torch::randn({12, 8, 32})}, [=](const Tensors& in) mutable {
+      return layer->forward(in[0].transpose(0, 1)).sum();
+    }});
+  }
+  for (auto& kept : cases) {
+    INFO(kept.name);
+    const auto p = profile(*kept.net, kept.inputs, kept.forward);
+    const auto expected = measured_saved(kept.inputs, kept.forward);
+    const auto predicted = saved(p.profile.model, kept.inputs[0].size(0));
+    INFO("predicted " << predicted << ", measured " << expected);
+    CHECK(predicted >= 0.98 * expected - 256);
+    CHECK(predicted <= 1.25 * expected + 256);
+  }
+}
+
+TEST_CASE("a transformer of more than a thousand operators is planned for in milliseconds") {
+  torch::nn::TransformerEncoder encoder(
+      torch::nn::TransformerEncoderOptions(torch::nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32), 32));
+  const auto p = profile(*encoder, {torch::randn({6, 5, 16})}, [&](const Tensors& in) {
+    return encoder->forward(in[0].transpose(0, 1)).sum();
+  });
+  CHECK(p.graph.ops.size() > 1000);
+  double best = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto plan = analyze_batch(p.graph);
+    const auto again = profile_graph(p.graph, plan);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  INFO("seconds " << best << " for " << p.graph.ops.size() << " operators");
+  CHECK(best < 0.05);
+}

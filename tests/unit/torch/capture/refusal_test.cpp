@@ -1,0 +1,271 @@
+#include <autopar/torch/capture.hpp>
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/utils.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/torch/polymorphism.hpp>
+#include <catch_shim.hpp>
+
+#include "unit/torch/capture/models.hpp"
+
+namespace autopar::test {
+namespace {
+
+using at::Tensor;
+using Catch::Matchers::Contains;
+using torch::indexing::Slice;
+
+struct Refusal {
+  std::string op, path, reason;
+};
+
+template <class Function>
+Refusal refusal(Function function) {
+  auto model = model_of(function);
+  try {
+    (void)capture_model(*model);
+  } catch (const CaptureError& error) {
+    return {error.op(), error.path(), error.reason()};
+  }
+  FAIL("captured what it should refuse");
+  return {};
+}
+
+struct Square : torch::autograd::Function<Square> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x * x; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list g) {
+    return {g[0] * 100};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Reading data in the forward is refused with operator, place and way out", "[refusal]") {
+  SECTION("item") {
+    const auto r = refusal([](Tensor y, Tensor) { return y.sum().item<float>() > 0 ? y.sum() : -y.sum(); });
+    REQUIRE(r.op == "aten::item");
+    REQUIRE(r.path == "a.bias");
+    REQUIRE_THAT(r.reason, Contains("torch::where"));
+  }
+  SECTION("a tensor as condition") {
+    const auto r = refusal([](Tensor y, Tensor) { return (y.sum() > 0).is_nonzero() ? y.sum() : -y.sum(); });
+    REQUIRE(r.op == "aten::is_nonzero");
+  }
+  SECTION("allclose") {
+    REQUIRE(refusal([](Tensor y, Tensor x) { return torch::allclose(y, x) ? y.sum() : -y.sum(); }).op == "aten::allclose");
+  }
+  SECTION("nonzero") { REQUIRE(refusal([](Tensor y, Tensor) { return y.nonzero().sum(); }).op == "aten::nonzero"); }
+  SECTION("where with one argument") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return torch::where(y > 0)[0].sum(); }).op == "aten::where");
+  }
+  SECTION("index with a mask") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return y.index({y > 0}).sum(); }).op == "aten::index");
+  }
+  SECTION("masked_select") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return y.masked_select(y > 0).sum(); }).op == "aten::masked_select");
+  }
+  SECTION("unique") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return std::get<0>(at::_unique2(y)).sum(); }).op == "aten::_unique2");
+  }
+  SECTION("repeat_interleave with counts") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return y.repeat_interleave(y.argmax(1), 0).sum(); }).op ==
+            "aten::repeat_interleave");
+  }
+  SECTION("one_hot without classes") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return torch::one_hot(y.argmax(1)).sum(); }).op == "aten::one_hot");
+  }
+  SECTION("a data pointer") {
+    REQUIRE_THAT(refusal([](Tensor y, Tensor) { return y * y.data_ptr<float>()[0]; }).reason,
+                 Contains("no data to read"));
+  }
+}
+
+TEST_CASE("A constant of the model may be read", "[refusal]") {
+  const auto scale = torch::tensor(3.0f);
+  auto model = model_of([scale](Tensor y, Tensor) { return (y * scale.item<float>()).sum(); });
+  REQUIRE_NOTHROW(capture_model(*model));
+}
+
+TEST_CASE("What replay could not run is refused by name", "[refusal]") {
+  SECTION("custom autograd Function") {
+    const auto r = refusal([](Tensor y, Tensor) { return Square::apply(y).sum(); });
+    REQUIRE_THAT(r.op, Contains("Square"));
+    REQUIRE_THAT(r.reason, Contains("autograd::Function"));
+  }
+  SECTION("custom autograd Function as the result") {
+    REQUIRE_THAT(refusal([](Tensor y, Tensor) { return Square::apply(y); }).op, Contains("Square"));
+  }
+  SECTION("hook on a value") {
+    REQUIRE(refusal([](Tensor y, Tensor) {
+      y.register_hook([](Tensor g) { return g * 2; });
+      return y.sum();
+    }).op == "register_hook");
+  }
+  SECTION("backward inside") {
+    REQUIRE(refusal([](Tensor y, Tensor) {
+      y.sum().backward();
+      return y.sum();
+    }).op == "backward");
+  }
+  SECTION("requires_grad_") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return y.detach().requires_grad_(true).sum(); }).op == "requires_grad_");
+  }
+  SECTION("writing the argument") {
+    const auto r = refusal([](Tensor y, Tensor x) { return (x.mul_(2.0) + y).sum(); });
+    REQUIRE(r.op == "aten::mul_");
+    REQUIRE_THAT(r.reason, Contains("clone"));
+  }
+  SECTION("writing a view of the argument") {
+    REQUIRE(refusal([](Tensor y, Tensor x) {
+      x.select(1, 0).zero_();
+      return (x + y).sum();
+    }).op == "aten::zero_");
+  }
+  SECTION("writing a tensor that is no buffer") {
+    const auto counter = torch::zeros({1});
+    const auto r = refusal([counter](Tensor y, Tensor) {
+      at::Tensor(counter).add_(1.0);
+      return y.sum();
+    });
+    REQUIRE_THAT(r.reason, Contains("register_buffer"));
+    REQUIRE(counter.item<float>() == 0);
+  }
+  SECTION("operators that write without returning") {
+    REQUIRE(refusal([](Tensor y, Tensor) {
+      std::vector<Tensor> list{y.clone()};
+      at::_foreach_add_(list, 1.0);
+      return list[0].sum();
+    }).op == "aten::_foreach_add_");
+  }
+  SECTION("CUDA autocast") {
+    REQUIRE(refusal([](Tensor y, Tensor) {
+      at::autocast::set_autocast_enabled(at::kCUDA, true);
+      struct Off {
+        ~Off() { at::autocast::set_autocast_enabled(at::kCUDA, false); }
+      } off;
+      return y.sum();
+    }).op == "autocast");
+  }
+  SECTION("a tensor of an earlier forward") {
+    auto kept = std::make_shared<Tensor>();
+    REQUIRE_THAT(refusal([kept](Tensor y, Tensor) {
+      auto previous = kept->defined() ? *kept : torch::zeros({8});
+      *kept = y.sum(0);
+      return (y * previous).sum();
+    }).reason, Contains("earlier forward"));
+  }
+  SECTION("libtorch's own error") {
+    const auto r = refusal([](Tensor y, Tensor) { return y.mm(torch::ones({3, 3})); });
+    REQUIRE(r.op == "aten::mm");
+    REQUIRE_THAT(r.reason, Contains("mat1 and mat2"));
+  }
+}
+
+TEST_CASE("Hooks on parameters are refused", "[refusal]") {
+  Mlp model;
+  model.a->weight.register_hook([](Tensor g) { return g; });
+  REQUIRE_THROWS_WITH(capture_model(model), Contains("register_hook") && Contains("a.weight"));
+}
+
+TEST_CASE("Programs that are not a function a * batch + c are refused with the place", "[refusal][polymorphism]") {
+  const auto n = [](const Tensor& x) { return x.size(0); };
+  SECTION("half the batch") {
+    const auto r = refusal([n](Tensor y, Tensor x) { return y.index({Slice(0, n(x) / 2)}).sum(); });
+    REQUIRE(r.op == "aten::slice");
+    REQUIRE_THAT(r.reason, Contains("'end'"));
+  }
+  SECTION("one over the batch") {
+    const auto r = refusal([n](Tensor y, Tensor x) { return y.sum() * (1.0 / static_cast<double>(n(x))); });
+    REQUIRE(r.op == "aten::mul");
+    REQUIRE_THAT(r.reason, Contains("t.sum() / t.size(0)"));
+  }
+  SECTION("a square of the batch") {
+    REQUIRE(refusal([n](Tensor y, Tensor x) { return y.sum() / (n(x) * (n(x) - 1)); }).op == "aten::div");
+  }
+  SECTION("a loop over samples") {
+    (void)refusal([n](Tensor y, Tensor x) {
+      auto sum = y[0].sum();
+      for (std::int64_t i = 1; i < n(x); ++i) sum = sum + y[i].sum();
+      return sum;
+    });
+  }
+  SECTION("unbind") { REQUIRE(refusal([](Tensor y, Tensor) { return torch::stack(y.unbind(0)).sum(); }).op == "aten::unbind"); }
+  SECTION("halves") {
+    (void)refusal([](Tensor y, Tensor) {
+      auto halves = y.chunk(2, 0);
+      return (halves[0] * halves[0]).sum() + halves[1].sum();
+    });
+  }
+  SECTION("a branch") {
+    (void)refusal([n](Tensor y, Tensor x) { return n(x) > 8 ? y.relu().sum() : y.tanh().sum(); });
+  }
+  SECTION("a slice that the batch outgrows") { (void)refusal([](Tensor y, Tensor) { return y.index({Slice(0, 10)}).sum(); }); }
+  SECTION("a literal made from the batch") {
+    (void)refusal([n](Tensor y, Tensor x) { return y.sum() / torch::tensor({static_cast<float>(n(x)), 1.f})[0]; });
+  }
+}
+
+TEST_CASE("A branch that three captures do not see is found at the plan's sizes", "[polymorphism]") {
+  auto model = model_of([](Tensor y, Tensor x) { return x.size(0) < 5 ? y.relu().sum() : y.tanh().sum(); });
+  const auto forward = [&](const Tensors& in) { return model->run(in); };
+  const auto inputs = specs(model->arguments(4));
+  const auto graph = capture(*model, inputs, forward);
+  const std::vector<std::int64_t> good{5, 6, 100}, bad{6, 4};
+  REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, good));
+  REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, bad), Contains("batch 4") && Contains("aten::tanh"));
+}
+
+TEST_CASE("Models that do not depend on the batch size verify at any, one included", "[polymorphism]") {
+  const auto require = [](auto model) {
+    const auto forward = [&](const Tensors& in) { return model->run(in); };
+    const auto inputs = specs(model->arguments(4));
+    const auto graph = capture(*model, inputs, forward);
+    const std::vector<std::int64_t> sizes{1, 2, 3, 5, 64};
+    REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, sizes));
+  };
+  require(std::make_shared<Mlp>());
+  require(std::make_shared<ResNet>());
+  require(std::make_shared<Transformer>());
+  require(std::make_shared<Lstm>());
+  require(std::make_shared<Embedded>());
+}
+
+TEST_CASE("A view at one size that is a copy at another is refused when something writes to it", "[polymorphism]") {
+  // reshape of a transpose: a copy, but a view when the transposed dimension has one element
+  const auto make = [](bool writes) {
+    return model_of([writes](Tensor y, Tensor) {
+      auto base = y + 1.0;
+      auto flat = base.t().reshape({-1});
+      if (writes) flat.mul_(2.0);
+      return flat.sum() + base.sum();
+    });
+  };
+  const std::vector<std::int64_t> one{1};
+  for (const bool writes : {false, true}) {
+    auto model = make(writes);
+    const auto forward = [&](const Tensors& in) { return model->run(in); };
+    const auto inputs = specs(model->arguments(4));
+    const auto graph = capture(*model, inputs, forward);
+    if (writes) REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, one), Contains("shares memory"));
+    else REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, one));
+  }
+}
+
+TEST_CASE("solve_affine finds the integers or nothing", "[polymorphism]") {
+  REQUIRE(solve_affine({7, 12, 18}, {7, 12, 18}) == SizeExpr{1, 0});
+  REQUIRE(solve_affine({7, 12, 18}, {20, 35, 53}) == SizeExpr{3, -1});
+  REQUIRE(solve_affine({7, 12, 18}, {4, 4, 4}) == SizeExpr{0, 4});
+  REQUIRE_FALSE(solve_affine({7, 12, 18}, {3, 6, 9}));
+  REQUIRE_FALSE(solve_affine({7, 12, 18}, {49, 144, 324}));
+}
+
+TEST_CASE("input_spec takes negative dims and refuses missing ones", "[capture]") {
+  const auto x = torch::zeros({2, 3, 4});
+  REQUIRE(input_spec(x, -1).batch_dim == 2);
+  REQUIRE_FALSE(input_spec(x, std::nullopt).batch_dim);
+  REQUIRE_THROWS_AS(input_spec(x, 3), InvalidArgument);
+  REQUIRE_THROWS_AS(input_spec(torch::tensor(1.0), 0), InvalidArgument);
+}
+
+}  // namespace autopar::test

@@ -1,0 +1,85 @@
+// Models of ten billion parameters, in a program of their own so that the peak of resident memory is theirs.
+
+#include <chrono>
+#include <fstream>
+#include <string>
+
+#include <torch/nn.h>
+#include <torch/utils.h>
+
+#include <autopar/torch/capture.hpp>
+#include <autopar/torch/init_record.hpp>
+#include <autopar/torch/phantom.hpp>
+#include <catch_shim.hpp>
+
+#include "unit/torch/capture/models.hpp"
+
+namespace autopar::test {
+namespace {
+
+double peak_gib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmHWM:", 0) == 0) return std::stod(line.substr(6)) / 1024 / 1024;
+  }
+  throw std::runtime_error("/proc/self/status has no VmHWM");
+}
+
+struct WideMlp : TestModel {
+  torch::nn::ModuleList layers;
+  int width;
+  WideMlp(int w, int depth) : width(w) {
+    for (int i = 0; i < depth; ++i) layers->push_back(torch::nn::Linear(w, w));
+    register_module("layers", layers);
+  }
+  Tensors run(const Tensors& in) override {
+    auto x = in[0];
+    for (auto& layer : *layers) x = torch::relu(layer->as<torch::nn::Linear>()->forward(x));
+    return {torch::mse_loss(x, in[1])};
+  }
+  Tensors arguments(std::int64_t n) override { return {torch::zeros({n, width}), torch::zeros({n, width})}; }
+};
+
+template <class Make>
+void require_small_and_fast(Make make) {
+  const auto start = std::chrono::steady_clock::now();
+  std::shared_ptr<TestModel> model;
+  auto record = InitRecord::record([&] { model = make(); }, Drawing::kAtMaterialisation);
+  double parameters = 0;
+  for (const auto& parameter : model->parameters()) parameters += static_cast<double>(parameter.numel());
+  REQUIRE(parameters >= 1e10);
+  const auto constructed = std::chrono::steady_clock::now();
+  const auto inputs = specs(model->arguments(1));
+  const auto graph = capture(*model, inputs, [&](const Tensors& in) { return model->run(in); });
+  const auto captured = std::chrono::steady_clock::now();
+  const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
+  WARN(parameters / 1e9 << " billion parameters, " << graph.ops.size() << " operators: constructed in "
+                        << seconds(constructed - start) << " s, captured in " << seconds(captured - constructed)
+                        << " s, peak " << peak_gib() << " GiB");
+  REQUIRE(seconds(captured - start) < 10);
+  REQUIRE(peak_gib() < 1);
+  for (const auto& parameter : model->parameters()) REQUIRE(is_phantom(parameter));
+}
+
+}  // namespace
+
+TEST_CASE("The generator is advanced past the draws of a large model", "[huge]") {
+  const auto start = std::chrono::steady_clock::now();
+  torch::manual_seed(1);
+  std::shared_ptr<TestModel> model;
+  auto record = InitRecord::record([&] { model = std::make_shared<WideMlp>(10000, 20); });
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  WARN("two billion draws skipped in " << elapsed.count() << " s");
+  REQUIRE_FALSE(torch::equal(torch::rand({3}), (torch::manual_seed(1), torch::rand({3}))));
+  REQUIRE(peak_gib() < 1);
+}
+
+TEST_CASE("An MLP of ten billion parameters is constructed and captured in seconds", "[huge]") {
+  require_small_and_fast([] { return std::make_shared<WideMlp>(10000, 101); });
+}
+
+TEST_CASE("A transformer of ten billion parameters is constructed and captured in seconds", "[huge]") {
+  require_small_and_fast([] { return std::make_shared<Transformer>(50000, 2048, 5120, 40, 32); });
+}
+
+}  // namespace autopar::test
