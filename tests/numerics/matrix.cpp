@@ -1,5 +1,7 @@
 #include "matrix.hpp"
 
+#include <autopar/autopar.hpp>
+
 #include <algorithm>
 #include <limits>
 #include <memory>

@@ -388,7 +388,7 @@ struct EncoderLayer : nn::Module {
   }
   Tensor forward(const Tensor& x, const Tensor& mask) {
     const auto y = norm1(x);
-    const auto z = x + std::get<0>(attention(y, y, y, {}, false, mask));
+    const auto z = x + std::get<0>(attention(y, y, y, Tensor(), false, mask));
     return z + down(torch::gelu(up(norm2(z))));
   }
   nn::MultiheadAttention attention{nn::MultiheadAttentionOptions(8, 2)};

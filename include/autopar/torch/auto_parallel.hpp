@@ -42,9 +42,21 @@ auto contained(Net net) {
 template <class Net>
 using ContainedIn = typename decltype(contained(std::declval<Net>()))::element_type;
 
-/// Something that makes a Net.
+/// The pointer to the module inside a Net, where it is no Net itself (neither directly nor by conversion).
+template <class Pointer, class Net>
+concept PointerInto = std::same_as<Pointer, std::shared_ptr<ContainedIn<Net>>> && !std::convertible_to<Pointer, Net>;
+
+/// Something that makes a Net, or a pointer to one.
 template <class F, class Net>
-concept Factory = std::invocable<F&> && std::convertible_to<std::invoke_result_t<F&>, Net>;
+concept Factory = std::invocable<F&> && (std::convertible_to<std::invoke_result_t<F&>, Net> ||
+                                         PointerInto<std::invoke_result_t<F&>, Net>);
+
+/// Makes a Net and returns the module inside.
+template <class Net, Factory<Net> F>
+std::shared_ptr<ContainedIn<Net>> made_by(F& make) {
+  if constexpr (PointerInto<std::invoke_result_t<F&>, Net>) return make();
+  else return contained(Net(make()));
+}
 
 }  // namespace detail
 
@@ -74,9 +86,13 @@ class AutoParallelImpl : public torch::nn::Module {
   AutoParallelImpl(World& world, Net net, Options options = {})
       : AutoParallelImpl(world, detail::contained(std::move(net)), std::move(options), nullptr) {}
 
+  template <detail::PointerInto<Net> Pointer>
+  AutoParallelImpl(World& world, Pointer net, Options options = {})
+      : AutoParallelImpl(world, std::move(net), std::move(options), nullptr) {}
+
   template <detail::Factory<Net> F>
   AutoParallelImpl(World& world, F make, Options options = {})
-      : AutoParallelImpl(world, std::move(options), [&make] { return detail::contained(Net(make())); }) {}
+      : AutoParallelImpl(world, std::move(options), [&make] { return detail::made_by<Net>(make); }) {}
 
   /// One call on this rank's batch. Arguments and results: tensors, constants, and tuples, vectors, optionals, plain
   /// structs of them. Batched results are of this rank's samples, others the same on every rank. Collective.
@@ -294,6 +310,10 @@ class AutoParallel : public torch::nn::ModuleHolder<AutoParallelImpl<Net, Planne
   using Impl = AutoParallelImpl<Net, PlannerType>;
 
   AutoParallel(World& world, Net net, Options options = {})
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(world, std::move(net), std::move(options))) {}
+
+  template <detail::PointerInto<Net> Pointer>
+  AutoParallel(World& world, Pointer net, Options options = {})
       : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(world, std::move(net), std::move(options))) {}
 
   template <detail::Factory<Net> F>

@@ -6,6 +6,8 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/session/error_message.hpp"
+
 namespace autopar {
 
 namespace {
@@ -105,7 +107,7 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
   }
   for (std::size_t r = 1; r < headers.size(); ++r) {
     if (headers[r].shared == first.shared) continue;
-    refuse("an argument that is the same for all samples differs between ranks (hash of its contents)", 0,
+    refuse("a shared argument (the same for all samples) differs between ranks (hash of its contents)", 0,
            std::to_string(first.shared), r, std::to_string(headers[r].shared),
            "pass the same tensor on every rank, or give it a batch dim in Options::batch_dims");
   }
@@ -121,15 +123,12 @@ void together(World& world, std::string_view action, const std::function<void()>
     throw;
   } catch (const std::exception& caught) {
     error = std::current_exception();
-    message = caught.what();
-    if (message.empty()) message = "an exception without a message";
+    message = to_message(caught);
   }
   const auto messages = world.all_gather(bytes_of(message), action);
   if (error) std::rethrow_exception(error);
   for (std::size_t r = 0; r < messages.size(); ++r) {
-    if (messages[r].empty()) continue;
-    throw TransportError(rank_name(r) + " failed in " + std::string(action) + ": " + text_of(messages[r]),
-                         world.rank_id(), Rank::of(r), std::string(action));
+    if (!messages[r].empty()) throw_message(text_of(messages[r]), world.rank_id(), Rank::of(r), std::string(action));
   }
 }
 

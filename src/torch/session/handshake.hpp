@@ -33,8 +33,8 @@ struct CallHeader {
 /// @throws InvalidArgument, on every rank, naming two ranks and both values where they differ
 std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details);
 
-/// Runs `work` on every rank; if it throws anywhere, it throws everywhere: the rank's own exception where it threw,
-/// TransportError naming the first such rank and its message elsewhere. Collective.
+/// Runs `work` on every rank; if it throws anywhere, it throws everywhere: the rank's own exception where it threw, and
+/// elsewhere the same error of what was asked, or a TransportError naming the first such rank. Collective.
 void together(World& world, std::string_view action, const std::function<void()>& work);
 
 /// FNV-1a.
