@@ -4,7 +4,9 @@
 #include <string>
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 
 #include <autopar/core/error.hpp>
 
@@ -38,6 +40,11 @@ constexpr std::int64_t kAlignedElements = 16;
 
 }  // namespace
 
+at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes) {
+  auto part = at::empty({0}, flat.options());
+  return part.set_(flat.storage(), flat.storage_offset() + offset, sizes, c10::contiguous_strides(sizes));
+}
+
 BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit) {
   std::int64_t used = 0;
   for (const auto& form : forms) {
@@ -57,9 +64,7 @@ GradientBuckets::GradientBuckets(const BucketLayout& layout, c10::Device device)
     flat_.push_back(at::zeros({bucket.elements}, at::TensorOptions().dtype(bucket.dtype).device(device)));
   }
   for (const auto& place : layout.places()) {
-    views_.push_back(flat_[static_cast<std::size_t>(place.bucket)]
-                         .narrow(0, place.offset, elements_of(place.form))
-                         .view(place.form.sizes));
+    views_.push_back(part_of(flat_[static_cast<std::size_t>(place.bucket)], place.offset, place.form.sizes));
   }
 }
 

@@ -83,7 +83,7 @@ void Session::Impl::reduce_pending() {
     std::int64_t offset = 0;
     for (auto* member : members) {
       const auto elements = member->gradient.numel();
-      member->gradient = flat.narrow(0, offset, elements).view(member->gradient.sizes());
+      member->gradient = part_of(flat, offset, member->gradient.sizes().vec());
       offset += elements;
     }
   }

@@ -47,12 +47,16 @@ class BucketLayout {
   std::vector<Bucket> buckets_;
 };
 
+/// The elements of `flat` from `offset` on, with these sizes: shares memory, but is no view to autograd, so that it may
+/// become a `.grad` (optimizers detach gradients in place, which views refuse).
+[[nodiscard]] at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes);
+
 /// Zeroed memory for one group's gradients of one call.
 class GradientBuckets {
  public:
   GradientBuckets(const BucketLayout& layout, c10::Device device);
 
-  /// By position in `layout.places()`: a view into its bucket, of the gradient's sizes.
+  /// By position in `layout.places()`: a part of its bucket, of the gradient's sizes.
   [[nodiscard]] const std::vector<at::Tensor>& views() const { return views_; }
   [[nodiscard]] const at::Tensor& flat(int bucket) const { return flat_[static_cast<std::size_t>(bucket)]; }
 
