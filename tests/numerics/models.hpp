@@ -271,8 +271,8 @@ struct InPlaceViews : nn::Module {
     register_module("b", b);
   }
   Tensor forward(const Tensor& x, const Tensor& target) {
-    auto y = a(x).relu_();
-    y.mul_(0.5).add_(1.0);
+    auto y = a(x);
+    y.mul_(0.5).add_(1.0).relu_();
     auto z = y.clone();
     z.narrow(1, 0, 3).add_(y.slice(1, 3, 6));
     z.select(1, 5).zero_();
