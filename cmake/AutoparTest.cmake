@@ -76,12 +76,12 @@ function(autopar_add_mpi_test name)
     add_test(NAME ${test}
       COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${name}>)
     set_tests_properties(${test} PROPERTIES LABELS ${arg_LABEL} PROCESSORS ${ranks} TIMEOUT ${arg_TIMEOUT}
-      ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};AUTOPAR_TEST_RANKS=${ranks}")
+      ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};TEST_RANKS=${ranks}")
     if(nightly)
       add_test(NAME nightly.${name}.${ranks} COMMAND
         ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${name}> [nightly])
       set_tests_properties(nightly.${name}.${ranks} PROPERTIES LABELS nightly PROCESSORS ${ranks} TIMEOUT 14400
-        ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};AUTOPAR_TEST_RANKS=${ranks}")
+        ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};TEST_RANKS=${ranks}")
     endif()
   endforeach()
 endfunction()

@@ -16,18 +16,12 @@
 #include <autopar/torch/replay.hpp>
 
 #include "torch/capture/construction.hpp"
+#include "torch/capture/generator_use.hpp"
 #include "torch/capture/skip_draws.hpp"
 
 namespace autopar {
 namespace detail {
 namespace {
-
-/// torch's default CPU generator is one for all threads, and construction by several of them (ranks of one process) must
-/// draw as if each were alone.
-std::recursive_mutex& generator_use() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
 
 at::Generator default_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
 

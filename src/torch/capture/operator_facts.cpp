@@ -46,7 +46,10 @@ bool is_false(const c10::IValue* flag) { return flag != nullptr && flag->isBool(
 
 bool reads_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (!has_data_dependent_form(op)) return false;
-  return op.schema().name() != "aten::index" || has_boolean_index(stack, stack.size() - 2);
+  const auto& name = op.schema().name();
+  if (name == "aten::index") return has_boolean_index(stack, stack.size() - 2);
+  if (name == "aten::one_hot") return stack.back().toInt() < 0;  // the number of classes, taken from the data
+  return true;
 }
 
 bool draws_random(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args) {

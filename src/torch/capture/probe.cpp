@@ -7,6 +7,7 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "torch/capture/generator_use.hpp"
 #include "torch/capture/tracer.hpp"
 
 namespace autopar::detail {
@@ -67,7 +68,7 @@ class StandIns {
 /// The default generator as it was, whatever a probe draws.
 class KeepGenerator {
  public:
-  KeepGenerator() : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
+  KeepGenerator() : only_one_(generator_use()), generator_(at::globalContext().defaultGenerator(at::kCPU)) {
     const std::lock_guard lock(generator_.mutex());
     state_ = generator_.get_state();
   }
@@ -79,6 +80,7 @@ class KeepGenerator {
   KeepGenerator& operator=(const KeepGenerator&) = delete;
 
  private:
+  std::lock_guard<std::recursive_mutex> only_one_;
   at::Generator generator_;
   at::Tensor state_;
 };

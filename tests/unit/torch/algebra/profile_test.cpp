@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 
 #include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
@@ -51,22 +52,30 @@ double saved(const ModelProfile& model, std::int64_t batch) {
   return sum.at(static_cast<double>(batch));
 }
 
-/// Counts the bytes that tensors hold while it is the allocator of the process.
+/// Counts the bytes that tensors hold while it is the allocator of the process. Kernels that ask for raw memory (oneDNN's)
+/// need context and data to be one pointer, so the size stands before it.
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     live += bytes;
-    auto* block = static_cast<std::size_t*>(std::aligned_alloc(64, 64 + (bytes + 63) / 64 * 64));
-    *block = bytes;
-    return {reinterpret_cast<char*>(block) + 64, block, &release, at::kCPU};
+    auto* block = static_cast<char*>(std::aligned_alloc(kHeader, kHeader + (bytes + kHeader - 1) / kHeader * kHeader));
+    std::memcpy(block, &bytes, sizeof bytes);
+    return {block + kHeader, block + kHeader, &release, at::kCPU};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
   static inline std::size_t live = 0;
 
  private:
-  static void release(void* block) {
-    live -= *static_cast<std::size_t*>(block);
+  static constexpr std::size_t kHeader = 64;
+
+  static void release(void* data) {
+    if (data == nullptr) return;
+    auto* block = static_cast<char*>(data) - kHeader;
+    std::size_t bytes = 0;
+    std::memcpy(&bytes, block, sizeof bytes);
+    live -= bytes;
     std::free(block);
   }
 };
