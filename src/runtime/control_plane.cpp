@@ -70,9 +70,9 @@ std::vector<Blob> ControlPlane::all_gather(std::span<const std::byte> mine, std:
   for (std::size_t peer = 0; peer < ranks; ++peer) {
     if (peer == self) continue;
     headers[peer] = std::make_shared<Header>();
-    receives[peer] = transport_->receive(shared(headers[peer]), Rank::of(peer), tag);
-    sends.push_back(transport_->send(shared(own_header), Rank::of(peer), tag));
-    if (mine.size() > kInline) sends.push_back(transport_->send(own.from(kInline), Rank::of(peer), tag));
+    receives[peer] = transport_->receive(shared(headers[peer]), Rank::of(peer), tag, action);
+    sends.push_back(transport_->send(shared(own_header), Rank::of(peer), tag, action));
+    if (mine.size() > kInline) sends.push_back(transport_->send(own.from(kInline), Rank::of(peer), tag, action));
   }
   std::vector<SharedBytes> gathered(ranks);
   for (std::size_t peer = 0; peer < ranks; ++peer) {
@@ -83,7 +83,7 @@ std::vector<Blob> ControlPlane::all_gather(std::span<const std::byte> mine, std:
                 gathered[peer].blob->begin());
     receives[peer].reset();
     if (headers[peer]->size > kInline) {
-      receives[peer] = transport_->receive(gathered[peer].from(kInline), Rank::of(peer), tag);
+      receives[peer] = transport_->receive(gathered[peer].from(kInline), Rank::of(peer), tag, action);
     }
   }
   for (const auto& receive : receives) {
@@ -112,34 +112,36 @@ Blob ControlPlane::broadcast(Blob bytes, Rank root, std::string_view action) {
     std::vector<HostTransport::Ticket> sends;
     for (const Rank peer : transport_->members(everyone_)) {
       if (peer == root) continue;
-      sends.push_back(transport_->send(shared(header), peer, tag));
-      if (own.blob->size() > kInline) sends.push_back(transport_->send(own.from(kInline), peer, tag));
+      sends.push_back(transport_->send(shared(header), peer, tag, action));
+      if (own.blob->size() > kInline) sends.push_back(transport_->send(own.from(kInline), peer, tag, action));
     }
     for (const auto& send : sends) transport_->await(send, action);
     return std::move(*own.blob);
   }
-  transport_->await(transport_->receive(shared(header), root, tag), action);
+  transport_->await(transport_->receive(shared(header), root, tag, action), action);
   const SharedBytes received{std::make_shared<Blob>(header->size)};
   std::copy_n(header->head.begin(), std::min(kInline, received.blob->size()), received.blob->begin());
-  if (header->size > kInline) transport_->await(transport_->receive(received.from(kInline), root, tag), action);
+  if (header->size > kInline) transport_->await(transport_->receive(received.from(kInline), root, tag, action), action);
   return std::move(*received.blob);
 }
 
 void ControlPlane::all_reduce(std::span<std::byte> bytes, DType dtype, std::string_view action) {
   transport_->health()->check(action);
   const SharedBytes sums = copy_of(bytes);
-  transport_->await(transport_->all_reduce(sums.from(0), dtype, everyone_), action);
+  transport_->await(transport_->all_reduce(sums.from(0), dtype, everyone_, action), action);
   std::copy(sums.blob->begin(), sums.blob->end(), bytes.begin());
 }
 
 void ControlPlane::send(std::span<const std::byte> bytes, Rank to, std::string_view action) {
   const SharedBytes copy = copy_of(bytes);
-  transport_->await(transport_->send(copy.from(0), to, {static_cast<std::int32_t>(Kind::kBytes), 0, 0}), action);
+  const Tag tag{static_cast<std::int32_t>(Kind::kBytes), 0, 0};
+  transport_->await(transport_->send(copy.from(0), to, tag, action), action);
 }
 
 void ControlPlane::receive(std::span<std::byte> bytes, Rank from, std::string_view action) {
   const SharedBytes landing{std::make_shared<Blob>(bytes.size())};
-  transport_->await(transport_->receive(landing.from(0), from, {static_cast<std::int32_t>(Kind::kBytes), 0, 0}), action);
+  const Tag tag{static_cast<std::int32_t>(Kind::kBytes), 0, 0};
+  transport_->await(transport_->receive(landing.from(0), from, tag, action), action);
   std::copy(landing.blob->begin(), landing.blob->end(), bytes.begin());
 }
 

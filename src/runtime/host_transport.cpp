@@ -73,13 +73,17 @@ GroupId HostTransport::make_group(const std::vector<Rank>& ranks) {
   return group;
 }
 
-HostTransport::Ticket HostTransport::start(std::shared_ptr<HostOperation> operation) {
-  if (health_->failed()) health_->check(describe(*operation));
+HostTransport::Ticket HostTransport::start(std::shared_ptr<HostOperation> operation, std::string_view action) {
+  if (health_->failed()) health_->check(action.empty() ? describe(*operation) : std::string(action));
   post(operation);
   return operation;
 }
 
 HostTransport::Ticket HostTransport::send(Buffer buffer, Rank peer, Tag tag) {
+  return send(std::move(buffer), peer, tag, {});
+}
+
+HostTransport::Ticket HostTransport::send(Buffer buffer, Rank peer, Tag tag, std::string_view action) {
   check_peer(peer, "cannot send to");
   auto operation = std::make_shared<HostOperation>();
   operation->kind = HostOperation::Kind::kSend;
@@ -87,10 +91,14 @@ HostTransport::Ticket HostTransport::send(Buffer buffer, Rank peer, Tag tag) {
   operation->peer = peer;
   operation->tag = tag;
   operation->awaited = peer.value();
-  return start(std::move(operation));
+  return start(std::move(operation), action);
 }
 
 HostTransport::Ticket HostTransport::receive(Buffer buffer, Rank peer, Tag tag) {
+  return receive(std::move(buffer), peer, tag, {});
+}
+
+HostTransport::Ticket HostTransport::receive(Buffer buffer, Rank peer, Tag tag, std::string_view action) {
   check_peer(peer, "cannot receive from");
   auto operation = std::make_shared<HostOperation>();
   operation->kind = HostOperation::Kind::kReceive;
@@ -98,10 +106,14 @@ HostTransport::Ticket HostTransport::receive(Buffer buffer, Rank peer, Tag tag) 
   operation->peer = peer;
   operation->tag = tag;
   operation->awaited = peer.value();
-  return start(std::move(operation));
+  return start(std::move(operation), action);
 }
 
 HostTransport::Ticket HostTransport::all_reduce(Buffer buffer, DType dtype, GroupId group) {
+  return all_reduce(std::move(buffer), dtype, group, {});
+}
+
+HostTransport::Ticket HostTransport::all_reduce(Buffer buffer, DType dtype, GroupId group, std::string_view action) {
   if (group.value < 0 || static_cast<std::size_t>(group.value) >= groups_.size()) {
     throw InvalidArgument("all_reduce over group " + std::to_string(group.value) + ", but this transport has " +
                           std::to_string(groups_.size()) + " groups; make_group gives the ids");
@@ -120,7 +132,7 @@ HostTransport::Ticket HostTransport::all_reduce(Buffer buffer, DType dtype, Grou
   operation->buffer = std::move(buffer);
   operation->dtype = dtype;
   operation->group = group;
-  return start(std::move(operation));
+  return start(std::move(operation), action);
 }
 
 void HostTransport::waiting(bool) noexcept {}

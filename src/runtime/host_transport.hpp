@@ -57,6 +57,12 @@ class HostTransport : public TransportBackend {
   [[nodiscard]] bool done(const Ticket& ticket) final;
   void wait(const Ticket& ticket) final;
 
+  /// The same as part of `action`, which an error names instead of the single message: whether a rank hears of a
+  /// failure when it starts a message or when it waits for one must not change what it is told.
+  Ticket send(Buffer buffer, Rank peer, Tag tag, std::string_view action);
+  Ticket receive(Buffer buffer, Rank peer, Tag tag, std::string_view action);
+  Ticket all_reduce(Buffer buffer, DType dtype, GroupId group, std::string_view action);
+
   /// `wait` under another name for the action.
   void await(const Ticket& ticket, std::string_view action, Patience patience = Patience::kStep);
 
@@ -77,7 +83,7 @@ class HostTransport : public TransportBackend {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Ticket start(std::shared_ptr<HostOperation> operation);
+  Ticket start(std::shared_ptr<HostOperation> operation, std::string_view action);
   void check_peer(Rank peer, const char* what) const;
   void throw_if_broken(const HostOperation& operation, std::string_view action);
   [[noreturn]] void throw_left(Rank peer, std::string_view action);
