@@ -26,7 +26,8 @@ TORCH_MODULE(Net);
 
 int main(int argc, char** argv) {
   ap::World world(argc, argv);
-  const auto x = torch::randn({8, 8}, torch::kDouble);  // the same on every rank: the default seed is
+  torch::manual_seed(3);  // the same samples on every rank
+  const auto x = torch::randn({8, 8}, torch::kDouble);
   const auto y = torch::zeros({8, 8}, torch::kDouble);
 
   torch::manual_seed(5);
