@@ -71,8 +71,8 @@ StageRuntime::StageRuntime(StageSpec spec, const Lookup& lookup) : spec_(std::mo
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
   runner_ = std::make_unique<OpRunner>(graph(), plan(), spec_.ops, kept, spec_.device);
-  leaves_ = runner_->environment();
-  handles_.resize(leaves_.size());
+  environment_ = runner_->environment();
+  handles_.resize(environment_.size());
   find_leaves(lookup);
   lay_out_buckets();
   refresh_leaves();
@@ -115,19 +115,21 @@ void StageRuntime::find_leaves(const Lookup& lookup) {
     const auto& info = graph().value(leaf);
     if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) continue;
     handles_[leaf.index()] = lookup(leaf);
+    state_.push_back(leaf);
     if (info.kind == ValueKind::kParameter) parameters_.push_back(leaf);
   }
+  position_.resize(graph().values.size());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) position_[parameters_[i].index()] = i;
   for (const auto& update : plan().buffer_updates) {
     if (read.count(update.buffer)) private_buffers_.push_back(update.buffer);
   }
 }
 
 void StageRuntime::refresh_leaves() {
-  for (std::size_t i = 0; i < handles_.size(); ++i) {
-    const auto& handle = handles_[i];
-    if (!handle.defined()) continue;
-    auto& leaf = leaves_[i];
-    if (graph().values[i].kind == ValueKind::kBuffer) {
+  for (const auto value : state_) {
+    const auto& handle = handles_[value.index()];
+    auto& leaf = environment_[value.index()];
+    if (graph().value(value).kind == ValueKind::kBuffer) {
       leaf = handle;
       continue;
     }
@@ -135,19 +137,32 @@ void StageRuntime::refresh_leaves() {
     if (same_memory && leaf.requires_grad() == handle.requires_grad()) continue;
     leaf = handle.detach();
     leaf.set_requires_grad(handle.requires_grad());
-    if (grouped_[i] && leaf.requires_grad()) watch_gradient(ValueId::of(i));
+    accumulators_.erase(value);
+    if (leaf.requires_grad()) hold_accumulator(value);
   }
 }
 
-void StageRuntime::watch_gradient(ValueId parameter) {
-  auto accumulator = torch::autograd::impl::grad_accumulator(leaves_[parameter.index()]);
+bool StageRuntime::is_resident(ValueId value) const {
+  const auto kind = graph().value(value).kind;
+  return kind == ValueKind::kParameter || kind == ValueKind::kBuffer || kind == ValueKind::kConstant;
+}
+
+void StageRuntime::clear_environment() {
+  for (std::size_t i = 0; i < environment_.size(); ++i) {
+    if (!is_resident(ValueId::of(i))) environment_[i].reset();
+  }
+}
+
+void StageRuntime::hold_accumulator(ValueId parameter) {
+  auto& accumulator = accumulators_[parameter];
+  accumulator = torch::autograd::impl::grad_accumulator(environment_[parameter.index()]);
+  if (!grouped_[parameter.index()]) return;
   const auto tell = [added = gradient_added_, parameter](const torch::autograd::variable_list& outputs,
                                                          const torch::autograd::variable_list&) {
     if (*added) (*added)(parameter);
     return outputs;
   };
   accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(tell));
-  accumulators_[parameter] = std::move(accumulator);
 }
 
 void StageRuntime::lay_out_buckets() {

@@ -35,7 +35,7 @@ void TorchEngine::set_result_gradient(ValueId value, at::Tensor gradient) {
 
 void TorchEngine::start_gradients() {
   buckets_.clear();
-  gradients_.clear();
+  gradients_.assign(stage_.parameters().size(), {});
   for (std::size_t group = 0; group < stage_.bucket_layouts().size(); ++group) {
     auto& buckets = buckets_.emplace_back();
     if (!stage_.in_group(static_cast<int>(group))) continue;
@@ -45,7 +45,7 @@ void TorchEngine::start_gradients() {
       const auto& place = layout.places()[i];
       const auto parameter = ValueId::of(place.form.key);
       const std::pair bucket(static_cast<int>(group), place.bucket);
-      gradients_[parameter] = buckets->views()[i];
+      gradients_[stage_.position_of(parameter)] = buckets->views()[i];
       bucket_of_[parameter] = bucket;
       ++missing_[bucket];
     }
@@ -83,19 +83,24 @@ void TorchEngine::forward(const Action& action) {
   share.samples = action.samples;
   const auto context = share_context(action);
   const at::AutoGradMode mode(context_.differentiate);
-  bring_inputs(share, context);
-  share.norms.resize(stage_.plan().batch_norms.size());
-  stage_.runner().run(share.values, context, share.norms);
-  keep_results(share, context);
+  try {
+    bring_inputs(share, context);
+    share.norms.resize(stage_.plan().batch_norms.size());
+    stage_.runner().run(stage_.environment(), context, share.norms);
+    keep_results(share, context);
+  } catch (...) {
+    stage_.clear_environment();
+    throw;
+  }
   if (!context_.differentiate) sent_share_ = action.microbatch;
 }
 
 void TorchEngine::bring_inputs(Share& share, const ShareContext& context) {
-  share.values = stage_.leaves();
+  auto& values = stage_.environment();
   for (const auto buffer : stage_.private_buffers()) {
-    share.values[buffer.index()] = stage_.leaves()[buffer.index()].detach().clone();
+    values[buffer.index()] = stage_.handle(buffer).detach().clone();
   }
-  for (const auto& [value, tensor] : context_.prologue) share.values[value.index()] = tensor;
+  for (const auto& [value, tensor] : context_.prologue) values[value.index()] = tensor;
   for (const auto value : stage_.incoming()) {
     const auto& info = stage_.graph().value(value);
     auto leaf = share.arriving[value].take(sizes_at(info, context.samples), options_of(info, stage_.device())).detach();
@@ -104,15 +109,16 @@ void TorchEngine::bring_inputs(Share& share, const ShareContext& context) {
       leaf.set_requires_grad(true);
       share.leaves[value] = leaf;
     }
-    share.values[value.index()] = std::move(leaf);
+    values[value.index()] = std::move(leaf);
   }
   share.arriving.clear();
 }
 
 void TorchEngine::keep_results(Share& share, const ShareContext& context) {
   const at::NoGradGuard no_grad;
+  auto& values = stage_.environment();
   for (const auto& sum : stage_.sums()) {
-    const auto value = share.values[sum.value.index()].detach();
+    const auto value = values[sum.value.index()].detach();
     auto& total = sums_[sum.value];
     if (sum.share == GlobalSum::Share::kFirst) {
       if (context.first_sample == 0) total = value.clone();
@@ -122,17 +128,23 @@ void TorchEngine::keep_results(Share& share, const ShareContext& context) {
     total = total.defined() ? total.add(addend) : addend.clone();
   }
   for (const auto& update : stage_.plan().buffer_updates) {
-    const auto& result = share.values[update.result.index()];
+    const auto& result = values[update.result.index()];
     if (update.kind == BufferUpdateKind::kReplicated || !result.defined()) continue;
     buffer_results_[update.result].push_back(result.detach());
   }
   // What autograd needs it holds itself; the roots of the backward are needed here.
-  Environment roots(share.values.size());
-  for (const auto value : stage_.outgoing()) roots[value.index()] = share.values[value.index()];
+  for (const auto value : stage_.outgoing()) share.results[value] = values[value.index()];
   if (context_.differentiate) {
-    for (const auto& sum : stage_.sums()) roots[sum.value.index()] = share.values[sum.value.index()];
+    for (const auto& sum : stage_.sums()) share.results[sum.value] = values[sum.value.index()];
   }
-  share.values = std::move(roots);
+  const auto drop = [&](ValueId value) {
+    if (!stage_.is_resident(value)) values[value.index()].reset();
+  };
+  for (const auto value : stage_.outgoing()) drop(value);
+  for (const auto value : stage_.incoming()) drop(value);
+  for (const auto& sum : stage_.sums()) drop(sum.value);
+  for (const auto& update : stage_.plan().buffer_updates) drop(update.result);
+  for (const auto& known : context_.prologue) drop(known.first);
 }
 
 void TorchEngine::backward(const Action& action) {
@@ -143,17 +155,17 @@ void TorchEngine::backward(const Action& action) {
   for (const auto value : stage_.outgoing()) {
     const auto arrived = share.arriving.find(value);
     if (arrived == share.arriving.end() || arrived->second.empty()) continue;
-    add_root(share.values[value.index()], arrived->second.take({}, {}), roots, gradients);
+    add_root(share.results[value], arrived->second.take({}, {}), roots, gradients);
   }
   for (const auto& sum : stage_.sums()) {
     const auto given = sum_gradients_.find(sum.value);
     if (given == sum_gradients_.end() || sum.share == GlobalSum::Share::kFirst) continue;
     const bool weighted = sum.share == GlobalSum::Share::kWeighted;
-    add_root(share.values[sum.value.index()], weighted ? given->second.mul(context.weight()) : given->second, roots,
+    add_root(share.results[sum.value], weighted ? given->second.mul(context.weight()) : given->second, roots,
              gradients);
   }
   share.arriving.clear();
-  share.values.clear();
+  share.results.clear();
   if (--backwards_left_ == 0 && bucket_ready_) {
     stage_.on_gradient([this](ValueId parameter) { count_down(parameter); });
   }
@@ -181,17 +193,14 @@ void TorchEngine::add_root(const at::Tensor& value, at::Tensor gradient, std::ve
 
 // Another call's backward may run between two of this one, so the compute copies carry gradients only while one runs.
 void TorchEngine::bind_gradients() {
-  for (const auto parameter : stage_.parameters()) {
-    const auto found = gradients_.find(parameter);
-    stage_.compute_copy(parameter).mutable_grad() = found == gradients_.end() ? at::Tensor() : found->second;
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    stage_.compute_copy(stage_.parameters()[i]).mutable_grad() = gradients_[i];
   }
 }
 
 void TorchEngine::unbind_gradients() {
-  for (const auto parameter : stage_.parameters()) {
-    auto& gradient = stage_.compute_copy(parameter).mutable_grad();
-    if (gradient.defined()) gradients_[parameter] = gradient;
-    gradient.reset();
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    gradients_[i] = std::move(stage_.compute_copy(stage_.parameters()[i]).mutable_grad());
   }
 }
 
@@ -199,7 +208,7 @@ void TorchEngine::unbind_gradients() {
 void TorchEngine::release_sent() {
   if (sent_share_ < 0) return;
   auto& share = shares_[static_cast<std::size_t>(sent_share_)];
-  share.values.clear();
+  share.results.clear();
   share.leaves.clear();
   sent_share_ = -1;
 }
@@ -250,7 +259,7 @@ at::Tensor TorchEngine::message_part(const Action& action, ValueId value) {
   const auto samples = share.samples.size();
   const Interval part{action.samples.begin - share.samples.begin, action.samples.end - share.samples.begin};
   if (action.flow == Flow::kValue) {
-    const auto& tensor = share.values[value.index()];
+    const auto& tensor = share.results[value];
     auto piece = batched ? samples_of(tensor, type, samples, part) : tensor;
     // A result never shares memory with what the stage still needs, nor with an argument.
     return channel.to == kSink && action.peer == context_.rank ? piece.detach().clone() : piece;
@@ -337,8 +346,7 @@ at::Tensor TorchEngine::take_input_gradient(std::size_t position) {
 }
 
 at::Tensor TorchEngine::gradient(ValueId parameter) const {
-  const auto found = gradients_.find(parameter);
-  return found == gradients_.end() ? at::Tensor() : found->second;
+  return gradients_.empty() ? at::Tensor() : gradients_[stage_.position_of(parameter)];
 }
 
 std::vector<NormSample> TorchEngine::norm_samples(std::size_t batch_norm) const {

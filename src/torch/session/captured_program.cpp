@@ -23,6 +23,16 @@ bool CapturedProgram::is_stale() const {
   });
 }
 
+const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>& roots) {
+  const auto [known, is_new] = reached_.try_emplace(roots);
+  if (!is_new) return known->second;
+  const auto parameters = reached_parameters(graph, roots);
+  for (const auto parameter : stage->parameters()) {
+    if (parameters[parameter.index()]) known->second.push_back(parameter);
+  }
+  return known->second;
+}
+
 const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, ScheduleKind schedule, Phase phase,
                                                     bool reduce, Rank rank) {
   const Key key{layout.local, layout.microbatches, phase, reduce};

@@ -45,10 +45,13 @@ struct CapturedProgram {
   /// This rank's actions of a call; made and validated once for each layout and phase.
   [[nodiscard]] const std::vector<Action>& actions(const BatchLayout& layout, ScheduleKind schedule, Phase phase,
                                                    bool reduce, Rank rank);
+  /// Parameters of this rank's stage whose gradient is defined when `roots` get gradients; found once for each roots.
+  [[nodiscard]] const std::vector<ValueId>& reached(const std::vector<ValueId>& roots);
 
  private:
   using Key = std::tuple<std::vector<std::int64_t>, int, Phase, bool>;
   std::map<Key, std::vector<Action>> actions_;
+  std::map<std::vector<ValueId>, std::vector<ValueId>> reached_;
 };
 
 }  // namespace autopar

@@ -26,10 +26,10 @@ void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_
 }  // namespace
 
 std::vector<HandleGradient> Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
-  const auto reached = reached_parameters(call.program->graph, roots);
+  const auto& reached = call.program->reached(roots);
   std::vector<HandleGradient> gradients;
-  for (const auto parameter : call.program->stage->parameters()) {
-    if (!reached[parameter.index()]) continue;
+  gradients.reserve(reached.size());
+  for (const auto parameter : reached) {
     const auto& handle = call.program->stage->handle(parameter);
     auto gradient = call.engine->gradient(parameter);
     if (!gradient.defined()) gradient = at::zeros_like(handle);

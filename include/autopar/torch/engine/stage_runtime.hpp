@@ -87,13 +87,20 @@ class StageRuntime {
   [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
 
   /// The compute copy of a parameter of this stage.
-  [[nodiscard]] const at::Tensor& compute_copy(ValueId parameter) const { return leaves_[parameter.index()]; }
+  [[nodiscard]] const at::Tensor& compute_copy(ValueId parameter) const { return environment_[parameter.index()]; }
+  /// Position in parameters(). @pre it is one of them
+  [[nodiscard]] std::size_t position_of(ValueId parameter) const { return position_[parameter.index()]; }
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
   /// Follows handles whose memory or requires_grad changed since. O(parameters of the stage).
   void refresh_leaves();
-  /// Environment of a share before its messages: leaves of the stage.
-  [[nodiscard]] const Environment& leaves() const { return leaves_; }
+  /// What the share that runs now works on: the leaves of the stage, to which it adds its values and takes them away
+  /// again. One share at a time.
+  [[nodiscard]] Environment& environment() { return environment_; }
+  /// Takes everything but the leaves out of the environment, after a share that did not end.
+  void clear_environment();
+  /// Whether a value stays in the environment from share to share.
+  [[nodiscard]] bool is_resident(ValueId value) const;
   [[nodiscard]] OpRunner& runner() { return *runner_; }
 
   /// A copy of what the user's handle of a leaf refers to now.
@@ -103,7 +110,7 @@ class StageRuntime {
   void find_boundary();
   void find_leaves(const Lookup& lookup);
   void lay_out_buckets();
-  void watch_gradient(ValueId parameter);
+  void hold_accumulator(ValueId parameter);
 
   StageSpec spec_;
   std::vector<std::vector<ValueId>> channel_gradients_;
@@ -112,9 +119,12 @@ class StageRuntime {
   std::vector<BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
   std::vector<bool> grouped_;  ///< by ValueId: a parameter in a reduction group of this rank
-  Environment handles_, leaves_;
+  std::vector<std::size_t> position_;  ///< by ValueId, of parameters of the stage
+  std::vector<ValueId> state_;         ///< parameters and buffers that the stage reads
+  Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
-  std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;  ///< autograd holds them weakly
+  /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
+  std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::unique_ptr<OpRunner> runner_;
 };
 

@@ -72,7 +72,7 @@ class TorchEngine {
  private:
   struct Share {
     Interval samples;
-    Environment values;
+    std::map<ValueId, at::Tensor> results;  ///< values that leave the stage, and sums: roots of the backward
     std::map<ValueId, Assembly> arriving;   ///< values, then gradients
     std::map<ValueId, at::Tensor> leaves;   ///< boundary inputs as autograd saw them
     std::vector<NormSample> norms;
@@ -105,7 +105,7 @@ class TorchEngine {
   std::map<ValueId, Assembly> input_gradients_;     ///< whole local batch
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;  ///< by group, null where not a member
-  std::map<ValueId, at::Tensor> gradients_;         ///< by parameter
+  std::vector<at::Tensor> gradients_;               ///< by StageRuntime::parameters
   std::function<void(int, int)> bucket_ready_;
   int backwards_left_ = 0;
   std::map<ValueId, std::pair<int, int>> bucket_of_;        ///< parameter to (group, bucket)
