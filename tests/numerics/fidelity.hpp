@@ -106,7 +106,7 @@ inline Tensor objective(const std::vector<Tensor>& outputs, const std::vector<Te
   if (outputs.size() == 1 && outputs[0].dim() == 0) return outputs[0];
   Tensor sum;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const auto term = (outputs[i] * weights[i]).sum();
+    const auto term = (outputs[i] * weights[i].to(outputs[i].device())).sum();
     sum = sum.defined() ? sum + term : term;
   }
   return sum;

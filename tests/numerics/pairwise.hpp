@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -56,7 +57,7 @@ inline std::vector<std::vector<int>> pairwise_rows(const std::vector<int>& level
     row[f] = a;
     row[g] = b;
     std::vector<std::size_t> order(factors);
-    for (std::size_t f = 0; f < factors; ++f) order[f] = f;
+    std::iota(order.begin(), order.end(), std::size_t{0});
     std::shuffle(order.begin(), order.end(), random);
     for (const auto factor : order) {
       if (row[factor] >= 0) continue;
