@@ -345,10 +345,6 @@ at::Tensor TorchEngine::take_input_gradient(std::size_t position) {
   return input_gradients_[value].take(sizes_at(info, samples), options_of(info, stage_.device()));
 }
 
-at::Tensor TorchEngine::gradient(ValueId parameter) const {
-  return gradients_.empty() ? at::Tensor() : gradients_[stage_.position_of(parameter)];
-}
-
 std::vector<NormSample> TorchEngine::norm_samples(std::size_t batch_norm) const {
   std::vector<NormSample> samples;
   for (const auto& share : shares_) {

@@ -25,26 +25,25 @@ void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_
 
 }  // namespace
 
-std::vector<HandleGradient> Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
-  const auto& reached = call.program->reached(roots);
-  std::vector<HandleGradient> gradients;
-  gradients.reserve(reached.size());
-  for (const auto parameter : reached) {
-    const auto& handle = call.program->stage->handle(parameter);
-    auto gradient = call.engine->gradient(parameter);
-    if (!gradient.defined()) gradient = at::zeros_like(handle);
-    gradients.push_back({handle, std::move(gradient)});
+StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
+  const auto& stage = *call.program->stage;
+  StageGradients gradients{call.program, &call.program->reached(roots), call.engine->take_gradients()};
+  for (const auto parameter : *gradients.reached) {
+    auto& gradient = gradients.by_position[stage.position_of(parameter)];
+    if (!gradient.defined()) gradient = at::zeros_like(stage.handle(parameter));
   }
   return gradients;
 }
 
-void Session::Impl::apply(const std::vector<HandleGradient>& gradients, const at::Tensor& factor, bool keep,
-                          bool accumulate) {
+void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate) {
   const at::NoGradGuard no_grad;
   // On the CPU looking at the factor costs nothing, and one is what it nearly always is.
   const bool is_one = factor.is_cpu() && factor.item<double>() == 1.0;
   if (!accumulate) flush_reduced();
-  for (const auto& [handle, gradient] : gradients) {
+  const auto& stage = *gradients.program->stage;
+  for (const auto parameter : *gradients.reached) {
+    const auto& handle = stage.handle(parameter);
+    const auto& gradient = gradients.by_position[stage.position_of(parameter)];
     const auto scaled = is_one ? gradient : gradient.mul(factor.reshape({}).to(gradient.options()));
     const bool may_take = !keep || !is_one;
     if (!accumulate) {

@@ -31,6 +31,13 @@ struct HandleGradient {
   at::Tensor gradient;
 };
 
+/// Gradients of one backward of this rank's stage.
+struct StageGradients {
+  std::shared_ptr<CapturedProgram> program;
+  const std::vector<ValueId>* reached = nullptr;  ///< parameters whose gradient is defined
+  std::vector<at::Tensor> by_position;            ///< of the stage's parameters
+};
+
 /// One call on its way through the phases of Session::Impl.
 struct Call {
   CallArguments arguments;
@@ -120,8 +127,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   auto guarded(const char* action, Work&& work) -> decltype(work());
 
   // ---- gradients.cpp
-  [[nodiscard]] std::vector<HandleGradient> gradients_of(Call& call, const std::vector<ValueId>& roots);
-  void apply(const std::vector<HandleGradient>& gradients, const at::Tensor& factor, bool keep, bool accumulate);
+  [[nodiscard]] StageGradients gradients_of(Call& call, const std::vector<ValueId>& roots);
+  void apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate);
   void reduce_pending();
   void flush_reduced();
 

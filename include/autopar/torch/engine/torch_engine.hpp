@@ -59,8 +59,8 @@ class TorchEngine {
   [[nodiscard]] at::Tensor sum(ValueId value) const;
   /// Gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared ones.
   [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);
-  /// Gradient of a parameter of the stage; undefined if no share reached it.
-  [[nodiscard]] at::Tensor gradient(ValueId parameter) const;
+  /// Gradients by StageRuntime::parameters, undefined where no share reached one. After the last backward.
+  [[nodiscard]] std::vector<at::Tensor> take_gradients() { return std::move(gradients_); }
   /// Shares' statistics of a batch norm of this stage.
   [[nodiscard]] std::vector<NormSample> norm_samples(std::size_t batch_norm) const;
   /// Last versions of an updated buffer, one a share, in order of samples.
