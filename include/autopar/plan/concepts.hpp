@@ -32,19 +32,20 @@ class Candidates {
 
   [[nodiscard]] bool fits(const Candidate& candidate) const { return StepObjective::peak(candidate.terms) <= memory_; }
 
-  /// Ties go to the candidate that came first. @return whether it is now the fastest that fits
+  /// At the same step fewer micro-batches win, then the candidate that came first. @return whether it is now the fastest
+  /// that fits
   bool offer(Candidate candidate) {
     const bool fit = fits(candidate);
-    const bool improves = fit && candidate.terms.step < best_;
+    const bool improves = fit && (!any_fits() || faster(candidate, best()));
     if (improves) {
-      best_ = candidate.terms.step;
+      best_ = std::min(best_, candidate.terms.step);
       best_shape_ = candidate.staging.replicas;
     }
     if (by_shape_.size() >= kShapes && !by_shape_.contains(candidate.staging.replicas) && !improves) return false;
     auto [entry, added] = by_shape_.try_emplace(candidate.staging.replicas, candidate);
     if (!added) {
       const bool old_fit = fits(entry->second);
-      if (fit != old_fit ? fit : candidate.terms.step < entry->second.terms.step) entry->second = std::move(candidate);
+      if (fit != old_fit ? fit : faster(candidate, entry->second)) entry->second = std::move(candidate);
     }
     return improves;
   }
@@ -67,6 +68,13 @@ class Candidates {
   }
 
  private:
+  /// The same sums in another order differ in the last digits; those must not decide.
+  static bool faster(const Candidate& a, const Candidate& b) {
+    constexpr double kSame = 1e-9;
+    if (a.terms.step < b.terms.step * (1 - kSame)) return true;
+    return a.terms.step <= b.terms.step * (1 + kSame) && a.staging.microbatches < b.staging.microbatches;
+  }
+
   static constexpr std::size_t kShapes = 512;  // runners-up are for reading; memory stays bounded
   Bytes memory_;
   Seconds best_{std::numeric_limits<double>::infinity()};
@@ -108,7 +116,7 @@ concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::
   };
   if (staging.ranks() > constraints.world) return false;
   if (constraints.stages > 0 && staging.stages() != constraints.stages) return false;
-  if (!constraints.replicas.empty() && staging.replicas != constraints.replicas) return false;
+  if (constraints.replicas_are_fixed() && staging.replicas != constraints.fixed_replicas(staging.stages())) return false;
   if (!allowed(constraints.microbatches, staging.microbatches) || !allowed(constraints.schedules, staging.schedule)) {
     return false;
   }

@@ -6,10 +6,12 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
+#include <autopar/plan/boundary.hpp>
 #include <autopar/plan/objective.hpp>
 
 namespace autopar::detail {
@@ -65,6 +67,14 @@ class CutTables {
       sum += (tied.readers & stage) != 0 ? tied.held : 0;
     return sum;
   }
+  /// What flows over the borders of a stage. Worked out once for each; O(edges) the first time.
+  [[nodiscard]] const Boundary& boundary(NodeMask stage) {
+    const auto [entry, added] = boundaries_.try_emplace(stage);
+    if (added) {
+      entry->second = boundary_of(objective_->work(), [&](NodeId node) { return (stage & bit(node)) != 0; });
+    }
+    return entry->second;
+  }
   /// Trainable bytes read by the stage between two tails; `own` leaves out parameters with several readers, which may
   /// be summed elsewhere.
   [[nodiscard]] std::int64_t trainable(DownsetId from, DownsetId to, NodeMask stage, bool own) const {
@@ -99,9 +109,11 @@ class CutTables {
     return table;
   }
 
-  /// Longest path of forwards (backwards) that ends at each node, at the smallest share of any stage.
+  /// Longest paths at the smallest share of any stage, by node, the node itself included.
   struct Paths {
-    std::vector<double> forward, backward;  // by node
+    std::vector<double> forward, backward;  ///< of forwards (backwards) that end at the node
+    std::vector<double> forward_below;      ///< of forwards that begin at it
+    std::vector<double> round_below;        ///< of forwards and back again that begin at it
   };
   [[nodiscard]] const Paths& paths(int microbatches) {
     auto [entry, added] = paths_.try_emplace(microbatches);
@@ -201,7 +213,8 @@ class CutTables {
     const auto& costs = objective_->work().node_costs(least);
     paths.forward.assign(graph.node_count(), 0);
     paths.backward.assign(graph.node_count(), 0);
-    for (const NodeId node : topological_order(graph)) {
+    const auto order = topological_order(graph);
+    for (const NodeId node : order) {
       double forward = 0, backward = 0;
       for (const EdgeId edge : graph.in_edges(node)) {
         const std::size_t before = graph.source(edge).index();
@@ -211,6 +224,20 @@ class CutTables {
       paths.forward[node.index()] = forward + costs[node.index()].forward.value();
       paths.backward[node.index()] = backward + costs[node.index()].backward.value();
     }
+    paths.forward_below.assign(graph.node_count(), 0);
+    paths.round_below.assign(graph.node_count(), 0);
+    for (std::size_t i = order.size(); i-- > 0;) {
+      const NodeId node = order[i];
+      double forward = 0, round = 0;
+      for (const EdgeId edge : graph.out_edges(node)) {
+        const std::size_t after = graph.target(edge).index();
+        forward = std::max(forward, paths.forward_below[after]);
+        if (graph[edge].differentiable) round = std::max(round, paths.round_below[after]);
+      }
+      const NodeCost& cost = costs[node.index()];
+      paths.forward_below[node.index()] = forward + cost.forward.value();
+      paths.round_below[node.index()] = round + (cost.forward + cost.backward).value();
+    }
   }
 
   const StepObjective* objective_;
@@ -218,6 +245,7 @@ class CutTables {
   NodeMask all_ = 0, whole_batch_ = 0;
   std::vector<NodeMask> successors_, predecessors_, gradient_successors_, gradient_predecessors_;
   std::vector<Tied> tied_;
+  std::unordered_map<NodeMask, Boundary> boundaries_;
   std::vector<std::int64_t> held_, trainable_;  // by tail, without tied parameters
   std::map<std::pair<int, int>, std::vector<Sums>> sums_;
   std::map<int, std::vector<double>> least_work_;

@@ -10,6 +10,7 @@
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/lower_bound.hpp>
 #include <autopar/plan/refine.hpp>
+#include <autopar/plan/rest_bottleneck.hpp>
 #include <autopar/plan/uniform_staging.hpp>
 
 namespace autopar {
@@ -20,18 +21,22 @@ namespace detail {
 /// micro-batches and one schedule.
 class BranchAndBound {
  public:
-  BranchAndBound(const StepObjective& objective, CutTables& tables, int microbatches, ScheduleKind schedule,
-                 SearchResult& result, std::int64_t budget)
+  /// @param rest  for the same micro-batches and schedule; nullptr if it would cost too much
+  BranchAndBound(const StepObjective& objective, CutTables& tables, const RestBottleneck* rest, int microbatches,
+                 ScheduleKind schedule, SearchResult& result, std::int64_t budget)
       : objective_(objective),
         constraints_(objective.constraints()),
         tables_(tables),
         microbatches_(microbatches),
         schedule_(schedule),
         bound_(tables, objective, microbatches, schedule),
+        rest_(rest),
         result_(result),
         last_state_(result.states + budget) {}
 
-  [[nodiscard]] double root_bound() { return bound_({}, constraints_.world); }
+  [[nodiscard]] double root_bound() {
+    return std::max(bound_({}, constraints_.world), rest_bound(tables_.tails().empty_set(), constraints_.world));
+  }
 
   /// @return whether everything was searched within the budget
   bool run() {
@@ -67,17 +72,22 @@ class BranchAndBound {
     if (constraints_.stages > 0 && first != (stages_before == 0)) return !first;
     if (static_cast<int>(nodes_before) < stages_before) return false;
     int low = 1, high = constraints_.world - used - stages_before;
-    if (!constraints_.replicas.empty()) {
+    if (constraints_.replicas_of_each > 0) {
+      low = high = constraints_.replicas_of_each;
+      if (used + high * (1 + stages_before) > constraints_.world) return true;
+    } else if (!constraints_.replicas.empty()) {
       low = high = constraints_.replicas[static_cast<std::size_t>(stages_before)];
     } else if ((nodes & tables_.whole_batch()) != 0) {
       high = std::min(high, 1);
     }
     if ((nodes & tables_.whole_batch()) != 0 && low > 1) return false;
     if (tables_.held(from, to, nodes) > constraints_.memory.value()) return false;
+    const Boundary& boundary = tables_.boundary(nodes);
     for (int replicas = high; replicas >= low; --replicas) {
       ++result_.states;
       const bool only = first && later == 0;
-      if (!may_fit(from, to, nodes, replicas, only)) continue;
+      if (!may_fit(from, to, nodes, boundary, replicas, only)) continue;
+      if (rest_ && hopeless((*rest_)(to, constraints_.world - used - replicas, later + 1))) continue;
       chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, chosen_));
       if (!hopeless(bound_(chosen_, constraints_.world - used - replicas))) {
         if (first)
@@ -90,13 +100,20 @@ class BranchAndBound {
     return true;
   }
 
-  /// Without boundaries and workspace, so that what fits is never left out.
-  [[nodiscard]] bool may_fit(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only) {
+  [[nodiscard]] double rest_bound(DownsetId tail, int ranks) const {
+    return rest_ ? (*rest_)(tail, ranks, static_cast<int>(chosen_.size())) : 0;
+  }
+
+  /// Without workspace, and values that several stages read counted once, so that what fits is never left out.
+  [[nodiscard]] bool may_fit(DownsetId from, DownsetId to, NodeMask nodes, const Boundary& boundary, int replicas,
+                             bool only) {
     const int later = static_cast<int>(chosen_.size());
     const int in_flight = peak_in_flight(schedule_, objective_.work().loss_mode, 0, later + 1, microbatches_);
     const auto& sums = tables_.sums(microbatches_, replicas, only ? 1 : 0);
     const std::int64_t saved = (sums[to.index()].saved - sums[from.index()].saved) * in_flight;
-    return tables_.held(from, to, nodes) + saved <= constraints_.memory.value();
+    const auto share = objective_.shares().at(microbatches_, replicas, only ? 1 : 0).largest;
+    return tables_.held(from, to, nodes) + saved + boundary.bytes(share, in_flight, microbatches_) <=
+           constraints_.memory.value();
   }
 
   void evaluate() {
@@ -122,6 +139,7 @@ class BranchAndBound {
   int microbatches_;
   ScheduleKind schedule_;
   LowerBound bound_;
+  const RestBottleneck* rest_;
   SearchResult& result_;
   std::int64_t last_state_;
   std::vector<ChosenStage> chosen_;  // last stage of the pipeline first
@@ -143,11 +161,13 @@ struct ExactStaging {
   /// Workloads of more than 64 nodes are only started on, not searched; put a coarsening policy in front.
   [[nodiscard]] SearchResult search(const StepObjective& objective) const {
     SearchResult result{Candidates(objective.constraints().memory)};
-    seed(objective, result);
-    if (objective.work().graph.node_count() > detail::kMaskNodes) return result;
-    auto tables = detail::CutTables::make(objective, max_tails);
-    if (!tables) return result;
-    branch(objective, *tables, result);
+    std::optional<detail::CutTables> tables;
+    if (objective.work().graph.node_count() <= detail::kMaskNodes)
+      tables = detail::CutTables::make(objective, max_tails);
+    std::vector<Configuration> configurations;
+    if (tables) configurations = all_configurations(objective, *tables, result);
+    seed(objective, configurations, result);
+    if (tables) branch(objective, *tables, configurations, result);
     return result;
   }
 
@@ -157,8 +177,39 @@ struct ExactStaging {
     Staging staging;
   };
 
-  /// Even stagings for every number of stages; the most promising are improved and simulated.
-  void seed(const StepObjective& objective, SearchResult& result) const {
+  /// One number of micro-batches and one schedule.
+  struct Configuration {
+    int microbatches;
+    ScheduleKind schedule;
+    std::optional<detail::RestBottleneck> rest{};
+    double bound = 0;
+  };
+  /// Elementary steps of a bottleneck table that take as long as the expansion of one state.
+  static constexpr std::int64_t kStepsAState = 50;
+
+  /// The one with the smallest bound first.
+  [[nodiscard]] std::vector<Configuration> all_configurations(const StepObjective& objective,
+                                                              detail::CutTables& tables, SearchResult& result) const {
+    std::vector<Configuration> all;
+    for (const int microbatches : objective.constraints().microbatches) {
+      for (const ScheduleKind schedule : objective.constraints().schedules) all.push_back({microbatches, schedule});
+    }
+    const auto share = max_states / 4 / static_cast<std::int64_t>(all.size()) * kStepsAState;
+    for (Configuration& one : all) {
+      one.rest = detail::RestBottleneck::make(tables, objective, one.microbatches, one.schedule, share);
+      if (one.rest) result.states += one.rest->work() / kStepsAState;
+      const auto* rest = one.rest ? &*one.rest : nullptr;
+      one.bound =
+          detail::BranchAndBound(objective, tables, rest, one.microbatches, one.schedule, result, 0).root_bound();
+    }
+    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.bound < b.bound; });
+    return all;
+  }
+
+  /// Even stagings for every number of stages and those with the fastest slowest stage; the most promising are improved
+  /// and simulated.
+  void seed(const StepObjective& objective, const std::vector<Configuration>& configurations,
+            SearchResult& result) const {
     const Constraints& constraints = objective.constraints();
     detail::LinearCuts cuts(objective);
     LocalSearch local(objective);
@@ -166,8 +217,8 @@ struct ExactStaging {
     std::vector<Seed> found;
     for (int stages = 1; stages <= most; ++stages) {
       if (constraints.stages > 0 && stages != constraints.stages) continue;
-      const auto replicas =
-          constraints.replicas.empty() ? detail::even_replicas(constraints.world, stages) : constraints.replicas;
+      const auto replicas = constraints.replicas_are_fixed() ? constraints.fixed_replicas(stages)
+                                                             : detail::even_replicas(constraints.world, stages);
       std::optional<Seed> best;
       for (const int microbatches : constraints.microbatches) {
         for (const ScheduleKind schedule : constraints.schedules) {
@@ -179,6 +230,16 @@ struct ExactStaging {
         }
       }
       if (best) found.push_back(std::move(*best));
+    }
+    for (const Configuration& configuration : configurations) {
+      if (!configuration.rest) continue;
+      for (int ranks = 1; ranks <= constraints.world; ++ranks) {
+        auto staging = configuration.rest->staging(ranks);
+        if (!staging || !meets(constraints, objective.work(), *staging)) continue;
+        ++result.states;
+        const double estimate = local.estimate(*staging);
+        found.push_back({estimate, std::move(*staging)});
+      }
     }
     std::stable_sort(found.begin(), found.end(), [](const Seed& a, const Seed& b) { return a.estimate < b.estimate; });
     for (std::size_t i = 0; i < found.size(); ++i) {
@@ -193,33 +254,28 @@ struct ExactStaging {
     result.candidates.offer({staging, objective(staging)});
   }
 
-  /// Every number of micro-batches and schedule, the one with the smallest bound first.
-  void branch(const StepObjective& objective, detail::CutTables& tables, SearchResult& result) const {
-    struct Configuration {
-      double bound;
-      int microbatches;
-      ScheduleKind schedule;
-    };
-    std::vector<Configuration> configurations;
-    for (const int microbatches : objective.constraints().microbatches) {
-      for (const ScheduleKind schedule : objective.constraints().schedules) {
-        detail::BranchAndBound search(objective, tables, microbatches, schedule, result, 0);
-        configurations.push_back({search.root_bound(), microbatches, schedule});
+  void branch(const StepObjective& objective, detail::CutTables& tables,
+              const std::vector<Configuration>& configurations, SearchResult& result) const {
+    std::vector<const Configuration*> open;
+    for (const Configuration& one : configurations) open.push_back(&one);
+    // What one configuration leaves of its share, and the better plans found meanwhile, help those that were cut short.
+    for (bool again = true; again && !open.empty();) {
+      std::vector<const Configuration*> unfinished;
+      const std::int64_t before = result.states;
+      for (std::size_t i = 0; i < open.size(); ++i) {
+        const auto& [microbatches, schedule, rest, bound] = *open[i];
+        const auto share =
+            std::max<std::int64_t>(0, max_states - result.states) / static_cast<std::int64_t>(open.size() - i);
+        const auto* table = rest ? &*rest : nullptr;
+        detail::BranchAndBound search(objective, tables, table, microbatches, schedule, result, share);
+        if (!search.run()) unfinished.push_back(open[i]);
       }
+      again = result.states < max_states && result.states > before;
+      open = std::move(unfinished);
     }
-    std::stable_sort(configurations.begin(), configurations.end(),
-                     [](const auto& a, const auto& b) { return a.bound < b.bound; });
+    result.proven = open.empty();
     double left = std::numeric_limits<double>::infinity();
-    result.proven = true;
-    for (std::size_t i = 0; i < configurations.size(); ++i) {
-      const auto& [bound, microbatches, schedule] = configurations[i];
-      const auto share =
-          std::max<std::int64_t>(0, max_states - result.states) / static_cast<std::int64_t>(configurations.size() - i);
-      detail::BranchAndBound search(objective, tables, microbatches, schedule, result, share);
-      if (search.run()) continue;
-      result.proven = false;
-      left = std::min(left, bound);
-    }
+    for (const Configuration* one : open) left = std::min(left, one->bound);
     result.lower_bound = std::min(result.candidates.best_step(), Seconds(left));
   }
 };

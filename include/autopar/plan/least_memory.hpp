@@ -56,7 +56,7 @@ class LeastMemoryCuts {
   /// Operators that mix samples want single replicas.
   [[nodiscard]] std::vector<std::vector<int>> replica_choices(int stages) const {
     const Constraints& constraints = objective_.constraints();
-    if (!constraints.replicas.empty()) return {constraints.replicas};
+    if (constraints.replicas_are_fixed()) return {constraints.fixed_replicas(stages)};
     std::vector<std::vector<int>> choices;
     std::vector<int> chosen;
     if (constraints.world <= kFewRanks) {

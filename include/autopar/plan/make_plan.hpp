@@ -101,11 +101,11 @@ class PlanMaker {
       if (!unit.whole_batch) continue;
       throw CaptureError(unit.name, unit.path,
                          "mixes the samples of a batch, so its stage must have one replica, which stages = " +
-                             std::to_string(constraints_.stages) + " with replicas = " + listed(constraints_.replicas) +
+                             std::to_string(constraints_.stages) + " with replicas = " + listed(request_.options.replicas) +
                              " do not allow; leave them to the planner");
     }
     throw InfeasiblePlan("no division into stages meets stages = " + std::to_string(constraints_.stages) +
-                         " and replicas = " + listed(constraints_.replicas) + "; leave them to the planner");
+                         " and replicas = " + listed(request_.options.replicas) + "; leave them to the planner");
   }
 
   /// From blocks to the nodes of the work itself.
@@ -135,7 +135,7 @@ class PlanMaker {
     add_runners_up(plan, candidates);
     plan.binding = binding(candidates);
     plan.notes = constraints_.notes;
-    add_idle_note(plan);
+    add_idle_note(plan, candidates);
     return plan;
   }
 
@@ -221,7 +221,7 @@ class PlanMaker {
     return links >= bubble ? Binding::kBandwidth : Binding::kBubble;
   }
 
-  void add_idle_note(Plan& plan) const {
+  void add_idle_note(Plan& plan, const Candidates& candidates) const {
     std::vector<bool> used(static_cast<std::size_t>(constraints_.world), false);
     for (const auto& stage : plan.stages) {
       for (const Rank rank : stage.ranks)
@@ -231,11 +231,22 @@ class PlanMaker {
     for (std::size_t r = 0; r < used.size(); ++r) {
       if (!used[r]) idle.push_back(static_cast<int>(r));
     }
-    if (!idle.empty()) {
-      plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) +
-                           (constraints_.replicas.empty() ? " idle: the plans found that use more are slower"
-                                                          : " idle: the replicas asked for leave them over"));
+    if (idle.empty()) return;
+    plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) + " idle: " +
+                         why_idle(candidates, constraints_.world - static_cast<int>(idle.size())));
+  }
+
+  [[nodiscard]] std::string why_idle(const Candidates& candidates, int used) const {
+    if (!constraints_.replicas.empty()) return "the replicas asked for leave them over";
+    bool fit = false, found = false;
+    for (const Candidate& other : candidates.ranked()) {
+      if (other.staging.ranks() <= used) continue;
+      found = true;
+      fit = fit || candidates.fits(other);
     }
+    if (fit) return "plans that use more ranks are slower";
+    return found ? "plans that use more ranks and were looked at do not fit"
+                 : "no plan that uses more ranks came out of the search";
   }
 
   void add_proof(Plan& plan, const SearchResult& found, bool whole, std::size_t blocks) const {

@@ -56,7 +56,7 @@ class LocalSearch {
         }
       }
     }
-    if (objective_.constraints().replicas.empty()) move_ranks(staging, add);
+    if (!objective_.constraints().replicas_are_fixed()) move_ranks(staging, add);
     return out;
   }
 

@@ -92,8 +92,9 @@ class RemedySearch {
       if (work_.graph[node].whole_batch) return std::nullopt;
     }
     const int used = constraints_.microbatches.back();
-    const auto most = static_cast<int>(std::min<std::int64_t>(constraints_.batch, 1 << 16));
-    for (const int microbatches : microbatch_candidates(1, std::max(1, most))) {
+    const auto largest = constraints_.largest_local_batch();
+    const auto most = static_cast<int>(std::min<std::int64_t>(largest, 1 << 16));
+    for (const int microbatches : microbatch_candidates(1, std::max(1, most), largest)) {
       if (microbatches <= used) continue;
       Constraints more = constraints_;
       more.microbatches = {microbatches};

@@ -40,13 +40,20 @@ struct Constraints {
   int world = 1;
   std::int64_t batch = 1;
   int stages = 0;                       ///< 0 = any number
-  std::vector<int> replicas;            ///< empty = any
+  std::vector<int> replicas;            ///< of each stage; empty = any
+  int replicas_of_each = 0;             ///< the same for every stage, however many; 0 = any
   std::vector<int> microbatches;        ///< candidates, ascending
   std::vector<ScheduleKind> schedules;  ///< candidates
   Bytes memory{};                       ///< what one rank may use, margin taken off
   double optimizer_state_factor = 2;
   int gradient_copies = 2;
   std::vector<std::string> notes;  ///< what the plan should tell the user
+
+  [[nodiscard]] bool replicas_are_fixed() const { return replicas_of_each > 0 || !replicas.empty(); }
+  /// Of a pipeline of so many stages; empty = any.
+  [[nodiscard]] std::vector<int> fixed_replicas(int count) const {
+    return replicas_of_each > 0 ? std::vector<int>(static_cast<std::size_t>(count), replicas_of_each) : replicas;
+  }
 
   /// Samples of each rank: as even as can be, the first ranks not larger than the last.
   [[nodiscard]] std::vector<std::int64_t> local_batches() const {
@@ -55,6 +62,7 @@ struct Constraints {
       local.push_back(batch * (r + 1) / world - batch * r / world);
     return local;
   }
+  [[nodiscard]] std::int64_t largest_local_batch() const { return (batch + world - 1) / world; }
 };
 
 [[nodiscard]] inline std::string name_of(ScheduleKind kind) {
@@ -123,16 +131,19 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   for (const int replicas : options.replicas) {
     if (replicas < 1) refuse("replicas = " + listed(options.replicas) + ": every stage needs at least one replica");
   }
-  if (options.stages > 0 && !options.replicas.empty() && options.replicas.size() != std::size_t(options.stages)) {
+  if (options.stages > 0 && options.replicas.size() > 1 && options.replicas.size() != std::size_t(options.stages)) {
     refuse("stages = " + std::to_string(options.stages) + " contradicts replicas = " + listed(options.replicas) +
-           ", which names " + std::to_string(options.replicas.size()) + " stages; give one number a stage");
+           ", which names " + std::to_string(options.replicas.size()) + " stages; give one number a stage, or a single one for all of them");
   }
-  const int used = std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
+  const auto same_for_all = options.replicas.size() == 1 ? std::max(options.stages, 1) : 1;
+  const int used = same_for_all * std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
   if (used > world) {
-    refuse("replicas = " + listed(options.replicas) + " need " + std::to_string(used) + " ranks, but the world has " +
+    refuse("replicas = " + listed(options.replicas) +
+           (same_for_all > 1 ? " for each of stages = " + std::to_string(options.stages) : "") + " need " + std::to_string(used) + " ranks, but the world has " +
            std::to_string(world) + "; start more ranks or ask for fewer replicas");
   }
-  const auto stages = std::max(static_cast<std::size_t>(options.stages), options.replicas.size());
+  const auto stages = std::max(static_cast<std::size_t>(options.stages),
+                               options.replicas.size() > 1 ? options.replicas.size() : std::size_t{1});
   if (stages > static_cast<std::size_t>(world)) {
     refuse("stages = " + std::to_string(stages) + " need as many ranks, but the world has " + std::to_string(world) +
            "; start more ranks or ask for fewer stages");
@@ -143,9 +154,12 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   }
 }
 
-/// 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, and the limits themselves.
-[[nodiscard]] inline std::vector<int> microbatch_candidates(int low, int high) {
+/// 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, the limits themselves, and what divides the largest local batch.
+[[nodiscard]] inline std::vector<int> microbatch_candidates(int low, int high, std::int64_t largest_local) {
   std::vector<int> out{low, high};
+  for (int m = low; m <= high; ++m) {
+    if (largest_local % m == 0) out.push_back(m);
+  }
   for (int power = 1; power > 0 && power <= high; power *= 2) {
     for (const int m : {power, power + power / 2}) {
       if (m >= low && m <= high) out.push_back(m);
@@ -156,7 +170,9 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   return out;
 }
 
-[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t batch) {
+/// A micro-batch takes a piece of every rank's batch at once, so that more of them than the largest local batch has
+/// samples would only be empty. Ranks with fewer samples have empty pieces of some.
+[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t largest_local) {
   const auto text = [](int value) { return std::to_string(value); };
   if (options.microbatches < 0) refuse("microbatches = " + text(options.microbatches) + " is negative");
   if (options.min_microbatches < 1) refuse("min_microbatches = " + text(options.min_microbatches) + " is below 1");
@@ -177,8 +193,8 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
     return {options.microbatches};
   }
   const auto high =
-      std::max<std::int64_t>(options.min_microbatches, std::min<std::int64_t>(options.max_microbatches, batch));
-  return microbatch_candidates(options.min_microbatches, static_cast<int>(high));
+      std::max<std::int64_t>(options.min_microbatches, std::min<std::int64_t>(options.max_microbatches, largest_local));
+  return microbatch_candidates(options.min_microbatches, static_cast<int>(high), largest_local);
 }
 
 [[nodiscard]] inline Bytes usable_memory(const Options& options, const Cluster& cluster) {
@@ -211,8 +227,9 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
                                           : "min_microbatches = " + std::to_string(options.min_microbatches));
     }
     const auto& replicas = constraints.replicas;
-    if (!replicas.empty() && std::find(replicas.begin(), replicas.end(), 1) == replicas.end()) {
-      impossible("replicas = " + listed(replicas) + " give no stage a single replica");
+    const bool none_single = !replicas.empty() && std::find(replicas.begin(), replicas.end(), 1) == replicas.end();
+    if (none_single || constraints.replicas_of_each > 1) {
+      impossible("replicas = " + listed(options.replicas) + " give no stage a single replica");
     }
     if (constraints.microbatches.size() > 1 || constraints.notes.empty()) {
       constraints.notes.push_back(unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") +
@@ -243,10 +260,16 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.batch = request.batch;
   detail::check_not_run_yet(options, request.runtime);
   detail::check_shape(options, out.world, work.graph.node_count());
-  out.replicas = options.replicas;
-  out.stages = std::max(options.stages, static_cast<int>(options.replicas.size()));
+  if (options.replicas.size() == 1 && options.stages == 0) {
+    out.replicas_of_each = options.replicas.front();
+  } else if (options.replicas.size() == 1) {
+    out.replicas.assign(static_cast<std::size_t>(options.stages), options.replicas.front());
+  } else {
+    out.replicas = options.replicas;
+  }
+  out.stages = std::max(options.stages, static_cast<int>(out.replicas.size()));
   out.schedules = detail::allowed_schedules(options, request.runtime);
-  out.microbatches = detail::allowed_microbatches(options, request.batch);
+  out.microbatches = detail::allowed_microbatches(options, out.largest_local_batch());
   out.memory = detail::usable_memory(options, cluster);
   if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
     detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) +

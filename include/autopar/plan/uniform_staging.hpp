@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/plan/boundary.hpp>
 #include <autopar/plan/concepts.hpp>
 
 namespace autopar {
@@ -66,9 +67,6 @@ class LinearCuts {
     std::vector<double> time;
     std::vector<std::int64_t> saved, workspace;  // workspace: of each node
   };
-  struct Boundary {
-    Affine in, out, gradients;  // values read and made, gradients both ways
-  };
 
   /// What flows over the borders of the stage [begin, end), each value once a side.
   void add_boundaries() {
@@ -76,33 +74,11 @@ class LinearCuts {
     const std::size_t n = order_.size();
     const auto position = positions_in(work.graph, order_);
     boundary_.resize((n + 1) * (n + 1));
-    std::vector<std::int32_t> seen;
     for (std::size_t begin = 0; begin < n; ++begin) {
       for (std::size_t end = begin + 1; end <= n; ++end) {
-        Boundary& boundary = boundary_[begin * (n + 1) + end];
-        const auto inside = [&](NodeId node) {
+        boundary_[begin * (n + 1) + end] = boundary_of(work, [&](NodeId node) {
           return position[node.index()] >= begin && position[node.index()] < end;
-        };
-        seen.clear();
-        const auto add = [&](Affine& side, std::int32_t value, const Affine& bytes, bool differentiable) {
-          if (std::find(seen.begin(), seen.end(), value) != seen.end()) return;
-          seen.push_back(value);
-          side += bytes;
-          if (differentiable) boundary.gradients += bytes;
-        };
-        for (const auto& input : work.inputs) {
-          if (std::ranges::any_of(input.readers, inside))
-            add(boundary.in, input.value, input.bytes, input.differentiable);
-        }
-        for (const EdgeId edge : work.graph.edges()) {
-          const bool from = inside(work.graph.source(edge)), to = inside(work.graph.target(edge));
-          const ValueProfile& value = work.graph[edge];
-          if (from != to) add(from ? boundary.out : boundary.in, value.value, value.bytes, value.differentiable);
-        }
-        for (const auto& output : work.outputs) {
-          if (output.bytes.per_sample != 0 && inside(output.writer))
-            add(boundary.out, output.value, output.bytes, !work.loss_mode);
-        }
+        });
       }
     }
   }
@@ -162,10 +138,7 @@ class LinearCuts {
   [[nodiscard]] std::int64_t boundary_bytes(std::size_t begin, std::size_t end, std::int64_t share, int in_flight,
                                             int microbatches) const {
     if (boundary_.empty()) return 0;
-    const Boundary& boundary = boundary_[begin * (order_.size() + 1) + end];
-    return bytes_at(boundary.out, share).value() * std::min(microbatches, in_flight) +
-           bytes_at(boundary.in, share).value() * std::min(microbatches, in_flight + 1) +
-           bytes_at(boundary.gradients, share).value() * std::min(microbatches, 2);
+    return boundary_[begin * (order_.size() + 1) + end].bytes(share, in_flight, microbatches);
   }
 
   [[nodiscard]] bool mixes_samples(std::size_t begin, std::size_t end) const {
@@ -202,7 +175,7 @@ struct UniformStaging {
     const int most = std::min<int>(constraints.world, static_cast<int>(objective.work().graph.node_count()));
     for (int stages = 1; stages <= most; ++stages) {
       if (constraints.stages > 0 && stages != constraints.stages) continue;
-      auto replicas = constraints.replicas;
+      auto replicas = constraints.fixed_replicas(stages);
       if (replicas.empty()) replicas.assign(static_cast<std::size_t>(stages), constraints.world / stages);
       for (const int microbatches : constraints.microbatches) {
         for (const ScheduleKind schedule : constraints.schedules) {

@@ -37,6 +37,10 @@ Instance random_instance(std::uint64_t seed, int max_nodes) {
   if (dice.chance(15)) {
     const int stages = options.stages > 0 ? options.stages : dice(1, most);
     options.replicas.assign(static_cast<std::size_t>(stages), 1);
+    if (dice.chance(30)) {  // one number for every stage, with and without a number of stages
+      options.replicas = {dice(1, std::max(1, out.cluster.devices / stages))};
+      return out;
+    }
     for (int spare = out.cluster.devices - stages; spare > 0; --spare) {
       if (dice.chance(70)) ++options.replicas[static_cast<std::size_t>(dice(0, stages - 1))];
     }
@@ -77,4 +81,39 @@ TEST_CASE("the exact search finds what brute force finds", "[equality]") {
   CHECK(feasible > 1000);
   CHECK(pipelined > 300);
   CHECK(refused < 300);
+}
+
+TEST_CASE("a single number of replicas holds for each stage of the plan") {
+  const ModelProfile model = test::chain(6, 1e6, 1000, 400);
+  const Cluster cluster = test::small_cluster(6);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  for (const int stages : {0, 2, 3}) {
+    PlanRequest request;
+    request.batch = 24;
+    request.options.stages = stages;
+    request.options.replicas = {2};
+    const Constraints constraints = resolve(request, work, cluster);
+    const SearchResult found = ExactStaging{}.search(StepObjective(work, cluster, constraints));
+    REQUIRE(found.candidates.any_fits());
+    const auto& replicas = found.candidates.best().staging.replicas;
+    CHECK(std::count(replicas.begin(), replicas.end(), 2) == static_cast<std::ptrdiff_t>(replicas.size()));
+    if (stages > 0) CHECK(static_cast<int>(replicas.size()) == stages);
+  }
+}
+
+TEST_CASE("of equally fast plans the one with fewer micro-batches wins, whatever the order of the search") {
+  Candidates candidates(Bytes(1000));
+  const auto offer = [&](double step, int microbatches) {
+    Candidate candidate;
+    candidate.staging = {{0}, {1}, microbatches, ScheduleKind::kGPipe};
+    candidate.terms.step = Seconds(step);
+    candidates.offer(std::move(candidate));
+    return candidates.best().staging.microbatches;
+  };
+  CHECK(offer(1.0, 4) == 4);
+  CHECK(offer(1.0 + 1e-13, 2) == 2);
+  CHECK(offer(1.0 - 1e-13, 8) == 2);
+  CHECK(offer(0.9, 16) == 16);
+  CHECK(offer(1.0, 1) == 16);
 }

@@ -37,6 +37,8 @@ void refused(Options options, std::initializer_list<std::string> parts, int worl
 
 TEST_CASE("contradictions name both values") {
   refused({.stages = 3, .replicas = {1, 1}}, {"stages = 3", "{1,1}"});
+  refused({.stages = 2, .replicas = {3}}, {"{3}", "each of stages = 2", "6 ranks", "world has 4"});
+  refused({.replicas = {5}}, {"{5}", "5 ranks", "world has 4"});
   refused({.replicas = {2, 2, 1}}, {"{2,2,1}", "5 ranks", "world has 4"});
   refused({.replicas = {2, 0}}, {"{2,0}", "at least one replica"});
   refused({.stages = 5}, {"stages = 5", "world has 4"});
@@ -72,7 +74,7 @@ TEST_CASE("what this version does not run is refused by name") {
 
 TEST_CASE("what is left open becomes candidates") {
   const Constraints all = resolved({});
-  CHECK(all.microbatches == std::vector<int>{1, 2, 3, 4, 6, 8, 12, 16, 24, 32});
+  CHECK(all.microbatches == std::vector<int>{1, 2, 3, 4, 6, 8});  // 8 samples a rank: more would only be empty
   CHECK(all.schedules.size() == 2);
   CHECK(all.stages == 0);
   CHECK(resolved({.microbatches = 100}).microbatches == std::vector<int>{100});  // more than samples: allowed if forced
@@ -80,4 +82,23 @@ TEST_CASE("what is left open becomes candidates") {
   CHECK(resolved({.replicas = {1, 2}}).stages == 2);
   CHECK(resolved({.device_memory = Bytes(1000), .memory_margin = 0.25}).memory == Bytes(750));
   CHECK(resolved({}, 3, 8).local_batches() == std::vector<std::int64_t>{2, 3, 3});
+}
+
+TEST_CASE("one number of replicas is meant for every stage") {
+  const Constraints two = resolved({.stages = 2, .replicas = {2}});
+  CHECK(two.replicas == std::vector<int>{2, 2});
+  CHECK(two.fixed_replicas(2) == std::vector<int>{2, 2});
+  const Constraints any = resolved({.replicas = {2}});
+  CHECK(any.stages == 0);
+  CHECK(any.replicas.empty());
+  CHECK(any.replicas_are_fixed());
+  CHECK(any.fixed_replicas(2) == std::vector<int>{2, 2});
+  CHECK(!resolved({}).replicas_are_fixed());
+}
+
+TEST_CASE("no rank's share decides alone how many micro-batches are tried") {
+  // 3 ranks have 3, 3 and 4 samples: with 4 micro-batches two of them have an empty piece of one.
+  CHECK(resolved({}, 3, 10).microbatches == std::vector<int>{1, 2, 3, 4});
+  CHECK(resolved({}, 4, 3).microbatches == std::vector<int>{1});  // a rank with none
+  CHECK(resolved({}, 4, 40).microbatches == std::vector<int>{1, 2, 3, 4, 5, 6, 8, 10});  // what divides 10, too
 }
