@@ -83,6 +83,7 @@ class NcclTransport final : public TransportBackend {
 
   [[nodiscard]] Rank rank() const override { return health_->self(); }
   [[nodiscard]] int size() const override { return health_->size(); }
+  [[nodiscard]] bool in_order() const override { return true; }
 
   void connect(const std::vector<DirectedPair>& pairs) override {
     const auto ids = exchange_ids(pairs.size(), [&](std::size_t i) { return pairs[i].from; });

@@ -172,6 +172,7 @@ class LoggedTransport {
 
   [[nodiscard]] Rank rank() const { return transport_.rank(); }
   [[nodiscard]] int size() const { return transport_.size(); }
+  [[nodiscard]] bool in_order() const { return transport_.in_order(); }
   GroupId make_group(const std::vector<Rank>& ranks) { return transport_.make_group(ranks); }
   Ticket send(Buffer buffer, Rank peer, Tag tag) {
     tell("send " + std::to_string(tag.microbatch));
@@ -208,6 +209,46 @@ class LoggedTransport {
 };
 static_assert(Transport<LoggedTransport>);
 
+/// The worst device that `in_order()` allows: nothing issued after an operation happens before the operation has ended.
+class HoldingTransport {
+ public:
+  using Ticket = AnyTransport::Ticket;
+  explicit HoldingTransport(AnyTransport transport) : transport_(std::move(transport)) {}
+
+  [[nodiscard]] Rank rank() const { return transport_.rank(); }
+  [[nodiscard]] int size() const { return transport_.size(); }
+  [[nodiscard]] bool in_order() const { return true; }
+  GroupId make_group(const std::vector<Rank>& ranks) { return transport_.make_group(ranks); }
+  Ticket send(Buffer buffer, Rank peer, Tag tag) {
+    return ended("send", peer, tag, transport_.send(std::move(buffer), peer, tag));
+  }
+  Ticket receive(Buffer buffer, Rank peer, Tag tag) {
+    return ended("receive", peer, tag, transport_.receive(std::move(buffer), peer, tag));
+  }
+  Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
+    return ended("reduce", Rank::none(), {group.value, 0, 0}, transport_.all_reduce(std::move(buffer), dtype, group));
+  }
+  bool done(const Ticket& ticket) { return transport_.done(ticket); }
+  void wait(const Ticket& ticket) { transport_.wait(ticket); }
+
+  [[nodiscard]] const std::vector<std::string>& issued() const { return issued_; }
+  static std::string name(const char* kind, Rank peer, Tag tag) {
+    return kind + (" " + std::to_string(peer.value())) + " " + std::to_string(tag.channel) + " " +
+           std::to_string(tag.microbatch) + " " + std::to_string(tag.flow);
+  }
+
+ private:
+  Ticket ended(const char* kind, Rank peer, Tag tag, Ticket ticket) {
+    issued_.push_back(name(kind, peer, tag));
+    transport_.wait(ticket);
+    return ticket;
+  }
+
+  AnyTransport transport_;
+  std::vector<std::string> issued_;
+};
+static_assert(Transport<HoldingTransport>);
+
 std::size_t index_of(const World& world) { return static_cast<std::size_t>(world.rank()); }
 
 std::vector<GroupId> make_groups(auto& transport, const Pipeline& pipeline) {
@@ -222,7 +263,24 @@ std::vector<SymbolicRank> make_models(const Case& example) {
   return models;
 }
 
+/// What a rank's program has other ranks take part in, as HoldingTransport names it.
+std::vector<std::string> messages_and_sums(const std::vector<Action>& actions, Rank self, const std::vector<GroupId>& groups) {
+  std::vector<std::string> names;
+  for (const Action& action : actions) {
+    const Tag tag{action.channel, action.microbatch, static_cast<std::int32_t>(action.flow)};
+    if (action.kind == ActionKind::kReduce) {
+      names.push_back(HoldingTransport::name("reduce", Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0}));
+    } else if (action.peer != self && action.kind == ActionKind::kSend) {
+      names.push_back(HoldingTransport::name("send", action.peer, tag));
+    } else if (action.peer != self && action.kind == ActionKind::kReceive) {
+      names.push_back(HoldingTransport::name("receive", action.peer, tag));
+    }
+  }
+  return names;
+}
+
 /// Runs phases one after the other on one thread a rank; empty if all results are the reference's.
+template <class Wire = AnyTransport>
 std::string run_phases(const Case& example, const std::vector<Phase>& phases, bool one_f_one_b, std::uint32_t seed) {
   const auto& [pipeline, layout] = example;
   Ledger ledger;
@@ -233,16 +291,21 @@ std::string run_phases(const Case& example, const std::vector<Phase>& phases, bo
                                    : make_program(pipeline, layout, GPipe{}, phase));
   }
   loopback::run(pipeline.ranks, [&](World& world) {
-    auto transport = world.make_transport();
+    Wire transport(world.make_transport());
     const auto groups = make_groups(transport, pipeline);
     const auto r = index_of(world);
+    std::vector<std::string> expected;
     for (std::size_t p = 0; p < phases.size(); ++p) {
       const auto& actions = programs[p].ranks[r];
+      for (auto& name : messages_and_sums(actions, world.rank_id(), groups)) expected.push_back(std::move(name));
       const Script script{.throw_at = {}, .bucket_order = seed + 7 * static_cast<std::uint32_t>(r),
                           .eager = seed % 3 == 0, .log = {}};
       FakeEngine engine(models[r], actions, phases[p], ledger, script);
       Executor executor(engine, transport, groups);
       executor.run(actions);
+    }
+    if constexpr (requires { transport.issued(); }) {
+      if (transport.issued() != expected) throw std::logic_error("messages and sums left the program's order");
     }
   });
   if (ledger.alive != 0) return std::to_string(ledger.alive) + " buffers are left";
@@ -288,6 +351,15 @@ TEST_CASE("random pipelines on 1 to 6 threads: every contribution arrives exactl
     INFO("seed " << seed);
     REQUIRE(run_phases(example, {Phase::kStep}, seed % 2 == 0, seed) == "");
     REQUIRE(run_phases(example, {Phase::kForward, Phase::kBackward}, seed % 2 == 0, seed) == "");
+  }
+}
+
+TEST_CASE("programs end, in their own order, where every message and sum holds up all that comes after it", "[executor]") {
+  for (std::uint32_t seed = 0; seed < 150; ++seed) {
+    const auto example = testing::random_case(seed, 6, 6);
+    INFO("seed " << seed);
+    REQUIRE(run_phases<HoldingTransport>(example, {Phase::kStep}, seed % 2 == 0, seed) == "");
+    REQUIRE(run_phases<HoldingTransport>(example, {Phase::kForward, Phase::kBackward}, seed % 2 == 0, seed) == "");
   }
 }
 

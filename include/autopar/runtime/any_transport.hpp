@@ -45,6 +45,7 @@ class TransportBackend {
 
   [[nodiscard]] virtual Rank rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
+  [[nodiscard]] virtual bool in_order() const { return false; }
   virtual void connect(const std::vector<DirectedPair>& pairs) = 0;
   virtual GroupId make_group(const std::vector<Rank>& ranks) = 0;
   virtual Ticket send(Buffer buffer, Rank peer, Tag tag) = 0;
@@ -72,6 +73,7 @@ class AnyTransport {
   [[nodiscard]] explicit operator bool() const { return backend_ != nullptr; }
   [[nodiscard]] Rank rank() const { return backend_->rank(); }
   [[nodiscard]] int size() const { return backend_->size(); }
+  [[nodiscard]] bool in_order() const { return backend_->in_order(); }
 
   /// Declares which ranks will exchange messages. Collective over the world, the same pairs in the same order on every
   /// rank, before the first message: NCCL makes one communicator for each; host transports need none.

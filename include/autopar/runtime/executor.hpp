@@ -49,7 +49,7 @@ class ProgramRun {
  public:
   ProgramRun(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, const ExecutorHooks& hooks,
              const std::vector<Action>& actions)
-      : engine_(engine), wire_(wire), groups_(groups), hooks_(hooks), actions_(actions) {
+      : engine_(engine), wire_(wire), groups_(groups), hooks_(hooks), actions_(actions), in_order_(wire.in_order()) {
     read_program();
   }
   ProgramRun(const ProgramRun&) = delete;
@@ -60,7 +60,7 @@ class ProgramRun {
       engine_.on_bucket_ready([this](int group, int bucket) { bucket_is_full(group, bucket); });
       post_receives_ahead();
       for (const Action& action : actions_) {
-        doing_ = &action;
+        doing_ = turn_ = &action;
         execute(action);
       }
       finish();
@@ -85,6 +85,9 @@ class ProgramRun {
   static bool computes(const Action& action) {
     return action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward;
   }
+  static bool is_message(const Action& action) {
+    return action.kind == ActionKind::kSend || action.kind == ActionKind::kReceive;
+  }
   static std::pair<int, Flow> slot(const Action& action) { return {action.microbatch, action.flow}; }
   [[nodiscard]] Clock::time_point now() const { return hooks_.trace ? Clock::now() : Clock::time_point{}; }
   void trace(const Action& action, Clock::time_point start) const {
@@ -92,10 +95,15 @@ class ProgramRun {
   }
 
   void read_program() {
+    const Action* message = nullptr;
     for (const Action& action : actions_) {
       if (action.kind == ActionKind::kBackward) ++backwards_left_;
-      if (action.kind == ActionKind::kReduce) reductions_.push_back({&action, {}, {}, false});
+      if (action.kind == ActionKind::kReduce) {
+        reductions_.push_back({&action, {}, {}, false});
+        message_before_.push_back(message);
+      }
       if (computes(action)) last_turn_[slot(action)] = &action;
+      if (is_message(action) && action.peer != wire_.rank()) message = &action;
     }
     full_.assign(reductions_.size(), false);
   }
@@ -107,7 +115,8 @@ class ProgramRun {
       case ActionKind::kSend: send(action); break;
       case ActionKind::kReceive:
         if (action.peer == wire_.rank()) take_own(action);
-        break;  // others were posted ahead
+        else if (in_order_) post(action);
+        break;  // else it was posted ahead
       case ActionKind::kReduce: bucket_is_full(action.group, action.bucket); break;
     }
   }
@@ -167,18 +176,22 @@ class ProgramRun {
     trace(*arrival.action, arrival.start);
   }
 
+  void post(const Action& action) {
+    doing_ = &action;
+    Transfer transfer{&action, engine_.landing(action), {}, true, now()};
+    transfer.ticket = wire_.receive(transfer.buffer, action.peer, tag(action));
+    file(std::move(transfer));
+  }
+
   void post_receives_ahead() {
+    if (in_order_) return;
     for (; posted_ < actions_.size(); ++posted_) {
       const Action& action = actions_[posted_];
       if (computes(action)) {
         if (turns_passed_ == turns_done_ + static_cast<std::size_t>(kReceivesAhead)) return;
         ++turns_passed_;
       }
-      if (action.kind != ActionKind::kReceive || action.peer == wire_.rank()) continue;
-      doing_ = &action;
-      Transfer transfer{&action, engine_.landing(action), {}, true, now()};
-      transfer.ticket = wire_.receive(transfer.buffer, action.peer, tag(action));
-      file(std::move(transfer));
+      if (action.kind == ActionKind::kReceive && action.peer != wire_.rank()) post(action);
     }
   }
 
@@ -197,6 +210,11 @@ class ProgramRun {
     results_.pop_front();
   }
 
+  /// Whether nothing that the program has before the reduction is still to be issued.
+  [[nodiscard]] bool is_next(std::size_t reduction) const {
+    return message_before_[reduction] == nullptr || message_before_[reduction] < turn_;
+  }
+
   /// From the engine while it runs the last backward, and from the program after it. Reductions start in the program's
   /// order, whichever bucket is full first, so that all members of a group agree.
   void bucket_is_full(int group, int bucket) {
@@ -205,7 +223,7 @@ class ProgramRun {
       const Action& action = *reductions_[i].action;
       if (action.group == group && action.bucket == bucket) full_[i] = true;
     }
-    while (started_ < reductions_.size() && full_[started_]) {
+    while (started_ < reductions_.size() && full_[started_] && (!in_order_ || is_next(started_))) {
       Transfer& reduction = reductions_[started_];
       const Action& action = *reduction.action;
       reduction.start = now();
@@ -286,14 +304,17 @@ class ProgramRun {
   const std::vector<GroupId>& groups_;
   const ExecutorHooks& hooks_;
   const std::vector<Action>& actions_;
+  const bool in_order_;
 
-  const Action* doing_ = nullptr;
+  const Action* doing_ = nullptr;  // for messages of errors
+  const Action* turn_ = nullptr;   // of the program, now
   std::map<std::pair<int, Flow>, const Action*> last_turn_;          // by micro-batch and flow
   std::map<std::pair<int, Flow>, std::deque<Transfer>> arrivals_;    // for the turn of that micro-batch and flow
   std::deque<Transfer> results_;                                     // received for no turn
   std::deque<Transfer> sends_, own_;
   std::deque<Transfer> reductions_;
   std::vector<bool> full_;        // by position in reductions_
+  std::vector<const Action*> message_before_;  // likewise: the program's last message with another rank before it
   std::size_t started_ = 0;       // reductions
   std::size_t posted_ = 0;        // actions whose receive is posted
   std::size_t turns_passed_ = 0;  // among them
@@ -306,7 +327,9 @@ class ProgramRun {
 /// Runs this rank's part of a program: the engine computes, the transport moves bytes beside it.
 ///
 /// Receives are posted kReceivesAhead forwards or backwards before their use, in the program's order; an action waits
-/// only for its own messages; gradient buckets are summed in the program's order while the last backward fills them.
+/// only for its own messages; gradient buckets are summed in the program's order while the last backward fills them. On
+/// a transport that is `in_order()`, messages and sums are issued exactly in the program's order instead: a sum starts
+/// within the last backward only if no message comes before it.
 /// `run` returns when everything has ended. The executor owns no thread. Collective: every rank runs its part of the same
 /// program, with the same groups.
 ///

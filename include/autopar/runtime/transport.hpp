@@ -39,12 +39,18 @@ struct GroupId {
 /// all its members; work enqueued on the compute stream after `wait(ticket)` sees the data, and for a send may overwrite
 /// the buffer. `wait` blocks the host only for host memory; it throws TransportError naming rank, peer and action when
 /// another rank failed or the stall limit passed. Nothing blocks for ever.
+///
+/// `in_order()`: an operation that waits for another rank may hold up whatever is issued after it, be it computation. So
+/// it is a device's: streams share hardware queues, and loading a kernel for the first time waits for those that run
+/// (CUDA C++ Programming Guide, "Lazy Loading"). Operations must then be issued in the order of a program that is free
+/// of deadlock under rendezvous, and none ahead of it.
 template <class T>
 concept Transport = requires(T& transport, Buffer buffer, Rank peer, Tag tag, GroupId group, DType dtype,
                              const std::vector<Rank>& ranks, typename T::Ticket ticket) {
   typename T::Ticket;
   { transport.rank() } -> std::same_as<Rank>;
   { transport.size() } -> std::convertible_to<int>;
+  { transport.in_order() } -> std::convertible_to<bool>;
   { transport.make_group(ranks) } -> std::same_as<GroupId>;
   { transport.send(buffer, peer, tag) } -> std::same_as<typename T::Ticket>;
   { transport.receive(buffer, peer, tag) } -> std::same_as<typename T::Ticket>;
