@@ -1,12 +1,14 @@
 // Models of ten billion parameters, in a program of their own so that the peak of resident memory is theirs.
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
 #include <torch/nn.h>
 #include <torch/utils.h>
 
+#include <autopar/autopar.hpp>
 #include <autopar/torch/capture.hpp>
 #include <autopar/torch/init_record.hpp>
 #include <autopar/torch/phantom.hpp>
@@ -61,6 +63,35 @@ void require_small_and_fast(Make make) {
   for (const auto& parameter : model->parameters()) REQUIRE(is_phantom(parameter));
 }
 
+// ---------------------------------------------------------------- the whole way, as a user goes it
+
+/// A test model as an ordinary module of two arguments.
+template <class Model, int... Sizes>
+struct NetImpl : torch::nn::Module {
+  std::shared_ptr<Model> model = register_module("model", std::make_shared<Model>(Sizes...));
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return model->run({x, y})[0]; }
+};
+
+template <class Net>
+void require_planned_for_64_devices() {
+  World world(0, nullptr);
+  const auto cluster = std::filesystem::path(__FILE__).parent_path() / "../../../../examples/clusters/a100-40x64.toml";
+  const auto start = std::chrono::steady_clock::now();
+  AutoParallel<Net> model(world, [] { return Net(); }, {.cluster_file = cluster.string(), .plan_only = true});
+  const auto arguments = model->module().model->arguments(1);
+  model->prepare(arguments[0], arguments[1]);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  WARN(static_cast<double>(model->parameter_count()) / 1e9 << " billion parameters planned for 64 devices in "
+       << elapsed.count() << " s, peak " << peak_gib() << " GiB\n" << to_text(model->plan()));
+  REQUIRE(model->parameter_count() >= 10'000'000'000);
+  REQUIRE(elapsed.count() < 10);
+  REQUIRE(peak_gib() < 1);
+  int ranks = 0;
+  for (const auto& stage : model->plan().stages) ranks += static_cast<int>(stage.ranks.size());
+  REQUIRE(ranks == 64);
+  REQUIRE(model->plan().stages.size() > 1);  // one device cannot hold it
+}
+
 }  // namespace
 
 TEST_CASE("The generator is advanced past the draws of a large model", "[huge]") {
@@ -80,6 +111,14 @@ TEST_CASE("An MLP of ten billion parameters is constructed and captured in secon
 
 TEST_CASE("A transformer of ten billion parameters is constructed and captured in seconds", "[huge]") {
   require_small_and_fast([] { return std::make_shared<Transformer>(50000, 2048, 5120, 40, 32); });
+}
+
+TEST_CASE("An MLP of ten billion parameters is captured and planned for 64 devices", "[huge]") {
+  require_planned_for_64_devices<NetImpl<WideMlp, 10000, 101>>();
+}
+
+TEST_CASE("A transformer of ten billion parameters is captured and planned for 64 devices", "[huge]") {
+  require_planned_for_64_devices<NetImpl<Transformer, 50000, 512, 5120, 40, 32>>();
 }
 
 }  // namespace autopar::test
