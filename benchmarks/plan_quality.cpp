@@ -1,0 +1,97 @@
+// How good and how fast plans for published instances are: prints one JSON line with the objective, the proven lower
+// bound and the time the search took.
+//
+//   plan_quality INSTANCE.json [--devices K] [--memory BYTES] [--bandwidth BYTES/S] [--out PLAN.json]
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <sstream>
+#include <string>
+
+#include <autopar/io/variant_file.hpp>
+#include <autopar/plan/bottleneck/fold.hpp>
+#include <autopar/plan/bottleneck/search.hpp>
+
+namespace ap = autopar;
+
+namespace {
+
+struct Arguments {
+  std::string instance, out;
+  ap::InstanceTarget target;
+};
+
+double number(const std::string& option, const char* text) {
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !std::isfinite(value)) throw ap::InvalidArgument(option + " " + text + " is not a number");
+  return value;
+}
+
+Arguments parse(int argc, char** argv) {
+  Arguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word.rfind("--", 0) != 0) {
+      arguments.instance = word;
+      continue;
+    }
+    if (i + 1 == argc) throw ap::InvalidArgument(word + " needs a value");
+    const char* value = argv[++i];
+    if (word == "--devices") {
+      const double devices = number(word, value);
+      if (devices != std::floor(devices) || std::abs(devices) > 1e9) throw ap::InvalidArgument(word + " is not a whole number");
+      arguments.target.devices = static_cast<int>(devices);
+    } else if (word == "--memory") {
+      arguments.target.memory = number(word, value);
+    } else if (word == "--bandwidth") {
+      arguments.target.bandwidth = number(word, value);
+    } else if (word == "--out") {
+      arguments.out = value;
+    } else {
+      throw ap::InvalidArgument("unknown option " + word + "; known: --devices --memory --bandwidth --out");
+    }
+  }
+  if (arguments.instance.empty()) throw ap::InvalidArgument("usage: plan_quality INSTANCE.json [--devices K] …");
+  return arguments;
+}
+
+std::string read(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw ap::InvalidArgument("cannot read " + path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::string json_number(double value) {
+  std::ostringstream out;
+  out << std::setprecision(17) << value;
+  return std::isfinite(value) ? out.str() : "null";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const Arguments arguments = parse(argc, argv);
+    const ap::VariantTables tables = ap::parse_instance(read(arguments.instance), arguments.instance, arguments.target);
+    const auto begin = std::chrono::steady_clock::now();
+    const ap::BottleneckResult result = ap::solve_bottleneck(tables);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const bool feasible = !result.stages.empty();
+    std::cout << "{\"objective\":" << (feasible ? json_number(result.seconds) : "-1")
+              << ",\"lower_bound\":" << json_number(result.lower_bound)
+              << ",\"gap\":" << (feasible ? json_number(result.seconds / result.lower_bound - 1) : "null")
+              << ",\"seconds\":" << seconds.count() << ",\"feasible\":" << (feasible ? "true" : "false")
+              << ",\"stages\":" << result.stages.size() << ",\"checks\":" << result.checks << "}\n";
+    if (!arguments.out.empty() && feasible) std::ofstream(arguments.out) << ap::to_json(tables, result.stages) << "\n";
+    return EXIT_SUCCESS;
+  } catch (const ap::Error& error) {
+    std::cerr << "plan_quality: " << error.what() << "\n";
+    return EXIT_FAILURE;
+  }
+}

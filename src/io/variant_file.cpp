@@ -1,0 +1,213 @@
+#include <autopar/io/variant_file.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "json_reader.hpp"
+
+namespace autopar {
+namespace {
+
+using detail::Json;
+
+constexpr double kMost = 1e24;
+
+/// Looks up members and says where one is wrong. Members that it does not know are left alone: such files carry more.
+class Field {
+ public:
+  Field(const Json& json, std::string file, std::string where)
+      : json_(json), file_(std::move(file)), where_(std::move(where)) {
+    if (!json_.is_object()) fail("expected an object");
+  }
+
+  [[nodiscard]] Field of(const std::string& key) const { return {value(key), file_, where_ + "." + key}; }
+  [[nodiscard]] const Json& list(const std::string& key) const {
+    if (!value(key).is_array()) fail("'" + key + "' is no list");
+    return value(key);
+  }
+  [[nodiscard]] double number(const std::string& key) const {
+    const Json& found = value(key);
+    const double number = found.is_number() ? found.get<double>() : std::nan("");
+    if (!(number >= 0 && number < kMost)) fail("'" + key + "' is not a finite number of at least 0");
+    return number;
+  }
+  [[nodiscard]] std::int64_t whole(const std::string& key, std::int64_t least, std::int64_t most) const {
+    const double found = number(key);
+    if (found != std::floor(found) || found < static_cast<double>(least) || found > static_cast<double>(most)) {
+      fail("'" + key + "' is not a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    return static_cast<std::int64_t>(found);
+  }
+  [[nodiscard]] std::string text(const std::string& key) const {
+    if (!value(key).is_string()) fail("'" + key + "' is no text");
+    return value(key).get<std::string>();
+  }
+  [[nodiscard]] const Json& json() const { return json_; }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw ConfigError((where_.empty() ? "" : "in " + where_ + ": ") + what, file_);
+  }
+
+ private:
+  [[nodiscard]] const Json& value(const std::string& key) const {
+    const auto found = json_.find(key);
+    if (found == json_.end()) fail("'" + key + "' is missing");
+    return *found;
+  }
+  const Json& json_;
+  std::string file_, where_;
+};
+
+constexpr std::int64_t kMostIds = 1'000'000'000;
+
+class InstanceReader {
+ public:
+  InstanceReader(const Json& json, std::string file) : file_(std::move(file)), root_(json, file_, "") {}
+
+  [[nodiscard]] VariantTables read(const InstanceTarget& target) {
+    VariantTables tables;
+    tables.devices = target.devices ? *target.devices : static_cast<int>(root_.whole("maxDevices", 1, 1 << 30));
+    tables.memory = target.memory ? *target.memory : root_.number("maxMemoryPerDevice");
+    const double bandwidth = target.bandwidth ? *target.bandwidth : root_.number("bandwidth");
+    detail::demand(bandwidth > 0 && std::isfinite(bandwidth), "the bandwidth must be positive and finite");
+    add_nodes(tables);
+    add_edges(tables);
+    add_variants(tables);
+    add_degrees(tables, root_.whole("mbsInBatch", 1, 1 << 30), bandwidth);
+    check_tables(tables);
+    return tables;
+  }
+
+ private:
+  [[nodiscard]] Field node_field(std::size_t i) const {
+    return {root_.list("nodes")[i], file_, "nodes[" + std::to_string(i) + "]"};
+  }
+
+  void add_nodes(VariantTables& tables) {
+    const std::size_t count = root_.list("nodes").size();
+    std::vector<int> degrees;
+    for (std::size_t i = 0; i < count; ++i) {
+      const Field field = node_field(i);
+      const std::int64_t id = field.whole("id", 0, kMostIds);
+      if (!by_id_.emplace(id, tables.graph.add_node(id)).second) field.fail("id " + std::to_string(id) + " is taken");
+      const Field choices = field.of("TMPCs");
+      for (const auto& [degree, variants] : choices.json().items()) degrees.push_back(degree_of(choices, degree));
+    }
+    std::sort(degrees.begin(), degrees.end());
+    degrees.erase(std::unique(degrees.begin(), degrees.end()), degrees.end());
+    tables.tensor_degrees = std::move(degrees);
+  }
+
+  static int degree_of(const Field& field, const std::string& text) {
+    const bool digits = !text.empty() && text.size() < 7 && text.find_first_not_of("0123456789") == std::string::npos;
+    if (!digits || text.front() == '0') field.fail("'" + text + "' is no tensor degree");
+    return std::stoi(text);
+  }
+
+  void add_edges(VariantTables& tables) {
+    const Json& edges = root_.list("edges");
+    for (std::size_t i = 0; i < edges.size(); ++i) {
+      const Field field(edges[i], file_, "edges[" + std::to_string(i) + "]");
+      const auto end = [&](const char* key) {
+        const auto id = field.whole(key, 0, kMostIds);
+        const auto found = by_id_.find(id);
+        if (found == by_id_.end()) field.fail("there is no node " + std::to_string(id));
+        return found->second;
+      };
+      tables.graph.add_edge(end("sourceId"), end("destId"), 0);
+      bytes_.push_back(field.number("communicationCost"));
+    }
+  }
+
+  void add_variants(VariantTables& tables) {
+    tables.variants.assign(tables.graph.node_count(),
+                           std::vector<std::vector<NodeVariant>>(tables.tensor_degrees.size()));
+    for (std::size_t i = 0; i < tables.graph.node_count(); ++i) {
+      const Field choices = node_field(i).of("TMPCs");
+      for (std::size_t t = 0; t < tables.tensor_degrees.size(); ++t) {
+        const std::string degree = std::to_string(tables.tensor_degrees[t]);
+        if (!choices.json().contains(degree)) continue;
+        const Json& list = choices.list(degree);
+        for (std::size_t v = 0; v < list.size(); ++v) {
+          const Field field(list[v], file_,
+                            "nodes[" + std::to_string(i) + "].TMPCs." + degree + "[" + std::to_string(v) + "]");
+          tables.variants[i][t].push_back(variant(tables, NodeId::of(i), field));
+        }
+      }
+    }
+  }
+
+  /// Both directions of a micro-batch cross an edge, forwards and backwards.
+  [[nodiscard]] NodeVariant variant(const VariantTables& tables, NodeId node, const Field& field) const {
+    NodeVariant out;
+    out.name = field.text("id");
+    out.work = field.number("timePerSample");
+    out.bytes_in_flight = field.number("memoryUsageA");
+    out.bytes = field.number("memoryUsageB");
+    out.parameters = field.number("parameterSize");
+    const auto& graph = tables.graph;
+    for (const EdgeId edge : graph.in_edges(node)) {
+      const std::string before = std::to_string(graph[graph.source(edge)]);
+      out.in.push_back(2 * (bytes_[edge.index()] + field.of("syncTimeFw").number(before)));
+    }
+    for (const EdgeId edge : graph.out_edges(node)) {
+      const std::string after = std::to_string(graph[graph.target(edge)]);
+      out.out.push_back(2 * (bytes_[edge.index()] + field.of("syncTimeBw").number(after)));
+    }
+    return out;
+  }
+
+  /// A ring sum of 4-byte gradients over d replicas, once a batch.
+  static void add_degrees(VariantTables& tables, std::int64_t microbatches, double bandwidth) {
+    const auto most = std::min<std::int64_t>(microbatches, tables.devices);
+    for (std::int64_t d = 1; d <= most; ++d) {
+      if (microbatches % d != 0) continue;
+      const auto replicas = static_cast<double>(d);
+      tables.replicas.push_back(static_cast<int>(d));
+      tables.work_share.push_back(1 / replicas);
+      tables.border_cost.push_back(1 / replicas / bandwidth);
+      tables.parameter_cost.push_back(4 * (replicas - 1) / replicas / static_cast<double>(microbatches) / bandwidth);
+    }
+    tables.most_replicas = static_cast<int>(microbatches);
+  }
+
+  std::string file_;
+  Field root_;
+  std::map<std::int64_t, NodeId> by_id_;
+  std::vector<double> bytes_;  // by edge
+};
+
+}  // namespace
+
+VariantTables parse_instance(std::string_view json, const std::string& file, const InstanceTarget& target) {
+  if (target.devices) {
+    detail::demand(*target.devices >= 1, "a plan needs at least one device, not " + std::to_string(*target.devices));
+  }
+  const Json root = detail::parse_json(json, file);
+  return InstanceReader(root, file).read(target);
+}
+
+std::string to_json(const VariantTables& tables, const std::vector<VariantStage>& stages) {
+  Json list = Json::array();
+  for (const VariantStage& stage : stages) {
+    Json nodes = Json::array(), variants = Json::object();
+    const auto t = static_cast<std::size_t>(
+        std::find(tables.tensor_degrees.begin(), tables.tensor_degrees.end(), stage.tensor_degree) -
+        tables.tensor_degrees.begin());
+    for (std::size_t i = 0; i < stage.nodes.size(); ++i) {
+      const std::int64_t id = tables.graph[stage.nodes[i]];
+      nodes.push_back(id);
+      const auto& choices = tables.variants[stage.nodes[i].index()][t];
+      variants[std::to_string(id)] = choices[static_cast<std::size_t>(stage.variants[i])].name;
+    }
+    list.push_back({{"nodes", std::move(nodes)},
+                    {"dataParallelDegree", stage.replicas},
+                    {"tensorParallelDegree", stage.tensor_degree},
+                    {"TMPCids", std::move(variants)}});
+  }
+  return Json{{"stages", std::move(list)}}.dump(1);
+}
+
+}  // namespace autopar
