@@ -37,6 +37,7 @@ Json stage_json(const StagePlan& stage) {
           {"ops", detail::id_list(stage.ops)},
           {"parameters", detail::id_list(stage.parameters)},
           {"parameter_bytes", stage.parameter_bytes.value()},
+          {"parameter_elements", stage.parameter_elements},
           {"forward_s", stage.forward.value()},
           {"backward_s", stage.backward.value()},
           {"communication_s", stage.communication.value()},
@@ -51,6 +52,7 @@ StagePlan read_stage(JsonReader& reader, int world) {
   stage.ops = reader.ids<std::int32_t>("ops", 0, kMaxId);
   stage.parameters = reader.ids<ParameterId>("parameters", 0, kMaxId);
   stage.parameter_bytes = Bytes(reader.whole("parameter_bytes", 0, kMaxBytes));
+  stage.parameter_elements = reader.whole("parameter_elements", 0, kMaxBytes);
   stage.forward = Seconds(reader.number("forward_s"));
   stage.backward = Seconds(reader.number("backward_s"));
   stage.communication = Seconds(reader.number("communication_s"));

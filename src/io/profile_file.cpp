@@ -96,7 +96,10 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
 std::string to_json(const ModelProfile& profile) {
   Json parameters = Json::array();
   for (const auto& parameter : profile.parameters) {
-    parameters.push_back({{"name", parameter.name}, {"bytes", parameter.bytes.value()}, {"trainable", parameter.trainable}});
+    parameters.push_back({{"name", parameter.name},
+                          {"bytes", parameter.bytes.value()},
+                          {"trainable", parameter.trainable},
+                          {"elements", parameter.elements}});
   }
   Json atoms = Json::array();
   Json edges = Json::array();
@@ -144,6 +147,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
     parameter.name = row.text("name");
     parameter.bytes = Bytes(row.whole("bytes", 0, kMaxBytes));
     parameter.trainable = row.flag("trainable");
+    parameter.elements = row.whole("elements", 0, kMaxBytes);
     profile.parameters.push_back(std::move(parameter));
   });
   const auto parameters = static_cast<std::int64_t>(profile.parameters.size());

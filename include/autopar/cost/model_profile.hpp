@@ -82,6 +82,7 @@ struct ParameterProfile {
   std::string name;
   Bytes bytes;                ///< of the tensor itself
   bool trainable = true;      ///< has a gradient and optimizer state
+  std::int64_t elements = 0;  ///< 0 = a buffer, or not known
 };
 
 /// Everything the planner knows of a model. Costs scale with samples; nothing here knows a device.

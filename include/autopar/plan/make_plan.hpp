@@ -152,6 +152,8 @@ class PlanMaker {
       std::sort(stage.atoms.begin(), stage.atoms.end());
       std::sort(stage.parameters.begin(), stage.parameters.end());
       stage.parameters.erase(std::unique(stage.parameters.begin(), stage.parameters.end()), stage.parameters.end());
+      for (const ParameterId parameter : stage.parameters)
+        stage.parameter_elements += work_.parameters[parameter.index()].elements;
       stage.ranks = best.terms.ranks[s];
       stage.parameter_bytes = terms.memory.parameters;
       stage.forward = terms.forward;

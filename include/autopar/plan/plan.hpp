@@ -23,7 +23,8 @@ struct StagePlan {
   std::vector<std::int32_t> ops;       ///< positions of their operators in the captured graph, ascending
   std::vector<Rank> ranks;             ///< [replica]
   std::vector<ParameterId> parameters; ///< read by the stage, ascending
-  Bytes parameter_bytes{};
+  Bytes parameter_bytes{};             ///< buffers included
+  std::int64_t parameter_elements = 0; ///< of parameters proper; 0 = not known
   Seconds forward{};                   ///< predicted, one micro-batch share
   Seconds backward{};
   Seconds communication{};             ///< predicted, one micro-batch share, both ways

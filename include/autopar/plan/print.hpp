@@ -45,6 +45,11 @@ namespace detail {
   return text;
 }
 
+/// A count where it is known (captured models), else what they take.
+[[nodiscard]] inline std::string parameters_of(const StagePlan& stage) {
+  return stage.parameter_elements > 0 ? readable_count(stage.parameter_elements) : readable(stage.parameter_bytes);
+}
+
 [[nodiscard]] inline std::vector<std::string> cells(const StagePlan& stage, std::size_t index, Bytes available) {
   std::vector<int> ranks;
   for (const Rank rank : stage.ranks)
@@ -55,14 +60,15 @@ namespace detail {
   const double share = available > Bytes(0) ? stage.peak_memory / available : 0;
   return {std::to_string(index),
           std::to_string(operators),
-          readable(stage.parameter_bytes),
+          parameters_of(stage),
           std::to_string(stage.ranks.size()),
           ranges(ranks),
           readable(stage.forward),
           readable(stage.backward),
           readable(stage.communication),
           readable(stage.reduction),
-          readable(stage.peak_memory) + " (" + percent(share) + ")"};
+          readable(stage.peak_memory),
+          percent(share)};
 }
 
 }  // namespace detail
@@ -76,21 +82,25 @@ namespace detail {
   std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + "; " +
                      std::to_string(plan.world) + (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device +
                      ", batch " + std::to_string(plan.batch) + "\n";
-  text += "predicted step " + readable(plan.step);
+  text += "predicted: step " + readable(plan.step);
   if (plan.step > Seconds(0)) {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
   }
-  text += ", bound by " + name_of(plan.binding) + ", bubble " + percent(plan.bubble) + "; memory " +
-          readable(plan.device_memory) + " a rank, optimizer state " +
+  text += ", bound by " + name_of(plan.binding) + ", ranks in use wait " + percent(plan.bubble) + " of it\n";
+  Bytes most{};
+  for (const auto& stage : plan.stages) most = std::max(most, stage.peak_memory);
+  text += "memory: " + readable(most) + " used of " + readable(plan.device_memory) +
+          " available a rank (margin taken off), optimizer state " +
           detail::formatted("%g", plan.optimizer_state_factor) + " x parameters\n";
   std::vector<std::vector<std::string>> rows{{"stage", "ops", "parameters", "replicas", "ranks", "forward", "backward",
-                                              "messages", "reduction", "peak memory"}};
+                                              "messages", "gradient sums", "peak memory", "of available"}};
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     rows.push_back(detail::cells(plan.stages[s], s, plan.device_memory));
   }
   text += detail::aligned(rows);
+  text += "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n";
   for (const auto& other : plan.runners_up) {
-    text += "next: " + other.summary + ": " + readable(other.step) + ", " + other.reason + "\n";
+    text += "runner-up: " + other.summary + ": " + readable(other.step) + ", " + other.reason + "\n";
   }
   for (const auto& note : plan.notes)
     text += "note: " + note + "\n";

@@ -38,8 +38,22 @@ namespace detail {
   return detail::formatted(format, value) + " " + units[unit];
 }
 
-/// "1.23 ms", "45.0 us": three digits.
+/// "0", "950", "2.63 M", "1.50 G": three digits.
+[[nodiscard]] inline std::string readable_count(std::int64_t count) {
+  constexpr std::array units{"", " k", " M", " G", " T", " P"};
+  auto value = static_cast<double>(count);
+  std::size_t unit = 0;
+  while (value >= 999.5 && unit + 1 < units.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  const char* format = unit == 0 ? "%.0f" : value < 9.995 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f";
+  return detail::formatted(format, value) + units[unit];
+}
+
+/// "1.23 ms", "0", "45.0 us": three digits.
 [[nodiscard]] inline std::string readable(Seconds seconds) {
+  if (seconds == Seconds{}) return "0";
   constexpr std::array units{"ns", "us", "ms", "s"};
   double value = seconds.value() * 1e9;
   std::size_t unit = 0;

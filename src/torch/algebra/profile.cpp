@@ -74,8 +74,10 @@ class Profiler {
         id = ParameterId::of(profile_.parameter_values.size());
         profile_.parameter_values.push_back(named.value);
         const auto bytes = algebra::bytes_of(graph_, named.value);
+        const auto count = algebra::elements(graph_.value(named.value).sizes);
         model().parameters.push_back({named.name, Bytes(static_cast<std::int64_t>(bytes.fixed)),
-                                      parameters && graph_.value(named.value).requires_grad});
+                                      parameters && graph_.value(named.value).requires_grad,
+                                      parameters ? static_cast<std::int64_t>(count.fixed) : 0});
       }
     };
     list(graph_.parameters, true);

@@ -31,6 +31,7 @@ Plan sample_plan() {
     stage.ranks = s == 0 ? std::vector{Rank(0), Rank(1)} : std::vector{Rank(2)};
     stage.parameters = {ParameterId(s)};
     stage.parameter_bytes = Bytes(1000);
+    stage.parameter_elements = 250;
     stage.forward = Seconds(1e-3);
     stage.backward = Seconds(2e-3);
     stage.communication = Seconds(1e-5);
