@@ -23,14 +23,21 @@ struct Settings {
   std::string data = "/usr/share/datasets/fashion-mnist";
   std::string loss_file;
   std::string save;
-  int epochs = 3;
+  int epochs = 2;
   int64_t steps = 0;
   int64_t batch = 256;
-  double learning_rate = 3e-3;
+  double learning_rate = 1e-2;
   uint64_t seed = 1;
   bool fp64 = false;
   ap::Options options;
 };
+
+/// Rises to one within the first fifth of the training, then falls to zero (Smith & Topin 2018, "super-convergence").
+double one_cycle(int64_t step, int64_t steps) {
+  const double at = static_cast<double>(step + 1) / static_cast<double>(steps);
+  constexpr double kRise = 0.2;
+  return at < kRise ? at / kRise : (1 - at) / (1 - kRise);
+}
 
 template <class Net>
 void train(ap::World& world, const Settings& settings) {
@@ -57,12 +64,15 @@ void train(ap::World& world, const Settings& settings) {
 
   std::ofstream losses(first ? settings.loss_file : std::string());
   losses << std::setprecision(17);
+  const int64_t steps_of_epoch = (train_loader.size() + settings.batch - 1) / settings.batch;
   int64_t step = 0;
   for (int epoch = 1; epoch <= settings.epochs; ++epoch) {
     model->train();
     train_loader.start(settings.seed + static_cast<uint64_t>(epoch));
     Progress progress("epoch " + std::to_string(epoch), train_loader.size(), first);
     while (auto batch = train_loader.next()) {
+      const double rate = settings.learning_rate * one_cycle(step, settings.epochs * steps_of_epoch);
+      for (auto& group : optimizer.param_groups()) group.options().set_lr(rate);
       optimizer.zero_grad();
       const auto [loss, correct] = model(batch->images, batch->labels);
       loss.backward();
@@ -101,7 +111,7 @@ int main(int argc, char** argv) try {
   app.add_option("--epochs", settings.epochs)->check(CLI::PositiveNumber);
   app.add_option("--steps", settings.steps, "stop after so many optimizer steps; 0 = never");
   app.add_option("--batch", settings.batch, "samples of a step, all ranks together")->check(CLI::PositiveNumber);
-  app.add_option("--lr", settings.learning_rate)->check(CLI::PositiveNumber);
+  app.add_option("--lr", settings.learning_rate, "the highest learning rate of the cycle")->check(CLI::PositiveNumber);
   app.add_option("--seed", settings.seed);
   app.add_option("--loss-file", settings.loss_file, "write the loss of every step there");
   app.add_option("--save", settings.save, "write a checkpoint there at the end");

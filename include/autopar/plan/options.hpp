@@ -35,12 +35,12 @@ struct Options {
   bool save_plan = true;                  ///< write plan_file after planning
   std::string profile_file{};               ///< the model's profile is written there
   std::string graph_file{};                 ///< the captured graph is written there, in Graphviz's dot
-  std::string trace_file{};                 ///< Chrome trace of a step is written there
+  std::string trace_file{};                 ///< Chrome trace of the latest step; "t.json" is "t.RANK.json" where ranks are several
   std::string report_file{};                ///< the plan as text is written there
   std::string device = "auto";            ///< auto | cpu | cuda
   std::string cluster_file{};               ///< plan for this cluster instead of the devices at hand
   std::string log_level = "warn";         ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
-  bool plan_only = false;                 ///< write plan and profile at the first call instead of training
+  bool plan_only = false;                 ///< plan and write the files at the first call, which then throws instead of training
   bool verify_capture = false;            ///< capture again at growing intervals and compare
   Seconds stall_warning{60};              ///< a rank that waits so long says for whom
   Seconds stall_timeout{600};             ///< and aborts after this

@@ -35,7 +35,7 @@ void TorchEngine::set_result_gradient(ValueId value, at::Tensor gradient) {
 
 void TorchEngine::start_gradients() {
   buckets_.clear();
-  gradients_.assign(stage_.parameters().size(), {});
+  gradients_.assign(stage_.parameters().size(), at::Tensor());
   for (std::size_t group = 0; group < stage_.bucket_layouts().size(); ++group) {
     auto& buckets = buckets_.emplace_back();
     if (!stage_.in_group(static_cast<int>(group))) continue;
@@ -104,7 +104,7 @@ void TorchEngine::bring_inputs(Share& share, const ShareContext& context) {
   for (const auto value : stage_.incoming()) {
     const auto& info = stage_.graph().value(value);
     auto leaf = share.arriving[value].take(sizes_at(info, context.samples), options_of(info, stage_.device())).detach();
-    const bool differentiable = info.requires_grad && context_.differentiate && leaf.is_floating_point();
+    const bool differentiable = info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
     if (differentiable) {
       leaf.set_requires_grad(true);
       share.leaves[value] = leaf;

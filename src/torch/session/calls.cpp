@@ -1,6 +1,7 @@
 #include "torch/session/session_impl.hpp"
 
 #include <chrono>
+#include <filesystem>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
@@ -46,7 +47,10 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   const auto start = std::chrono::steady_clock::now();
   resolve_once();
   if (options_.plan_only) {
-    throw InvalidArgument("plan_only is set: the model is planned by prepare(args...) and not run; unset it to train");
+    prepare(arguments, forward);
+    throw InvalidArgument("plan_only is set, so the model is planned" +
+                          (options_.plan_file.empty() ? "" : " (see '" + options_.plan_file + "')") +
+                          " and not run; unset it to train");
   }
   const auto call = std::make_shared<Call>();
   call->arguments = guarded("forward", [&] { return inspect_arguments(arguments, options_); });
@@ -168,8 +172,33 @@ void Session::Impl::execute(Call& call, Phase phase) {
   const auto& actions = program.actions(call.layout, plan_->schedule, phase, reduce, world_.rank_id());
   ExecutorHooks hooks;
   hooks.fail = [this](std::string_view action, std::string_view message) { world_.fail(action, message); };
+  if (!options_.trace_file.empty()) {
+    if (phase != Phase::kBackward) {
+      trace_.clear();
+      trace_start_ = ExecutorHooks::Clock::now();
+    }
+    hooks.trace = [this](const Action& action, ExecutorHooks::Clock::time_point begin,
+                         ExecutorHooks::Clock::time_point end) {
+      const auto since_start = [this](ExecutorHooks::Clock::time_point time) {
+        return Seconds(std::chrono::duration<double>(time - trace_start_).count());
+      };
+      const bool computes = action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward;
+      trace_.push_back({world_.rank_id(), computes ? "compute" : "communication", describe(action), since_start(begin),
+                        since_start(end)});
+    };
+  }
   Executor executor(*call.engine, wire_, reduce ? program.groups : std::vector<GroupId>{}, hooks);
   executor.run(actions);
+  if (!options_.trace_file.empty()) write_trace();
+}
+
+void Session::Impl::write_trace() const {
+  std::filesystem::path path = options_.trace_file;
+  if (world_.size() > 1) {
+    const auto ending = path.extension().string();
+    path.replace_extension("." + std::to_string(world_.rank()) + ending);
+  }
+  write_chrome_trace(path, trace_);
 }
 
 std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {

@@ -21,6 +21,8 @@
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/phantom.hpp>
 
+#include "torch/session/graph_dot.hpp"
+
 #ifdef AUTOPAR_TORCH_CUDA
 #include <c10/cuda/CUDAStream.h>
 #endif
@@ -132,15 +134,15 @@ void Session::Impl::resolve_once() {
 // ---------------------------------------------------------------- capture
 
 std::string Session::Impl::capture_key(const CallArguments& arguments) const {
-  std::string flags;
-  flags.reserve(modules_.size() + registry_.tensors().size());
-  for (const auto* part : modules_) flags += part->is_training() ? 't' : 'e';
-  for (const auto& tensor : registry_.tensors()) flags += tensor.handle.requires_grad() ? 'g' : '-';
+  std::uint64_t flags = 0;
+  const auto note = [&flags](char flag) { flags = hash_bytes(&flag, 1, flags); };
+  for (const auto* part : modules_) note(part->is_training() ? 't' : 'e');
+  for (const auto& tensor : registry_.tensors()) note(tensor.handle.requires_grad() ? 'g' : '-');
   std::string key = arguments.signature + (at::GradMode::is_enabled() ? "; gradients" : "; no gradients");
   for (const auto type : {at::kCPU, at::kCUDA}) {
     if (at::autocast::is_autocast_enabled(type)) key += std::string("; autocast ") + c10::DeviceTypeName(type);
   }
-  return key + (module_->is_training() ? "; train " : "; eval ") + std::to_string(hash_text(flags));
+  return key + (module_->is_training() ? "; train " : "; eval ") + std::to_string(flags);
 }
 
 bool Session::Impl::needs_capture(const std::string& key) const {
@@ -201,7 +203,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   ++stats_.captures;
   GraphProfile profile;
   together(world_, "profiling the model", [&] { profile = profile_graph(program->graph, program->plan); });
-  if (!plan_) make_plan(profile, batch);
+  if (!plan_) make_plan(program->graph, profile, batch);
   if (options_.plan_only) return;
 
   std::vector<StageId> stage_of;
@@ -235,13 +237,13 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
 
 // ---------------------------------------------------------------- plan
 
-void Session::Impl::make_plan(const GraphProfile& profile, std::int64_t batch) {
+void Session::Impl::make_plan(const OpGraph& graph, const GraphProfile& profile, std::int64_t batch) {
   Blob bytes;
   together(world_, "planning", [&] {
     if (world_.rank() != 0) return;
     auto plan = plan_or_read(profile, batch);
     adopt_plan(profile, plan);
-    write_reports(profile.model);
+    write_reports(graph, profile.model);
     bytes = blob_of(to_json(plan));
   });
   bytes = world_.broadcast(std::move(bytes), Rank(0), "sending the plan");
@@ -272,18 +274,23 @@ Plan Session::Impl::plan_or_read(const GraphProfile& profile, std::int64_t batch
 
 void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
   if (plan.model != profile.model.hash) {
-    throw InvalidArgument("the plan was made for another model or another mode of it: it says model " +
-                          std::to_string(plan.model) + ", this one is " + std::to_string(profile.model.hash) +
-                          "; plan again");
+    std::size_t planned = 0, captured = 0;
+    for (const auto& stage : plan.stages) planned += stage.ops.size();
+    for (const auto& atom : profile.atoms.atoms) captured += atom.size();
+    throw InvalidArgument("the plan was made for another model or another mode of it: it divides " +
+                          std::to_string(planned) + " operators of model " + std::to_string(plan.model) +
+                          ", this model has " + std::to_string(captured) + " and is " +
+                          std::to_string(profile.model.hash) + "; remove the plan to plan again");
   }
   if (plan.world != world_.size() && !options_.plan_only) {
     throw InvalidArgument("the plan was made for " + std::to_string(plan.world) + " ranks, but the world has " +
-                          std::to_string(world_.size()) + "; plan again or start as many ranks");
+                          std::to_string(world_.size()) + "; start as many ranks, or remove the plan to plan again");
   }
   plan_ = std::move(plan);
 }
 
-void Session::Impl::write_reports(const ModelProfile& profile) const {
+void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) const {
+  if (!options_.graph_file.empty()) write_text_file(options_.graph_file, to_dot(graph, *plan_));
   if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile);
   if (!options_.report_file.empty()) write_text_file(options_.report_file, to_text(*plan_));
   world_.logger(LogModule::kPlanner).info(to_text(*plan_));

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,6 +12,7 @@
 
 #include <torch/nn/module.h>
 
+#include <autopar/io/trace_file.hpp>
 #include <autopar/runtime/any_transport.hpp>
 #include <autopar/torch/checkpoint.hpp>
 #include <autopar/torch/engine/torch_engine.hpp>
@@ -35,7 +38,7 @@ struct HandleGradient {
 struct StageGradients {
   std::shared_ptr<CapturedProgram> program;
   const std::vector<ValueId>* reached = nullptr;  ///< parameters whose gradient is defined
-  std::vector<at::Tensor> by_position;            ///< of the stage's parameters
+  std::deque<at::Tensor> by_position;             ///< of the stage's parameters
 };
 
 /// One call on its way through the phases of Session::Impl.
@@ -92,10 +95,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                           const ForwardFunction& forward);
   void capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward);
   void require_same_graph(const CapturedProgram& program);
-  void make_plan(const GraphProfile& profile, std::int64_t batch);
+  void make_plan(const OpGraph& graph, const GraphProfile& profile, std::int64_t batch);
   void adopt_plan(const GraphProfile& profile, Plan plan);
   [[nodiscard]] Plan plan_or_read(const GraphProfile& profile, std::int64_t batch) const;
-  void write_reports(const ModelProfile& profile) const;
+  void write_reports(const OpGraph& graph, const ModelProfile& profile) const;
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
   void place_state(const CapturedProgram& program);
@@ -114,6 +117,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void open(Call& call, const std::vector<CallHeader>& headers);
   void run_forward(Call& call);
   void execute(Call& call, Phase phase);
+  void write_trace() const;
   [[nodiscard]] std::vector<at::Tensor> collect_results(Call& call);
   void attach_loss_history(Call& call, std::vector<at::Tensor>& results);
   void attach_output_history(const std::shared_ptr<Call>& call, std::vector<at::Tensor>& results);
@@ -165,6 +169,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::uint64_t serial_ = 0;
   std::uint64_t seed_ = 0;  ///< rank 0's
   SessionStats stats_;
+  std::vector<TraceEvent> trace_;  ///< of the latest step, when asked for
+  std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;
   std::optional<std::pair<std::string, std::vector<torch::optim::Optimizer*>>> load_at_deployment_;
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -60,7 +61,7 @@ class TorchEngine {
   /// Gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared ones.
   [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);
   /// Gradients by StageRuntime::parameters, undefined where no share reached one. After the last backward.
-  [[nodiscard]] std::vector<at::Tensor> take_gradients() { return std::move(gradients_); }
+  [[nodiscard]] std::deque<at::Tensor> take_gradients() { return std::move(gradients_); }
   /// Shares' statistics of a batch norm of this stage.
   [[nodiscard]] std::vector<NormSample> norm_samples(std::size_t batch_norm) const;
   /// Last versions of an updated buffer, one a share, in order of samples.
@@ -105,7 +106,9 @@ class TorchEngine {
   std::map<ValueId, Assembly> input_gradients_;     ///< whole local batch
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;  ///< by group, null where not a member
-  std::vector<at::Tensor> gradients_;               ///< by StageRuntime::parameters
+  /// By StageRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the last
+  /// call has freed, which costs more than 1 % of a call of tiny operators.
+  std::deque<at::Tensor> gradients_;
   std::function<void(int, int)> bucket_ready_;
   int backwards_left_ = 0;
   std::map<ValueId, std::pair<int, int>> bucket_of_;        ///< parameter to (group, bucket)

@@ -1,0 +1,181 @@
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include <unistd.h>
+
+#include <torch/nn.h>
+#include <torch/types.h>
+
+#include <autopar/autopar.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/io/plan_file.hpp>
+#include <autopar/io/profile_file.hpp>
+#include <autopar/plan/print.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include <catch_shim.hpp>
+
+// The files that options name: plan, profile, report, graph and trace.
+namespace session_files_test {
+
+namespace ap = autopar;
+namespace fs = std::filesystem;
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(int64_t hidden = 6) {
+    first = register_module("first", torch::nn::Linear(4, hidden));
+    second = register_module("second", torch::nn::Linear(hidden, 3));
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(torch::relu(first(x))).pow(2).mean(); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Net);
+
+/// An empty folder of this test, removed with it.
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("autopar_session_files_" + std::to_string(::getpid()));
+  Folder() {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  [[nodiscard]] std::string operator/(const char* name) const { return (path / name).string(); }
+};
+
+/// Two steps on each rank. @return rank 0's plan
+ap::Plan train(int ranks, const ap::Options& options, int64_t hidden = 6) {
+  ap::Plan plan;
+  ap::loopback::run(ranks, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, Net(hidden), options);
+    for (int step = 0; step < 2; ++step) model(torch::ones({4, 4})).backward();
+    if (world.rank() == 0) plan = model->plan();
+  });
+  return plan;
+}
+
+/// What `work` throws, or nothing.
+std::string refusal(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const ap::Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+bool contains(const std::string& text, const std::string& part) { return count(text, part) > 0; }
+
+TEST_CASE("a plan file is written when it is not there and read when it is", "[files]") {
+  const Folder folder;
+  ap::Options options{.stages = 2, .microbatches = 2, .plan_file = folder / "plan.json"};
+  const auto made = train(2, options);
+  const auto stored = ap::read_plan(options.plan_file);
+  CHECK(stored == made);
+  CHECK(stored.microbatches == 2);
+
+  // What stands in the file is run, whatever a planner would choose.
+  auto changed = stored;
+  changed.microbatches = 4;
+  ap::write_plan(options.plan_file, changed);
+  CHECK(train(2, {.plan_file = options.plan_file}) == changed);
+  CHECK(ap::read_plan(options.plan_file) == changed);
+
+  options.load_plan = false;
+  options.save_plan = false;
+  CHECK(train(2, options).microbatches == 2);
+  CHECK(ap::read_plan(options.plan_file) == changed);
+}
+
+TEST_CASE("a plan of another model, world or version is refused with the difference", "[files]") {
+  const Folder folder;
+  const ap::Options options{.stages = 2, .plan_file = folder / "plan.json"};
+  const auto made = train(2, options);
+
+  const auto other_world = refusal([&] { train(3, {.plan_file = options.plan_file}); });
+  CAPTURE(other_world);
+  CHECK(contains(other_world, "2 ranks"));
+  CHECK(contains(other_world, "3"));
+
+  const auto other_model = refusal([&] { train(2, {.plan_file = options.plan_file}, 7); });
+  CAPTURE(other_model);
+  CHECK(contains(other_model, "another model"));
+  CHECK(contains(other_model, std::to_string(made.model)));
+
+  auto text = ap::read_text_file(options.plan_file);
+  const std::string version = "\"version\": " + std::to_string(made.version);
+  REQUIRE(contains(text, version));
+  text.replace(text.find(version), version.size(), "\"version\": 999");
+  ap::write_text_file(options.plan_file, text);
+  const auto other_version = refusal([&] { train(2, options); });
+  CAPTURE(other_version);
+  CHECK(contains(other_version, "999"));
+  CHECK(contains(other_version, std::to_string(made.version)));
+  CHECK(contains(other_version, "plan.json"));
+}
+
+TEST_CASE("profile, report and graph are written when the model is planned", "[files]") {
+  const Folder folder;
+  const auto plan = train(2, {.stages = 2,
+                              .profile_file = folder / "profile.json",
+                              .graph_file = folder / "graph.dot",
+                              .report_file = folder / "report.txt"});
+  const auto profile = ap::read_profile(folder / "profile.json");
+  CHECK(profile.hash == plan.model);
+  CHECK(profile.parameters.size() == 4);
+  CHECK(ap::read_text_file(folder / "report.txt") == ap::to_text(plan));
+
+  const auto graph = ap::read_text_file(folder / "graph.dot");
+  CAPTURE(graph);
+  CHECK(graph.starts_with("digraph"));
+  CHECK(contains(graph, "label=\"stage 0\""));
+  CHECK(contains(graph, "label=\"stage 1\""));
+  CHECK(count(graph, "aten::addmm") == 2);
+  CHECK(count(graph, "aten::relu") == 1);
+  CHECK(contains(graph, "input0 -> op1 [label=\"Float[B, 4]\"]"));
+  CHECK(contains(graph, "-> output0;"));
+}
+
+TEST_CASE("a trace has each action of the latest step once, on every rank", "[files]") {
+  const Folder folder;
+  train(2, {.stages = 2, .microbatches = 3, .trace_file = folder / "trace.json"});
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto trace = ap::read_text_file(folder / ("trace." + std::to_string(rank) + ".json").c_str());
+    CAPTURE(trace);
+    CHECK(count(trace, "forward of stage " + std::to_string(rank)) == 3);
+    CHECK(count(trace, "backward of stage " + std::to_string(rank)) == 3);
+    CHECK(count(trace, "send of values") == 3 + (rank == 0 ? 3u : 0u));
+    CHECK(contains(trace, "\"ph\":\"X\""));
+  }
+  train(1, {.trace_file = folder / "alone.json"});
+  CHECK(count(ap::read_text_file(folder / "alone.json"), "forward of stage 0") == 1);
+}
+
+TEST_CASE("with plan_only the first call plans, writes the files and says that nothing was run", "[files]") {
+  const Folder folder;
+  const fs::path clusters = fs::path(__FILE__).parent_path() / "../../examples/clusters";
+  ::setenv("AUTOPAR_PLAN_ONLY", (clusters / "a100-40x8.toml").c_str(), 1);
+  const auto message = refusal([&] { train(1, {.plan_file = folder / "plan.json", .report_file = folder / "report.txt"}); });
+  ::unsetenv("AUTOPAR_PLAN_ONLY");
+  CAPTURE(message);
+  CHECK(contains(message, "plan_only"));
+  CHECK(contains(message, "plan.json"));
+  const auto plan = ap::read_plan(folder / "plan.json");
+  CHECK(plan.world == 8);
+  CHECK(plan.device == "A100-40");
+  CHECK(contains(ap::read_text_file(folder / "report.txt"), "8 ranks of A100-40"));
+}
+
+}  // namespace session_files_test
