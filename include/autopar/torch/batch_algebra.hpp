@@ -119,7 +119,8 @@ struct BufferUpdate {
 /// Everything that an engine needs to run the captured program share by share with the training of the whole batch.
 struct BatchPlan {
   std::vector<BatchType> values;             ///< by ValueId
-  std::vector<bool> depends_on_samples;      ///< by ValueId; of a replicated value: it comes from a whole-batch op
+  std::vector<bool> depends_on_samples;      ///< by ValueId; of a replicated value: it comes from a whole-batch op.
+                                             ///< What follows from completed sums is known without samples
   std::vector<OpTreatment> ops;              ///< by OpId
   std::vector<LossCount> counts;
   std::vector<PrologueLevel> prologue;

@@ -12,6 +12,7 @@ enum class Spread : std::uint8_t {
   kBatched,      ///< the whole value is the shares' values, joined along the samples
   kPartialSum,   ///< the whole value is the sum of the shares' values
   kSampleIndex,  ///< number of the sample within its share, as arange(B): only good for picking its own sample
+  kRowStart,     ///< number of a sample's first entry in its share, as arange(0, k*B, k): only good for bags of k
   kStatistic,    ///< of the share's samples, as the saved mean of a batch norm: nothing may read it
   kWhole,        ///< only meaningful where one share holds all samples, as x @ x.t()
   kEpilogue,     ///< a non-linear function of completed sums, computed after the pipeline on every rank
@@ -23,6 +24,7 @@ enum class Spread : std::uint8_t {
     case Spread::kBatched: return "batched";
     case Spread::kPartialSum: return "partial sum";
     case Spread::kSampleIndex: return "sample index";
+    case Spread::kRowStart: return "row start";
     case Spread::kStatistic: return "batch statistic";
     case Spread::kWhole: return "whole batch";
     case Spread::kEpilogue: return "epilogue";
@@ -30,7 +32,7 @@ enum class Spread : std::uint8_t {
   return "?";
 }
 
-/// Type of a value in the batch algebra. For kBatched and kSampleIndex, size[dim] = outer * batch * inner, and the sample of
+/// Type of a value in the batch algebra. For kBatched, kSampleIndex and kRowStart, size[dim] = outer * batch * inner, and the sample of
 /// position p is (p / inner) % batch: outer = 1 is sample-major ([B*T, …]), inner = 1 with outer > 1 is time-major.
 struct BatchType {
   Spread spread = Spread::kReplicated;
@@ -49,7 +51,7 @@ struct BatchType {
   [[nodiscard]] constexpr bool is_batched() const { return spread == Spread::kBatched; }
   /// Whether a dim of the value runs over samples.
   [[nodiscard]] constexpr bool has_samples() const {
-    return spread == Spread::kBatched || spread == Spread::kSampleIndex;
+    return spread == Spread::kBatched || spread == Spread::kSampleIndex || spread == Spread::kRowStart;
   }
   [[nodiscard]] constexpr bool same_layout(const BatchType& other) const {
     return outer == other.outer && inner == other.inner;

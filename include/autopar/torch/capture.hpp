@@ -54,7 +54,9 @@ struct CaptureOptions {
                               const FlatForward& forward, const CaptureOptions& options = {});
 
 /// Captures once more at each batch size and compares with the graph: the guard against `if (batch < 5)`. To be called
-/// with every local batch size of a plan. @throws CaptureError naming the first operator that differs
+/// with every global batch, since one process runs that program; how a plan divides it is no size the forward ever sees.
+/// With one sample, where libtorch takes any layout for contiguous, copies that `contiguous` leaves out do not count.
+/// @throws CaptureError naming the first operator that differs
 void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
                     const FlatForward& forward, std::span<const std::int64_t> batch_sizes);
 

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include <autopar/cost/model_profile.hpp>
 
 namespace autopar {
@@ -44,13 +46,15 @@ enum class OpFamily : std::uint8_t {
   kDropout,
   kFeatureDropout,    ///< drops whole channels: samples must be dim 0 or 1
   kEmbedding,
+  kEmbeddingBag,      ///< bags of one size, whose first entries are numbered by an arange
   kIndex,
   kIndexPut,
   kIndexSelect,
   kIndexAdd,
   kGather,
   kScatter,
-  kAppendDim,         ///< pointwise with new last dims: one_hot
+  kDiagonal,          ///< of the matrices in two dims, and back: diagonal, diag_embed
+  kAppendDim,         ///< pointwise with other last dims: one_hot, complex from pairs
   kPointwiseLoss,     ///< has `reduction`
   kRowLoss,           ///< has `reduction`; samples are dim 0
   kClassLoss,         ///< has `reduction`, `ignore_index`, class weights: cross entropy, nll
@@ -86,5 +90,9 @@ struct OpTraits {
 /// @param qualified_name  "aten::add_"
 /// @cost O(1)
 [[nodiscard]] const OpTraits& traits_of(std::string_view qualified_name);
+
+/// Likewise; an operator outside the table, aten's or registered by a user, is pointwise if its registration says so
+/// (`at::Tag::pointwise`).
+[[nodiscard]] const OpTraits& traits_of(const c10::OperatorHandle& op);
 
 }  // namespace autopar

@@ -22,6 +22,10 @@ struct SizedGraph {
 /// @throws CaptureError naming the operator and argument that no such function describes
 [[nodiscard]] OpGraph solve_batch(std::array<SizedGraph, 3> captures);
 
+/// @throws CaptureError naming the first operator, `contiguous` apart, or result that one sample does not share with
+/// `graph`. @pre capture.batch is 1
+void require_same_for_one_sample(const OpGraph& graph, const SizedGraph& capture);
+
 /// @throws CaptureError naming the first place where `graph` at the batch size of `capture` is not `capture`.
 void require_instance(const OpGraph& graph, const SizedGraph& capture);
 

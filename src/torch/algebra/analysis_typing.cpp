@@ -17,6 +17,7 @@ bool takes_batch_sizes(OpFamily family) {
     case OpFamily::kExpand:
     case OpFamily::kSlice:
     case OpFamily::kSplit:
+    case OpFamily::kLeading:
     case OpFamily::kRepeat: return true;
     default: return false;
   }
@@ -49,6 +50,7 @@ bool has_operand(const OpContext& op, Spread spread) {
 }
 
 bool sample_index_is_misused(const OpContext& op) {
+  if (has_operand(op, Spread::kRowStart)) return op.traits().family != OpFamily::kEmbeddingBag;
   if (!has_operand(op, Spread::kSampleIndex)) return false;
   const auto family = op.traits().family;
   if (family == OpFamily::kIndex || family == OpFamily::kIndexPut) {
@@ -85,6 +87,7 @@ RuleResult type_over_samples(const OpContext& op) {
     case OpFamily::kFeatureDropout:
     case OpFamily::kBatchNorm: return type_layer_op(op);
     case OpFamily::kEmbedding:
+    case OpFamily::kEmbeddingBag:
     case OpFamily::kIndex:
     case OpFamily::kIndexPut:
     case OpFamily::kIndexSelect:
@@ -150,7 +153,7 @@ RuleResult Analysis::decide(const OpContext& op, bool& again) {
   if (forced_whole_[op.id().index()]) {
     return whole_batch(op, "its result is not linear in a sum over all samples and is used for each sample");
   }
-  if (family == OpFamily::kEmbedding && op.flag("sparse", false)) {
+  if ((family == OpFamily::kEmbedding || family == OpFamily::kEmbeddingBag) && op.flag("sparse", false)) {
     throw CaptureError(graph_.name(op.id()), op.node().path,
                        "sparse gradients cannot be summed over replicas; use an embedding with sparse = false");
   }
@@ -162,7 +165,8 @@ RuleResult Analysis::decide(const OpContext& op, bool& again) {
   if (sample_index_is_misused(op)) return whole_batch(op, "it computes with the number of a sample within the batch");
   if (op.has_batch_sizes() && !takes_batch_sizes(family)) return whole_batch(op, "its arguments follow the batch size");
 
-  const bool samples = has_operand(op, Spread::kBatched) || has_operand(op, Spread::kSampleIndex);
+  const bool samples = has_operand(op, Spread::kBatched) || has_operand(op, Spread::kSampleIndex) ||
+                       has_operand(op, Spread::kRowStart);
   if (!samples && !grows_with_batch(op) && !op.has_batch_sizes()) {
     const bool updates_statistics = family == OpFamily::kBatchNorm && op.tensor("running_mean").valid() &&
                                     op.flag(op.has("training") ? "training" : "use_input_stats", true);
@@ -340,7 +344,7 @@ void Analysis::apply(const OpContext& op, const RuleResult& result) {
     const bool early = summed_early_[value.index()];
     plan_.values[value.index()] = early ? BatchType::replicated() : result.outputs[k];
     any_with_samples = any_with_samples || result.outputs[k].has_samples();
-    plan_.depends_on_samples[value.index()] = samples || result.outputs[k].has_samples();
+    plan_.depends_on_samples[value.index()] = !early && (samples || result.outputs[k].has_samples());
     if (result.outputs[k].is(Spread::kEpilogue)) is_epilogue_[op.id().index()] = true;
   }
   if (draws(op)) treatment.draw = any_with_samples ? Draw::kPerShare : Draw::kAlike;

@@ -111,6 +111,7 @@ constexpr OpTraits kTable[] = {
     {"tensor_split", F::kSplit, C::kView}, {"unbind", F::kSplit, C::kView}, {"repeat", F::kRepeat},
     {"tile", F::kRepeat}, {"repeat_interleave", F::kRepeatInterleave}, {"cat", F::kCat}, {"concat", F::kCat},
     {"concatenate", F::kCat}, {"stack", F::kStack}, {"one_hot", F::kAppendDim}, {"view_as_real", F::kAppendDim, C::kView},
+    {"view_as_complex", F::kAppendDim, C::kView}, {"diagonal", F::kDiagonal, C::kView}, {"diag_embed", F::kDiagonal},
     // along dims
     {"softmax", F::kAlongDims, C::kMemory, S::kResult}, {"_softmax", F::kAlongDims, C::kMemory, S::kResult},
     {"log_softmax", F::kAlongDims, C::kMemory, S::kResult}, {"_log_softmax", F::kAlongDims, C::kMemory, S::kResult},
@@ -118,7 +119,7 @@ constexpr OpTraits kTable[] = {
     {"cummax", F::kAlongDims, C::kMemory, S::kIndices}, {"cummin", F::kAlongDims, C::kMemory, S::kIndices},
     {"logcumsumexp", F::kAlongDims, C::kMemory, S::kInputAndResult}, {"sort", F::kAlongDims, C::kMemory, S::kIndices},
     {"argsort", F::kAlongDims}, {"topk", F::kAlongDims, C::kMemory, S::kIndices}, {"flip", F::kAlongDims},
-    {"roll", F::kAlongDims}, {"glu", F::kAlongDims, C::kMemory, S::kInput}, {"diff", F::kAlongDims},
+    {"roll", F::kAlongDims}, {"rot90", F::kAlongDims}, {"glu", F::kAlongDims, C::kMemory, S::kInput}, {"diff", F::kAlongDims}, {"searchsorted", F::kAlongDims},
     {"cross", F::kAlongDims, C::kMemory, S::kInputs}, {"linalg_cross", F::kAlongDims, C::kMemory, S::kInputs},
     {"fft_fft", F::kAlongDims}, {"fft_ifft", F::kAlongDims}, {"fft_rfft", F::kAlongDims}, {"fft_irfft", F::kAlongDims},
     {"fft_fft2", F::kAlongDims}, {"fft_ifft2", F::kAlongDims}, {"fft_rfft2", F::kAlongDims},
@@ -135,6 +136,7 @@ constexpr OpTraits kTable[] = {
     {"logsumexp", F::kReduce, C::kMemory, S::kInputAndResult}, {"any", F::kReduce}, {"all", F::kReduce},
     {"argmax", F::kReduce}, {"argmin", F::kReduce}, {"median", F::kReduce, C::kMemory, S::kIndices},
     {"nanmedian", F::kReduce, C::kMemory, S::kIndices}, {"mode", F::kReduce, C::kMemory, S::kIndices},
+    {"quantile", F::kReduce, C::kMemory, S::kInput}, {"nanquantile", F::kReduce, C::kMemory, S::kInput},
     {"kthvalue", F::kReduce, C::kMemory, S::kIndices}, {"aminmax", F::kReduce, C::kMemory, S::kInput},
     // matrix products
     {"matmul", F::kContraction, C::kMatmul, S::kInputs}, {"linalg_matmul", F::kContraction, C::kMatmul, S::kInputs},
@@ -179,6 +181,19 @@ constexpr OpTraits kTable[] = {
     {"inverse", F::kTrailing, C::kMemory, S::kResult, 2}, {"linalg_inv", F::kTrailing, C::kMemory, S::kResult, 2},
     {"linalg_cholesky", F::kTrailing, C::kMemory, S::kResult, 2},
     {"det", F::kTrailing, C::kMemory, S::kInputAndResult, 2}, {"linalg_det", F::kTrailing, C::kMemory, S::kInputAndResult, 2},
+    {"linalg_cholesky_ex", F::kTrailing, C::kMemory, S::kResult, 2}, {"cholesky", F::kTrailing, C::kMemory, S::kResult, 2},
+    {"linalg_inv_ex", F::kTrailing, C::kMemory, S::kResult, 2}, {"linalg_qr", F::kTrailing, C::kMemory, S::kResult, 2},
+    {"cholesky_inverse", F::kTrailing, C::kMemory, S::kInputAndResult, 2},
+    {"cholesky_solve", F::kTrailing, C::kMemory, S::kInputAndResult, 2},
+    {"linalg_solve_triangular", F::kTrailing, C::kMemory, S::kInputAndResult, 2},
+    {"triangular_solve", F::kTrailing, C::kMemory, S::kInputAndResult, 2},
+    {"_linalg_solve_ex", F::kTrailing, C::kMemory, S::kInputAndResult, 2},
+    {"_linalg_det", F::kTrailing, C::kMemory, S::kInputAndResult, 2},
+    {"_linalg_slogdet", F::kTrailing, C::kMemory, S::kInputAndResult, 2},
+    {"_linalg_svd", F::kTrailing, C::kMemory, S::kResult, 2}, {"_linalg_eigh", F::kTrailing, C::kMemory, S::kResult, 2},
+    {"linalg_lu_factor_ex", F::kTrailing, C::kMemory, S::kResult, 2}, {"linalg_lu", F::kTrailing, C::kMemory, S::kResult, 2},
+    {"linalg_matrix_exp", F::kTrailing, C::kMemory, S::kInput, 2},
+    {"max_unpool2d", F::kTrailing, C::kMemory, S::kIndices, 2}, {"max_unpool3d", F::kTrailing, C::kMemory, S::kIndices, 3},
     {"constant_pad_nd", F::kTrailing}, {"pad", F::kTrailing},
     {"layer_norm", F::kLayerNorm, C::kMemory, S::kNormalisation},
     {"native_layer_norm", F::kLayerNorm, C::kMemory, S::kNormalisation},
@@ -212,7 +227,7 @@ constexpr OpTraits kTable[] = {
     {"alpha_dropout", F::kDropout, C::kMemory, S::kMask}, {"feature_dropout", F::kFeatureDropout, C::kMemory, S::kMask},
     {"feature_alpha_dropout", F::kFeatureDropout, C::kMemory, S::kMask},
     // indexing
-    {"embedding", F::kEmbedding, C::kMemory, S::kIndices}, {"index", F::kIndex, C::kMemory, S::kIndices},
+    {"embedding", F::kEmbedding, C::kMemory, S::kIndices}, {"embedding_bag", F::kEmbeddingBag, C::kMemory, S::kIndices}, {"index", F::kIndex, C::kMemory, S::kIndices},
     {"index_put", F::kIndexPut, C::kMemory, S::kIndices}, {"index_select", F::kIndexSelect, C::kMemory, S::kIndices},
     {"index_add", F::kIndexAdd, C::kMemory, S::kIndices}, {"gather", F::kGather, C::kMemory, S::kIndices},
     {"take_along_dim", F::kGather, C::kMemory, S::kIndices}, {"scatter", F::kScatter, C::kMemory, S::kIndices},
@@ -233,6 +248,7 @@ constexpr OpTraits kTable[] = {
     {"multilabel_margin_loss", F::kRowLoss, C::kMemory, S::kInputs},
     {"cross_entropy_loss", F::kClassLoss, C::kMemory, S::kResult}, {"nll_loss", F::kClassLoss, C::kMemory, S::kIndices},
     {"nll_loss_nd", F::kClassLoss, C::kMemory, S::kIndices}, {"nll_loss2d", F::kClassLoss, C::kMemory, S::kIndices},
+    {"ctc_loss", F::kMixing},
     // row-wise distances
     {"cosine_similarity", F::kReduce, C::kMemory, S::kInputs}, {"pairwise_distance", F::kReduce, C::kMemory, S::kInputs},
 };
@@ -256,6 +272,12 @@ const OpTraits& traits_of(std::string_view qualified_name) {
     if (const auto line = index.find(name.substr(0, name.size() - 1)); line != index.end()) return *line->second;
   }
   return kUnknown;
+}
+
+const OpTraits& traits_of(const c10::OperatorHandle& op) {
+  static constexpr OpTraits kTaggedPointwise{"", F::kPointwise, C::kMemory, S::kInputAndResult};
+  const auto& known = traits_of(op.schema().name());
+  return known.family == F::kUnknown && op.hasTag(at::Tag::pointwise) ? kTaggedPointwise : known;
 }
 
 }  // namespace autopar

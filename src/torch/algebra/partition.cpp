@@ -110,7 +110,7 @@ class Grouping {
   void group_bound_values() {
     for (std::size_t v = 0; v < graph_.values.size(); ++v) {
       const auto& type = plan_.values[v];
-      if (!type.is(Spread::kSampleIndex) && !type.is(Spread::kStatistic)) continue;
+      if (!type.is(Spread::kSampleIndex) && !type.is(Spread::kRowStart) && !type.is(Spread::kStatistic)) continue;
       const auto from = maker(ValueId::of(v));
       if (!from.valid()) continue;
       auto& group = groups_.emplace_back(1, from);

@@ -189,6 +189,16 @@ RuleResult type_contraction_op(const OpContext& op) {
     }
     return type_contraction(op, product);
   }
+  if (name == "cdist") {
+    auto product = matmul_of(op, operands[0], operands[1]);
+    for (std::size_t k = 0; k < 2; ++k) {
+      product.labels[k].back() = kSummed;
+      product.labels[k].at(product.labels[k].size() - 2) = k == 0 ? kRow : kColumn;
+      const auto& type = op.type(operands[k]);
+      if (type.has_samples() && type.dim == op.rank(operands[k]) - 1) return RuleResult::mixes("it measures along the batch");
+    }
+    return type_contraction(op, product);
+  }
   if (name == "addbmm") {  // sums over the first dim of both
     Contraction product{{operands[1], operands[2]}, {{1, kRow, kSummed}, {1, kSummed, kColumn}}, {kRow, kColumn}};
     return with_addend(op, type_contraction(op, product));

@@ -130,6 +130,34 @@ RuleResult type_embedding(const OpContext& op) {
   return typed(op, op.type(indices));
 }
 
+// Of its other results nobody may read which bag an entry is in: it counts bags of the share.
+RuleResult type_embedding_bag(const OpContext& op) {
+  const auto indices = op.tensor("indices");
+  const auto& type = op.type(indices);
+  const auto entry_weights = op.tensor("per_sample_weights");
+  if (op.flag("scale_grad_by_freq", false)) return RuleResult::mixes("its gradient counts how often the batch uses a row");
+  if (op.type(op.tensor("weight")).has_samples() || !type.is_batched() || type.outer != 1 || op.rank(indices) != 1) {
+    return RuleResult::mixes("it looks samples up by number");
+  }
+  const auto offsets = op.tensor("offsets");
+  const auto maker = offsets.valid() ? op.graph().value(offsets).definer : OpId::none();
+  const auto steps_by_bags = [&] {
+    const OpContext range(op.graph(), {}, op.options(), maker);
+    return range.expression("step") == SizeExpr{0, type.inner};
+  };
+  const bool numbered = maker.valid() && op.type(offsets).is(Spread::kRowStart) && steps_by_bags();
+  if (!numbered || op.flag("include_last_offset", false)) {
+    return RuleResult::mixes("where its bags begin is not known; give it indices of [samples, entries]");
+  }
+  if (entry_weights.valid() && op.type(entry_weights) != type) return RuleResult::mixes("its weights are not one an entry");
+  RuleResult result = typed(op, BatchType::batched(0));
+  for (std::size_t k = 1; k < result.outputs.size(); ++k) {
+    result.outputs[k] = type_by_sizes(op.result_sizes(k));
+    if (result.outputs[k].is_batched() && k == 1) result.outputs[k].spread = Spread::kSampleIndex;
+  }
+  return result;
+}
+
 RuleResult type_index_select(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto index = op.tensor("index");
@@ -204,6 +232,7 @@ RuleResult type_index_add(const OpContext& op) {
 RuleResult type_index_op(const OpContext& op) {
   switch (op.traits().family) {
     case OpFamily::kEmbedding: return type_embedding(op);
+    case OpFamily::kEmbeddingBag: return type_embedding_bag(op);
     case OpFamily::kIndex: return type_index(op);
     case OpFamily::kIndexPut: return type_index_put(op);
     case OpFamily::kIndexSelect: return type_index_select(op);

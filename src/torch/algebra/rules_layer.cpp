@@ -20,10 +20,15 @@ std::int64_t touched_trailing_dims(const OpContext& op) {
 }
 
 RuleResult type_trailing(const OpContext& op) {
-  const auto self = op.first_tensor();
-  const auto& type = op.type(self);
-  if (type.dim >= op.rank(self) - touched_trailing_dims(op)) return RuleResult::mixes("it works along the batch");
-  return typed(op, type);
+  const auto operands = op.tensors();
+  const auto rank = op.rank(operands.front());
+  for (const auto operand : operands) {
+    if (op.rank(operand) != rank) return RuleResult::mixes("its operands have different numbers of dims");
+  }
+  const auto shared = broadcast(op, operands, rank);
+  if (!shared) return RuleResult::mixes("it joins samples with other samples");
+  if (shared->dim >= rank - touched_trailing_dims(op)) return RuleResult::mixes("it works along the batch");
+  return typed(op, *shared);
 }
 
 RuleResult type_layer_norm(const OpContext& op) {
@@ -65,10 +70,17 @@ RuleResult type_leading(const OpContext& op) {
       shared = type;
     }
   }
-  return shared ? typed(op, *shared) : RuleResult::mixes("its samples are not in dim 0");
+  if (!shared) return RuleResult::mixes("its samples are not in dim 0");
+  for (const auto& integer : op.node().integers) {  // a size that repeats how many rows there are
+    if (integer.element != 0 || integer.expr != SizeExpr{shared->outer * shared->inner, 0}) {
+      return RuleResult::mixes("its arguments follow the batch size");
+    }
+  }
+  return typed(op, *shared);
 }
 
 RuleResult type_attention(const OpContext& op) {
+  if (op.base_name() == "cdist") return type_contraction_op(op);  // rows against rows, like a product with the transpose
   const auto rank = static_cast<std::int64_t>(op.result_sizes().size());
   const auto shared = broadcast(op, op.tensors(), rank);
   if (!shared || !shared->is_batched() || shared->dim >= rank - 2) return RuleResult::mixes("samples attend to one another");

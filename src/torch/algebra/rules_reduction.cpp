@@ -16,6 +16,11 @@ std::optional<std::vector<std::int64_t>> dims_of(const OpContext& op, std::int64
     for (auto& dim : *dims) dim = wrap_dim(dim, rank);
     return dims;
   }
+  if (op.base_name() == "searchsorted") {  // one sorted row for all, or one for each row of numbers
+    const auto sorted = op.first_tensor();
+    if (op.rank(sorted) == 1 && !op.type(sorted).has_samples()) return std::vector<std::int64_t>{};
+    return std::vector<std::int64_t>{rank - 1};
+  }
   if (op.base_name() == "pairwise_distance") return std::vector<std::int64_t>{rank - 1};
   std::vector<std::int64_t> all;
   for (std::int64_t i = 0; i < rank; ++i) all.push_back(i);

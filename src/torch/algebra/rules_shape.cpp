@@ -106,6 +106,23 @@ RuleResult type_squeeze(const OpContext& op) {
   return result;
 }
 
+// The two dims of the matrices become one behind all others, or come from it.
+RuleResult type_diagonal(const OpContext& op) {
+  const auto self = op.first_tensor();
+  const auto& type = op.type(self);
+  const bool embeds = op.base_name() == "diag_embed";
+  const auto rank = embeds ? op.rank(self) + 1 : op.rank(self);  // of the side with matrices
+  const auto first = wrap_dim(op.integer("dim1", embeds ? -2 : 0), rank);
+  const auto second = wrap_dim(op.integer("dim2", embeds ? -1 : 1), rank);
+  std::int64_t without = 0;  // number of a dim when those of the matrices are left out
+  for (std::int64_t dim = 0; dim < rank; ++dim) {
+    if (dim == first || dim == second) continue;
+    if ((embeds ? without : dim) == type.dim) return typed(op, type.at_dim(embeds ? dim : without));
+    ++without;
+  }
+  return RuleResult::mixes("it takes a diagonal over the batch");
+}
+
 RuleResult type_unsqueeze(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);
@@ -274,6 +291,8 @@ RuleResult type_arange(const OpContext& op) {
   const bool from_zero = !op.has("start") || (op.expression("start") == SizeExpr{} );
   const bool by_one = !op.has("step") || op.expression("step") == SizeExpr{0, 1};
   if (end == SizeExpr{1, 0} && from_zero && by_one) return typed(op, {Spread::kSampleIndex, 0, 1, 1});
+  const bool by_row = end && op.has("step") && end->fixed == 0 && op.expression("step") == SizeExpr{0, end->per_sample};
+  if (by_row && from_zero) return typed(op, {Spread::kRowStart, 0, 1, 1});
   return RuleResult::mixes("it counts over the samples of the batch");
 }
 
@@ -327,6 +346,7 @@ RuleResult type_shape_op(const OpContext& op) {
     case OpFamily::kPermute: return type_permute(op);
     case OpFamily::kSqueeze: return type_squeeze(op);
     case OpFamily::kUnsqueeze: return type_unsqueeze(op);
+    case OpFamily::kDiagonal: return type_diagonal(op);
     case OpFamily::kExpand: return type_expand(op);
     case OpFamily::kBroadcastTensors: return type_broadcast_tensors(op);
     case OpFamily::kSelect: return type_select(op);

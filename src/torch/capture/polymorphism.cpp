@@ -1,6 +1,7 @@
 #include <autopar/torch/polymorphism.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <sstream>
@@ -109,6 +110,15 @@ void require_same_kind(const OpGraph& graph, const ValueInfo& x, const ValueInfo
   }
 }
 
+/// A batch size that arithmetic takes as a floating point number, as in `sum / double(x.size(0))`.
+std::optional<std::int64_t> whole_number(const c10::IValue& value) {
+  constexpr double kExact = 1e15;
+  if (!value.isDouble() || !(std::abs(value.toDouble()) < kExact) || value.toDouble() != std::floor(value.toDouble())) {
+    return std::nullopt;
+  }
+  return static_cast<std::int64_t>(value.toDouble());
+}
+
 void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId id) {
   auto& node = graphs[0]->op(id);
   const auto& second = graphs[1]->op(id);
@@ -132,6 +142,11 @@ void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId 
       }
       for (std::size_t e = 0; e < x.size(); ++e) solve(k, static_cast<std::int32_t>(e), {x[e], y[e], z[e]});
     } else if (!same_argument(a, b) || !same_argument(a, c)) {
+      const auto x = whole_number(a), y = whole_number(b), z = whole_number(c);
+      if (x && y && z && role_of(node.op, k) == IntegerRole::kArithmetic) {
+        solve(k, -1, {*x, *y, *z});
+        continue;
+      }
       differs(*graphs[0], id, argument_name(node, k) + " is " + text(a) + ", " + text(b) + ", " + text(c) +
                                   " for batch " + list(batches) + " and not an integer");
     }
@@ -216,6 +231,27 @@ OpGraph solve_batch(std::array<SizedGraph, 3> captures) {
   return std::move(*graphs[0]);
 }
 
+void require_same_for_one_sample(const OpGraph& graph, const SizedGraph& capture) {
+  const auto& other = capture.graph;
+  const auto skip_copies = [](const OpGraph& program, std::size_t i) {
+    while (i < program.ops.size() && program.is(OpId::of(i), "aten::contiguous")) ++i;
+    return i;
+  };
+  std::size_t i = skip_copies(graph, 0), k = skip_copies(other, 0);
+  for (; i < graph.ops.size() && k < other.ops.size(); i = skip_copies(graph, i + 1), k = skip_copies(other, k + 1)) {
+    if (graph.ops[i].op == other.ops[k].op) continue;
+    differs(graph, OpId::of(i), "with one sample the program continues with " + other.name(OpId::of(k)));
+  }
+  if (i < graph.ops.size()) differs(graph, OpId::of(i), "with one sample the program ends before it");
+  if (k < other.ops.size()) differs(other, OpId::of(k), "only with one sample the program has it");
+  for (std::size_t r = 0; r < graph.outputs.size(); ++r) {
+    const auto& x = graph.value(graph.outputs[r]);
+    if (r < other.outputs.size() && x.sizes.size() == other.value(other.outputs[r]).sizes.size()) continue;
+    throw CaptureError("forward", x.name, "with one sample its results have another number of dimensions" +
+                                              std::string(kWayOut));
+  }
+}
+
 void require_instance(const OpGraph& graph, const SizedGraph& capture) {
   const auto batch = capture.batch;
   const auto at_batch = " at batch " + std::to_string(batch);
@@ -238,6 +274,8 @@ void require_instance(const OpGraph& graph, const SizedGraph& capture) {
         auto x = a.toIntVector();
         for (std::size_t e = 0; e < x.size(); ++e) x[e] = expected(k, static_cast<std::int32_t>(e), x[e]);
         same = x == b.toIntVector();
+      } else if (const auto x = whole_number(a), y = whole_number(b); x && y) {
+        same = expected(k, -1, *x) == *y;
       } else {
         same = same_argument(a, b);
       }

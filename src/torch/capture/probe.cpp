@@ -44,7 +44,7 @@ class StandIns {
       }
     }
     auto made = at::empty_strided(result.sizes(), result.strides(), result.options().device(at::kMeta));
-    if (!requires_grad_ || !grad_mode || !at::isFloatingType(made.scalar_type())) return made;
+    if (!requires_grad_ || !grad_mode || !(made.is_floating_point() || made.is_complex())) return made;
     made.set_requires_grad(true);
     return made.clone();  // no leaf: an in-place operator may follow
   }

@@ -49,7 +49,7 @@ void put_integers(const OpNode& node, BatchSizes sizes, std::vector<c10::IValue>
     const auto value = integer.expr.at(integer.role == IntegerRole::kArithmetic ? sizes.global : sizes.local);
     auto& argument = args[static_cast<std::size_t>(integer.argument)];
     if (integer.element < 0) {
-      argument = value;
+      argument = argument.isDouble() ? c10::IValue(static_cast<double>(value)) : c10::IValue(value);
     } else {
       auto list = argument.toIntVector();  // a copy: the template's list is shared
       list[static_cast<std::size_t>(integer.element)] = value;

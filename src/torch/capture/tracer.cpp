@@ -16,6 +16,7 @@
 #include <torch/library.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/op_table.hpp>
 
 namespace autopar::detail {
 namespace {
@@ -250,6 +251,11 @@ void Tracer::check_phantom(const at::Tensor& user, const at::Tensor& meta) const
     }
   }
   if (user.requires_grad() != meta.requires_grad()) {
+    // An operator wrote something differentiable into a view of it.
+    if (meta.requires_grad() && !meta.is_leaf() && phantom_tag(user) != nullptr) {
+      at::Tensor(user).set_requires_grad(true);
+      return;
+    }
     if (options_.constructing && meta.is_leaf()) {  // register_parameter
       at::Tensor(meta).set_requires_grad(user.requires_grad());
       return;
@@ -324,6 +330,7 @@ Tracer::Twin& Tracer::twin_of(const at::Tensor& user) {
   const auto known = twins_.find(user.unsafeGetTensorImpl());
   if (known != twins_.end() && known->second.storage == storage_of(user)) {
     check_phantom(user, known->second.meta);
+    if (known->second.meta.requires_grad()) graph_.value(known->second.value).requires_grad = true;
     return known->second;
   }
   if (const auto alias = alias_of(user)) return adopt_alias(user, *alias);
@@ -381,8 +388,12 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   if (at::autocast::is_autocast_enabled(at::kCPU) && resolve_autocast(op, stack)) return;
 
+  {
+    const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+    if (answer_by_identity(op, stack) || answer_by_data(op, stack)) return;
+  }
+  if (take_apart(op, stack)) return;
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
-  if (answer_by_identity(op, stack) || answer_by_data(op, stack)) return;
   Call call{op, schema, stack, stack->size() - schema.arguments().size(), OpNode{op}};
   call.node.grad_enabled = at::GradMode::is_enabled();
   collect_arguments(call);
@@ -403,6 +414,17 @@ bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* 
     return true;
   }
   return false;
+}
+
+/// What the operator table does not know but is written with other operators is recorded as those, so that the batch
+/// algebra sees through it.
+bool Tracer::take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr auto kComposite = c10::DispatchKey::CompositeImplicitAutograd;
+  if (options_.constructing || traits_of(op).family != OpFamily::kUnknown || !op.hasKernelForDispatchKey(kComposite)) {
+    return false;
+  }
+  op.callBoxedForDispatchKey(kComposite, *stack);
+  return true;
 }
 
 /// torch::nn::MultiheadAttention asks torch::equal(query, key) to choose between equivalent paths.

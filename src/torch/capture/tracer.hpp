@@ -79,6 +79,7 @@ class Tracer {
   struct Call;  ///< one operator call on its way through handle()
 
   bool resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void collect_arguments(Call& call);

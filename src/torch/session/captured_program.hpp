@@ -33,7 +33,7 @@ struct CapturedProgram {
   std::vector<std::size_t> result_positions;  ///< of the graph's outputs among the flattened results
   std::size_t result_count = 0;               ///< flattened results, undefined ones included
   std::vector<std::pair<at::Tensor, std::uint32_t>> constants;  ///< with the version at the capture
-  std::set<std::int64_t> verified;            ///< share sizes at which a capture gave the same program
+  std::set<std::int64_t> verified;            ///< global batches at which a capture gave the same program
 
   std::unique_ptr<StageRuntime> stage;
   std::unique_ptr<Prologue> prologue;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <numeric>
 #include <sstream>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -520,19 +521,10 @@ void Session::Impl::build_runtime(CapturedProgram& program, const std::vector<St
 void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& arguments,
                                  const ForwardFunction& forward, const BatchLayout& layout) {
   constexpr std::size_t kSizesVerified = 16;
-  if (!arguments.has_batch) return;
-  const BatchSplit split(program.stage->pipeline(), layout);
-  std::vector<std::int64_t> sizes;
-  for (std::size_t s = 0; s < plan_->stages.size(); ++s) {
-    for (int m = 0; m < layout.microbatches; ++m) {
-      for (const auto& share : split.shares(StageId::of(s), m)) {
-        if (program.verified.size() < kSizesVerified && program.verified.insert(share.samples.size()).second) {
-          sizes.push_back(share.samples.size());
-        }
-      }
-    }
-  }
-  if (sizes.empty()) return;
+  if (!arguments.has_batch || program.verified.size() >= kSizesVerified) return;
+  const auto batch = std::accumulate(layout.local.begin(), layout.local.end(), std::int64_t{0});
+  if (!program.verified.insert(batch).second) return;
+  const std::int64_t sizes[] = {batch};
   const auto flat_forward = [&](const std::vector<at::Tensor>& tensors) {
     std::vector<at::Tensor> all(arguments.flat_count), defined;
     for (std::size_t i = 0; i < tensors.size(); ++i) all[arguments.positions[i]] = tensors[i];

@@ -201,9 +201,36 @@ TEST_CASE("Programs that are not a function a * batch + c are refused with the p
     (void)refusal([n](Tensor y, Tensor x) { return n(x) > 8 ? y.relu().sum() : y.tanh().sum(); });
   }
   SECTION("a slice that the batch outgrows") { (void)refusal([](Tensor y, Tensor) { return y.index({Slice(0, 10)}).sum(); }); }
-  SECTION("a literal made from the batch") {
-    (void)refusal([n](Tensor y, Tensor x) { return y.sum() / torch::tensor({static_cast<float>(n(x)), 1.f})[0]; });
+  SECTION("a reciprocal of the batch") {
+    REQUIRE(refusal([n](Tensor y, Tensor x) { return y.sum() * (1.0 / static_cast<double>(n(x))); }).op == "aten::mul");
   }
+}
+
+TEST_CASE("The batch size as a floating point number is arithmetic with the global batch", "[polymorphism]") {
+  for (const bool in_tensor : {false, true}) {
+    auto model = model_of([in_tensor](Tensor y, Tensor x) {
+      const auto n = static_cast<double>(x.size(0));
+      return in_tensor ? y.sum() / torch::tensor({n, 1.0})[0] : y.sum() / (2 * n);
+    });
+    const auto graph = capture(*model, specs(model->arguments(4)), [&](const Tensors& in) { return model->run(in); });
+    std::vector<SizeExpr> found;
+    for (const auto& op : graph.ops) {
+      for (const auto& integer : op.integers) {
+        if (integer.role == IntegerRole::kArithmetic) found.push_back(integer.expr);
+      }
+    }
+    REQUIRE(found.size() == 1);
+    REQUIRE((found.front() == SizeExpr{in_tensor ? 1 : 2, 0}));
+  }
+}
+
+TEST_CASE("With one sample a copy that contiguous leaves out is no other program", "[polymorphism]") {
+  auto model = model_of([](Tensor y, Tensor) { return y.t().contiguous().view({-1}).tanh().sum(); });
+  const auto forward = [&](const Tensors& in) { return model->run(in); };
+  const auto inputs = specs(model->arguments(4));
+  const auto graph = capture(*model, inputs, forward);
+  const std::vector<std::int64_t> one{1};
+  REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, one));
 }
 
 TEST_CASE("A branch that three captures do not see is found at the plan's sizes", "[polymorphism]") {
