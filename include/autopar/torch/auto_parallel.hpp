@@ -237,12 +237,12 @@ class AutoParallelImpl : public torch::nn::Module {
       : torch::nn::Module("AutoParallel"), module_(std::move(module)) {
     expect(module_ != nullptr, "AutoParallel: the module is null; construct it first");
     const torch::nn::Module& base = *module_;
+    torch::nn::Module::train(base.is_training());  // before there are children, which may be in another mode
     for (const auto& item : base.named_parameters(false)) {
       register_parameter(item.key(), item.value(), item.value().requires_grad());
     }
     for (const auto& item : base.named_buffers(false)) register_buffer(item.key(), item.value());
     for (const auto& item : base.named_children()) register_module(item.key(), item.value());
-    torch::nn::Module::train(base.is_training());
     const auto planner = [](const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) {
       return PlannerType{}.plan(profile, cluster, request);
     };

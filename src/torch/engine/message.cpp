@@ -1,10 +1,12 @@
 #include <autopar/torch/engine/message.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 #include <autopar/core/assert.hpp>
@@ -70,6 +72,28 @@ void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples,
   } else {
     target.copy_(source);
   }
+}
+
+at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples) {
+  std::vector<std::int64_t> strides;
+  for (const auto stride : value.strides) strides.push_back(stride.at(samples));
+  std::vector<std::size_t> order;  // of dims that have a stride worth the name
+  bool same = true;
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    const auto dim = static_cast<std::int64_t>(d);
+    if (tensor.size(dim) == 1) continue;
+    order.push_back(d);
+    same = same && tensor.stride(dim) == strides[d];
+  }
+  if (same || tensor.numel() == 0) return tensor;
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
+  std::int64_t next = 1;
+  for (const auto d : order) {
+    if (strides[d] != next) return tensor;
+    next *= tensor.size(static_cast<std::int64_t>(d));
+  }
+  const at::NoGradGuard no_grad;
+  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
 std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples) {

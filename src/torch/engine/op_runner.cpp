@@ -38,13 +38,13 @@ void weigh_arguments(ReplayCall& call, const OpTreatment& treatment, double weig
   }
 }
 
-/// Applies `change` to every floating tensor that the call returned.
+/// Applies `change` to every floating or complex tensor that the call returned.
 template <class Change>
 void change_results(torch::jit::Stack& stack, Change&& change) {
   for (auto& result : stack) {
-    if (result.isTensor() && result.toTensor().defined() && result.toTensor().is_floating_point()) {
-      result = change(result.toTensor());
-    }
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    const auto tensor = result.toTensor();
+    if (tensor.is_floating_point() || tensor.is_complex()) result = change(tensor);
   }
 }
 
@@ -139,8 +139,8 @@ void OpRunner::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, Norm
 
   sample.count = static_cast<double>(norm.samples.at(share_->samples));
   sample.mean = mean.to(at::kDouble);
-  // The operator's is the unbiased one, which one element does not have.
-  sample.variance = sample.count > 1 ? variance.to(at::kDouble).mul_((sample.count - 1) / sample.count)
+  // The operator's is the unbiased one, which one element does not have. Autograd keeps it: it is not written to.
+  sample.variance = sample.count > 1 ? variance.to(at::kDouble).mul((sample.count - 1) / sample.count)
                                      : at::zeros_like(sample.mean);
 }
 

@@ -41,17 +41,23 @@ std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan) 
 
 std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<ValueId>& roots) {
   std::vector<bool> reached(graph.values.size(), false);
-  std::vector<ValueId> open;
+  std::vector<bool> read(static_cast<std::size_t>(graph.storage_count), false);  // by what comes later
   const auto visit = [&](ValueId value) {
-    if (reached[value.index()] || !has_gradient(graph.value(value))) return;
+    const auto& info = graph.value(value);
+    if (!has_gradient(info)) return;
     reached[value.index()] = true;
-    open.push_back(value);
+    if (info.storage.valid()) read[info.storage.index()] = true;
   };
   for (const auto root : roots) visit(root);
-  while (!open.empty()) {
-    const auto value = open.back();
-    open.pop_back();
-    if (const auto definer = graph.value(value).definer; definer.valid()) for_each_input(graph.op(definer), visit);
+  for (std::size_t i = graph.ops.size(); i-- > 0;) {
+    bool leads_on = false;
+    for_each_output(graph.ops[i], [&](ValueId value) {
+      const auto& info = graph.value(value);
+      // What is written through one view is read through all.
+      const bool written = info.previous.valid() && info.storage.valid() && read[info.storage.index()];
+      leads_on = leads_on || reached[value.index()] || (written && has_gradient(info));
+    });
+    if (leads_on) for_each_input(graph.ops[i], visit);
   }
   for (std::size_t i = 0; i < reached.size(); ++i) {
     reached[i] = reached[i] && graph.values[i].kind == ValueKind::kParameter;

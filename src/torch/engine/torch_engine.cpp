@@ -103,7 +103,8 @@ void TorchEngine::bring_inputs(Share& share, const ShareContext& context) {
   for (const auto& [value, tensor] : context_.prologue) values[value.index()] = tensor;
   for (const auto value : stage_.incoming()) {
     const auto& info = stage_.graph().value(value);
-    auto leaf = share.arriving[value].take(sizes_at(info, context.samples), options_of(info, stage_.device())).detach();
+    const auto arrived = share.arriving[value].take(sizes_at(info, context.samples), options_of(info, stage_.device()));
+    auto leaf = in_captured_layout(arrived.detach(), info, context.samples);
     const bool differentiable = info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
     if (differentiable) {
       leaf.set_requires_grad(true);
@@ -185,10 +186,11 @@ void TorchEngine::count_down(ValueId parameter) {
 }
 
 void TorchEngine::add_root(const at::Tensor& value, at::Tensor gradient, std::vector<at::Tensor>& roots,
-                           std::vector<at::Tensor>& gradients) const {
+                           std::vector<at::Tensor>& gradients) {
   if (!value.defined() || !value.requires_grad()) return;
   roots.push_back(value);
   gradients.push_back(std::move(gradient));
+  spent_.push_back(value.grad_fn());
 }
 
 // Another call's backward may run between two of this one, so the compute copies carry gradients only while one runs.

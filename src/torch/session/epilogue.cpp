@@ -29,7 +29,8 @@ EpilogueRun Epilogue::run(const std::map<ValueId, at::Tensor>& sums,
   for (const auto& [value, tensor] : prologue) values[value.index()] = tensor;
   for (const auto& input : plan_.epilogue_inputs) {
     auto leaf = sums.at(input.value).detach();
-    if (differentiate && graph_.value(input.value).requires_grad && leaf.is_floating_point()) leaf.set_requires_grad(true);
+    const bool inexact = leaf.is_floating_point() || leaf.is_complex();
+    if (differentiate && graph_.value(input.value).requires_grad && inexact) leaf.set_requires_grad(true);
     values[input.value.index()] = leaf;
     run.inputs[input.value] = std::move(leaf);
   }

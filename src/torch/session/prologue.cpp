@@ -12,9 +12,11 @@ namespace {
 
 bool depends_on_samples(const OpGraph& graph, const BatchPlan& plan, OpId op) {
   bool depends = false;
-  for_each_output(graph.op(op), [&](ValueId value) {
+  const auto look = [&](ValueId value) {
     depends = depends || !plan.type(value).is(Spread::kReplicated) || plan.depends_on_samples[value.index()];
-  });
+  };
+  for_each_input(graph.op(op), look);
+  for_each_output(graph.op(op), look);
   return depends;
 }
 
@@ -24,7 +26,10 @@ Prologue::Prologue(const OpGraph& graph, const BatchPlan& plan, c10::Device devi
     : graph_(graph), plan_(plan), device_(device), lookup_(std::move(lookup)) {
   std::vector<ValueId> keep;
   for (const auto& level : plan.prologue) {
-    for (const auto op : level.ops) for_each_output(graph.op(op), [&](ValueId value) { keep.push_back(value); });
+    for (const auto op : level.ops) {
+      for_each_output(graph.op(op), [&](ValueId value) { keep.push_back(value); });
+      for_each_input(graph.op(op), [&](ValueId value) { keep.push_back(value); });  // a later level may read it again
+    }
   }
   for (const auto& level : plan.prologue) {
     std::vector<OpId> replicated;

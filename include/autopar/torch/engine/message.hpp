@@ -26,6 +26,10 @@ void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples,
 /// Sizes of a value on `samples` samples.
 [[nodiscard]] std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples);
 
+/// The tensor with the strides that the value had in the captured program, copied if need be: operators after it may
+/// depend on them (a `view`, or a `contiguous` that was none). Overlapping ones (expanded) stay as they are.
+[[nodiscard]] at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples);
+
 /// Several tensors as one row of bytes, each aligned, in order. A row of one tensor is that tensor's own memory when it
 /// is contiguous. The Buffer's owner is the row.
 [[nodiscard]] Buffer pack_tensors(const std::vector<at::Tensor>& tensors, c10::Device device);
