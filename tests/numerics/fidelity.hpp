@@ -134,8 +134,8 @@ inline Snapshot copies_of(const torch::OrderedDict<std::string, Tensor>& tensors
   return out;
 }
 
-template <class Net, class Args>
-auto call(Net& net, const Args& args) {
+template <class Model, class Args>
+auto call(Model& net, const Args& args) {
   return std::apply([&](const auto&... each) { return net(each...); }, args);
 }
 
@@ -219,8 +219,8 @@ inline Tensor find(const Snapshot& snapshot, const std::string& name) {
 }
 
 /// Trains on this rank and compares everything that it holds. Collective; throws Failure on a difference.
-template <class Net>
-void check_rank(autopar::World& world, autopar::AutoParallel<Net>& model, const Reference<decltype(Net::batch(1))>& reference,
+template <class Net, class Model>
+void check_rank(autopar::World& world, Model& model, const Reference<decltype(Net::batch(1))>& reference,
                 const Setup& setup, const Traits& traits) {
   const int rank = world.rank();
   auto optimizer = make_optimizer(setup.optimizer, model->parameters());

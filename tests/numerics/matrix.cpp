@@ -117,6 +117,13 @@ const std::vector<MatrixModel>& matrix_models() {
       model<zoo::LstmNet>("LSTM", 2),
       with_outputs(model<zoo::RootMeanSquare>("root of a mean", 3)),
       model<zoo::SumOverBatchSize>("sum over the batch size", 3),
+      model<zoo::WindowAttention>("attention in windows", 4),
+      model<zoo::RotaryDecoder>("rotary decoder", 4),
+      model<zoo::WrittenRows>("written rows and complex values", 4),
+      model<zoo::Codebook>("bags and a codebook", 3),
+      model<zoo::Advantages>("advantages normalised over the batch", 3),
+      with_outputs(model<zoo::UNet>("encoder and decoder, ratio of sums", 4)),
+      with_outputs(model<zoo::LossAndMore>("loss and more", 3)),
   };
   return all;
 }

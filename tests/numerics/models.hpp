@@ -499,4 +499,164 @@ struct SumOverBatchSize : nn::Module {
   nn::Linear a{4, 5}, b{5, 2};
 };
 
+/// Windows of an image are rows of a larger batch and become an image again.
+struct WindowAttention : nn::Module {
+  WindowAttention() {
+    register_module("qkv", qkv);
+    register_module("out", out);
+    table = register_parameter("table", torch::linspace(-1, 1, 18).view({9, 2}));
+    index = register_buffer("index", (torch::arange(16, torch::kLong) * 7 % 9).view({4, 4}));
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto batch = x.size(0);
+    auto w = torch::roll(x, {-1, -1}, {1, 2}).view({batch, 2, 2, 2, 2, 6}).permute({0, 1, 3, 2, 4, 5});
+    const auto parts = qkv(w.contiguous().view({-1, 4, 6})).view({-1, 4, 3, 2, 3}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto bias = table.index({index.view({-1})}).view({4, 4, 2}).permute({2, 0, 1});
+    auto scores = torch::matmul(parts[0], parts[1].transpose(-2, -1)) + bias.unsqueeze(0);
+    const auto mask = torch::eye(4).unsqueeze(0).repeat({4, 1, 1}) * -1.5;
+    scores = (scores.view({batch, 4, 2, 4, 4}) + mask.unsqueeze(1).unsqueeze(0)).view({-1, 2, 4, 4}).softmax(-1);
+    w = torch::matmul(scores, parts[2]).transpose(1, 2).reshape({-1, 2, 2, 6});
+    w = w.view({-1, 2, 2, 2, 2, 6}).permute({0, 1, 3, 2, 4, 5}).contiguous().view({batch, 4, 4, 6});
+    return F::cross_entropy(out((torch::roll(w, {1, 1}, {1, 2}) + x).mean(torch::IntArrayRef{1, 2})), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4, 4, 6}), labels(n, 3)); }
+  nn::Linear qkv{6, 18}, out{6, 3};
+  Tensor table, index;
+};
+
+/// Rotary positions, heads that share keys, root-mean-square norms, a gated layer.
+struct RotaryDecoder : nn::Module {
+  RotaryDecoder() {
+    register_module("embed", embed);
+    for (auto* layer : {&q, &k, &v, &o, &gate, &up, &down, &head}) {
+      register_module("layer" + std::to_string(children().size()), *layer);
+    }
+    gain = register_parameter("gain", torch::ones({8}));
+    const auto angles = torch::outer(torch::arange(6).to(torch::get_default_dtype()), torch::tensor({1.0, 0.01}));
+    turns = register_buffer("turns", torch::polar(torch::ones_like(angles), angles));
+  }
+  Tensor normalise(const Tensor& x) { return x * torch::rsqrt(x.pow(2).mean(-1, true) + 1e-6) * gain; }
+  Tensor turn(const Tensor& x) {
+    const auto pairs = torch::view_as_complex(x.reshape({x.size(0), x.size(1), -1, 2, 2}));
+    const auto turned = pairs * turns.narrow(0, 0, x.size(1)).view({1, x.size(1), 1, 2});
+    return torch::view_as_real(turned).flatten(3).transpose(1, 2);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    const auto n = ids.size(0), t = ids.size(1);
+    auto x = embed(ids);
+    const auto h = normalise(x);
+    const auto keys = turn(k(h)).repeat_interleave(2, 1);
+    const auto values = v(h).view({n, t, 1, 1, 4}).expand({n, t, 1, 2, 4}).reshape({n, t, 2, 4}).transpose(1, 2);
+    const auto mixed = torch::scaled_dot_product_attention(turn(q(h)), keys, values, {}, 0.0, true);
+    x = x + o(mixed.transpose(1, 2).contiguous().view({n, t, -1}));
+    const auto g = normalise(x);
+    x = x + down(F::silu(gate(g)) * up(g));
+    return F::cross_entropy(head(x).transpose(1, 2), y);
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randint(11, {n, 5}, torch::kLong), torch::randint(11, {n, 5}, torch::kLong));
+  }
+  nn::Embedding embed{11, 8};
+  nn::Linear q{8, 8}, k{8, 4}, v{8, 4}, o{8, 8}, gate{8, 12}, up{8, 12}, down{12, 8}, head{8, 11};
+  Tensor gain, turns;
+};
+
+/// Rows are written one by one into memory that has no history before; complex values cross stages.
+struct WrittenRows : nn::Module {
+  WrittenRows() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    const auto h = a(x);
+    auto rows = torch::empty({x.size(0), 3, 6}, h.options());
+    for (int64_t t = 0; t < 3; ++t) rows.select(1, t).copy_(h.select(1, 2 - t) * double(t + 1));
+    auto wave = torch::fft::rfft(torch::tanh(rows), c10::nullopt, -1);
+    wave = wave * (wave.abs() > 0.5);
+    const auto padded = F::pad(torch::fft::irfft(wave, 6, -1), F::PadFuncOptions({1, 1}).mode(torch::kCircular));
+    return F::smooth_l1_loss(b(padded), target);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 3, 4}).requires_grad_(), torch::randn({n, 3, 2})); }
+  nn::Linear a{4, 6}, b{8, 2};
+};
+
+/// Bags of entries, nearest rows of a table with the gradient passed straight through, distances, diagonals.
+struct Codebook : nn::Module {
+  Codebook() {
+    register_module("bags", bags);
+    register_module("a", a);
+    register_module("b", b);
+    codes = register_parameter("codes", torch::linspace(-1, 1, 15).sin().view({5, 3}));
+  }
+  Tensor forward(const Tensor& ids, const Tensor& target) {
+    const auto z = a(bags(ids));
+    const auto distance = torch::cdist(z.unsqueeze(0), codes.unsqueeze(0)).squeeze(0);
+    const auto nearest = codes.index_select(0, distance.argmin(1));
+    const auto quantised = z + (nearest - z).detach();
+    const auto spread = torch::diagonal(torch::bmm(z.unsqueeze(2), z.unsqueeze(1)), 0, 1, 2).sum(1).mean();
+    return F::mse_loss(b(quantised), target) + F::mse_loss(nearest, z.detach()) + 0.1 * spread;
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randint(9, {n, 4}, torch::kLong), torch::randn({n, 2})); }
+  nn::EmbeddingBag bags{nn::EmbeddingBagOptions(9, 4).mode(torch::kMean)};
+  nn::Linear a{4, 3}, b{3, 2};
+  Tensor codes;
+};
+
+/// Weights of samples that are normalised over the whole batch before the pipeline starts.
+struct Advantages : nn::Module {
+  Advantages() {
+    register_module("a", a);
+    register_module("policy", policy);
+    register_module("value", value);
+  }
+  Tensor forward(const Tensor& x, const Tensor& action, const Tensor& reward) {
+    const auto h = torch::tanh(a(x));
+    const auto centred = reward - reward.mean();
+    const auto advantage = centred / (centred.pow(2).mean().sqrt() + 1e-8);
+    const auto log_p = torch::log_softmax(policy(h), -1);
+    const auto gain = torch::min(log_p.gather(1, action.unsqueeze(1)).squeeze(1) * advantage, advantage.abs());
+    return -gain.sum() / double(x.size(0)) + F::mse_loss(value(h).squeeze(), reward) + 0.1 * (log_p.exp() * log_p).sum(-1).mean();
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 3), torch::randn({n}) * 3 + 1); }
+  nn::Linear a{4, 6}, policy{6, 3}, value{6, 1};
+};
+
+/// An encoder and decoder with skips; the loss is a ratio of sums over the whole batch.
+struct UNet : nn::Module {
+  UNet() {
+    register_module("down", down);
+    register_module("deep", deep);
+    register_module("up", up);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& x, const Tensor& mask) {
+    const auto a = torch::relu(down(x));
+    const auto b = torch::relu(deep(F::max_pool2d(a, F::MaxPool2dFuncOptions(2))));
+    const auto size = std::vector<int64_t>{a.size(2), a.size(3)};
+    const auto resized = F::interpolate(b, F::InterpolateFuncOptions().size(size).mode(torch::kBilinear).align_corners(false));
+    const auto p = torch::sigmoid(out(torch::cat({a, up(b), resized}, 1)));
+    return 1 - (2 * (p * mask).sum() + 1) / (p.sum() + mask.sum() + 1);
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randn({n, 1, 6, 6}), (torch::rand({n, 1, 6, 6}) < 0.5).to(torch::get_default_dtype()));
+  }
+  nn::Conv2d down{nn::Conv2dOptions(1, 3, 3).padding(1)}, deep{nn::Conv2dOptions(3, 4, 3).padding(1)};
+  nn::ConvTranspose2d up{nn::ConvTranspose2dOptions(4, 3, 2).stride(2)};
+  nn::Conv2d out{nn::Conv2dOptions(10, 1, 1)};
+};
+
+/// The loss is one of several results.
+struct LossAndMore : nn::Module {
+  LossAndMore() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, const Tensor& y) {
+    const auto scores = b(torch::relu(a(x)));
+    return {F::cross_entropy(scores, y), scores, (scores.argmax(1) == y).to(torch::get_default_dtype()).mean()};
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 5)); }
+  nn::Linear a{4, 6}, b{6, 5};
+};
+
 }  // namespace zoo
