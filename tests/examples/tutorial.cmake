@@ -29,13 +29,11 @@ run(output "${PROGRAM}" 8 32 4)
 require("${output}" "Finished on rank 0")
 
 run(output "${PROGRAM}" 64 512 10 ${a100})
-require("${output}" "1 stage x 8 replicas")
+require("${output}" "plan: 1 stage x 8 replicas" "runner-up: [2-9] stages[^\n]* slower:")
 
+# Plain SGD, then Adam, whose state leaves no room for the whole model on one device: the plan says so.
 run(output "${PROGRAM}" 64 5000 100 ${a100} --optimizer-state-factor 0)
-require("${output}" "#Parameters=2500500000")
+require("${output}" "#Parameters=2500500000" "plan: [0-9]+ stages?" "optimizer state 0 x parameters")
 run(output "${PROGRAM}" 64 5000 100 ${a100} --optimizer-state-factor 2)
-require("${output}" "#Parameters=2500500000")
-string(REGEX MATCH "Plan: [^\n]*" plan "${output}")
-if(output MATCHES "^[^\n]*\n[^\n]*1 stage x")
-  message(FATAL_ERROR "with Adam's state one A100-40 cannot hold the model, but the plan has one stage:\n${output}")
-endif()
+require("${output}" "#Parameters=2500500000" "plan: [2-8] stages" "optimizer state 2 x parameters"
+  "1 stage x 8 replicas[^\n]*does not fit: needs [0-9.]+ GiB of 36.0 GiB")

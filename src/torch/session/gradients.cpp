@@ -27,7 +27,8 @@ void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_
 
 StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
   const auto& stage = *call.program->stage;
-  StageGradients gradients{call.program, &call.program->reached(roots), call.engine->take_gradients()};
+  StageGradients gradients{call.program, &call.program->reached(roots), call.engine->take_gradients(),
+                           call.engine->take_spent()};
   for (const auto parameter : *gradients.reached) {
     auto& gradient = gradients.by_position[stage.position_of(parameter)];
     if (!gradient.defined()) gradient = at::zeros_like(stage.handle(parameter));

@@ -39,6 +39,7 @@ struct StageGradients {
   std::shared_ptr<CapturedProgram> program;
   const std::vector<ValueId>* reached = nullptr;  ///< parameters whose gradient is defined
   std::deque<at::Tensor> by_position;             ///< of the stage's parameters
+  std::vector<std::shared_ptr<torch::autograd::Node>> spent;  ///< see TorchEngine::take_spent
 };
 
 /// One call on its way through the phases of Session::Impl.

@@ -62,6 +62,9 @@ class TorchEngine {
   [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);
   /// Gradients by StageRuntime::parameters, undefined where no share reached one. After the last backward.
   [[nodiscard]] std::deque<at::Tensor> take_gradients() { return std::move(gradients_); }
+  /// Nodes of the backwards that ran, empty of tensors. In one process they die with the loss: earlier, malloc would merge
+  /// their memory for the next large piece, and the next call divide it again.
+  [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
   /// Shares' statistics of a batch norm of this stage.
   [[nodiscard]] std::vector<NormSample> norm_samples(std::size_t batch_norm) const;
   /// Last versions of an updated buffer, one a share, in order of samples.
@@ -88,7 +91,7 @@ class TorchEngine {
   void bring_inputs(Share& share, const ShareContext& context);
   void keep_results(Share& share, const ShareContext& context);
   void add_root(const at::Tensor& value, at::Tensor gradient, std::vector<at::Tensor>& roots,
-                std::vector<at::Tensor>& gradients) const;
+                std::vector<at::Tensor>& gradients);
   [[nodiscard]] at::Tensor message_part(const Action& action, ValueId value);
   void accept_at_edge(const Action& action, ValueId value, const at::Tensor& piece);
   void bind_gradients();
@@ -109,6 +112,7 @@ class TorchEngine {
   /// By StageRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the last
   /// call has freed, which costs more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
   std::function<void(int, int)> bucket_ready_;
   int backwards_left_ = 0;
   std::map<ValueId, std::pair<int, int>> bucket_of_;        ///< parameter to (group, bucket)
