@@ -60,22 +60,23 @@ class BottleneckSearch {
 
   static constexpr double kGap = 1e-9;
 
-  [[nodiscard]] BottleneckResult solve() {
-    BottleneckResult best;
-    if (!improve(std::numeric_limits<double>::infinity(), best)) {
-      best.lower_bound = std::numeric_limits<double>::infinity();
-      return best;
+  /// @param start       a plan to improve, may be empty
+  /// @param max_visits  most stages to look at; afterwards the result is the best so far and the bound the last proven
+  [[nodiscard]] BottleneckResult solve(BottleneckResult start = {}, std::int64_t max_visits = 300'000'000) {
+    BottleneckResult best = std::move(start);
+    visits_left_ = max_visits;
+    best.lower_bound = least_seconds();
+    if (best.stages.empty() && !find_any(best)) return best;
+    while (best.lower_bound < best.seconds * (1 - 1e-3)) {
+      const double middle = best.lower_bound + (best.seconds - best.lower_bound) / 2;
+      if (!tighten(middle, best)) break;
     }
-    double low = least_seconds();
-    while (low < best.seconds * (1 - 1e-4)) {
-      const double middle = low + (best.seconds - low) / 2;
-      if (!improve(middle, best)) low = middle;
+    while (best.lower_bound < best.seconds * (1 - kGap) * (1 - 1e-15)) {
+      if (!tighten(best.seconds * (1 - kGap), best)) break;
     }
-    while (improve(best.seconds * (1 - kGap), best)) {
-    }
-    best.lower_bound = best.seconds * (1 - kGap);
     return best;
   }
+  [[nodiscard]] std::size_t tails() const { return lattice_.size(); }
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -85,13 +86,14 @@ class BottleneckSearch {
     bool runs = false;
     double work = 0, parameters = 0;                   ///< least of any variant
     double in_flight = 0, bytes = 0;                   ///< of the variant with the least work
+    double least_in_flight = 0;
     double bytes_once = 0;                             ///< least with one micro-batch in flight
     std::vector<double> in{}, out{};
   };
   /// Of the nodes of the stage that grows, under one tensor degree.
   struct Sums {
     int missing = 0;
-    double work = 0, parameters = 0, in_flight = 0, bytes = 0, bytes_once = 0, border = 0;
+    double work = 0, parameters = 0, in_flight = 0, bytes = 0, least_in_flight = 0, bytes_once = 0, border = 0;
   };
   struct State {
     int sum, devices;
@@ -115,12 +117,14 @@ class BottleneckSearch {
     const std::size_t degrees = tables_.tensor_degrees.size();
     least_.assign(tables_.graph.node_count(), std::vector<Least>(degrees));
     least_work_.assign(tables_.graph.node_count(), kNever);
+    least_bytes_.assign(tables_.graph.node_count(), kNever);
     for (std::size_t n = 0; n < least_.size(); ++n) {
       for (std::size_t t = 0; t < degrees; ++t) {
         const auto& variants = tables_.variants[n][t];
         Least& least = least_[n][t];
         if (variants.empty()) continue;
         least = least_of(variants);
+        least_bytes_[n] = std::min(least_bytes_[n], tables_.tensor_degrees[t] * least.bytes_once);
         least_work_[n] = std::min(least_work_[n], tables_.tensor_degrees[t] * least.work);
         for (const NodeVariant& v : variants) {
           uniform_ = uniform_ && v.parameters == variants[0].parameters && v.in == variants[0].in &&
@@ -132,17 +136,21 @@ class BottleneckSearch {
     for (std::size_t d = 0; d < tables_.replicas.size(); ++d)
       device_share_ = std::min(device_share_, tables_.replicas[d] * tables_.work_share[d]);
     rest_.assign(lattice_.size(), 0);
+    rest_bytes_.assign(lattice_.size(), 0);
     double all = 0;
     for (const double work : least_work_) all += work;
     rest_[0] = all;
+    for (const double bytes : least_bytes_) rest_bytes_[0] += bytes;
     for (std::size_t i = 0; i < lattice_.size(); ++i) {
-      for (const auto& cover : lattice_.covers(DownsetId::of(i)))
+      for (const auto& cover : lattice_.covers(DownsetId::of(i))) {
         rest_[cover.result.index()] = rest_[i] - least_work_[cover.added.index()];
+        rest_bytes_[cover.result.index()] = rest_bytes_[i] - least_bytes_[cover.added.index()];
+      }
     }
   }
 
   [[nodiscard]] static Least least_of(const std::vector<NodeVariant>& variants) {
-    Least least{.runs = true, .work = kNever, .parameters = kNever, .bytes_once = kNever};
+    Least least{.runs = true, .work = kNever, .parameters = kNever, .least_in_flight = kNever, .bytes_once = kNever};
     least.in.assign(variants[0].in.size(), kNever);
     least.out.assign(variants[0].out.size(), kNever);
     for (const NodeVariant& v : variants) {
@@ -152,6 +160,7 @@ class BottleneckSearch {
         least.bytes = v.bytes;
       }
       least.parameters = std::min(least.parameters, v.parameters);
+      least.least_in_flight = std::min(least.least_in_flight, v.bytes_in_flight);
       least.bytes_once = std::min(least.bytes_once, v.bytes_in_flight + v.bytes);
       for (std::size_t e = 0; e < v.in.size(); ++e) least.in[e] = std::min(least.in[e], v.in[e]);
       for (std::size_t e = 0; e < v.out.size(); ++e) least.out[e] = std::min(least.out[e], v.out[e]);
@@ -162,6 +171,25 @@ class BottleneckSearch {
   /// All devices share all work evenly.
   [[nodiscard]] double least_seconds() const { return rest_[0] * device_share_ / tables_.devices * (1 - 1e-12); }
 
+  /// From the least seconds upwards: checks are cheap where little is possible.
+  bool find_any(BottleneckResult& best) {
+    const double most = best.lower_bound * 1e4;
+    for (double seconds = best.lower_bound * 1.1; seconds < most; seconds *= 2) {
+      if (!tighten(seconds, best)) return false;
+      if (!best.stages.empty()) return true;
+    }
+    (void)tighten(kNever, best);
+    return !best.stages.empty();
+  }
+
+  /// One check: moves the bound up or the plan down. @return false if the budget ended first
+  bool tighten(double seconds, BottleneckResult& best) {
+    const bool better = improve(seconds, best);
+    if (visits_left_ < 0) return false;
+    if (!better) best.lower_bound = seconds;
+    return true;
+  }
+
   /// @return whether a plan exists whose slowest stage takes at most `seconds`; it is put into `best`
   bool improve(double seconds, BottleneckResult& best) {
     ++best.checks;
@@ -169,7 +197,7 @@ class BottleneckSearch {
     states_.clear();
     fronts_.assign(lattice_.size(), {});
     add(DownsetId(0), {0, 0, -1, DownsetId(0), 0, 0});
-    for (std::size_t i = 0; i + 1 < lattice_.size(); ++i) {
+    for (std::size_t i = 0; i + 1 < lattice_.size() && visits_left_ >= 0; ++i) {
       if (!fronts_[i].empty()) extend(DownsetId::of(i));
       fronts_[i] = {};
     }
@@ -202,8 +230,14 @@ class BottleneckSearch {
   }
 
   void extend(DownsetId from) {
-    const auto front = fronts_[from.index()];
-    const int fewest = states_[static_cast<std::size_t>(front.back())].devices;
+    auto front = fronts_[from.index()];
+    const double rest = rest_devices(from);
+    std::erase_if(front, [&](std::int32_t s) {
+      return states_[static_cast<std::size_t>(s)].devices + rest > tables_.devices;
+    });
+    if (front.empty()) return;
+    const State fewest = states_[static_cast<std::size_t>(front.back())];
+    const State lowest = states_[static_cast<std::size_t>(front.front())];
     sums_.assign(tables_.tensor_degrees.size(), {});
     nodes_.clear();
     in_stage_.assign(tables_.graph.node_count(), false);
@@ -211,7 +245,7 @@ class BottleneckSearch {
         from,
         [&](NodeId node, DownsetId to) {
           enter(node);
-          if (!worth_a_look(fewest)) return false;
+          if (--visits_left_ < 0 || !worth_a_look(from, to, fewest, lowest)) return false;
           offer_stage(from, to, front);
           return true;
         },
@@ -234,6 +268,7 @@ class BottleneckSearch {
       sums.in_flight += least.in_flight;
       sums.bytes += least.bytes;
       sums.bytes_once += least.bytes_once;
+      sums.least_in_flight += least.least_in_flight;
       for (const double bytes : least.in) sums.border += bytes;
       std::size_t e = 0;
       for (const EdgeId edge : tables_.graph.out_edges(node)) {
@@ -263,16 +298,30 @@ class BottleneckSearch {
     return e;
   }
 
-  /// Whether the stage or a larger one can be right: memory and devices.
-  [[nodiscard]] bool worth_a_look(int devices) const {
+  /// Whether the stage or a larger one can be right. What only grows with a stage decides: the bytes that it holds, its
+  /// work, and the devices that a tensor degree wastes on its nodes compared with the best for each.
+  [[nodiscard]] bool worth_a_look(DownsetId from, DownsetId to, const State& fewest, const State& lowest) const {
+    const double even = limit_ == kNever ? 0 : (rest_[from.index()] - rest_[to.index()]) * device_share_ / limit_;
+    const double spare = tables_.devices - fewest.devices - rest_devices(from) + 1e-9 * tables_.devices;
     for (std::size_t t = 0; t < sums_.size(); ++t) {
       const Sums& sums = sums_[t];
-      if (sums.missing > 0 || sums.bytes_once > tables_.memory) continue;
+      const int degree = tables_.tensor_degrees[t];
+      if (sums.missing > 0) continue;
+      const int most = std::min((tables_.devices - fewest.devices) / degree, tables_.replicas.back());
+      if (most < 1) continue;
+      const int waiting = (lowest.sum + most - 1) / most;
+      if (sums.bytes_once + sums.least_in_flight * waiting > tables_.memory) continue;
+      if (limit_ != kNever && degree * sums.work * device_share_ / limit_ - even > spare) continue;
       const auto d = first_degree(sums.work, 0, 0);
-      if (d < tables_.replicas.size() && devices + tables_.replicas[d] * tables_.tensor_degrees[t] <= tables_.devices)
-        return true;
+      if (d < tables_.replicas.size() && fewest.devices + tables_.replicas[d] * degree <= tables_.devices) return true;
     }
     return false;
+  }
+
+  /// Devices that everything outside a tail needs at least: for its work and for its bytes.
+  [[nodiscard]] double rest_devices(DownsetId tail) const {
+    const double work = limit_ == kNever ? 0 : rest_[tail.index()] * device_share_ / limit_;
+    return std::max(work, rest_bytes_[tail.index()] / tables_.memory) * (1 - 1e-9);
   }
 
   [[nodiscard]] double seconds(double work, double border, double parameters, std::size_t d) const {
@@ -286,7 +335,9 @@ class BottleneckSearch {
   }
 
   void offer_stage(DownsetId from, DownsetId to, const std::vector<std::int32_t>& front) {
-    const double rest = limit_ == kNever ? 0 : rest_[to.index()] * device_share_ / limit_ * (1 - 1e-9);
+    pair_now_ = static_cast<std::uint64_t>(from.value()) << 32 | static_cast<std::uint32_t>(to.value());
+    known_now_ = nullptr;
+    const double rest = rest_devices(to);
     for (std::size_t t = 0; t < sums_.size(); ++t) {
       const Sums& sums = sums_[t];
       if (sums.missing > 0 || sums.bytes_once > tables_.memory) continue;
@@ -294,7 +345,7 @@ class BottleneckSearch {
       const std::size_t first = first_degree(sums.work, border, sums.parameters);
       for (const std::int32_t s : front) {
         const State before = states_[static_cast<std::size_t>(s)];
-        const auto d = smallest_degree(from, to, t, first, before, rest);
+        const auto d = smallest_degree(t, first, before, rest);
         if (!d) continue;
         const int replicas = tables_.replicas[*d];
         add(to, {before.sum + replicas, before.devices + replicas * tables_.tensor_degrees[t], s, to,
@@ -304,8 +355,8 @@ class BottleneckSearch {
   }
 
   /// Smaller data degrees need fewer devices and leave fewer micro-batches in flight before: the smallest is enough.
-  [[nodiscard]] std::optional<std::size_t> smallest_degree(DownsetId from, DownsetId to, std::size_t t, std::size_t first,
-                                                           const State& before, double rest) {
+  [[nodiscard]] std::optional<std::size_t> smallest_degree(std::size_t t, std::size_t first, const State& before,
+                                                           double rest) {
     const Sums& sums = sums_[t];
     for (std::size_t d = first; d < tables_.replicas.size(); ++d) {
       const int replicas = tables_.replicas[d];
@@ -314,21 +365,24 @@ class BottleneckSearch {
       if (seconds(sums.work, sums.border, sums.parameters, d) > limit_) continue;
       const int in_flight = (before.sum + 2 * replicas - 1) / replicas;
       if (uniform_ && sums.in_flight * in_flight + sums.bytes <= tables_.memory) return d;
-      const double work = least_work(from, to, t, d, in_flight);
+      const double work = least_work(t, d, in_flight);
       if (work == kNever) continue;
       if (uniform_ ? seconds(work, sums.border, sums.parameters, d) <= limit_ : work <= limit_) return d;
     }
     return std::nullopt;
   }
 
-  /// Least work (or, if variants differ in more than work and bytes, seconds) of the stage within memory.
-  [[nodiscard]] double least_work(DownsetId from, DownsetId to, std::size_t t, std::size_t d, int in_flight) {
-    const auto pair = static_cast<std::uint64_t>(from.value()) << 32 | static_cast<std::uint32_t>(to.value());
-    const auto rest = (static_cast<std::uint64_t>(t) << 48) | (uniform_ ? 0 : static_cast<std::uint64_t>(d) << 32) |
-                      static_cast<std::uint32_t>(in_flight);
-    auto [entry, added] = known_[pair].try_emplace(rest, 0.0);
-    if (added) entry->second = choose(nodes_, in_stage_, t, d, in_flight).cost;
-    return entry->second;
+  /// Least work (or, if variants differ in more than work and bytes, seconds) of the stage within memory. Does not
+  /// depend on the limit, so that it is worked out once for all checks.
+  [[nodiscard]] double least_work(std::size_t t, std::size_t d, int in_flight) {
+    if (known_now_ == nullptr) known_now_ = &known_[pair_now_];
+    known_now_->resize(tables_.tensor_degrees.size());
+    auto& row = (*known_now_)[t];
+    const std::size_t at =
+        uniform_ ? static_cast<std::size_t>(in_flight) : static_cast<std::size_t>(in_flight) * tables_.replicas.size() + d;
+    if (at >= row.size()) row.resize(at + 1, kUnknown);
+    if (row[at] == kUnknown) row[at] = choose(nodes_, in_stage_, t, d, in_flight).cost;
+    return row[at];
   }
 
   [[nodiscard]] detail::VariantChoice::Solution choose(const std::vector<NodeId>& nodes,
@@ -397,10 +451,16 @@ class BottleneckSearch {
   double device_share_ = 1;
   std::vector<std::vector<Least>> least_;  // [node][degree]
   std::vector<double> least_work_;         // device-seconds, by node
-  std::vector<double> rest_;               // device-seconds outside each tail
-  std::unordered_map<std::uint64_t, std::unordered_map<std::uint64_t, double>> known_;
+  std::vector<double> least_bytes_;        // bytes on all devices together, by node
+  std::vector<double> rest_, rest_bytes_;  // of both, outside each tail
+  static constexpr double kUnknown = -1;
+  using Known = std::vector<std::vector<double>>;  // [tensor degree][micro-batches in flight]
+  std::unordered_map<std::uint64_t, Known> known_;
+  std::uint64_t pair_now_ = 0;  // the stage that is looked at
+  Known* known_now_ = nullptr;
 
   double limit_ = 0;
+  std::int64_t visits_left_ = 0;
   std::vector<State> states_;
   std::vector<std::vector<std::int32_t>> fronts_;  // by tail
   std::vector<Sums> sums_, saved_;                 // by tensor degree; one more for each node of the stage
