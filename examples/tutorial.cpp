@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <iostream>
+#include <string>
 
 #include <CLI/CLI.hpp>
 #include <torch/torch.h>
@@ -73,9 +74,9 @@ int main(int argc, char** argv) try {
   }
   if (steps > 1) {
     const std::chrono::duration<double, std::milli> spent = time_when_done() - start;
-    if (world.rank() == 0) std::cout << "Step: " << spent.count() / (steps - 1) << " ms" << std::endl;
+    if (world.rank() == 0) std::cout << "Step: " + std::to_string(spent.count() / (steps - 1)) + " ms\n" << std::flush;
   }
-  std::cout << "Finished on rank " << world.rank() << std::endl;
+  std::cout << "Finished on rank " + std::to_string(world.rank()) + "\n" << std::flush;  // at once: ranks share the output
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "tutorial: " << error.what() << std::endl;
