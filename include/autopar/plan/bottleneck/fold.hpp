@@ -26,6 +26,7 @@ class FreeNodes {
 
   /// Stages of the folded tables as stages of all nodes.
   [[nodiscard]] std::vector<VariantStage> unfold(const std::vector<VariantStage>& folded) const {
+    if (folded.empty()) return {};  // no plan
     std::vector<VariantStage> stages = folded;
     std::vector<std::size_t> stage_of(tables_.graph.node_count(), 0);
     for (std::size_t s = 0; s < stages.size(); ++s) {

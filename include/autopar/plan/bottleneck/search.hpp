@@ -302,7 +302,8 @@ class BottleneckSearch {
   /// work, and the devices that a tensor degree wastes on its nodes compared with the best for each.
   [[nodiscard]] bool worth_a_look(DownsetId from, DownsetId to, const State& fewest, const State& lowest) const {
     const double even = limit_ == kNever ? 0 : (rest_[from.index()] - rest_[to.index()]) * device_share_ / limit_;
-    const double spare = tables_.devices - fewest.devices - rest_devices(from) + 1e-9 * tables_.devices;
+    const double needed = limit_ == kNever ? 0 : rest_[from.index()] * device_share_ / limit_;
+    const double spare = tables_.devices - fewest.devices - needed + 1e-9 * tables_.devices;
     for (std::size_t t = 0; t < sums_.size(); ++t) {
       const Sums& sums = sums_[t];
       const int degree = tables_.tensor_degrees[t];

@@ -19,7 +19,7 @@ struct NodeVariant {
   double bytes_in_flight = 0;   ///< held for each micro-batch in flight
   double bytes = 0;             ///< held always
   double parameters = 0;        ///< bytes of parameters
-  std::vector<double> in, out;  ///< bytes if the i-th incoming (outgoing) edge crosses the border of the stage
+  std::vector<double> in{}, out{};  ///< bytes if the i-th incoming (outgoing) edge crosses the border of the stage
 };
 
 /// A pipeline problem as values: what the exact bottleneck search, its certificate and its checker share.
