@@ -27,7 +27,8 @@ struct Arguments {
 double number(const std::string& option, const char* text) {
   char* end = nullptr;
   const double value = std::strtod(text, &end);
-  if (end == text || *end != '\0' || !std::isfinite(value)) throw ap::InvalidArgument(option + " " + text + " is not a number");
+  if (end == text || *end != '\0' || !std::isfinite(value))
+    throw ap::InvalidArgument(option + " " + text + " is not a number");
   return value;
 }
 
@@ -43,7 +44,8 @@ Arguments parse(int argc, char** argv) {
     const char* value = argv[++i];
     if (word == "--devices") {
       const double devices = number(word, value);
-      if (devices != std::floor(devices) || std::abs(devices) > 1e9) throw ap::InvalidArgument(word + " is not a whole number");
+      if (devices != std::floor(devices) || std::abs(devices) > 1e9)
+        throw ap::InvalidArgument(word + " is not a whole number");
       arguments.target.devices = static_cast<int>(devices);
     } else if (word == "--memory") {
       arguments.target.memory = number(word, value);

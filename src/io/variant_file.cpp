@@ -93,7 +93,8 @@ class InstanceReader {
       const std::int64_t id = field.whole("id", 0, kMostIds);
       if (!by_id_.emplace(id, tables.graph.add_node(id)).second) field.fail("id " + std::to_string(id) + " is taken");
       const Field choices = field.of("TMPCs");
-      for (const auto& [degree, variants] : choices.json().items()) degrees.push_back(degree_of(choices, degree));
+      for (const auto& [degree, variants] : choices.json().items())
+        degrees.push_back(degree_of(choices, degree));
     }
     std::sort(degrees.begin(), degrees.end());
     degrees.erase(std::unique(degrees.begin(), degrees.end()), degrees.end());

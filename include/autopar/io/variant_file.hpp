@@ -16,8 +16,8 @@ struct InstanceTarget {
   std::optional<double> bandwidth;  ///< bytes a second
 };
 
-/// A planning instance in the format of msr-fiddle/piper as tables for `BottleneckSearch`: costs of each node under each
-/// tensor degree and variant, bytes of edges.
+/// A planning instance in the format of msr-fiddle/piper as tables for `BottleneckSearch`: costs of each node under
+/// each tensor degree and variant, bytes of edges.
 /// @throws ConfigError for text that is no such instance: truncated, unknown ids, missing, negative or infinite numbers
 /// @throws InvalidArgument if the target has no device, memory or bandwidth, or the graph a cycle
 [[nodiscard]] VariantTables parse_instance(std::string_view json, const std::string& file,

@@ -101,7 +101,8 @@ class PlanMaker {
       if (!unit.whole_batch) continue;
       throw CaptureError(unit.name, unit.path,
                          "mixes the samples of a batch, so its stage must have one replica, which stages = " +
-                             std::to_string(constraints_.stages) + " with replicas = " + listed(request_.options.replicas) +
+                             std::to_string(constraints_.stages) + " with replicas = " +
+                             listed(request_.options.replicas) +
                              " do not allow; leave them to the planner");
     }
     throw InfeasiblePlan("no division into stages meets stages = " + std::to_string(constraints_.stages) +

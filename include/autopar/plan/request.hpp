@@ -133,13 +133,15 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   }
   if (options.stages > 0 && options.replicas.size() > 1 && options.replicas.size() != std::size_t(options.stages)) {
     refuse("stages = " + std::to_string(options.stages) + " contradicts replicas = " + listed(options.replicas) +
-           ", which names " + std::to_string(options.replicas.size()) + " stages; give one number a stage, or a single one for all of them");
+           ", which names " + std::to_string(options.replicas.size()) +
+           " stages; give one number a stage, or a single one for all of them");
   }
   const auto same_for_all = options.replicas.size() == 1 ? std::max(options.stages, 1) : 1;
   const int used = same_for_all * std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
   if (used > world) {
     refuse("replicas = " + listed(options.replicas) +
-           (same_for_all > 1 ? " for each of stages = " + std::to_string(options.stages) : "") + " need " + std::to_string(used) + " ranks, but the world has " +
+           (same_for_all > 1 ? " for each of stages = " + std::to_string(options.stages) : "") + " need " +
+           std::to_string(used) + " ranks, but the world has " +
            std::to_string(world) + "; start more ranks or ask for fewer replicas");
   }
   const auto stages = std::max(static_cast<std::size_t>(options.stages),
@@ -154,7 +156,8 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   }
 }
 
-/// 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, the limits themselves, and what divides the largest local batch.
+/// 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, the limits themselves, and what divides the largest local
+/// batch.
 [[nodiscard]] inline std::vector<int> microbatch_candidates(int low, int high, std::int64_t largest_local) {
   std::vector<int> out{low, high};
   for (int m = low; m <= high; ++m) {

@@ -11,9 +11,9 @@
 
 namespace autopar::detail {
 
-/// How fast the nodes that no stage has yet can run at best: a dynamic program over tails, ranks left and stages chosen,
-/// with what stages must hold. It sees that memory and whole operators make even shares impossible, which a sum of work
-/// does not; and where it leads is a good staging to start from.
+/// How fast the nodes that no stage has yet can run at best: a dynamic program over tails, ranks left and stages
+/// chosen, with what stages must hold. It sees that memory and whole operators make even shares impossible, which a sum
+/// of work does not; and where it leads is a good staging to start from.
 ///
 /// A stage between two tails takes no less than the longest path of forwards that leads to it, its own forwards and
 /// backwards, what a micro-batch needs below it, and the path of backwards from it, all at the smallest share.
@@ -39,7 +39,6 @@ class RestBottleneck {
     return cells_[cell(tail, ranks, std::min(later, depth_ - 1))].seconds;
   }
   [[nodiscard]] std::int64_t work() const { return work_; }
-
 
   /// The staging behind `(*this)(empty tail, ranks, 0)`; nullopt if memory allows none.
   [[nodiscard]] std::optional<Staging> staging(int ranks) const {
@@ -115,7 +114,8 @@ class RestBottleneck {
 
   [[nodiscard]] NodeMask mask_of(DownsetId tail) const {
     NodeMask mask = 0;
-    for (const NodeId node : tables_->tails().members(tail)) mask |= bit(node);
+    for (const NodeId node : tables_->tails().members(tail))
+      mask |= bit(node);
     return mask;
   }
 
@@ -129,14 +129,16 @@ class RestBottleneck {
     const auto& tails = tables_->tails();
     cells_.assign(tails.size() * static_cast<std::size_t>(world_ + 1) * static_cast<std::size_t>(depth_), {});
     for (int ranks = 0; ranks <= world_; ++ranks) {
-      for (int later = 0; later < depth_; ++later) cells_[cell(tails.all_nodes(), ranks, later)].seconds = 0;
+      for (int later = 0; later < depth_; ++later)
+        cells_[cell(tails.all_nodes(), ranks, later)].seconds = 0;
     }
     for (const Pair& pair : pairs_) {
       const Boundary& boundary = tables_->boundary(pair.nodes);
       const Surroundings around = surroundings(pair.nodes);
       const int each = objective_->constraints().replicas_of_each;
       const int most = (pair.nodes & tables_->whole_batch()) != 0 ? 1 : each > 0 ? each : world_;
-      for (int replicas = std::max(1, each); replicas <= most; ++replicas) try_stage(pair, around, boundary, replicas);
+      for (int replicas = std::max(1, each); replicas <= most; ++replicas)
+        try_stage(pair, around, boundary, replicas);
     }
   }
 
@@ -152,8 +154,8 @@ class RestBottleneck {
       const std::int64_t held = tables_->held(pair.from, pair.to, pair.nodes) + (high.saved - low.saved) * in_flight +
                                 boundary.bytes(share, in_flight, microbatches_);
       if (held > objective_->constraints().memory.value()) continue;
-      const double own = seconds(around, high.forward - low.forward, high.backward - low.backward,
-                                 high.busy - low.busy, later);
+      const double own =
+          seconds(around, high.forward - low.forward, high.backward - low.backward, high.busy - low.busy, later);
       for (int ranks = replicas; ranks <= world_; ++ranks) {
         const double rest = cells_[cell(pair.to, ranks - replicas, std::min(later + 1, depth_ - 1))].seconds;
         Cell& best = cells_[cell(pair.from, ranks, later)];
@@ -177,7 +179,8 @@ class RestBottleneck {
     Surroundings out;
     const auto longest = [](NodeMask mask, const std::vector<double>& path) {
       double most = 0;
-      for (; mask != 0; mask &= mask - 1) most = std::max(most, path[static_cast<std::size_t>(std::countr_zero(mask))]);
+      for (; mask != 0; mask &= mask - 1)
+        most = std::max(most, path[static_cast<std::size_t>(std::countr_zero(mask))]);
       return most;
     };
     NodeMask before = 0, before_gradient = 0, after = 0, after_gradient = 0;

@@ -49,8 +49,8 @@ TEST_CASE("an instance becomes tables with the published costs") {
   CHECK(tables.parameter_cost[0] == 0);
   CHECK(tables.parameter_cost[1] == Approx(4.0 / 2 / 4 / 10));
   const BottleneckResult found = solve_bottleneck(tables);
-  // Two stages: the first has two micro-batches in flight and must recompute; 3 s and 1 s for its border. One replicated
-  // stage needs 75 bytes of recompute and vanilla: (3 + 2) / 2 and the sums of 16 bytes.
+  // Two stages: the first has two micro-batches in flight and must recompute; 3 s and 1 s for its border. One
+  // replicated stage needs 75 bytes of recompute and vanilla: (3 + 2) / 2 and the sums of 16 bytes.
   CHECK(found.seconds == Approx(2.5 + 16 * tables.parameter_cost[1]));
   CHECK(check_certificate(tables, {found.stages, found.seconds, found.lower_bound}).accepted);
   CHECK(to_json(tables, found.stages).find("\"recompute\"") != std::string::npos);

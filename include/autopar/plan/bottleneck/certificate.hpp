@@ -63,9 +63,11 @@ class CertificateChecker {
     std::vector<int> stage_of(graph_.node_count(), -1);
     int devices = 0, later = 0;
     for (std::size_t s = 0; s < stages.size(); ++s) {
-      if (stages[s].nodes.empty() || stages[s].variants.size() != stages[s].nodes.size()) broken = "a stage is incomplete";
+      if (stages[s].nodes.empty() || stages[s].variants.size() != stages[s].nodes.size())
+        broken = "a stage is incomplete";
       for (const NodeId node : stages[s].nodes) {
-        if (node.index() >= stage_of.size() || stage_of[node.index()] >= 0) return broken = "a node is in two stages", 0;
+        if (node.index() >= stage_of.size() || stage_of[node.index()] >= 0)
+          return broken = "a node is in two stages", 0;
         stage_of[node.index()] = static_cast<int>(s);
       }
       devices += stages[s].replicas * stages[s].tensor_degree;
@@ -75,7 +77,8 @@ class CertificateChecker {
     if (devices > tables_.devices) broken = "the plan uses more devices than there are";
     if (later > tables_.most_replicas) broken = "the data degrees sum up to more than is allowed";
     for (const EdgeId edge : graph_.edges()) {
-      if (stage_of[graph_.source(edge).index()] > stage_of[graph_.target(edge).index()]) broken = "an edge runs backwards";
+      if (stage_of[graph_.source(edge).index()] > stage_of[graph_.target(edge).index()])
+        broken = "an edge runs backwards";
     }
     double most = 0;
     for (std::size_t s = 0; s < stages.size() && broken.empty(); ++s) {
@@ -95,7 +98,8 @@ class CertificateChecker {
     double bytes = 0, seconds = 0;
     for (std::size_t i = 0; i < stage.nodes.size(); ++i) {
       const NodeId node = stage.nodes[i];
-      const auto& choices = tables_.variants[node.index()][static_cast<std::size_t>(t - tables_.tensor_degrees.begin())];
+      const auto& choices =
+          tables_.variants[node.index()][static_cast<std::size_t>(t - tables_.tensor_degrees.begin())];
       const auto v = static_cast<std::size_t>(stage.variants[i]);
       if (v >= choices.size()) return broken = "a node has no such variant", 0;
       bytes += choices[v].bytes_in_flight * in_flight + choices[v].bytes;
@@ -142,9 +146,8 @@ class CertificateChecker {
       const NodeId node = order_[order_.size() - 1 - i];
       if (tail_[node.index()]) continue;
       const auto successors = graph_.successors(node);
-      const bool ready = std::all_of(successors.begin(), successors.end(), [this](NodeId after) {
-        return tail_[after.index()] || stage_[after.index()];
-      });
+      const bool ready = std::all_of(successors.begin(), successors.end(),
+                                     [this](NodeId after) { return tail_[after.index()] || stage_[after.index()]; });
       if (!ready) continue;
       stage_[node.index()] = true;
       members_.push_back(node);
@@ -160,7 +163,8 @@ class CertificateChecker {
   /// With one micro-batch in flight, the fastest variants and no border, on all devices that are left.
   [[nodiscard]] bool could_fit() const {
     int fewest = tables_.devices;
-    for (const auto& [sum, devices] : before_) fewest = std::min(fewest, devices);
+    for (const auto& [sum, devices] : before_)
+      fewest = std::min(fewest, devices);
     for (std::size_t t = 0; t < tables_.tensor_degrees.size(); ++t) {
       double bytes = 0, work = 0;
       for (const NodeId node : members_) {
@@ -182,7 +186,8 @@ class CertificateChecker {
 
   void close() {
     Set next = tail_;
-    for (const NodeId node : members_) next[node.index()] = true;
+    for (const NodeId node : members_)
+      next[node.index()] = true;
     const auto size = static_cast<std::size_t>(std::count(next.begin(), next.end(), true));
     std::map<std::tuple<std::size_t, std::size_t, int>, bool> fits;
     for (const auto& [sum, devices] : before_) {

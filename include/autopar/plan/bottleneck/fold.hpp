@@ -12,12 +12,13 @@ namespace autopar {
 
 namespace detail {
 
-/// Tables without the nodes that cost nothing wherever they run. Such a node can always join the earliest stage that its
-/// predecessors allow; what stays of it is that its successors come after its predecessors.
+/// Tables without the nodes that cost nothing wherever they run. Such a node can always join the earliest stage that
+/// its predecessors allow; what stays of it is that its successors come after its predecessors.
 class FreeNodes {
  public:
   explicit FreeNodes(const VariantTables& tables) : tables_(tables), order_(topological_order(tables.graph)) {
-    for (const NodeId node : tables.graph.nodes()) free_.push_back(is_free(node));
+    for (const NodeId node : tables.graph.nodes())
+      free_.push_back(is_free(node));
     if (std::find(free_.begin(), free_.end(), false) == free_.end()) free_.front() = false;
     fold();
   }
@@ -52,7 +53,8 @@ class FreeNodes {
     for (const auto& variants : tables_.variants[node.index()]) {
       if (variants.empty()) return false;  // it forbids a tensor degree
       for (const NodeVariant& v : variants) {
-        const bool edges = std::all_of(v.in.begin(), v.in.end(), nothing) && std::all_of(v.out.begin(), v.out.end(), nothing);
+        const bool edges =
+            std::all_of(v.in.begin(), v.in.end(), nothing) && std::all_of(v.out.begin(), v.out.end(), nothing);
         if (!edges || v.work != 0 || v.bytes_in_flight != 0 || v.bytes != 0 || v.parameters != 0) return false;
       }
     }
@@ -92,7 +94,8 @@ class FreeNodes {
       original_.push_back(node);
       folded_.variants.push_back(tables_.variants[node.index()]);
       for (auto& variants : folded_.variants.back()) {
-        for (NodeVariant& v : variants) v.in.clear(), v.out.clear();
+        for (NodeVariant& v : variants)
+          v.in.clear(), v.out.clear();
       }
     }
     // Edges in their old order, so that each finds its bytes; then the orders that free nodes passed on.
@@ -133,16 +136,19 @@ class FreeNodes {
       std::sort(list.begin(), list.end());
       list.erase(std::unique(list.begin(), list.end()), list.end());
       if (free_[node.index()]) continue;
-      for (const NodeId earlier : list) add_order(to_folded[earlier.index()], to_folded[node.index()]);
+      for (const NodeId earlier : list)
+        add_order(to_folded[earlier.index()], to_folded[node.index()]);
     }
   }
   void add_order(NodeId from, NodeId to) {
     folded_.graph.add_edge(from, to, 0);
     for (auto& variants : folded_.variants[from.index()]) {
-      for (NodeVariant& v : variants) v.out.push_back(0);
+      for (NodeVariant& v : variants)
+        v.out.push_back(0);
     }
     for (auto& variants : folded_.variants[to.index()]) {
-      for (NodeVariant& v : variants) v.in.push_back(0);
+      for (NodeVariant& v : variants)
+        v.in.push_back(0);
     }
   }
 
@@ -163,10 +169,12 @@ namespace detail {
   for (std::size_t i = 0; i + 1 < order.size(); ++i) {
     tables.graph.add_edge(order[i], order[i + 1], 0);
     for (auto& variants : tables.variants[order[i].index()]) {
-      for (NodeVariant& v : variants) v.out.push_back(0);
+      for (NodeVariant& v : variants)
+        v.out.push_back(0);
     }
     for (auto& variants : tables.variants[order[i + 1].index()]) {
-      for (NodeVariant& v : variants) v.in.push_back(0);
+      for (NodeVariant& v : variants)
+        v.in.push_back(0);
     }
   }
   return tables;

@@ -16,9 +16,9 @@ namespace autopar {
 
 /// What the search says of a problem.
 struct BottleneckResult {
-  std::vector<VariantStage> stages;  ///< in pipeline order; empty if no plan exists
+  std::vector<VariantStage> stages;                          ///< in pipeline order; empty if no plan exists
   double seconds = std::numeric_limits<double>::infinity();  ///< of the slowest stage
-  double lower_bound = 0;            ///< no plan has a slowest stage below this; infinite if there is no plan
+  double lower_bound = 0;  ///< no plan has a slowest stage below this; infinite if there is no plan
   int checks = 0;
 };
 
@@ -28,8 +28,8 @@ template <class Outside>
 [[nodiscard]] double stage_seconds(const VariantTables& tables, const VariantStage& stage, const Outside& outside) {
   const auto degree = std::find(tables.tensor_degrees.begin(), tables.tensor_degrees.end(), stage.tensor_degree) -
                       tables.tensor_degrees.begin();
-  const auto d = static_cast<std::size_t>(
-      std::find(tables.replicas.begin(), tables.replicas.end(), stage.replicas) - tables.replicas.begin());
+  const auto d = static_cast<std::size_t>(std::find(tables.replicas.begin(), tables.replicas.end(), stage.replicas) -
+                                          tables.replicas.begin());
   double work = 0, border = 0, parameters = 0;
   for (std::size_t i = 0; i < stage.nodes.size(); ++i) {
     const NodeId node = stage.nodes[i];
@@ -38,16 +38,18 @@ template <class Outside>
     work += v.work;
     parameters += v.parameters;
     std::size_t e = 0;
-    for (const NodeId before : tables.graph.predecessors(node)) border += outside(before) ? v.in[e++] : (++e, 0);
+    for (const NodeId before : tables.graph.predecessors(node))
+      border += outside(before) ? v.in[e++] : (++e, 0);
     e = 0;
-    for (const NodeId after : tables.graph.successors(node)) border += outside(after) ? v.out[e++] : (++e, 0);
+    for (const NodeId after : tables.graph.successors(node))
+      border += outside(after) ? v.out[e++] : (++e, 0);
   }
   return work * tables.work_share[d] + border * tables.border_cost[d] + parameters * tables.parameter_cost[d];
 }
 
-/// The pipeline with the fastest slowest stage, and the proof: bisects on its seconds T; whether T can be met is decided
-/// by a dynamic program from the last stage backwards over tails, with the sum of data degrees so far and the fewest
-/// devices as its state. The last T that cannot be met is the lower bound.
+/// The pipeline with the fastest slowest stage, and the proof: bisects on its seconds T; whether T can be met is
+/// decided by a dynamic program from the last stage backwards over tails, with the sum of data degrees so far and the
+/// fewest devices as its state. The last T that cannot be met is the lower bound.
 ///
 /// Exact, deterministic. Refers to the tables, which must outlive it.
 class BottleneckSearch {
@@ -84,10 +86,10 @@ class BottleneckSearch {
   /// Of one node under one tensor degree.
   struct Least {
     bool runs = false;
-    double work = 0, parameters = 0;                   ///< least of any variant
-    double in_flight = 0, bytes = 0;                   ///< of the variant with the least work
+    double work = 0, parameters = 0;  ///< least of any variant
+    double in_flight = 0, bytes = 0;  ///< of the variant with the least work
     double least_in_flight = 0;
-    double bytes_once = 0;                             ///< least with one micro-batch in flight
+    double bytes_once = 0;  ///< least with one micro-batch in flight
     std::vector<double> in{}, out{};
   };
   /// Of the nodes of the stage that grows, under one tensor degree.
@@ -105,11 +107,13 @@ class BottleneckSearch {
   [[nodiscard]] static DownsetLattice tails_of(const VariantTables& tables, std::size_t max_tails) {
     check_tables(tables);
     Graph<char, char> reversed;
-    for (std::size_t i = 0; i < tables.graph.node_count(); ++i) reversed.add_node();
-    for (const EdgeId edge : tables.graph.edges()) reversed.add_edge(tables.graph.target(edge), tables.graph.source(edge));
+    for (std::size_t i = 0; i < tables.graph.node_count(); ++i)
+      reversed.add_node();
+    for (const EdgeId edge : tables.graph.edges())
+      reversed.add_edge(tables.graph.target(edge), tables.graph.source(edge));
     auto lattice = enumerate_downsets(reversed, max_tails);
     detail::demand(lattice.has_value(), "the graph has more than " + std::to_string(max_tails) +
-                                    " cuts; put nodes together before an exact search");
+                                            " cuts; put nodes together before an exact search");
     return std::move(*lattice);
   }
 
@@ -127,8 +131,8 @@ class BottleneckSearch {
         least_bytes_[n] = std::min(least_bytes_[n], tables_.tensor_degrees[t] * least.bytes_once);
         least_work_[n] = std::min(least_work_[n], tables_.tensor_degrees[t] * least.work);
         for (const NodeVariant& v : variants) {
-          uniform_ = uniform_ && v.parameters == variants[0].parameters && v.in == variants[0].in &&
-                     v.out == variants[0].out;
+          uniform_ =
+              uniform_ && v.parameters == variants[0].parameters && v.in == variants[0].in && v.out == variants[0].out;
         }
       }
     }
@@ -138,9 +142,11 @@ class BottleneckSearch {
     rest_.assign(lattice_.size(), 0);
     rest_bytes_.assign(lattice_.size(), 0);
     double all = 0;
-    for (const double work : least_work_) all += work;
+    for (const double work : least_work_)
+      all += work;
     rest_[0] = all;
-    for (const double bytes : least_bytes_) rest_bytes_[0] += bytes;
+    for (const double bytes : least_bytes_)
+      rest_bytes_[0] += bytes;
     for (std::size_t i = 0; i < lattice_.size(); ++i) {
       for (const auto& cover : lattice_.covers(DownsetId::of(i))) {
         rest_[cover.result.index()] = rest_[i] - least_work_[cover.added.index()];
@@ -162,8 +168,10 @@ class BottleneckSearch {
       least.parameters = std::min(least.parameters, v.parameters);
       least.least_in_flight = std::min(least.least_in_flight, v.bytes_in_flight);
       least.bytes_once = std::min(least.bytes_once, v.bytes_in_flight + v.bytes);
-      for (std::size_t e = 0; e < v.in.size(); ++e) least.in[e] = std::min(least.in[e], v.in[e]);
-      for (std::size_t e = 0; e < v.out.size(); ++e) least.out[e] = std::min(least.out[e], v.out[e]);
+      for (std::size_t e = 0; e < v.in.size(); ++e)
+        least.in[e] = std::min(least.in[e], v.in[e]);
+      for (std::size_t e = 0; e < v.out.size(); ++e)
+        least.out[e] = std::min(least.out[e], v.out[e]);
     }
     return least;
   }
@@ -224,7 +232,8 @@ class BottleneckSearch {
     if (at != front.end() && states_[static_cast<std::size_t>(*at)].sum == state.sum && devices(*at) <= state.devices)
       return;
     auto last = at;
-    while (last != front.end() && devices(*last) >= state.devices) ++last;
+    while (last != front.end() && devices(*last) >= state.devices)
+      ++last;
     states_.push_back(state);
     front.insert(front.erase(at, last), static_cast<std::int32_t>(states_.size()) - 1);
   }
@@ -232,9 +241,8 @@ class BottleneckSearch {
   void extend(DownsetId from) {
     auto front = fronts_[from.index()];
     const double rest = rest_devices(from);
-    std::erase_if(front, [&](std::int32_t s) {
-      return states_[static_cast<std::size_t>(s)].devices + rest > tables_.devices;
-    });
+    std::erase_if(
+        front, [&](std::int32_t s) { return states_[static_cast<std::size_t>(s)].devices + rest > tables_.devices; });
     if (front.empty()) return;
     const State fewest = states_[static_cast<std::size_t>(front.back())];
     const State lowest = states_[static_cast<std::size_t>(front.front())];
@@ -269,7 +277,8 @@ class BottleneckSearch {
       sums.bytes += least.bytes;
       sums.bytes_once += least.bytes_once;
       sums.least_in_flight += least.least_in_flight;
-      for (const double bytes : least.in) sums.border += bytes;
+      for (const double bytes : least.in)
+        sums.border += bytes;
       std::size_t e = 0;
       for (const EdgeId edge : tables_.graph.out_edges(node)) {
         const NodeId after = tables_.graph.target(edge);
@@ -331,7 +340,8 @@ class BottleneckSearch {
   /// Position of the smallest data degree that is fast enough.
   [[nodiscard]] std::size_t first_degree(double work, double border, double parameters) const {
     std::size_t d = 0;
-    while (d < tables_.replicas.size() && seconds(work, border, parameters, d) > limit_) ++d;
+    while (d < tables_.replicas.size() && seconds(work, border, parameters, d) > limit_)
+      ++d;
     return d;
   }
 
@@ -379,8 +389,8 @@ class BottleneckSearch {
     if (known_now_ == nullptr) known_now_ = &known_[pair_now_];
     known_now_->resize(tables_.tensor_degrees.size());
     auto& row = (*known_now_)[t];
-    const std::size_t at =
-        uniform_ ? static_cast<std::size_t>(in_flight) : static_cast<std::size_t>(in_flight) * tables_.replicas.size() + d;
+    const std::size_t at = uniform_ ? static_cast<std::size_t>(in_flight)
+                                    : static_cast<std::size_t>(in_flight) * tables_.replicas.size() + d;
     if (at >= row.size()) row.resize(at + 1, kUnknown);
     if (row[at] == kUnknown) row[at] = choose(nodes_, in_stage_, t, d, in_flight).cost;
     return row[at];
@@ -395,9 +405,9 @@ class BottleneckSearch {
       auto& items = classes.emplace_back();
       const auto& variants = tables_.variants[node.index()][t];
       for (std::size_t v = 0; v < variants.size(); ++v) {
-        const double cost = uniform_ ? variants[v].work
-                                     : seconds(variants[v].work, border_of(node, variants[v], inside),
-                                               variants[v].parameters, d);
+        const double cost =
+            uniform_ ? variants[v].work
+                     : seconds(variants[v].work, border_of(node, variants[v], inside), variants[v].parameters, d);
         items.push_back({variants[v].bytes_in_flight * in_flight + variants[v].bytes, cost, static_cast<int>(v)});
       }
     }
@@ -406,9 +416,11 @@ class BottleneckSearch {
   [[nodiscard]] double border_of(NodeId node, const NodeVariant& variant, const std::vector<bool>& inside) const {
     double border = 0;
     std::size_t e = 0;
-    for (const NodeId before : tables_.graph.predecessors(node)) border += inside[before.index()] ? (++e, 0) : variant.in[e++];
+    for (const NodeId before : tables_.graph.predecessors(node))
+      border += inside[before.index()] ? (++e, 0) : variant.in[e++];
     e = 0;
-    for (const NodeId after : tables_.graph.successors(node)) border += inside[after.index()] ? (++e, 0) : variant.out[e++];
+    for (const NodeId after : tables_.graph.successors(node))
+      border += inside[after.index()] ? (++e, 0) : variant.out[e++];
     return border;
   }
 
@@ -440,7 +452,8 @@ class BottleneckSearch {
     double most = 0;
     for (const VariantStage& stage : stages) {
       std::vector<bool> inside(tables_.graph.node_count(), false);
-      for (const NodeId node : stage.nodes) inside[node.index()] = true;
+      for (const NodeId node : stage.nodes)
+        inside[node.index()] = true;
       most = std::max(most, stage_seconds(tables_, stage, [&](NodeId node) { return !inside[node.index()]; }));
     }
     return most;

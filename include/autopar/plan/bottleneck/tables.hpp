@@ -15,10 +15,10 @@ namespace autopar {
 /// One way to run a node under one tensor degree.
 struct NodeVariant {
   std::string name;
-  double work = 0;              ///< seconds of a micro-batch on one replica
-  double bytes_in_flight = 0;   ///< held for each micro-batch in flight
-  double bytes = 0;             ///< held always
-  double parameters = 0;        ///< bytes of parameters
+  double work = 0;                  ///< seconds of a micro-batch on one replica
+  double bytes_in_flight = 0;       ///< held for each micro-batch in flight
+  double bytes = 0;                 ///< held always
+  double parameters = 0;            ///< bytes of parameters
   std::vector<double> in{}, out{};  ///< bytes if the i-th incoming (outgoing) edge crosses the border of the stage
 };
 
@@ -26,8 +26,8 @@ struct NodeVariant {
 ///
 /// A stage has a convex set of nodes, a data degree d of `replicas`, a tensor degree and for each node one of its
 /// variants. It takes work * `work_share[d]` + crossing bytes * `border_cost[d]` + parameters * `parameter_cost[d]`
-/// seconds a micro-batch, and holds bytes_in_flight * ceil(sum of d of this and later stages / d) + bytes for each node.
-/// Wanted: the smallest slowest stage on `devices` devices, d * tensor degree each stage.
+/// seconds a micro-batch, and holds bytes_in_flight * ceil(sum of d of this and later stages / d) + bytes for each
+/// node. Wanted: the smallest slowest stage on `devices` devices, d * tensor degree each stage.
 struct VariantTables {
   Graph<std::int64_t, char> graph;  ///< nodes hold the user's ids
   std::vector<int> tensor_degrees;
@@ -58,14 +58,15 @@ inline void demand(bool holds, const std::string& what) {
 /// @throws InvalidArgument on a cycle, a negative or non-finite cost, a node that no degree can run, no device
 inline void check_tables(const VariantTables& tables) {
   detail::demand(tables.devices >= 1, "a plan needs at least one device, not " + std::to_string(tables.devices));
-  detail::demand(tables.memory > 0 && std::isfinite(tables.memory), "the memory of a device must be positive and finite");
+  detail::demand(tables.memory > 0 && std::isfinite(tables.memory),
+                 "the memory of a device must be positive and finite");
   detail::demand(tables.graph.node_count() > 0, "the graph to plan has no node");
   detail::demand(!tables.replicas.empty() && tables.replicas.front() >= 1, "no data degree is allowed");
   (void)topological_order(tables.graph);
   const auto legal = [](double value) { return value >= 0 && value < 1e30; };  // false for NaN
   for (const auto* costs : {&tables.work_share, &tables.border_cost, &tables.parameter_cost}) {
     detail::demand(costs->size() == tables.replicas.size() && std::all_of(costs->begin(), costs->end(), legal),
-           "the costs of data degrees are negative, not numbers or incomplete; is the bandwidth positive?");
+                   "the costs of data degrees are negative, not numbers or incomplete; is the bandwidth positive?");
   }
   for (const NodeId node : tables.graph.nodes()) {
     const std::string name = "node " + std::to_string(tables.graph[node]);
@@ -73,11 +74,13 @@ inline void check_tables(const VariantTables& tables) {
     for (const auto& choices : tables.variants[node.index()]) {
       for (const NodeVariant& v : choices) {
         runs = true;
-        const bool edges = std::all_of(v.in.begin(), v.in.end(), legal) && std::all_of(v.out.begin(), v.out.end(), legal);
+        const bool edges =
+            std::all_of(v.in.begin(), v.in.end(), legal) && std::all_of(v.out.begin(), v.out.end(), legal);
         detail::demand(edges && legal(v.work) && legal(v.bytes_in_flight) && legal(v.bytes) && legal(v.parameters),
-               name + ", variant '" + v.name + "', has a cost that is negative, infinite or not a number");
-        detail::demand(v.in.size() == tables.graph.in_edges(node).size() && v.out.size() == tables.graph.out_edges(node).size(),
-               name + ", variant '" + v.name + "', does not state the bytes of every edge");
+                       name + ", variant '" + v.name + "', has a cost that is negative, infinite or not a number");
+        detail::demand(
+            v.in.size() == tables.graph.in_edges(node).size() && v.out.size() == tables.graph.out_edges(node).size(),
+            name + ", variant '" + v.name + "', does not state the bytes of every edge");
       }
     }
     detail::demand(runs, name + " has no variant under any tensor degree");

@@ -29,7 +29,8 @@ class VariantChoice {
 
   /// @param classes  none empty
   [[nodiscard]] static Solution solve(std::vector<Class> classes, double limit) {
-    for (Class& items : classes) drop_dominated(items);
+    for (Class& items : classes)
+      drop_dominated(items);
     return VariantChoice(std::move(classes), limit).run();
   }
 
@@ -74,8 +75,8 @@ class VariantChoice {
     return exact(std::move(best));
   }
 
-  /// From the smallest items up along the steepest steps of each class's lower hull: gives a solution and the price of a
-  /// byte for bounds.
+  /// From the smallest items up along the steepest steps of each class's lower hull: gives a solution and the price of
+  /// a byte for bounds.
   void relax(double bytes, Solution& best) {
     struct Step {
       double gain;  // cost saved per byte
@@ -120,7 +121,8 @@ class VariantChoice {
     std::vector<double> least(n + 1, 0), priced(n + 1, 0);  // of the classes from c on
     for (std::size_t c = n; c-- > 0;) {
       double low = std::numeric_limits<double>::infinity();
-      for (const Item& item : classes_[c]) low = std::min(low, item.cost + price_ * item.bytes);
+      for (const Item& item : classes_[c])
+        low = std::min(low, item.cost + price_ * item.bytes);
       least[c] = least[c + 1] + classes_[c].front().bytes;
       priced[c] = priced[c + 1] + low;
     }
@@ -135,8 +137,9 @@ class VariantChoice {
           next.push_back({bytes, cost, static_cast<std::int32_t>(i), item.id});
         }
       }
-      std::sort(next.begin(), next.end(),
-                [](const Point& a, const Point& b) { return a.bytes != b.bytes ? a.bytes < b.bytes : a.cost < b.cost; });
+      std::sort(next.begin(), next.end(), [](const Point& a, const Point& b) {
+        return a.bytes != b.bytes ? a.bytes < b.bytes : a.cost < b.cost;
+      });
       std::vector<Point> front;
       for (const Point& point : next) {
         if (front.empty() || point.cost < front.back().cost) front.push_back(point);

@@ -21,7 +21,8 @@ VariantTables random_tables(std::uint64_t seed, int max_nodes) {
   Dice dice(seed + 500'000);
   VariantTables tables;
   const int n = dice(1, max_nodes);
-  for (int i = 0; i < n; ++i) tables.graph.add_node(10 + i);
+  for (int i = 0; i < n; ++i)
+    tables.graph.add_node(10 + i);
   std::vector<double> bytes;
   for (int i = 1; i < n; ++i) {
     for (int edges = dice(0, 2); edges > 0; --edges) {
@@ -73,14 +74,16 @@ class EveryPlan {
   explicit EveryPlan(const VariantTables& tables) : tables_(tables), stage_of_(tables.graph.node_count(), 0) {}
 
   double best() {
-    for (int stages = 1; stages <= static_cast<int>(stage_of_.size()); ++stages) assign(0, stages);
+    for (int stages = 1; stages <= static_cast<int>(stage_of_.size()); ++stages)
+      assign(0, stages);
     return best_;
   }
 
  private:
   void assign(std::size_t node, int stages) {
     if (node < stage_of_.size()) {
-      for (stage_of_[node] = 0; stage_of_[node] < stages; ++stage_of_[node]) assign(node + 1, stages);
+      for (stage_of_[node] = 0; stage_of_[node] < stages; ++stage_of_[node])
+        assign(node + 1, stages);
       return;
     }
     for (const EdgeId edge : tables_.graph.edges()) {
@@ -108,18 +111,22 @@ class EveryPlan {
     }
   }
 
-  double fastest(int stage, std::size_t t, std::size_t d, double in_flight, std::size_t node, double bytes, double spent) {
+  double fastest(int stage, std::size_t t, std::size_t d, double in_flight, std::size_t node, double bytes,
+                 double spent) {
     if (bytes > tables_.memory) return std::numeric_limits<double>::infinity();
-    while (node < stage_of_.size() && stage_of_[node] != stage) ++node;
+    while (node < stage_of_.size() && stage_of_[node] != stage)
+      ++node;
     if (node == stage_of_.size()) return spent;
     double best = std::numeric_limits<double>::infinity();
     const NodeId id = NodeId::of(node);
     for (const NodeVariant& v : tables_.variants[node][t]) {
       double border = 0;
       std::size_t e = 0;
-      for (const NodeId other : tables_.graph.predecessors(id)) border += stage_of_[other.index()] == stage ? (++e, 0) : v.in[e++];
+      for (const NodeId other : tables_.graph.predecessors(id))
+        border += stage_of_[other.index()] == stage ? (++e, 0) : v.in[e++];
       e = 0;
-      for (const NodeId other : tables_.graph.successors(id)) border += stage_of_[other.index()] == stage ? (++e, 0) : v.out[e++];
+      for (const NodeId other : tables_.graph.successors(id))
+        border += stage_of_[other.index()] == stage ? (++e, 0) : v.out[e++];
       const double seconds =
           v.work * tables_.work_share[d] + border * tables_.border_cost[d] + v.parameters * tables_.parameter_cost[d];
       best = std::min(best, fastest(stage, t, d, in_flight, node + 1, bytes + v.bytes_in_flight * in_flight + v.bytes,
@@ -174,8 +181,10 @@ TEST_CASE("the bottleneck search finds what brute force finds, and its certifica
 TEST_CASE("a worse plan passes with its larger gap, a bound that some other plan beats does not") {
   VariantTables tables = random_tables(3, 1);
   tables = {};
-  for (int i = 0; i < 4; ++i) tables.graph.add_node(i);
-  for (int i = 0; i < 3; ++i) tables.graph.add_edge(NodeId(i), NodeId(i + 1), 0);
+  for (int i = 0; i < 4; ++i)
+    tables.graph.add_node(i);
+  for (int i = 0; i < 3; ++i)
+    tables.graph.add_edge(NodeId(i), NodeId(i + 1), 0);
   tables.tensor_degrees = {1};
   tables.replicas = {1};
   tables.work_share = {1};
@@ -184,13 +193,13 @@ TEST_CASE("a worse plan passes with its larger gap, a bound that some other plan
   tables.most_replicas = 2;
   tables.memory = 100;
   for (std::size_t i = 0; i < 4; ++i) {
-    tables.variants.push_back({{NodeVariant{.name = "only", .work = 1, .in = std::vector<double>(i > 0, 0.0),
-                                            .out = std::vector<double>(i < 3, 0.0)}}});
+    tables.variants.push_back({{NodeVariant{
+        .name = "only", .work = 1, .in = std::vector<double>(i > 0, 0.0), .out = std::vector<double>(i < 3, 0.0)}}});
   }
   const BottleneckResult best = solve_bottleneck(tables);
   CHECK(best.seconds == 2);
-  BottleneckCertificate worse{{{{NodeId(0)}, 1, 1, {0}}, {{NodeId(1), NodeId(2), NodeId(3)}, 1, 1, {0, 0, 0}}}, 3,
-                              best.lower_bound};
+  BottleneckCertificate worse{
+      {{{NodeId(0)}, 1, 1, {0}}, {{NodeId(1), NodeId(2), NodeId(3)}, 1, 1, {0, 0, 0}}}, 3, best.lower_bound};
   CHECK(check_certificate(tables, worse).accepted);
   CHECK(check_certificate(tables, worse).gap == Approx(0.5).epsilon(1e-6));
   worse.lower_bound = 2.002;  // 0.1 % above the optimum, below this plan
@@ -200,7 +209,8 @@ TEST_CASE("a worse plan passes with its larger gap, a bound that some other plan
 TEST_CASE("tables that are no problem are refused by name") {
   const auto refused = [](const std::function<void(VariantTables&)>& spoil, const std::string& part) {
     VariantTables tables = random_tables(10, 5);
-    while (tables.graph.node_count() < 2) tables = random_tables(20, 5);
+    while (tables.graph.node_count() < 2)
+      tables = random_tables(20, 5);
     spoil(tables);
     CHECK_THROWS_WITH(solve_bottleneck(tables), Catch::Contains(part));
   };
@@ -210,8 +220,10 @@ TEST_CASE("tables that are no problem are refused by name") {
   refused([](VariantTables& t) { t.variants[0][0][0].work = -1; }, "node 10");
   refused([](VariantTables& t) { t.variants[0][0][0].bytes = std::nan(""); }, "not a number");
   refused([](VariantTables& t) { t.variants[1] = {{}}; }, "no variant");
-  refused([](VariantTables& t) {
-    t.graph.add_edge(NodeId(0), NodeId(1), 0);
-    t.graph.add_edge(NodeId(1), NodeId(0), 0);
-  }, "cycle");
+  refused(
+      [](VariantTables& t) {
+        t.graph.add_edge(NodeId(0), NodeId(1), 0);
+        t.graph.add_edge(NodeId(1), NodeId(0), 0);
+      },
+      "cycle");
 }
