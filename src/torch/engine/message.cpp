@@ -92,7 +92,6 @@ at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::in
     if (strides[d] != next) return tensor;
     next *= tensor.size(static_cast<std::int64_t>(d));
   }
-  const at::NoGradGuard no_grad;
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 

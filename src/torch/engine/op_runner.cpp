@@ -9,6 +9,7 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/torch/engine/draws.hpp>
+#include <autopar/torch/engine/message.hpp>
 
 namespace autopar {
 
@@ -48,13 +49,32 @@ void change_results(torch::jit::Stack& stack, Change&& change) {
   }
 }
 
+/// By op: whether it makes memory that other values are views of. They were captured with the strides that the CPU's kernels
+/// give it; another device's may lay it out otherwise (attention on CUDA does), and a view would fail or see other elements.
+std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
+  std::vector<int> values(static_cast<std::size_t>(graph.storage_count), 0);
+  for (const auto& value : graph.values) {
+    if (value.storage.valid()) ++values[value.storage.index()];
+  }
+  std::vector<bool> makes(graph.ops.size(), false);
+  const auto creators = graph.storage_creators();
+  for (std::size_t storage = 0; storage < creators.size(); ++storage) {
+    if (creators[storage].valid() && values[storage] > 1) makes[creators[storage].index()] = true;
+  }
+  return makes;
+}
+
 }  // namespace
 
 OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
                    c10::Device device)
-    : plan_(plan), device_(device), replayer_(graph, ops, keep, device) {
+    : graph_(graph), plan_(plan), device_(device),
+      layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
+      replayer_(graph, ops, keep, device) {
   for (const auto op : ops) {
-    if (is_treated(plan.treatment(op))) replayer_.treat(op, [this](ReplayCall& call) { treat(call); });
+    if (is_treated(plan.treatment(op)) || layout_matters_[op.index()]) {
+      replayer_.treat(op, [this](ReplayCall& call) { treat(call); });
+    }
   }
 }
 
@@ -89,6 +109,16 @@ void OpRunner::treat(ReplayCall& call) const {
   }
   if (treatment.scale_output && share_->samples != share_->batch) {
     change_results(call.stack, [&](const at::Tensor& result) { return result.mul(share_->weight()); });
+  }
+  if (layout_matters_[call.id.index()]) restore_layout(call);
+}
+
+void OpRunner::restore_layout(ReplayCall& call) const {
+  for (const auto& output : call.node.outputs) {
+    if (output.kind != SlotKind::kTensor || !output.values[0].valid()) continue;
+    auto& result = call.stack[static_cast<std::size_t>(output.position)];
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    result = in_captured_layout(result.toTensor(), graph_.value(output.values[0]), share_->samples);
   }
 }
 

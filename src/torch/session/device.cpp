@@ -19,10 +19,19 @@ namespace autopar {
 
 namespace {
 
+#ifdef AUTOPAR_TORCH_CUDA
+// libtorch's CUDA library registers itself when it is loaded. It is not linked: a machine without a GPU may not even have
+// what it links to. It must be there before the first question about CUDA, torch::manual_seed among them: libtorch remembers
+// the answer. What goes wrong here is reported by cuda_devices().
+[[gnu::constructor]] void load_cuda_library() {
+  const bool has_driver = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
+  if (has_driver) dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
+}
+#endif
+
 int cuda_devices() {
 #ifdef AUTOPAR_TORCH_CUDA
   const int count = c10::cuda::device_count();
-  // Its kernels register themselves when it is loaded; a machine without a GPU may not even have what it links to.
   if (count > 0 && dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     throw InvalidArgument(std::string("this host has CUDA devices, but libtorch_cuda.so cannot be loaded: ") + dlerror() +
                           "; install libtorch's CUDA libraries or set AUTOPAR_DEVICE=cpu");

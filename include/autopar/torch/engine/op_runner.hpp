@@ -30,11 +30,14 @@ class OpRunner {
 
  private:
   void treat(ReplayCall& call) const;
+  void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) const;
 
+  const OpGraph& graph_;
   const BatchPlan& plan_;
   c10::Device device_;
+  std::vector<bool> layout_matters_;                  ///< by op: views of its results were captured
   Replayer replayer_;
   const ShareContext* share_ = nullptr;               ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;
