@@ -93,6 +93,10 @@ struct ValueInfo {
   at::Tensor constant;         ///< kConstant: the data
 
   [[nodiscard]] bool is_leaf() const { return kind != ValueKind::kComputed; }
+  /// Whether a gradient can flow into it; in one process, integers made of a differentiable tensor have none.
+  [[nodiscard]] bool has_gradient() const {
+    return requires_grad && (c10::isFloatingType(dtype) || c10::isComplexType(dtype));
+  }
   [[nodiscard]] std::int64_t elements(std::int64_t batch) const;
 };
 

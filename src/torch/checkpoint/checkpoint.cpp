@@ -41,7 +41,7 @@ at::Tensor to_cpu(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU).contiguous();
 }
 
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+std::span<std::byte> memory_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
@@ -146,10 +146,10 @@ at::Tensor to_root(World& world, const Row& row) {
   const bool mine = from == world.rank_id();
   at::Tensor data = mine ? to_cpu(row.read()) : at::Tensor();
   if (from != Rank(0)) {
-    if (mine) world.send(bytes_of(data), Rank(0), row.entry.name);
+    if (mine) world.send(memory_of(data), Rank(0), row.entry.name);
     if (world.rank() == 0) {
       data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
-      world.receive(bytes_of(data), from, row.entry.name);
+      world.receive(memory_of(data), from, row.entry.name);
     }
   }
   return world.rank() == 0 ? data : at::Tensor();
@@ -236,13 +236,13 @@ void from_root(World& world, const SafetensorsReader* reader, const Row& row) {
   at::Tensor data;
   if (reader != nullptr) {
     data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
-    reader->read(row.entry.name, bytes_of(data));
+    reader->read(row.entry.name, memory_of(data));
     for (const auto holder : row.holders) {
-      if (holder != Rank(0)) world.send(bytes_of(data), holder, row.entry.name);
+      if (holder != Rank(0)) world.send(memory_of(data), holder, row.entry.name);
     }
   } else if (holds(row.holders, world)) {
     data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
-    world.receive(bytes_of(data), Rank(0), row.entry.name);
+    world.receive(memory_of(data), Rank(0), row.entry.name);
   }
   if (holds(row.holders, world)) row.write(data);
 }
@@ -274,7 +274,7 @@ void save_checkpoint(World& world, const std::filesystem::path& folder, const st
     if (there[i] == 0) continue;
     // Sent even when rank 0 can no longer write, so that both sides stay in step.
     const auto data = to_root(world, rows[i]);
-    attempt([&] { writer->write(bytes_of(data)); });
+    attempt([&] { writer->write(memory_of(data)); });
   }
   attempt([&] { writer->commit(); });
   agree(world, error, "end of a checkpoint");
@@ -338,7 +338,7 @@ at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {
   const Rank root = tensor.holders.front();
   const bool mine = root == world.rank_id();
   const auto data = mine ? to_cpu(rows[0].read()).clone() : empty_for(rows[0].entry, tensor.handle.scalar_type());
-  const auto raw = bytes_of(data);
+  const auto raw = memory_of(data);
   const auto blob = world.broadcast(mine ? Blob(raw.begin(), raw.end()) : Blob(), root, "gather of " + tensor.name);
   std::memcpy(data.data_ptr(), blob.data(), blob.size());
   return data;

@@ -14,10 +14,6 @@ namespace autopar {
 
 namespace {
 
-bool has_gradient(const ValueInfo& value) {
-  return value.requires_grad && (c10::isFloatingType(value.dtype) || c10::isComplexType(value.dtype));
-}
-
 class Divider {
  public:
   Divider(const OpGraph& graph, const BatchPlan& plan, const std::vector<StageId>& stage_of) 
@@ -84,7 +80,7 @@ class Divider {
     for (auto& [key, values] : channels_) {
       const auto [from, to, kind] = key;
       const bool differentiable = std::any_of(values.begin(), values.end(), [&](ValueId value) {
-        return has_gradient(graph_.value(value));
+        return graph_.value(value).has_gradient();
       });
       division_.pipeline.channels.push_back(
           {from < 0 ? kSource : StageId(from), to >= 1 << 20 ? kSink : StageId(to), kind, differentiable});

@@ -14,10 +14,6 @@ namespace autopar {
 
 namespace {
 
-bool has_gradient(const ValueInfo& value) {
-  return value.requires_grad && (c10::isFloatingType(value.dtype) || c10::isComplexType(value.dtype));
-}
-
 }  // namespace
 
 std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan) {
@@ -44,7 +40,7 @@ std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<Val
   std::vector<bool> read(static_cast<std::size_t>(graph.storage_count), false);  // by what comes later
   const auto visit = [&](ValueId value) {
     const auto& info = graph.value(value);
-    if (!has_gradient(info)) return;
+    if (!info.has_gradient()) return;
     reached[value.index()] = true;
     if (info.storage.valid()) read[info.storage.index()] = true;
   };
@@ -55,7 +51,7 @@ std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<Val
       const auto& info = graph.value(value);
       // What is written through one view is read through all.
       const bool written = info.previous.valid() && info.storage.valid() && read[info.storage.index()];
-      leads_on = leads_on || reached[value.index()] || (written && has_gradient(info));
+      leads_on = leads_on || reached[value.index()] || (written && info.has_gradient());
     });
     if (leads_on) for_each_input(graph.ops[i], visit);
   }
@@ -69,7 +65,7 @@ StageRuntime::StageRuntime(StageSpec spec, const Lookup& lookup) : spec_(std::mo
   for (const auto& values : spec_.channel_values) {
     auto& gradients = channel_gradients_.emplace_back();
     for (const auto value : values) {
-      if (has_gradient(graph().value(value))) gradients.push_back(value);
+      if (graph().value(value).has_gradient()) gradients.push_back(value);
     }
   }
   find_boundary();

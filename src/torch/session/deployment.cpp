@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <set>
 #include <numeric>
 #include <sstream>
 
@@ -31,13 +32,6 @@
 namespace autopar {
 
 namespace {
-
-Blob blob_of(std::string_view text) {
-  const auto* data = reinterpret_cast<const std::byte*>(text.data());
-  return {data, data + text.size()};
-}
-
-std::string text_of(const Blob& blob) { return {reinterpret_cast<const char*>(blob.data()), blob.size()}; }
 
 std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
   return {static_cast<const std::byte*>(contiguous.const_data_ptr()), static_cast<std::size_t>(contiguous.nbytes())};
@@ -85,6 +79,21 @@ std::string describe_absence(const StateTensor& tensor, int rank) {
   return std::string(tensor.is_parameter ? "parameter '" : "buffer '") + tensor.name() + "' has no data on rank " +
          std::to_string(rank) + "; it lives on rank " + ranks +
          ": use model->gather(p) for its value, model->owned_parameters() for what is here";
+}
+
+/// Batch norms normalise by less than the batch: what a user should know of the plan (DESIGN §5).
+void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t batch) {
+  std::set<std::int64_t> samples;
+  for (const auto& stage : plan.stages) {
+    const auto shares = static_cast<std::int64_t>(plan.microbatches) * static_cast<std::int64_t>(stage.ranks.size());
+    const auto normalises = [&](auto op) { return algebra.ops.at(static_cast<std::size_t>(op)).batch_norm >= 0; };
+    if (std::any_of(stage.ops.begin(), stage.ops.end(), normalises)) samples.insert(std::max<std::int64_t>(1, batch / shares));
+  }
+  if (samples.empty() || *samples.begin() == batch) return;
+  std::string counts;
+  for (const auto count : samples) counts += (counts.empty() ? "" : ", ") + std::to_string(count);
+  plan.notes.push_back("batch norm: each statistic is of " + counts + " of the " + std::to_string(batch) +
+                       " samples (a micro-batch of a replica); batch_norm = exact takes the whole batch");
 }
 
 void add_once(std::vector<StageId>& stages, StageId stage) {
@@ -204,7 +213,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   ++stats_.captures;
   GraphProfile profile;
   together(world_, "profiling the model", [&] { profile = profile_graph(program->graph, program->plan); });
-  if (!plan_) make_plan(program->graph, profile, batch);
+  if (!plan_) make_plan(*program, profile, batch);
   if (options_.plan_only) return;
 
   std::vector<StageId> stage_of;
@@ -238,20 +247,21 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
 
 // ---------------------------------------------------------------- plan
 
-void Session::Impl::make_plan(const OpGraph& graph, const GraphProfile& profile, std::int64_t batch) {
+void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) {
   Blob bytes;
   together(world_, "planning", [&] {
     if (world_.rank() != 0) return;
-    auto plan = plan_or_read(profile, batch);
+    auto plan = plan_or_read(program, profile, batch);
     adopt_plan(profile, plan);
-    write_reports(graph, profile.model);
+    write_reports(program.graph, profile.model);
     bytes = blob_of(to_json(plan));
   });
   bytes = world_.broadcast(std::move(bytes), Rank(0), "sending the plan");
   if (!plan_) adopt_plan(profile, parse_plan(text_of(bytes), "the plan of rank 0"));
 }
 
-Plan Session::Impl::plan_or_read(const GraphProfile& profile, std::int64_t batch) const {
+Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProfile& profile,
+                                 std::int64_t batch) const {
   if (given_plan_) return *given_plan_;
   const bool stored = !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file);
   if (stored && options_.load_plan) return read_plan(options_.plan_file);
@@ -269,6 +279,7 @@ Plan Session::Impl::plan_or_read(const GraphProfile& profile, std::int64_t batch
   request.world = elsewhere ? cluster.devices : world_.size();
   request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
   auto plan = planner_(profile.model, cluster, request);
+  note_batch_statistics(plan, program.plan, request.batch);
   if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
   return plan;
 }

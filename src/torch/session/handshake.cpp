@@ -14,13 +14,6 @@ namespace {
 
 static_assert(std::is_trivially_copyable_v<CallHeader>);
 
-Blob bytes_of(std::string_view text) {
-  const auto* data = reinterpret_cast<const std::byte*>(text.data());
-  return {data, data + text.size()};
-}
-
-std::string text_of(const Blob& blob) { return {reinterpret_cast<const char*>(blob.data()), blob.size()}; }
-
 std::string rank_name(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 [[noreturn]] void refuse(const std::string& what, std::size_t a, const std::string& value_a, std::size_t b,
@@ -41,6 +34,13 @@ std::pair<std::string, std::string> difference(const std::string& a, const std::
 }
 
 }  // namespace
+
+Blob blob_of(std::string_view text) {
+  const auto* data = reinterpret_cast<const std::byte*>(text.data());
+  return {data, data + text.size()};
+}
+
+std::string text_of(const Blob& blob) { return {reinterpret_cast<const char*>(blob.data()), blob.size()}; }
 
 std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed) {
   const auto* byte = static_cast<const unsigned char*>(data);
@@ -100,7 +100,7 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
   }
   for (std::size_t r = 1; r < headers.size(); ++r) {
     if (headers[r].key == first.key) continue;
-    const auto texts = world.all_gather(bytes_of(details), "difference");
+    const auto texts = world.all_gather(blob_of(details), "difference");
     const auto [a, b] = difference(text_of(texts[0]), text_of(texts[r]));
     refuse("the ranks disagree about arguments or modes of " + std::string(action), 0, a, r, b,
            "all but the batch size must agree");
@@ -125,7 +125,7 @@ void together(World& world, std::string_view action, const std::function<void()>
     error = std::current_exception();
     message = to_message(caught);
   }
-  const auto messages = world.all_gather(bytes_of(message), action);
+  const auto messages = world.all_gather(blob_of(message), action);
   if (error) std::rethrow_exception(error);
   for (std::size_t r = 0; r < messages.size(); ++r) {
     if (!messages[r].empty()) throw_message(text_of(messages[r]), world.rank_id(), Rank::of(r), std::string(action));

@@ -37,6 +37,10 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
 /// elsewhere the same error of what was asked, or a TransportError naming the first such rank. Collective.
 void together(World& world, std::string_view action, const std::function<void()>& work);
 
+/// Text on its way between ranks.
+[[nodiscard]] Blob blob_of(std::string_view text);
+[[nodiscard]] std::string text_of(const Blob& blob);
+
 /// FNV-1a.
 [[nodiscard]] std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed = 0xcbf29ce484222325ULL);
 [[nodiscard]] std::uint64_t hash_text(std::string_view text);

@@ -96,9 +96,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                           const ForwardFunction& forward);
   void capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward);
   void require_same_graph(const CapturedProgram& program);
-  void make_plan(const OpGraph& graph, const GraphProfile& profile, std::int64_t batch);
+  void make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch);
   void adopt_plan(const GraphProfile& profile, Plan plan);
-  [[nodiscard]] Plan plan_or_read(const GraphProfile& profile, std::int64_t batch) const;
+  [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) const;
   void write_reports(const OpGraph& graph, const ModelProfile& profile) const;
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
