@@ -32,6 +32,22 @@ TEST_CASE("every pair of model, plan and training option equals one process, ove
   for (const auto& row : pairwise_rows(MatrixFactors::levels(), 20261121)) run_row(row);
 }
 
+TEST_CASE("the planner's own plan equals one process on 5, 6 and 7 ranks with ragged batches") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const auto& models = matrix_models();
+  for (std::size_t i = 0; i < models.size(); i += 3) {
+    const int ranks = 5 + static_cast<int>(i / 3 % 3);
+    Setup setup;
+    for (int step = 0; step < 2; ++step) {
+      auto& local = setup.local.emplace_back();
+      for (int r = 0; r < ranks; ++r) local.push_back(2 + (r + step) % 4);
+    }
+    INFO(models[i].name << " on " << ranks << " ranks");
+    CHECK_NOTHROW(autopar::loopback::run(ranks, models[i].prepare(setup, 5)));
+  }
+}
+
 TEST_CASE("the full product equals one process, over threads", "[.nightly]") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
