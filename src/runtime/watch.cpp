@@ -29,8 +29,9 @@ constexpr std::uint32_t kLongestText = 64 << 10;
 
 template <class T>
 void append(Blob& bytes, const T& value) {
-  const auto* raw = reinterpret_cast<const std::byte*>(&value);
-  bytes.insert(bytes.end(), raw, raw + sizeof(T));
+  const auto end = bytes.size();
+  bytes.resize(end + sizeof(T));
+  std::memcpy(bytes.data() + end, &value, sizeof(T));
 }
 
 template <class T>
