@@ -254,13 +254,15 @@ TEST_CASE("Several threads record and materialise at once", "[init]") {
   auto eager = std::make_shared<Transformer>();
   torch::manual_seed(21);
   const auto start = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  // drawn here: what a test itself draws on several threads at once is for the test to keep apart
+  const auto arguments = eager->arguments(4);
   std::vector<std::shared_ptr<Transformer>> models(4);
   std::vector<std::thread> threads;
   for (auto& model : models) {
-    threads.emplace_back([&model, &start] {
+    threads.emplace_back([&model, &start, &arguments] {
       auto record = InitRecord::record([&] { model = std::make_shared<Transformer>(); });
       record.rebase(start);
-      (void)capture_model(*model);
+      (void)capture_model(*model, arguments);
       record.materialise(model->parameters());
     });
   }

@@ -223,9 +223,11 @@ inline std::vector<InputSpec> specs(const Tensors& arguments) {
   return result;
 }
 
-inline OpGraph capture_model(TestModel& model) {
-  return capture(model, specs(model.arguments(4)), [&](const Tensors& in) { return model.run(in); });
+inline OpGraph capture_model(TestModel& model, const Tensors& arguments) {
+  return capture(model, specs(arguments), [&](const Tensors& in) { return model.run(in); });
 }
+
+inline OpGraph capture_model(TestModel& model) { return capture_model(model, model.arguments(4)); }
 
 /// A model made of a lambda over one linear layer's result.
 template <class Function>
