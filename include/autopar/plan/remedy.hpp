@@ -92,9 +92,8 @@ class RemedySearch {
       if (work_.graph[node].whole_batch) return std::nullopt;
     }
     const int used = constraints_.microbatches.back();
-    const auto largest = constraints_.largest_local_batch();
-    const auto most = static_cast<int>(std::min<std::int64_t>(largest, 1 << 16));
-    for (const int microbatches : microbatch_candidates(1, std::max(1, most), largest)) {
+    const auto most = static_cast<int>(std::min<std::int64_t>(most_microbatches(work_, constraints_), 1 << 16));
+    for (const int microbatches : microbatch_candidates(1, most, constraints_.largest_local_batch())) {
       if (microbatches <= used) continue;
       Constraints more = constraints_;
       more.microbatches = {microbatches};

@@ -173,9 +173,9 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   return out;
 }
 
-/// A micro-batch takes a piece of every rank's batch at once, so that more of them than the largest local batch has
-/// samples would only be empty. Ranks with fewer samples have empty pieces of some.
-[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t largest_local) {
+/// More micro-batches than `largest_count` are not tried unless they are asked for.
+[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t largest_count,
+                                                           std::int64_t largest_local) {
   const auto text = [](int value) { return std::to_string(value); };
   if (options.microbatches < 0) refuse("microbatches = " + text(options.microbatches) + " is negative");
   if (options.min_microbatches < 1) refuse("min_microbatches = " + text(options.min_microbatches) + " is below 1");
@@ -196,8 +196,16 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
     return {options.microbatches};
   }
   const auto high =
-      std::max<std::int64_t>(options.min_microbatches, std::min<std::int64_t>(options.max_microbatches, largest_local));
+      std::max<std::int64_t>(options.min_microbatches, std::min<std::int64_t>(options.max_microbatches, largest_count));
   return microbatch_candidates(options.min_microbatches, static_cast<int>(high), largest_local);
+}
+
+/// One for each sample of the whole batch: more would only be empty. Statistics should not get ever fewer samples for it.
+[[nodiscard]] inline std::int64_t most_microbatches(const Workload& work, const Constraints& constraints) {
+  for (const NodeId node : work.graph.nodes()) {
+    if (work.graph[node].batch_statistic) return constraints.largest_local_batch();
+  }
+  return constraints.batch;
 }
 
 [[nodiscard]] inline Bytes usable_memory(const Options& options, const Cluster& cluster) {
@@ -272,7 +280,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   }
   out.stages = std::max(options.stages, static_cast<int>(out.replicas.size()));
   out.schedules = detail::allowed_schedules(options, request.runtime);
-  out.microbatches = detail::allowed_microbatches(options, out.largest_local_batch());
+  out.microbatches = detail::allowed_microbatches(options, detail::most_microbatches(work, out), out.largest_local_batch());
   out.memory = detail::usable_memory(options, cluster);
   if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
     detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) +

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <autopar/plan/request.hpp>
+#include <autopar/schedule/batch_split.hpp>
 
 namespace autopar {
 
@@ -23,13 +24,16 @@ struct Shares {
                                       bool keeps_pieces) {
   Shares out;
   std::vector<std::map<std::int64_t, int>> by_replica(static_cast<std::size_t>(replicas));
+  const auto piece = [&](std::size_t rank, int m) {
+    const auto r = static_cast<std::int64_t>(rank);
+    return piece_begin(local[rank], r, m + 1, microbatches) - piece_begin(local[rank], r, m, microbatches);
+  };
   for (int m = 0; m < microbatches; ++m) {
     std::int64_t size = 0;
-    for (const auto b : local)
-      size += b * (m + 1) / microbatches - b * m / microbatches;
+    for (std::size_t r = 0; r < local.size(); ++r)
+      size += piece(r, m);
     for (int q = 0; q < replicas; ++q) {
-      const auto own = local[static_cast<std::size_t>(keeps_pieces ? q : 0)];
-      const std::int64_t share = keeps_pieces ? own * (m + 1) / microbatches - own * m / microbatches
+      const std::int64_t share = keeps_pieces ? piece(static_cast<std::size_t>(q), m)
                                               : size * (q + 1) / replicas - size * q / replicas;
       if (share == 0) {
         out.regular = false;

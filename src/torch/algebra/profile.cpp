@@ -95,6 +95,7 @@ class Profiler {
       add_workspace(atom, op);
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
+      atom.batch_statistic = atom.batch_statistic || plan_.treatment(id).batch_norm >= 0;
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {
         if (const auto parameter = profile_.parameter_ids[value.index()]; parameter.valid() && !plan_.is_prologue(value)) {
@@ -165,6 +166,8 @@ class Profiler {
     for (const auto& integer : op.node().integers) {
       hash.add(static_cast<std::uint64_t>(integer.expr.per_sample));
       hash.add(static_cast<std::uint64_t>(integer.expr.fixed));
+      hash.add(static_cast<std::uint64_t>(integer.form));
+      hash.add(std::bit_cast<std::uint64_t>(integer.factor));
     }
     for (const auto value : op.tensors()) {
       const auto& info = graph_.value(value);

@@ -12,14 +12,14 @@ namespace {
 
 const ModelProfile kModel = test::chain(4, 1e6, 1000, 400);
 
-Constraints resolved(Options options, int world = 4, std::int64_t batch = 32) {
+Constraints resolved(Options options, int world = 4, std::int64_t batch = 32, const ModelProfile& model = kModel) {
   const Cluster cluster = test::small_cluster(4);
   const RooflineCost cost(cluster);
   PlanRequest request;
   request.options = std::move(options);
   request.world = world;
   request.batch = batch;
-  return resolve(request, make_workload(kModel, cost), cluster);
+  return resolve(request, make_workload(model, cost), cluster);
 }
 
 void refused(Options options, std::initializer_list<std::string> parts, int world = 4, std::int64_t batch = 32) {
@@ -74,7 +74,8 @@ TEST_CASE("what this version does not run is refused by name") {
 
 TEST_CASE("what is left open becomes candidates") {
   const Constraints all = resolved({});
-  CHECK(all.microbatches == std::vector<int>{1, 2, 3, 4, 6, 8});  // 8 samples a rank: more would only be empty
+  // 4 ranks with 8 samples each
+  CHECK(all.microbatches == std::vector<int>{1, 2, 3, 4, 6, 8, 12, 16, 24, 32});
   CHECK(all.schedules.size() == 2);
   CHECK(all.stages == 0);
   CHECK(resolved({.microbatches = 100}).microbatches == std::vector<int>{100});  // more than samples: allowed if forced
@@ -97,8 +98,16 @@ TEST_CASE("one number of replicas is meant for every stage") {
 }
 
 TEST_CASE("no rank's share decides alone how many micro-batches are tried") {
-  // 3 ranks have 3, 3 and 4 samples: with 4 micro-batches two of them have an empty piece of one.
-  CHECK(resolved({}, 3, 10).microbatches == std::vector<int>{1, 2, 3, 4});
-  CHECK(resolved({}, 4, 3).microbatches == std::vector<int>{1});  // a rank with none
-  CHECK(resolved({}, 4, 40).microbatches == std::vector<int>{1, 2, 3, 4, 5, 6, 8, 10});  // what divides 10, too
+  CHECK(resolved({}, 3, 10).microbatches == std::vector<int>{1, 2, 3, 4, 6, 8, 10});  // 3, 3 and 4 samples
+  CHECK(resolved({}, 4, 3).microbatches == std::vector<int>{1, 2, 3});                // a rank with none
+  CHECK(resolved({}, 4, 40).microbatches ==
+        std::vector<int>{1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 40});  // what divides 10, too
+}
+
+TEST_CASE("a model with batch statistics is not cut into ever smaller samples of them") {
+  ModelProfile model = kModel;
+  model.graph[NodeId(2)].batch_statistic = true;
+  CHECK(resolved({}, 3, 10, model).microbatches == std::vector<int>{1, 2, 3, 4});
+  CHECK(resolved({}, 4, 3, model).microbatches == std::vector<int>{1});
+  CHECK(resolved({.microbatches = 9}, 4, 3, model).microbatches == std::vector<int>{9});
 }

@@ -17,8 +17,10 @@ std::vector<std::pair<int, std::int64_t>> samples_of(const BatchLayout& layout, 
   std::vector<std::pair<int, std::int64_t>> out;
   for (std::size_t r = 0; r < layout.local.size(); ++r) {
     const auto b = layout.local[r];
-    for (auto i = b * m / layout.microbatches; i < b * (m + 1) / layout.microbatches; ++i) {
-      out.emplace_back(static_cast<int>(r), i);
+    // sample i lies M*(i + 1) - 1 parts of 1/M sample into the batch, and rank r starts r parts (modulo M) late
+    const auto shift = static_cast<std::int64_t>(r) % layout.microbatches;
+    for (std::int64_t i = 0; i < b; ++i) {
+      if (((i + 1) * layout.microbatches - shift - 1) / b == m) out.emplace_back(static_cast<int>(r), i);
     }
   }
   return out;
@@ -59,6 +61,27 @@ TEST_CASE("micro-batches, pieces and keys follow the definition on random layout
     }
     for (const auto samples : layout.local) total += samples;
     REQUIRE(static_cast<std::int64_t>(keys.size()) == total);
+  }
+}
+
+TEST_CASE("micro-batches are even although local batches do not divide by their number", "[schedule]") {
+  for (int ranks = 1; ranks <= 12; ++ranks) {
+    Pipeline pipeline{.ranks = ranks, .stages = {{Rank(0)}}, .channels = {}, .groups = {}};
+    for (std::int64_t local = 0; local <= 5; ++local) {
+      for (int microbatches = 1; microbatches <= 6; ++microbatches) {
+        CAPTURE(ranks, local, microbatches);
+        const BatchLayout layout{std::vector<std::int64_t>(static_cast<std::size_t>(ranks), local), microbatches};
+        const BatchSplit split(pipeline, layout);
+        std::int64_t least = split.size(0), most = 0;
+        for (int m = 0; m < microbatches; ++m) {
+          least = std::min(least, split.size(m));
+          most = std::max(most, split.size(m));
+        }
+        // ranks beyond a multiple of M bring what one rank cannot divide
+        if (ranks % microbatches == 0) CHECK(most == least);
+        CHECK(most - least <= (local % microbatches == 0 ? 0 : std::min(ranks % microbatches, microbatches)));
+      }
+    }
   }
 }
 
