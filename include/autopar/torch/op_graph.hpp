@@ -47,12 +47,26 @@ enum class IntegerRole : std::uint8_t {
   kArithmetic  ///< operand of arithmetic (schema type Scalar), as in sum()/B: takes the GLOBAL batch
 };
 
-/// An integer argument, or an element of an integer-list argument, that grows with the batch.
+/// What an argument makes of an integer that follows from the batch size.
+enum class NumberForm : std::uint8_t {
+  kInteger,        ///< the integer itself
+  kMultiple,       ///< factor * integer, a floating point number
+  kQuotient,       ///< factor / integer, as in sum() * (1.0 / B)
+  kSingleQuotient  ///< factor / integer, both rounded to single precision before and after
+};
+
+/// An integer argument, an element of an integer-list argument, or a floating point operand of arithmetic that follows
+/// from the batch size.
 struct BatchInteger {
   std::int32_t argument = 0;
   std::int32_t element = -1;  ///< position in an int[] argument; -1: the argument itself
   SizeExpr expr;
   IntegerRole role = IntegerRole::kSize;
+  NumberForm form = NumberForm::kInteger;  ///< others: of arithmetic only
+  double factor = 1;                       ///< of forms other than kInteger
+
+  /// The argument as a floating point number.
+  [[nodiscard]] double number_at(std::int64_t batch) const;
 };
 
 /// One operator call as the dispatcher saw it, above autograd. Autocast is already resolved into explicit casts.

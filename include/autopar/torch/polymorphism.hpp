@@ -18,6 +18,15 @@ struct SizedGraph {
 [[nodiscard]] std::optional<SizeExpr> solve_affine(const std::array<std::int64_t, 3>& batches,
                                                    const std::array<std::int64_t, 3>& values);
 
+/// The integer, multiple or quotient, `k * (a * batch + c)` or `k / (a * batch + c)` with integers a and c, that gives
+/// the numbers at all three points, if there is any: bit for bit where k is a natural number or the arithmetic single
+/// precision, else within four units in the last place (k is not told apart from its neighbours). Names no argument.
+[[nodiscard]] std::optional<BatchInteger> solve_number(const std::array<std::int64_t, 3>& batches,
+                                                       const std::array<double, 3>& values);
+
+/// Whether `value` is what a solved number gives at the batch size, as exactly as it was solved.
+[[nodiscard]] bool agrees(const BatchInteger& number, std::int64_t batch, double value);
+
 /// Aligns three captures of one program and solves every integer as a function of the batch.
 /// @throws CaptureError naming the operator and argument that no such function describes
 [[nodiscard]] OpGraph solve_batch(std::array<SizedGraph, 3> captures);

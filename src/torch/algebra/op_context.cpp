@@ -99,7 +99,8 @@ std::optional<SizeExpr> OpContext::expression(std::string_view name, std::int32_
   const auto at = position(name);
   if (at < 0) return std::nullopt;
   for (const auto& integer : node_.integers) {
-    if (integer.argument == at && integer.element == element) return integer.expr;
+    if (integer.argument != at || integer.element != element) continue;
+    return integer.form == NumberForm::kInteger ? std::optional(integer.expr) : std::nullopt;
   }
   const auto values = integers(name);
   const auto k = static_cast<std::size_t>(element < 0 ? 0 : element);

@@ -54,6 +54,8 @@ class Hasher {
     add(integer.element);
     add(integer.expr);
     add(integer.role);
+    add(integer.form);
+    add(integer.factor);
   }
   void add(const c10::IValue& value);
   void add(const at::Tensor& constant) {
@@ -90,6 +92,17 @@ ValueId at_position(const std::vector<Slot>& slots, std::int32_t position) {
 }
 
 }  // namespace
+
+double BatchInteger::number_at(std::int64_t batch) const {
+  const auto integer = static_cast<double>(expr.at(batch));
+  switch (form) {
+    case NumberForm::kInteger: return integer;
+    case NumberForm::kMultiple: return factor * integer;
+    case NumberForm::kQuotient: return factor / integer;
+    case NumberForm::kSingleQuotient: return static_cast<float>(factor) / static_cast<float>(integer);
+  }
+  return integer;
+}
 
 std::int64_t ValueInfo::elements(std::int64_t batch) const {
   std::int64_t product = 1;

@@ -1,7 +1,6 @@
 #include <autopar/torch/polymorphism.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <set>
 #include <sstream>
@@ -19,8 +18,8 @@ using Three = std::array<std::int64_t, 3>;
 
 constexpr const char* kWayOut =
     "; the program must be the same for every batch size, with sizes a * batch + c. Way out: use operators that take the "
-    "batch as it is (-1 in view, size(0) as an integer operand: t.sum() / t.size(0)), not loops, branches or floating "
-    "point numbers made from the batch size";
+    "batch as it is (-1 in view, size(0) as an operand: t.sum() / t.size(0), t.sum() * (0.5 / t.size(0))), not loops, "
+    "branches or other functions of the batch size";
 
 bool is_bound_of_range(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
@@ -110,13 +109,12 @@ void require_same_kind(const OpGraph& graph, const ValueInfo& x, const ValueInfo
   }
 }
 
-/// A batch size that arithmetic takes as a floating point number, as in `sum / double(x.size(0))`.
-std::optional<std::int64_t> whole_number(const c10::IValue& value) {
-  constexpr double kExact = 1e15;
-  if (!value.isDouble() || !(std::abs(value.toDouble()) < kExact) || value.toDouble() != std::floor(value.toDouble())) {
-    return std::nullopt;
+/// What an argument (no list) follows from, if it depends on the batch size.
+const BatchInteger* number_of(const OpNode& node, std::size_t argument) {
+  for (const auto& number : node.integers) {
+    if (number.argument == static_cast<std::int32_t>(argument) && number.element < 0) return &number;
   }
-  return static_cast<std::int64_t>(value.toDouble());
+  return nullptr;
 }
 
 void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId id) {
@@ -142,13 +140,16 @@ void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId 
       }
       for (std::size_t e = 0; e < x.size(); ++e) solve(k, static_cast<std::int32_t>(e), {x[e], y[e], z[e]});
     } else if (!same_argument(a, b) || !same_argument(a, c)) {
-      const auto x = whole_number(a), y = whole_number(b), z = whole_number(c);
-      if (x && y && z && role_of(node.op, k) == IntegerRole::kArithmetic) {
-        solve(k, -1, {*x, *y, *z});
-        continue;
+      if (a.isDouble() && b.isDouble() && c.isDouble() && role_of(node.op, k) == IntegerRole::kArithmetic) {
+        if (auto number = solve_number(batches, {a.toDouble(), b.toDouble(), c.toDouble()})) {
+          number->argument = static_cast<std::int32_t>(k);
+          node.integers.push_back(*number);
+          continue;
+        }
       }
       differs(*graphs[0], id, argument_name(node, k) + " is " + text(a) + ", " + text(b) + ", " + text(c) +
-                                  " for batch " + list(batches) + " and not an integer");
+                                  " for batch " + list(batches) + ", which is neither k * (a * batch + c) nor "
+                                  "k / (a * batch + c)");
     }
   }
 }
@@ -274,8 +275,8 @@ void require_instance(const OpGraph& graph, const SizedGraph& capture) {
         auto x = a.toIntVector();
         for (std::size_t e = 0; e < x.size(); ++e) x[e] = expected(k, static_cast<std::int32_t>(e), x[e]);
         same = x == b.toIntVector();
-      } else if (const auto x = whole_number(a), y = whole_number(b); x && y) {
-        same = expected(k, -1, *x) == *y;
+      } else if (const auto* number = number_of(node, k); number != nullptr && a.isDouble() && b.isDouble()) {
+        same = agrees(*number, batch, b.toDouble());
       } else {
         same = same_argument(a, b);
       }

@@ -46,10 +46,11 @@ void retarget(const OpNode& node, std::vector<c10::IValue>& args, c10::Device de
 
 void put_integers(const OpNode& node, BatchSizes sizes, std::vector<c10::IValue>& args) {
   for (const auto& integer : node.integers) {
-    const auto value = integer.expr.at(integer.role == IntegerRole::kArithmetic ? sizes.global : sizes.local);
+    const auto batch = integer.role == IntegerRole::kArithmetic ? sizes.global : sizes.local;
+    const auto value = integer.expr.at(batch);
     auto& argument = args[static_cast<std::size_t>(integer.argument)];
     if (integer.element < 0) {
-      argument = argument.isDouble() ? c10::IValue(static_cast<double>(value)) : c10::IValue(value);
+      argument = argument.isDouble() ? c10::IValue(integer.number_at(batch)) : c10::IValue(value);
     } else {
       auto list = argument.toIntVector();  // a copy: the template's list is shared
       list[static_cast<std::size_t>(integer.element)] = value;

@@ -151,9 +151,10 @@ class ShareInterpreter {
     }
     for (const auto& integer : node.integers) {
       const auto at = static_cast<std::size_t>(integer.argument);
-      const auto value = integer.expr.at(integer.role == IntegerRole::kArithmetic ? batch_ : n);
+      const auto batch = integer.role == IntegerRole::kArithmetic ? batch_ : n;
+      const auto value = integer.expr.at(batch);
       if (integer.element < 0) {
-        stack[at] = value;
+        stack[at] = stack[at].isDouble() ? c10::IValue(integer.number_at(batch)) : c10::IValue(value);
       } else {
         auto list = stack[at].toIntVector();
         list[static_cast<std::size_t>(integer.element)] = value;

@@ -175,8 +175,8 @@ TEST_CASE("Programs that are not a function a * batch + c are refused with the p
     REQUIRE(r.op == "aten::slice");
     REQUIRE_THAT(r.reason, Contains("'end'"));
   }
-  SECTION("one over the batch") {
-    const auto r = refusal([n](Tensor y, Tensor x) { return y.sum() * (1.0 / static_cast<double>(n(x))); });
+  SECTION("one over the root of the batch") {
+    const auto r = refusal([n](Tensor y, Tensor x) { return y.sum() * (1.0 / std::sqrt(static_cast<double>(n(x)))); });
     REQUIRE(r.op == "aten::mul");
     REQUIRE_THAT(r.reason, Contains("t.sum() / t.size(0)"));
   }
@@ -201,8 +201,14 @@ TEST_CASE("Programs that are not a function a * batch + c are refused with the p
     (void)refusal([n](Tensor y, Tensor x) { return n(x) > 8 ? y.relu().sum() : y.tanh().sum(); });
   }
   SECTION("a slice that the batch outgrows") { (void)refusal([](Tensor y, Tensor) { return y.index({Slice(0, 10)}).sum(); }); }
-  SECTION("a reciprocal of the batch") {
-    REQUIRE(refusal([n](Tensor y, Tensor x) { return y.sum() * (1.0 / static_cast<double>(n(x))); }).op == "aten::mul");
+  SECTION("a correction of the batch") {
+    const auto r = refusal([n](Tensor y, Tensor x) { return y.sum() * (static_cast<double>(n(x)) / static_cast<double>(n(x) - 1)); });
+    REQUIRE(r.op == "aten::mul");
+    REQUIRE_THAT(r.reason, Contains("k / (a * batch + c)"));
+  }
+  SECTION("a probability made of the batch") {
+    REQUIRE(refusal([n](Tensor y, Tensor x) { return torch::dropout(y, 1.0 / static_cast<double>(n(x)), true).sum(); }).op ==
+            "aten::dropout");
   }
 }
 

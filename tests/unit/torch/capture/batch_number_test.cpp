@@ -1,0 +1,142 @@
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include <autopar/torch/polymorphism.hpp>
+#include <autopar/torch/replay.hpp>
+#include <catch_shim.hpp>
+
+#include "unit/torch/capture/models.hpp"
+
+namespace autopar::test {
+namespace {
+
+using Function = std::function<double(std::int64_t)>;
+constexpr std::array<std::int64_t, 3> kBatches{7, 12, 18};
+constexpr std::int64_t kOthers[] = {1, 2, 3, 5, 11, 49, 64, 1000, 123457};
+
+std::optional<BatchInteger> solve(const Function& function) {
+  return solve_number(kBatches, {function(kBatches[0]), function(kBatches[1]), function(kBatches[2])});
+}
+
+double real(std::int64_t n) { return static_cast<double>(n); }
+
+/// `tolerance`: relative, 0 for bit-equal.
+void require_solved(const Function& function, NumberForm form, double tolerance = 0) {
+  const auto number = solve(function);
+  REQUIRE(number);
+  CHECK(number->form == form);
+  CHECK(number->role == IntegerRole::kArithmetic);
+  for (const auto batch : kOthers) {
+    CAPTURE(batch);
+    const double expected = function(batch), got = number->number_at(batch);
+    if (tolerance == 0) CHECK(got == expected);
+    else CHECK(std::abs(got - expected) <= tolerance * std::abs(expected));
+    CHECK(agrees(*number, batch, expected));
+    CHECK_FALSE(agrees(*number, batch, expected * (1 + 1e-6)));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Quotients with a natural numerator solve bit for bit", "[polymorphism]") {
+  const auto form = NumberForm::kQuotient;
+  require_solved([](auto n) { return 1.0 / real(n); }, form);
+  require_solved([](auto n) { return -1.0 / real(n); }, form);
+  require_solved([](auto n) { return 0.5 / real(n); }, form);
+  require_solved([](auto n) { return 1.0 / real(n) * 0.25; }, form);
+  require_solved([](auto n) { return 2.0 / real(3 * n); }, form);
+  require_solved([](auto n) { return 1.0 / real(n * 784); }, form);
+  require_solved([](auto n) { return 1.0 / real(2 * n + 1); }, form);
+  require_solved([](auto n) { return 10.0 / real(n + 3); }, form);
+}
+
+TEST_CASE("Quotients and multiples with any factor solve as written, or within the last places", "[polymorphism]") {
+  constexpr double kLastPlaces = 4 * std::numeric_limits<double>::epsilon();
+  require_solved([](auto n) { return 0.1 / real(n); }, NumberForm::kQuotient);
+  require_solved([](auto n) { return 252.0 / real(n); }, NumberForm::kQuotient);
+  require_solved([](auto n) { return 0.3 / real(n + 2); }, NumberForm::kQuotient, kLastPlaces);
+  require_solved([](auto n) { return 0.3 * (1.0 / real(n)); }, NumberForm::kQuotient, kLastPlaces);
+  require_solved([](auto n) { return 1.0 / real(n) / 3.0; }, NumberForm::kQuotient, kLastPlaces);
+  require_solved([](auto n) { return std::sqrt(2.0) / real(n); }, NumberForm::kQuotient, kLastPlaces);
+  require_solved([](auto n) { return 0.5 * real(n); }, NumberForm::kMultiple);
+  require_solved([](auto n) { return 0.1 * real(n); }, NumberForm::kMultiple);
+  require_solved([](auto n) { return real(n) + 0.5; }, NumberForm::kMultiple);
+  require_solved([](auto n) { return real(n) / 7.0; }, NumberForm::kMultiple, kLastPlaces);
+}
+
+TEST_CASE("Whole numbers stay integers", "[polymorphism]") {
+  require_solved([](auto n) { return real(n); }, NumberForm::kInteger);
+  require_solved([](auto n) { return real(5 * n - 2); }, NumberForm::kInteger);
+}
+
+TEST_CASE("Quotients of single precision solve bit for bit", "[polymorphism]") {
+  const auto form = NumberForm::kSingleQuotient;
+  require_solved([](auto n) { return 1.0f / static_cast<float>(n); }, form);
+  require_solved([](auto n) { return 0.5f / static_cast<float>(3 * n); }, form);
+  require_solved([](auto n) { return 10.0f / static_cast<float>(n + 1); }, form);
+}
+
+TEST_CASE("What is no such number does not solve", "[polymorphism]") {
+  const auto refused = [](const Function& function) { return !solve(function).has_value(); };
+  CHECK(refused([](auto n) { return std::sqrt(real(n)); }));
+  CHECK(refused([](auto n) { return 1.0 / std::sqrt(real(n)); }));
+  CHECK(refused([](auto n) { return std::log(real(n)); }));
+  CHECK(refused([](auto n) { return real(n) / real(n - 1); }));
+  CHECK(refused([](auto n) { return 1.0 / real(n * (n - 1)); }));
+  CHECK(refused([](auto n) { return real(n * n); }));
+  CHECK(refused([](auto n) { return 0.1 * real(n * n); }));
+  CHECK(refused([](auto n) { return std::pow(0.9, real(n)); }));
+  CHECK(refused([](auto n) { return 1.0 / (real(n) + 1e-8); }));
+  CHECK(refused([](auto n) { return 1.0 / real(n) + 1e-13; }));
+  CHECK(refused([](auto n) { return 1.0 / real(n / 2); }));
+  CHECK(refused([](auto n) { return n > 10 ? 1.0 : 0.0; }));
+  CHECK(refused([](auto n) { return n > 10 ? 1.0 / real(n) : std::numeric_limits<double>::infinity(); }));
+  CHECK(refused([](auto n) { return n > 10 ? 1.0 / real(n) : std::numeric_limits<double>::quiet_NaN(); }));
+  CHECK(refused([](auto n) { return static_cast<float>(std::sqrt(real(n))); }));
+}
+
+TEST_CASE("A replay makes numbers of the global batch as the forward does", "[polymorphism]") {
+  struct Numbers : TestModel {
+    Tensors run(const Tensors& in) override {
+      const auto x = in[0];
+      const auto n = static_cast<double>(x.size(0)), rows = static_cast<double>(x.size(0) * x.size(1));
+      const auto table = torch::tensor({1.0 / n, 2.0}, torch::kDouble);
+      return {x.sum() * (1.0 / n), (x * (0.5 / rows)).sum() + 1.0 / n, x.sum() / (0.5 * n), x.pow(1.0 / n).sum(),
+              x.sum() * (1.0f / static_cast<float>(x.size(0))), table[0] * x.sum(), torch::add(x, x, 1.0 / rows).sum()};
+    }
+    Tensors arguments(std::int64_t n) override { return {torch::rand({n, 3}, torch::kDouble)}; }
+  } model;
+  const auto forward = [&](const Tensors& in) { return model.run(in); };
+  std::vector<InputSpec> inputs;
+  for (const auto& tensor : model.arguments(4)) inputs.push_back(input_spec(tensor));
+  const auto graph = capture(model, inputs, forward);
+  REQUIRE_NOTHROW(verify_capture(graph, model, inputs, forward, kOthers));
+  for (const std::int64_t batch : {1, 2, 5, 49}) {
+    const auto in = model.arguments(batch);
+    Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
+    auto environment = replayer.environment();
+    environment[graph.inputs[0].index()] = in[0];
+    replayer.run(environment, {batch, batch});
+    const auto expected = model.run(in);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      CAPTURE(batch, i);
+      CHECK(torch::equal(environment[graph.outputs[i].index()], expected[i]));
+    }
+  }
+}
+
+TEST_CASE("A number that three batch sizes give by chance is found at the next", "[polymorphism]") {
+  auto model = model_of([](at::Tensor y, at::Tensor x) {
+    const auto n = static_cast<double>(x.size(0));
+    return y.sum() * (n < 20 ? 1.0 / n : 1.0 / (n + 1));
+  });
+  const auto forward = [&](const Tensors& in) { return model->run(in); };
+  const auto inputs = specs(model->arguments(4));
+  const auto graph = capture(*model, inputs, forward);
+  const std::vector<std::int64_t> good{1, 5, 19}, bad{20};
+  REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, good));
+  REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, bad), Catch::Matchers::Contains("batch 20"));
+}
+
+}  // namespace autopar::test
