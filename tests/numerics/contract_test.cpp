@@ -2,6 +2,8 @@
 
 #include <catch_shim.hpp>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,7 +16,10 @@
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
 
+#include <unistd.h>
+
 #include "fidelity.hpp"
+#include "models.hpp"
 
 // The public contract (DESIGN §2) where the matrix's one loop does not reach, each time against one process.
 namespace contract_test {
@@ -442,6 +447,33 @@ TEST_CASE("Sequential and a pointer to a module are nets") {
     ap::AutoParallel<std::shared_ptr<Mlp>> pointed(world, made<Mlp>(), kPipeline);
     check_close(pointed(mine(x, world.rank())), mine(made<Mlp>()->forward(x), world.rank()), kTolerance, "shared_ptr");
   });
+}
+
+TEST_CASE("linear layers are one operator each in what is planned and run") {
+  const DoublePrecision guard;
+  const auto [x, target] = zoo::HandLinears::batch(8);
+  const auto reference = made<zoo::HandLinears>();
+  const auto expected = reference->forward(x, target);
+  expected.backward();
+  const auto file = (std::filesystem::temp_directory_path() / ("autopar_contract_" + std::to_string(::getpid()) + ".dot")).string();
+  for (auto options : {kPipeline, kReplicas}) {
+    options.graph_file = file;
+    check_ranks(2, [&, &x = x, &target = target](ap::World& world) {
+      ap::AutoParallel<zoo::HandLinears> model(world, made<zoo::HandLinears>(), options);
+      const auto loss = model(mine(x, world.rank()), mine(target, world.rank()));
+      loss.backward();
+      check_close(loss, expected, kTolerance, "loss");
+      check_parameters(model, *reference, "linear layers");
+    });
+    std::ifstream in(file);
+    const std::string graph((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    CHECK(graph.find("linear") != std::string::npos);
+    for (const auto* operation : {"matmul", "addmm", "add"}) {
+      CAPTURE(operation);
+      CHECK(graph.find(operation) == std::string::npos);
+    }
+    std::filesystem::remove(file);
+  }
 }
 
 // ---------------------------------------------------------------- operators registered by a user

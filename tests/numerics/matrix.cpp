@@ -88,6 +88,7 @@ const std::vector<MatrixModel>& matrix_models() {
   static const std::vector<MatrixModel> all = {
       model<zoo::LeNet>("LeNet", 4),
       with_outputs(model<zoo::ThreeLinears>("three bias-free linears", 3)),
+      model<zoo::HandLinears>("linear layers by hand", 4),
       model<zoo::Nested>("nested modules, mean squared error", 4),
       model<zoo::WeightedCrossEntropy>("cross-entropy with class weights and ignored labels", 3),
       model<zoo::SumLoss>("sum reduction", 3),
@@ -117,6 +118,7 @@ const std::vector<MatrixModel>& matrix_models() {
       model<zoo::LstmNet>("LSTM", 2),
       with_outputs(model<zoo::RootMeanSquare>("root of a mean", 3)),
       model<zoo::SumOverBatchSize>("sum over the batch size", 3),
+      model<zoo::NumbersOfBatch>("numbers made of the batch size", 3),
       model<zoo::WindowAttention>("attention in windows", 4),
       model<zoo::RotaryDecoder>("rotary decoder", 4),
       model<zoo::WrittenRows>("written rows and complex values", 4),

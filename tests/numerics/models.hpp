@@ -46,6 +46,29 @@ struct ThreeLinears : nn::Module {
   nn::ModuleList layers;
 };
 
+/// The ways to write a linear layer, of two and three dimensions.
+struct HandLinears : nn::Module {
+  HandLinears() {
+    const auto make = [&](const std::string& name, int64_t out, int64_t in) {
+      return register_parameter(name, torch::linspace(-1, 1, out * in).cos().view({out, in}) / 2);
+    };
+    w1 = make("w1", 5, 4), w2 = make("w2", 6, 5), w3 = make("w3", 7, 12), w4 = make("w4", 2, 7);
+    b1 = register_parameter("b1", torch::linspace(0, 1, 5));
+    b2 = register_parameter("b2", torch::linspace(-1, 0, 6));
+    b3 = register_parameter("b3", torch::linspace(-1, 1, 7));
+    register_module("middle", middle);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    auto h = torch::tanh(x.matmul(w1.t()) + b1);
+    h = torch::tanh(b2 + h.matmul(w2.t()));
+    h = torch::tanh(middle(h)).view({x.size(0), -1});
+    return F::mse_loss(torch::tanh(torch::addmm(b3, h, w3.t())).matmul(w4.t()), target);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 2, 4}).requires_grad_(), torch::randn({n, 2})); }
+  Tensor w1, w2, w3, w4, b1, b2, b3;
+  nn::Linear middle{6, 6};
+};
+
 struct Inner : nn::Module {
   Inner() { register_module("net", net); }
   Tensor forward(const Tensor& x) { return x + net->forward(x); }
@@ -496,6 +519,24 @@ struct SumOverBatchSize : nn::Module {
     return (b(torch::tanh(a(x))) - target).pow(2).sum() / x.size(0);
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), torch::randn({n, 2})); }
+  nn::Linear a{4, 5}, b{5, 2};
+};
+
+/// Floating point numbers made of the batch size.
+struct NumbersOfBatch : nn::Module {
+  NumbersOfBatch() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    const auto n = x.size(0), rows = x.size(0) * x.size(1);
+    const auto h = torch::tanh(a(x));
+    const auto error = (b(h) - target).pow(2);
+    return error.sum() * (1.0 / static_cast<double>(n)) + error.abs().sum() / static_cast<float>(rows) +
+           h.pow(2).sum() * (0.1 / static_cast<double>(rows)) + (h * (1.0 / static_cast<double>(n))).sum() +
+           error.sum() / (0.5 * static_cast<double>(n)) + error.mean() * (1.0f / static_cast<float>(n)) + 1.0 / static_cast<double>(n);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 3, 4}), torch::randn({n, 3, 2})); }
   nn::Linear a{4, 5}, b{5, 2};
 };
 

@@ -39,6 +39,16 @@ bool reads_rows(OpFamily family) {
          family == OpFamily::kGather;
 }
 
+/// Operands that are multiplied: all but the addend of addmm and its like, and the bias of a linear layer.
+std::vector<ValueId> factors_of(const OpContext& op) {
+  auto operands = op.tensors();
+  if (operands.size() != 3) return operands;
+  const auto name = op.base_name();
+  if (op.traits().family == OpFamily::kContraction && name != "einsum") operands.erase(operands.begin());
+  if (op.traits().family == OpFamily::kLinear && name == "linear") operands.pop_back();
+  return operands;
+}
+
 }  // namespace
 
 DType dtype_of(c10::ScalarType type) {
@@ -155,8 +165,8 @@ WorkItem work_of(const OpContext& op) {
   if (!differentiable) return item;
   double factor = 2;
   if (flops) {  // one product for each of the (at most two) factors that need a gradient
-    const auto operands = op.tensors();
-    const auto needing = std::count_if(operands.begin(), operands.end(), [&](ValueId v) { return requires_grad(op, v); });
+    const auto factors = factors_of(op);
+    const auto needing = std::count_if(factors.begin(), factors.end(), [&](ValueId v) { return requires_grad(op, v); });
     factor = static_cast<double>(std::min<std::ptrdiff_t>(needing, 2));
     if (traits.family == OpFamily::kAttention) factor = 2.5;  // scores are computed again
   }
@@ -174,11 +184,6 @@ SavedBytes saved_by(const OpContext& op) {
   const auto result = op.results().front();
   const auto keep = [&](ValueId value) {
     if (value.valid()) saved.values.push_back(value);
-  };
-  const auto keep_all_but = [&](std::size_t left_out) {
-    for (std::size_t i = 0; i < operands.size(); ++i) {
-      if (i != left_out) keep(operands[i]);
-    }
   };
   const auto name = op.base_name();
   const auto result_bytes = bytes_of(op.graph(), result);
@@ -208,9 +213,12 @@ SavedBytes saved_by(const OpContext& op) {
       }
       break;
     case SavedTensors::kInputs: {
-      if (operands.size() == 2 && (name == "mul" || name == "multiply" || op.traits().family == OpFamily::kContraction)) {
-        if (requires_grad(op, operands[0])) keep(operands[1]);
-        if (requires_grad(op, operands[1])) keep(operands[0]);
+      const auto family = op.traits().family;
+      const bool is_product = family == OpFamily::kContraction || family == OpFamily::kLinear;
+      const auto factors = factors_of(op);
+      if (factors.size() == 2 && (name == "mul" || name == "multiply" || is_product)) {
+        if (requires_grad(op, factors[0])) keep(factors[1]);
+        if (requires_grad(op, factors[1])) keep(factors[0]);
         break;
       }
       if (operands.size() == 2 && (name == "div" || name == "divide" || name == "true_divide")) {
@@ -218,8 +226,7 @@ SavedBytes saved_by(const OpContext& op) {
         if (requires_grad(op, operands[1])) keep(operands[0]);
         break;
       }
-      const bool has_addend = op.traits().family == OpFamily::kContraction && operands.size() == 3 && name != "einsum";
-      keep_all_but(has_addend ? 0 : operands.size());
+      for (const auto operand : operands) keep(operand);
       break;
     }
     case SavedTensors::kMask:

@@ -51,6 +51,24 @@ bool is_vector_of(const ValueInfo& bias, const ValueInfo& weight) {
   return bias.sizes.size() == 1 && bias.sizes[0] == weight.sizes[0] && bias.dtype == weight.dtype;
 }
 
+bool depends_on_batch(const ValueInfo& info) {
+  return std::any_of(info.sizes.begin(), info.sizes.end(), [](SizeExpr size) { return size.depends_on_batch(); });
+}
+
+/// product + bias, bias + product or product += bias, where nothing else uses the product.
+void match_bias_addition(const OpGraph& graph, const Facts& facts, Fold& fold) {
+  const auto product = graph.output(fold.product);
+  const auto addition = facts.only_use(product);
+  if (!addition.valid() || graph.overload(addition) != "Tensor" || !is_one(graph.op(addition).args[2])) return;
+  const bool in_place = graph.is(addition, "aten::add_");
+  if (!in_place && !graph.is(addition, "aten::add")) return;
+  const auto left = graph.input(addition, 0), right = graph.input(addition, 1);
+  const auto bias = left == product ? right : (in_place ? ValueId::none() : left);
+  if (!bias.valid() || !is_vector_of(graph.value(bias), graph.value(fold.weight))) return;
+  fold.bias_addition = addition;
+  fold.bias = bias;
+}
+
 std::optional<Fold> match(const OpGraph& graph, const Facts& facts, OpId transpose) {
   if (!graph.is(transpose, "aten::t")) return std::nullopt;
   Fold fold;
@@ -70,17 +88,12 @@ std::optional<Fold> match(const OpGraph& graph, const Facts& facts, OpId transpo
   } else if (graph.is(fold.product, "aten::matmul") && graph.overload(fold.product).empty()) {
     fold.input = graph.input(fold.product, 0);
     if (graph.input(fold.product, 1) != transposed || graph.value(fold.input).sizes.size() < 2) return std::nullopt;
-    const auto addition = facts.only_use(graph.output(fold.product));
-    if (addition.valid() && graph.is(addition, "aten::add_") && graph.overload(addition) == "Tensor" &&
-        graph.input(addition, 0) == graph.output(fold.product) && is_one(graph.op(addition).args[2]) &&
-        graph.input(addition, 1).valid() && is_vector_of(graph.value(graph.input(addition, 1)), graph.value(fold.weight))) {
-      fold.bias_addition = addition;
-      fold.bias = graph.input(addition, 1);
-    }
+    match_bias_addition(graph, facts, fold);
   } else {
     return std::nullopt;
   }
   if (fold.input == transposed || fold.bias == transposed) return std::nullopt;
+  if (!depends_on_batch(graph.value(fold.input)) || depends_on_batch(graph.value(fold.weight))) return std::nullopt;
   fold.result = graph.output(fold.last());
   const bool grad = graph.op(transpose).grad_enabled;
   for (auto op : {fold.product, fold.last()}) {
@@ -95,6 +108,7 @@ std::optional<Fold> match(const OpGraph& graph, const Facts& facts, OpId transpo
 OpNode linear_node(const OpGraph& graph, const Fold& fold) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
   const auto& last = graph.op(fold.last());
+  const auto product = graph.value(graph.output(fold.product)).storage;
   OpNode node{op, std::vector<c10::IValue>(3)};
   node.inputs = {{0, SlotKind::kTensor, {fold.input}}, {1, SlotKind::kTensor, {fold.weight}}};
   if (fold.bias.valid()) node.inputs.push_back({2, SlotKind::kTensor, {fold.bias}});
@@ -102,7 +116,7 @@ OpNode linear_node(const OpGraph& graph, const Fold& fold) {
   node.grad_enabled = last.grad_enabled;
   for (auto id : {fold.transpose, fold.product, fold.last()}) {
     for (auto storage : graph.op(id).reads) {
-      if (storage != graph.value(fold.result).storage) node.reads.push_back(storage);
+      if (storage != graph.value(fold.result).storage && storage != product) node.reads.push_back(storage);
     }
   }
   std::sort(node.reads.begin(), node.reads.end());

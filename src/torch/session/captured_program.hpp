@@ -25,7 +25,8 @@ namespace autopar {
 
 /// The model's forward in one mode for one argument signature: captured, divided among the ranks and ready to run.
 struct CapturedProgram {
-  OpGraph graph;
+  OpGraph captured;                           ///< as the forward ran: what later captures are compared with
+  OpGraph graph;                              ///< `captured` with rewrites: what is planned and run
   BatchPlan plan;
   Division division;
   std::vector<InputSpec> inputs;

@@ -22,6 +22,7 @@
 #include <autopar/plan/print.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/phantom.hpp>
+#include <autopar/torch/rewrite/linear_fold.hpp>
 
 #include "torch/session/graph_dot.hpp"
 
@@ -178,7 +179,8 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     return defined;
   };
   program.inputs = arguments.specs;
-  program.graph = capture(*module_, arguments.specs, flat_forward);
+  program.captured = capture(*module_, arguments.specs, flat_forward);
+  program.graph = fold_linear(program.captured);
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   program.plan = analyze_batch(program.graph, algebra);
@@ -190,7 +192,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
 }
 
 void Session::Impl::require_same_graph(const CapturedProgram& program) {
-  const std::vector<std::uint64_t> mine{program.graph.hash(), program.graph.ops.size()};
+  const std::vector<std::uint64_t> mine{program.captured.hash(), program.captured.ops.size()};
   const auto all = world_.all_gather(bytes_of(mine), "comparing captured graphs");
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
@@ -241,7 +243,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   programs_[key] = program;
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   stats_.planning += Seconds(spent.count());
-  log_.info("captured " + std::to_string(program->graph.ops.size()) + " operators, ready in " +
+  log_.info("captured " + std::to_string(program->captured.ops.size()) + " operators, ready in " +
             std::to_string(spent.count()) + " s");
 }
 
@@ -545,7 +547,7 @@ void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& 
     return defined;
   };
   together(world_, "verifying the capture", [&] {
-    verify_capture(program.graph, *module_, program.inputs, flat_forward, sizes);
+    verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes);
   });
 }
 

@@ -4,8 +4,10 @@
 
 namespace autopar {
 
-/// Turns what torch::nn::Linear does in C++ (t + addmm for matrices, t + matmul + add_ for more dimensions) into one
-/// aten::linear each. Fewer operators to call and to place, and no in-place addition that forbids a cut.
+/// Turns what torch::nn::Linear does in C++ (t + addmm for matrices, t + matmul + add_ for more dimensions), and the same
+/// by hand (x.matmul(w.t()) + b), into one aten::linear each. Fewer operators to call and to place, and no in-place
+/// addition that forbids a cut. Only samples times a weight that does not grow with the batch: other products (of a sum
+/// over samples, of samples with samples) have meanings to the batch algebra that a layer has not.
 ///
 /// Exact: aten::linear runs the same kernels, except that the bias of more than two dimensions may be added inside the
 /// matrix product instead of after it, which changes the last bit of a result at most.

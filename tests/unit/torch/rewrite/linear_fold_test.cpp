@@ -75,6 +75,31 @@ TEST_CASE("Linear layers of sequences fold to the last bit", "[rewrite]") {
   require_same(model, count(graph, "aten::linear"), 4e-16);
 }
 
+struct HandWritten : TestModel {
+  at::Tensor w, b, square;
+  HandWritten() {
+    w = register_parameter("w", torch::randn({6, 4}));
+    b = register_parameter("b", torch::randn({6}));
+    square = register_parameter("square", torch::randn({6, 6}));
+  }
+  Tensors run(const Tensors& in) override {
+    const auto x = in[0], rows = x.select(1, 0);
+    const auto plus = x.matmul(w.t()) + b, swapped = b + plus.tanh().matmul(square.t()), bare = swapped.matmul(square.t());
+    return {(bare * plus).sum(), torch::addmm(b, rows, w.t()).tanh().matmul(square.t()).sum(), (rows.matmul(w.t()) + b).sin()};
+  }
+  Tensors arguments(std::int64_t n) override { return {torch::randn({n, 3, 4})}; }
+};
+
+TEST_CASE("Linear layers written by hand fold", "[rewrite]") {
+  torch::manual_seed(1);
+  HandWritten model;
+  const auto folded = fold_linear(capture_model(model));
+  REQUIRE(count(folded, "aten::matmul") == 0);
+  REQUIRE(count(folded, "aten::add") == 0);
+  REQUIRE(count(folded, "aten::t") == 0);
+  require_same(model, 6, 4e-16);
+}
+
 TEST_CASE("What is no linear layer stays as it is", "[rewrite]") {
   const auto unchanged = [](auto function) {
     auto model = model_of(function);
@@ -95,6 +120,19 @@ TEST_CASE("What is no linear layer stays as it is", "[rewrite]") {
   }
   SECTION("a transpose as first operand") {
     REQUIRE(unchanged([w](Tensor y, Tensor) { return torch::matmul(w.t(), y.sum(0)).sum(); }));
+  }
+  SECTION("a bias that is added in parts") {
+    auto model = model_of([w](Tensor y, Tensor) { return torch::add(y.matmul(w.t()), torch::ones({8}), 0.5).sum(); });
+    const auto folded = fold_linear(capture_model(*model));
+    REQUIRE(count(folded, "aten::linear") == 2);  // without the bias
+    REQUIRE(count(folded, "aten::add") == 1);
+  }
+  SECTION("a sum over samples, whose product is a sum again") {
+    REQUIRE(unchanged([w](Tensor y, Tensor) { return y.sum(0, true).matmul(w.t()).sum(); }));
+  }
+  SECTION("samples as weight") {
+    REQUIRE(unchanged([w](Tensor y, Tensor) { return w.matmul(y.t()).sum(); }));
+    REQUIRE(unchanged([](Tensor y, Tensor) { return y.matmul(y.t()).sum(); }));
   }
   SECTION("the operand is overwritten in between") {
     REQUIRE(unchanged([w](Tensor y, Tensor) {
