@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -82,13 +83,14 @@ class ProgramRun {
     Clock::time_point start{};
   };
 
-  static bool computes(const Action& action) {
-    return action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward;
+  static bool is_backward(const Action& action) {
+    return is_turn(action.kind) && action.kind != ActionKind::kForward;
   }
   static bool is_message(const Action& action) {
     return action.kind == ActionKind::kSend || action.kind == ActionKind::kReceive;
   }
-  static std::pair<int, Flow> slot(const Action& action) { return {action.microbatch, action.flow}; }
+  using Slot = std::tuple<StageId, int, Flow>;  // stage, micro-batch
+  static Slot slot(const Action& action) { return {action.stage, action.microbatch, action.flow}; }
   [[nodiscard]] Clock::time_point now() const { return hooks_.trace ? Clock::now() : Clock::time_point{}; }
   void trace(const Action& action, Clock::time_point start) const {
     if (hooks_.trace) hooks_.trace(action, start, Clock::now());
@@ -97,12 +99,15 @@ class ProgramRun {
   void read_program() {
     const Action* message = nullptr;
     for (const Action& action : actions_) {
-      if (action.kind == ActionKind::kBackward) ++backwards_left_;
+      if (is_backward(action)) {
+        ++backwards_left_;
+        ++backwards_left_of_[action.stage];
+      }
       if (action.kind == ActionKind::kReduce) {
         reductions_.push_back({&action, {}, {}, false});
         message_before_.push_back(message);
       }
-      if (computes(action)) last_turn_[slot(action)] = &action;
+      if (action.kind == ActionKind::kForward || gives_input_gradients(action.kind)) turns_[slot(action)] = &action;
       if (is_message(action) && action.peer != wire_.rank()) message = &action;
     }
     full_.assign(reductions_.size(), false);
@@ -111,7 +116,9 @@ class ProgramRun {
   void execute(const Action& action) {
     switch (action.kind) {
       case ActionKind::kForward:
-      case ActionKind::kBackward: compute(action); break;
+      case ActionKind::kBackward:
+      case ActionKind::kBackwardInput:
+      case ActionKind::kBackwardWeight: compute(action); break;
       case ActionKind::kSend: send(action); break;
       case ActionKind::kReceive:
         if (action.peer == wire_.rank()) take_own(action);
@@ -122,20 +129,44 @@ class ProgramRun {
   }
 
   void compute(const Action& action) {
-    for (Transfer& arrival : arrivals_[slot(action)]) take(arrival);
-    arrivals_.erase(slot(action));
+    take_arrivals(action);
     doing_ = &action;
     const auto start = now();
-    if (action.kind == ActionKind::kForward) {
-      engine_.forward(action);
-    } else {
+    if (is_backward(action)) {
       --backwards_left_;
-      engine_.backward(action);
+      --backwards_left_of_[action.stage];
     }
+    run_turn(action);
     trace(action, start);
     ++turns_done_;
     post_receives_ahead();
     drop_what_is_done();
+  }
+
+  /// Hands over what came for a turn, in an order that depends on no schedule, so that sums do not either.
+  void take_arrivals(const Action& turn) {
+    if (turn.kind == ActionKind::kBackwardWeight) return;
+    const auto found = arrivals_.find(slot(turn));
+    if (found == arrivals_.end()) return;
+    auto& arrivals = found->second;
+    std::stable_sort(arrivals.begin(), arrivals.end(), [](const Transfer& a, const Transfer& b) {
+      return std::pair(a.action->channel, a.action->peer) < std::pair(b.action->channel, b.action->peer);
+    });
+    for (Transfer& arrival : arrivals) take(arrival);
+    arrivals_.erase(found);
+  }
+
+  void run_turn(const Action& action) {
+    if (action.kind == ActionKind::kForward) {
+      engine_.forward(action);
+    } else if (action.kind == ActionKind::kBackward) {
+      engine_.backward(action);
+    } else if constexpr (SplitBackwardEngine<Engine>) {
+      if (action.kind == ActionKind::kBackwardInput) engine_.backward_input(action);
+      else engine_.backward_weight(action);
+    } else {
+      throw InvalidArgument("this engine does not run backwards in two parts; choose a schedule that keeps them whole");
+    }
   }
 
   void send(const Action& action) {
@@ -161,8 +192,8 @@ class ProgramRun {
   /// Keeps an arrival for the turn that needs it, or among the results if no turn does.
   void file(Transfer transfer) {
     const Action& action = *transfer.action;
-    const auto turn = last_turn_.find(slot(action));
-    if (turn != last_turn_.end() && turn->second > &action) arrivals_[slot(action)].push_back(std::move(transfer));
+    const auto turn = turns_.find(slot(action));
+    if (turn != turns_.end() && turn->second > &action) arrivals_[slot(action)].push_back(std::move(transfer));
     else results_.push_back(std::move(transfer));
   }
 
@@ -187,7 +218,7 @@ class ProgramRun {
     if (in_order_) return;
     for (; posted_ < actions_.size(); ++posted_) {
       const Action& action = actions_[posted_];
-      if (computes(action)) {
+      if (is_turn(action.kind)) {
         if (turns_passed_ == turns_done_ + static_cast<std::size_t>(kReceivesAhead)) return;
         ++turns_passed_;
       }
@@ -215,13 +246,19 @@ class ProgramRun {
     return message_before_[reduction] == nullptr || message_before_[reduction] < turn_;
   }
 
+  /// Whether a backward that may add to the bucket has still to begin.
+  [[nodiscard]] bool is_awaited(const Action& reduction) const {
+    if (!reduction.stage.valid()) return backwards_left_ > 0;
+    const auto left = backwards_left_of_.find(reduction.stage);
+    return left != backwards_left_of_.end() && left->second > 0;
+  }
+
   /// From the engine while it runs the last backward, and from the program after it. Reductions start in the program's
   /// order, whichever bucket is full first, so that all members of a group agree.
   void bucket_is_full(int group, int bucket) {
-    if (backwards_left_ > 0) return;
     for (std::size_t i = started_; i < reductions_.size(); ++i) {
       const Action& action = *reductions_[i].action;
-      if (action.group == group && action.bucket == bucket) full_[i] = true;
+      if (action.group == group && action.bucket == bucket && !is_awaited(action)) full_[i] = true;
     }
     while (started_ < reductions_.size() && full_[started_] && (!in_order_ || is_next(started_))) {
       Transfer& reduction = reductions_[started_];
@@ -308,8 +345,8 @@ class ProgramRun {
 
   const Action* doing_ = nullptr;  // for messages of errors
   const Action* turn_ = nullptr;   // of the program, now
-  std::map<std::pair<int, Flow>, const Action*> last_turn_;          // by micro-batch and flow
-  std::map<std::pair<int, Flow>, std::deque<Transfer>> arrivals_;    // for the turn of that micro-batch and flow
+  std::map<Slot, const Action*> turns_;            // that take arrivals
+  std::map<Slot, std::deque<Transfer>> arrivals_;  // for those turns
   std::deque<Transfer> results_;                                     // received for no turn
   std::deque<Transfer> sends_, own_;
   std::deque<Transfer> reductions_;
@@ -320,16 +357,17 @@ class ProgramRun {
   std::size_t turns_passed_ = 0;  // among them
   std::size_t turns_done_ = 0;
   int backwards_left_ = 0;
+  std::map<StageId, int> backwards_left_of_;
 };
 
 }  // namespace detail
 
 /// Runs this rank's part of a program: the engine computes, the transport moves bytes beside it.
 ///
-/// Receives are posted kReceivesAhead forwards or backwards before their use, in the program's order; an action waits
-/// only for its own messages; gradient buckets are summed in the program's order while the last backward fills them. On
+/// Receives are posted kReceivesAhead turns before their use, in the program's order; an action waits only for its own
+/// messages; gradient buckets are summed in the program's order while the last backward of their stage fills them. On
 /// a transport that is `in_order()`, messages and sums are issued exactly in the program's order instead: a sum starts
-/// within the last backward only if no message comes before it.
+/// within that backward only if no message comes before it.
 /// `run` returns when everything has ended. The executor owns no thread. Collective: every rank runs its part of the same
 /// program, with the same groups.
 ///

@@ -12,16 +12,22 @@ namespace autopar {
 
 /// Computes what the executor orders, on this rank. Called on one thread only.
 ///
+/// Every action names its stage, of which a rank may have several: that which runs, which a message leaves or reaches
+/// (kSource for arguments and their gradients, kSink for results and theirs), or whose bucket is summed (invalid for
+/// parameters tied across stages).
+///
 /// Laws: `forward` of a share is called once all its messages were given to `accept`; `backward` likewise with
 /// gradients; `pack` of a value message comes after the sender's `forward` (source channels: before any), of a gradient
 /// message after its `backward`, and all of them before the next forward or backward. `pack` and `landing` give memory
 /// that stays valid until its Buffer::owner is dropped.
 /// A message from a rank to itself goes through pack and accept like any other, without a transport.
-/// Messages of one channel, micro-batch and flow are accepted in the program's order; partial sums and gradients of
-/// values read in several places are added in that order, so results are reproducible.
+/// All messages for a turn are accepted right before it, ascending by channel and peer, whatever came first; partial
+/// sums, totals and gradients of values read in several places are added in that order, so results depend on no timing
+/// and no schedule, and all readers of a total have the same bits. Messages to kSource and kSink are accepted in the
+/// program's order.
 /// What `on_bucket_ready` takes is called with (group, bucket) once nothing will be added to that bucket: during the
-/// last `backward`, on whichever thread runs it, or not at all; earlier calls are ignored. An empty function takes it
-/// back.
+/// last backward of its stage (of all, for tied parameters), on whichever thread runs it, or not at all; earlier calls
+/// are ignored. An empty function takes it back.
 template <class E>
 concept StageEngine = requires(E& engine, const Action& action, const Buffer& buffer,
                                std::function<void(int group, int bucket)> ready) {
@@ -34,6 +40,14 @@ concept StageEngine = requires(E& engine, const Action& action, const Buffer& bu
   { engine.bucket(action) } -> std::same_as<Buffer>;   ///< kReduce: the bucket's gradients, summed in place
   { engine.bucket_dtype(action) } -> std::same_as<DType>;
   engine.reduced(action);                              ///< kReduce: the sum is there
+};
+
+/// An engine that can also run a backward in two parts: `backward_input` gives the gradients that travel on and may leave
+/// gradients of parameters to the `backward_weight` of the same share, which comes later.
+template <class E>
+concept SplitBackwardEngine = StageEngine<E> && requires(E& engine, const Action& action) {
+  engine.backward_input(action);
+  engine.backward_weight(action);
 };
 
 }  // namespace autopar

@@ -8,14 +8,29 @@
 
 namespace autopar {
 
-/// What one step of a rank's program does. Later kinds (weight gradient, gather, …) join here.
+/// What one step of a rank's program does.
 enum class ActionKind : std::uint8_t {
-  kForward,   ///< run a stage on this rank's share of a micro-batch
-  kBackward,  ///< gradients of that share: of its inputs and of the stage's parameters
+  kForward,   ///< F: run a stage on this rank's share of a micro-batch
+  kBackward,  ///< B and W together: gradients of that share, of its inputs and of the stage's parameters
   kSend,      ///< one message of a channel to `peer`; completes in the background
   kReceive,   ///< one message of a channel from `peer`; data is there when the next action that needs it starts
   kReduce,    ///< sum of one gradient bucket over a group; starts when the bucket is full
+  kBackwardInput,   ///< B: gradients of the share's inputs; those of the parameters come with its kBackwardWeight
+  kBackwardWeight,  ///< W: gradients of the stage's parameters, which its kBackwardInput left out
 };
+
+/// Whether a rank computes: one turn of a stage. Everything else happens beside it.
+[[nodiscard]] constexpr bool is_turn(ActionKind kind) {
+  return kind != ActionKind::kSend && kind != ActionKind::kReceive && kind != ActionKind::kReduce;
+}
+/// Whether it needs and makes the gradients that travel between stages.
+[[nodiscard]] constexpr bool gives_input_gradients(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput;
+}
+/// Whether a stage's parameters have the share's whole gradient after it.
+[[nodiscard]] constexpr bool gives_weight_gradients(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
+}
 
 /// Which way a message of a channel goes: values to later stages, or their gradients back.
 enum class Flow : std::uint8_t { kValue, kGradient };
@@ -37,11 +52,13 @@ struct Interval {
 /// keeps its default, so that equal actions compare equal.
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  StageId stage{};       ///< kForward, kBackward: the stage that runs
+  /// The stage of this rank that acts: runs, sends (kSource, kSink too) or receives, or whose gradients are summed
+  /// (invalid for parameters tied across stages).
+  StageId stage{};
   int microbatch = -1;   ///< all but kReduce
   int channel = -1;      ///< kSend, kReceive: index into Pipeline::channels
-  Flow flow = Flow::kValue;  ///< kGradient also for kBackward and kReduce
-  Rank peer{};           ///< kSend, kReceive; the rank itself for a copy between its own stage and source or sink
+  Flow flow = Flow::kValue;  ///< kGradient also for all kinds of backward and kReduce
+  Rank peer{};           ///< kSend, kReceive; the rank itself for a copy between two stages, source or sink of its own
   Interval samples{};    ///< the share, or what the message carries (batched channels; others travel whole)
   int group = -1;        ///< kReduce: index into Pipeline::groups
   int bucket = -1;       ///< kReduce: bucket of that group, issued in ascending order
@@ -65,6 +82,10 @@ struct Action {
       return "forward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
     case ActionKind::kBackward:
       return "backward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
+    case ActionKind::kBackwardInput:
+      return "input backward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
+    case ActionKind::kBackwardWeight:
+      return "weight backward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
     case ActionKind::kSend: return "send of " + message() + ", to " + peer;
     case ActionKind::kReceive: return "receive of " + message() + ", from " + peer;
     case ActionKind::kReduce:
@@ -79,7 +100,7 @@ struct Program {
   friend bool operator==(const Program&, const Program&) = default;
 };
 
-/// How many forwards and backwards ahead of its use a receive is posted. Simulator and executor agree on it.
+/// How many turns ahead of its use a receive is posted. Simulator and executor agree on it.
 inline constexpr int kReceivesAhead = 2;
 
 }  // namespace autopar

@@ -19,8 +19,8 @@ struct Share {
   friend bool operator==(const Share&, const Share&) = default;
 };
 
-/// One message of a channel. `samples` says what it carries; it is empty for replicated values and partial sums, which
-/// travel whole. `from == to` is a copy within a rank.
+/// One message of a channel. `samples` says what it carries; it is empty for replicated values, partial sums and
+/// totals, which travel whole. `from == to` is a copy within a rank.
 struct Route {
   Rank from;
   Rank to;
@@ -93,6 +93,7 @@ class BatchSplit {
   ///
   /// Batched: the intersections of both splits. Replicated: reader i gets the value from holder i mod n; from itself,
   /// if it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or none.
+  /// Totals: every holder sends its addend to every reader.
   /// Holders and readers with an empty share take no part. A channel that is not differentiable has no gradient routes.
   [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
 
@@ -114,7 +115,7 @@ class BatchSplit {
 namespace detail {
 
 inline void check_stages(const Pipeline& pipeline) {
-  std::vector<int> stage_of(static_cast<std::size_t>(pipeline.ranks), -1);
+  std::vector<int> last_stage(static_cast<std::size_t>(pipeline.ranks), -1);
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
     const auto stage = "pipeline: stage " + std::to_string(s);
     if (pipeline.stages[s].empty()) throw InvalidArgument(stage + " has no rank; give it at least one");
@@ -123,11 +124,10 @@ inline void check_stages(const Pipeline& pipeline) {
       if (!rank.valid() || rank.value() >= pipeline.ranks) {
         throw InvalidArgument(stage + who + ", but ranks are 0 to " + std::to_string(pipeline.ranks - 1));
       }
-      if (stage_of[rank.index()] >= 0) {
-        throw InvalidArgument(stage + who + ", which stage " + std::to_string(stage_of[rank.index()]) +
-                              " has already; a rank runs at most one stage");
+      if (last_stage[rank.index()] == static_cast<int>(s)) {
+        throw InvalidArgument(stage + who + " twice; a rank runs at most one replica of a stage");
       }
-      stage_of[rank.index()] = static_cast<int>(s);
+      last_stage[rank.index()] = static_cast<int>(s);
     }
   }
 }
@@ -148,7 +148,8 @@ inline void check_channels(const Pipeline& pipeline) {
     if (channel.kind != ChannelKind::kBatched && channel.to == kSink) {
       throw InvalidArgument(name + " brings replicated values or partial sums to the sink; reduce them over all ranks");
     }
-    if (channel.kind == ChannelKind::kPartialSum && channel.from == kSource) {
+    const bool adds = channel.kind == ChannelKind::kPartialSum || channel.kind == ChannelKind::kTotal;
+    if (adds && channel.from == kSource) {
       throw InvalidArgument(name + " brings partial sums from the source; inputs are batched or replicated");
     }
   }
@@ -242,6 +243,12 @@ inline std::vector<Route> BatchSplit::whole_routes(const Channel& channel, int m
   const auto holders = shares(channel.from, m);
   const auto readers = shares(channel.to, m);
   std::vector<Route> out;
+  if (channel.kind == ChannelKind::kTotal) {
+    for (const Share& holder : holders) {
+      for (const Share& reader : readers) out.push_back({holder.rank, reader.rank, {}});
+    }
+    return out;
+  }
   if (channel.kind == ChannelKind::kPartialSum) {
     for (std::size_t i = 0; i < holders.size(); ++i) {
       out.push_back({holders[i].rank, readers[i % readers.size()].rank, {}});

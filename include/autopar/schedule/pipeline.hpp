@@ -13,6 +13,7 @@ enum class ChannelKind : std::uint8_t {
   kBatched,     ///< each sample is on one replica; messages are intersections of the two splits
   kReplicated,  ///< the same value on every replica; one message for each receiver
   kPartialSum,  ///< replicas hold addends; receivers add what arrives, and one addend arrives once
+  kTotal,       ///< replicas hold addends; each receiver gets all of them and so the same sum, bit for bit
 };
 
 /// All values of one kind that are made in stage `from` and read in stage `to`; they travel together.
@@ -33,17 +34,18 @@ inline constexpr StageId kSink{-3};
 /// parameter tied across stages.
 struct ReduceGroup {
   std::vector<Rank> ranks;  ///< ascending, at least two
-  StageId stage;            ///< invalid for a group of tied parameters
+  StageId stage;            ///< complete after its last backward; invalid (tied parameters): after the ranks' last
   int buckets = 1;
   friend bool operator==(const ReduceGroup&, const ReduceGroup&) = default;
 };
 
-/// What a schedule must know of a plan. Channels run from earlier to later stages; at most one stage a rank.
+/// What a schedule must know of a plan. Channels run from earlier to later stages. A rank may run several stages (its
+/// "chunks"), each once.
 struct Pipeline {
   int ranks = 1;
   std::vector<std::vector<Rank>> stages;  ///< [stage][replica]
   std::vector<Channel> channels;
-  std::vector<ReduceGroup> groups;        ///< in the order in which they are issued
+  std::vector<ReduceGroup> groups;        ///< in the order in which they are issued: later stages first, if chunks share ranks
 
   friend bool operator==(const Pipeline&, const Pipeline&) = default;
 };
@@ -61,6 +63,14 @@ enum class Phase : std::uint8_t {
   kForward,   ///< all forwards; results to the sink (output mode, inference)
   kBackward,  ///< all backwards; result gradients from the sink (output mode)
 };
+
+/// The stage at the writing or the reading end of a message.
+[[nodiscard]] constexpr StageId writer_of(const Channel& channel, Flow flow) {
+  return flow == Flow::kValue ? channel.from : channel.to;
+}
+[[nodiscard]] constexpr StageId reader_of(const Channel& channel, Flow flow) {
+  return flow == Flow::kValue ? channel.to : channel.from;
+}
 
 /// Whether a phase moves anything over a channel in this direction. In a whole step the results have no gradient from
 /// outside: the loss starts its own backward in the stages that compute it.

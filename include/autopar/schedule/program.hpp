@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <queue>
 #include <string>
 #include <utility>
@@ -18,61 +19,116 @@ namespace autopar {
 
 namespace detail {
 
-/// Throws InvalidArgument unless the turns name each micro-batch once as forward and, later, once as backward.
-inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int microbatches) {
-  std::vector<int> passed(static_cast<std::size_t>(microbatches), 0);
-  bool sound = turns.size() == 2 * passed.size();
-  for (std::size_t i = 0; sound && i < turns.size(); ++i) {
-    const Turn turn = turns[i];
-    sound = turn.microbatch >= 0 && turn.microbatch < microbatches &&
-            (turn.kind == ActionKind::kForward || turn.kind == ActionKind::kBackward) &&
-            passed[static_cast<std::size_t>(turn.microbatch)]++ == (turn.kind == ActionKind::kForward ? 0 : 1);
-  }
+/// Throws InvalidArgument unless the turns of `stage` name each micro-batch once as forward and, later, once as backward,
+/// whole or in two parts. @param whose  "" or who runs the stage, for the message
+inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int microbatches,
+                        const std::string& whose = {}) {
+  enum class Passed : std::uint8_t { kNothing, kForward, kBackwardInput, kAll };
+  std::vector<Passed> passed(static_cast<std::size_t>(microbatches), Passed::kNothing);
+  const auto pass = [&](const Turn turn) {
+    if (turn.microbatch < 0 || turn.microbatch >= microbatches) return false;
+    Passed& at = passed[static_cast<std::size_t>(turn.microbatch)];
+    switch (turn.kind) {
+      case ActionKind::kForward: return std::exchange(at, Passed::kForward) == Passed::kNothing;
+      case ActionKind::kBackward: return std::exchange(at, Passed::kAll) == Passed::kForward;
+      case ActionKind::kBackwardInput: return std::exchange(at, Passed::kBackwardInput) == Passed::kForward;
+      case ActionKind::kBackwardWeight: return std::exchange(at, Passed::kAll) == Passed::kBackwardInput;
+      default: return false;
+    }
+  };
+  const bool sound = std::all_of(turns.begin(), turns.end(), pass) &&
+                     std::all_of(passed.begin(), passed.end(), [](Passed at) { return at == Passed::kAll; });
   if (!sound) {
-    throw InvalidArgument("schedule policy: the order of stage " + std::to_string(stage) +
+    throw InvalidArgument("schedule policy: the order of stage " + std::to_string(stage) + whose +
                           " must name each of the " + std::to_string(microbatches) +
-                          " micro-batches once as forward and, later, once as backward");
+                          " micro-batches once as forward and, later, once as backward (whole, or as input backward and "
+                          "then weight backward)");
+  }
+}
+
+/// Throws InvalidArgument unless every rank's turns are those of its stages.
+inline void check_rank_orders(const Pipeline& pipeline, const std::vector<std::vector<Turn>>& orders, int microbatches) {
+  if (orders.size() != static_cast<std::size_t>(pipeline.ranks)) {
+    throw InvalidArgument("schedule policy: orders of " + std::to_string(orders.size()) + " ranks, the pipeline has " +
+                          std::to_string(pipeline.ranks));
+  }
+  std::vector<std::map<StageId, std::vector<Turn>>> by_stage(orders.size());
+  for (std::size_t r = 0; r < orders.size(); ++r) {
+    for (const Turn turn : orders[r]) by_stage[r][turn.stage].push_back(turn);
+  }
+  for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
+    for (const Rank rank : pipeline.stages[s]) {
+      check_turns(by_stage[rank.index()][StageId::of(s)], s, microbatches, " on rank " + std::to_string(rank.value()));
+      by_stage[rank.index()].erase(StageId::of(s));
+    }
+  }
+  for (std::size_t r = 0; r < orders.size(); ++r) {
+    if (by_stage[r].empty()) continue;
+    throw InvalidArgument("schedule policy: the order of rank " + std::to_string(r) + " names stage " +
+                          std::to_string(by_stage[r].begin()->first.value()) + ", which that rank does not run");
   }
 }
 
 /// Plays all units (one replica of one stage) against each other with nominal durations and writes down one total
-/// order: a forward or backward when it starts, its messages right behind it, each at both of its ends. What a rank sees
-/// of that order is its program.
+/// order: a turn when it starts, its messages right behind it, each at both of its ends. What a rank sees of that order
+/// is its program. Turns come in lanes, whose order is fixed: one a unit, or one a rank for all its units. Lanes of one
+/// rank share its time.
 class ProgramBuilder {
  public:
-  ProgramBuilder(const Pipeline& pipeline, const BatchSplit& split, const std::vector<std::vector<Turn>>& turns,
-                 Phase phase)
+  ProgramBuilder(const Pipeline& pipeline, const BatchSplit& split, Phase phase)
       : pipeline_(pipeline), split_(split), phase_(phase) {
     program_.ranks.resize(static_cast<std::size_t>(pipeline.ranks));
+    free_at_.resize(program_.ranks.size(), 0);
+    units_of_rank_.resize(program_.ranks.size());
     emitted_.resize(pipeline.groups.size(), false);
-    add_units(turns);
-    for (int m = 0; m < split.microbatches(); ++m) {
-      for (std::size_t c = 0; c < pipeline.channels.size(); ++c) {
-        add_messages(static_cast<int>(c), m, Flow::kValue);
-        add_messages(static_cast<int>(c), m, Flow::kGradient);
+    add_units();
+  }
+
+  /// Every unit in its stage's order. @param turns  [stage]
+  void add_stage_orders(const std::vector<std::vector<Turn>>& turns) {
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      lanes_.push_back({units_[u].rank, {}});
+      for (const Turn turn : turns[units_[u].stage.index()]) add_turn(lanes_.size() - 1, u, turn);
+    }
+  }
+
+  /// All units of a rank in one order. @param turns  [rank]
+  void add_rank_orders(const std::vector<std::vector<Turn>>& turns) {
+    for (std::size_t r = 0; r < turns.size(); ++r) {
+      lanes_.push_back({Rank::of(r), {}});
+      for (const Turn turn : turns[r]) {
+        add_turn(lanes_.size() - 1, static_cast<std::size_t>(unit_of(turn.stage, Rank::of(r))), turn);
       }
     }
   }
 
   [[nodiscard]] Program build() && {
-    for (std::size_t ahead = 0; ahead < kInputsAhead; ++ahead) {
-      for (Unit& unit : units_) emit_inputs(unit, ahead);
+    for (int m = 0; m < split_.microbatches(); ++m) {
+      for (std::size_t c = 0; c < pipeline_.channels.size(); ++c) {
+        add_messages(static_cast<int>(c), m, Flow::kValue);
+        add_messages(static_cast<int>(c), m, Flow::kGradient);
+      }
     }
-    for (std::size_t u = 0; u < units_.size(); ++u) enqueue_if_ready(u);
+    for (std::size_t ahead = 0; ahead < kInputsAhead; ++ahead) {
+      for (const Lane& lane : lanes_) emit_inputs(lane, ahead);
+    }
+    for (std::size_t l = 0; l < lanes_.size(); ++l) enqueue_if_ready(l);
     emit_reductions();
     while (!startable_.empty()) {
-      const auto [start, u] = startable_.top();
+      const auto [start, l] = startable_.top();
       startable_.pop();
-      run_turn(u, start);
+      const auto free_at = free_at_[lanes_[l].rank.index()];
+      if (free_at > start) startable_.push({free_at, l});  // another lane of the rank came first
+      else run_turn(l, start);
     }
-    for (const Unit& unit : units_) {
-      if (unit.next < unit.turns.size()) refuse_cycle(unit);
+    for (const Lane& lane : lanes_) {
+      if (lane.next < lane.turns.size()) refuse_cycle(lane.turns[lane.next]);
     }
     return std::move(program_);
   }
 
  private:
-  // A stage's inputs leave their ranks two turns early: a source that is busy with a turn of its own sends behind it.
+  // A stage's inputs leave their ranks two turns of its lane early: a source that is busy with a turn of its own sends behind it.
   static constexpr std::size_t kInputsAhead = 2;
 
   struct Message {
@@ -82,7 +138,7 @@ class ProgramBuilder {
     Route route;
     int reader;  // unit, -1 if the source or the sink
   };
-  struct Slot {  // one turn of a unit
+  struct Slot {  // what a forward, or a backward that gives input gradients, needs and makes
     int missing = 0;
     std::int64_t ready_at = 0;
     std::vector<int> inputs;   // messages from the source or the sink
@@ -92,124 +148,157 @@ class ProgramBuilder {
     Rank rank;
     StageId stage;
     int replica;
-    std::vector<Turn> turns;
-    std::vector<Slot> slots;  // [2 * microbatch + (backward ? 1 : 0)]
+    std::vector<Slot> slots;  // [2 * microbatch + (gradients ? 1 : 0)]
+    std::size_t lane = 0;
+    std::size_t turns_left = 0;
+  };
+  struct LaneTurn {
+    std::size_t unit;
+    ActionKind kind;
+    int microbatch;
+  };
+  struct Lane {
+    Rank rank;
+    std::vector<LaneTurn> turns;
     std::size_t next = 0;
-    std::int64_t free_at = 0;
   };
 
-  static Slot& slot(Unit& unit, Turn turn) {
-    return unit.slots[2 * static_cast<std::size_t>(turn.microbatch) + (turn.kind == ActionKind::kBackward ? 1 : 0)];
+  static Slot& slot(Unit& unit, int microbatch, Flow flow) {
+    return unit.slots[2 * static_cast<std::size_t>(microbatch) + (flow == Flow::kGradient ? 1 : 0)];
   }
+  static Flow flow_of(ActionKind kind) { return kind == ActionKind::kForward ? Flow::kValue : Flow::kGradient; }
+  /// Nominal: a weight backward takes as long as an input backward.
+  static std::int64_t duration(ActionKind kind) { return kind == ActionKind::kBackward ? 2 : 1; }
 
-  void add_units(const std::vector<std::vector<Turn>>& turns) {
-    unit_of_rank_.resize(static_cast<std::size_t>(pipeline_.ranks), -1);
+  void add_units() {
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
       for (std::size_t q = 0; q < pipeline_.stages[s].size(); ++q) {
-        Unit unit{pipeline_.stages[s][q], StageId::of(s), static_cast<int>(q), {}, {}};
+        Unit unit{pipeline_.stages[s][q], StageId::of(s), static_cast<int>(q), {}};
         unit.slots.resize(2 * static_cast<std::size_t>(split_.microbatches()));
-        for (const Turn turn : turns[s]) {
-          const bool in_phase = phase_ == Phase::kStep ||
-                                (phase_ == Phase::kForward) == (turn.kind == ActionKind::kForward);
-          if (in_phase && !share(unit, turn).empty()) unit.turns.push_back(turn);
-        }
-        unit_of_rank_[unit.rank.index()] = static_cast<int>(units_.size());
+        units_of_rank_[unit.rank.index()].push_back(static_cast<int>(units_.size()));
         units_.push_back(std::move(unit));
       }
     }
   }
 
+  /// The unit of a stage on a rank, -1 if there is none.
+  [[nodiscard]] int unit_of(StageId stage, Rank rank) const {
+    for (const int u : units_of_rank_[rank.index()]) {
+      if (units_[static_cast<std::size_t>(u)].stage == stage) return u;
+    }
+    return -1;
+  }
+
+  void add_turn(std::size_t lane, std::size_t u, Turn turn) {
+    Unit& unit = units_[u];
+    unit.lane = lane;
+    const bool in_phase = phase_ == Phase::kStep || (phase_ == Phase::kForward) == (turn.kind == ActionKind::kForward);
+    if (!in_phase || split_.share(unit.stage, unit.replica, turn.microbatch).empty()) return;
+    lanes_[lane].turns.push_back({u, turn.kind, turn.microbatch});
+    ++unit.turns_left;
+  }
+
   void add_messages(int c, int m, Flow flow) {
     const Channel& channel = pipeline_.channels[static_cast<std::size_t>(c)];
     if (!travels(channel, flow, phase_)) return;
-    const StageId writer_stage = flow == Flow::kValue ? channel.from : channel.to;
-    const StageId reader_stage = flow == Flow::kValue ? channel.to : channel.from;
-    const Turn turn{flow == Flow::kValue ? ActionKind::kForward : ActionKind::kBackward, m};
     for (const Route& route : split_.routes(channel, m, flow)) {
-      const int writer = writer_stage.valid() ? unit_of_rank_[route.from.index()] : -1;
-      const int reader = reader_stage.valid() ? unit_of_rank_[route.to.index()] : -1;
+      const int writer = unit_of(writer_of(channel, flow), route.from);
+      const int reader = unit_of(reader_of(channel, flow), route.to);
       const int message = static_cast<int>(messages_.size());
       messages_.push_back({c, m, flow, route, reader});
-      if (reader >= 0) ++slot(units_[static_cast<std::size_t>(reader)], turn).missing;
+      if (reader >= 0) ++slot(units_[static_cast<std::size_t>(reader)], m, flow).missing;
       if (writer >= 0) {
-        slot(units_[static_cast<std::size_t>(writer)], turn).outputs.push_back(message);
+        slot(units_[static_cast<std::size_t>(writer)], m, flow).outputs.push_back(message);
       } else if (reader >= 0) {
-        slot(units_[static_cast<std::size_t>(reader)], turn).inputs.push_back(message);
+        slot(units_[static_cast<std::size_t>(reader)], m, flow).inputs.push_back(message);
       } else {
         emit(message, 0);
       }
     }
   }
 
-  [[nodiscard]] Interval share(const Unit& unit, Turn turn) const {
-    return split_.share(unit.stage, unit.replica, turn.microbatch);
-  }
-
   /// Writes a message at both ends; its reader has it at `arrival`.
   void emit(int index, std::int64_t arrival) {
     const Message& message = messages_[static_cast<std::size_t>(index)];
+    const Channel& channel = pipeline_.channels[static_cast<std::size_t>(message.channel)];
     Action action;
     action.microbatch = message.microbatch;
     action.channel = message.channel;
     action.flow = message.flow;
     action.samples = message.route.samples;
     action.kind = ActionKind::kSend;
+    action.stage = writer_of(channel, message.flow);
     action.peer = message.route.to;
     program_.ranks[message.route.from.index()].push_back(action);
     action.kind = ActionKind::kReceive;
+    action.stage = reader_of(channel, message.flow);
     action.peer = message.route.from;
     program_.ranks[message.route.to.index()].push_back(action);
     if (message.reader < 0) return;
 
-    Unit& reader = units_[static_cast<std::size_t>(message.reader)];
-    const Turn turn{message.flow == Flow::kValue ? ActionKind::kForward : ActionKind::kBackward, message.microbatch};
-    Slot& waiting = slot(reader, turn);
+    Slot& waiting = slot(units_[static_cast<std::size_t>(message.reader)], message.microbatch, message.flow);
     waiting.ready_at = std::max(waiting.ready_at, arrival);
     --waiting.missing;
   }
 
-  void emit_inputs(Unit& unit, std::size_t position) {
-    if (position >= unit.turns.size()) return;
-    for (const int message : slot(unit, unit.turns[position]).inputs) emit(message, 0);
+  void emit_inputs(const Lane& lane, std::size_t position) {
+    if (position >= lane.turns.size()) return;
+    const LaneTurn turn = lane.turns[position];
+    if (turn.kind == ActionKind::kBackwardWeight) return;
+    for (const int message : slot(units_[turn.unit], turn.microbatch, flow_of(turn.kind)).inputs) emit(message, 0);
   }
 
-  void enqueue_if_ready(std::size_t u) {
-    Unit& unit = units_[u];
-    if (unit.next == unit.turns.size()) return;
-    const Slot& waiting = slot(unit, unit.turns[unit.next]);
-    if (waiting.missing == 0) startable_.push({std::max(unit.free_at, waiting.ready_at), u});
+  void enqueue_if_ready(std::size_t l) {
+    const Lane& lane = lanes_[l];
+    if (lane.next == lane.turns.size()) return;
+    const LaneTurn turn = lane.turns[lane.next];
+    const auto free_at = free_at_[lane.rank.index()];
+    if (turn.kind == ActionKind::kBackwardWeight) {
+      startable_.push({free_at, l});
+      return;
+    }
+    const Slot& waiting = slot(units_[turn.unit], turn.microbatch, flow_of(turn.kind));
+    if (waiting.missing == 0) startable_.push({std::max(free_at, waiting.ready_at), l});
   }
 
-  void run_turn(std::size_t u, std::int64_t start) {
-    Unit& unit = units_[u];
-    const std::size_t position = unit.next++;
-    const Turn turn = unit.turns[position];
-    unit.free_at = start + (turn.kind == ActionKind::kForward ? 1 : 2);
+  void run_turn(std::size_t l, std::int64_t start) {
+    const std::size_t position = lanes_[l].next++;
+    const LaneTurn turn = lanes_[l].turns[position];
+    Unit& unit = units_[turn.unit];
+    const auto end = free_at_[unit.rank.index()] = start + duration(turn.kind);
     Action action;
     action.kind = turn.kind;
     action.stage = unit.stage;
     action.microbatch = turn.microbatch;
-    action.flow = turn.kind == ActionKind::kForward ? Flow::kValue : Flow::kGradient;
-    action.samples = share(unit, turn);
+    action.flow = flow_of(turn.kind);
+    action.samples = split_.share(unit.stage, unit.replica, turn.microbatch);
     program_.ranks[unit.rank.index()].push_back(action);
 
-    for (const int message : slot(unit, turn).outputs) {
-      emit(message, unit.free_at);
-      const int reader = messages_[static_cast<std::size_t>(message)].reader;
-      if (reader >= 0) enqueue_if_awaited(static_cast<std::size_t>(reader), turn);
+    if (turn.kind != ActionKind::kBackwardWeight) {
+      for (const int message : slot(unit, turn.microbatch, action.flow).outputs) {
+        emit(message, end);
+        const int reader = messages_[static_cast<std::size_t>(message)].reader;
+        if (reader >= 0 && units_[static_cast<std::size_t>(reader)].lane != l) {
+          enqueue_if_awaited(static_cast<std::size_t>(reader), turn.microbatch, action.flow);
+        }
+      }
     }
-    emit_inputs(unit, position + kInputsAhead);
-    enqueue_if_ready(u);
-    if (unit.next == unit.turns.size()) emit_reductions();
+    emit_inputs(lanes_[l], position + kInputsAhead);
+    enqueue_if_ready(l);
+    if (--unit.turns_left == 0) emit_reductions();
   }
 
-  /// After a message for `turn`: the reader may start now if it has come to that turn and misses nothing more.
-  void enqueue_if_awaited(std::size_t u, Turn turn) {
-    const Unit& unit = units_[u];
-    if (unit.next < unit.turns.size() && unit.turns[unit.next] == turn) enqueue_if_ready(u);
+  /// After a message: the reader may start now if its lane has come to the turn that needs it, which misses nothing more.
+  void enqueue_if_awaited(std::size_t u, int microbatch, Flow flow) {
+    const Lane& lane = lanes_[units_[u].lane];
+    if (lane.next == lane.turns.size()) return;
+    const LaneTurn turn = lane.turns[lane.next];
+    const bool awaits = turn.unit == u && turn.microbatch == microbatch && flow_of(turn.kind) == flow &&
+                        turn.kind != ActionKind::kBackwardWeight;
+    if (awaits) enqueue_if_ready(units_[u].lane);
   }
 
-  /// Writes the reductions whose members are all through with their turns, in the pipeline's order on every rank.
+  /// Writes the reductions whose members are all through with the turns that fill their buckets, in the pipeline's order on every rank.
   void emit_reductions() {
     if (phase_ == Phase::kForward) return;
     std::vector<bool> held_up(program_.ranks.size(), false);  // by an earlier group that must wait
@@ -217,34 +306,39 @@ class ProgramBuilder {
       if (emitted_[g]) continue;
       const ReduceGroup& group = pipeline_.groups[g];
       bool ready = true;
-      for (const Rank rank : group.ranks) ready = ready && !held_up[rank.index()] && is_through(rank);
+      for (const Rank rank : group.ranks) ready = ready && !held_up[rank.index()] && is_through(rank, group.stage);
       for (const Rank rank : group.ranks) {
         if (!ready) held_up[rank.index()] = true;
-        else append_buckets(rank, static_cast<int>(g), group.buckets);
+        else append_buckets(rank, static_cast<int>(g));
       }
       emitted_[g] = ready;
     }
   }
 
-  [[nodiscard]] bool is_through(Rank rank) const {
-    const int u = unit_of_rank_[rank.index()];
-    return u < 0 || units_[static_cast<std::size_t>(u)].next == units_[static_cast<std::size_t>(u)].turns.size();
+  /// @param stage  invalid: all stages of the rank
+  [[nodiscard]] bool is_through(Rank rank, StageId stage) const {
+    const auto& units = units_of_rank_[rank.index()];
+    return std::all_of(units.begin(), units.end(), [&](int u) {
+      const Unit& unit = units_[static_cast<std::size_t>(u)];
+      return unit.turns_left == 0 || (stage.valid() && unit.stage != stage);
+    });
   }
 
-  void append_buckets(Rank rank, int group, int buckets) {
+  void append_buckets(Rank rank, int group) {
+    const ReduceGroup& reduced = pipeline_.groups[static_cast<std::size_t>(group)];
     Action action;
     action.kind = ActionKind::kReduce;
+    action.stage = reduced.stage;
     action.flow = Flow::kGradient;
     action.group = group;
-    for (action.bucket = 0; action.bucket < buckets; ++action.bucket) {
+    for (action.bucket = 0; action.bucket < reduced.buckets; ++action.bucket) {
       program_.ranks[rank.index()].push_back(action);
     }
   }
 
-  [[noreturn]] static void refuse_cycle(const Unit& unit) {
-    const Turn turn = unit.turns[unit.next];
+  [[noreturn]] void refuse_cycle(LaneTurn turn) const {
     throw InvalidArgument(std::string("schedule policy: the orders of the stages wait for each other; stage ") +
-                          std::to_string(unit.stage.value()) + " never gets what it needs for the " +
+                          std::to_string(units_[turn.unit].stage.value()) + " never gets what it needs for the " +
                           (turn.kind == ActionKind::kForward ? "forward" : "backward") + " of micro-batch " +
                           std::to_string(turn.microbatch));
   }
@@ -253,11 +347,13 @@ class ProgramBuilder {
   const BatchSplit& split_;
   Phase phase_;
   Program program_;
+  std::vector<std::int64_t> free_at_;  // by rank
   std::vector<Unit> units_;
-  std::vector<int> unit_of_rank_;
+  std::vector<std::vector<int>> units_of_rank_;
+  std::vector<Lane> lanes_;
   std::vector<Message> messages_;
   std::vector<bool> emitted_;  // by group
-  using Start = std::pair<std::int64_t, std::size_t>;  // time, unit
+  using Start = std::pair<std::int64_t, std::size_t>;  // time, lane
   std::priority_queue<Start, std::vector<Start>, std::greater<>> startable_;
 };
 
@@ -269,8 +365,9 @@ class ProgramBuilder {
 /// Laws (checked by `validate`): all ranks' lists are projections of one total order, so the program runs to its end
 /// even if a send waits for its receive; messages of a directed pair of ranks are received in the order in which they
 /// are sent; a send follows its producer directly; a receive comes when the producer starts, so that it can be posted
-/// before the data are there; reductions follow a rank's last backward, groups in the pipeline's order, buckets
-/// ascending. A message within a rank is a send and a receive with the rank itself as peer.
+/// before the data are there; the reductions of a stage follow a rank's last backward of that stage (of any stage, for
+/// tied parameters), groups in the pipeline's order, buckets ascending. A message within a rank is a send and a receive
+/// with the rank itself as peer.
 ///
 /// A (stage, replica) with an empty share of a micro-batch does nothing for it; all members of a group reduce, even if
 /// they had no sample. To run without gradient sums (`no_sync`), pass a pipeline without groups.
@@ -281,13 +378,21 @@ template <SchedulePolicy Policy>
 [[nodiscard]] Program make_program(const Pipeline& pipeline, const BatchLayout& layout, const Policy& policy,
                                    Phase phase = Phase::kStep) {
   const BatchSplit split(pipeline, layout);
-  const int stages = static_cast<int>(pipeline.stages.size());
-  std::vector<std::vector<Turn>> turns;
-  for (int s = 0; s < stages; ++s) {
-    turns.push_back(policy.order(StageId(s), stages, layout.microbatches));
-    detail::check_turns(turns.back(), static_cast<std::size_t>(s), layout.microbatches);
+  detail::ProgramBuilder builder(pipeline, split, phase);
+  if constexpr (RankOrderPolicy<Policy>) {
+    const std::vector<std::vector<Turn>> orders = policy.rank_orders(pipeline, layout.microbatches);
+    detail::check_rank_orders(pipeline, orders, layout.microbatches);
+    builder.add_rank_orders(orders);
+  } else {
+    const int stages = static_cast<int>(pipeline.stages.size());
+    std::vector<std::vector<Turn>> orders;
+    for (int s = 0; s < stages; ++s) {
+      orders.push_back(policy.order(StageId(s), stages, layout.microbatches));
+      detail::check_turns(orders.back(), static_cast<std::size_t>(s), layout.microbatches);
+    }
+    builder.add_stage_orders(orders);
   }
-  return detail::ProgramBuilder(pipeline, split, turns, phase).build();
+  return std::move(builder).build();
 }
 
 }  // namespace autopar

@@ -29,6 +29,13 @@ concept ProgramCosts = requires(const C& costs, StageId stage, std::int64_t samp
   { costs.reduce(action) } -> std::same_as<Seconds>;
 };
 
+/// Costs of programs with backwards in two parts.
+template <class C>
+concept SplitBackwardCosts = ProgramCosts<C> && requires(const C& costs, StageId stage, std::int64_t samples) {
+  { costs.backward_input(stage, samples) } -> std::same_as<Seconds>;
+  { costs.backward_weight(stage, samples) } -> std::same_as<Seconds>;
+};
+
 /// When one action was under way: a message while it travels, at both of its ends.
 struct Span {
   Seconds start{};
@@ -55,8 +62,7 @@ struct Timeline {
 
 namespace detail {
 
-/// A program with its messages joined to their ends and its forwards and backwards ("turns") numbered, for one rank
-/// after the other.
+/// A program with its messages joined to their ends and its turns numbered, for one rank after the other.
 class LinkedProgram {
  public:
   struct Message {
@@ -106,17 +112,19 @@ class LinkedProgram {
   }
 
   /// Gives each receive its message, and each turn the messages that it waits for: those received before it for the
-  /// same micro-batch in the same direction.
+  /// same stage and micro-batch in the same direction.
   void join_receives(const Program& program, std::size_t r, const std::vector<std::int32_t>& sent) {
     std::vector<std::size_t> next(ranks.size() + 1, 0);  // by sender: position in `sent`
     for (const auto id : sent) ++next[messages[static_cast<std::size_t>(id)].from + 1];
     for (std::size_t s = 1; s < next.size(); ++s) next[s] += next[s - 1];
 
-    std::vector<std::vector<std::int32_t>> arrived;  // [2 * microbatch + flow], not yet used
+    std::vector<std::pair<StageId, std::vector<std::vector<std::int32_t>>>> arrived;  // [2 * microbatch + flow], not yet used
     const auto slot = [&](const Action& action) -> std::vector<std::int32_t>& {
+      auto stage = std::find_if(arrived.begin(), arrived.end(), [&](const auto& a) { return a.first == action.stage; });
+      if (stage == arrived.end()) stage = arrived.insert(stage, {action.stage, {}});
       const auto index = 2 * static_cast<std::size_t>(action.microbatch) + (action.flow == Flow::kGradient ? 1 : 0);
-      if (index >= arrived.size()) arrived.resize(index + 1);
-      return arrived[index];
+      if (index >= stage->second.size()) stage->second.resize(index + 1);
+      return stage->second[index];
     };
     std::size_t turn = 0;
     for (std::size_t i = 0; i < program.ranks[r].size(); ++i) {
@@ -128,13 +136,12 @@ class LinkedProgram {
         }
         messages[static_cast<std::size_t>(sent[at])].receive_at = i;
         ranks[r].turns[turn].receives.push_back(sent[at]);
-        slot(action).push_back(sent[at]);
-      } else if (action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward) {
-        for (const auto id : slot(action)) {
-          messages[static_cast<std::size_t>(id)].turn = static_cast<std::int32_t>(turn);
-        }
-        ranks[r].turns[turn].missing = static_cast<int>(slot(action).size());
-        slot(action).clear();
+        if (action.stage.valid()) slot(action).push_back(sent[at]);
+      } else if (is_turn(action.kind)) {
+        auto& awaited = slot(action);  // of a weight backward: taken by its input backward
+        for (const auto id : awaited) messages[static_cast<std::size_t>(id)].turn = static_cast<std::int32_t>(turn);
+        ranks[r].turns[turn].missing = static_cast<int>(awaited.size());
+        awaited.clear();
         ++turn;
       }
     }
@@ -169,14 +176,18 @@ class Simulation {
   }
 
  private:
+  struct LastTurn {
+    StageId stage;
+    double start = 0, end = 0;
+    bool fills_buckets = false;  // gives weight gradients
+  };
   struct State {
     std::size_t next = 0;       // turn that the rank has come to
     std::size_t posted = 0;     // turns whose receives are posted
     bool waiting = false;       // for messages
     double since = 0;           // came to the turn
     double egress_free = 0, ingress_free = 0;
-    double last_start = 0, last_end = 0;  // of the last turn
-    bool fills_buckets = false;           // the last turn is a backward
+    std::vector<LastTurn> last;  // of each stage, in the order of their first turns
   };
 
   void come_to_turn(std::size_t r, double now) {
@@ -220,19 +231,48 @@ class Simulation {
     const auto& turn = turns[state.next];
     if (!state.waiting || turn.missing > 0 || state.next + 1 == turns.size()) return;
     const Action& action = program_.ranks[r][turn.at];
-    const Seconds duration = action.kind == ActionKind::kForward ? costs_.forward(action.stage, action.samples.size())
-                                                                 : costs_.backward(action.stage, action.samples.size());
+    const Seconds duration = this->duration(action);
+    const double start = std::max(state.since, turn.ready_at), end = start + duration.value();
     state.waiting = false;
-    state.last_start = std::max(state.since, turn.ready_at);
-    state.last_end = state.last_start + duration.value();
-    state.fills_buckets = action.kind == ActionKind::kBackward;
-    timeline_.spans[r][turn.at] = {Seconds(state.last_start), Seconds(state.last_end)};
+    last_turn(state, action.stage) = {action.stage, start, end, gives_weight_gradients(action.kind)};
+    timeline_.spans[r][turn.at] = {Seconds(start), Seconds(end)};
     timeline_.busy[r] += duration;
     ++state.next;
-    arrivals_.push({state.last_end, r});
+    arrivals_.push({end, r});
   }
 
-  /// A stage's buckets fill evenly during its last backward; parameters tied across stages are complete at its end.
+  static LastTurn& last_turn(State& state, StageId stage) {
+    for (LastTurn& last : state.last) {
+      if (last.stage == stage) return last;
+    }
+    return state.last.emplace_back(LastTurn{stage});
+  }
+
+  [[nodiscard]] Seconds duration(const Action& action) const {
+    const auto samples = action.samples.size();
+    if (action.kind == ActionKind::kForward) return costs_.forward(action.stage, samples);
+    if (action.kind == ActionKind::kBackward) return costs_.backward(action.stage, samples);
+    if constexpr (SplitBackwardCosts<Costs>) {
+      return action.kind == ActionKind::kBackwardInput ? costs_.backward_input(action.stage, samples)
+                                                       : costs_.backward_weight(action.stage, samples);
+    } else {
+      throw InvalidArgument("simulate: " + describe(action) +
+                            ": these costs say nothing of backwards in two parts; give them backward_input and "
+                            "backward_weight");
+    }
+  }
+
+  /// When a rank has filled bucket `b` of a group: evenly during the stage's last backward, or, for parameters tied across
+  /// stages, at the end of the rank's last turn.
+  static double filled(const State& state, const ReduceGroup& group, int b) {
+    double at = 0;
+    for (const LastTurn& last : state.last) {
+      const double share = group.stage.valid() && last.fills_buckets ? (b + 1.0) / group.buckets : 1.0;
+      if (!group.stage.valid() || last.stage == group.stage) at = std::max(at, last.start + share * (last.end - last.start));
+    }
+    return at;
+  }
+
   void run_reductions() {
     std::vector<std::size_t> done(states_.size(), 0);
     std::vector<double> free_at(states_.size(), 0);
@@ -242,14 +282,10 @@ class Simulation {
         double start = 0;
         const Action* action = nullptr;
         for (const Rank rank : group.ranks) {
-          const State& state = states_[rank.index()];
           const auto& reductions = linked_.ranks[rank.index()].reductions;
           if (done[rank.index()] == reductions.size()) return;  // a forward phase, or a program without reductions
           action = &program_.ranks[rank.index()][reductions[done[rank.index()]]];
-          const bool early = group.stage.valid() && state.fills_buckets;
-          const double filled = early ? (b + 1.0) / group.buckets : 1.0;
-          start = std::max({start, state.last_start + filled * (state.last_end - state.last_start),
-                            free_at[rank.index()]});
+          start = std::max({start, filled(states_[rank.index()], group, b), free_at[rank.index()]});
         }
         const double end = start + costs_.reduce(*action).value();
         for (const Rank rank : group.ranks) {
@@ -281,7 +317,7 @@ class Simulation {
 
 /// Predicts a program's course as the executor runs it: a rank computes one action after the other; messages travel
 /// beside that, one at a time out of a rank and one at a time into it, once both ends are issued (the receive
-/// kReceivesAhead forwards or backwards before its use); an action waits only for its own messages; a stage's buckets
+/// kReceivesAhead turns before its use); an action waits only for its own messages; a stage's buckets
 /// are summed one after the other as they fill during its last backward. Copies within a rank take no time.
 ///
 /// @pre `validate` accepts the program @throws InvalidArgument if it cannot come to its end
@@ -291,7 +327,7 @@ template <ProgramCosts Costs>
   return detail::Simulation<Costs>(pipeline, program, costs).run();
 }
 
-/// Most that each rank holds for forwards whose backward is to come; `size(stage, samples)` says how much one forward
+/// Most that each rank holds for forwards whose backward, or last part of it, is to come; `size(stage, samples)` says how much one forward
 /// leaves behind, in any unit that adds and compares (bytes, counts).
 template <std::invocable<StageId, std::int64_t> Size>
 [[nodiscard]] auto peak_activations(const Program& program, const Size& size) {
@@ -302,7 +338,7 @@ template <std::invocable<StageId, std::int64_t> Size>
     for (const Action& action : actions) {
       if (action.kind == ActionKind::kForward) held += size(action.stage, action.samples.size());
       peak = std::max(peak, held);
-      if (action.kind == ActionKind::kBackward) held -= size(action.stage, action.samples.size());
+      if (gives_weight_gradients(action.kind)) held -= size(action.stage, action.samples.size());
     }
     peaks.push_back(peak);
   }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -36,6 +37,7 @@ class ProgramCheck {
       return ProgramFault{Rank::none(), -1, "the program has " + std::to_string(program_.ranks.size()) +
                                                 " ranks, the pipeline " + std::to_string(pipeline_.ranks)};
     }
+    find_split_turns();
     if (auto fault = check_contents()) return fault;
     for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
       if (auto fault = check_dependencies(Rank::of(r))) return fault;
@@ -49,9 +51,6 @@ class ProgramCheck {
   using Actions = std::vector<Action>;
 
   [[nodiscard]] const Actions& actions(Rank rank) const { return program_.ranks[rank.index()]; }
-  [[nodiscard]] const Channel& channel(const Action& action) const {
-    return pipeline_.channels[static_cast<std::size_t>(action.channel)];
-  }
   [[nodiscard]] ProgramFault fault_at(Rank rank, std::size_t position, const std::string& why) const {
     return {rank, static_cast<int>(position), "(" + describe(actions(rank)[position]) + ") " + why};
   }
@@ -76,7 +75,8 @@ class ProgramCheck {
       for (const Rank rank : pipeline_.groups[g].ranks) {
         for (int b = 0; b < pipeline_.groups[g].buckets; ++b) {
           expected[rank.index()].push_back(
-              {.kind = ActionKind::kReduce, .flow = Flow::kGradient, .group = static_cast<int>(g), .bucket = b});
+              {.kind = ActionKind::kReduce, .stage = pipeline_.groups[g].stage, .flow = Flow::kGradient,
+               .group = static_cast<int>(g), .bucket = b});
         }
       }
     }
@@ -88,10 +88,30 @@ class ProgramCheck {
       for (const Share& share : split_.shares(StageId::of(s), m)) {
         Action action{.stage = StageId::of(s), .microbatch = m, .samples = share.samples};
         if (phase_ != Phase::kBackward) expected[share.rank.index()].push_back(action);
-        action.kind = ActionKind::kBackward;
+        if (phase_ == Phase::kForward) continue;
         action.flow = Flow::kGradient;
-        if (phase_ != Phase::kForward) expected[share.rank.index()].push_back(action);
+        const bool in_parts = is_split(action, share.rank);
+        action.kind = in_parts ? ActionKind::kBackwardInput : ActionKind::kBackward;
+        expected[share.rank.index()].push_back(action);
+        action.kind = ActionKind::kBackwardWeight;
+        if (in_parts) expected[share.rank.index()].push_back(action);
       }
+    }
+  }
+
+  /// Whether the program does this backward in two parts, as it may.
+  [[nodiscard]] bool is_split(const Action& turn, Rank rank) const {
+    const auto& split = split_turns_[rank.index()];
+    return std::binary_search(split.begin(), split.end(), std::pair(turn.stage, turn.microbatch));
+  }
+
+  void find_split_turns() {
+    split_turns_.resize(program_.ranks.size());
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
+      for (const Action& action : program_.ranks[r]) {
+        if (action.kind == ActionKind::kBackwardInput) split_turns_[r].emplace_back(action.stage, action.microbatch);
+      }
+      std::sort(split_turns_[r].begin(), split_turns_[r].end());
     }
   }
 
@@ -99,10 +119,11 @@ class ProgramCheck {
     const Channel& channel = pipeline_.channels[static_cast<std::size_t>(c)];
     if (!travels(channel, flow, phase_)) return;
     for (const Route& route : split_.routes(channel, m, flow)) {
-      Action action{.kind = ActionKind::kSend, .microbatch = m, .channel = c, .flow = flow, .peer = route.to,
-                    .samples = route.samples};
+      Action action{.kind = ActionKind::kSend, .stage = writer_of(channel, flow), .microbatch = m, .channel = c,
+                    .flow = flow, .peer = route.to, .samples = route.samples};
       expected[route.from.index()].push_back(action);
       action.kind = ActionKind::kReceive;
+      action.stage = reader_of(channel, flow);
       action.peer = route.from;
       expected[route.to.index()].push_back(action);
     }
@@ -134,27 +155,32 @@ class ProgramCheck {
   // ---- what an action needs comes before it
 
   [[nodiscard]] std::optional<ProgramFault> check_dependencies(Rank rank) const {
-    const auto microbatches = static_cast<std::size_t>(split_.microbatches());
-    std::vector<bool> forward_done(microbatches, false), backward_done(microbatches, false);
+    std::set<std::pair<StageId, int>> forward_done, gradient_done;  // micro-batches of stages
     for (std::size_t i = 0; i < actions(rank).size(); ++i) {
       const Action& action = actions(rank)[i];
-      if (action.kind == ActionKind::kReduce) continue;
-      const auto m = static_cast<std::size_t>(action.microbatch);
-      const auto& computed = action.flow == Flow::kValue ? forward_done : backward_done;
+      const std::pair turn(action.stage, action.microbatch);
+      const auto& computed = action.flow == Flow::kValue ? forward_done : gradient_done;
       const char* computation = action.flow == Flow::kValue ? "forward" : "backward";
       switch (action.kind) {
-        case ActionKind::kForward: forward_done[m] = true; break;
+        case ActionKind::kReduce: break;
+        case ActionKind::kForward: forward_done.insert(turn); break;
         case ActionKind::kBackward:
-          if (phase_ == Phase::kStep && !forward_done[m]) return fault_at(rank, i, "comes before its forward");
-          backward_done[m] = true;
+        case ActionKind::kBackwardInput:
+          if (phase_ == Phase::kStep && !forward_done.contains(turn)) {
+            return fault_at(rank, i, "comes before its forward");
+          }
+          gradient_done.insert(turn);
+          break;
+        case ActionKind::kBackwardWeight:
+          if (!gradient_done.contains(turn)) return fault_at(rank, i, "comes before its input backward");
           break;
         case ActionKind::kSend:
-          if (end_of(action, true).valid() && !computed[m]) {
+          if (action.stage.valid() && !computed.contains(turn)) {
             return fault_at(rank, i, std::string("comes before the ") + computation + " that makes its data");
           }
           break;
-        default:
-          if (end_of(action, false).valid() && computed[m]) {
+        case ActionKind::kReceive:
+          if (action.stage.valid() && computed.contains(turn)) {
             return fault_at(rank, i, std::string("comes after the ") + computation + " that needs its data");
           }
       }
@@ -162,22 +188,20 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  /// The stage at the writing or reading end of a message; invalid for the source and the sink.
-  [[nodiscard]] StageId end_of(const Action& message, bool writer) const {
-    return writer == (message.flow == Flow::kValue) ? channel(message).from : channel(message).to;
-  }
-
   [[nodiscard]] std::optional<ProgramFault> check_reductions(Rank rank) const {
     std::pair<int, int> last{-1, -1};
+    std::set<StageId> reduced;  // none() stands for all
     for (std::size_t i = 0; i < actions(rank).size(); ++i) {
       const Action& action = actions(rank)[i];
-      if (action.kind == ActionKind::kBackward && last.first >= 0) {
+      const bool backward = is_turn(action.kind) && action.kind != ActionKind::kForward;
+      if (backward && (reduced.contains(action.stage) || reduced.contains(StageId::none()))) {
         return fault_at(rank, i, "comes after a reduction; reductions follow the last backward");
       }
       if (action.kind != ActionKind::kReduce) continue;
       const std::pair<int, int> here{action.group, action.bucket};
       if (here < last) return fault_at(rank, i, "is out of order; groups and their buckets are reduced ascending");
       last = here;
+      reduced.insert(action.stage);
     }
     return std::nullopt;
   }
@@ -296,6 +320,7 @@ class ProgramCheck {
   BatchSplit split_;
   Phase phase_;
   const Program& program_;
+  std::vector<std::vector<std::pair<StageId, int>>> split_turns_;  // of each rank, ascending: stage, micro-batch
   std::vector<std::size_t> position_;  // check_progress: of each rank
   std::vector<int> to_itself_;         // check_progress: messages sent and not yet received
   std::vector<Rank> movable_;
@@ -303,9 +328,10 @@ class ProgramCheck {
 
 }  // namespace detail
 
-/// The first law of `make_program` that `program` breaks, nothing if it keeps all of them: each forward, backward,
-/// message end and reduction of the pipeline once and nothing else; data before use; equal order of messages at both
-/// ends of a directed pair; reductions after the last backward, groups and buckets ascending; progress to the end under
+/// The first law of `make_program` that `program` breaks, nothing if it keeps all of them: each forward, backward
+/// (whole or in two parts), message end and reduction of the pipeline once and nothing else; data before use; equal order
+/// of messages at both ends of a directed pair; reductions after the last backward of their stage (of any, for tied
+/// parameters), groups and buckets ascending; progress to the end under
 /// rendezvous sends and blocking reductions.
 /// @throws InvalidArgument if pipeline or layout are malformed
 /// @cost O(actions * log(actions))

@@ -87,7 +87,8 @@ TEST_CASE("micro-batches are even although local batches do not divide by their 
 
 TEST_CASE("the shares of a stage are its micro-batch, once, in near-equal parts", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 500; ++seed) {
-    const auto [pipeline, layout] = testing::random_case(seed, 6, 6);
+    const auto [pipeline, layout] =
+        seed % 2 == 0 ? testing::random_case(seed, 6, 6) : testing::random_chunked_case(seed, 6, 6);
     const BatchSplit split(pipeline, layout);
     for (int m = 0; m < layout.microbatches; ++m) {
       for (int s = -2; s < static_cast<int>(pipeline.stages.size()); ++s) {
@@ -132,7 +133,8 @@ TEST_CASE("a single stage on all ranks keeps every rank's piece, so that nothing
 
 TEST_CASE("batched routes carry each sample once, from its holder to its reader", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 500; ++seed) {
-    const auto [pipeline, layout] = testing::random_case(seed, 6, 4);
+    const auto [pipeline, layout] =
+        seed % 2 == 0 ? testing::random_case(seed, 6, 4) : testing::random_chunked_case(seed, 6, 4);
     const BatchSplit split(pipeline, layout);
     for (const Channel& channel : pipeline.channels) {
       if (channel.kind != ChannelKind::kBatched) continue;
@@ -185,6 +187,20 @@ TEST_CASE("replicated values reach every reader once, addends leave every holder
   for (const Channel& channel : channels) CHECK(nothing.routes(channel, 0, Flow::kValue).empty());
 }
 
+TEST_CASE("totals go from every holder to every reader, their gradients back", "[schedule]") {
+  const Pipeline pipeline{.ranks = 4,
+                          .stages = {{Rank(2), Rank(0)}, {Rank(0), Rank(1), Rank(2)}},
+                          .channels = {{StageId(0), StageId(1), ChannelKind::kTotal, true}},
+                          .groups = {}};
+  const auto& total = pipeline.channels[0];
+  CHECK(BatchSplit(pipeline, {{0, 6, 0, 0}, 1}).routes(total, 0, Flow::kValue) ==
+        std::vector<Route>{{Rank(2), Rank(0), {}}, {Rank(2), Rank(1), {}}, {Rank(2), Rank(2), {}},
+                           {Rank(0), Rank(0), {}}, {Rank(0), Rank(1), {}}, {Rank(0), Rank(2), {}}});
+  const BatchSplit one_sample(pipeline, {{0, 1, 0, 0}, 1});  // the last replica of each stage holds it
+  CHECK(one_sample.routes(total, 0, Flow::kValue) == std::vector<Route>{{Rank(0), Rank(2), {}}});
+  CHECK(one_sample.routes(total, 0, Flow::kGradient) == std::vector<Route>{{Rank(2), Rank(0), {}}});
+}
+
 TEST_CASE("malformed pipelines and layouts are refused by name", "[schedule]") {
   const Pipeline good{.ranks = 2,
                       .stages = {{Rank(0)}, {Rank(1)}},
@@ -200,7 +216,9 @@ TEST_CASE("malformed pipelines and layouts are refused by name", "[schedule]") {
   };
   CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {}; }), ContainsSubstring("stage 1 has no rank"));
   CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {Rank(2)}; }), ContainsSubstring("ranks are 0 to 1"));
-  CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {Rank(0)}; }), ContainsSubstring("at most one stage"));
+  CHECK(changed([](Pipeline& p) { p.stages[1] = {Rank(1), Rank(0)}; }).empty());
+  CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {Rank(0), Rank(1), Rank(0)}; }),
+             ContainsSubstring("stage 1 has rank 0 twice"));
   CHECK_THAT(changed([](Pipeline& p) { p.channels[0].to = StageId(2); }), ContainsSubstring("does not exist"));
   CHECK_THAT(changed([](Pipeline& p) { std::swap(p.channels[0].from, p.channels[0].to); }),
              ContainsSubstring("from an earlier to a later"));
@@ -209,6 +227,10 @@ TEST_CASE("malformed pipelines and layouts are refused by name", "[schedule]") {
   CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {StageId(1), kSink, ChannelKind::kReplicated, true}; }),
              ContainsSubstring("to the sink; reduce them"));
   CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {kSource, StageId(1), ChannelKind::kPartialSum, true}; }),
+             ContainsSubstring("partial sums from the source"));
+  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {StageId(1), kSink, ChannelKind::kTotal, true}; }),
+             ContainsSubstring("to the sink; reduce them"));
+  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {kSource, StageId(1), ChannelKind::kTotal, true}; }),
              ContainsSubstring("partial sums from the source"));
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].ranks = {Rank(1)}; }), ContainsSubstring("fewer than two"));
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].ranks = {Rank(1), Rank(0)}; }), ContainsSubstring("ascending"));

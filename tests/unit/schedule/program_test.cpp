@@ -57,6 +57,12 @@ struct Forgetful {
   [[nodiscard]] int peak_activations(StageId, int, int) const { return 1; }
 };
 
+struct Fixed {
+  using policy_category = schedule_policy_tag;
+  std::vector<std::vector<Turn>> orders;
+  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline&, int) const { return orders; }
+};
+
 Pipeline two_stages() {
   return {.ranks = 2,
           .stages = {{Rank(0)}, {Rank(1)}},
@@ -73,6 +79,40 @@ TEST_CASE("2,000 random pipelines give programs that are accepted and compute th
     INFO("seed " << seed);
     REQUIRE(fault_of_any_phase(example, OneFOneB{}) == "");
     REQUIRE(fault_of_any_phase(example, GPipe{}) == "");
+  }
+}
+
+TEST_CASE("2,000 random pipelines with several stages a rank: accepted, and they compute the reference", "[schedule]") {
+  for (std::uint32_t seed = 0; seed < 2000; ++seed) {
+    const auto example = testing::random_chunked_case(seed, 6, 5);
+    INFO("seed " << seed);
+    REQUIRE(fault_of_any_phase(example, OneFOneB{}) == "");
+    REQUIRE(fault_of_any_phase(example, GPipe{}) == "");
+  }
+}
+
+TEST_CASE("2,000 random orders of ranks, backwards in two parts among them: likewise", "[schedule]") {
+  for (std::uint32_t seed = 0; seed < 2000; ++seed) {
+    INFO("seed " << seed);
+    REQUIRE(fault_of_any_phase(testing::random_case(seed, 7, 6), testing::RandomOrders{seed}) == "");
+    REQUIRE(fault_of_any_phase(testing::random_chunked_case(seed, 6, 5), testing::RandomOrders{seed}) == "");
+  }
+}
+
+TEST_CASE("a rank's turns come in the order that the policy gives it", "[schedule]") {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    auto [pipeline, layout] = testing::random_chunked_case(seed, 6, 5);
+    for (auto& samples : layout.local) samples = 40;  // no empty share
+    const testing::RandomOrders policy{seed};
+    const auto program = make_program(pipeline, layout, policy);
+    const auto orders = policy.rank_orders(pipeline, layout.microbatches);
+    for (std::size_t r = 0; r < orders.size(); ++r) {
+      std::vector<Turn> turns;
+      for (const Action& action : program.ranks[r]) {
+        if (is_turn(action.kind)) turns.push_back({action.kind, action.microbatch, action.stage});
+      }
+      REQUIRE(turns == orders[r]);
+    }
   }
 }
 
@@ -106,18 +146,57 @@ TEST_CASE("two stages under 1F1B: inputs two turns ahead, messages right behind 
                                  "backward of stage 0, micro-batch 1, samples [0, 2)"});
 }
 
-TEST_CASE("every message of a stage directly follows what makes it", "[schedule]") {
-  for (std::uint32_t seed = 0; seed < 300; ++seed) {
-    const auto [pipeline, layout] = testing::random_case(seed, 7, 6);
-    const auto program = make_program(pipeline, layout, OneFOneB{});
+TEST_CASE("two stages on one rank: a copy between them, each reduced after its own last backward", "[schedule]") {
+  const Pipeline pipeline{.ranks = 2,
+                          .stages = {{Rank(0)}, {Rank(0), Rank(1)}, {Rank(0), Rank(1)}},
+                          .channels = {{StageId(0), StageId(1), ChannelKind::kReplicated, true},
+                                       {StageId(1), StageId(2), ChannelKind::kTotal, true}},
+                          .groups = {{{Rank(0), Rank(1)}, StageId(2), 1},
+                                     {{Rank(0), Rank(1)}, StageId(1), 1},
+                                     {{Rank(0), Rank(1)}, StageId::none(), 1}}};
+  const auto program = make_program(pipeline, {{2, 0}, 1}, OneFOneB{});
+  CHECK(words(program.ranks[0]) ==
+        std::vector<std::string>{"forward of stage 0, micro-batch 0, samples [0, 2)",
+                                 "send of values of channel 0, micro-batch 0, to rank 0",
+                                 "receive of values of channel 0, micro-batch 0, from rank 0",
+                                 "send of values of channel 0, micro-batch 0, to rank 1",
+                                 "forward of stage 1, micro-batch 0, samples [0, 1)",
+                                 "send of values of channel 1, micro-batch 0, to rank 0",
+                                 "receive of values of channel 1, micro-batch 0, from rank 0",
+                                 "send of values of channel 1, micro-batch 0, to rank 1",
+                                 "receive of values of channel 1, micro-batch 0, from rank 1",
+                                 "forward of stage 2, micro-batch 0, samples [0, 1)",
+                                 "backward of stage 2, micro-batch 0, samples [0, 1)",
+                                 "send of gradients of channel 1, micro-batch 0, to rank 0",
+                                 "receive of gradients of channel 1, micro-batch 0, from rank 0",
+                                 "send of gradients of channel 1, micro-batch 0, to rank 1",
+                                 "receive of gradients of channel 1, micro-batch 0, from rank 1",
+                                 "reduction of bucket 0 over group 0",
+                                 "backward of stage 1, micro-batch 0, samples [0, 1)",
+                                 "send of gradients of channel 0, micro-batch 0, to rank 0",
+                                 "receive of gradients of channel 0, micro-batch 0, from rank 0",
+                                 "receive of gradients of channel 0, micro-batch 0, from rank 1",
+                                 "reduction of bucket 0 over group 1",
+                                 "backward of stage 0, micro-batch 0, samples [0, 2)",
+                                 "reduction of bucket 0 over group 2"});
+}
+
+TEST_CASE("every message of a stage directly follows what makes it, and names the stage of its end", "[schedule]") {
+  for (std::uint32_t seed = 0; seed < 600; ++seed) {
+    const auto [pipeline, layout] =
+        seed % 2 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5);
+    const auto program = seed % 3 == 0 ? make_program(pipeline, layout, testing::RandomOrders{seed})
+                                       : make_program(pipeline, layout, OneFOneB{});
     for (const auto& actions : program.ranks) {
       Action last;
       for (const Action& action : actions) {
-        const bool computes = action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward;
-        if (computes) last = action;
-        if (action.kind != ActionKind::kSend) continue;
+        if (is_turn(action.kind)) last = action;
+        if (action.kind != ActionKind::kSend && action.kind != ActionKind::kReceive) continue;
         const Channel& channel = pipeline.channels[static_cast<std::size_t>(action.channel)];
-        if ((action.flow == Flow::kValue ? channel.from : channel.to).valid()) {
+        const bool sends = action.kind == ActionKind::kSend;
+        REQUIRE(action.stage == (sends ? writer_of(channel, action.flow) : reader_of(channel, action.flow)));
+        if (sends && action.stage.valid()) {
+          REQUIRE(last.stage == action.stage);
           REQUIRE(last.flow == action.flow);
           REQUIRE(last.microbatch == action.microbatch);
         }
@@ -154,6 +233,41 @@ TEST_CASE("a step without any sample still reduces on every member", "[schedule]
   for (const auto& actions : program.ranks) {
     CHECK(words(actions) == std::vector<std::string>{"reduction of bucket 0 over group 0"});
   }
+}
+
+TEST_CASE("orders of ranks that cannot run, or are not those of their stages, are refused by name", "[schedule]") {
+  using Catch::Matchers::ContainsSubstring;
+  const auto refusal = [](std::vector<std::vector<Turn>> orders) -> std::string {
+    try {
+      (void)make_program(two_stages(), {{2, 2}, 1}, Fixed{std::move(orders)});
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return {};
+  };
+  using enum ActionKind;
+  const StageId s0(0), s1(1);
+  const std::vector<Turn> first{{kForward, 0, s0}, {kBackward, 0, s0}}, second{{kForward, 0, s1}, {kBackward, 0, s1}};
+  CHECK(refusal({first, second}).empty());
+  CHECK(refusal({first, {{kForward, 0, s1}, {kBackwardInput, 0, s1}, {kBackwardWeight, 0, s1}}}).empty());
+  CHECK_THAT(refusal({first}), ContainsSubstring("orders of 1 ranks, the pipeline has 2"));
+  CHECK_THAT(refusal({first, {}}), ContainsSubstring("the order of stage 1 on rank 1 must name each of the 1"));
+  CHECK_THAT(refusal({second, first}), ContainsSubstring("the order of stage 0 on rank 0 must name"));
+  CHECK_THAT(refusal({first, {{kForward, 0, s1}, {kBackward, 0, s1}, {kForward, 0, s0}}}),
+             ContainsSubstring("the order of rank 1 names stage 0, which that rank does not run"));
+  const auto broken = {std::vector<Turn>{{kForward, 0, s1}, {kBackwardInput, 0, s1}},
+                       {{kForward, 0, s1}, {kBackwardWeight, 0, s1}, {kBackwardInput, 0, s1}},
+                       {{kForward, 0, s1}, {kBackward, 0, s1}, {kBackwardWeight, 0, s1}},
+                       {{kForward, 0, s1}, {kBackwardInput, 0, s1}, {kBackward, 0, s1}},
+                       {{kForward, 0, s1}, {kForward, 0, s1}, {kBackward, 0, s1}},
+                       {{kForward, 1, s1}, {kBackward, 1, s1}},
+                       {{kForward, 0, s1}, {kSend, 0, s1}, {kBackward, 0, s1}}};
+  for (const auto& order : broken) CHECK_THAT(refusal({first, order}), ContainsSubstring("order of stage 1 on rank 1"));
+
+  Pipeline chunks = two_stages();  // both stages on rank 0, the later one first
+  chunks.stages = {{Rank(0)}, {Rank(0)}};
+  const Fixed backwards{{{{kForward, 0, s1}, {kForward, 0, s0}, {kBackward, 0, s1}, {kBackward, 0, s0}}, {}}};
+  CHECK_THROWS_WITH(make_program(chunks, {{2, 2}, 1}, backwards), ContainsSubstring("stage 1 never gets what it needs"));
 }
 
 TEST_CASE("policies whose orders cannot run are refused by name", "[schedule]") {

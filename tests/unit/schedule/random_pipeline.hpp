@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include <autopar/schedule/concepts.hpp>
 #include <autopar/schedule/pipeline.hpp>
 
 namespace autopar::testing {
@@ -34,8 +36,9 @@ inline void add_random_channels(Pipeline& pipeline, Dice& dice) {
   };
   const auto add = [&](int from, int to) {
     Channel channel{stage_at(from), stage_at(to), ChannelKind::kBatched, dice.chance(75)};
-    if (channel.to != kSink && dice.chance(35)) {
-      channel.kind = channel.from != kSource && dice.chance(50) ? ChannelKind::kPartialSum : ChannelKind::kReplicated;
+    if (channel.to != kSink && dice.chance(45)) {
+      const ChannelKind whole[] = {ChannelKind::kReplicated, ChannelKind::kPartialSum, ChannelKind::kTotal};
+      channel.kind = whole[channel.from == kSource ? 0 : dice.below(3)];
     }
     pipeline.channels.push_back(channel);
   };
@@ -61,8 +64,18 @@ inline void add_random_groups(Pipeline& pipeline, Dice& dice) {
   const auto& others = pipeline.stages[static_cast<std::size_t>(b)];
   ranks.insert(ranks.end(), others.begin(), others.end());
   std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  if (ranks.size() < 2) return;
   const auto place = pipeline.groups.begin() + dice.below(static_cast<int>(pipeline.groups.size()) + 1);
   pipeline.groups.insert(place, {ranks, StageId::none(), dice.between(1, 2)});
+}
+
+inline void add_random_layout(Case& out, Dice& dice, int max_microbatches) {
+  const int largest = dice.chance(15) ? 1 : dice.between(1, 9);
+  for (int r = 0; r < out.pipeline.ranks; ++r) {
+    out.layout.local.push_back(dice.chance(20) ? 0 : dice.between(0, largest));
+  }
+  out.layout.microbatches = dice.between(1, max_microbatches);
 }
 
 /// Ranks in any order, unequal replicas, idle ranks, skip channels of all kinds, ties, ragged and empty local batches,
@@ -86,10 +99,66 @@ inline Case random_case(std::uint32_t seed, int max_ranks, int max_microbatches)
   }
   add_random_channels(pipeline, dice);
   add_random_groups(pipeline, dice);
-  const int largest = dice.chance(15) ? 1 : dice.between(1, 9);
-  for (int r = 0; r < pipeline.ranks; ++r) out.layout.local.push_back(dice.chance(20) ? 0 : dice.between(0, largest));
-  out.layout.microbatches = dice.between(1, max_microbatches);
+  add_random_layout(out, dice, max_microbatches);
   return out;
 }
+
+/// The same with several stages on a rank, in any placement, reductions in any order.
+inline Case random_chunked_case(std::uint32_t seed, int max_ranks, int max_microbatches) {
+  Dice dice(seed);
+  Case out;
+  Pipeline& pipeline = out.pipeline;
+  pipeline.ranks = dice.between(1, max_ranks);
+  pipeline.stages.resize(static_cast<std::size_t>(dice.between(1, 2 * pipeline.ranks + 1)));
+  const int most = dice.between(1, pipeline.ranks);
+  for (auto& stage : pipeline.stages) {
+    std::vector<Rank> ranks;
+    for (int r = 0; r < pipeline.ranks; ++r) ranks.insert(ranks.begin() + dice.below(r + 1), Rank(r));
+    stage.assign(ranks.begin(), ranks.begin() + dice.between(1, most));
+  }
+  add_random_channels(pipeline, dice);
+  add_random_groups(pipeline, dice);
+  for (std::size_t g = pipeline.groups.size(); g > 1; --g) {
+    std::swap(pipeline.groups[g - 1], pipeline.groups[static_cast<std::size_t>(dice.below(static_cast<int>(g)))]);
+  }
+  add_random_layout(out, dice, max_microbatches);
+  return out;
+}
+
+/// Orders drawn at random among those that can run, backwards whole or in two parts.
+struct RandomOrders {
+  using policy_category = schedule_policy_tag;
+  std::uint32_t seed = 0;
+
+  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline& pipeline, int microbatches) const {
+    Dice dice(seed);
+    std::vector<std::vector<Turn>> orders(static_cast<std::size_t>(pipeline.ranks));
+    const int stages = static_cast<int>(pipeline.stages.size());
+    const auto run = [&](int stage, Turn turn) {
+      turn.stage = StageId(stage);
+      for (const Rank rank : pipeline.stages[turn.stage.index()]) orders[rank.index()].push_back(turn);
+    };
+    std::vector<int> at(static_cast<std::size_t>(microbatches), 0);  // stages forward, then stages backward
+    std::vector<std::pair<int, int>> weights;                        // stage, micro-batch
+    std::vector<int> open(at.size());
+    for (int m = 0; m < microbatches; ++m) open[static_cast<std::size_t>(m)] = m;
+    while (!open.empty() || !weights.empty()) {
+      if (!weights.empty() && (open.empty() || dice.chance(30))) {
+        const auto w = weights.begin() + dice.below(static_cast<int>(weights.size()));
+        run(w->first, {ActionKind::kBackwardWeight, w->second});
+        weights.erase(w);
+        continue;
+      }
+      const auto next = open.begin() + dice.below(static_cast<int>(open.size()));
+      const int m = *next, step = at[static_cast<std::size_t>(m)]++;
+      const int stage = step < stages ? step : 2 * stages - 1 - step;
+      const bool split = step >= stages && dice.chance(50);
+      run(stage, {step < stages ? ActionKind::kForward : split ? ActionKind::kBackwardInput : ActionKind::kBackward, m});
+      if (split) weights.emplace_back(stage, m);
+      if (step + 1 == 2 * stages) open.erase(next);
+    }
+    return orders;
+  }
+};
 
 }  // namespace autopar::testing

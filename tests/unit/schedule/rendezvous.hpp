@@ -31,7 +31,9 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
     SymbolicRank& mine = ranks[r.index()];
     switch (action.kind) {
       case ActionKind::kForward: mine.forward(action); break;
-      case ActionKind::kBackward: mine.backward(action, phase == Phase::kBackward); break;
+      case ActionKind::kBackward:
+      case ActionKind::kBackwardInput: mine.backward(action, phase == Phase::kBackward); break;
+      case ActionKind::kBackwardWeight: mine.backward_weight(action); break;
       case ActionKind::kSend: {
         if (action.peer == r) {
           own[r.index()].emplace_back(action, mine.pack(action));

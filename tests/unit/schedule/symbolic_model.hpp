@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <autopar/schedule/batch_split.hpp>
@@ -11,7 +12,8 @@
 
 /// A model of integers modulo 2^64 for any pipeline: every stage computes, for each sample, a linear function of what
 /// arrives, with weights that depend on the sample, so that a value or gradient that is lost, doubled, misrouted or
-/// added to the wrong sample changes the result. Partial sums and replicated values follow the laws of their kind.
+/// added to the wrong sample changes the result. Partial sums and replicated values follow the laws of their kind; a total
+/// is a sum where it is made and replicated where it is read.
 namespace autopar::testing {
 
 using Word = std::uint64_t;
@@ -45,7 +47,22 @@ inline Word parameter(std::size_t group, std::size_t bucket, std::int64_t sample
 }
 }  // namespace weight
 
-/// One rank's part: its share of a stage, its piece of arguments and results. Every use before the data are complete,
+/// How a channel's value is computed, and its gradient used, at the stage that makes it.
+inline ChannelKind as_made(ChannelKind kind) { return kind == ChannelKind::kTotal ? ChannelKind::kPartialSum : kind; }
+/// How its value is used, and its gradient computed, at the stage that reads it.
+inline ChannelKind as_read(ChannelKind kind) { return kind == ChannelKind::kTotal ? ChannelKind::kReplicated : kind; }
+
+/// Whether a stage's parameters are among those of a group.
+inline bool contributes(const Pipeline& pipeline, std::size_t group, StageId stage) {
+  const ReduceGroup& reduced = pipeline.groups[group];
+  if (reduced.stage.valid()) return reduced.stage == stage;
+  const auto& replicas = pipeline.stages[stage.index()];
+  return std::all_of(replicas.begin(), replicas.end(), [&](Rank rank) {
+    return std::find(reduced.ranks.begin(), reduced.ranks.end(), rank) != reduced.ranks.end();
+  });
+}
+
+/// One rank's part: its shares of its stages, its piece of arguments and results. Every use before the data are complete,
 /// every message that comes twice, and every backward after a reduction throws std::logic_error.
 class SymbolicRank {
  public:
@@ -54,8 +71,7 @@ class SymbolicRank {
     const auto microbatches = static_cast<std::size_t>(layout.microbatches);
     values_.resize(pipeline.channels.size(), std::vector<Ends>(microbatches));
     gradients_ = values_;
-    forward_done_.resize(microbatches, false);
-    backward_done_.resize(microbatches, false);
+    turns_.resize(pipeline.stages.size(), std::vector<TurnState>(microbatches));
     for (const auto& group : pipeline.groups) buckets_.emplace_back(static_cast<std::size_t>(group.buckets), Word{0});
     reduced_.resize(pipeline.groups.size());
     for (std::size_t c = 0; c < values_.size(); ++c) {
@@ -64,7 +80,9 @@ class SymbolicRank {
   }
 
   void forward(const Action& action) {
-    const auto m = mark(forward_done_, action);
+    TurnState& turn = this->turn(action);
+    if (std::exchange(turn.forward, true)) throw std::logic_error(describe(action) + ": twice");
+    const auto m = at(action.microbatch);
     const StageId stage = action.stage;
     Word whole = weight::constant(stage), sum = 0;
     std::vector<Word> x(static_cast<std::size_t>(split_.size(action.microbatch)), 0);
@@ -72,7 +90,7 @@ class SymbolicRank {
     for (std::size_t c = 0; c < values_.size(); ++c) {
       if (pipeline_.channels[c].to != stage) continue;
       require_complete(values_[c][m].in, c, action);
-      const auto kind = pipeline_.channels[c].kind;
+      const auto kind = as_read(pipeline_.channels[c].kind);
       if (kind == ChannelKind::kReplicated) whole += weight::in(c) * values_[c][m].in.words[0];
       if (kind == ChannelKind::kPartialSum) sum += weight::in(c) * values_[c][m].in.words[0];
       for (auto i = action.samples.begin; i < action.samples.end; ++i) {
@@ -83,17 +101,18 @@ class SymbolicRank {
     for (auto i = action.samples.begin; i < action.samples.end; ++i) sum += x[at(i)];
     for (std::size_t c = 0; c < values_.size(); ++c) {
       if (pipeline_.channels[c].from != stage) continue;
-      produce(values_[c][m].out, pipeline_.channels[c].kind, weight::out(c), x, whole, sum);
+      produce(values_[c][m].out, as_made(pipeline_.channels[c].kind), weight::out(c), x, whole, sum);
     }
   }
 
+  /// A whole backward or an input backward.
   /// @param with_results  gradients of results come from the sink (phase kBackward)
   void backward(const Action& action, bool with_results) {
-    const auto m = mark(backward_done_, action);
-    if (!forward_done_[m]) throw std::logic_error("backward without forward");
-    for (const bool reduced : reduced_) {
-      if (reduced) throw std::logic_error("backward after a reduction");
-    }
+    TurnState& turn = this->turn(action);
+    if (!turn.forward) throw std::logic_error("backward without forward");
+    if (std::exchange(turn.backward, true)) throw std::logic_error(describe(action) + ": twice");
+    const auto m = at(action.microbatch);
+    require_unreduced(action);
     const StageId stage = action.stage;
     Word d_sum = weight::loss_of_sum(stage), d_whole = 0;
     std::vector<Word> dx(static_cast<std::size_t>(split_.size(action.microbatch)), 0);
@@ -102,7 +121,7 @@ class SymbolicRank {
       if (channel.from != stage || !channel.differentiable || (channel.to == kSink && !with_results)) continue;
       const Cell& came = gradients_[c][m].in;
       require_complete(came, c, action);
-      if (channel.kind == ChannelKind::kPartialSum) d_sum += weight::out(c) * came.words[0];
+      if (as_made(channel.kind) == ChannelKind::kPartialSum) d_sum += weight::out(c) * came.words[0];
       if (channel.kind == ChannelKind::kReplicated) d_whole += weight::out(c) * came.words[0];
       for (auto i = action.samples.begin; channel.kind == ChannelKind::kBatched && i < action.samples.end; ++i) {
         dx[at(i)] += weight::out(c) * came.words[at(i)];
@@ -115,9 +134,20 @@ class SymbolicRank {
     }
     for (std::size_t c = 0; c < gradients_.size(); ++c) {
       if (pipeline_.channels[c].to != stage || !pipeline_.channels[c].differentiable) continue;
-      produce(gradients_[c][m].out, pipeline_.channels[c].kind, weight::in(c), dx, total, d_sum);
+      produce(gradients_[c][m].out, as_read(pipeline_.channels[c].kind), weight::in(c), dx, total, d_sum);
     }
-    fill_buckets(action, dx, d_whole);
+    turn.dx = dx;
+    turn.d_whole = d_whole;
+    if (action.kind == ActionKind::kBackward) backward_weight(action);
+  }
+
+  /// The rest of a backward whose first part was an input backward.
+  void backward_weight(const Action& action) {
+    TurnState& turn = this->turn(action);
+    if (!turn.backward) throw std::logic_error(describe(action) + ": comes before the input backward");
+    if (std::exchange(turn.weights, true)) throw std::logic_error(describe(action) + ": twice");
+    require_unreduced(action);
+    fill_buckets(action, turn.dx, turn.d_whole);
   }
 
   [[nodiscard]] Words pack(const Action& action) const {
@@ -173,6 +203,21 @@ class SymbolicRank {
     Cell in, out;
   };
 
+  struct TurnState {
+    bool forward = false, backward = false, weights = false;
+    Words dx;
+    Word d_whole = 0;
+  };
+
+  [[nodiscard]] TurnState& turn(const Action& action) { return turns_.at(action.stage.index()).at(at(action.microbatch)); }
+
+  void require_unreduced(const Action& action) const {
+    for (std::size_t g = 0; g < reduced_.size(); ++g) {
+      const StageId stage = pipeline_.groups[g].stage;
+      if (reduced_[g] && (stage == action.stage || !stage.valid())) throw std::logic_error("backward after a reduction");
+    }
+  }
+
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
   [[nodiscard]] std::int64_t key(const Action& action, std::int64_t i) const {
     return split_.first_global_sample(action.microbatch, {i, i + 1});
@@ -182,12 +227,6 @@ class SymbolicRank {
   }
   [[nodiscard]] const Ends& ends(const Action& action) const {
     return (action.flow == Flow::kValue ? values_ : gradients_)[at(action.channel)][at(action.microbatch)];
-  }
-
-  std::size_t mark(std::vector<bool>& done, const Action& action) {
-    if (done[at(action.microbatch)]) throw std::logic_error(describe(action) + ": twice");
-    done[at(action.microbatch)] = true;
-    return at(action.microbatch);
   }
 
   static void require_complete(const Cell& cell, std::size_t channel, const Action& action) {
@@ -237,7 +276,7 @@ class SymbolicRank {
 
   void fill_buckets(const Action& action, const Words& dx, Word d_whole) {
     for (std::size_t g = 0; g < buckets_.size(); ++g) {
-      for (std::size_t b = 0; b < buckets_[g].size(); ++b) {
+      for (std::size_t b = 0; contributes(pipeline_, g, action.stage) && b < buckets_[g].size(); ++b) {
         for (auto i = action.samples.begin; i < action.samples.end; ++i) {
           buckets_[g][b] += dx[at(i)] * weight::parameter(g, b, key(action, i));
         }
@@ -250,7 +289,7 @@ class SymbolicRank {
   BatchSplit split_;
   Rank rank_;
   std::vector<std::vector<Ends>> values_, gradients_;  // [channel][microbatch]
-  std::vector<bool> forward_done_, backward_done_;
+  std::vector<std::vector<TurnState>> turns_;           // [stage][microbatch]
   std::vector<Words> buckets_;  // [group][bucket]
   std::vector<bool> reduced_;
 };
@@ -305,8 +344,8 @@ class SymbolicReference {
     Word whole = weight::constant(stage), sum = 0;
     for (std::size_t c = 0; c < v.size(); ++c) {
       if (pipeline_.channels[c].to != stage) continue;
-      if (pipeline_.channels[c].kind == ChannelKind::kReplicated) whole += weight::in(c) * v[c][0];
-      if (pipeline_.channels[c].kind == ChannelKind::kPartialSum) sum += weight::in(c) * v[c][0];
+      if (as_read(pipeline_.channels[c].kind) == ChannelKind::kReplicated) whole += weight::in(c) * v[c][0];
+      if (as_read(pipeline_.channels[c].kind) == ChannelKind::kPartialSum) sum += weight::in(c) * v[c][0];
     }
     for (std::size_t i = 0; i < x.size(); ++i) {
       x[i] = weight::bias(stage, sample(m, i)) + whole - weight::constant(stage);
@@ -320,8 +359,8 @@ class SymbolicReference {
       const Channel& channel = pipeline_.channels[c];
       if (channel.from != stage) continue;
       for (std::size_t i = 0; i < v[c].size(); ++i) {
-        v[c][i] = weight::out(c) * (channel.kind == ChannelKind::kBatched      ? x[i]
-                                    : channel.kind == ChannelKind::kReplicated ? whole
+        v[c][i] = weight::out(c) * (channel.kind == ChannelKind::kBatched                 ? x[i]
+                                    : as_made(channel.kind) == ChannelKind::kReplicated ? whole
                                                                                : sum);
       }
     }
@@ -333,8 +372,8 @@ class SymbolicReference {
     for (std::size_t c = 0; c < d.size(); ++c) {
       const Channel& channel = pipeline_.channels[c];
       if (channel.from != stage || !channel.differentiable) continue;
-      if (channel.kind == ChannelKind::kReplicated) d_whole += weight::out(c) * d[c][0];
-      if (channel.kind == ChannelKind::kPartialSum) d_sum += weight::out(c) * d[c][0];
+      if (as_made(channel.kind) == ChannelKind::kReplicated) d_whole += weight::out(c) * d[c][0];
+      if (as_made(channel.kind) == ChannelKind::kPartialSum) d_sum += weight::out(c) * d[c][0];
       for (std::size_t i = 0; i < dx.size(); ++i) {
         if (channel.kind != ChannelKind::kReplicated) {
           dx[i] += weight::out(c) * d[c][channel.kind == ChannelKind::kBatched ? i : 0];
@@ -347,8 +386,8 @@ class SymbolicReference {
       const Channel& channel = pipeline_.channels[c];
       if (channel.to != stage || !channel.differentiable) continue;
       for (std::size_t i = 0; i < d[c].size(); ++i) {
-        d[c][i] = weight::in(c) * (channel.kind == ChannelKind::kBatched      ? dx[i]
-                                   : channel.kind == ChannelKind::kReplicated ? total
+        d[c][i] = weight::in(c) * (channel.kind == ChannelKind::kBatched                 ? dx[i]
+                                   : as_read(channel.kind) == ChannelKind::kReplicated ? total
                                                                               : d_sum);
       }
     }
@@ -357,10 +396,7 @@ class SymbolicReference {
 
   void add_to_buckets(StageId stage, int m, const Words& dx, Word d_whole) {
     for (std::size_t g = 0; g < buckets_.size(); ++g) {
-      const auto& members = pipeline_.groups[g].ranks;
-      const Rank first = pipeline_.stages[stage.index()][0];
-      const bool member = std::find(members.begin(), members.end(), first) != members.end();
-      for (std::size_t b = 0; member && b < buckets_[g].size(); ++b) {
+      for (std::size_t b = 0; contributes(pipeline_, g, stage) && b < buckets_[g].size(); ++b) {
         for (std::size_t i = 0; i < dx.size(); ++i) buckets_[g][b] += dx[i] * weight::parameter(g, b, sample(m, i));
         buckets_[g][b] += d_whole * weight::parameter(g, b, -1);
       }

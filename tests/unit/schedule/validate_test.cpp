@@ -48,6 +48,8 @@ std::vector<Subject> subjects_of(const Case& example) {
   out.push_back({example, Phase::kStep, make_program(pipeline, layout, GPipe{})});
   out.push_back({example, Phase::kForward, make_program(pipeline, layout, GPipe{}, Phase::kForward)});
   out.push_back({example, Phase::kBackward, make_program(pipeline, layout, GPipe{}, Phase::kBackward)});
+  out.push_back({example, Phase::kStep, make_program(pipeline, layout, testing::RandomOrders{7})});
+  out.push_back({example, Phase::kBackward, make_program(pipeline, layout, testing::RandomOrders{7}, Phase::kBackward)});
   return out;
 }
 
@@ -66,6 +68,10 @@ std::vector<Case> small_cases() {
         {{kSource, s0, kBatched, false}, {s0, s1, kPartialSum, true}, {s0, s2, kBatched, true},
          {s1, s2, kBatched, true}, {kSource, s2, kReplicated, true}},
         {{{r0, r2}, s0, 1}, {{r0, r2, r3}, StageId::none(), 1}}}, {{1, 2, 0, 1}, 2}},
+      {{2, {{r0}, {r0, r1}, {r1, r0}}, {{kSource, s0, kBatched, false}, {s0, s1, kBatched, true}, {s1, s2, kTotal, true}},
+        {{{r0, r1}, s2, 1}, {{r0, r1}, s1, 1}, {{r0, r1}, StageId::none(), 1}}}, {{2, 0}, 1}},
+      {{2, {{r0}, {r1}, {r0}}, {{s0, s1, kBatched, true}, {s1, s2, kReplicated, true}, {s0, s2, kPartialSum, true}},
+        {{{r0, r1}, StageId::none(), 1}}}, {{1, 1}, 2}},
   };
 }
 
@@ -97,7 +103,7 @@ void for_each_changed_field(const Program& program, int ranks, const std::functi
         visit(changed);
         action = original;
       }
-      for (int kind = 0; kind < 5; ++kind) {
+      for (int kind = 0; kind < 7; ++kind) {
         action.kind = static_cast<ActionKind>(kind);
         if (!(action == original)) visit(changed);
         action = original;
@@ -185,11 +191,11 @@ TEST_CASE("a reordered small program is rejected unless the blocking runtime pro
 }
 
 TEST_CASE("seeded mutants of random programs are rejected unless equivalent", "[schedule]") {
-  for (std::uint32_t seed = 0; seed < 1500; ++seed) {
-    const auto example = testing::random_case(seed, 7, 6);
+  for (std::uint32_t seed = 0; seed < 3000; ++seed) {
+    const auto example = seed % 2 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5);
     Dice dice(seed + 1000000);
     const auto subjects = subjects_of(example);
-    const auto& subject = subjects[static_cast<std::size_t>(dice.below(4))];
+    const auto& subject = subjects[static_cast<std::size_t>(dice.below(static_cast<int>(subjects.size())))];
     const auto r = static_cast<std::size_t>(dice.below(example.pipeline.ranks));
     const auto n = static_cast<int>(subject.program.ranks[r].size());
     if (n < 2) continue;
