@@ -428,6 +428,63 @@ TEST_CASE("reductions start within the last backward, in the program's order wha
   CHECK(bucket == 5);
 }
 
+TEST_CASE("a stage's reductions start in its own last backward, although the rank's other stage goes on", "[executor]") {
+  const std::vector<Rank> both{Rank(0), Rank(1)};
+  const Case example{{.ranks = 2,
+                      .stages = {both, both},
+                      .channels = {{kSource, StageId(0), ChannelKind::kBatched, false},
+                                   {StageId(0), StageId(1), ChannelKind::kBatched, true},
+                                   {StageId(0), StageId(1), ChannelKind::kTotal, true}},
+                      .groups = {{both, StageId(1), 3}, {both, StageId(0), 1}, {both, StageId::none(), 1}}},
+                     {{3, 4}, 2}};
+  const auto program = make_program(example.pipeline, example.layout, GPipe{});
+  auto models = make_models(example);
+  Ledger ledger;
+  EventLog log;
+  loopback::run(2, [&](World& world) {
+    const auto r = index_of(world);
+    auto transport = world.make_transport();
+    const auto groups = make_groups(transport, example.pipeline);
+    Script script{.throw_at = {}, .bucket_order = 3, .eager = true, .log = {}};
+    if (r == 0) script.log = [&](const std::string& line) { log(line); };
+    FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
+    Executor(engine, transport, groups).run(program.ranks[r]);
+  });
+  REQUIRE(testing::difference(example.pipeline, example.layout, Phase::kStep, models) == "");
+  const auto last_of_stage_1 = log.position("backward: backward of stage 1, micro-batch 1");
+  const auto last_of_stage_0 = log.position("backward: backward of stage 0, micro-batch 1");
+  for (int bucket = 0; bucket < 3; ++bucket) {
+    const auto started = log.position("bucket: reduction of bucket " + std::to_string(bucket) + " over group 0");
+    CHECK(started > last_of_stage_1);
+    CHECK(started < last_of_stage_0);
+  }
+  CHECK(log.position("bucket: reduction of bucket 0 over group 1") > last_of_stage_0);
+  CHECK(log.position("bucket: reduction of bucket 0 over group 2") > last_of_stage_0);
+}
+
+TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[executor]") {
+  struct WholeEngine {
+    void forward(const Action&) {}
+    void backward(const Action&) {}
+    Buffer pack(const Action&) { return {}; }
+    Buffer landing(const Action&) { return {}; }
+    void accept(const Action&, const Buffer&) {}
+    void on_bucket_ready(std::function<void(int, int)>) {}
+    Buffer bucket(const Action&) { return {}; }
+    DType bucket_dtype(const Action&) { return DType::kF32; }
+    void reduced(const Action&) {}
+  };
+  loopback::run(1, [&](World& world) {
+    WholeEngine engine;
+    auto transport = world.make_transport();
+    const Action split{.kind = ActionKind::kBackwardInput, .stage = StageId(0), .microbatch = 0,
+                       .flow = Flow::kGradient, .samples = {0, 1}};
+    CHECK_THROWS_WITH(Executor(engine, transport, {}).run({split}),
+                      Catch::Matchers::ContainsSubstring("input backward of stage 0") &&
+                          Catch::Matchers::ContainsSubstring("in two parts"));
+  });
+}
+
 TEST_CASE("receives are posted two turns ahead of their use, no earlier", "[executor]") {
   const auto example = row(2, 8);
   const auto program = make_program(example.pipeline, example.layout, GPipe{}, Phase::kForward);

@@ -22,7 +22,7 @@ struct Turn {
 };
 
 /// In which order a stage runs the forwards and backwards of a step. Stages that share a rank take their turns as each
-/// can start, the earlier stage first.
+/// can start; of those that can, the earliest micro-batch goes first, and of it the earliest stage.
 ///
 /// Laws: `order(s, stages, m)` is pure and names every micro-batch 0 … m-1 once as forward and, later, once as backward
 /// (see Turn); the orders of all stages together have no cycle, given that the forward of a micro-batch needs those of

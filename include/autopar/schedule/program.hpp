@@ -117,9 +117,8 @@ class ProgramBuilder {
     while (!startable_.empty()) {
       const auto [start, l] = startable_.top();
       startable_.pop();
-      const auto free_at = free_at_[lanes_[l].rank.index()];
-      if (free_at > start) startable_.push({free_at, l});  // another lane of the rank came first
-      else run_turn(l, start);
+      if (lanes_[l].startable_at != start) continue;  // another turn of the rank came first
+      run_turn(first_of_rank(l, start), start);
     }
     for (const Lane& lane : lanes_) {
       if (lane.next < lane.turns.size()) refuse_cycle(lane.turns[lane.next]);
@@ -161,7 +160,9 @@ class ProgramBuilder {
     Rank rank;
     std::vector<LaneTurn> turns;
     std::size_t next = 0;
+    std::int64_t startable_at = kNotStartable;  // the next turn
   };
+  static constexpr std::int64_t kNotStartable = -1;
 
   static Slot& slot(Unit& unit, int microbatch, Flow flow) {
     return unit.slots[2 * static_cast<std::size_t>(microbatch) + (flow == Flow::kGradient ? 1 : 0)];
@@ -254,11 +255,40 @@ class ProgramBuilder {
     const LaneTurn turn = lane.turns[lane.next];
     const auto free_at = free_at_[lane.rank.index()];
     if (turn.kind == ActionKind::kBackwardWeight) {
-      startable_.push({free_at, l});
+      enqueue(l, free_at);
       return;
     }
     const Slot& waiting = slot(units_[turn.unit], turn.microbatch, flow_of(turn.kind));
-    if (waiting.missing == 0) startable_.push({std::max(free_at, waiting.ready_at), l});
+    if (waiting.missing == 0) enqueue(l, std::max(free_at, waiting.ready_at));
+  }
+
+  void enqueue(std::size_t l, std::int64_t start) {
+    lanes_[l].startable_at = start;
+    startable_.push({start, l});
+  }
+
+  /// Among the turns of a rank that can start now: the earliest micro-batch goes first, and of it the earliest stage.
+  [[nodiscard]] std::size_t first_of_rank(std::size_t l, std::int64_t now) const {
+    const auto priority = [&](std::size_t lane) {
+      const LaneTurn turn = lanes_[lane].turns[lanes_[lane].next];
+      return std::pair(turn.microbatch, units_[turn.unit].stage);
+    };
+    for (const int u : units_of_rank_[lanes_[l].rank.index()]) {
+      const std::size_t other = units_[static_cast<std::size_t>(u)].lane;
+      const auto at = lanes_[other].startable_at;
+      if (at != kNotStartable && at <= now && priority(other) < priority(l)) l = other;
+    }
+    return l;
+  }
+
+  /// A rank has become busy: its other turns that could have started must wait.
+  void hold_up(Rank rank) {
+    const auto free_at = free_at_[rank.index()];
+    for (const int u : units_of_rank_[rank.index()]) {
+      const std::size_t lane = units_[static_cast<std::size_t>(u)].lane;
+      const auto at = lanes_[lane].startable_at;
+      if (at != kNotStartable && at < free_at) enqueue(lane, free_at);
+    }
   }
 
   void run_turn(std::size_t l, std::int64_t start) {
@@ -266,6 +296,8 @@ class ProgramBuilder {
     const LaneTurn turn = lanes_[l].turns[position];
     Unit& unit = units_[turn.unit];
     const auto end = free_at_[unit.rank.index()] = start + duration(turn.kind);
+    lanes_[l].startable_at = kNotStartable;
+    hold_up(unit.rank);
     Action action;
     action.kind = turn.kind;
     action.stage = unit.stage;

@@ -181,6 +181,31 @@ TEST_CASE("two stages on one rank: a copy between them, each reduced after its o
                                  "reduction of bucket 0 over group 2"});
 }
 
+TEST_CASE("stages that share a rank share its time, the earliest micro-batch first", "[schedule]") {
+  const auto turns = [](const std::vector<Action>& actions) {
+    std::string out;
+    for (const Action& action : actions) {
+      if (!is_turn(action.kind)) continue;
+      out += (out.empty() ? "" : " ") + std::string(action.kind == ActionKind::kForward ? "F" : "B") +
+             std::to_string(action.stage.value()) + std::to_string(action.microbatch);
+    }
+    return out;
+  };
+  const auto row = [](std::vector<std::vector<Rank>> stages, int ranks) {
+    Pipeline out{.ranks = ranks, .stages = std::move(stages), .channels = {}, .groups = {}};
+    for (int s = 1; s < static_cast<int>(out.stages.size()); ++s) {
+      out.channels.push_back({StageId(s - 1), StageId(s), ChannelKind::kBatched, true});
+    }
+    return out;
+  };
+  const Rank r0(0), r1(1);
+  const auto beside = make_program(row({{r0}, {r0}}, 1), {{3}, 3}, GPipe{});
+  CHECK(turns(beside.ranks[0]) == "F00 F10 F01 F11 F02 F12 B10 B00 B11 B01 B12 B02");
+  const auto around = make_program(row({{r0}, {r1}, {r0}, {r1}}, 2), {{4, 0}, 4}, GPipe{}, Phase::kForward);
+  CHECK(turns(around.ranks[0]) == "F00 F01 F20 F21 F02 F03 F22 F23");
+  CHECK(turns(around.ranks[1]) == "F10 F11 F30 F31 F12 F13 F32 F33");
+}
+
 TEST_CASE("every message of a stage directly follows what makes it, and names the stage of its end", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 600; ++seed) {
     const auto [pipeline, layout] =

@@ -121,6 +121,21 @@ TEST_CASE("stages on one rank share its time, and a copy between them takes none
   }
 }
 
+TEST_CASE("a turn waits for the messages to its own stage, not for those to another of the rank", "[schedule]") {
+  const Pipeline pipeline{.ranks = 2,
+                          .stages = {{Rank(0)}, {Rank(1)}, {Rank(1)}},
+                          .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, false},
+                                       {StageId(0), StageId(2), ChannelKind::kBatched, false}},
+                          .groups = {}};
+  const auto program = make_program(pipeline, {{1, 0}, 1}, GPipe{}, Phase::kForward);
+  const auto timeline = simulate(pipeline, program, UnitCosts{.message_seconds = 0.75});
+  std::vector<double> starts;
+  for (std::size_t i = 0; i < program.ranks[1].size(); ++i) {
+    if (is_turn(program.ranks[1][i].kind)) starts.push_back(timeline.spans[1][i].start.value());
+  }
+  CHECK(starts == std::vector<double>{1.75, 2.75});  // the second message arrives at 2.5, while stage 1 runs
+}
+
 TEST_CASE("a stage's sum starts in its own last backward, a tied one after the rank's", "[schedule]") {
   Pipeline pipeline{.ranks = 2,
                     .stages = {{Rank(0), Rank(1)}, {Rank(0), Rank(1)}},
