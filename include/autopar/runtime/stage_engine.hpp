@@ -42,8 +42,8 @@ concept StageEngine = requires(E& engine, const Action& action, const Buffer& bu
   engine.reduced(action);                              ///< kReduce: the sum is there
 };
 
-/// An engine that can also run a backward in two parts: `backward_input` gives the gradients that travel on and may leave
-/// gradients of parameters to the `backward_weight` of the same share, which comes later.
+/// An engine that can also run a backward in two parts: `backward_input` gives the gradients that travel on and may
+/// leave gradients of parameters to the `backward_weight` of the same share, which comes later.
 template <class E>
 concept SplitBackwardEngine = StageEngine<E> && requires(E& engine, const Action& action) {
   engine.backward_input(action);

@@ -12,8 +12,8 @@ namespace autopar {
 /// Marks a type as a schedule, so that planners can take policies in any order.
 struct schedule_policy_tag {};
 
-/// One turn of a stage: the forward or a backward of a micro-batch. A backward is one kBackward, or a kBackwardInput and,
-/// later, a kBackwardWeight.
+/// One turn of a stage: the forward or a backward of a micro-batch. A backward is one kBackward, or a kBackwardInput
+/// and, later, a kBackwardWeight.
 struct Turn {
   ActionKind kind = ActionKind::kForward;
   int microbatch = 0;

@@ -45,7 +45,7 @@ struct Pipeline {
   int ranks = 1;
   std::vector<std::vector<Rank>> stages;  ///< [stage][replica]
   std::vector<Channel> channels;
-  std::vector<ReduceGroup> groups;        ///< in the order in which they are issued: later stages first, if chunks share ranks
+  std::vector<ReduceGroup> groups;        ///< in the order in which they are issued: best later stages first
 
   friend bool operator==(const Pipeline&, const Pipeline&) = default;
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <queue>
 #include <string>
 #include <utility>
@@ -14,60 +13,11 @@
 #include <autopar/schedule/batch_split.hpp>
 #include <autopar/schedule/concepts.hpp>
 #include <autopar/schedule/pipeline.hpp>
+#include <autopar/schedule/turn_checks.hpp>
 
 namespace autopar {
 
 namespace detail {
-
-/// Throws InvalidArgument unless the turns of `stage` name each micro-batch once as forward and, later, once as backward,
-/// whole or in two parts. @param whose  "" or who runs the stage, for the message
-inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int microbatches,
-                        const std::string& whose = {}) {
-  enum class Passed : std::uint8_t { kNothing, kForward, kBackwardInput, kAll };
-  std::vector<Passed> passed(static_cast<std::size_t>(microbatches), Passed::kNothing);
-  const auto pass = [&](const Turn turn) {
-    if (turn.microbatch < 0 || turn.microbatch >= microbatches) return false;
-    Passed& at = passed[static_cast<std::size_t>(turn.microbatch)];
-    switch (turn.kind) {
-      case ActionKind::kForward: return std::exchange(at, Passed::kForward) == Passed::kNothing;
-      case ActionKind::kBackward: return std::exchange(at, Passed::kAll) == Passed::kForward;
-      case ActionKind::kBackwardInput: return std::exchange(at, Passed::kBackwardInput) == Passed::kForward;
-      case ActionKind::kBackwardWeight: return std::exchange(at, Passed::kAll) == Passed::kBackwardInput;
-      default: return false;
-    }
-  };
-  const bool sound = std::all_of(turns.begin(), turns.end(), pass) &&
-                     std::all_of(passed.begin(), passed.end(), [](Passed at) { return at == Passed::kAll; });
-  if (!sound) {
-    throw InvalidArgument("schedule policy: the order of stage " + std::to_string(stage) + whose +
-                          " must name each of the " + std::to_string(microbatches) +
-                          " micro-batches once as forward and, later, once as backward (whole, or as input backward and "
-                          "then weight backward)");
-  }
-}
-
-/// Throws InvalidArgument unless every rank's turns are those of its stages.
-inline void check_rank_orders(const Pipeline& pipeline, const std::vector<std::vector<Turn>>& orders, int microbatches) {
-  if (orders.size() != static_cast<std::size_t>(pipeline.ranks)) {
-    throw InvalidArgument("schedule policy: orders of " + std::to_string(orders.size()) + " ranks, the pipeline has " +
-                          std::to_string(pipeline.ranks));
-  }
-  std::vector<std::map<StageId, std::vector<Turn>>> by_stage(orders.size());
-  for (std::size_t r = 0; r < orders.size(); ++r) {
-    for (const Turn turn : orders[r]) by_stage[r][turn.stage].push_back(turn);
-  }
-  for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
-    for (const Rank rank : pipeline.stages[s]) {
-      check_turns(by_stage[rank.index()][StageId::of(s)], s, microbatches, " on rank " + std::to_string(rank.value()));
-      by_stage[rank.index()].erase(StageId::of(s));
-    }
-  }
-  for (std::size_t r = 0; r < orders.size(); ++r) {
-    if (by_stage[r].empty()) continue;
-    throw InvalidArgument("schedule policy: the order of rank " + std::to_string(r) + " names stage " +
-                          std::to_string(by_stage[r].begin()->first.value()) + ", which that rank does not run");
-  }
-}
 
 /// Plays all units (one replica of one stage) against each other with nominal durations and writes down one total
 /// order: a turn when it starts, its messages right behind it, each at both of its ends. What a rank sees of that order
@@ -127,7 +77,8 @@ class ProgramBuilder {
   }
 
  private:
-  // A stage's inputs leave their ranks two turns of its lane early: a source that is busy with a turn of its own sends behind it.
+  // A stage's inputs leave their ranks two turns of its lane early: a source that is busy with a turn of its own sends
+  // behind it.
   static constexpr std::size_t kInputsAhead = 2;
 
   struct Message {
@@ -320,7 +271,7 @@ class ProgramBuilder {
     if (--unit.turns_left == 0) emit_reductions();
   }
 
-  /// After a message: the reader may start now if its lane has come to the turn that needs it, which misses nothing more.
+  /// After a message: the reader may start now if its lane has come to the turn that needs it, and that misses nothing.
   void enqueue_if_awaited(std::size_t u, int microbatch, Flow flow) {
     const Lane& lane = lanes_[units_[u].lane];
     if (lane.next == lane.turns.size()) return;
@@ -330,7 +281,8 @@ class ProgramBuilder {
     if (awaits) enqueue_if_ready(units_[u].lane);
   }
 
-  /// Writes the reductions whose members are all through with the turns that fill their buckets, in the pipeline's order on every rank.
+  /// Writes the reductions whose members are all through with the turns that fill their buckets, in the pipeline's order
+  /// on every rank.
   void emit_reductions() {
     if (phase_ == Phase::kForward) return;
     std::vector<bool> held_up(program_.ranks.size(), false);  // by an earlier group that must wait

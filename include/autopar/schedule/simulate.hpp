@@ -118,7 +118,8 @@ class LinkedProgram {
     for (const auto id : sent) ++next[messages[static_cast<std::size_t>(id)].from + 1];
     for (std::size_t s = 1; s < next.size(); ++s) next[s] += next[s - 1];
 
-    std::vector<std::pair<StageId, std::vector<std::vector<std::int32_t>>>> arrived;  // [2 * microbatch + flow], not yet used
+    using BySlot = std::vector<std::vector<std::int32_t>>;  // [2 * microbatch + flow]
+    std::vector<std::pair<StageId, BySlot>> arrived;        // not yet used
     const auto slot = [&](const Action& action) -> std::vector<std::int32_t>& {
       auto stage = std::find_if(arrived.begin(), arrived.end(), [&](const auto& a) { return a.first == action.stage; });
       if (stage == arrived.end()) stage = arrived.insert(stage, {action.stage, {}});
@@ -262,13 +263,14 @@ class Simulation {
     }
   }
 
-  /// When a rank has filled bucket `b` of a group: evenly during the stage's last backward, or, for parameters tied across
-  /// stages, at the end of the rank's last turn.
+  /// When a rank has filled bucket `b` of a group: evenly during the stage's last backward, or, for parameters tied
+  /// across stages, at the end of the rank's last turn.
   static double filled(const State& state, const ReduceGroup& group, int b) {
     double at = 0;
     for (const LastTurn& last : state.last) {
       const double share = group.stage.valid() && last.fills_buckets ? (b + 1.0) / group.buckets : 1.0;
-      if (!group.stage.valid() || last.stage == group.stage) at = std::max(at, last.start + share * (last.end - last.start));
+      if (group.stage.valid() && last.stage != group.stage) continue;
+      at = std::max(at, last.start + share * (last.end - last.start));
     }
     return at;
   }

@@ -153,7 +153,8 @@ struct RandomOrders {
       const int m = *next, step = at[static_cast<std::size_t>(m)]++;
       const int stage = step < stages ? step : 2 * stages - 1 - step;
       const bool split = step >= stages && dice.chance(50);
-      run(stage, {step < stages ? ActionKind::kForward : split ? ActionKind::kBackwardInput : ActionKind::kBackward, m});
+      const auto backward = split ? ActionKind::kBackwardInput : ActionKind::kBackward;
+      run(stage, {step < stages ? ActionKind::kForward : backward, m});
       if (split) weights.emplace_back(stage, m);
       if (step + 1 == 2 * stages) open.erase(next);
     }

@@ -12,8 +12,8 @@
 
 /// A model of integers modulo 2^64 for any pipeline: every stage computes, for each sample, a linear function of what
 /// arrives, with weights that depend on the sample, so that a value or gradient that is lost, doubled, misrouted or
-/// added to the wrong sample changes the result. Partial sums and replicated values follow the laws of their kind; a total
-/// is a sum where it is made and replicated where it is read.
+/// added to the wrong sample changes the result. Partial sums and replicated values follow the laws of their kind; a
+/// total is a sum where it is made and replicated where it is read.
 namespace autopar::testing {
 
 using Word = std::uint64_t;
@@ -209,12 +209,15 @@ class SymbolicRank {
     Word d_whole = 0;
   };
 
-  [[nodiscard]] TurnState& turn(const Action& action) { return turns_.at(action.stage.index()).at(at(action.microbatch)); }
+  [[nodiscard]] TurnState& turn(const Action& action) {
+    return turns_.at(action.stage.index()).at(at(action.microbatch));
+  }
 
   void require_unreduced(const Action& action) const {
     for (std::size_t g = 0; g < reduced_.size(); ++g) {
       const StageId stage = pipeline_.groups[g].stage;
-      if (reduced_[g] && (stage == action.stage || !stage.valid())) throw std::logic_error("backward after a reduction");
+      const bool concerned = stage == action.stage || !stage.valid();
+      if (reduced_[g] && concerned) throw std::logic_error("backward after a reduction");
     }
   }
 

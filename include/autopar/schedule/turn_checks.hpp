@@ -1,0 +1,68 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/schedule/action.hpp>
+#include <autopar/schedule/concepts.hpp>
+#include <autopar/schedule/pipeline.hpp>
+
+namespace autopar::detail {
+
+/// Throws InvalidArgument unless the turns of `stage` name each micro-batch once as forward and, later, once as
+/// backward, whole or in two parts. @param whose  "" or who runs the stage, for the message
+inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int microbatches,
+                        const std::string& whose = {}) {
+  enum class Passed : std::uint8_t { kNothing, kForward, kBackwardInput, kAll };
+  std::vector<Passed> passed(static_cast<std::size_t>(microbatches), Passed::kNothing);
+  const auto pass = [&](const Turn turn) {
+    if (turn.microbatch < 0 || turn.microbatch >= microbatches) return false;
+    Passed& at = passed[static_cast<std::size_t>(turn.microbatch)];
+    switch (turn.kind) {
+      case ActionKind::kForward: return std::exchange(at, Passed::kForward) == Passed::kNothing;
+      case ActionKind::kBackward: return std::exchange(at, Passed::kAll) == Passed::kForward;
+      case ActionKind::kBackwardInput: return std::exchange(at, Passed::kBackwardInput) == Passed::kForward;
+      case ActionKind::kBackwardWeight: return std::exchange(at, Passed::kAll) == Passed::kBackwardInput;
+      default: return false;
+    }
+  };
+  const bool sound = std::all_of(turns.begin(), turns.end(), pass) &&
+                     std::all_of(passed.begin(), passed.end(), [](Passed at) { return at == Passed::kAll; });
+  if (!sound) {
+    throw InvalidArgument("schedule policy: the order of stage " + std::to_string(stage) + whose +
+                          " must name each of the " + std::to_string(microbatches) +
+                          " micro-batches once as forward and, later, once as backward (whole, or as input backward and then "
+                          "weight backward)");
+  }
+}
+
+/// Throws InvalidArgument unless every rank's turns are those of its stages.
+inline void check_rank_orders(const Pipeline& pipeline, const std::vector<std::vector<Turn>>& orders,
+                              int microbatches) {
+  if (orders.size() != static_cast<std::size_t>(pipeline.ranks)) {
+    throw InvalidArgument("schedule policy: orders of " + std::to_string(orders.size()) + " ranks, the pipeline has " +
+                          std::to_string(pipeline.ranks));
+  }
+  std::vector<std::map<StageId, std::vector<Turn>>> by_stage(orders.size());
+  for (std::size_t r = 0; r < orders.size(); ++r) {
+    for (const Turn turn : orders[r]) by_stage[r][turn.stage].push_back(turn);
+  }
+  for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
+    for (const Rank rank : pipeline.stages[s]) {
+      check_turns(by_stage[rank.index()][StageId::of(s)], s, microbatches, " on rank " + std::to_string(rank.value()));
+      by_stage[rank.index()].erase(StageId::of(s));
+    }
+  }
+  for (std::size_t r = 0; r < orders.size(); ++r) {
+    if (by_stage[r].empty()) continue;
+    throw InvalidArgument("schedule policy: the order of rank " + std::to_string(r) + " names stage " +
+                          std::to_string(by_stage[r].begin()->first.value()) + ", which that rank does not run");
+  }
+}
+
+}  // namespace autopar::detail
