@@ -95,6 +95,10 @@ at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::in
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
+at::TensorOptions options_of(const ValueInfo& value, c10::Device device) {
+  return at::TensorOptions().dtype(value.dtype).device(device);
+}
+
 std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples) {
   std::vector<std::int64_t> sizes;
   sizes.reserve(value.sizes.size());

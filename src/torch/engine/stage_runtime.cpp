@@ -12,10 +12,6 @@
 
 namespace autopar {
 
-namespace {
-
-}  // namespace
-
 std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan) {
   std::map<ValueId, GlobalSum::Share> sums;
   for (const auto& output : plan.outputs) {
@@ -61,54 +57,56 @@ std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<Val
   return reached;
 }
 
-StageRuntime::StageRuntime(StageSpec spec, const Lookup& lookup) : spec_(std::move(spec)) {
-  for (const auto& values : spec_.channel_values) {
-    auto& gradients = channel_gradients_.emplace_back();
-    for (const auto value : values) {
-      if (graph().value(value).has_gradient()) gradients.push_back(value);
-    }
-  }
+StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const Lookup& lookup,
+                           const std::vector<bool>& reduced)
+    : program_(program), stage_(stage), reduced_(reduced) {
   find_boundary();
+  find_sums();
   auto kept = outgoing_;
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  runner_ = std::make_unique<OpRunner>(graph(), plan(), spec_.ops, kept, spec_.device);
+  runner_ = std::make_unique<OpRunner>(graph(), plan(), ops(), kept, device());
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(lookup);
-  lay_out_buckets();
   refresh_leaves();
 }
 
 void StageRuntime::find_boundary() {
-  if (!stage().valid()) return;
   std::set<ValueId> in, out;
-  for (std::size_t c = 0; c < pipeline().channels.size(); ++c) {
-    const auto& channel = pipeline().channels[c];
-    const auto& values = spec_.channel_values[c];
+  for (std::size_t c = 0; c < program_.pipeline.channels.size(); ++c) {
+    const auto& channel = program_.pipeline.channels[c];
+    const auto& values = program_.channel_values[c];
     if (channel.to == stage()) in.insert(values.begin(), values.end());
     if (channel.from == stage()) out.insert(values.begin(), values.end());
   }
   incoming_.assign(in.begin(), in.end());
   outgoing_.assign(out.begin(), out.end());
+}
 
-  std::set<ValueId> made;
-  for (const auto op : spec_.ops) {
-    const auto note = [&](ValueId value) { made.insert(value); };
-    for_each_output(graph().op(op), note);
-    if (graph().op(op).inputs.empty()) continue;
-    for_each_input(graph().op(op), [&](ValueId value) {
-      if (graph().value(value).kind == ValueKind::kParameter) made.insert(value);
-    });
+// A sum belongs to the stage that makes it; a parameter that is one, to the first stage that reads it.
+void StageRuntime::find_sums() {
+  std::set<ValueId> own, read_before;
+  const auto parameters_of = [&](StageId stage, std::set<ValueId>& found) {
+    for (const auto op : program_.stage_ops[stage.index()]) {
+      for_each_input(graph().op(op), [&](ValueId value) {
+        if (graph().value(value).kind == ValueKind::kParameter) found.insert(value);
+      });
+    }
+  };
+  for (StageId before(0); before < stage_; before = StageId(before.value() + 1)) parameters_of(before, read_before);
+  parameters_of(stage_, own);
+  for (const auto op : ops()) {
+    for_each_output(graph().op(op), [&](ValueId value) { own.insert(value); });
   }
   for (const auto& sum : global_sums(graph(), plan())) {
-    if (made.count(sum.value)) sums_.push_back(sum);
+    if (own.count(sum.value) && !read_before.count(sum.value)) sums_.push_back(sum);
   }
 }
 
 void StageRuntime::find_leaves(const Lookup& lookup) {
   std::set<ValueId> read;
-  for (const auto op : spec_.ops) {
+  for (const auto op : ops()) {
     for_each_input(graph().op(op), [&](ValueId value) {
       if (graph().value(value).is_leaf()) read.insert(value);
     });
@@ -120,8 +118,6 @@ void StageRuntime::find_leaves(const Lookup& lookup) {
     state_.push_back(leaf);
     if (info.kind == ValueKind::kParameter) parameters_.push_back(leaf);
   }
-  position_.resize(graph().values.size());
-  for (std::size_t i = 0; i < parameters_.size(); ++i) position_[parameters_[i].index()] = i;
   for (const auto& update : plan().buffer_updates) {
     if (read.count(update.buffer)) private_buffers_.push_back(update.buffer);
   }
@@ -158,33 +154,13 @@ void StageRuntime::clear_environment() {
 void StageRuntime::hold_accumulator(ValueId parameter) {
   auto& accumulator = accumulators_[parameter];
   accumulator = torch::autograd::impl::grad_accumulator(environment_[parameter.index()]);
-  if (!grouped_[parameter.index()]) return;
+  if (!reduced_[parameter.index()]) return;
   const auto tell = [added = gradient_added_, parameter](const torch::autograd::variable_list& outputs,
                                                          const torch::autograd::variable_list&) {
     if (*added) (*added)(parameter);
     return outputs;
   };
   accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(tell));
-}
-
-void StageRuntime::lay_out_buckets() {
-  const std::set<ValueId> own(parameters_.begin(), parameters_.end());
-  grouped_.resize(graph().values.size(), false);
-  for (const auto& group : spec_.group_parameters) {
-    std::vector<GradientForm> forms;
-    bool member = true;
-    for (const auto parameter : group) {
-      const auto& info = graph().value(parameter);
-      forms.push_back({parameter.index(), sizes_at(info, 0), info.dtype});
-      member = member && own.count(parameter) > 0;
-    }
-    bucket_layouts_.emplace_back(forms);
-    member_.push_back(member && !forms.empty());
-    for (const auto& form : forms) grouped_[form.key] = grouped_[form.key] || member_.back();
-  }
-  for (std::size_t g = 0; g < bucket_layouts_.size(); ++g) {
-    spec_.pipeline.groups[g].buckets = static_cast<int>(bucket_layouts_[g].buckets().size());
-  }
 }
 
 }  // namespace autopar

@@ -37,7 +37,7 @@ void Session::Impl::update_buffers(Call& call) {
       handle.detach().copy_(values[update.result.index()]);
       continue;
     }
-    const auto& results = call.engine->buffer_results(update.result);
+    const auto results = call.engine->buffer_results(update.result);
     auto total = at::zeros_like(handle);
     for (const auto& result : results) total.add_(result);
     handle.detach().copy_(stage_sums(stage_).sum({total})[0]);

@@ -121,11 +121,11 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
 
 void Session::Impl::run_forward(Call& call) {
   auto& program = *call.program;
-  program.stage->refresh_leaves();
+  program.runtime->refresh_leaves();
   call.differentiate = at::GradMode::is_enabled() && any_differentiable(program.plan);
   call.loss_mode = call.differentiate && program.plan.loss_mode;
 
-  const BatchSplit split(program.stage->pipeline(), call.layout);
+  const BatchSplit split(program.runtime->pipeline(), call.layout);
   CallContext context{split, world_.rank_id(), call.batch, {seed_, static_cast<std::uint64_t>(stats_.calls)},
                       call.differentiate, {}, {}, {}};
   for (const auto& tensor : call.arguments.tensors) context.inputs.push_back(tensor.detach().to(device_));
@@ -139,7 +139,7 @@ void Session::Impl::run_forward(Call& call) {
   context.prologue = call.known.values;
   context.counts = call.known.counts;
 
-  call.engine = std::make_shared<TorchEngine>(*program.stage, std::move(context));
+  call.engine = std::make_shared<TorchEngine>(*program.runtime, std::move(context));
   if (call.loss_mode) {
     const auto loss = program.plan.outputs[static_cast<std::size_t>(program.plan.loss)].value;
     const auto& info = program.graph.value(loss);

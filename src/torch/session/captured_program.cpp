@@ -27,7 +27,7 @@ const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>&
   const auto [known, is_new] = reached_.try_emplace(roots);
   if (!is_new) return known->second;
   const auto parameters = reached_parameters(graph, roots);
-  for (const auto parameter : stage->parameters()) {
+  for (const auto parameter : runtime->parameters()) {
     if (parameters[parameter.index()]) known->second.push_back(parameter);
   }
   return known->second;
@@ -37,7 +37,7 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, S
                                                     bool reduce, Rank rank) {
   const Key key{layout.local, layout.microbatches, phase, reduce};
   if (const auto known = actions_.find(key); known != actions_.end()) return known->second;
-  auto pipeline = stage->pipeline();
+  auto pipeline = runtime->pipeline();
   if (!reduce) pipeline.groups.clear();
   auto program = schedule == ScheduleKind::kGPipe ? make_program(pipeline, layout, GPipe{}, phase)
                                                   : make_program(pipeline, layout, OneFOneB{}, phase);

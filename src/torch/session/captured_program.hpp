@@ -15,7 +15,7 @@
 #include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/capture.hpp>
 #include <autopar/torch/engine/division.hpp>
-#include <autopar/torch/engine/stage_runtime.hpp>
+#include <autopar/torch/engine/rank_runtime.hpp>
 #include <autopar/torch/op_graph.hpp>
 
 #include "torch/session/epilogue.hpp"
@@ -36,7 +36,7 @@ struct CapturedProgram {
   std::vector<std::pair<at::Tensor, std::uint32_t>> constants;  ///< with the version at the capture
   std::set<std::int64_t> verified;            ///< global batches at which a capture gave the same program
 
-  std::unique_ptr<StageRuntime> stage;
+  std::unique_ptr<RankRuntime> runtime;
   std::unique_ptr<Prologue> prologue;
   std::unique_ptr<Epilogue> epilogue;
   std::vector<GroupId> groups;                ///< by reduction group of the pipeline
@@ -46,7 +46,7 @@ struct CapturedProgram {
   /// This rank's actions of a call; made and validated once for each layout and phase.
   [[nodiscard]] const std::vector<Action>& actions(const BatchLayout& layout, ScheduleKind schedule, Phase phase,
                                                    bool reduce, Rank rank);
-  /// Parameters of this rank's stage whose gradient is defined when `roots` get gradients; found once for each roots.
+  /// Parameters of this rank whose gradient is defined when `roots` get gradients; found once for each roots.
   [[nodiscard]] const std::vector<ValueId>& reached(const std::vector<ValueId>& roots);
 
  private:

@@ -492,18 +492,10 @@ GroupId Session::Impl::group_of(const std::vector<Rank>& ranks) {
 void Session::Impl::build_runtime(CapturedProgram& program, const std::vector<StageId>& stage_of) {
   static_cast<void>(stage_of);
   const auto& division = program.division;
-  StageSpec spec;
-  spec.graph = &program.graph;
-  spec.plan = &program.plan;
-  spec.pipeline = division.pipeline;
-  spec.channel_values = division.channel_values;
-  spec.group_parameters = division.group_parameters;
-  spec.stage = stage_;
-  if (stage_.valid()) spec.ops = division.stage_ops[stage_.index()];
-  spec.device = device_;
   const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
   together(world_, "preparing the stages", [&] {
-    program.stage = std::make_unique<StageRuntime>(std::move(spec), lookup);
+    program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), device_,
+                                                    lookup);
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
   });

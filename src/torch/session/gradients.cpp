@@ -26,12 +26,12 @@ void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_
 }  // namespace
 
 StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
-  const auto& stage = *call.program->stage;
+  const auto& runtime = *call.program->runtime;
   StageGradients gradients{call.program, &call.program->reached(roots), call.engine->take_gradients(),
                            call.engine->take_spent()};
   for (const auto parameter : *gradients.reached) {
-    auto& gradient = gradients.by_position[stage.position_of(parameter)];
-    if (!gradient.defined()) gradient = at::zeros_like(stage.handle(parameter));
+    auto& gradient = gradients.by_position[runtime.position_of(parameter)];
+    if (!gradient.defined()) gradient = at::zeros_like(runtime.handle(parameter));
   }
   return gradients;
 }
@@ -41,10 +41,10 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
   // On the CPU looking at the factor costs nothing, and one is what it nearly always is.
   const bool is_one = factor.is_cpu() && factor.item<double>() == 1.0;
   if (!accumulate) flush_reduced();
-  const auto& stage = *gradients.program->stage;
+  const auto& runtime = *gradients.program->runtime;
   for (const auto parameter : *gradients.reached) {
-    const auto& handle = stage.handle(parameter);
-    const auto& gradient = gradients.by_position[stage.position_of(parameter)];
+    const auto& handle = runtime.handle(parameter);
+    const auto& gradient = gradients.by_position[runtime.position_of(parameter)];
     const auto scaled = is_one ? gradient : gradient.mul(factor.reshape({}).to(gradient.options()));
     const bool may_take = !keep || !is_one;
     if (!accumulate) {

@@ -26,6 +26,9 @@ void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples,
 /// Sizes of a value on `samples` samples.
 [[nodiscard]] std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples);
 
+/// Element type of a value, on a device.
+[[nodiscard]] at::TensorOptions options_of(const ValueInfo& value, c10::Device device);
+
 /// The tensor with the strides that the value had in the captured program, copied if need be: operators after it may
 /// depend on them (a `view`, or a `contiguous` that was none). Overlapping ones (expanded) stay as they are.
 [[nodiscard]] at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples);

@@ -11,7 +11,6 @@
 
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/engine/gradient_buckets.hpp>
 #include <autopar/torch/engine/message.hpp>
 #include <autopar/torch/engine/op_runner.hpp>
 #include <autopar/torch/op_graph.hpp>
@@ -22,15 +21,14 @@ struct Node;
 
 namespace autopar {
 
-/// What a rank needs to know of a captured program and its division to run its part of it.
-struct StageSpec {
+/// A captured program and its division among the ranks: what all stages have in common.
+struct DividedProgram {
   const OpGraph* graph = nullptr;
   const BatchPlan* plan = nullptr;
   Pipeline pipeline;
-  std::vector<std::vector<ValueId>> channel_values;          ///< by channel, the order in messages
-  std::vector<std::vector<ValueId>> group_parameters;        ///< by group, in the order in which gradients are complete
-  StageId stage = StageId::none();                           ///< none: this rank computes nothing
-  std::vector<OpId> ops;                                     ///< of the stage, ascending
+  std::vector<std::vector<OpId>> stage_ops;             ///< by stage, ascending
+  std::vector<std::vector<ValueId>> channel_values;     ///< by channel, the order in messages
+  std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
 };
 
@@ -62,34 +60,24 @@ class StageRuntime {
   /// The owner handle of a parameter or buffer leaf; called for those of the stage only.
   using Lookup = std::function<at::Tensor(ValueId)>;
 
-  StageRuntime(StageSpec spec, const Lookup& lookup);
+  /// @param program  must outlive the stage
+  /// @param reduced  by ValueId: parameters in a reduction group of this rank; must outlive the stage
+  StageRuntime(const DividedProgram& program, StageId stage, const Lookup& lookup, const std::vector<bool>& reduced);
 
-  [[nodiscard]] const OpGraph& graph() const { return *spec_.graph; }
-  [[nodiscard]] const BatchPlan& plan() const { return *spec_.plan; }
-  [[nodiscard]] const Pipeline& pipeline() const { return spec_.pipeline; }
-  [[nodiscard]] const std::vector<ValueId>& channel_values(int channel) const {
-    return spec_.channel_values[static_cast<std::size_t>(channel)];
-  }
-  /// The values of a channel whose gradients come back, in the order in messages.
-  [[nodiscard]] const std::vector<ValueId>& channel_gradients(int channel) const {
-    return channel_gradients_[static_cast<std::size_t>(channel)];
-  }
-  [[nodiscard]] StageId stage() const { return spec_.stage; }
-  [[nodiscard]] c10::Device device() const { return spec_.device; }
+  [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
+  [[nodiscard]] const BatchPlan& plan() const { return *program_.plan; }
+  [[nodiscard]] const DividedProgram& program() const { return program_; }
+  [[nodiscard]] StageId stage() const { return stage_; }
+  [[nodiscard]] c10::Device device() const { return program_.device; }
 
   [[nodiscard]] const std::vector<ValueId>& incoming() const { return incoming_; }   ///< values that messages bring
   [[nodiscard]] const std::vector<ValueId>& outgoing() const { return outgoing_; }   ///< values that messages take away
   [[nodiscard]] const std::vector<GlobalSum>& sums() const { return sums_; }         ///< made by this stage
   [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }  ///< read by this stage, ascending
   [[nodiscard]] const std::vector<ValueId>& private_buffers() const { return private_buffers_; }
-  [[nodiscard]] const std::vector<BucketLayout>& bucket_layouts() const { return bucket_layouts_; }  ///< by group
-  /// Whether this rank takes part in the group's reductions.
-  [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
 
   /// The compute copy of a parameter of this stage.
   [[nodiscard]] const at::Tensor& compute_copy(ValueId parameter) const { return environment_[parameter.index()]; }
-  /// Position in parameters(). @pre it is one of them
-  [[nodiscard]] std::size_t position_of(ValueId parameter) const { return position_[parameter.index()]; }
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
   /// Follows handles whose memory or requires_grad changed since. O(parameters of the stage).
@@ -102,24 +90,21 @@ class StageRuntime {
   /// Whether a value stays in the environment from share to share.
   [[nodiscard]] bool is_resident(ValueId value) const;
   [[nodiscard]] OpRunner& runner() { return *runner_; }
-
-  /// A copy of what the user's handle of a leaf refers to now.
+  /// A copy of what the user's handle of a leaf of the stage refers to now.
   [[nodiscard]] const at::Tensor& handle(ValueId leaf) const { return handles_[leaf.index()]; }
 
  private:
+  [[nodiscard]] const std::vector<OpId>& ops() const { return program_.stage_ops[stage_.index()]; }
   void find_boundary();
+  void find_sums();
   void find_leaves(const Lookup& lookup);
-  void lay_out_buckets();
   void hold_accumulator(ValueId parameter);
 
-  StageSpec spec_;
-  std::vector<std::vector<ValueId>> channel_gradients_;
+  const DividedProgram& program_;
+  StageId stage_;
+  const std::vector<bool>& reduced_;
   std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
   std::vector<GlobalSum> sums_;
-  std::vector<BucketLayout> bucket_layouts_;
-  std::vector<bool> member_;
-  std::vector<bool> grouped_;  ///< by ValueId: a parameter in a reduction group of this rank
-  std::vector<std::size_t> position_;  ///< by ValueId, of parameters of the stage
   std::vector<ValueId> state_;         ///< parameters and buffers that the stage reads
   Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();

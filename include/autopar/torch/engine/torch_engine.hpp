@@ -11,27 +11,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <autopar/runtime/stage_engine.hpp>
-#include <autopar/schedule/batch_split.hpp>
-#include <autopar/torch/engine/stage_runtime.hpp>
+#include <autopar/torch/engine/rank_runtime.hpp>
+#include <autopar/torch/engine/stage_run.hpp>
 
 namespace autopar {
-
-/// What one call brings to a stage.
-struct CallContext {
-  BatchSplit split;
-  Rank rank;
-  std::int64_t batch = 0;            ///< N
-  DrawKey draws;
-  bool differentiate = false;        ///< backwards will follow
-  std::vector<at::Tensor> inputs;    ///< by OpGraph::inputs: this rank's, detached, on its device
-  std::vector<std::pair<ValueId, at::Tensor>> prologue;  ///< values known before the pipeline
-  std::vector<at::Tensor> counts;    ///< see ShareContext
-};
 
 /// Runs this rank's shares of one call: models StageEngine. Made for each call; backwards may come much later.
 class TorchEngine {
  public:
-  TorchEngine(StageRuntime& stage, CallContext context);
+  TorchEngine(RankRuntime& runtime, CallContext context);
   TorchEngine(const TorchEngine&) = delete;
   TorchEngine& operator=(const TorchEngine&) = delete;
 
@@ -60,64 +48,45 @@ class TorchEngine {
   [[nodiscard]] at::Tensor sum(ValueId value) const;
   /// Gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared ones.
   [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);
-  /// Gradients by StageRuntime::parameters, undefined where no share reached one. After the last backward.
+  /// Gradients by RankRuntime::parameters, undefined where no share reached one. After the last backward.
   [[nodiscard]] std::deque<at::Tensor> take_gradients() { return std::move(gradients_); }
   /// Nodes of the backwards that ran, empty of tensors. In one process they die with the loss: earlier, malloc would merge
   /// their memory for the next large piece, and the next call divide it again.
   [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
-  /// Shares' statistics of a batch norm of this stage.
+  /// Shares' statistics of a batch norm of this rank.
   [[nodiscard]] std::vector<NormSample> norm_samples(std::size_t batch_norm) const;
   /// Last versions of an updated buffer, one a share, in order of samples.
-  [[nodiscard]] const std::vector<at::Tensor>& buffer_results(ValueId result) const;
-
-  [[nodiscard]] const CallContext& context() const { return context_; }
-  [[nodiscard]] StageRuntime& stage() { return stage_; }
+  [[nodiscard]] std::vector<at::Tensor> buffer_results(ValueId result) const;
 
  private:
-  struct Share {
-    Interval samples;
-    std::map<ValueId, at::Tensor> results;  ///< values that leave the stage, and sums: roots of the backward
-    std::map<ValueId, Assembly> arriving;   ///< values, then gradients
-    std::map<ValueId, at::Tensor> leaves;   ///< boundary inputs as autograd saw them
-    std::vector<NormSample> norms;
-  };
-
-  [[nodiscard]] Share& share(const Action& action);
-  [[nodiscard]] ShareContext share_context(const Action& action) const;
+  [[nodiscard]] StageRun& run_of(StageId stage);
+  [[nodiscard]] const Channel& channel_of(const Action& action) const;
   [[nodiscard]] const std::vector<ValueId>& message_values(const Action& action) const;
   [[nodiscard]] std::vector<TensorForm> message_forms(const Action& action) const;
-  [[nodiscard]] Interval own_share(int microbatch) const;
+  [[nodiscard]] std::int64_t local_samples() const;
   [[nodiscard]] Interval within_local(const Action& action) const;
-  void bring_inputs(Share& share, const ShareContext& context);
-  void keep_results(Share& share, const ShareContext& context);
-  void add_root(const at::Tensor& value, at::Tensor gradient, std::vector<at::Tensor>& roots,
-                std::vector<at::Tensor>& gradients);
-  [[nodiscard]] at::Tensor message_part(const Action& action, ValueId value);
-  void accept_at_edge(const Action& action, ValueId value, const at::Tensor& piece);
-  void bind_gradients();
+  [[nodiscard]] at::Tensor departing_from_edge(const Action& action, const Channel& channel, ValueId value);
+  void arrive_at_edge(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece);
+  void bind_gradients(StageRuntime& stage);
+  void unbind_gradients(StageRuntime& stage);
   void count_down(ValueId parameter);
-  void unbind_gradients();
-  void release_sent();
 
-  StageRuntime& stage_;
+  RankRuntime& runtime_;
   CallContext context_;
-  std::vector<Share> shares_;                       ///< by micro-batch
-  std::map<ValueId, at::Tensor> sums_;
+  std::deque<StageRun> runs_;                       ///< like RankRuntime::stages
   std::map<ValueId, at::Tensor> sum_gradients_;
   std::map<ValueId, Assembly> results_;             ///< whole local batch
   std::map<ValueId, at::Tensor> result_gradients_;
   std::map<ValueId, Assembly> input_gradients_;     ///< whole local batch
-  std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;  ///< by group, null where not a member
-  /// By StageRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the last
+  /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the last
   /// call has freed, which costs more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;
   std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
   std::function<void(int, int)> bucket_ready_;
-  int backwards_left_ = 0;
-  std::map<ValueId, std::pair<int, int>> bucket_of_;        ///< parameter to (group, bucket)
-  std::map<std::pair<int, int>, int> missing_;              ///< gradients until the bucket is full, in the last backward
-  int sent_share_ = -1;                             ///< its messages have all been packed before the next turn
+  std::map<ValueId, std::pair<int, int>> bucket_of_;  ///< parameter to (group, bucket)
+  /// Gradients that stages have to add in their last backwards until the bucket is full.
+  std::map<std::pair<int, int>, int> missing_;
 };
 
 static_assert(StageEngine<TorchEngine>);

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <autopar/torch/engine/division.hpp>
+#include <autopar/torch/engine/gradient_buckets.hpp>
+#include <autopar/torch/engine/stage_runtime.hpp>
+
+namespace autopar {
+
+/// The stages of a captured program on one rank (none, one or several), prepared once and used by every call (see
+/// TorchEngine), and their gradients, which they share where they read the same parameter.
+class RankRuntime {
+ public:
+  /// @param lookup  see StageRuntime
+  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank, c10::Device device,
+              const StageRuntime::Lookup& lookup);
+  RankRuntime(const RankRuntime&) = delete;
+  RankRuntime& operator=(const RankRuntime&) = delete;
+
+  [[nodiscard]] const DividedProgram& program() const { return program_; }
+  [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
+  [[nodiscard]] const BatchPlan& plan() const { return *program_.plan; }
+  [[nodiscard]] const Pipeline& pipeline() const { return program_.pipeline; }
+  [[nodiscard]] c10::Device device() const { return program_.device; }
+  [[nodiscard]] Rank rank() const { return rank_; }
+
+  [[nodiscard]] const std::vector<std::unique_ptr<StageRuntime>>& stages() const { return stages_; }  ///< ascending
+  /// Follows handles whose memory or requires_grad changed since. O(parameters of the rank).
+  void refresh_leaves();
+
+  [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }  ///< read by a stage, ascending
+  /// Position in parameters(). @pre it is one of them
+  [[nodiscard]] std::size_t position_of(ValueId parameter) const { return position_[parameter.index()]; }
+  /// A copy of what the user's handle of a parameter refers to now. @pre it is one of parameters()
+  [[nodiscard]] const at::Tensor& handle(ValueId parameter) const;
+
+  [[nodiscard]] const std::vector<BucketLayout>& bucket_layouts() const { return bucket_layouts_; }  ///< by group
+  /// Whether this rank takes part in the group's reductions.
+  [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
+
+ private:
+  void find_parameters(const std::vector<StageId>& own);
+  void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters);
+
+  DividedProgram program_;
+  Rank rank_;
+  std::vector<ValueId> parameters_;
+  std::vector<std::size_t> position_;  ///< by ValueId, of parameters
+  std::vector<BucketLayout> bucket_layouts_;
+  std::vector<bool> member_;
+  std::vector<bool> reduced_;  ///< by ValueId: a parameter in a reduction group of this rank
+  std::vector<std::unique_ptr<StageRuntime>> stages_;
+};
+
+}  // namespace autopar

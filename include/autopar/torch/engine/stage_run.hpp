@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <autopar/schedule/batch_split.hpp>
+#include <autopar/torch/engine/stage_runtime.hpp>
+
+namespace autopar {
+
+/// What one call brings to a rank.
+struct CallContext {
+  BatchSplit split;
+  Rank rank;
+  std::int64_t batch = 0;            ///< N
+  DrawKey draws;
+  bool differentiate = false;        ///< backwards will follow
+  std::vector<at::Tensor> inputs;    ///< by OpGraph::inputs: this rank's, detached, on its device
+  std::vector<std::pair<ValueId, at::Tensor>> prologue;  ///< values known before the pipeline
+  std::vector<at::Tensor> counts;    ///< see ShareContext
+};
+
+/// Where a backward starts: results of a share and their gradients.
+struct BackwardRoots {
+  std::vector<at::Tensor> values;
+  std::vector<at::Tensor> gradients;
+};
+
+/// One stage's shares of one call.
+class StageRun {
+ public:
+  /// @param context  must outlive the run
+  StageRun(StageRuntime& stage, const CallContext& context);
+
+  [[nodiscard]] StageRuntime& stage() { return stage_; }
+
+  void forward(const Action& action);
+  /// Counts the backward of a share as begun. @param sum_gradients  of complete sums
+  [[nodiscard]] BackwardRoots begin_backward(const Action& action,
+                                             const std::map<ValueId, at::Tensor>& sum_gradients);
+  /// The share's gradients are there.
+  void end_backward(const Action& action) { sent_share_ = action.microbatch; }
+
+  /// Shares with samples: each will have one backward. To be called before the first.
+  void expect_backwards();
+  [[nodiscard]] int backwards_left() const { return backwards_left_; }
+
+  /// What a message takes away: the samples of a value, or of its gradient.
+  [[nodiscard]] at::Tensor departing(const Action& action, const Channel& channel, ValueId value);
+  /// A piece or an addend of a value, or of its gradient, that a message brought.
+  void arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece);
+
+  /// Sum over the shares, undefined if none was run here.
+  [[nodiscard]] at::Tensor sum(ValueId value) const;
+  void add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const;
+  /// Last versions of an updated buffer, one a share, in order of samples.
+  void add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const;
+
+ private:
+  struct Share {
+    Interval samples;
+    std::map<ValueId, at::Tensor> results;  ///< values that leave the stage, and sums: roots of the backward
+    std::map<ValueId, Assembly> arriving;   ///< values, then gradients
+    std::map<ValueId, at::Tensor> leaves;   ///< boundary inputs as autograd saw them
+    std::vector<NormSample> norms;
+  };
+
+  [[nodiscard]] Share& share(const Action& action) { return shares_[static_cast<std::size_t>(action.microbatch)]; }
+  [[nodiscard]] ShareContext share_context(const Action& action) const;
+  [[nodiscard]] Interval own_share(int microbatch) const;
+  void bring_inputs(Share& share, const ShareContext& context);
+  void keep_results(Share& share, const ShareContext& context);
+  void release_sent();
+
+  StageRuntime& stage_;
+  const CallContext& context_;
+  std::vector<Share> shares_;  ///< by micro-batch
+  std::map<ValueId, at::Tensor> sums_;
+  std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
+  int backwards_left_ = 0;
+  int sent_share_ = -1;  ///< its messages have all been packed before the next turn
+};
+
+}  // namespace autopar

@@ -1,0 +1,194 @@
+#include <autopar/torch/engine/stage_run.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <autopar/core/assert.hpp>
+
+namespace autopar {
+
+StageRun::StageRun(StageRuntime& stage, const CallContext& context)
+    : stage_(stage), context_(context), shares_(static_cast<std::size_t>(context.split.microbatches())) {}
+
+void StageRun::expect_backwards() {
+  for (int m = 0; m < context_.split.microbatches(); ++m) backwards_left_ += own_share(m).empty() ? 0 : 1;
+}
+
+Interval StageRun::own_share(int microbatch) const {
+  const auto& ranks = stage_.program().pipeline.stages[stage_.stage().index()];
+  const auto replica = std::find(ranks.begin(), ranks.end(), context_.rank) - ranks.begin();
+  return context_.split.share(stage_.stage(), static_cast<int>(replica), microbatch);
+}
+
+ShareContext StageRun::share_context(const Action& action) const {
+  ShareContext context;
+  context.samples = action.samples.size();
+  context.batch = context_.batch;
+  context.first_sample = context_.split.first_global_sample(action.microbatch, action.samples);
+  context.draws = context_.draws;
+  context.counts = &context_.counts;
+  return context;
+}
+
+void StageRun::forward(const Action& action) {
+  release_sent();
+  auto& share = this->share(action);
+  share.samples = action.samples;
+  const auto context = share_context(action);
+  const at::AutoGradMode mode(context_.differentiate);
+  try {
+    bring_inputs(share, context);
+    share.norms.resize(stage_.plan().batch_norms.size());
+    stage_.runner().run(stage_.environment(), context, share.norms);
+    keep_results(share, context);
+  } catch (...) {
+    stage_.clear_environment();
+    throw;
+  }
+  if (!context_.differentiate) sent_share_ = action.microbatch;
+}
+
+void StageRun::bring_inputs(Share& share, const ShareContext& context) {
+  auto& values = stage_.environment();
+  for (const auto buffer : stage_.private_buffers()) {
+    values[buffer.index()] = stage_.handle(buffer).detach().clone();
+  }
+  for (const auto& [value, tensor] : context_.prologue) values[value.index()] = tensor;
+  for (const auto value : stage_.incoming()) {
+    const auto& info = stage_.graph().value(value);
+    const auto arrived = share.arriving[value].take(sizes_at(info, context.samples), options_of(info, stage_.device()));
+    auto leaf = in_captured_layout(arrived.detach(), info, context.samples);
+    const bool differentiable = info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
+    if (differentiable) {
+      leaf.set_requires_grad(true);
+      share.leaves[value] = leaf;
+    }
+    values[value.index()] = std::move(leaf);
+  }
+  share.arriving.clear();
+}
+
+void StageRun::keep_results(Share& share, const ShareContext& context) {
+  const at::NoGradGuard no_grad;
+  auto& values = stage_.environment();
+  for (const auto& sum : stage_.sums()) {
+    const auto value = values[sum.value.index()].detach();
+    auto& total = sums_[sum.value];
+    if (sum.share == GlobalSum::Share::kFirst) {
+      if (context.first_sample == 0) total = value.clone();
+      continue;
+    }
+    const auto addend = sum.share == GlobalSum::Share::kWeighted ? value.mul(context.weight()) : value;
+    total = total.defined() ? total.add(addend) : addend.clone();
+  }
+  for (const auto& update : stage_.plan().buffer_updates) {
+    const auto& result = values[update.result.index()];
+    if (update.kind == BufferUpdateKind::kReplicated || !result.defined()) continue;
+    buffer_results_[update.result].push_back(result.detach());
+  }
+  // What autograd needs it holds itself; the roots of the backward are needed here.
+  for (const auto value : stage_.outgoing()) share.results[value] = values[value.index()];
+  if (context_.differentiate) {
+    for (const auto& sum : stage_.sums()) share.results[sum.value] = values[sum.value.index()];
+  }
+  const auto drop = [&](ValueId value) {
+    if (!stage_.is_resident(value)) values[value.index()].reset();
+  };
+  for (const auto value : stage_.outgoing()) drop(value);
+  for (const auto value : stage_.incoming()) drop(value);
+  for (const auto& sum : stage_.sums()) drop(sum.value);
+  for (const auto& update : stage_.plan().buffer_updates) drop(update.result);
+  for (const auto& known : context_.prologue) drop(known.first);
+}
+
+BackwardRoots StageRun::begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients) {
+  release_sent();
+  --backwards_left_;
+  auto& share = this->share(action);
+  BackwardRoots roots;
+  const auto add = [&](const at::Tensor& value, at::Tensor gradient) {
+    if (!value.defined() || !value.requires_grad()) return;
+    roots.values.push_back(value);
+    roots.gradients.push_back(std::move(gradient));
+  };
+  for (const auto value : stage_.outgoing()) {
+    const auto arrived = share.arriving.find(value);
+    if (arrived == share.arriving.end() || arrived->second.empty()) continue;
+    add(share.results[value], arrived->second.take({}, {}));
+  }
+  for (const auto& sum : stage_.sums()) {
+    const auto given = sum_gradients.find(sum.value);
+    if (given == sum_gradients.end() || sum.share == GlobalSum::Share::kFirst) continue;
+    const bool weighted = sum.share == GlobalSum::Share::kWeighted;
+    add(share.results[sum.value], weighted ? given->second.mul(share_context(action).weight()) : given->second);
+  }
+  share.arriving.clear();
+  share.results.clear();
+  return roots;
+}
+
+// Messages follow their producer directly, so at the next turn of the stage they have been packed.
+void StageRun::release_sent() {
+  if (sent_share_ < 0) return;
+  auto& share = shares_[static_cast<std::size_t>(sent_share_)];
+  share.results.clear();
+  share.leaves.clear();
+  sent_share_ = -1;
+}
+
+// ---------------------------------------------------------------- messages
+
+at::Tensor StageRun::departing(const Action& action, const Channel& channel, ValueId value) {
+  auto& share = this->share(action);
+  const auto& type = stage_.plan().type(value);
+  const bool batched = channel.kind == ChannelKind::kBatched;
+  const auto samples = share.samples.size();
+  const Interval part{action.samples.begin - share.samples.begin, action.samples.end - share.samples.begin};
+  if (action.flow == Flow::kValue) {
+    const auto& tensor = share.results[value];
+    auto piece = batched ? samples_of(tensor, type, samples, part) : tensor;
+    // A result never shares memory with what the stage still needs, nor with an argument.
+    return channel.to == kSink && action.peer == context_.rank ? piece.detach().clone() : piece;
+  }
+  const auto leaf = share.leaves.find(value);
+  AUTOPAR_ASSERT(leaf != share.leaves.end(), "a gradient is sent for a value that has none");
+  const auto gradient = leaf->second.grad().defined()
+                            ? leaf->second.grad()
+                            : at::zeros(leaf->second.sizes(), leaf->second.options().requires_grad(false));
+  return batched ? samples_of(gradient, type, samples, part) : gradient;
+}
+
+void StageRun::arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
+  auto& share = this->share(action);
+  if (channel.kind != ChannelKind::kBatched) {
+    share.arriving[value].add(piece);
+    return;
+  }
+  const auto whole = own_share(action.microbatch);
+  const Interval part{action.samples.begin - whole.begin, action.samples.end - whole.begin};
+  share.arriving[value].put(piece, stage_.plan().type(value), sizes_at(stage_.graph().value(value), whole.size()),
+                            whole.size(), part, action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
+}
+
+// ---------------------------------------------------------------- results
+
+at::Tensor StageRun::sum(ValueId value) const {
+  const auto found = sums_.find(value);
+  return found == sums_.end() ? at::Tensor() : found->second;
+}
+
+void StageRun::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const {
+  for (const auto& share : shares_) {
+    if (batch_norm < share.norms.size() && share.norms[batch_norm].count > 0) samples.push_back(share.norms[batch_norm]);
+  }
+}
+
+void StageRun::add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const {
+  const auto found = buffer_results_.find(result);
+  if (found != buffer_results_.end()) results.insert(results.end(), found->second.begin(), found->second.end());
+}
+
+}  // namespace autopar
