@@ -540,6 +540,40 @@ struct NumbersOfBatch : nn::Module {
   nn::Linear a{4, 5}, b{5, 2};
 };
 
+/// Norms of each sample, whose running statistics follow all samples.
+struct StyleNet : nn::Module {
+  StyleNet() {
+    register_module("a", a);
+    register_module("norm", norm);
+    register_module("b", b);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    return F::mse_loss(last(b(torch::relu(norm(a(x))))), target);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 2, 6}) + 1, torch::randn({n, 3, 6})); }
+  nn::Conv1d a{nn::Conv1dOptions(2, 4, 3).padding(1)}, b{nn::Conv1dOptions(4, 3, 1)};
+  nn::InstanceNorm1d norm{nn::InstanceNorm1dOptions(4).affine(true).track_running_stats(true).momentum(0.3)};
+  nn::InstanceNorm1d last{nn::InstanceNorm1dOptions(3).track_running_stats(true)};
+};
+
+/// Speech recognition: sequences of different lengths, one row of labels for each sample.
+struct Transcriber : nn::Module {
+  Transcriber() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y, const Tensor& y_lengths) {
+    const auto scores = b(torch::tanh(a(x))).transpose(0, 1).log_softmax(2);
+    const auto x_lengths = torch::full({x.size(0)}, x.size(1), y_lengths.options());
+    return F::ctc_loss(scores, y, x_lengths, y_lengths);
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randn({n, 7, 4}).requires_grad_(), labels(n * 3, 4).view({n, 3}) + 1, labels(n, 3) + 1);
+  }
+  nn::Linear a{4, 6}, b{6, 5};
+};
+
 /// Windows of an image are rows of a larger batch and become an image again.
 struct WindowAttention : nn::Module {
   WindowAttention() {

@@ -92,12 +92,16 @@ struct OutputPlan {
 /// count (elements per channel); at the end of the call they are pooled over all shares of all replicas,
 /// M = sum c*m / C, V = sum c*(v + (m-M)^2) / C, C = sum c, and, once,
 /// running_mean = (1-momentum)*running_mean + momentum*M, running_var likewise with V*C/(C-1).
+///
+/// An instance norm normalises each sample by itself, whatever the share; its running statistics follow the means over
+/// samples of each sample's own mean and unbiased variance: M = sum c*m / C, V = sum c*v / C with c counting samples.
 struct BatchNormPlan {
   OpId op;
   ValueId running_mean;  ///< buffer; none: no running statistics
   ValueId running_var;
   double momentum = 0.1;
-  SizeExpr samples;      ///< elements per channel on n samples
+  SizeExpr samples;      ///< elements per channel on n samples; of an instance norm, its rows
+  bool by_sample = false;  ///< an instance norm
 };
 
 enum class BufferUpdateKind : std::uint8_t {
@@ -137,6 +141,8 @@ struct BatchPlan {
   [[nodiscard]] const BatchType& type(ValueId value) const { return values[value.index()]; }
   [[nodiscard]] const OpTreatment& treatment(OpId op) const { return ops[op.index()]; }
   [[nodiscard]] bool is_prologue(ValueId value) const;
+  /// Whether what the op gives for a sample depends on which others are in its share: a batch norm in training mode.
+  [[nodiscard]] bool normalises_by_share(OpId op) const;
   /// First op of a stage that needs the whole batch in one share; none if every op may be split.
   [[nodiscard]] OpId first_whole_batch_op() const;
 };

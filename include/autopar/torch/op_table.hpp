@@ -58,6 +58,7 @@ enum class OpFamily : std::uint8_t {
   kPointwiseLoss,     ///< has `reduction`
   kRowLoss,           ///< has `reduction`; samples are dim 0
   kClassLoss,         ///< has `reduction`, `ignore_index`, class weights: cross entropy, nll
+  kSequenceLoss,      ///< has `reduction`; samples are dim 1 of the sequences and dim 0 of targets and lengths: ctc
   kBatchNorm,
   kMixing,            ///< known to mix samples whatever its arguments
 };

@@ -304,6 +304,11 @@ bool BatchPlan::is_prologue(ValueId value) const {
   return std::binary_search(prologue_values.begin(), prologue_values.end(), value);
 }
 
+bool BatchPlan::normalises_by_share(OpId op) const {
+  const auto norm = treatment(op).batch_norm;
+  return norm >= 0 && !batch_norms[static_cast<std::size_t>(norm)].by_sample;
+}
+
 OpId BatchPlan::first_whole_batch_op() const {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     if (ops[i].in_stage && ops[i].whole_batch) return OpId::of(i);

@@ -96,7 +96,8 @@ RuleResult type_over_samples(const OpContext& op) {
     case OpFamily::kScatter: return type_index_op(op);
     case OpFamily::kPointwiseLoss:
     case OpFamily::kRowLoss:
-    case OpFamily::kClassLoss: return type_loss_op(op);
+    case OpFamily::kClassLoss:
+    case OpFamily::kSequenceLoss: return type_loss_op(op);
     case OpFamily::kUnknown: return RuleResult::mixes("autopar does not know how it treats samples");
     case OpFamily::kMixing: return RuleResult::mixes("it mixes samples");
     default: return type_shape_op(op);

@@ -248,7 +248,7 @@ constexpr OpTraits kTable[] = {
     {"multilabel_margin_loss", F::kRowLoss, C::kMemory, S::kInputs},
     {"cross_entropy_loss", F::kClassLoss, C::kMemory, S::kResult}, {"nll_loss", F::kClassLoss, C::kMemory, S::kIndices},
     {"nll_loss_nd", F::kClassLoss, C::kMemory, S::kIndices}, {"nll_loss2d", F::kClassLoss, C::kMemory, S::kIndices},
-    {"ctc_loss", F::kMixing},
+    {"ctc_loss", F::kSequenceLoss, C::kMemory, S::kInputs},
     // row-wise distances
     {"cosine_similarity", F::kReduce, C::kMemory, S::kInputs}, {"pairwise_distance", F::kReduce, C::kMemory, S::kInputs},
 };

@@ -95,7 +95,7 @@ class Profiler {
       add_workspace(atom, op);
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
-      atom.batch_statistic = atom.batch_statistic || plan_.treatment(id).batch_norm >= 0;
+      atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_share(id);
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {
         if (const auto parameter = profile_.parameter_ids[value.index()]; parameter.valid() && !plan_.is_prologue(value)) {

@@ -130,9 +130,13 @@ RuleResult type_batch_norm(const OpContext& op) {
   const bool by_data = op.flag(by_instance ? "use_input_stats" : "training", true);
   if (!by_data) return typed(op, type);
   if (by_instance) {
-    if (running_mean.valid()) return RuleResult::mixes("its running statistics follow the whole batch");
     if (type.dim != 0) return RuleResult::mixes("it normalises over the batch");
-    return typed(op, type);
+    RuleResult result = typed(op, type);
+    if (running_mean.valid()) {
+      result.batch_norm = BatchNormPlan{op.id(), running_mean, op.tensor("running_var"), op.number("momentum", 0.1),
+                                        op.sizes(input).front(), true};
+    }
+    return result;
   }
   if (op.options().batch_norm == BatchNormMode::kExact) {
     return RuleResult::mixes("batch_norm = exact normalises by the whole batch");

@@ -42,6 +42,27 @@ RuleResult type_row_loss(const OpContext& op) {
   return reduced(op, *shared);
 }
 
+// Each sample has a sequence, a row of targets and two lengths; its loss, by its own length, is an addend of the mean.
+RuleResult type_sequence_loss(const OpContext& op) {
+  const auto sequences = op.tensor("log_probs");
+  const auto& type = op.type(sequences);
+  if (op.rank(sequences) != 3 || !type.is_batched() || type.dim != 1) {
+    return RuleResult::mixes("its samples are not in dim 1 of the sequences");
+  }
+  for (const auto* name : {"targets", "input_lengths", "target_lengths"}) {
+    const auto operand = op.tensor(name);
+    if (!operand.valid()) return RuleResult::mixes("its lengths are a list of numbers; pass them as tensors");
+    const auto& own = op.type(operand);
+    if (op.rank(operand) != (std::string_view(name) == "targets" ? 2 : 1)) {
+      return RuleResult::mixes("its targets are joined in one row; pass one row for each sample");
+    }
+    if (!own.is_batched() || own.dim != 0 || !own.same_layout(type)) {
+      return RuleResult::mixes(std::string("its ") + name + " are not one for each sample");
+    }
+  }
+  return reduced(op, type.at_dim(0));
+}
+
 RuleResult type_class_loss(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto target = op.tensor("target");
@@ -67,6 +88,7 @@ RuleResult type_class_loss(const OpContext& op) {
 
 RuleResult type_loss_op(const OpContext& op) {
   if (op.traits().family == OpFamily::kClassLoss) return type_class_loss(op);
+  if (op.traits().family == OpFamily::kSequenceLoss) return type_sequence_loss(op);
   return op.traits().family == OpFamily::kRowLoss ? type_row_loss(op) : type_pointwise_loss(op);
 }
 

@@ -10,6 +10,7 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/result_type.h>
@@ -189,6 +190,14 @@ Tensor huber_loss(const Tensor& x, const Tensor& target, std::int64_t reduction,
   return reduction == at::Reduction::None ? broadcast(x, target) : scalar_like(x);
 }
 
+/// libtorch's own reads the lengths. It has no gradient formula for this overload either: it is made of others.
+Tensor ctc_loss(const Tensor& log_probs, const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t reduction,
+                bool) {
+  const bool for_each_sample = reduction == at::Reduction::None && log_probs.dim() == 3;
+  auto loss = for_each_sample ? at::empty({log_probs.size(1)}, log_probs.options()) : scalar_like(log_probs);
+  return loss.set_requires_grad(log_probs.requires_grad() && at::GradMode::is_enabled());
+}
+
 Tensor multinomial(const Tensor& x, c10::SymInt samples, bool, std::optional<at::Generator>) {
   auto sizes = x.sizes().vec();
   sizes.back() = samples.expect_int();
@@ -242,6 +251,7 @@ void register_all(torch::Library& library) {
   add(library, "nll_loss2d_forward", "", &nll_loss2d);
   add(library, "binary_cross_entropy", "", &binary_cross_entropy);
   add(library, "huber_loss", "", &huber_loss);
+  add(library, "ctc_loss", "Tensor", &ctc_loss);
   add(library, "multinomial", "", &multinomial);
   add(library, "poisson", "", &poisson);
 }

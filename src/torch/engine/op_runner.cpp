@@ -169,6 +169,10 @@ void OpRunner::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, Norm
 
   sample.count = static_cast<double>(norm.samples.at(share_->samples));
   sample.mean = mean.to(at::kDouble);
+  if (norm.by_sample) {
+    sample.variance = variance.to(at::kDouble);
+    return;
+  }
   // The operator's is the unbiased one, which one element does not have. Autograd keeps it: it is not written to.
   sample.variance = sample.count > 1 ? variance.to(at::kDouble).mul((sample.count - 1) / sample.count)
                                      : at::zeros_like(sample.mean);

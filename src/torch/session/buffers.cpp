@@ -75,7 +75,8 @@ void Session::Impl::pool_batch_norms(Call& call) {
     const auto mean = first[2 * k].div(first[2 * k + 1]);
     auto sum = at::zeros_like(mean);
     for (const auto& sample : pools[k].samples) {
-      sum.add_(sample.variance.add(sample.mean.sub(mean).square()), sample.count);
+      const bool by_sample = pools[k].norm->by_sample;
+      sum.add_(by_sample ? sample.variance : sample.variance.add(sample.mean.sub(mean).square()), sample.count);
     }
     squares.push_back(sum);
   }
@@ -84,7 +85,7 @@ void Session::Impl::pool_batch_norms(Call& call) {
     const auto& norm = *pools[k].norm;
     const auto& count = first[2 * k + 1];
     const auto mean = first[2 * k].div(count);
-    const auto unbiased = second[k].div(count.sub(1));
+    const auto unbiased = second[k].div(norm.by_sample ? count : count.sub(1));
     const auto blend = [&](ValueId buffer, const at::Tensor& value) {
       auto handle = handle_of(graph, buffer);
       handle.detach().mul_(1 - norm.momentum).add_(value.to(handle.scalar_type()), norm.momentum);

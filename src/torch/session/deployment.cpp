@@ -87,7 +87,7 @@ void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t ba
   std::set<std::int64_t> samples;
   for (const auto& stage : plan.stages) {
     const auto shares = static_cast<std::int64_t>(plan.microbatches) * static_cast<std::int64_t>(stage.ranks.size());
-    const auto normalises = [&](auto op) { return algebra.ops.at(static_cast<std::size_t>(op)).batch_norm >= 0; };
+    const auto normalises = [&](auto op) { return algebra.normalises_by_share(OpId::of(static_cast<std::size_t>(op))); };
     if (std::any_of(stage.ops.begin(), stage.ops.end(), normalises)) samples.insert(std::max<std::int64_t>(1, batch / shares));
   }
   if (samples.empty() || *samples.begin() == batch) return;

@@ -28,8 +28,8 @@ struct ShareContext {
 /// Statistics of one batch norm over one share.
 struct NormSample {
   at::Tensor mean;      ///< per channel, f64
-  at::Tensor variance;  ///< per channel, biased, f64
-  double count = 0;     ///< elements per channel
+  at::Tensor variance;  ///< per channel, biased, f64; of an instance norm the mean of its samples' unbiased ones
+  double count = 0;     ///< elements per channel; of an instance norm, samples
 };
 
 }  // namespace autopar

@@ -187,6 +187,29 @@ TEST_CASE("cross entropy divides by the global count") {
   }});
 }
 
+TEST_CASE("the loss of sequences divides by each sample's own length") {
+  using R = at::Reduction::Reduction;
+  const auto logits = floats({6, -1, 4});
+  const auto rows = [](const Tensor& ids) { return ids + 1; };  // without blanks
+  for (const std::int64_t reduction : {R::None, R::Mean, R::Sum}) {
+    INFO("reduction " << reduction);
+    expect_exact({{logits, labels({-1, 3}, 3), labels({-1}, 3)}, {{4}}, [=](Net& net, const Tensors& in) -> Tensors {
+      const auto x = (in[0] * net[0]).log_softmax(2);
+      const auto steps = torch::full({in[2].size(0)}, 6, torch::kLong);
+      return {torch::ctc_loss(x, rows(in[1]), steps, in[2] + 1, 0, reduction),
+              torch::ctc_loss(x, rows(in[1]), 6 - in[2].remainder(2), in[2], 0, reduction, true)};
+    }});
+  }
+  expect_whole({{logits, labels({-1}, 3)}, {{4}}, [=](Net& net, const Tensors& in) -> Tensors {
+    const auto ones = torch::ones_like(in[1]);
+    return {torch::ctc_loss((in[0] * net[0]).log_softmax(2), rows(in[1]), ones * 6, ones)};
+  }}, "ctc_loss", "one row");
+  expect_whole({{floats({-1, 4, 4}), labels({4, 3}, 3)}, {{4}}, [=](Net& net, const Tensors& in) -> Tensors {
+    const auto ones = torch::ones({4}, torch::kLong);
+    return {torch::ctc_loss((in[0] * net[0]).log_softmax(2), rows(in[1]), ones * 3, ones)};
+  }}, "ctc_loss", "dim 1");
+}
+
 TEST_CASE("shares whose targets are all ignored add nothing") {
   expect_exact({{floats({-1, 4}), labels({-1, 2}, 3)}, {}, [](Net&, const Tensors& in) -> Tensors {
     // only where the second number is 0 does the target count; one constant row keeps the count above zero
@@ -241,7 +264,8 @@ TEST_CASE("a non-linear tail is computed on completed sums") {
 TEST_CASE("batch sizes as numbers are the global batch") {
   expect_exact({{floats({-1, 3})}, {{3}}, [](Net& net, const Tensors& in) -> Tensors {
     const auto b = in[0].size(0);
-    return {(in[0] * net[0]).sum() / b, in[0] * b, (in[0].sum() + b) / (2 * b + 1), torch::full({}, b, torch::kDouble) * in[0].sum()};
+    return {(in[0] * net[0]).sum() * (1.0 / static_cast<double>(b)), in[0] * (0.1 / static_cast<double>(b)),
+            in[0].sum() + 0.5 * static_cast<double>(b), (in[0] * net[0]).sum() / b, in[0] * b, (in[0].sum() + b) / (2 * b + 1), torch::full({}, b, torch::kDouble) * in[0].sum()};
   }});
 }
 

@@ -113,6 +113,25 @@ TEST_CASE("batch norm by micro-batch pools its running statistics") {
   require_equal({net.state(0), net.state(1)}, expected, "running statistic");
 }
 
+TEST_CASE("instance norm is exact by sample, and its running statistics are means over samples") {
+  const auto norm = [](Net& net, const Tensor& x, bool training) {
+    return torch::instance_norm(x, net[0], {}, net.state(0), net.state(1), training, 0.1, 1e-5, false);
+  };
+  for (const bool training : {true, false}) {
+    expect_exact({{{{-1, 4, 3}}}, {{4}}, [=](Net& net, const Tensors& in) -> Tensors { return {norm(net, in[0], training) * 2}; },
+                  {some(), some().abs()}});
+  }
+  Net net({{4}}, {some(), some().abs()});
+  const Case test{{{{-1, 4, 3}}}, {{4}}, [=](Net& n, const Tensors& in) -> Tensors { return {norm(n, in[0], true)}; },
+                  {some(), some().abs()}};
+  const auto planned = plan_of(test, net);
+  REQUIRE(planned.plan.batch_norms.size() == 1);
+  CHECK(planned.plan.batch_norms[0].by_sample);
+  CHECK_FALSE(planned.plan.normalises_by_share(planned.plan.batch_norms[0].op));
+  expect_whole({{{{3, 4, -1}}}, {{4}}, [=](Net& n, const Tensors& in) -> Tensors { return {norm(n, in[0], true).sum(1)}; },
+                {some(), some().abs()}}, "instance_norm", "over the batch");
+}
+
 TEST_CASE("batch norm without running statistics collects none") {
   Net net({{4}}, {});
   const Case test{{{{-1, 4, 3}}}, {{4}}, [](Net& n, const Tensors& in) -> Tensors {

@@ -313,8 +313,8 @@ class ShareInterpreter {
 
   void observe(std::int32_t index, const Tensor& input) {
     at::NoGradGuard no_grad;
-    const auto flat = input.transpose(0, 1).flatten(1);
-    observed_[index].push_back(flat);
+    const bool by_sample = plan_.batch_norms[static_cast<std::size_t>(index)].by_sample;
+    observed_[index].push_back(by_sample ? input.flatten(2) : input.transpose(0, 1).flatten(1));
   }
 
   void update_buffers(const std::vector<Environment>& environments) {
@@ -331,9 +331,11 @@ class ShareInterpreter {
     for (std::size_t i = 0; i < plan_.batch_norms.size(); ++i) {
       const auto& norm = plan_.batch_norms[i];
       if (!norm.running_mean.valid()) continue;
-      const auto all = torch::cat(observed_[static_cast<std::int32_t>(i)], 1);
-      net_.named_buffers()[graph_.value(norm.running_mean).name].mul_(1 - norm.momentum).add_(all.mean(1) * norm.momentum);
-      net_.named_buffers()[graph_.value(norm.running_var).name].mul_(1 - norm.momentum).add_(all.var(1) * norm.momentum);
+      const auto all = torch::cat(observed_[static_cast<std::int32_t>(i)], norm.by_sample ? 0 : 1);
+      const auto mean = norm.by_sample ? all.mean(2).mean(0) : all.mean(1);
+      const auto variance = norm.by_sample ? all.var(2).mean(0) : all.var(1);
+      net_.named_buffers()[graph_.value(norm.running_mean).name].mul_(1 - norm.momentum).add_(mean * norm.momentum);
+      net_.named_buffers()[graph_.value(norm.running_var).name].mul_(1 - norm.momentum).add_(variance * norm.momentum);
     }
   }
 
