@@ -142,12 +142,11 @@ std::optional<Setup> MatrixFactors::setup(const std::vector<int>& row) {
   const auto& shape = shapes()[static_cast<size_t>(row[1])];
   const auto stages = static_cast<int>(shape.replicas.size());
   const auto& model = matrix_models()[static_cast<size_t>(row[0])];
-  const bool replicated = std::any_of(shape.replicas.begin(), shape.replicas.end(), [](int r) { return r > 1; });
-  if (stages > model.max_stages || (model.whole_batch && replicated)) return std::nullopt;
+  if (stages > model.max_stages) return std::nullopt;
   Setup setup;
   setup.options.stages = stages;
   setup.options.replicas = shape.replicas;
-  setup.options.microbatches = model.whole_batch ? 1 : kMicrobatches[row[2]];
+  setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[2]];
   setup.options.schedule = row[3] == 0 || !model.loss_inside ? "gpipe" : "1f1b";
   setup.local = layout(row[4], shape.ranks);
   setup.optimizer = row[5] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;

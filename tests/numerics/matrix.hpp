@@ -13,7 +13,7 @@ struct MatrixModel {
   std::string name;
   int max_stages = 4;       ///< it has so many parts that may be separated
   bool loss_inside = true;  ///< forwards and backwards may alternate
-  bool whole_batch = false; ///< statistics of the whole batch: one micro-batch, one replica a stage
+  bool one_microbatch = false;  ///< statistics of the whole batch
   /// Runs one process, then returns what every rank does (called by all ranks at once).
   std::function<std::function<void(autopar::World&)>(const Setup&, uint64_t seed)> prepare;
 };

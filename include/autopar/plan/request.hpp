@@ -222,16 +222,19 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   return Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(whole.value()) * (1 - options.memory_margin))));
 }
 
-/// Operators that mix samples: one micro-batch, and their stage one replica.
+/// Operators that need the whole batch at a time: one micro-batch; and their stage one replica, unless replicas can add
+/// up what they need.
 inline void apply_whole_batch(const Workload& work, const Options& options, Constraints& constraints) {
+  bool noted = false;
   for (const NodeId node : work.graph.nodes()) {
     const WorkNode& unit = work.graph[node];
-    if (!unit.whole_batch) continue;
+    if (!unit.whole_batch && !unit.one_microbatch) continue;
+    const std::string needs = unit.whole_batch ? "mixes the samples of a batch" : "takes sums over the whole batch";
+    const std::string with = unit.whole_batch ? "one micro-batch and one replica" : "one micro-batch";
     const auto impossible = [&](const std::string& option) {
       throw CaptureError(unit.name, unit.path,
-                         "mixes the samples of a batch, so it is exact only with one micro-batch "
-                         "and one replica, but " +
-                             option + "; leave that to the planner");
+                         needs + ", so it is exact only with " + with + ", but " + option +
+                             "; leave that to the planner");
     };
     if (constraints.microbatches.front() > 1) {
       impossible(options.microbatches > 1 ? "microbatches = " + std::to_string(options.microbatches)
@@ -239,15 +242,16 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
     }
     const auto& replicas = constraints.replicas;
     const bool none_single = !replicas.empty() && std::find(replicas.begin(), replicas.end(), 1) == replicas.end();
-    if (none_single || constraints.replicas_of_each > 1) {
+    if (unit.whole_batch && (none_single || constraints.replicas_of_each > 1)) {
       impossible("replicas = " + listed(options.replicas) + " give no stage a single replica");
     }
-    if (constraints.microbatches.size() > 1 || constraints.notes.empty()) {
-      constraints.notes.push_back(unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") +
-                                  " mixes the samples of a batch: one micro-batch, and one replica for its stage");
+    if (!noted) {
+      constraints.notes.push_back(unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") + " " + needs + ": " +
+                                  with + (unit.whole_batch ? " for its stage" : ", and replicas wait for one another"));
     }
-    constraints.microbatches = {1};
+    noted = true;
   }
+  if (noted) constraints.microbatches = {1};
 }
 
 }  // namespace detail

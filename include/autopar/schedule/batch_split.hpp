@@ -40,8 +40,9 @@ struct Route {
 ///
 /// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m is the concatenation,
 /// in rank order, of a piece of every local batch: rank r's begins at `piece_begin(b, r, m, M)` (b samples, M
-/// micro-batches). A stage with R replicas cuts the B samples of a micro-batch into [B*q/R, B*(q+1)/R); a single stage on all ranks keeps each rank's
-/// own piece instead, so that no input travels. The source and the sink hold own pieces too.
+/// micro-batches). A stage with R replicas cuts the B samples of a micro-batch into [B*q/R, B*(q+1)/R); a pipeline whose
+/// stages are all on all ranks keeps each rank's own piece instead, so that no input travels. The source and the sink
+/// hold own pieces too.
 ///
 /// Results that are not batched do not go through the sink: the session sums or shares them over all ranks itself. An
 /// argument that all ranks share is taken from the own rank, and the session sums its gradient.
@@ -97,7 +98,7 @@ class BatchSplit {
   /// Holders and readers with an empty share take no part. A channel that is not differentiable has no gradient routes.
   [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
 
-  /// Whether this is one stage on all ranks, where inputs and results stay where they are.
+  /// Whether every stage is on all ranks, in one order, so that inputs and results stay where they are.
   [[nodiscard]] bool keeps_pieces() const { return keeps_pieces_; }
 
  private:
@@ -197,7 +198,8 @@ inline BatchSplit::BatchSplit(const Pipeline& pipeline, const BatchLayout& layou
   detail::check_groups(pipeline);
   detail::check_layout(pipeline, layout);
 
-  keeps_pieces_ = stages_.size() == 1 && stages_[0].size() == static_cast<std::size_t>(pipeline.ranks);
+  keeps_pieces_ = !stages_.empty() && stages_[0].size() == static_cast<std::size_t>(pipeline.ranks) &&
+                  std::all_of(stages_.begin(), stages_.end(), [&](const auto& stage) { return stage == stages_[0]; });
   std::int64_t first = 0;
   for (const auto samples : layout_.local) {
     first_of_rank_.push_back(first);

@@ -12,7 +12,7 @@ namespace autopar {
 /// Which samples a batch norm in training mode normalises by (DESIGN §5, batch statistics).
 enum class BatchNormMode : std::uint8_t {
   kMicrobatch,  ///< by the share; running statistics are pooled over all shares and updated once a call
-  kExact        ///< by the whole batch: the operator mixes samples
+  kExact        ///< by the whole batch: captured with totals (CaptureOptions), else the operator mixes samples
 };
 
 struct AlgebraOptions {
@@ -34,6 +34,8 @@ struct OpTreatment {
   bool in_epilogue = false;  ///< see BatchPlan::epilogue; an op in none of the three has no effect and is not run
 
   bool whole_batch = false;  ///< exact only on a share with n = N: one micro-batch, one replica
+  bool total = false;        ///< its operand is a partial sum, of which it gets the total: one micro-batch; where the
+                             ///< shares are on several replicas, a stage ends before it
   std::string reason;        ///< why, for messages
 
   /// Schema positions of arguments (tensors or numbers) that count once: times n/N before the call. A weighted argument
@@ -107,7 +109,8 @@ struct BatchNormPlan {
 enum class BufferUpdateKind : std::uint8_t {
   kReplicated,  ///< depends on parameters and buffers only: every share computes the same; run `ops` once a call
   kPartialSum,  ///< new value = sum of `result` over all shares
-  kWholeBatch,  ///< written by an op that sees the whole batch in one share: `result` of the one share
+  kWholeBatch,  ///< every share that holds samples computes the same, that of the whole batch: `result` of the share
+                ///< with the first sample
 };
 
 /// A buffer that the forward writes (not by a batch norm of `batch_norms`). Shares never write the buffer itself: their

@@ -35,6 +35,8 @@ struct InputSpec {
 using FlatForward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 struct CaptureOptions {
+  /// Record batch norms in training mode as operators of which each treats samples alike, and `autopar::total`s.
+  bool batch_norm_by_totals = false;
   /// Batch sizes of the three captures. Neither multiples of one another nor of one parity, so that halves, parities
   /// and thresholds between them show.
   std::array<std::int64_t, 3> batch_sizes{7, 12, 18};
@@ -56,8 +58,10 @@ struct CaptureOptions {
 /// Captures once more at each batch size and compares with the graph: the guard against `if (batch < 5)`. To be called
 /// with every global batch, since one process runs that program; how a plan divides it is no size the forward ever sees.
 /// With one sample, where libtorch takes any layout for contiguous, copies that `contiguous` leaves out do not count.
+/// @param options  those of the capture
 /// @throws CaptureError naming the first operator that differs
 void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
-                    const FlatForward& forward, std::span<const std::int64_t> batch_sizes);
+                    const FlatForward& forward, std::span<const std::int64_t> batch_sizes,
+                    const CaptureOptions& options = {});
 
 }  // namespace autopar

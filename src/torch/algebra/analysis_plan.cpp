@@ -226,7 +226,7 @@ void Analysis::find_buffer_updates() {
     const auto needed = cone({update.result});
     for (std::size_t i = 0; i < needed.size(); ++i) {
       if (!needed[i]) continue;
-      if (plan_.ops[i].whole_batch) update.kind = BufferUpdateKind::kWholeBatch;
+      if (plan_.ops[i].whole_batch || plan_.ops[i].total) update.kind = BufferUpdateKind::kWholeBatch;
       update.ops.push_back(OpId::of(i));
     }
     for (const auto value : graph_.outputs) {

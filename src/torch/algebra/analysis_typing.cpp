@@ -98,6 +98,7 @@ RuleResult type_over_samples(const OpContext& op) {
     case OpFamily::kRowLoss:
     case OpFamily::kClassLoss:
     case OpFamily::kSequenceLoss: return type_loss_op(op);
+    case OpFamily::kTotal: return typed(op, op.type(op.first_tensor()));
     case OpFamily::kUnknown: return RuleResult::mixes("autopar does not know how it treats samples");
     case OpFamily::kMixing: return RuleResult::mixes("it mixes samples");
     default: return type_shape_op(op);

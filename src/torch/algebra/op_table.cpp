@@ -264,7 +264,9 @@ std::unordered_map<std::string_view, const OpTraits*> index_table() {
 const OpTraits& traits_of(std::string_view qualified_name) {
   static const auto index = index_table();
   static constexpr OpTraits kUnknown{"", F::kUnknown, C::kMemory, S::kInputAndResult};
+  static constexpr OpTraits kTotal{"autopar::total", F::kTotal};
   constexpr std::string_view kAten = "aten::";
+  if (qualified_name == kTotal.name) return kTotal;
   if (!qualified_name.starts_with(kAten)) return kUnknown;
   auto name = qualified_name.substr(kAten.size());
   if (const auto line = index.find(name); line != index.end()) return *line->second;

@@ -84,6 +84,15 @@ class Profiler {
     list(graph_.buffers, false);
   }
 
+  /// Whether the op reads what another of the ops makes: these cannot be taken apart.
+  [[nodiscard]] bool makes_operand(const std::vector<OpId>& ops, OpId reader) const {
+    bool inside = false;
+    for_each_input(graph_.op(reader), [&](ValueId value) {
+      inside = inside || std::binary_search(ops.begin(), ops.end(), graph_.value(value).definer);
+    });
+    return inside;
+  }
+
   void add_atom(const std::vector<OpId>& ops) {
     OpProfile atom;
     atom.name = graph_.name(heaviest(ops));
@@ -95,6 +104,7 @@ class Profiler {
       add_workspace(atom, op);
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
+      if (plan_.treatment(id).total) (makes_operand(ops, id) ? atom.whole_batch : atom.one_microbatch) = true;
       atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_share(id);
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {

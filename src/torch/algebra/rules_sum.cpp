@@ -67,6 +67,11 @@ RuleResult type_over_sums(const OpContext& op) {
   const auto operands = classify(op);
   const auto name = op.base_name();
   constexpr auto kNotLinear = "it is not linear in a sum over samples";
+  if (op.traits().family == OpFamily::kTotal) {
+    RuleResult result = typed(op, BatchType::replicated());
+    result.treatment.total = true;
+    return result;
+  }
   if (operands.samples) return RuleResult::needs_sum("it uses a sum over all samples for each sample");
   if (!type_by_sizes(op.result_sizes()).is(Spread::kReplicated) || op.has_batch_sizes()) {
     return RuleResult::needs_sum("it spreads a sum over all samples over the batch");

@@ -42,11 +42,12 @@ class NoAutocastCache {
 };
 
 SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
-                      const FlatForward& forward) {
+                      const FlatForward& forward, const CaptureOptions& options) {
   detail::Tracer tracer({.description = "it is a value inside the model while the model is captured",
                          .owner = {},
                          .constructing = false,
-                         .make_real = detail::materialise_constant});
+                         .make_real = detail::materialise_constant,
+                         .batch_norm_by_totals = options.batch_norm_by_totals});
   for (const auto& parameter : module.named_parameters()) {
     tracer.add_state(ValueKind::kParameter, parameter.key(), parameter.value());
   }
@@ -99,16 +100,17 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
   install_meta_kernels();
   detail::install_tracer();
   const auto& sizes = options.batch_sizes;
-  return solve_batch({capture_at(sizes[0], module, inputs, forward), capture_at(sizes[1], module, inputs, forward),
-                      capture_at(sizes[2], module, inputs, forward)});
+  const auto at = [&](std::int64_t batch) { return capture_at(batch, module, inputs, forward, options); };
+  return solve_batch({at(sizes[0]), at(sizes[1]), at(sizes[2])});
 }
 
 void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
-                    const FlatForward& forward, std::span<const std::int64_t> batch_sizes) {
+                    const FlatForward& forward, std::span<const std::int64_t> batch_sizes,
+                    const CaptureOptions& options) {
   install_meta_kernels();
   detail::install_tracer();
   for (const auto batch : batch_sizes) {
-    const auto again = capture_at(batch, module, inputs, forward);
+    const auto again = capture_at(batch, module, inputs, forward, options);
     const bool copies_left_out = batch == 1 && again.graph.ops.size() < graph.ops.size();
     if (copies_left_out) require_same_for_one_sample(graph, again);
     else require_instance(graph, again);

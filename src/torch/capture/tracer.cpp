@@ -1,3 +1,4 @@
+#include "torch/capture/norm_by_totals.hpp"
 #include "torch/capture/tracer.hpp"
 
 #include <algorithm>
@@ -392,6 +393,7 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
     if (answer_by_identity(op, stack) || answer_by_data(op, stack)) return;
   }
+  if (options_.batch_norm_by_totals && is_training_batch_norm(op, *stack)) return norm_by_totals(stack);
   if (take_apart(op, stack)) return;
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
   Call call{op, schema, stack, stack->size() - schema.arguments().size(), OpNode{op}};

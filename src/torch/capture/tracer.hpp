@@ -37,6 +37,8 @@ class Tracer {
     /// Gives data to a phantom that is no parameter, buffer or argument (a plain member made by the constructor).
     /// Returns false if it cannot.
     std::function<bool(const at::Tensor&)> make_real;
+    /// Batch norms in training mode are recorded as the operators of norm_by_totals.
+    bool batch_norm_by_totals = false;
   };
 
   explicit Tracer(Options options);

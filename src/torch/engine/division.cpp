@@ -27,7 +27,9 @@ class Divider {
       if (plan_.ops[i].in_stage) add_op(OpId::of(i));
     }
     for (const auto& output : plan_.outputs) {
-      if (output.kind == OutputKind::kBatched) add_value(stage_of_value(output.value), kSink, output.value);
+      if (output.kind == OutputKind::kBatched) {
+        add_value(stage_of_value(output.value), kSink, output.value, ChannelKind::kBatched);
+      }
     }
     move_channels();
     add_groups();
@@ -50,17 +52,18 @@ class Divider {
       if (info.is_leaf() && info.kind != ValueKind::kInput) return;
       if (plan_.is_prologue(value)) return;
       const auto from = stage_of_value(value);
-      if (from != stage) add_value(from, stage, value);
+      const bool total = plan_.treatment(op).total && plan_.type(value).is(Spread::kPartialSum);
+      if (from != stage) add_value(from, stage, value, total ? ChannelKind::kTotal : kind_of(value));
     });
   }
 
-  void add_value(StageId from, StageId to, ValueId value) {
+  void add_value(StageId from, StageId to, ValueId value, ChannelKind kind) {
     if (from.valid() && to.valid() && from > to) {
       throw InvalidArgument("stage " + std::to_string(to.value()) + " would read a value of " +
                             graph_.describe(graph_.value(value).definer) + ", which the later stage " +
                             std::to_string(from.value()) + " makes; this plan does not belong to this model");
     }
-    channels_[{from == kSource ? -1 : from.value(), to == kSink ? 1 << 20 : to.value(), kind_of(value)}].insert(value);
+    channels_[{from == kSource ? -1 : from.value(), to == kSink ? 1 << 20 : to.value(), kind}].insert(value);
   }
 
   [[nodiscard]] ChannelKind kind_of(ValueId value) const {
@@ -88,9 +91,14 @@ class Divider {
     }
   }
 
-  // Stage groups first, in stage order, then the unions of tied parameters: the order in which they are issued.
+  // Stage groups first, the last stage's before the others', because where a rank runs several its backward ends first;
+  // then the unions of tied parameters: the order in which they are issued.
   void add_groups() {
-    std::map<std::pair<std::size_t, std::vector<StageId>>, std::vector<std::pair<OpId, ValueId>>> groups;
+    const auto later_first = [](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first < b.first : b.second < a.second;
+    };
+    std::map<std::pair<std::size_t, std::vector<StageId>>, std::vector<std::pair<OpId, ValueId>>, decltype(later_first)>
+        groups(later_first);
     for (const auto& [parameter, reads] : last_reads_) {
       if (!graph_.value(parameter).requires_grad) continue;
       std::vector<StageId> stages;
@@ -130,6 +138,42 @@ class Divider {
 Division divide(const OpGraph& graph, const BatchPlan& plan, const std::vector<StageId>& stage_of,
                 const std::vector<std::vector<Rank>>& stage_ranks, int world) {
   return Divider(graph, plan, stage_of).divide(stage_ranks, world);
+}
+
+StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms, const StageMap& stages) {
+  std::vector<int> level(atoms.atoms.size(), 0);
+  std::map<std::pair<StageId, int>, StageId> parts;  // by stage and level
+  std::vector<std::pair<StageId, int>> part_of(atoms.atoms.size());
+  for (std::size_t atom = 0; atom < level.size(); ++atom) {
+    const auto stage = stages.stage_of[atoms.atoms[atom].front().index()];
+    const bool several = stages.stage_ranks[stage.index()].size() > 1;
+    for (const auto op : atoms.atoms[atom]) {
+      for_each_input(graph.op(op), [&](ValueId value) {
+        const auto definer = graph.value(value).definer;
+        if (!definer.valid() || !atoms.atom_of[definer.index()].valid()) return;
+        const bool total = plan.treatment(op).total && plan.type(value).is(Spread::kPartialSum);
+        const auto from = atoms.atom_of[definer.index()].index();
+        if (from != atom) {
+          level[atom] = std::max(level[atom], level[from] + (total ? 1 : 0));
+        } else if (total && several) {
+          throw CaptureError(graph.name(definer), graph.op(definer).path,
+                             "replicas cannot add it up, because memory that is written later holds it and what follows "
+                             "from it; write into a copy, or use one replica");
+        }
+      });
+    }
+    part_of[atom] = {stage, several ? level[atom] : 0};
+    parts.emplace(part_of[atom], StageId::none());
+  }
+  StageMap cut{stages.stage_of, {}};
+  for (auto& [part, id] : parts) {
+    id = StageId::of(cut.stage_ranks.size());
+    cut.stage_ranks.push_back(stages.stage_ranks[part.first.index()]);
+  }
+  for (std::size_t i = 0; i < cut.stage_of.size(); ++i) {
+    if (const auto atom = atoms.atom_of[i]; atom.valid()) cut.stage_of[i] = parts.at(part_of[atom.index()]);
+  }
+  return cut;
 }
 
 namespace {

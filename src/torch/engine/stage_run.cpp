@@ -87,6 +87,7 @@ void StageRun::keep_results(Share& share, const ShareContext& context) {
   for (const auto& update : stage_.plan().buffer_updates) {
     const auto& result = values[update.result.index()];
     if (update.kind == BufferUpdateKind::kReplicated || !result.defined()) continue;
+    if (update.kind == BufferUpdateKind::kWholeBatch && context.first_sample != 0) continue;
     buffer_results_[update.result].push_back(result.detach());
   }
   // What autograd needs it holds itself; the roots of the backward are needed here.

@@ -156,6 +156,12 @@ std::string Session::Impl::capture_key(const CallArguments& arguments) const {
   return key + (module_->is_training() ? "; train " : "; eval ") + std::to_string(flags);
 }
 
+CaptureOptions Session::Impl::capture_options() const {
+  CaptureOptions capture;
+  capture.batch_norm_by_totals = options_.batch_norm == "exact";
+  return capture;
+}
+
 bool Session::Impl::needs_capture(const std::string& key) const {
   const auto known = programs_.find(key);
   return known == programs_.end() || known->second->is_stale();
@@ -179,7 +185,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     return defined;
   };
   program.inputs = arguments.specs;
-  program.captured = capture(*module_, arguments.specs, flat_forward);
+  program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
   program.graph = fold_linear(program.captured);
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
@@ -222,11 +228,10 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   together(world_, "dividing the model", [&] {
     stage_of = stages_of_ops(*program, profile.atoms);
     require_whole_batches(*program, stage_of);
-    program->division = divide(program->graph, program->plan, stage_of, [&] {
-      std::vector<std::vector<Rank>> ranks;
-      for (const auto& stage : plan_->stages) ranks.push_back(stage.ranks);
-      return ranks;
-    }(), world_.size());
+    StageMap stages{stage_of, {}};
+    for (const auto& stage : plan_->stages) stages.stage_ranks.push_back(stage.ranks);
+    stages = cut_at_totals(program->graph, program->plan, profile.atoms, stages);
+    program->division = divide(program->graph, program->plan, stages.stage_of, stages.stage_ranks, world_.size());
   });
   if (!deployed_) {
     make_transports();
@@ -330,9 +335,13 @@ std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program
 void Session::Impl::require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const {
   for (std::size_t i = 0; i < stage_of.size(); ++i) {
     const auto& treatment = program.plan.ops[i];
-    if (!treatment.in_stage || !treatment.whole_batch) continue;
+    if (!treatment.in_stage || !(treatment.whole_batch || treatment.total)) continue;
     const auto replicas = plan_->stages[stage_of[i].index()].ranks.size();
-    if (plan_->microbatches == 1 && replicas == 1) continue;
+    if (plan_->microbatches == 1 && (replicas == 1 || treatment.total)) continue;
+    if (treatment.total) {
+      throw CaptureError(program.graph.name(OpId::of(i)), program.graph.ops[i].path,
+                         "it is exact with one micro-batch only, but the plan has " + std::to_string(plan_->microbatches));
+    }
     throw CaptureError(program.graph.name(OpId::of(i)), program.graph.ops[i].path,
                        treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
                            std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
@@ -539,7 +548,7 @@ void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& 
     return defined;
   };
   together(world_, "verifying the capture", [&] {
-    verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes);
+    verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes, capture_options());
   });
 }
 

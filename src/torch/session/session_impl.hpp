@@ -91,6 +91,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- deployment.cpp
   void resolve_once();
   [[nodiscard]] std::string capture_key(const CallArguments& arguments) const;
+  [[nodiscard]] CaptureOptions capture_options() const;
   [[nodiscard]] bool needs_capture(const std::string& key) const;
   void capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
                           const ForwardFunction& forward);

@@ -25,6 +25,18 @@ struct Division {
 [[nodiscard]] Division divide(const OpGraph& graph, const BatchPlan& plan, const std::vector<StageId>& stage_of,
                               const std::vector<std::vector<Rank>>& stage_ranks, int world);
 
+/// Stages of ops and the ranks of each stage.
+struct StageMap {
+  std::vector<StageId> stage_of;                ///< by OpId
+  std::vector<std::vector<Rank>> stage_ranks;   ///< [stage][replica]
+};
+
+/// Cuts every stage that has several replicas once more before each level of totals, so that what the replicas add up can
+/// travel between them: several stages of the result then run on the same ranks.
+/// @throws CaptureError if a total and its addend may not be separated
+[[nodiscard]] StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+                                     const StageMap& stages);
+
 /// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
 /// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.
 /// @param home  by ValueId: the stages that hold a parameter or buffer leaf, ascending

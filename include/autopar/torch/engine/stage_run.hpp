@@ -57,7 +57,7 @@ class StageRun {
   /// Sum over the shares, undefined if none was run here.
   [[nodiscard]] at::Tensor sum(ValueId value) const;
   void add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const;
-  /// Last versions of an updated buffer, one a share, in order of samples.
+  /// Addends of an updated buffer's new value, in order of samples.
   void add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const;
 
  private:

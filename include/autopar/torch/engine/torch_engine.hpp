@@ -55,7 +55,7 @@ class TorchEngine {
   [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
   /// Shares' statistics of a batch norm of this rank.
   [[nodiscard]] std::vector<NormSample> norm_samples(std::size_t batch_norm) const;
-  /// Last versions of an updated buffer, one a share, in order of samples.
+  /// Addends of an updated buffer's new value, in order of samples.
   [[nodiscard]] std::vector<at::Tensor> buffer_results(ValueId result) const;
 
  private:
