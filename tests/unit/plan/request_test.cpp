@@ -104,6 +104,18 @@ TEST_CASE("no rank's share decides alone how many micro-batches are tried") {
         std::vector<int>{1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 40});  // what divides 10, too
 }
 
+TEST_CASE("totals over the whole batch take one micro-batch and any replicas") {
+  ModelProfile model = kModel;
+  model.graph[NodeId(2)].one_microbatch = true;
+  const Constraints open = resolved({}, 4, 32, model);
+  CHECK(open.microbatches == std::vector<int>{1});
+  REQUIRE(open.notes.size() == 1);
+  CHECK_THAT(open.notes.front(), Catch::Contains("sums over the whole batch"));
+  CHECK(resolved({.replicas = {2, 2}}, 4, 32, model).replicas == std::vector<int>{2, 2});
+  CHECK_THROWS_AS(resolved({.microbatches = 2}, 4, 32, model), CaptureError);
+  CHECK_THROWS_AS(resolved({.min_microbatches = 2}, 4, 32, model), CaptureError);
+}
+
 TEST_CASE("a model with batch statistics is not cut into ever smaller samples of them") {
   ModelProfile model = kModel;
   model.graph[NodeId(2)].batch_statistic = true;

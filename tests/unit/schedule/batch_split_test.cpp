@@ -110,6 +110,23 @@ TEST_CASE("the shares of a stage are its micro-batch, once, in near-equal parts"
   }
 }
 
+TEST_CASE("stages that are all on all ranks keep every rank's piece", "[schedule]") {
+  const std::vector<Rank> all{Rank(1), Rank(0)};
+  Pipeline pipeline{.ranks = 2,
+                    .stages = {all, all},
+                    .channels = {{kSource, StageId(0), ChannelKind::kBatched, true},
+                                 {StageId(0), StageId(1), ChannelKind::kBatched, true}},
+                    .groups = {}};
+  const BatchSplit same(pipeline, {{5, 2}, 1});
+  REQUIRE(same.keeps_pieces());
+  for (const Channel& channel : pipeline.channels) {
+    for (const Route& route : same.routes(channel, 0, Flow::kValue)) REQUIRE(route.from == route.to);
+  }
+  CHECK(same.share(StageId(1), 0, 0) == Interval{5, 7});
+  pipeline.stages[1] = {Rank(0), Rank(1)};
+  CHECK_FALSE(BatchSplit(pipeline, {{5, 2}, 1}).keeps_pieces());
+}
+
 TEST_CASE("a single stage on all ranks keeps every rank's piece, so that nothing travels", "[schedule]") {
   const Pipeline pipeline{.ranks = 3,
                           .stages = {{Rank(2), Rank(0), Rank(1)}},
