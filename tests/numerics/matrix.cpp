@@ -119,6 +119,7 @@ const std::vector<MatrixModel>& matrix_models() {
       with_outputs(model<zoo::RootMeanSquare>("root of a mean", 3)),
       model<zoo::SumOverBatchSize>("sum over the batch size", 3),
       model<zoo::NumbersOfBatch>("numbers made of the batch size", 3),
+      with_outputs(model<zoo::NumbersAround>("numbers made of the batch size around a pipeline", 3)),
       model<zoo::StyleNet>("norms of each sample", 3),
       model<zoo::Transcriber>("sequences and their labels", 3),
       model<zoo::WindowAttention>("attention in windows", 4),
