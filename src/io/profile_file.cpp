@@ -64,7 +64,7 @@ Json atom_json(const OpProfile& atom) {
           {"workspace", affine_json(atom.workspace)},
           {"parameters", detail::id_list(atom.parameters)},
           {"whole_batch", atom.whole_batch},
-          {"one_microbatch", atom.one_microbatch},
+          {"totals", atom.totals.value()},
           {"batch_statistic", atom.batch_statistic},
           {"structure", detail::hash_text(atom.structure)},
           {"ops", detail::id_list(atom.ops)}};
@@ -88,7 +88,7 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
   atom.workspace = read_affine(reader, "workspace");
   atom.parameters = reader.ids<ParameterId>("parameters", 0, parameters - 1);
   atom.whole_batch = reader.flag("whole_batch");
-  atom.one_microbatch = reader.flag("one_microbatch");
+  atom.totals = Bytes(reader.whole("totals", 0, std::int64_t{1} << 40));
   atom.batch_statistic = reader.flag("batch_statistic");
   atom.structure = reader.hash("structure");
   atom.ops = reader.ids<std::int32_t>("ops", 0, kMaxId);

@@ -52,7 +52,8 @@ struct OpProfile {
   Affine workspace;                      ///< extra bytes while it runs
   std::vector<ParameterId> parameters;   ///< read by it; the same id at several atoms is one tensor (tied)
   bool whole_batch = false;              ///< mixes samples: exact only with one micro-batch and one replica
-  bool one_microbatch = false;           ///< takes totals over the whole batch: exact only with one micro-batch
+  Bytes totals{};                        ///< sums over the whole batch that it takes, which replicas add up inside their
+                                         ///< stage, forward and backward; exact only with one micro-batch
   bool batch_statistic = false;          ///< normalises by the samples that it sees at a time
   std::uint64_t structure = 0;           ///< equal for atoms with equal operators, shapes and constants
   std::vector<std::int32_t> ops;         ///< positions of its operators in the captured graph, ascending

@@ -71,10 +71,16 @@ class StagingCosts {
     Known sum{samples, {}, {}};
     const auto& costs = work_.node_costs(samples);
     for (const NodeId node : nodes_[stage.index()]) {
-      sum.forward += costs[node.index()].forward;
-      sum.backward += costs[node.index()].backward;
+      const Seconds totals = add_totals(stage, work_.graph[node].totals);
+      sum.forward += costs[node.index()].forward + totals;
+      sum.backward += costs[node.index()].backward + totals;
     }
     return row.emplace_back(sum);
+  }
+
+  [[nodiscard]] Seconds add_totals(StageId stage, Bytes bytes) const {
+    const auto& ranks = sized_.pipeline.stages[stage.index()];
+    return bytes > Bytes(0) && ranks.size() > 1 ? work_.all_reduce(bytes, ranks) : Seconds{};
   }
 
   const Workload& work_;

@@ -89,7 +89,7 @@ class RemedySearch {
 
   [[nodiscard]] std::optional<int> least_microbatches() const {
     for (const NodeId node : work_.graph.nodes()) {
-      if (work_.graph[node].whole_batch || work_.graph[node].one_microbatch) return std::nullopt;
+      if (work_.graph[node].whole_batch || work_.graph[node].totals > Bytes(0)) return std::nullopt;
     }
     const int used = constraints_.microbatches.back();
     const auto most = static_cast<int>(std::min<std::int64_t>(most_microbatches(work_, constraints_), 1 << 16));

@@ -228,7 +228,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   bool noted = false;
   for (const NodeId node : work.graph.nodes()) {
     const WorkNode& unit = work.graph[node];
-    if (!unit.whole_batch && !unit.one_microbatch) continue;
+    if (!unit.whole_batch && unit.totals == Bytes(0)) continue;
     const std::string needs = unit.whole_batch ? "mixes the samples of a batch" : "takes sums over the whole batch";
     const std::string with = unit.whole_batch ? "one micro-batch and one replica" : "one micro-batch";
     const auto impossible = [&](const std::string& option) {

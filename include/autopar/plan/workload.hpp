@@ -27,7 +27,7 @@ struct WorkNode {
   std::vector<ParameterId> parameters;  ///< read by it, ascending, each once
   Bytes resident{};                     ///< held all the time besides parameters
   bool whole_batch = false;             ///< exact only with one micro-batch and one replica
-  bool one_microbatch = false;          ///< takes totals over the whole batch: exact only with one micro-batch
+  Bytes totals{};                       ///< sums over the whole batch that it takes: one micro-batch, see OpProfile
   bool batch_statistic = false;         ///< normalises by the samples that it sees at a time
   std::vector<NodeId> members;          ///< nodes of the original graph, ascending
 };
@@ -144,7 +144,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
     unit.name = op.name;
     unit.path = op.path;
     unit.whole_batch = op.whole_batch;
-    unit.one_microbatch = op.one_microbatch;
+    unit.totals = op.totals;
     unit.batch_statistic = op.batch_statistic;
     unit.parameters = op.parameters;
     std::sort(unit.parameters.begin(), unit.parameters.end());
@@ -178,7 +178,7 @@ namespace detail {
     block.parameters.insert(block.parameters.end(), node.parameters.begin(), node.parameters.end());
     block.members.insert(block.members.end(), node.members.begin(), node.members.end());
     block.resident += node.resident;
-    block.one_microbatch = block.one_microbatch || node.one_microbatch;
+    block.totals += node.totals;
     block.batch_statistic = block.batch_statistic || node.batch_statistic;
     if (node.whole_batch && !block.whole_batch) {
       block.whole_batch = true;

@@ -84,13 +84,11 @@ class Profiler {
     list(graph_.buffers, false);
   }
 
-  /// Whether the op reads what another of the ops makes: these cannot be taken apart.
-  [[nodiscard]] bool makes_operand(const std::vector<OpId>& ops, OpId reader) const {
-    bool inside = false;
-    for_each_input(graph_.op(reader), [&](ValueId value) {
-      inside = inside || std::binary_search(ops.begin(), ops.end(), graph_.value(value).definer);
-    });
-    return inside;
+  // What is added up in the atom that uses the total cannot travel between replicas.
+  void add_total(OpProfile& atom, const std::vector<OpId>& ops, const OpContext& op) const {
+    const auto addend = op.first_tensor();
+    atom.totals += Bytes(static_cast<std::int64_t>(algebra::bytes_of(graph_, addend).fixed));
+    atom.whole_batch = atom.whole_batch || std::binary_search(ops.begin(), ops.end(), graph_.value(addend).definer);
   }
 
   void add_atom(const std::vector<OpId>& ops) {
@@ -104,7 +102,7 @@ class Profiler {
       add_workspace(atom, op);
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
-      if (plan_.treatment(id).total) (makes_operand(ops, id) ? atom.whole_batch : atom.one_microbatch) = true;
+      if (plan_.treatment(id).total) add_total(atom, ops, op);
       atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_share(id);
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {

@@ -26,7 +26,7 @@ ModelProfile sample_profile() {
   atom.ops = {0, 2};
   const auto first = profile.graph.add_node(atom);
   atom.whole_batch = true;
-  atom.one_microbatch = true;
+  atom.totals = Bytes(16);
   atom.batch_statistic = true;
   const auto second = profile.graph.add_node(atom);
   profile.graph.add_edge(first, second, {5, {8, 0}, true});

@@ -128,6 +128,27 @@ TEST_CASE("a value read by two stages travels to both, and once to each") {
   CHECK(sized.pipeline.channels[4] == Channel{StageId(1), StageId(2), ChannelKind::kBatched, true});
 }
 
+TEST_CASE("replicas pay for the totals that they add up, forward and backward") {
+  const Equal equal(2);
+  const auto cost = equal.cost();
+  Workload work = make_workload(equal.graph, cost);
+  const auto step = [&](std::vector<int> replicas) {
+    std::vector<int> stage_of(2, 0);
+    if (replicas.size() == 2) stage_of[1] = 1;
+    const StepObjective objective(work, equal.cluster, equal.constraints);
+    return objective({stage_of, replicas, 1, ScheduleKind::kGPipe}).step.value();
+  };
+  const std::vector<std::vector<int>> shapes{{1}, {3}, {1, 3}, {3, 1}};
+  std::vector<double> without;
+  for (const auto& shape : shapes) without.push_back(step(shape));
+  work.graph[NodeId(0)].totals = Bytes(8);
+  work.all_reduce = [](Bytes bytes, std::span<const Rank>) { return Seconds(static_cast<double>(bytes.value())); };
+  CHECK(step(shapes[0]) == Approx(without[0]).epsilon(1e-9));
+  CHECK(step(shapes[1]) == Approx(without[1] + 16).epsilon(1e-9));
+  CHECK(step(shapes[2]) == Approx(without[2]).epsilon(1e-9));
+  CHECK(step(shapes[3]) == Approx(without[3] + 16).epsilon(1e-9));
+}
+
 TEST_CASE("heavy traffic stays inside a node") {
   // Two nodes of two: large activations and small parameters want successive stages together, the reverse replicas.
   ModelProfile model = test::chain(2, 1e6, 8, 40'000);

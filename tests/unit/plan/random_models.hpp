@@ -73,6 +73,7 @@ inline ModelProfile random_model(Dice& dice, int max_nodes) {
     OpProfile op = atom(std::to_string(i), dice(0, 30) * 1e4, dice(0, 20) * 100, read);
     if (dice.chance(30)) op.work.front().op_class = OpClass::kMemory;
     op.whole_batch = dice.chance(4);
+    if (dice.chance(2)) op.totals = Bytes(dice(1, 40) * 1000);
     op.ops = {i};
     model.graph.add_node(std::move(op));
   }

@@ -106,7 +106,7 @@ TEST_CASE("no rank's share decides alone how many micro-batches are tried") {
 
 TEST_CASE("totals over the whole batch take one micro-batch and any replicas") {
   ModelProfile model = kModel;
-  model.graph[NodeId(2)].one_microbatch = true;
+  model.graph[NodeId(2)].totals = Bytes(64);
   const Constraints open = resolved({}, 4, 32, model);
   CHECK(open.microbatches == std::vector<int>{1});
   REQUIRE(open.notes.size() == 1);
