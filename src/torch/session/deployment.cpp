@@ -235,7 +235,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   });
   if (!deployed_) {
     make_transports();
-    place_state(*program);
+    place_state(*program, stage_of);
     for (const auto& tensor : registry_.tensors()) static_cast<void>(group_of(tensor.holders));
     materialise_state();
     deployed_ = true;
@@ -244,7 +244,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
       load(folder, optimizers);
     }
   }
-  build_runtime(*program, stage_of);
+  build_runtime(*program);
   programs_[key] = program;
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   stats_.planning += Seconds(spent.count());
@@ -351,15 +351,14 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
 
 // ---------------------------------------------------------------- state
 
-void Session::Impl::place_state(const CapturedProgram& program) {
-  for (std::size_t s = 0; s < program.division.stage_ops.size(); ++s) {
-    for (const auto op : program.division.stage_ops[s]) {
-      for_each_input(program.graph.op(op), [&](ValueId value) {
-        const auto& info = program.graph.value(value);
-        if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) return;
-        add_once(registry_.named(info.name).stages, StageId::of(s));
-      });
-    }
+void Session::Impl::place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of) {
+  for (std::size_t i = 0; i < stage_of.size(); ++i) {
+    if (!program.plan.ops[i].in_stage) continue;
+    for_each_input(program.graph.ops[i], [&](ValueId value) {
+      const auto& info = program.graph.value(value);
+      if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) return;
+      add_once(registry_.named(info.name).stages, stage_of[i]);
+    });
   }
   // What this mode does not use may be needed by another: it goes with what is registered nearest to it.
   auto& tensors = registry_.tensors();
@@ -498,8 +497,7 @@ GroupId Session::Impl::group_of(const std::vector<Rank>& ranks) {
   return known->second;
 }
 
-void Session::Impl::build_runtime(CapturedProgram& program, const std::vector<StageId>& stage_of) {
-  static_cast<void>(stage_of);
+void Session::Impl::build_runtime(CapturedProgram& program) {
   const auto& division = program.division;
   const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
   together(world_, "preparing the stages", [&] {

@@ -103,11 +103,11 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void write_reports(const OpGraph& graph, const ModelProfile& profile) const;
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
-  void place_state(const CapturedProgram& program);
+  void place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of);
   void materialise_state();
   void take_values_of_rank_0();
   void make_transports();
-  void build_runtime(CapturedProgram& program, const std::vector<StageId>& stage_of);
+  void build_runtime(CapturedProgram& program);
   [[nodiscard]] GroupId group_of(const std::vector<Rank>& ranks);
   void verify_sizes(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
                     const BatchLayout& layout);
