@@ -26,7 +26,7 @@ struct Options {
   std::string schedule = "auto";          ///< auto | gpipe | 1f1b (interleaved | zb-h1 | zb-v | synth are not run yet)
   std::string recompute = "auto";         ///< auto | none (full and lists are not run yet)
   std::string precision = "module";       ///< module (tf32 | bf16 | fp16 are not run yet)
-  std::string batch_norm = "microbatch";  ///< microbatch | exact
+  std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
   double memory_margin = 0.1;             ///< share of it kept free, [0, 1)
   double optimizer_state_factor = 2;      ///< optimizer state bytes / parameter bytes, unless an optimizer is attached
