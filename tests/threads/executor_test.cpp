@@ -20,6 +20,7 @@
 #include <autopar/runtime/world.hpp>
 #include <autopar/schedule/gpipe.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/validate.hpp>
 
@@ -352,6 +353,16 @@ std::string run_random_case(std::uint32_t seed) {
   }
 }
 
+/// The same under the schedules that part backwards or say where stages are.
+template <class Wire = AnyTransport>
+std::string run_random_placed_case(ScheduleKind kind, std::uint32_t seed) {
+  const auto example = testing::random_placed_case(seed, kind, 6, 7);
+  return with_policy(kind, [&](const auto& policy) {
+    auto wrong = run_phases<Wire>(example, {Phase::kStep}, policy, seed);
+    return wrong.empty() ? run_phases<Wire>(example, {Phase::kForward, Phase::kBackward}, policy, seed) : wrong;
+  });
+}
+
 /// `stages` stages in a row, one rank each.
 Case row(int stages, int microbatches) {
   Case out;
@@ -385,6 +396,16 @@ TEST_CASE("random pipelines on 1 to 6 threads: every contribution arrives exactl
   for (std::uint32_t seed = 0; seed < 240; ++seed) {
     INFO("seed " << seed);
     REQUIRE(run_random_case(seed) == "");
+  }
+}
+
+TEST_CASE("interleaved 1F1B, ZB-H1 and ZB-V on threads: the results of one process", "[executor]") {
+  for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
+    for (std::uint32_t seed = 0; seed < 60; ++seed) {
+      INFO(to_string(kind) << ", seed " << seed);
+      REQUIRE(run_random_placed_case(kind, seed) == "");
+      REQUIRE(run_random_placed_case<HoldingTransport>(kind, seed) == "");
+    }
   }
 }
 

@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/schedule/chunks.hpp>
 #include <autopar/schedule/concepts.hpp>
+#include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/pipeline.hpp>
 
 namespace autopar::testing {
@@ -121,6 +123,31 @@ inline Case random_chunked_case(std::uint32_t seed, int max_ranks, int max_micro
   for (std::size_t g = pipeline.groups.size(); g > 1; --g) {
     std::swap(pipeline.groups[g - 1], pipeline.groups[static_cast<std::size_t>(dice.below(static_cast<int>(g)))]);
   }
+  add_random_layout(out, dice, max_microbatches);
+  return out;
+}
+
+/// The same with stages where a schedule wants them; the others have one stage a position.
+inline Case random_placed_case(std::uint32_t seed, ScheduleKind kind, int max_ranks, int max_microbatches) {
+  Dice dice(seed);
+  Case out;
+  Pipeline& pipeline = out.pipeline;
+  pipeline.ranks = dice.between(1, max_ranks);
+  Positions positions(static_cast<std::size_t>(dice.between(1, pipeline.ranks)));
+  std::vector<Rank> free;
+  for (int r = 0; r < pipeline.ranks; ++r) free.insert(free.begin() + dice.below(r + 1), Rank(r));
+  for (auto& position : positions) {
+    position.push_back(free.back());
+    free.pop_back();
+  }
+  for (const Rank rank : free) {
+    if (dice.chance(80)) positions[static_cast<std::size_t>(dice.below(static_cast<int>(positions.size())))].push_back(rank);
+  }
+  const int chunks = kind == ScheduleKind::kInterleaved ? dice.between(1, 3) : 1;
+  pipeline.stages = stages_for(kind, positions, chunks);
+  add_random_channels(pipeline, dice);
+  add_random_groups(pipeline, dice);
+  std::reverse(pipeline.groups.begin(), pipeline.groups.end());
   add_random_layout(out, dice, max_microbatches);
   return out;
 }

@@ -7,6 +7,7 @@
 #include <autopar/schedule/gpipe.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/program.hpp>
+#include <autopar/schedule/schedule.hpp>
 
 #include <catch_shim.hpp>
 
@@ -50,6 +51,16 @@ std::vector<Subject> subjects_of(const Case& example) {
   out.push_back({example, Phase::kBackward, make_program(pipeline, layout, GPipe{}, Phase::kBackward)});
   out.push_back({example, Phase::kStep, make_program(pipeline, layout, testing::RandomOrders{7})});
   out.push_back({example, Phase::kBackward, make_program(pipeline, layout, testing::RandomOrders{7}, Phase::kBackward)});
+  out.push_back({example, Phase::kStep, make_program(pipeline, layout, ScheduleKind::kZbH1)});
+  return out;
+}
+
+/// The schedules that say where stages are.
+std::vector<Subject> placed_subjects_of(ScheduleKind kind, const Case& example) {
+  std::vector<Subject> out;
+  for (const Phase phase : {Phase::kStep, Phase::kBackward}) {
+    out.push_back({example, phase, make_program(example.pipeline, example.layout, kind, phase)});
+  }
   return out;
 }
 
@@ -73,6 +84,26 @@ std::vector<Case> small_cases() {
       {{2, {{r0}, {r1}, {r0}}, {{s0, s1, kBatched, true}, {s1, s2, kReplicated, true}, {s0, s2, kPartialSum, true}},
         {{{r0, r1}, StageId::none(), 1}}}, {{1, 1}, 2}},
   };
+}
+
+std::vector<Subject> small_subjects() {
+  std::vector<Subject> out;
+  for (const Case& example : small_cases()) {
+    for (Subject& subject : subjects_of(example)) out.push_back(std::move(subject));
+  }
+  using enum ChannelKind;
+  const StageId s0(0), s1(1), s2(2), s3(3);
+  const Positions positions{{Rank(1)}, {Rank(0), Rank(2)}};
+  for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
+    const auto stages = stages_for(kind, positions, 2);
+    const Case example{{3, stages,
+                        {{kSource, s0, kBatched, false}, {s0, s1, kBatched, true}, {s1, s2, kBatched, true},
+                         {s2, s3, kTotal, true}, {s3, kSink, kBatched, true}},
+                        {{{Rank(0), Rank(2)}, kind == ScheduleKind::kZbV ? s2 : s3, 1}, {{Rank(0), Rank(2)}, s1, 1}}},
+                       {{1, 2, 0}, 2}};
+    for (Subject& subject : placed_subjects_of(kind, example)) out.push_back(std::move(subject));
+  }
+  return out;
 }
 
 /// Every program that differs from `program` in one field of one action.
@@ -142,46 +173,42 @@ Program moved(Program program, std::size_t rank, std::size_t from, std::size_t t
 
 TEST_CASE("every dropped, doubled or changed action of small programs is rejected", "[schedule]") {
   int mutants = 0;
-  for (const Case& example : small_cases()) {
-    for (const Subject& subject : subjects_of(example)) {
-      REQUIRE(accepted(subject, subject.program));
-      REQUIRE(equivalent(subject, subject.program));
-      int survivors = 0;
-      const auto reject = [&](const Program& mutant) {
-        ++mutants;
-        if (accepted(subject, mutant)) ++survivors;
-      };
-      for (std::size_t r = 0; r < subject.program.ranks.size(); ++r) {
-        for (std::size_t i = 0; i < subject.program.ranks[r].size(); ++i) {
-          reject(without(subject.program, r, i));
-          for (std::size_t to = 0; to <= subject.program.ranks[r].size(); ++to) {
-            reject(doubled(subject.program, r, i, to));
-          }
+  for (const Subject& subject : small_subjects()) {
+    REQUIRE(accepted(subject, subject.program));
+    REQUIRE(equivalent(subject, subject.program));
+    int survivors = 0;
+    const auto reject = [&](const Program& mutant) {
+      ++mutants;
+      if (accepted(subject, mutant)) ++survivors;
+    };
+    for (std::size_t r = 0; r < subject.program.ranks.size(); ++r) {
+      for (std::size_t i = 0; i < subject.program.ranks[r].size(); ++i) {
+        reject(without(subject.program, r, i));
+        for (std::size_t to = 0; to <= subject.program.ranks[r].size(); ++to) {
+          reject(doubled(subject.program, r, i, to));
         }
       }
-      for_each_changed_field(subject.program, example.pipeline.ranks, reject);
-      REQUIRE(survivors == 0);
     }
+    for_each_changed_field(subject.program, subject.example.pipeline.ranks, reject);
+    REQUIRE(survivors == 0);
   }
   CHECK(mutants > 10000);
 }
 
 TEST_CASE("a reordered small program is rejected unless the blocking runtime proves it equivalent", "[schedule]") {
   int mutants = 0, rejected = 0;
-  for (const Case& example : small_cases()) {
-    for (const Subject& subject : subjects_of(example)) {
-      for (std::size_t r = 0; r < subject.program.ranks.size(); ++r) {
-        const auto n = subject.program.ranks[r].size();
-        for (std::size_t from = 0; from < n; ++from) {
-          for (std::size_t to = 0; to < n; ++to) {
-            if (from == to) continue;
-            const auto mutant = moved(subject.program, r, from, to);
-            const bool ok = accepted(subject, mutant);
-            INFO(describe(subject.program.ranks[r][from]) << ", rank " << r << ", from " << from << " to " << to);
-            REQUIRE(ok == equivalent(subject, mutant));
-            ++mutants;
-            rejected += ok ? 0 : 1;
-          }
+  for (const Subject& subject : small_subjects()) {
+    for (std::size_t r = 0; r < subject.program.ranks.size(); ++r) {
+      const auto n = subject.program.ranks[r].size();
+      for (std::size_t from = 0; from < n; ++from) {
+        for (std::size_t to = 0; to < n; ++to) {
+          if (from == to) continue;
+          const auto mutant = moved(subject.program, r, from, to);
+          const bool ok = accepted(subject, mutant);
+          INFO(describe(subject.program.ranks[r][from]) << ", rank " << r << ", from " << from << " to " << to);
+          REQUIRE(ok == equivalent(subject, mutant));
+          ++mutants;
+          rejected += ok ? 0 : 1;
         }
       }
     }
@@ -192,11 +219,16 @@ TEST_CASE("a reordered small program is rejected unless the blocking runtime pro
 
 TEST_CASE("seeded mutants of random programs are rejected unless equivalent", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 3000; ++seed) {
-    const auto example = seed % 2 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5);
     Dice dice(seed + 1000000);
-    const auto subjects = subjects_of(example);
+    std::vector<Subject> subjects;
+    if (seed % 3 == 2) {
+      const auto kind = dice.chance(50) ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
+      subjects = placed_subjects_of(kind, testing::random_placed_case(seed, kind, 6, 6));
+    } else {
+      subjects = subjects_of(seed % 3 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5));
+    }
     const auto& subject = subjects[static_cast<std::size_t>(dice.below(static_cast<int>(subjects.size())))];
-    const auto r = static_cast<std::size_t>(dice.below(example.pipeline.ranks));
+    const auto r = static_cast<std::size_t>(dice.below(subject.example.pipeline.ranks));
     const auto n = static_cast<int>(subject.program.ranks[r].size());
     if (n < 2) continue;
     INFO("seed " << seed);

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/core/ids.hpp>
+#include <autopar/schedule/concepts.hpp>
+#include <autopar/schedule/pipeline.hpp>
+
+namespace autopar {
+
+/// The ranks of each position of a pipeline, in its order: what one device is in a pipeline without replicas. Positions
+/// may have different numbers of ranks, and share none.
+using Positions = std::vector<std::vector<Rank>>;
+
+/// Stages of a pipeline that passes its positions `chunks` times, always from the first to the last: stage s is at
+/// position s mod p. With one chunk: a stage at each position.
+/// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
+[[nodiscard]] inline std::vector<std::vector<Rank>> looped_stages(const Positions& positions, int chunks) {
+  std::vector<std::vector<Rank>> stages;
+  for (int c = 0; c < chunks; ++c) stages.insert(stages.end(), positions.begin(), positions.end());
+  return stages;
+}
+
+/// Stages of a pipeline that goes to the last position and back: stages s and 2p - 1 - s are at position s, so that the
+/// first and the last stage, and the two in the middle, are on the same ranks.
+/// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
+[[nodiscard]] inline std::vector<std::vector<Rank>> v_shaped_stages(const Positions& positions) {
+  std::vector<std::vector<Rank>> stages = positions;
+  stages.insert(stages.end(), positions.rbegin(), positions.rend());
+  return stages;
+}
+
+/// Where the stages of a pipeline are: positions in the order of their first stages.
+struct ChunkLayout {
+  Positions positions;               ///< ranks ascending
+  std::vector<std::size_t> at;       ///< position of each stage
+  [[nodiscard]] int size() const { return static_cast<int>(positions.size()); }
+  /// Stages of a position, if all have as many.
+  [[nodiscard]] int chunks() const { return static_cast<int>(at.size() / positions.size()); }
+
+  [[nodiscard]] bool is_looped() const {
+    for (std::size_t s = 0; s < at.size(); ++s) {
+      if (at[s] != s % positions.size()) return false;
+    }
+    return at.size() % positions.size() == 0;
+  }
+  [[nodiscard]] bool is_v_shaped() const {
+    for (std::size_t s = 0; s < at.size(); ++s) {
+      if (at[s] != std::min(s, at.size() - 1 - s)) return false;
+    }
+    return at.size() == 2 * positions.size();
+  }
+};
+
+/// @throws InvalidArgument if two stages share some of their ranks, but not all
+[[nodiscard]] inline ChunkLayout chunk_layout(const Pipeline& pipeline) {
+  ChunkLayout out;
+  std::vector<int> stage_at(static_cast<std::size_t>(pipeline.ranks), -1);  // the first stage of each rank
+  for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
+    auto ranks = pipeline.stages[s];
+    std::sort(ranks.begin(), ranks.end());
+    std::size_t position = 0;
+    while (position < out.positions.size() && out.positions[position] != ranks) ++position;
+    out.at.push_back(position);
+    if (position < out.positions.size()) continue;
+    for (const Rank rank : ranks) {
+      const int other = std::exchange(stage_at.at(rank.index()), static_cast<int>(s));
+      if (other < 0) continue;
+      throw InvalidArgument("schedule policy: stages " + std::to_string(other) + " and " + std::to_string(s) +
+                            " share rank " + std::to_string(rank.value()) +
+                            ", but not all of their ranks; put them on the same or on different ones");
+    }
+    out.positions.push_back(std::move(ranks));
+  }
+  return out;
+}
+
+namespace detail {
+
+/// The orders of positions as those of their ranks.
+[[nodiscard]] inline std::vector<std::vector<Turn>> orders_of_ranks(const Pipeline& pipeline, const ChunkLayout& layout,
+                                                                    const std::vector<std::vector<Turn>>& orders) {
+  std::vector<std::vector<Turn>> out(static_cast<std::size_t>(pipeline.ranks));
+  for (std::size_t d = 0; d < orders.size(); ++d) {
+    for (const Rank rank : layout.positions[d]) out[rank.index()] = orders[d];
+  }
+  return out;
+}
+
+}  // namespace detail
+
+}  // namespace autopar

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/schedule/concepts.hpp>
+
+namespace autopar {
+
+/// 1F1B with backwards in two parts (ZB-H1): input gradients go on as early as in 1F1B, while the weight backward of
+/// stage s comes s micro-batches later and fills the gaps at the end. For equal stages with times F, B and W the bubble
+/// is (stages - 1) * (F + B - W); at F = B = W, with as many micro-batches as stages or more,
+/// (stages - 1) / (3 * microbatches + stages - 1) of a step. Every stage holds as many micro-batches as 1F1B's first.
+/// @source Qi et al., ICLR 2024, arXiv:2401.10241, section 2.1
+struct ZbH1 {
+  using policy_category = schedule_policy_tag;
+
+  /// Turns of `stage` [3 * microbatches]. @throws InvalidArgument if an argument is out of range
+  [[nodiscard]] std::vector<Turn> order(StageId stage, int stages, int microbatches) const {
+    expect(stage.valid() && stage.value() < stages && microbatches >= 1, "ZbH1: bad stage or micro-batches");
+    const int warmup = stages - stage.value() - 1, delay = stage.value();
+    std::vector<Turn> out;
+    for (int m = 0; m < std::min(warmup, microbatches); ++m) out.push_back({ActionKind::kForward, m});
+    for (int m = 0; m < microbatches; ++m) {
+      if (m + warmup < microbatches) out.push_back({ActionKind::kForward, m + warmup});
+      out.push_back({ActionKind::kBackwardInput, m});
+      if (m >= delay) out.push_back({ActionKind::kBackwardWeight, m - delay});
+    }
+    for (int m = std::max(0, microbatches - delay); m < microbatches; ++m) {
+      out.push_back({ActionKind::kBackwardWeight, m});
+    }
+    return out;
+  }
+
+  /// Most micro-batches that `stage` holds from their forwards to their weight backwards.
+  [[nodiscard]] constexpr int peak_activations(StageId, int stages, int microbatches) const {
+    return std::min(stages, microbatches);
+  }
+};
+static_assert(SchedulePolicy<ZbH1>);
+
+}  // namespace autopar

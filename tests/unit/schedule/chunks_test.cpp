@@ -1,0 +1,34 @@
+#include <autopar/schedule/chunks.hpp>
+
+#include <catch_shim.hpp>
+
+#include "equal_times.hpp"
+
+using namespace autopar;
+using Catch::Matchers::ContainsSubstring;
+
+TEST_CASE("stages lie on positions in loops or in a V, and are found there again", "[schedule]") {
+  for (const auto& replicas : {std::vector<int>{1}, {1, 1}, {2, 1, 3}, {1, 4, 2, 2}}) {
+    const Positions positions = testing::positions_of(replicas);
+    const auto p = positions.size();
+    for (int v = 1; v <= 3; ++v) {
+      const auto layout = chunk_layout(testing::in_a_row(looped_stages(positions, v)));
+      CHECK(layout.positions == positions);
+      CHECK(layout.chunks() == v);
+      CHECK(layout.is_looped());
+      CHECK(layout.is_v_shaped() == (v == 2 && p == 1));
+      for (std::size_t s = 0; s < layout.at.size(); ++s) CHECK(layout.at[s] == s % p);
+    }
+    const auto layout = chunk_layout(testing::in_a_row(v_shaped_stages(positions)));
+    CHECK(layout.positions == positions);
+    CHECK(layout.is_v_shaped());
+    CHECK(layout.is_looped() == (p == 1));
+    for (std::size_t s = 0; s < layout.at.size(); ++s) CHECK(layout.at[s] == std::min(s, 2 * p - 1 - s));
+  }
+}
+
+TEST_CASE("the ranks of two chunks may come in another order, but must be the same", "[schedule]") {
+  CHECK(chunk_layout(testing::in_a_row({{Rank(1), Rank(0)}, {Rank(0), Rank(1)}})).size() == 1);
+  CHECK_THROWS_WITH(chunk_layout(testing::in_a_row({{Rank(1), Rank(0)}, {Rank(2)}, {Rank(1), Rank(3)}})),
+                    ContainsSubstring("stages 0 and 2 share rank 1"));
+}
