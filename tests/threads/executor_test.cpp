@@ -22,10 +22,12 @@
 #include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/program.hpp>
+#include <autopar/schedule/synthesised.hpp>
 #include <autopar/schedule/validate.hpp>
 
 #include <catch_shim.hpp>
 
+#include "../unit/schedule/equal_times.hpp"
 #include "../unit/schedule/random_pipeline.hpp"
 #include "../unit/schedule/symbolic_model.hpp"
 
@@ -406,6 +408,17 @@ TEST_CASE("interleaved 1F1B, ZB-H1 and ZB-V on threads: the results of one proce
       REQUIRE(run_random_placed_case(kind, seed) == "");
       REQUIRE(run_random_placed_case<HoldingTransport>(kind, seed) == "");
     }
+  }
+}
+
+TEST_CASE("synthesised orders on threads, with whole backwards and with parts: the results of one process", "[executor]") {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    const auto example = testing::random_placed_case(seed, seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kInterleaved, 6, 7);
+    const Synthesised<testing::EqualTimes> policy{.costs = {}, .local = example.layout.local,
+                                                  .parts_backwards = seed % 3 != 0, .budget = 40};
+    INFO("seed " << seed);
+    REQUIRE(run_phases(example, {Phase::kStep}, policy, seed) == "");
+    REQUIRE(run_phases<HoldingTransport>(example, {Phase::kForward, Phase::kBackward}, policy, seed) == "");
   }
 }
 

@@ -1,0 +1,229 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <autopar/schedule/synthesis/list_scheduling.hpp>
+#include <autopar/schedule/synthesis/problem.hpp>
+
+namespace autopar::detail {
+
+/// Plays fixed orders of lanes and looks for what holds the last turn up.
+class OrderedCourse {
+ public:
+  explicit OrderedCourse(const SynthesisProblem& problem) : problem_(problem) {}
+
+  /// Every turn as early as its lane and its data allow. @return false if the orders wait for each other
+  bool play(const std::vector<std::vector<SynthesisTurn>>& orders) {
+    orders_ = &orders;
+    const std::size_t lanes = orders.size();
+    at_.assign(lanes, 0);
+    free_at_.assign(lanes, 0);
+    start_.assign(problem_.turns(), kNever);
+    end_.assign(problem_.turns(), kNever);
+    played_.clear();
+    makespan_ = 0;
+    std::size_t all = 0;
+    for (const auto& order : orders) all += order.size();
+    std::size_t passed = 0;
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t l = 0; l < lanes; ++l) {
+        while (at_[l] < orders[l].size() && perform(orders[l][at_[l]], passed)) moved = true;
+      }
+    }
+    return passed == all;
+  }
+  [[nodiscard]] double makespan() const { return makespan_; }
+  [[nodiscard]] double end(const SynthesisTurn& turn) const { return end_[problem_.index(turn)]; }
+
+  /// Seconds from the start of each turn to the end of all that waits for it, given the orders. @pre play returned true
+  [[nodiscard]] std::vector<double> tails() const {
+    std::vector<double> tail(problem_.turns(), 0);  // after the end, until the turn itself is visited
+    std::vector<double> behind(orders_->size(), 0);  // on each lane
+    for (auto turn = played_.rbegin(); turn != played_.rend(); ++turn) {
+      const auto& stage = problem_.stages[turn->stage];
+      double& mine = tail[problem_.index(*turn)];
+      for (const std::size_t l : stage.lanes) mine = std::max(mine, behind[l]);
+      mine += stage.seconds(turn->kind);
+      for (const std::size_t l : stage.lanes) behind[l] = mine;
+      for_each_input(*turn, [&](const SynthesisTurn& input, double delay) {
+        double& before = tail[problem_.index(input)];
+        before = std::max(before, mine + delay);
+      });
+    }
+    return tail;
+  }
+
+  /// Positions [lane, position] of turns on a longest way whose start waits for their lane, the latest first.
+  [[nodiscard]] std::vector<std::pair<std::size_t, std::size_t>> held_up() const {
+    std::vector<std::pair<std::size_t, std::size_t>> out;
+    std::vector<std::vector<std::size_t>> position(orders_->size());
+    SynthesisTurn turn;
+    double latest = -1;
+    for (const SynthesisTurn& played : played_) {
+      if (end(played) > latest) {
+        latest = end(played);
+        turn = played;
+      }
+    }
+    for (;;) {
+      const auto& stage = problem_.stages[turn.stage];
+      const double start = start_[problem_.index(turn)];
+      if (start <= kSame * makespan_) return out;
+      bool found = false;
+      SynthesisTurn before;
+      for_each_input(turn, [&](const SynthesisTurn& input, double delay) {
+        if (end(input) + delay < start - kSame * makespan_ || found) return;
+        found = true;
+        before = input;
+      });
+      if (!found) {
+        for (const std::size_t l : stage.lanes) {
+          const auto& order = (*orders_)[l];
+          std::size_t at = 0;  // an input is named by its slot: a backward may be whole
+          while (problem_.index(order[at]) != problem_.index(turn)) ++at;
+          if (at == 0 || end(order[at - 1]) < start - kSame * makespan_) continue;
+          out.emplace_back(l, at);
+          before = order[at - 1];
+          found = true;
+          break;
+        }
+      }
+      if (!found) return out;
+      turn = before;
+    }
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+  static constexpr double kSame = 1e-12;
+
+  template <class Visit>
+  void for_each_input(const SynthesisTurn& turn, const Visit& visit) const {
+    const auto& stage = problem_.stages[turn.stage];
+    if (turn.kind == ActionKind::kBackwardWeight) {
+      visit(SynthesisTurn{turn.stage, ActionKind::kBackwardInput, turn.microbatch}, 0.0);
+    } else if (turn.kind == ActionKind::kForward) {
+      for (const auto& link : stage.values) {
+        visit(SynthesisTurn{link.stage, ActionKind::kForward, turn.microbatch}, link.delay);
+      }
+    } else {
+      visit(SynthesisTurn{turn.stage, ActionKind::kForward, turn.microbatch}, 0.0);
+      for (const auto& link : stage.gradients) {
+        visit(SynthesisTurn{link.stage, problem_.stages[link.stage].first_backward(), turn.microbatch}, link.delay);
+      }
+    }
+  }
+
+  bool perform(const SynthesisTurn& turn, std::size_t& passed) {
+    const auto& stage = problem_.stages[turn.stage];
+    double start = 0;
+    for (const std::size_t l : stage.lanes) {
+      if (at_[l] == (*orders_)[l].size() || !((*orders_)[l][at_[l]] == turn)) return false;
+      start = std::max(start, free_at_[l]);
+    }
+    for_each_input(turn, [&](const SynthesisTurn& input, double delay) {
+      start = std::max(start, end_[problem_.index(input)] + delay);
+    });
+    if (start == kNever) return false;
+    const double end = start + stage.seconds(turn.kind);
+    start_[problem_.index(turn)] = start;
+    end_[problem_.index(turn)] = end;
+    makespan_ = std::max(makespan_, end);
+    for (const std::size_t l : stage.lanes) {
+      free_at_[l] = end;
+      ++at_[l];
+      ++passed;
+    }
+    played_.push_back(turn);
+    return true;
+  }
+
+  const SynthesisProblem& problem_;
+  const std::vector<std::vector<SynthesisTurn>>* orders_ = nullptr;
+  std::vector<std::size_t> at_;
+  std::vector<double> free_at_, start_, end_;  // by lane; by SynthesisProblem::index
+  std::vector<SynthesisTurn> played_;
+  double makespan_ = kNever;
+};
+
+/// Most that a lane holds at once in this order.
+[[nodiscard]] inline double peak_held(const SynthesisProblem& problem, const std::vector<SynthesisTurn>& order) {
+  double held = 0, peak = 0;
+  for (const SynthesisTurn& turn : order) {
+    if (turn.kind == ActionKind::kForward) held += problem.stages[turn.stage].held;
+    peak = std::max(peak, held);
+    if (gives_weight_gradients(turn.kind)) held -= problem.stages[turn.stage].held;
+  }
+  return peak;
+}
+
+/// Shortens orders move by move: a turn that holds the last one up, because its lane is busy with another, goes some
+/// places ahead, or the turn before it some places back. The first move that helps is taken.
+class LocalSearch {
+ public:
+  explicit LocalSearch(const SynthesisProblem& problem) : problem_(problem), course_(problem) {}
+
+  /// @param budget  of orders that are played; what is left of it on return @return the makespan
+  double improve(std::vector<std::vector<SynthesisTurn>>& orders, std::int64_t& budget) {
+    if (!course_.play(orders)) return std::numeric_limits<double>::infinity();
+    double best = course_.makespan();
+    bool improved = true;
+    while (improved && budget > 0) {
+      improved = false;
+      (void)course_.play(orders);
+      for (const auto& [lane, at] : course_.held_up()) {
+        improved = improve_at(orders, lane, at, best, budget);
+        if (improved || budget <= 0) break;
+      }
+    }
+    return best;
+  }
+
+ private:
+  static constexpr std::size_t kReach = 4;  // places
+
+  bool improve_at(std::vector<std::vector<SynthesisTurn>>& orders, std::size_t lane, std::size_t at, double& best,
+                  std::int64_t& budget) {
+    auto& order = orders[lane];
+    for (std::size_t places = 1; places <= kReach; ++places) {
+      if (places <= at && helps(orders, lane, at, at - places, best, budget)) return true;
+      if (places > 1 && at - 1 + places < order.size() && helps(orders, lane, at - 1, at - 1 + places, best, budget)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  /// Moves a turn; moves it back unless the makespan is shorter for it.
+  bool helps(std::vector<std::vector<SynthesisTurn>>& orders, std::size_t lane, std::size_t from, std::size_t to,
+             double& best, std::int64_t& budget) {
+    auto& order = orders[lane];
+    move(order, from, to);
+    if (budget > 0 && peak_held(problem_, order) <= problem_.lanes[lane].limit) {
+      --budget;
+      if (course_.play(orders) && course_.makespan() < best * (1 - 1e-9)) {
+        best = course_.makespan();
+        return true;
+      }
+    }
+    move(order, to, from);
+    return false;
+  }
+
+  static void move(std::vector<SynthesisTurn>& order, std::size_t from, std::size_t to) {
+    const auto at = [&](std::size_t i) { return order.begin() + static_cast<std::ptrdiff_t>(i); };
+    if (from < to) std::rotate(at(from), at(from + 1), at(to + 1));
+    else std::rotate(at(to), at(from), at(from + 1));
+  }
+
+  const SynthesisProblem& problem_;
+  OrderedCourse course_;
+};
+
+}  // namespace autopar::detail

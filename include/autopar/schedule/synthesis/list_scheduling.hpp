@@ -1,0 +1,241 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <autopar/schedule/synthesis/problem.hpp>
+
+namespace autopar::detail {
+
+/// Orders of all lanes with their course.
+struct SynthesisCourse {
+  std::vector<std::vector<SynthesisTurn>> orders;  // [lane]
+  std::vector<double> start, end;                  // by SynthesisProblem::index
+  double makespan = std::numeric_limits<double>::infinity();
+};
+
+/// How list scheduling chooses among the turns that a lane could start.
+struct SynthesisRule {
+  enum class Kinds : std::uint8_t { kBackwardFirst, kForwardFirst, kAlternate, kWeightFirst };
+  enum class Chunks : std::uint8_t { kFurthest, kNearest, kEarliest };  // on its way; kEarliest: micro-batch
+  Kinds kinds = Kinds::kBackwardFirst;
+  Chunks chunks = Chunks::kFurthest;
+  /// Micro-batches that a stage may have in flight: this many times what the way from its forward down the pipeline
+  /// and back up takes, at the pace of the busiest lane.
+  double slack = std::numeric_limits<double>::infinity();
+  double patience = 0;  // share of a weight backward for which a lane waits for something better
+  const std::vector<double>* urgency = nullptr;  // by index; if given it decides, the largest first
+};
+
+/// Plays a problem through in time: each lane starts, among the turns whose data are there and whose activations fit,
+/// the one that a rule prefers; weight backwards fill the time in which there is nothing else.
+///
+/// A forward must leave enough memory for the micro-batches that have started, earliest first, to come to their ends
+/// on the lane one after the other (Dijkstra's banker), so no order runs into a lack of memory.
+class ListScheduler {
+ public:
+  explicit ListScheduler(const SynthesisProblem& problem)
+      : problem_(problem), shares_lanes_(std::any_of(problem.stages.begin(), problem.stages.end(), [](const auto& stage) {
+          return stage.lanes.size() > 1;
+        })) {}
+
+  [[nodiscard]] SynthesisCourse run(const SynthesisRule& rule) {
+    reset(rule);
+    for (;;) {
+      std::size_t next = choices_.size();
+      for (std::size_t l = 0; l < choices_.size(); ++l) {
+        if (stale_[l]) choices_[l] = choose(l);
+        stale_[l] = false;
+        if (choices_[l].start < (next == choices_.size() ? kNever : choices_[next].start)) next = l;
+      }
+      if (next == choices_.size()) break;
+      perform(choices_[next]);
+    }
+    return std::move(course_);
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+  struct Choice {
+    SynthesisTurn turn;
+    double start = kNever;
+  };
+  struct Passed {  // micro-batches of a stage: forward, (input) backward, wholly backward
+    int forward = 0, backward = 0, all = 0;
+  };
+
+  void reset(const SynthesisRule& rule) {
+    rule_ = rule;
+    const std::size_t lanes = problem_.lanes.size();
+    course_ = {};
+    course_.orders.resize(lanes);
+    course_.start.assign(problem_.turns(), kNever);
+    course_.end.assign(problem_.turns(), kNever);
+    course_.makespan = 0;
+    passed_.assign(problem_.stages.size(), {});
+    free_at_.assign(lanes, 0);
+    last_was_forward_.assign(lanes, false);
+    choices_.assign(lanes, {});
+    stale_.assign(lanes, true);
+    most_.clear();
+    for (const double rounds : problem_.rounds_in_flight()) {
+      most_.push_back(static_cast<int>(std::min<double>(problem_.microbatches, std::max(1.0, std::ceil(rounds * rule.slack)))));
+    }
+  }
+
+  [[nodiscard]] Choice choose(std::size_t l) const {
+    candidates_.clear();
+    double now = kNever;
+    for (const std::size_t s : problem_.lanes[l].stages) {
+      const auto& stage = problem_.stages[s];
+      const Passed& passed = passed_[s];
+      double free = 0;
+      for (const std::size_t lane : stage.lanes) free = std::max(free, free_at_[lane]);
+      const auto offer = [&](ActionKind kind, int microbatch, double ready) {
+        if (ready == kNever) return;
+        candidates_.push_back({{s, kind, microbatch}, std::max(free, ready)});
+        now = std::min(now, candidates_.back().start);
+      };
+      if (passed.forward < std::min(problem_.microbatches, passed.all + most_[s]) && fits(s)) {
+        offer(ActionKind::kForward, passed.forward, forward_ready(s, passed.forward));
+      }
+      if (passed.backward < passed.forward) offer(stage.first_backward(), passed.backward, backward_ready(s, passed.backward));
+      if (stage.split && passed.all < passed.backward) offer(ActionKind::kBackwardWeight, passed.all, 0);
+    }
+    return best(l, now);
+  }
+
+  /// Of the turns that could start now the preferred; a better one that starts soon is waited for.
+  [[nodiscard]] Choice best(std::size_t l, double now) const {
+    Choice chosen;
+    for (const Choice& candidate : candidates_) {
+      if (candidate.start > now) continue;
+      if (chosen.start == kNever || preferred(l, candidate.turn, chosen.turn)) chosen = candidate;
+    }
+    if (rule_.patience <= 0 || chosen.start == kNever || chosen.turn.kind != ActionKind::kBackwardWeight) return chosen;
+    const double until = now + rule_.patience * problem_.stages[chosen.turn.stage].weight;
+    Choice awaited;
+    for (const Choice& candidate : candidates_) {
+      if (candidate.turn.kind == ActionKind::kBackwardWeight || candidate.start >= until) continue;
+      if (candidate.start < awaited.start) awaited = candidate;
+    }
+    return awaited.start < kNever ? awaited : chosen;
+  }
+
+  [[nodiscard]] bool preferred(std::size_t l, const SynthesisTurn& a, const SynthesisTurn& b) const {
+    if (rule_.urgency != nullptr) {
+      const double x = (*rule_.urgency)[problem_.index(a)], y = (*rule_.urgency)[problem_.index(b)];
+      if (x != y) return x > y;
+    }
+    return key(l, a) < key(l, b);
+  }
+
+  [[nodiscard]] std::tuple<int, int, int> key(std::size_t l, const SynthesisTurn& turn) const {
+    const bool forward = turn.kind == ActionKind::kForward, weight = turn.kind == ActionKind::kBackwardWeight;
+    int first = 0;  // forwards 1 behind 0 or ahead of 2
+    switch (rule_.kinds) {
+      case SynthesisRule::Kinds::kBackwardFirst: first = forward ? 1 : 0; break;
+      case SynthesisRule::Kinds::kForwardFirst: first = forward ? 0 : 1; break;
+      case SynthesisRule::Kinds::kAlternate: first = forward == last_was_forward_[l] ? 1 : 0; break;
+      case SynthesisRule::Kinds::kWeightFirst: first = forward ? 1 : 0; break;
+    }
+    if (weight) first = rule_.kinds == SynthesisRule::Kinds::kWeightFirst ? -1 : 2;
+    const int way = forward ? -static_cast<int>(turn.stage) : static_cast<int>(turn.stage);  // furthest first
+    switch (rule_.chunks) {
+      case SynthesisRule::Chunks::kFurthest: return {first, way, turn.microbatch};
+      case SynthesisRule::Chunks::kNearest: return {first, -way, turn.microbatch};
+      default: return {first, turn.microbatch, way};
+    }
+  }
+
+  [[nodiscard]] double forward_ready(std::size_t s, int m) const {
+    double ready = 0;
+    for (const auto& link : problem_.stages[s].values) {
+      ready = std::max(ready, course_.end[problem_.index(link.stage, ActionKind::kForward, m)] + link.delay);
+    }
+    return ready;
+  }
+  [[nodiscard]] double backward_ready(std::size_t s, int m) const {
+    double ready = course_.end[problem_.index(s, ActionKind::kForward, m)];
+    for (const auto& link : problem_.stages[s].gradients) {
+      ready = std::max(ready, course_.end[problem_.index(link.stage, ActionKind::kBackward, m)] + link.delay);
+    }
+    return ready;
+  }
+
+  /// Whether the lanes of a stage have room for its next forward.
+  [[nodiscard]] bool fits(std::size_t s) const {
+    const auto& lanes = problem_.stages[s].lanes;
+    return std::all_of(lanes.begin(), lanes.end(), [&](std::size_t l) { return fits(s, l); });
+  }
+  [[nodiscard]] bool fits(std::size_t s, std::size_t l) const {
+    const auto& lane = problem_.lanes[l];
+    if (lane.limit == kNever) return true;
+    int earliest = problem_.microbatches, latest = passed_[s].forward;
+    for (const std::size_t t : lane.stages) {
+      earliest = std::min(earliest, passed_[t].all);
+      latest = std::max(latest, passed_[t].forward - 1);
+    }
+    double own = 0;  // of this micro-batch and later ones
+    for (int m = latest; m >= earliest; --m) {
+      double need = 0;  // that this micro-batch does not have yet
+      for (const std::size_t t : lane.stages) {
+        const int forward = passed_[t].forward + (t == s ? 1 : 0);
+        if (m >= forward) need += problem_.stages[t].held;
+        else if (m >= passed_[t].all) own += problem_.stages[t].held;
+      }
+      if (own + need > lane.limit) return false;
+    }
+    return true;
+  }
+
+  void perform(const Choice& choice) {
+    const SynthesisTurn turn = choice.turn;
+    const auto& stage = problem_.stages[turn.stage];
+    const double end = choice.start + stage.seconds(turn.kind);
+    course_.start[problem_.index(turn)] = choice.start;
+    course_.end[problem_.index(turn)] = end;
+    course_.makespan = std::max(course_.makespan, end);
+    Passed& passed = passed_[turn.stage];
+    if (turn.kind == ActionKind::kForward) ++passed.forward;
+    if (gives_input_gradients(turn.kind)) ++passed.backward;
+    if (gives_weight_gradients(turn.kind)) ++passed.all;
+    for (const std::size_t l : stage.lanes) {
+      course_.orders[l].push_back(turn);
+      free_at_[l] = end;
+      stale_[l] = true;
+      if (turn.kind != ActionKind::kBackwardWeight) last_was_forward_[l] = turn.kind == ActionKind::kForward;
+    }
+    if (shares_lanes_) stale_.assign(stale_.size(), true);
+    else if (turn.kind != ActionKind::kBackwardWeight) wake_neighbours(turn);
+  }
+
+  /// Lanes that may have waited for the turn.
+  void wake_neighbours(const SynthesisTurn& turn) {
+    for (std::size_t s = 0; s < problem_.stages.size(); ++s) {
+      const auto& stage = problem_.stages[s];
+      for (const auto& link : turn.kind == ActionKind::kForward ? stage.values : stage.gradients) {
+        if (link.stage == turn.stage) stale_[stage.lanes.front()] = true;
+      }
+    }
+  }
+
+  const SynthesisProblem& problem_;
+  bool shares_lanes_;  // a stage has several lanes, so a turn holds up all that share one of them
+  SynthesisRule rule_;
+  SynthesisCourse course_;
+  std::vector<Passed> passed_;  // by stage
+  std::vector<double> free_at_;
+  std::vector<int> most_;       // micro-batches in flight, by stage
+  std::vector<bool> last_was_forward_, stale_;
+  std::vector<Choice> choices_;
+  mutable std::vector<Choice> candidates_;
+};
+
+}  // namespace autopar::detail

@@ -1,0 +1,248 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/schedule/concepts.hpp>
+#include <autopar/schedule/given_orders.hpp>
+#include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/schedule.hpp>
+#include <autopar/schedule/simulate.hpp>
+#include <autopar/schedule/synthesis/improvement.hpp>
+#include <autopar/schedule/synthesis/list_scheduling.hpp>
+#include <autopar/schedule/synthesis/problem.hpp>
+
+namespace autopar {
+
+/// What a synthesiser found.
+struct Synthesis {
+  GivenOrders orders;
+  ScheduleKind origin = ScheduleKind::kSynthesised;  ///< the fixed schedule that was best, or improved; else kSynthesised
+  Seconds step{};          ///< simulated
+  Seconds best_fixed{};    ///< of the fixed schedules that run on this pipeline and fit; infinite if there is none
+  Seconds lower_bound{};   ///< of any order on this pipeline
+  std::int64_t states = 0; ///< orders that were played through
+};
+
+/// A schedule made for unequal turns, messages that take time, and a limit on what each rank may hold, for a step in
+/// which the optimizer waits for all ranks.
+///
+/// List scheduling under a few dozen rules, then under the urgency that the best courses show, then local search on the
+/// longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the result
+/// is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a stage in the
+/// same order, which they keep whatever shares are empty). Deterministic. The bubble has no
+/// closed form; `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit allows.
+///
+/// Replicas of a stage, also unequal ones, take their turns in the same order.
+/// @source rules and lower bound after Qi et al., ICLR 2024, arXiv:2401.10241, section 3; memory by Dijkstra's banker
+template <SplitBackwardCosts Costs>
+struct Synthesised {
+  using policy_category = schedule_policy_tag;
+
+  Costs costs;
+  std::vector<std::int64_t> local;  ///< samples of each rank
+  std::vector<Bytes> held{};        ///< [stage] from its forward to its weight backward, of the largest share; none = 1
+  std::vector<Bytes> limits{};      ///< [rank] of what it holds; none = no limit
+  bool parts_backwards = true;      ///< the runtime can run a backward in two parts
+  std::int64_t budget = 2000;       ///< states: orders that are played through
+
+  /// @throws InvalidArgument if one micro-batch in all stages of a rank does not fit its limit
+  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline& pipeline, int microbatches) const {
+    return synthesise(pipeline, microbatches).orders.orders;
+  }
+
+  /// @cost O(budget * turns of all stages)
+  [[nodiscard]] Synthesis synthesise(const Pipeline& pipeline, int microbatches) const {
+    expect(held.empty() || held.size() == pipeline.stages.size(), "Synthesised: `held` needs one entry a stage");
+    expect(limits.empty() || limits.size() == static_cast<std::size_t>(pipeline.ranks),
+           "Synthesised: `limits` needs one entry a rank");
+    expect(microbatches >= 1, "Synthesised: at least one micro-batch is needed");
+    return Search(*this, pipeline, microbatches).run();
+  }
+
+ private:
+  class Search {
+   public:
+    Search(const Synthesised& policy, const Pipeline& pipeline, int microbatches)
+        : policy_(policy), pipeline_(pipeline), layout_{policy.local, microbatches},
+          reader_(pipeline, layout_, policy.costs),
+          problem_(reader_.read(policy.held, policy.limits, policy.parts_backwards)), budget_(policy.budget) {
+      for (const auto& lane : problem_.lanes) {
+        if (lane.held <= lane.limit) continue;
+        throw InvalidArgument("schedule synth: rank " + std::to_string(lane.ranks.front().value()) + " may hold " +
+                              std::to_string(lane.limit) + " bytes, but one micro-batch in its stages takes " +
+                              std::to_string(lane.held) + "; use more micro-batches or fewer stages a rank");
+      }
+    }
+
+    [[nodiscard]] Synthesis run() {
+      best_.step = best_.best_fixed = Seconds(std::numeric_limits<double>::infinity());
+      best_.lower_bound = reader_.lower_bound();
+      for (const ScheduleKind kind : kScheduleKinds) try_fixed(kind);
+      best_.best_fixed = best_.step;
+      if (!is_bound(best_.step.value())) {
+        list_rules();
+        sharpen();
+        improve();
+        for (const Start& start : starts_) judge(start);
+      }
+      best_.states = policy_.budget - budget_;
+      best_.orders.microbatches = layout_.microbatches;
+      return std::move(best_);
+    }
+
+   private:
+    using Orders = std::vector<std::vector<detail::SynthesisTurn>>;  // by lane
+    struct Start {
+      double makespan;
+      Orders orders;
+      ScheduleKind origin = ScheduleKind::kSynthesised;
+    };
+    static constexpr std::size_t kStarts = 6;   // that are worth more work
+    static constexpr int kSharpenings = 6;      // of each
+
+    [[nodiscard]] bool is_bound(double step) const { return step <= best_.lower_bound.value() * (1 + 1e-9); }
+
+    void try_fixed(ScheduleKind kind) {
+      if (kind == ScheduleKind::kSynthesised || (!policy_.parts_backwards && !keeps_backwards_whole(kind))) return;
+      auto orders = fixed_orders(kind);
+      if (!orders) return;
+      for (std::size_t l = 0; l < orders->size(); ++l) {
+        if (detail::peak_held(problem_, (*orders)[l]) > problem_.lanes[l].limit) return;
+      }
+      detail::OrderedCourse course(problem_);
+      if (!course.play(*orders)) return;
+      starts_.push_back({course.makespan(), std::move(*orders), kind});
+      judge(starts_.back());
+    }
+
+    /// As the schedule orders lanes, all replicas of a stage alike, so that the orders run whatever shares are empty:
+    /// each lane one rank, and every message from all ranks of a stage to all of another. Nothing if the stages are not
+    /// where it wants them.
+    [[nodiscard]] std::optional<Orders> fixed_orders(ScheduleKind kind) const {
+      Pipeline lanes{.ranks = static_cast<int>(problem_.lanes.size()), .stages = {}, .channels = {}, .groups = {}};
+      for (const auto& stage : problem_.stages) {
+        lanes.stages.emplace_back();
+        for (const std::size_t l : stage.lanes) lanes.stages.back().push_back(Rank::of(l));
+        if (wants_chunks(kind) && stage.lanes.size() > 1) return std::nullopt;
+      }
+      if (wants_chunks(kind)) {
+        const ChunkLayout chunks = chunk_layout(lanes);
+        if (kind == ScheduleKind::kZbV ? !chunks.is_v_shaped() : !chunks.is_looped()) return std::nullopt;
+      }
+      for (Channel channel : pipeline_.channels) {
+        channel.kind = ChannelKind::kTotal;
+        if (channel.from.valid() && channel.to.valid()) lanes.channels.push_back(channel);
+      }
+      const int m = layout_.microbatches;
+      Orders orders(problem_.lanes.size());
+      const BatchLayout full{std::vector<std::int64_t>(orders.size(), m), m};
+      const Program program = make_program(lanes, full, kind);
+      for (std::size_t l = 0; l < orders.size(); ++l) {
+        for (const Action& action : program.ranks[l]) {
+          if (is_turn(action.kind)) orders[l].push_back({action.stage.index(), action.kind, action.microbatch});
+        }
+      }
+      return orders;
+    }
+
+    void list_rules() {
+      using Rule = detail::SynthesisRule;
+      constexpr double kAny = std::numeric_limits<double>::infinity();
+      detail::ListScheduler scheduler(problem_);
+      for (const double slack : {kAny, 1.0, 1.2, 1.5, 2.0, 3.0}) {
+        for (const auto kinds : {Rule::Kinds::kBackwardFirst, Rule::Kinds::kAlternate, Rule::Kinds::kForwardFirst,
+                                 Rule::Kinds::kWeightFirst}) {
+          for (const auto chunks : {Rule::Chunks::kFurthest, Rule::Chunks::kEarliest, Rule::Chunks::kNearest}) {
+            for (const double patience : {0.0, 0.5, 1.0}) {
+              if (budget_ <= policy_.budget / 4 || (!starts_.empty() && is_bound(fastest().makespan))) return;
+              --budget_;
+              keep(scheduler.run({.kinds = kinds, .chunks = chunks, .slack = slack, .patience = patience}));
+            }
+          }
+        }
+      }
+    }
+
+    [[nodiscard]] const Start& fastest() const {
+      return *std::min_element(starts_.begin(), starts_.end(),
+                               [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
+    }
+
+    /// Keeps the fastest courses, each makespan once.
+    void keep(detail::SynthesisCourse course) {
+      for (const Start& start : starts_) {
+        if (start.makespan == course.makespan && start.origin == ScheduleKind::kSynthesised) return;
+      }
+      starts_.push_back({course.makespan, std::move(course.orders)});
+      std::stable_sort(starts_.begin(), starts_.end(),
+                       [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
+      if (starts_.size() > kStarts) starts_.pop_back();
+    }
+
+    /// Lists again with what each turn of a course has behind it.
+    void sharpen() {
+      detail::ListScheduler scheduler(problem_);
+      detail::OrderedCourse course(problem_);
+      const std::vector<Start> starts = starts_;
+      for (const Start& start : starts) {
+        Orders orders = start.orders;
+        for (int i = 0; i < kSharpenings && budget_ > policy_.budget / 4; ++i) {
+          if (!course.play(orders)) break;
+          const auto urgency = course.tails();
+          --budget_;
+          auto listed = scheduler.run({.patience = i % 2 == 0 ? 0.0 : 1.0, .urgency = &urgency});
+          orders = listed.orders;
+          keep(std::move(listed));
+        }
+      }
+    }
+
+    void improve() {
+      detail::LocalSearch search(problem_);
+      for (std::size_t i = 0; i < starts_.size(); ++i) {
+        std::int64_t share = budget_ / static_cast<std::int64_t>(starts_.size() - i);
+        budget_ -= share;
+        starts_[i].makespan = search.improve(starts_[i].orders, share);
+        budget_ += share;
+      }
+    }
+
+    void judge(const Start& start) {
+      std::vector<std::vector<Turn>> ranks(layout_.local.size());
+      for (std::size_t l = 0; l < start.orders.size(); ++l) {
+        std::vector<Turn> turns;
+        for (const auto& turn : start.orders[l]) turns.push_back({turn.kind, turn.microbatch, StageId::of(turn.stage)});
+        for (const Rank rank : problem_.lanes[l].ranks) ranks[rank.index()] = turns;
+      }
+      offer(std::move(ranks), start.origin);
+    }
+
+    void offer(std::vector<std::vector<Turn>> ranks, ScheduleKind origin) {
+      GivenOrders orders{std::move(ranks), layout_.microbatches};
+      const Seconds step = simulate(pipeline_, make_program(pipeline_, layout_, orders), policy_.costs).step;
+      if (step >= best_.step) return;
+      best_.step = step;
+      best_.origin = origin;
+      best_.orders = std::move(orders);
+    }
+
+    const Synthesised& policy_;
+    const Pipeline& pipeline_;
+    BatchLayout layout_;
+    detail::ProblemReader<Costs> reader_;
+    detail::SynthesisProblem problem_;
+    std::int64_t budget_;
+    std::vector<Start> starts_;
+    Synthesis best_;
+  };
+};
+
+}  // namespace autopar
