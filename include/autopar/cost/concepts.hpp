@@ -16,6 +16,7 @@ struct NodeCost {
   Seconds backward{};  ///< of inputs and parameters together; 0 in a graph that is only run forwards
   Bytes saved{};       ///< kept from the node's forward until its backward
   Bytes workspace{};   ///< extra bytes while it runs
+  Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be put off
   friend bool operator==(const NodeCost&, const NodeCost&) = default;
 };
 

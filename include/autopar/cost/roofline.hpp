@@ -56,7 +56,10 @@ class RooflineCost {
     NodeCost cost;
     for (const auto& item : op.work) {
       cost.forward += time(item, item.forward, samples);
-      cost.backward += time(item, item.backward, samples);
+      const Seconds backward = time(item, item.backward, samples);
+      cost.backward += backward;
+      const bool has_weights = item.op_class == OpClass::kMatmul || item.op_class == OpClass::kConvolution;
+      if (has_weights && !op.parameters.empty()) cost.backward_weight += backward * kWeightShare;
     }
     cost.saved = bytes_at(op.saved, samples);
     cost.workspace = bytes_at(op.workspace, samples);
@@ -90,6 +93,9 @@ class RooflineCost {
   [[nodiscard]] static Bytes bytes_at(const Affine& size, double samples) {
     return Bytes(static_cast<std::int64_t>(std::max(0.0, size.at(samples))));
   }
+
+  /// The backward of a product has one product for each of its two factors.
+  static constexpr double kWeightShare = 0.5;
 
   Cluster cluster_;
   ClassEfficiency efficiency_;

@@ -25,7 +25,7 @@ struct Candidate {
   StepTerms terms;
 };
 
-/// The fastest staging of each shape (replicas of each stage) that a search met, whether it fits or not.
+/// The fastest staging of each shape (replicas of each stage, stages that share ranks) that a search met, whether it fits or not.
 class Candidates {
  public:
   explicit Candidates(Bytes memory) : memory_(memory) {}
@@ -39,10 +39,11 @@ class Candidates {
     const bool improves = fit && (!any_fits() || faster(candidate, best()));
     if (improves) {
       best_ = std::min(best_, candidate.terms.step);
-      best_shape_ = candidate.staging.replicas;
+      best_shape_ = shape_of(candidate.staging);
     }
-    if (by_shape_.size() >= kShapes && !by_shape_.contains(candidate.staging.replicas) && !improves) return false;
-    auto [entry, added] = by_shape_.try_emplace(candidate.staging.replicas, candidate);
+    const Shape shape = shape_of(candidate.staging);
+    if (by_shape_.size() >= kShapes && !by_shape_.contains(shape) && !improves) return false;
+    auto [entry, added] = by_shape_.try_emplace(shape, candidate);
     if (!added) {
       const bool old_fit = fits(entry->second);
       if (fit != old_fit ? fit : faster(candidate, entry->second)) entry->second = std::move(candidate);
@@ -52,7 +53,7 @@ class Candidates {
 
   /// Step of the fastest that fits; infinite if there is none.
   [[nodiscard]] Seconds best_step() const { return best_; }
-  [[nodiscard]] bool any_fits() const { return !best_shape_.empty(); }
+  [[nodiscard]] bool any_fits() const { return !best_shape_.first.empty(); }
   /// @pre any_fits()
   [[nodiscard]] const Candidate& best() const { return by_shape_.at(best_shape_); }
 
@@ -68,6 +69,9 @@ class Candidates {
   }
 
  private:
+  using Shape = std::pair<std::vector<int>, std::vector<int>>;  // replicas and positions of stages
+  static Shape shape_of(const Staging& staging) { return {staging.replicas, staging.position_of}; }
+
   /// The same sums in another order differ in the last digits; those must not decide.
   static bool faster(const Candidate& a, const Candidate& b) {
     constexpr double kSame = 1e-9;
@@ -78,8 +82,8 @@ class Candidates {
   static constexpr std::size_t kShapes = 512;  // runners-up are for reading; memory stays bounded
   Bytes memory_;
   Seconds best_{std::numeric_limits<double>::infinity()};
-  std::vector<int> best_shape_;
-  std::map<std::vector<int>, Candidate> by_shape_;
+  Shape best_shape_;
+  std::map<Shape, Candidate> by_shape_;
 };
 
 /// What a search found.
@@ -109,14 +113,34 @@ concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::
   { policy.coarsen(work, samples, least_blocks) } -> std::same_as<Partition>;
 };
 
+/// Whether a schedule runs on stages that lie where the staging puts them.
+[[nodiscard]] inline bool suits(ScheduleKind schedule, const Staging& staging) {
+  if (staging.position_of.empty() && !wants_chunks(schedule)) return true;
+  const int stages = staging.stages(), positions = static_cast<int>(staging.replicas_of_positions().size());
+  bool looped = stages % positions == 0, v_shaped = stages == 2 * positions;
+  for (int s = 0; s < stages; ++s) {
+    looped = looped && staging.position(s) == s % positions;
+    v_shaped = v_shaped && staging.position(s) == std::min(s, stages - 1 - s);
+  }
+  switch (schedule) {
+    case ScheduleKind::kZbV: return v_shaped;
+    case ScheduleKind::kInterleaved: return looped && stages > positions;
+    case ScheduleKind::kSynthesised: return true;
+    default: return false;
+  }
+}
+
 /// Whether a staging meets what the user fixed and what whole-batch nodes demand (memory is not looked at).
 [[nodiscard]] inline bool meets(const Constraints& constraints, const Workload& work, const Staging& staging) {
   const auto allowed = [](const auto& values, const auto& value) {
     return std::find(values.begin(), values.end(), value) != values.end();
   };
   if (staging.ranks() > constraints.world) return false;
-  if (constraints.stages > 0 && staging.stages() != constraints.stages) return false;
-  if (constraints.replicas_are_fixed() && staging.replicas != constraints.fixed_replicas(staging.stages())) return false;
+  const auto positions = staging.position_of.empty() ? staging.replicas : staging.replicas_of_positions();
+  const int count = static_cast<int>(positions.size());
+  if (constraints.stages > 0 && count != constraints.stages) return false;
+  if (constraints.replicas_are_fixed() && positions != constraints.fixed_replicas(count)) return false;
+  if (!suits(staging.schedule, staging)) return false;
   if (!allowed(constraints.microbatches, staging.microbatches) || !allowed(constraints.schedules, staging.schedule)) {
     return false;
   }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/lower_bound.hpp>
 #include <autopar/plan/refine.hpp>
@@ -159,7 +160,13 @@ struct ExactStaging {
   int estimates = 400;             ///< of each local search
 
   /// Workloads of more than 64 nodes are only started on, not searched; put a coarsening policy in front.
+  /// The schedules that are not plain are searched by ChunkedStaging, behind; then nothing is proven.
   [[nodiscard]] SearchResult search(const StepObjective& objective) const {
+    return detail::search_all_schedules(objective, [&](const StepObjective& plain) { return search_plain(plain); });
+  }
+
+ private:
+  [[nodiscard]] SearchResult search_plain(const StepObjective& objective) const {
     SearchResult result{Candidates(objective.constraints().memory)};
     std::optional<detail::CutTables> tables;
     if (objective.work().graph.node_count() <= detail::kMaskNodes)
@@ -171,7 +178,6 @@ struct ExactStaging {
     return result;
   }
 
- private:
   struct Seed {
     double estimate;
     Staging staging;

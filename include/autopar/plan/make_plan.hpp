@@ -20,6 +20,13 @@ namespace autopar {
 /// @throws InvalidArgument unless the plan puts each node into one stage
 [[nodiscard]] inline Staging staging_of(const Plan& plan, std::size_t nodes) {
   Staging staging{std::vector<int>(nodes, -1), {}, plan.microbatches, plan.schedule};
+  std::vector<const std::vector<Rank>*> positions;
+  for (const StagePlan& stage : plan.stages) {
+    const auto same = std::find_if(positions.begin(), positions.end(), [&](const auto* p) { return *p == stage.ranks; });
+    staging.position_of.push_back(static_cast<int>(same - positions.begin()));
+    if (same == positions.end()) positions.push_back(&stage.ranks);
+  }
+  if (positions.size() == plan.stages.size()) staging.position_of.clear();
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     staging.replicas.push_back(static_cast<int>(plan.stages[s].ranks.size()));
     for (const NodeId atom : plan.stages[s].atoms) {
@@ -61,7 +68,8 @@ class PlanMaker {
     std::size_t rank = 0;
     for (Candidate& candidate : found.candidates.ranked()) {
       Staging staging = expanded(candidate.staging, blocks);
-      if (!whole && rank++ < kRefined) {
+      // Moving nodes and ranks knows nothing of stages that share ranks.
+      if (!whole && candidate.staging.position_of.empty() && rank++ < kRefined) {
         staging = LocalSearch(objective_).improve(std::move(staging), kEstimates).first;
         fine.offer({staging, objective_(staging)});
       }
@@ -127,6 +135,7 @@ class PlanMaker {
     plan.batch = constraints_.batch;
     plan.microbatches = best.staging.microbatches;
     plan.schedule = best.staging.schedule;
+    plan.orders = best.terms.orders;
     plan.device = cluster_.device.name;
     plan.device_memory = constraints_.memory;
     plan.optimizer_state_factor = constraints_.optimizer_state_factor;
@@ -170,7 +179,9 @@ class PlanMaker {
   void add_runners_up(Plan& plan, const Candidates& candidates) const {
     const Candidate& best = candidates.best();
     std::vector<Candidate> others = candidates.ranked();
-    std::erase_if(others, [&](const Candidate& c) { return c.staging.replicas == best.staging.replicas; });
+    std::erase_if(others, [&](const Candidate& c) {
+      return c.staging.replicas == best.staging.replicas && c.staging.position_of == best.staging.position_of;
+    });
     const auto replicated = std::find_if(others.begin(), others.end(), [&](const Candidate& c) {
       return c.staging.stages() == 1 && c.staging.ranks() == constraints_.world;
     });

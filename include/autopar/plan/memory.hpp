@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <vector>
 
 #include <autopar/plan/pipeline_of.hpp>
@@ -11,6 +12,7 @@
 #include <autopar/plan/workload.hpp>
 #include <autopar/schedule/gpipe.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/zb_h1.hpp>
 
 namespace autopar {
 
@@ -27,13 +29,43 @@ struct StageMemory {
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
 };
 
-/// Most micro-batches whose activations a stage holds, by the schedule's own law.
+/// Most micro-batches whose activations a stage holds, by the schedule's own law; an estimate for schedules of several
+/// stages a rank and for synthesised ones, whose orders must be counted (`in_flight_of`).
 [[nodiscard]] inline int peak_in_flight(ScheduleKind schedule, bool loss_mode, int stage, int stages,
                                         int microbatches) {
   if (schedule == ScheduleKind::kGPipe || !loss_mode) {
     return GPipe{}.peak_activations(StageId(stage), stages, microbatches);
   }
+  if (schedule == ScheduleKind::kZbH1) return ZbH1{}.peak_activations(StageId(stage), stages, microbatches);
   return OneFOneB{}.peak_activations(StageId(stage), stages, microbatches);
+}
+
+/// Micro-batches of each stage that are forward but not wholly backward when their ranks hold most; of a stage's
+/// replicas the one that holds most. @param orders  [rank] @param weights  [stage] bytes of a micro-batch
+[[nodiscard]] inline std::vector<int> in_flight_of(const std::vector<std::vector<Turn>>& orders,
+                                                   const std::vector<Bytes>& weights) {
+  std::vector<int> most(weights.size(), 0);
+  for (const auto& turns : orders) {
+    std::vector<int> held(weights.size(), 0), at_peak = held;
+    Bytes sum{}, peak{-1};
+    for (const Turn turn : turns) {
+      const std::size_t s = turn.stage.index();
+      if (turn.kind == ActionKind::kForward) {
+        ++held[s];
+        sum += weights[s];
+      }
+      if (sum > peak) {
+        peak = sum;
+        at_peak = held;
+      }
+      if (gives_weight_gradients(turn.kind)) {
+        --held[s];
+        sum -= weights[s];
+      }
+    }
+    for (std::size_t s = 0; s < most.size(); ++s) most[s] = std::max(most[s], at_peak[s]);
+  }
+  return most;
 }
 
 /// What one parameter costs a rank that holds it.
@@ -74,20 +106,27 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
 
 }  // namespace detail
 
-/// Peak memory of each stage's worst rank.
+/// Micro-batches that each stage holds at the peak, by the laws of schedules with one stage a rank.
+[[nodiscard]] inline std::vector<int> in_flight_by_law(const Workload& work, const Staging& staging) {
+  std::vector<int> out;
+  for (int s = 0; s < staging.stages(); ++s) {
+    out.push_back(peak_in_flight(staging.schedule, work.loss_mode, s, staging.stages(), staging.microbatches));
+  }
+  return out;
+}
+
+/// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
                                                              const Staging& staging, const SizedPipeline& sized,
-                                                             const ShareTable& shares) {
+                                                             const ShareTable& shares,
+                                                             const std::vector<int>& in_flight) {
   const auto nodes = nodes_by_stage(staging);
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::int64_t> share(nodes.size());
-  std::vector<int> in_flight(nodes.size());
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     std::vector<ParameterId> held;
     Bytes saved{}, workspace{};
     share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-    in_flight[s] =
-        peak_in_flight(staging.schedule, work.loss_mode, static_cast<int>(s), staging.stages(), staging.microbatches);
     const auto& costs = work.node_costs(share[s]);
     for (const NodeId node : nodes[s]) {
       const auto& parameters = work.graph[node].parameters;
@@ -109,6 +148,37 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
   }
   detail::add_boundary(memory, sized, share, in_flight, staging.microbatches);
   return memory;
+}
+
+/// The same under a schedule with one stage a rank.
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
+                                                             const Staging& staging, const SizedPipeline& sized,
+                                                             const ShareTable& shares) {
+  return predict_memory(work, constraints, staging, sized, shares, in_flight_by_law(work, staging));
+}
+
+/// Bytes that one more micro-batch in flight takes, by stage: the difference that it makes.
+[[nodiscard]] inline std::vector<Bytes> held_by_microbatch(const Workload& work, const Constraints& constraints,
+                                                           const Staging& staging, const SizedPipeline& sized,
+                                                           const ShareTable& shares) {
+  const std::vector<int> none(staging.replicas.size(), 0), one(none.size(), 1);
+  const auto without = predict_memory(work, constraints, staging, sized, shares, none);
+  const auto with = predict_memory(work, constraints, staging, sized, shares, one);
+  std::vector<Bytes> out;
+  for (std::size_t s = 0; s < none.size(); ++s) out.push_back(with[s].total() - without[s].total());
+  return out;
+}
+
+/// Peak bytes of the rank that needs most: stages that share it are added.
+[[nodiscard]] inline Bytes peak_of_ranks(const std::vector<StageMemory>& memory,
+                                         const std::vector<std::vector<Rank>>& ranks) {
+  std::map<Rank, Bytes> of_rank;
+  for (std::size_t s = 0; s < memory.size(); ++s) {
+    for (const Rank rank : ranks[s]) of_rank[rank] += memory[s].total();
+  }
+  Bytes most{};
+  for (const auto& [rank, bytes] : of_rank) most = std::max(most, bytes);
+  return most;
 }
 
 }  // namespace autopar

@@ -11,10 +11,10 @@
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/shares.hpp>
 #include <autopar/plan/staging.hpp>
-#include <autopar/schedule/gpipe.hpp>
-#include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/program.hpp>
+#include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
+#include <autopar/schedule/synthesised.hpp>
 
 namespace autopar {
 
@@ -36,6 +36,7 @@ struct StepTerms {
   Seconds summing{};    ///< gradient sums of the rank that has the most
   std::vector<StageTerms> stages;
   std::vector<std::vector<Rank>> ranks;  ///< [stage][replica]
+  std::vector<std::vector<Turn>> orders; ///< [rank] of a synthesised schedule
 };
 
 /// Costs of one staging as the simulator asks for them.
@@ -46,6 +47,12 @@ class StagingCosts {
 
   [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
   [[nodiscard]] Seconds backward(StageId stage, std::int64_t samples) const { return at(stage, samples).backward; }
+  [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t samples) const {
+    return at(stage, samples).backward - at(stage, samples).backward_weight;
+  }
+  [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t samples) const {
+    return at(stage, samples).backward_weight;
+  }
   [[nodiscard]] Seconds message(Rank from, const Action& action) const {
     const auto& size = sized_.channels[static_cast<std::size_t>(action.channel)];
     return work_.transfer(
@@ -61,19 +68,20 @@ class StagingCosts {
  private:
   struct Known {
     std::int64_t samples;
-    Seconds forward, backward;
+    Seconds forward, backward, backward_weight;
   };
   [[nodiscard]] const Known& at(StageId stage, std::int64_t samples) const {
     auto& row = known_[stage.index()];
     for (const Known& known : row) {
       if (known.samples == samples) return known;
     }
-    Known sum{samples, {}, {}};
+    Known sum{samples, {}, {}, {}};
     const auto& costs = work_.node_costs(samples);
     for (const NodeId node : nodes_[stage.index()]) {
       const Seconds totals = add_totals(stage, work_.graph[node].totals);
       sum.forward += costs[node.index()].forward + totals;
       sum.backward += costs[node.index()].backward + totals;
+      sum.backward_weight += costs[node.index()].backward_weight;
     }
     return row.emplace_back(sum);
   }
@@ -88,7 +96,7 @@ class StagingCosts {
   std::vector<std::vector<NodeId>> nodes_;
   mutable std::vector<std::vector<Known>> known_;  // by stage; a handful of different shares
 };
-static_assert(ProgramCosts<StagingCosts>);
+static_assert(SplitBackwardCosts<StagingCosts>);
 
 /// Predicted seconds of one optimizer step: the program of an even batch on the simulator, gradient sums and the
 /// optimizer's update included; and the peak memory of every stage. Refers to its arguments, which must outlive it.
@@ -106,8 +114,8 @@ class StepObjective {
   /// Time and memory under the better placement, also of stagings that do not fit.
   [[nodiscard]] StepTerms operator()(const Staging& staging) const {
     std::optional<StepTerms> best;
-    for (const Placement placement : placements(staging.replicas, cluster_)) {
-      StepTerms terms = evaluate(staging, place(staging.replicas, placement));
+    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
+      StepTerms terms = evaluate(staging, place(staging, placement));
       if (!best || terms.step < best->step) best = std::move(terms);
     }
     return std::move(*best);
@@ -119,27 +127,34 @@ class StepObjective {
     const StagingCosts costs(work_, staging, sized);
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
-    const auto memory = predict_memory(work_, constraints_, staging, sized, shares_);
+    const BatchLayout layout{shares_.local(), staging.microbatches};
+    const GivenOrders orders = orders_of(staging, sized, layout, costs);
+    const auto in_flight =
+        orders.orders.empty() ? in_flight_by_law(work_, staging)
+                              : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_));
+    const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight);
+    if (staging.schedule == ScheduleKind::kSynthesised) terms.orders = orders.orders;
     for (std::size_t s = 0; s < memory.size(); ++s)
       terms.stages.push_back({.memory = memory[s]});
     Course course(constraints_.world);
-    const BatchLayout layout{shares_.local(), staging.microbatches};
+    const auto run = [&](Phase phase) {
+      course.add(sized.pipeline, make_program(sized.pipeline, layout, staging.schedule, phase, orders), costs);
+    };
     if (work_.loss_mode) {
-      course.add(sized.pipeline, program(sized.pipeline, layout, staging.schedule, Phase::kStep), costs);
+      run(Phase::kStep);
     } else {
-      course.add(sized.pipeline, program(sized.pipeline, layout, staging.schedule, Phase::kForward), costs);
-      course.add(sized.pipeline, program(sized.pipeline, layout, staging.schedule, Phase::kBackward), costs);
+      run(Phase::kForward);
+      run(Phase::kBackward);
     }
     explain(terms, staging, sized, costs, course);
     return terms;
   }
 
-  /// Largest peak of any stage.
+  /// Largest peak of any rank.
   [[nodiscard]] static Bytes peak(const StepTerms& terms) {
-    Bytes most{};
-    for (const auto& stage : terms.stages)
-      most = std::max(most, stage.memory.total());
-    return most;
+    std::vector<StageMemory> memory;
+    for (const auto& stage : terms.stages) memory.push_back(stage.memory);
+    return peak_of_ranks(memory, terms.ranks);
   }
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
 
@@ -169,30 +184,66 @@ class StepObjective {
     std::vector<Seconds> busy, end, communicating, summing;  // by rank
   };
 
-  [[nodiscard]] static Program program(const Pipeline& pipeline, const BatchLayout& layout, ScheduleKind schedule,
-                                       Phase phase) {
-    return schedule == ScheduleKind::kGPipe ? make_program(pipeline, layout, GPipe{}, phase)
-                                            : make_program(pipeline, layout, OneFOneB{}, phase);
+  /// States that a synthesiser may use on one staging.
+  static constexpr std::int64_t kSynthesisBudget = 200;
+
+  /// Orders of ranks, where there is no law of memory for single stages; none for the other schedules.
+  [[nodiscard]] GivenOrders orders_of(const Staging& staging, const SizedPipeline& sized, const BatchLayout& layout,
+                                      const StagingCosts& costs) const {
+    const Pipeline& pipeline = sized.pipeline;
+    const int microbatches = staging.microbatches;
+    switch (staging.schedule) {
+      case ScheduleKind::kInterleaved: return {Interleaved{}.rank_orders(pipeline, microbatches), microbatches};
+      case ScheduleKind::kZbV: return {ZbV{}.rank_orders(pipeline, microbatches), microbatches};
+      case ScheduleKind::kSynthesised: break;
+      default: return {};
+    }
+    Synthesised<StagingCosts> policy{.costs = costs, .local = layout.local,
+                                     .held = held_by_microbatch(work_, constraints_, staging, sized, shares_),
+                                     .budget = kSynthesisBudget};
+    const std::vector<int> none(staging.replicas.size(), 0);
+    const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none);
+    policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
+    std::vector<Bytes> least(policy.limits.size());
+    for (std::size_t s = 0; s < fixed.size(); ++s) {
+      for (const Rank rank : pipeline.stages[s]) {
+        policy.limits[rank.index()] -= fixed[s].total();
+        least[rank.index()] += policy.held[s];
+      }
+    }
+    for (std::size_t r = 0; r < least.size(); ++r) {  // it cannot fit: the time that it would take is still of interest
+      if (least[r] > policy.limits[r]) policy.limits.clear();
+      if (policy.limits.empty()) break;
+    }
+    return policy.synthesise(pipeline, microbatches).orders;
   }
 
   void explain(StepTerms& terms, const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
                const Course& course) const {
     terms.step = course.step;
-    double busy = 0;
-    int used = 0;
+    std::vector<Seconds> updates(course.busy.size());  // of all stages of a rank
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
       StageTerms& stage = terms.stages[s];
       const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
       stage.forward = costs.forward(StageId::of(s), share);
       stage.backward = costs.backward(StageId::of(s), share);
       stage.update = work_.update(trainable_bytes(staging, static_cast<int>(s)), constraints_.optimizer_state_factor);
+      for (const Rank rank : sized.pipeline.stages[s]) updates[rank.index()] += stage.update;
+    }
+    double busy = 0;
+    int used = 0;
+    std::vector<bool> counted(updates.size(), false);
+    for (std::size_t s = 0; s < terms.stages.size(); ++s) {
+      StageTerms& stage = terms.stages[s];
       for (const Rank rank : sized.pipeline.stages[s]) {
         const std::size_t r = rank.index();
         stage.communication = std::max(stage.communication, course.communicating[r] / staging.microbatches);
         stage.reduction = std::max(stage.reduction, course.summing[r]);
-        terms.step = std::max(terms.step, course.end[r] + stage.update);
-        terms.computing = std::max(terms.computing, course.busy[r] + stage.update);
-        busy += (course.busy[r] + stage.update).value();
+        if (counted[r]) continue;
+        counted[r] = true;
+        terms.step = std::max(terms.step, course.end[r] + updates[r]);
+        terms.computing = std::max(terms.computing, course.busy[r] + updates[r]);
+        busy += (course.busy[r] + updates[r]).value();
         ++used;
       }
       terms.summing = std::max(terms.summing, stage.reduction);

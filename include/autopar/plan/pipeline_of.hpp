@@ -68,6 +68,8 @@ class ChannelCollector {
 /// Parameters in the order in which their gradients are complete (last reader first), cut into buckets.
 inline void add_group(SizedPipeline& out, const Workload& work, std::vector<Rank> ranks, StageId stage,
                       const std::vector<ParameterId>& in_backward_order) {
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());  // tied stages may share ranks
   if (ranks.size() < 2 || in_backward_order.empty()) return;
   std::vector<std::vector<ParameterId>> buckets;
   std::vector<Bytes> sizes;
@@ -79,7 +81,6 @@ inline void add_group(SizedPipeline& out, const Workload& work, std::vector<Rank
     buckets.back().push_back(parameter);
     sizes.back() += work.parameters[parameter.index()].bytes;
   }
-  std::sort(ranks.begin(), ranks.end());
   out.pipeline.groups.push_back({std::move(ranks), stage, static_cast<int>(buckets.size())});
   out.bucket_parameters.push_back(std::move(buckets));
   out.bucket_bytes.push_back(std::move(sizes));
@@ -111,8 +112,11 @@ inline void add_groups(SizedPipeline& out, const Workload& work, const Staging& 
     if (stages[p].size() == 1) own[static_cast<std::size_t>(stages[p].front())].push_back(ParameterId::of(p));
     if (stages[p].size() > 1) tied[stages[p]].push_back(ParameterId::of(p));
   }
-  for (std::size_t s = 0; s < own.size(); ++s)
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    // Of stages that share ranks, the later one's backwards end first.
+    const std::size_t s = staging.position_of.empty() ? i : own.size() - 1 - i;
     add_group(out, work, out.pipeline.stages[s], StageId::of(s), own[s]);
+  }
   for (const auto& [holders, parameters] : tied) {
     std::vector<Rank> ranks;
     for (const int s : holders) {

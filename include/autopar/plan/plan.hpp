@@ -6,18 +6,17 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
+#include <autopar/schedule/concepts.hpp>
+#include <autopar/schedule/kind.hpp>
 
 namespace autopar {
 
 inline constexpr int kPlanVersion = 1;
 
-/// Order of forwards and backwards within a stage.
-enum class ScheduleKind : std::uint8_t { kGPipe, kOneFOneB };
-
 /// What bounds the step time or the choice of a plan.
 enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
 
-/// One stage: a convex set of atoms, run by one rank per replica.
+/// One stage: a convex set of atoms, run by one rank per replica. Under some schedules a rank runs several.
 struct StagePlan {
   std::vector<NodeId> atoms;           ///< of the model profile's graph, ascending
   std::vector<std::int32_t> ops;       ///< positions of their operators in the captured graph, ascending
@@ -50,6 +49,7 @@ struct Plan {
   std::vector<StagePlan> stages;
   int microbatches = 1;
   ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  std::vector<std::vector<Turn>> orders;  ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
   std::string device;           ///< name of the device model the predictions come from
   Bytes device_memory{};        ///< what a stage may use: memory less margin
   double optimizer_state_factor = 0;

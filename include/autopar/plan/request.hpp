@@ -66,7 +66,7 @@ struct Constraints {
 };
 
 [[nodiscard]] inline std::string name_of(ScheduleKind kind) {
-  return kind == ScheduleKind::kGPipe ? "gpipe" : "1f1b";
+  return std::string(to_string(kind));
 }
 
 namespace detail {
@@ -116,7 +116,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     return std::find(runtime.schedules.begin(), runtime.schedules.end(), name) != runtime.schedules.end();
   };
   std::vector<ScheduleKind> kinds;
-  for (const auto kind : {ScheduleKind::kOneFOneB, ScheduleKind::kGPipe}) {
+  for (const auto kind : {ScheduleKind::kOneFOneB, ScheduleKind::kGPipe, ScheduleKind::kInterleaved,
+                          ScheduleKind::kZbH1, ScheduleKind::kZbV, ScheduleKind::kSynthesised}) {
     if ((options.schedule == "auto" || options.schedule == name_of(kind)) && runs(name_of(kind))) kinds.push_back(kind);
   }
   if (kinds.empty()) {

@@ -19,9 +19,25 @@ struct Staging {
   std::vector<int> replicas;  ///< by stage
   int microbatches = 1;
   ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  /// By stage, where several share their ranks: which ranks, numbered by their first stages; empty = each its own.
+  std::vector<int> position_of{};
 
   [[nodiscard]] int stages() const { return static_cast<int>(replicas.size()); }
-  [[nodiscard]] int ranks() const { return std::accumulate(replicas.begin(), replicas.end(), 0); }
+  [[nodiscard]] int position(int stage) const {
+    return position_of.empty() ? stage : position_of[static_cast<std::size_t>(stage)];
+  }
+  /// Of the ranks that stages may share.
+  [[nodiscard]] std::vector<int> replicas_of_positions() const {
+    std::vector<int> out;
+    for (int s = 0; s < stages(); ++s) {
+      if (position(s) == static_cast<int>(out.size())) out.push_back(replicas[static_cast<std::size_t>(s)]);
+    }
+    return out;
+  }
+  [[nodiscard]] int ranks() const {
+    const auto positions = position_of.empty() ? replicas : replicas_of_positions();
+    return std::accumulate(positions.begin(), positions.end(), 0);
+  }
   friend bool operator==(const Staging&, const Staging&) = default;
 };
 
@@ -48,7 +64,7 @@ struct Staging {
   std::string text = counted(replicas.size(), "stage", "stages") + " x ";
   text += equal ? counted(static_cast<std::size_t>(replicas.front()), "replica", "replicas") : counts + " replicas";
   text += ", " + counted(static_cast<std::size_t>(microbatches), "micro-batch", "micro-batches");
-  if (replicas.size() > 1) text += std::string(", ") + (schedule == ScheduleKind::kGPipe ? "gpipe" : "1f1b");
+  if (replicas.size() > 1) text += ", " + std::string(to_string(schedule));
   return text;
 }
 
@@ -71,6 +87,14 @@ enum class Placement : std::uint8_t {
   std::vector<std::vector<Rank>> ranks(replicas.size());
   for (std::size_t i = 0; i < turns.size(); ++i)
     ranks[turns[i].second].push_back(Rank::of(i));
+  return ranks;
+}
+
+/// Ranks of each replica of each stage of a staging, stages that share their ranks on the same ones.
+[[nodiscard]] inline std::vector<std::vector<Rank>> place(const Staging& staging, Placement placement) {
+  const auto positions = place(staging.replicas_of_positions(), placement);
+  std::vector<std::vector<Rank>> ranks;
+  for (int s = 0; s < staging.stages(); ++s) ranks.push_back(positions[static_cast<std::size_t>(staging.position(s))]);
   return ranks;
 }
 

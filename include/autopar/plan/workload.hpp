@@ -73,7 +73,8 @@ class CostTable {
   [[nodiscard]] NodeCost checked(NodeId node, std::int64_t samples) const {
     const NodeCost cost = cost_(node, samples);
     const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
-    if (!legal(cost.forward) || !legal(cost.backward) || cost.saved < Bytes(0) || cost.workspace < Bytes(0)) {
+    const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
+    if (!legal(cost.forward) || !legal(cost.backward) || !parts || cost.saved < Bytes(0) || cost.workspace < Bytes(0)) {
       throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
                             " samples is negative, infinite or not a number; correct the cost model");
     }
@@ -224,6 +225,7 @@ namespace detail {
       const NodeCost cost = costs[member.index()];
       sum.forward += cost.forward;
       sum.backward += cost.backward;
+      sum.backward_weight += cost.backward_weight;
       sum.saved += cost.saved;
       sum.workspace = std::max(sum.workspace, cost.workspace);
     }

@@ -206,7 +206,7 @@ struct Synthesised {
     }
 
     void improve() {
-      detail::LocalSearch search(problem_);
+      detail::OrderSearch search(problem_);
       for (std::size_t i = 0; i < starts_.size(); ++i) {
         std::int64_t share = budget_ / static_cast<std::int64_t>(starts_.size() - i);
         budget_ -= share;

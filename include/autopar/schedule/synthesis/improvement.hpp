@@ -165,9 +165,9 @@ class OrderedCourse {
 
 /// Shortens orders move by move: a turn that holds the last one up, because its lane is busy with another, goes some
 /// places ahead, or the turn before it some places back. The first move that helps is taken.
-class LocalSearch {
+class OrderSearch {
  public:
-  explicit LocalSearch(const SynthesisProblem& problem) : problem_(problem), course_(problem) {}
+  explicit OrderSearch(const SynthesisProblem& problem) : problem_(problem), course_(problem) {}
 
   /// @param budget  of orders that are played; what is left of it on return @return the makespan
   double improve(std::vector<std::vector<SynthesisTurn>>& orders, std::int64_t& budget) {
