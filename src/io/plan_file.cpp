@@ -1,6 +1,11 @@
 #include <autopar/io/plan_file.hpp>
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <limits>
+#include <sstream>
+#include <string_view>
 
 #include <autopar/io/file.hpp>
 
@@ -16,8 +21,14 @@ using detail::JsonReader;
 constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
 
-const std::vector<std::pair<ScheduleKind, const char*>> kSchedules{{ScheduleKind::kGPipe, "gpipe"},
-                                                                   {ScheduleKind::kOneFOneB, "1f1b"}};
+const std::vector<std::pair<ScheduleKind, const char*>> kSchedules{
+    {ScheduleKind::kGPipe, "gpipe"}, {ScheduleKind::kOneFOneB, "1f1b"}, {ScheduleKind::kInterleaved, "interleaved"},
+    {ScheduleKind::kZbH1, "zb-h1"},  {ScheduleKind::kZbV, "zb-v"},      {ScheduleKind::kSynthesised, "synth"}};
+/// What a rank of a synthesised schedule does in turn: "F2.0" is the forward of stage 2, micro-batch 0; D a whole
+/// backward, B that of inputs, W that of weights.
+constexpr std::string_view kTurnLetters = "FDBW";
+constexpr std::array kTurnKinds{ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput,
+                                ActionKind::kBackwardWeight};
 const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute, "compute"},
                                                              {Binding::kBandwidth, "bandwidth"},
                                                              {Binding::kBubble, "bubble"},
@@ -62,6 +73,42 @@ StagePlan read_stage(JsonReader& reader, int world) {
   return stage;
 }
 
+Json orders_json(const std::vector<std::vector<Turn>>& orders) {
+  Json ranks = Json::array();
+  for (const auto& turns : orders) {
+    std::string text;
+    for (const Turn turn : turns) {
+      const auto kind = std::find(kTurnKinds.begin(), kTurnKinds.end(), turn.kind) - kTurnKinds.begin();
+      text += (text.empty() ? "" : " ") + std::string(1, kTurnLetters.at(static_cast<std::size_t>(kind))) +
+              std::to_string(turn.stage.value()) + "." + std::to_string(turn.microbatch);
+    }
+    ranks.push_back(std::move(text));
+  }
+  return ranks;
+}
+
+std::vector<std::vector<Turn>> read_orders(JsonReader& reader) {
+  std::vector<std::vector<Turn>> orders;
+  for (const auto& item : reader.list("orders")) {
+    if (!item.is_string()) reader.fail("orders", "expected text");
+    std::istringstream words(item.get<std::string>());
+    orders.emplace_back();
+    for (std::string word; words >> word;) {
+      const auto kind = kTurnLetters.find(word.front());
+      int stage = -1, microbatch = -1;
+      const char* end = word.data() + word.size();
+      const auto first = std::from_chars(word.data() + 1, end, stage);
+      const bool dot = first.ptr != end && *first.ptr == '.';
+      const auto second = dot ? std::from_chars(first.ptr + 1, end, microbatch) : first;
+      if (kind == std::string_view::npos || !dot || second.ptr != end || stage < 0 || microbatch < 0) {
+        reader.fail("orders", "'" + word + "' is no turn, such as F2.0 for the forward of stage 2, micro-batch 0");
+      }
+      orders.back().push_back({kTurnKinds[kind], microbatch, StageId(stage)});
+    }
+  }
+  return orders;
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -71,7 +118,7 @@ std::string to_json(const Plan& plan) {
   for (const auto& other : plan.runners_up) {
     runners_up.push_back({{"summary", other.summary}, {"reason", other.reason}, {"step_s", other.step.value()}});
   }
-  const Json root{{"version", plan.version},
+  Json root{{"version", plan.version},
                   {"model", detail::hash_text(plan.model)},
                   {"world", plan.world},
                   {"batch", plan.batch},
@@ -86,6 +133,7 @@ std::string to_json(const Plan& plan) {
                   {"binding", word_of(plan.binding, kBindings)},
                   {"runners_up", std::move(runners_up)},
                   {"notes", plan.notes}};
+  if (plan.schedule == ScheduleKind::kSynthesised) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
 
@@ -103,6 +151,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.batch = reader.whole("batch", 0, kMaxBytes);
   plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, 1 << 24));
   plan.schedule = reader.word("schedule", kSchedules);
+  if (plan.schedule == ScheduleKind::kSynthesised) plan.orders = read_orders(reader);
   reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });
   if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");
   plan.device = reader.text("device");

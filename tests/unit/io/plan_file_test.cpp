@@ -52,6 +52,27 @@ TEST_CASE("a plan survives its file, byte for byte") {
   CHECK(to_json(parse_plan(text, "p")) == text);
 }
 
+TEST_CASE("the orders of a synthesised plan survive its file; no other plan has any") {
+  Plan plan = sample_plan();
+  plan.schedule = ScheduleKind::kSynthesised;
+  using enum ActionKind;
+  plan.orders = {{{kForward, 0, StageId(0)}, {kBackwardInput, 0, StageId(0)}, {kBackwardWeight, 0, StageId(0)}},
+                 {{kForward, 12, StageId(1)}, {kBackward, 12, StageId(1)}},
+                 {}};
+  const auto text = to_json(plan);
+  CHECK(parse_plan(text, "p") == plan);
+  CHECK(to_json(parse_plan(text, "p")) == text);
+  CHECK(to_json(sample_plan()).find("orders") == std::string::npos);
+  for (const std::string wrong : {"X1.2", "F1", "F.2", "F1.-2", "F1.2x", "F99999999999.1"}) {
+    CHECK_THROWS_AS(parse_plan(replaced(text, "F1.12", wrong), "p"), ConfigError);
+  }
+  for (const ScheduleKind kind : kScheduleKinds) {
+    plan.schedule = kind;
+    if (kind != ScheduleKind::kSynthesised) plan.orders.clear();
+    CHECK(parse_plan(to_json(plan), "p").schedule == kind);
+  }
+}
+
 TEST_CASE("a file that is no plan says what is wrong") {
   const auto text = to_json(sample_plan());
   const auto refused = [](const std::string& json, const std::string& part) {
