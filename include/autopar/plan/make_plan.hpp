@@ -22,7 +22,8 @@ namespace autopar {
   Staging staging{std::vector<int>(nodes, -1), {}, plan.microbatches, plan.schedule};
   std::vector<const std::vector<Rank>*> positions;
   for (const StagePlan& stage : plan.stages) {
-    const auto same = std::find_if(positions.begin(), positions.end(), [&](const auto* p) { return *p == stage.ranks; });
+    const auto same =
+        std::find_if(positions.begin(), positions.end(), [&](const auto* ranks) { return *ranks == stage.ranks; });
     staging.position_of.push_back(static_cast<int>(same - positions.begin()));
     if (same == positions.end()) positions.push_back(&stage.ranks);
   }
@@ -88,7 +89,10 @@ class PlanMaker {
   void rescue(const Workload& coarse, SearchResult& found) const {
     const StepObjective objective(coarse, cluster_, constraints_);
     const auto least = least_memory(objective);
-    if (!least) refuse_no_staging();
+    if (!least) {
+      refuse_all(found.candidates.ranked());
+      refuse_no_staging();
+    }
     if (least->peak <= constraints_.memory) {
       found.candidates.offer({least->staging, objective(least->staging)});
       if (found.candidates.any_fits()) return;
@@ -103,6 +107,20 @@ class PlanMaker {
         least->stage, least->peak, constraints_.memory, describe(remedies, cluster_, request_, constraints_));
   }
 
+  /// No plain schedule is allowed, and what was tried under the others is too large.
+  void refuse_all(const std::vector<Candidate>& tried) const {
+    if (tried.empty()) return;
+    const auto peak = [](const Candidate& candidate) { return StepObjective::peak(candidate.terms); };
+    const Candidate& least = *std::min_element(
+        tried.begin(), tried.end(), [&](const Candidate& a, const Candidate& b) { return peak(a) < peak(b); });
+    throw InfeasiblePlan("no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
+                             " (memory_margin taken off): of those that were tried, the one that needs least, " +
+                             describe(least.staging.replicas, least.staging.microbatches, least.staging.schedule) +
+                             ", needs " + readable(peak(least)) + " on a rank",
+                         StageId(0), peak(least), constraints_.memory,
+                         "schedule = 1f1b or auto may need less; else use more ranks or more memory");
+  }
+
   [[noreturn]] void refuse_no_staging() const {
     for (const NodeId node : work_.graph.nodes()) {
       const WorkNode& unit = work_.graph[node];
@@ -114,7 +132,9 @@ class PlanMaker {
                              " do not allow; leave them to the planner");
     }
     throw InfeasiblePlan("no division into stages meets stages = " + std::to_string(constraints_.stages) +
-                         " and replicas = " + listed(request_.options.replicas) + "; leave them to the planner");
+                         " and replicas = " + listed(request_.options.replicas) +
+                         (request_.options.schedule == "auto" ? "" : " under schedule = " + request_.options.schedule) +
+                         "; leave them to the planner");
   }
 
   /// From blocks to the nodes of the work itself.

@@ -130,8 +130,9 @@ class StepObjective {
     const BatchLayout layout{shares_.local(), staging.microbatches};
     const GivenOrders orders = orders_of(staging, sized, layout, costs);
     const auto in_flight =
-        orders.orders.empty() ? in_flight_by_law(work_, staging)
-                              : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_));
+        orders.orders.empty()
+            ? in_flight_by_law(work_, staging)
+            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_));
     const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight);
     if (staging.schedule == ScheduleKind::kSynthesised) terms.orders = orders.orders;
     for (std::size_t s = 0; s < memory.size(); ++s)

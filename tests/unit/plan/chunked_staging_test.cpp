@@ -67,7 +67,8 @@ std::string fault_of(const ModelProfile& model, const Cluster& cluster, const Pl
   for (const StagePlan& stage : plan.stages) ranks.push_back(stage.ranks);
   const auto sized = make_pipeline(work, staging, ranks, constraints.world);
   const GivenOrders orders{plan.orders, plan.orders.empty() ? 0 : plan.microbatches};
-  for (const auto& local : {constraints.local_batches(), std::vector<std::int64_t>(static_cast<std::size_t>(constraints.world), 1)}) {
+  const std::vector<std::int64_t> ones(static_cast<std::size_t>(constraints.world), 1);  // leave shares empty
+  for (const auto& local : {constraints.local_batches(), ones}) {
     const BatchLayout layout{local, plan.microbatches};
     for (const Phase phase : {Phase::kStep, Phase::kForward, Phase::kBackward}) {
       const auto program = make_program(sized.pipeline, layout, plan.schedule, phase, orders);
@@ -141,6 +142,19 @@ TEST_CASE("every schedule can be asked for, where the runtime has it") {
   }
 }
 
+TEST_CASE("a schedule that was asked for and fits nowhere, or has too few operators, is refused by name") {
+  using Catch::Matchers::ContainsSubstring;
+  const auto model = test::chain(8, 2e6, 100'000, 40);
+  const auto small = test::small_cluster(4, Bytes(300'000));
+  CHECK_THROWS_WITH(Planner<>{}.plan(model, small, request_for_all(4, 64, "zb-v")),
+                    ContainsSubstring("zb-v, needs") && ContainsSubstring("schedule = 1f1b or auto may need less"));
+  const auto short_model = test::chain(3, 2e6, 1000, 40);
+  auto request = request_for_all(4, 64, "interleaved");
+  request.options.stages = 2;
+  CHECK_THROWS_WITH(Planner<>{}.plan(short_model, test::small_cluster(4, Bytes(1 << 28)), request),
+                    ContainsSubstring("schedule = interleaved"));
+}
+
 TEST_CASE("with all schedules a plan is never slower, and with few micro-batches in a long pipeline faster") {
   auto cluster = test::small_cluster(4, Bytes(1 << 28));
   for (auto& level : cluster.levels) level.link = {Seconds(1e-9), BytesPerSecond(1e12)};
@@ -164,7 +178,8 @@ TEST_CASE("plans of random models under all schedules: legal, accepted, within m
     const int world = dice(1, 4);
     const auto cluster = test::small_cluster(world, Bytes(dice(200, 1000) * 1000));
     auto request = request_for_all(world, dice(1, 12));
-    if (dice.chance(30)) request.options.stages = dice(1, std::min<int>(world, static_cast<int>(model.graph.node_count())));
+    const int nodes = static_cast<int>(model.graph.node_count());
+    if (dice.chance(30)) request.options.stages = dice(1, std::min(world, nodes));
     INFO("seed " << seed);
     std::optional<Plan> plain;
     try {

@@ -31,7 +31,9 @@ inline Positions positions_of(const std::vector<int>& replicas) {
   }
   return out;
 }
-inline Positions single_ranks(int positions) { return positions_of(std::vector<int>(static_cast<std::size_t>(positions), 1)); }
+inline Positions single_ranks(int positions) {
+  return positions_of(std::vector<int>(static_cast<std::size_t>(positions), 1));
+}
 
 /// Each stage reads what the one before it makes, the first reads inputs.
 inline Pipeline in_a_row(std::vector<std::vector<Rank>> stages) {
@@ -80,7 +82,8 @@ inline std::string spelled(const std::vector<Turn>& turns) {
                        : turn.kind == ActionKind::kBackward      ? "b"
                        : turn.kind == ActionKind::kBackwardInput ? "B"
                                                                  : "W";
-    out += (out.empty() ? "" : " ") + std::string(kind) + std::to_string(turn.stage.value()) + std::to_string(turn.microbatch);
+    out += (out.empty() ? "" : " ") + std::string(kind) + std::to_string(turn.stage.value()) +
+           std::to_string(turn.microbatch);
   }
   return out;
 }

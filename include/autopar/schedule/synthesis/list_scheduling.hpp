@@ -40,10 +40,9 @@ struct SynthesisRule {
 /// on the lane one after the other (Dijkstra's banker), so no order runs into a lack of memory.
 class ListScheduler {
  public:
-  explicit ListScheduler(const SynthesisProblem& problem)
-      : problem_(problem), shares_lanes_(std::any_of(problem.stages.begin(), problem.stages.end(), [](const auto& stage) {
-          return stage.lanes.size() > 1;
-        })) {}
+  explicit ListScheduler(const SynthesisProblem& problem) : problem_(problem) {
+    for (const auto& stage : problem.stages) shares_lanes_ = shares_lanes_ || stage.lanes.size() > 1;
+  }
 
   [[nodiscard]] SynthesisCourse run(const SynthesisRule& rule) {
     reset(rule);
@@ -85,7 +84,8 @@ class ListScheduler {
     stale_.assign(lanes, true);
     most_.clear();
     for (const double rounds : problem_.rounds_in_flight()) {
-      most_.push_back(static_cast<int>(std::min<double>(problem_.microbatches, std::max(1.0, std::ceil(rounds * rule.slack)))));
+      const double most = std::max(1.0, std::ceil(rounds * rule.slack));
+      most_.push_back(static_cast<int>(std::min<double>(problem_.microbatches, most)));
     }
   }
 
@@ -105,7 +105,9 @@ class ListScheduler {
       if (passed.forward < std::min(problem_.microbatches, passed.all + most_[s]) && fits(s)) {
         offer(ActionKind::kForward, passed.forward, forward_ready(s, passed.forward));
       }
-      if (passed.backward < passed.forward) offer(stage.first_backward(), passed.backward, backward_ready(s, passed.backward));
+      if (passed.backward < passed.forward) {
+        offer(stage.first_backward(), passed.backward, backward_ready(s, passed.backward));
+      }
       if (stage.split && passed.all < passed.backward) offer(ActionKind::kBackwardWeight, passed.all, 0);
     }
     return best(l, now);
@@ -227,7 +229,7 @@ class ListScheduler {
   }
 
   const SynthesisProblem& problem_;
-  bool shares_lanes_;  // a stage has several lanes, so a turn holds up all that share one of them
+  bool shares_lanes_ = false;  // a stage has several lanes, so a turn holds up all that share one of them
   SynthesisRule rule_;
   SynthesisCourse course_;
   std::vector<Passed> passed_;  // by stage

@@ -50,7 +50,9 @@ struct SynthesisProblem {
         default: return weight;
       }
     }
-    [[nodiscard]] ActionKind first_backward() const { return split ? ActionKind::kBackwardInput : ActionKind::kBackward; }
+    [[nodiscard]] ActionKind first_backward() const {
+      return split ? ActionKind::kBackwardInput : ActionKind::kBackward;
+    }
   };
   struct Lane {
     std::vector<Rank> ranks;
@@ -67,7 +69,9 @@ struct SynthesisProblem {
     const std::size_t part = kind == ActionKind::kForward ? 0 : kind == ActionKind::kBackwardWeight ? 2 : 1;
     return (3 * stage + part) * static_cast<std::size_t>(microbatches) + static_cast<std::size_t>(microbatch);
   }
-  [[nodiscard]] std::size_t index(const SynthesisTurn& turn) const { return index(turn.stage, turn.kind, turn.microbatch); }
+  [[nodiscard]] std::size_t index(const SynthesisTurn& turn) const {
+    return index(turn.stage, turn.kind, turn.microbatch);
+  }
   /// By stage: how often the busiest lane can do all turns of a micro-batch while one goes from the stage's forward to
   /// the end of the pipeline and back, all turns and messages on its way included.
   [[nodiscard]] std::vector<double> rounds_in_flight() const {
