@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/certificate.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/least_memory.hpp>
 #include <autopar/plan/plan.hpp>
@@ -253,6 +254,9 @@ class PlanMaker {
   }
 
   void add_proof(Plan& plan, const SearchResult& found, bool whole, std::size_t blocks) const {
+    plan.certificate = make_certificate(work_, constraints_, plan.step);
+    plan.certificate.searched_to_end = found.proven && whole;
+    if (whole) plan.certificate.searched_bound = found.proven ? plan.step : found.lower_bound;
     const std::string scope = whole ? "" : " of " + std::to_string(blocks) + " blocks of operators";
     if (found.proven) {
       plan.notes.push_back("searched to the end: no plan" + scope + " has a shorter predicted step");
