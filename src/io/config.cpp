@@ -339,6 +339,18 @@ void apply_environment(ResolvedOptions& out, const std::vector<std::string>& env
   }
 }
 
+void apply_arguments(ResolvedOptions& out, const std::vector<std::string>& arguments) {
+  for (const auto& entry : arguments) {
+    const auto equals = entry.find('=');
+    auto key = lower(entry.substr(0, equals));
+    std::replace(key.begin(), key.end(), '-', '_');
+    if (equals == std::string::npos) throw ConfigError("expected KEY=VALUE, not '" + entry + "'", "", 0, key);
+    auto option = "--" + key;
+    std::replace(option.begin(), option.end(), '_', '-');
+    apply(out, Setting{key, entry.substr(equals + 1), true, option, 0});
+  }
+}
+
 void check_code(const Options& code) {
   for (const auto& field : fields()) {
     const Setting setting{field.name, std::string(), false, "", 0};
@@ -445,6 +457,7 @@ ResolvedOptions resolve_options(const Options& code, const ConfigSources& source
   }
   apply_environment(out, sources.environment, "RANNC_");
   apply_environment(out, sources.environment, "AUTOPAR_");
+  apply_arguments(out, sources.arguments);
   if (out.options.min_microbatches > out.options.max_microbatches) {
     throw InvalidArgument("min_microbatches = " + std::to_string(out.options.min_microbatches) +
                           " exceeds max_microbatches = " + std::to_string(out.options.max_microbatches));

@@ -92,8 +92,27 @@ class PlanMaker {
             " (memory_margin taken off): the plan that needs least, " +
             describe(least->staging.replicas, least->staging.microbatches, least->staging.schedule) + ", needs " +
             readable(least->peak) + " on each rank of stage " + std::to_string(least->stage.value()) + ", " +
-            readable(least->peak - constraints_.memory) + " more than there is",
+            readable(least->peak - constraints_.memory) + " more than there is" + too_large_node(),
         least->stage, least->peak, constraints_.memory, describe(remedies, cluster_, request_, constraints_));
+  }
+
+  /// The node that needs most by itself, if no rank can hold it even with one sample; else empty.
+  [[nodiscard]] std::string too_large_node() const {
+    const auto& costs = work_.node_costs(1);
+    Bytes most{};
+    NodeId largest = NodeId::none();
+    for (const NodeId node : work_.graph.nodes()) {
+      Bytes own = work_.graph[node].resident + costs[node.index()].saved + costs[node.index()].workspace;
+      for (const ParameterId parameter : work_.graph[node].parameters)
+        own += parameter_memory(work_.parameters[parameter.index()], constraints_).total();
+      if (own <= most) continue;
+      most = own;
+      largest = node;
+    }
+    if (most <= constraints_.memory) return "";
+    const WorkNode& unit = work_.graph[largest];
+    return "; no cut helps, for " + unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") +
+           " alone needs " + readable(most) + " with one sample";
   }
 
   [[noreturn]] void refuse_no_staging() const {
