@@ -12,6 +12,7 @@ namespace autopar::tool {
 namespace {
 
 constexpr double kLeft = 150, kWidth = 1150, kTop = 64, kRow = 34, kComputeHeight = 18, kWireHeight = 9;
+constexpr double kNumberWidth = 18;  // of a bar that shows its micro-batch
 constexpr std::size_t kMostBars = 400'000;  // what a browser still shows
 
 struct Look {
@@ -55,7 +56,8 @@ class Page {
     text_ = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" + escaped(title) +
             "</title>\n<style>body{font:13px sans-serif;margin:16px;color:#222;background:#fff}"
             "text{font:12px sans-serif;fill:#222}.axis{stroke:#bbb;stroke-width:.5}.tick,.share{font-size:11px;fill:#555}"
-            "rect:hover{stroke:#000;stroke-width:1.5}";
+            "rect{stroke:#fff;stroke-width:.4}rect:hover{stroke:#000;stroke-width:1.5}"
+            ".number{fill:#fff;font-size:10px;pointer-events:none}";
     for (const Look& look : kLooks) text_ += "." + name_of(look.kind) + "{fill:" + look.colour + "}";
     text_ += "</style></head><body>\n<h1 style=\"font-size:16px\">" + escaped(title) + "</h1>\n<svg width=\"" + width +
              "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " + height + "\">\n";
@@ -119,7 +121,13 @@ class Page {
              "\" width=\"" + number(x_of(bar.end) - left) + "\" height=\"" +
              number(computes ? kComputeHeight : kWireHeight) + "\"><title>" + escaped(bar.what) + "\n" +
              readable(bar.begin) + " to " + readable(bar.end) + ", " + readable(bar.end - bar.begin) +
-             "</title></rect>\n";
+             "</title></rect>";
+    const double width = x_of(bar.end) - left;
+    if (computes && bar.microbatch >= 0 && width >= kNumberWidth) {
+      text_ += "<text class=\"number\" text-anchor=\"middle\" x=\"" + number(left + width / 2) + "\" y=\"" +
+               number(y + 13) + "\">" + std::to_string(bar.microbatch) + "</text>";
+    }
+    text_ += "\n";
   }
 
   const StepCourse& course_;
