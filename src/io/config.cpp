@@ -12,10 +12,10 @@
 #include <utility>
 #include <variant>
 
-#include <toml++/toml.h>
-
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
+
+#include "toml.hpp"
 
 extern char** environ;  // NOLINT: POSIX names it so
 

@@ -22,7 +22,10 @@ struct ExplainArguments {
 int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream& err);
 
 struct CheckArguments {
-  std::string plan, profile, cluster;
+  std::string plan, profile;
+  std::string cluster;  ///< empty: `profile` is an instance of benchmarks/plan_quality, and `plan` its plan
+  double devices = 0, memory = 0, bandwidth = 0;  ///< of an instance; 0 = as its file says
+  double lower_bound = 0;                         ///< of an instance, claimed
   bool json = false;
 };
 int check_command(const CheckArguments& arguments, std::ostream& out);

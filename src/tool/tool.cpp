@@ -89,8 +89,14 @@ void add_check(CLI::App& app, CheckArguments& arguments) {
   auto& command = *app.add_subcommand(
       "check", "work out a plan's step, memory, lower bound and gap again, with code of its own; status 1 if they differ");
   command.add_option("PLAN", arguments.plan, "JSON")->required();
-  command.add_option("PROFILE", arguments.profile, "JSON")->required();
-  command.add_option("CLUSTER", arguments.cluster, "TOML")->required();
+  command.add_option("PROFILE", arguments.profile, "JSON; or, without CLUSTER, an instance of benchmarks/plan_quality")
+      ->required();
+  command.add_option("CLUSTER", arguments.cluster, "TOML");
+  command.add_option("--devices", arguments.devices, "of an instance")->check(CLI::Range(1, 1 << 30));
+  command.add_option("--memory", arguments.memory, "of an instance, bytes")->check(CLI::PositiveNumber);
+  command.add_option("--bandwidth", arguments.bandwidth, "of an instance, bytes/s")->check(CLI::PositiveNumber);
+  command.add_option("--lower-bound", arguments.lower_bound, "of an instance: the claim to check, s")
+      ->check(CLI::NonNegativeNumber);
   command.add_flag("--json", arguments.json, "print JSON");
 }
 

@@ -119,6 +119,10 @@ TEST_CASE("damaged files are read or refused, never a crash", "[fuzz]") {
   fuzz(folder.text("profile.json"), 4000, 2, [](const std::string& text) { (void)parse_profile(text, "f"); });
   fuzz(folder.text("cluster.toml"), 4000, 3, [](const std::string& text) { (void)parse_cluster(text, "f"); });
   fuzz(kInstance, 4000, 4, [](const std::string& text) { (void)parse_instance(text, "f"); });
+  const VariantTables tables = parse_instance(kInstance, "f");
+  fuzz(R"({"stages":[{"nodes":[0],"dataParallelDegree":1,"tensorParallelDegree":1,"TMPCids":{"0":"a"}},
+          {"nodes":[1],"dataParallelDegree":2,"tensorParallelDegree":1,"TMPCids":{"1":"a"}}]})",
+       4000, 6, [&](const std::string& text) { (void)parse_stages(text, "f", tables); });
   fuzz("stages = 2\nreplicas = [2, 1]\nschedule = \"gpipe\"\ndevice_memory = \"16 GiB\"\nmemory_margin = 0.2\n", 4000, 5,
        [](const std::string& text) {
          ConfigSources sources;

@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <map>
-#include <regex>
+#include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -27,13 +28,20 @@ struct Drawn {
   double x, y, width, height;
 };
 
+/// What stands in quotes behind `name=` after `at`.
+std::string attribute(const std::string& html, std::size_t at, const std::string& name) {
+  const auto begin = html.find(" " + name + "=\"", at) + name.size() + 3;
+  return html.substr(begin, html.find('"', begin) - begin);
+}
+
 std::vector<Drawn> drawn_bars(const std::string& html) {
-  static const std::regex rect(
-      "<rect class=\"(\\w+)\" x=\"([0-9.]+)\" y=\"([0-9.]+)\" width=\"([0-9.]+)\" height=\"([0-9.]+)\"><title>([^<]*)</title>");
   std::vector<Drawn> out;
-  for (auto at = std::sregex_iterator(html.begin(), html.end(), rect); at != std::sregex_iterator(); ++at) {
-    const auto& m = *at;
-    out.push_back({m[1], m[6], std::stod(m[2]), std::stod(m[3]), std::stod(m[4]), std::stod(m[5])});
+  for (std::size_t at = 0; (at = html.find("<rect ", at)) != std::string::npos; ++at) {
+    if (attribute(html, at, "class").ends_with("legend")) continue;
+    const auto words = html.find("<title>", at) + 7;
+    out.push_back({attribute(html, at, "class"), html.substr(words, html.find("</title>", words) - words),
+                   std::stod(attribute(html, at, "x")), std::stod(attribute(html, at, "y")),
+                   std::stod(attribute(html, at, "width")), std::stod(attribute(html, at, "height"))});
   }
   return out;
 }
