@@ -279,6 +279,12 @@ void apply(ResolvedOptions& out, const Setting& setting) {
     if (text.ends_with(".toml")) {
       out.options.plan_only = true;
       out.options.cluster_file = text;
+      // A run that only plans leaves something behind, and is not answered by what an earlier one left.
+      if (out.options.profile_file.empty()) out.options.profile_file = "autopar_profile.json";
+      if (out.options.plan_file.empty()) {
+        out.options.plan_file = "autopar_plan.json";
+        out.options.load_plan = false;
+      }
       return;
     }
   }

@@ -13,13 +13,10 @@ namespace autopar::tool {
 namespace {
 
 BarKind kind_of(const Action& action) {
-  switch (action.kind) {
-    case ActionKind::kForward: return BarKind::kForward;
-    case ActionKind::kBackward: return BarKind::kBackward;
-    case ActionKind::kSend: return BarKind::kSend;
-    case ActionKind::kReceive: return BarKind::kReceive;
-    default: return BarKind::kReduce;
-  }
+  if (action.kind == ActionKind::kForward) return BarKind::kForward;
+  if (action.kind == ActionKind::kSend) return BarKind::kSend;
+  if (action.kind == ActionKind::kReceive) return BarKind::kReceive;
+  return action.kind == ActionKind::kReduce ? BarKind::kReduce : BarKind::kBackward;
 }
 
 class CourseMaker {

@@ -90,11 +90,10 @@ void require_costs(const ModelProfile& profile, const std::string& path) {
 
 void require_few(const PlanRequest& request) {
   const Options& options = request.options;
-  const std::int64_t largest_local = (request.batch + request.world - 1) / request.world;
   const std::int64_t most = options.microbatches > 0
                                 ? options.microbatches
                                 : std::max<std::int64_t>(options.min_microbatches,
-                                                         std::min<std::int64_t>(options.max_microbatches, largest_local));
+                                                         std::min<std::int64_t>(options.max_microbatches, request.batch));
   if (most * request.world > kMostTurns) {
     throw InvalidArgument(std::to_string(most) + " micro-batches on " + std::to_string(request.world) +
                           " ranks are more than can be simulated; lower " +

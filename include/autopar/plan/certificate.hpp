@@ -26,7 +26,8 @@ class StepBound {
       : work_(work), constraints_(constraints), order_(topological_order(work.graph)) {
     std::vector<bool> counted(work.parameters.size(), false);
     for (const NodeId node : order_) {
-      whole_batch_ = whole_batch_ || work.graph[node].whole_batch;
+      mixes_ = mixes_ || work.graph[node].whole_batch;
+      once_ = once_ || mixes_ || work.graph[node].one_microbatch;
       for (const ParameterId parameter : work.graph[node].parameters) {
         if (counted[parameter.index()]) continue;
         counted[parameter.index()] = true;
@@ -40,7 +41,7 @@ class StepBound {
     const bool known = std::any_of(order_.begin(), order_.end(),
                                    [this](NodeId node) { return work_.graph[node].economy_of_scale; });
     if (!known) return {};
-    if (whole_batch_) {
+    if (once_) {
       const Seconds work = work_seconds(1), path = path_seconds(1);
       return {work >= path ? BoundCase{BoundKind::kWork, 1, 1, work} : BoundCase{BoundKind::kPath, 1, 1, path}};
     }
@@ -81,7 +82,7 @@ class StepBound {
   [[nodiscard]] Seconds path_seconds(int microbatches) const {
     const std::int64_t least = std::max<std::int64_t>(1, constraints_.batch / constraints_.world / microbatches);
     const auto& costs = work_.node_costs(least);
-    const auto* whole = whole_batch_ ? &work_.node_costs(constraints_.batch) : nullptr;
+    const auto* whole = mixes_ ? &work_.node_costs(constraints_.batch) : nullptr;
     std::vector<double> down(order_.size(), 0), up(order_.size(), 0);
     double longest = 0;
     for (const NodeId node : order_) {
@@ -103,7 +104,8 @@ class StepBound {
   const Constraints& constraints_;
   std::vector<NodeId> order_;
   Bytes trainable_{};
-  bool whole_batch_ = false;
+  bool mixes_ = false;  // an atom needs all samples on one rank
+  bool once_ = false;   // one micro-batch only
 };
 
 /// The certificate of a plan with this step, without what the search claims.

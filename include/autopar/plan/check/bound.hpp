@@ -21,7 +21,7 @@ class BoundChecker {
  public:
   BoundChecker(const ModelProfile& model, const M& costs, const Plan& plan) : model_(model), costs_(costs), plan_(plan) {
     for (const NodeId atom : model.graph.nodes()) {
-      mixes_ = mixes_ || model.graph[atom].whole_batch;
+      once_ = once_ || model.graph[atom].whole_batch || model.graph[atom].one_microbatch;
       if constexpr (HasEconomyOfScale<M, Graph<OpProfile, ValueProfile>>) {
         if (costs.economy_of_scale(model.graph, atom)) counted_.push_back(atom);
       }
@@ -50,8 +50,8 @@ class BoundChecker {
       least = std::min(least, found);
       next = one.to == 0 ? 0 : one.to + 1;
     }
-    // An atom that mixes samples allows one micro-batch only.
-    if (next != 0 && !(mixes_ && next == 2)) {
+    // An atom that needs the whole batch allows one micro-batch only.
+    if (next != 0 && !(once_ && next == 2)) {
       faults.push_back("the cases of the certificate do not cover every number of micro-batches");
       return {};
     }
@@ -113,7 +113,7 @@ class BoundChecker {
   const M& costs_;
   const Plan& plan_;
   std::vector<NodeId> counted_;
-  bool mixes_ = false;
+  bool once_ = false;  // one micro-batch only
 };
 
 }  // namespace autopar::detail

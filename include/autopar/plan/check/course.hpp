@@ -198,8 +198,8 @@ class CheckedOrder {
     const CheckedMessage& message = messages[id];
     turns[message.from][written_[message.from]].sends.push_back(id);
     turns[message.to][written_[message.to]].receives.push_back(id);
-    unclaimed_[message.to][{message.backward, message.microbatch}].push_back(id);
     if (message.reader < 0) return;
+    unclaimed_[message.to][{message.backward, message.microbatch}].push_back(id);
     Unit& reader = units_[static_cast<std::size_t>(message.reader)];
     const std::size_t turn = turn_at_.at({message.to, message.backward, message.microbatch});
     --reader.missing[turn];

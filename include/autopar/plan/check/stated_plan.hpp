@@ -54,7 +54,8 @@ class StatedPlan {
     const auto number = [](auto value) { return std::to_string(value); };
     std::vector<int> stage_of(model.graph.node_count(), -1);
     std::set<Rank> ranks;
-    bool whole_batch = false;
+    if (plan.schedule != ScheduleKind::kGPipe && plan.schedule != ScheduleKind::kOneFOneB)
+      return "its schedule is none that the checker knows, gpipe or 1f1b";
     for (std::size_t s = 0; s < plan.stages.size(); ++s) {
       const StagePlan& stage = plan.stages[s];
       const std::string name = "stage " + number(s);
@@ -67,9 +68,10 @@ class StatedPlan {
         if (!atom.valid() || atom.index() >= stage_of.size()) return name + " has an atom that the model has not";
         if (stage_of[atom.index()] >= 0) return "atom " + number(atom.value()) + " is in two stages";
         stage_of[atom.index()] = static_cast<int>(s);
-        if (!model.graph[atom].whole_batch) continue;
-        whole_batch = true;
-        if (stage.ranks.size() > 1) return name + " has replicas, but " + model.graph[atom].name + " mixes samples";
+        const OpProfile& op = model.graph[atom];
+        if (op.whole_batch && stage.ranks.size() > 1) return name + " has replicas, but " + op.name + " mixes samples";
+        if ((op.whole_batch || op.one_microbatch) && plan.microbatches > 1)
+          return op.name + " needs the whole batch, but there are several micro-batches";
       }
     }
     const auto left = std::find(stage_of.begin(), stage_of.end(), -1);
@@ -78,7 +80,6 @@ class StatedPlan {
       const int from = stage_of[model.graph.source(edge).index()], to = stage_of[model.graph.target(edge).index()];
       if (from > to) return "a value goes from stage " + number(from) + " back to stage " + number(to);
     }
-    if (whole_batch && plan.microbatches > 1) return "an atom mixes samples, but there are several micro-batches";
     return "";
   }
 
@@ -93,9 +94,10 @@ class StatedPlan {
   [[nodiscard]] std::int64_t local(std::int64_t r) const {
     return plan_.batch * (r + 1) / plan_.world - plan_.batch * r / plan_.world;
   }
+  /// What does not divide is rounded up on one rank and down on the next.
   [[nodiscard]] std::int64_t piece(std::int64_t r, std::int64_t m) const {
-    const std::int64_t own = local(r), count = plan_.microbatches;
-    return own * (m + 1) / count - own * m / count;
+    const std::int64_t own = local(r), count = plan_.microbatches, turn = r % count;
+    return (own * (m + 1) + turn) / count - (own * m + turn) / count;
   }
 
   /// Who holds which samples of micro-batch m in a stage, in the order of samples; who has none is left out.
