@@ -27,7 +27,7 @@ class StepBound {
     std::vector<bool> counted(work.parameters.size(), false);
     for (const NodeId node : order_) {
       mixes_ = mixes_ || work.graph[node].whole_batch;
-      once_ = once_ || mixes_ || work.graph[node].one_microbatch;
+      once_ = once_ || mixes_ || work.graph[node].totals > Bytes(0);
       for (const ParameterId parameter : work.graph[node].parameters) {
         if (counted[parameter.index()]) continue;
         counted[parameter.index()] = true;

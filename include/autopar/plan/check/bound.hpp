@@ -21,7 +21,7 @@ class BoundChecker {
  public:
   BoundChecker(const ModelProfile& model, const M& costs, const Plan& plan) : model_(model), costs_(costs), plan_(plan) {
     for (const NodeId atom : model.graph.nodes()) {
-      once_ = once_ || model.graph[atom].whole_batch || model.graph[atom].one_microbatch;
+      once_ = once_ || model.graph[atom].whole_batch || model.graph[atom].totals > Bytes(0);
       if constexpr (HasEconomyOfScale<M, Graph<OpProfile, ValueProfile>>) {
         if (costs.economy_of_scale(model.graph, atom)) counted_.push_back(atom);
       }

@@ -40,7 +40,14 @@ class CheckedCosts {
   [[nodiscard]] const NodeCost& of_stage(int stage, std::int64_t samples) const {
     const auto [entry, added] = known_.try_emplace({stage, samples});
     if (!added) return entry->second;
+    const auto& ranks = plan_.stages[static_cast<std::size_t>(stage)].ranks;
     for (const NodeId atom : plan_.stages[static_cast<std::size_t>(stage)].atoms) {
+      const Bytes totals = model_.graph[atom].totals;
+      if (totals > Bytes(0) && ranks.size() > 1) {  // added up by the replicas, in both directions
+        const Seconds sum = costs_.all_reduce(totals, ranks);
+        entry->second.forward += sum;
+        entry->second.backward += sum;
+      }
       const NodeCost one = costs_.node(model_.graph, atom, static_cast<double>(samples));
       entry->second.forward += one.forward;
       entry->second.backward += one.backward;

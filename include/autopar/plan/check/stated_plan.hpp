@@ -70,7 +70,7 @@ class StatedPlan {
         stage_of[atom.index()] = static_cast<int>(s);
         const OpProfile& op = model.graph[atom];
         if (op.whole_batch && stage.ranks.size() > 1) return name + " has replicas, but " + op.name + " mixes samples";
-        if ((op.whole_batch || op.one_microbatch) && plan.microbatches > 1)
+        if ((op.whole_batch || op.totals > Bytes(0)) && plan.microbatches > 1)
           return op.name + " needs the whole batch, but there are several micro-batches";
       }
     }

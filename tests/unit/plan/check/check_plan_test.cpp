@@ -25,7 +25,6 @@ struct CheckedCase {
 CheckedCase random_case(int seed) {
   Dice dice(static_cast<std::uint64_t>(seed) + 77);
   CheckedCase out{test::random_model(dice, 8), test::small_cluster(dice(1, 6)), {}};
-  for (const NodeId atom : out.model.graph.nodes()) out.model.graph[atom].one_microbatch = dice.chance(2);
   out.request.batch = dice(1, 40);
   auto& options = out.request.options;
   options.optimizer_state_factor = dice(0, 2);
@@ -86,7 +85,7 @@ TEST_CASE("no staging is below the certificate's bound", "[check]") {
       CheckedCase forced = c;
       auto& options = forced.request.options;
       const bool mixes = std::ranges::any_of(c.model.graph.nodes(), [&](NodeId n) {
-        return c.model.graph[n].whole_batch || c.model.graph[n].one_microbatch;
+        return c.model.graph[n].whole_batch || c.model.graph[n].totals > Bytes(0);
       });
       options.schedule = other % 2 == 0 ? "gpipe" : "1f1b";
       if (!mixes) options.microbatches = dice(1, 12), options.max_microbatches = 64;
