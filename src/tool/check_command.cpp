@@ -21,7 +21,8 @@ namespace {
 
 void print_verdict(const PlanVerdict& verdict, const Certificate& claim, std::ostream& out) {
   out << (verdict.accepted() ? "accepted" : "rejected") << '\n';
-  for (const auto& fault : verdict.faults) out << "fault: " << fault << '\n';
+  for (const auto& fault : verdict.faults)
+    out << "fault: " << fault << '\n';
   if (verdict.step > Seconds{}) out << "step, played again: " << readable(verdict.step) << '\n';
   if (verdict.lower_bound > Seconds{}) {
     out << "lower bound, derived again: " << readable(verdict.lower_bound) << "; gap "
@@ -49,7 +50,8 @@ int check_instance(const CheckArguments& arguments, std::ostream& out) {
   const CertificateVerdict verdict = check_certificate(tables, claim);
   const bool bounded = verdict.accepted && std::isfinite(verdict.gap);
   if (arguments.json) {
-    nlohmann::ordered_json json{{"accepted", verdict.accepted}, {"objective", claim.seconds}, {"reason", verdict.reason}};
+    nlohmann::ordered_json json{
+        {"accepted", verdict.accepted}, {"objective", claim.seconds}, {"reason", verdict.reason}};
     if (bounded) json["gap"] = verdict.gap;
     out << json.dump() << '\n';
   } else {

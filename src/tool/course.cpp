@@ -42,7 +42,8 @@ class CourseMaker {
     }
     add_updates();
     for (auto& bars : bars_) {
-      for (Bar& bar : bars) course_.bars.push_back(std::move(bar));
+      for (Bar& bar : bars)
+        course_.bars.push_back(std::move(bar));
     }
     return std::move(course_);
   }
@@ -50,7 +51,8 @@ class CourseMaker {
  private:
   static std::vector<std::vector<Rank>> ranks_of(const Plan& plan) {
     std::vector<std::vector<Rank>> ranks;
-    for (const auto& stage : plan.stages) ranks.push_back(stage.ranks);
+    for (const auto& stage : plan.stages)
+      ranks.push_back(stage.ranks);
     return ranks;
   }
 
@@ -113,12 +115,18 @@ class CourseMaker {
 
 std::string name_of(BarKind kind) {
   switch (kind) {
-    case BarKind::kForward: return "forward";
-    case BarKind::kBackward: return "backward";
-    case BarKind::kSend: return "send";
-    case BarKind::kReceive: return "receive";
-    case BarKind::kReduce: return "reduce";
-    case BarKind::kUpdate: return "update";
+    case BarKind::kForward:
+      return "forward";
+    case BarKind::kBackward:
+      return "backward";
+    case BarKind::kSend:
+      return "send";
+    case BarKind::kReceive:
+      return "receive";
+    case BarKind::kReduce:
+      return "reduce";
+    case BarKind::kUpdate:
+      return "update";
   }
   return "unknown";
 }

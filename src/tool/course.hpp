@@ -23,15 +23,13 @@ struct Bar {
 
 /// The predicted course of one step of a plan.
 struct StepCourse {
-  std::vector<Bar> bars;     ///< rank by rank, each in the order of its program
-  Seconds step{};            ///< optimizer's update included
+  std::vector<Bar> bars;      ///< rank by rank, each in the order of its program
+  Seconds step{};             ///< optimizer's update included
   std::vector<Seconds> busy;  ///< [rank] computing, update included
   std::vector<int> stage;     ///< [rank], -1 = idle
 
   /// Share of the step in which a rank computes nothing.
-  [[nodiscard]] double waiting(Rank rank) const {
-    return step > Seconds{} ? 1 - busy[rank.index()] / step : 0;
-  }
+  [[nodiscard]] double waiting(Rank rank) const { return step > Seconds{} ? 1 - busy[rank.index()] / step : 0; }
 };
 
 [[nodiscard]] std::string name_of(BarKind kind);

@@ -23,8 +23,10 @@ template <class Id>
 std::string as_ranges(const std::vector<Id>& ids) {
   std::vector<int> numbers;
   for (const Id id : ids) {
-    if constexpr (requires { id.value(); }) numbers.push_back(id.value());
-    else numbers.push_back(id);
+    if constexpr (requires { id.value(); })
+      numbers.push_back(id.value());
+    else
+      numbers.push_back(id);
   }
   std::sort(numbers.begin(), numbers.end());
   return ranges(numbers);
@@ -109,11 +111,13 @@ int diff_command(const DiffArguments& arguments, std::ostream& out) {
   const auto found = PlanDifferences(first, second).found;
   if (arguments.json) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const auto& one : found) list.push_back({{"what", one.what}, {"first", one.first}, {"second", one.second}});
+    for (const auto& one : found)
+      list.push_back({{"what", one.what}, {"first", one.first}, {"second", one.second}});
     out << nlohmann::ordered_json{{"equal", found.empty()}, {"differences", std::move(list)}}.dump() << '\n';
     return found.empty() ? kDone : kNo;
   }
-  for (const auto& one : found) out << one.what << ": " << one.first << " -> " << one.second << '\n';
+  for (const auto& one : found)
+    out << one.what << ": " << one.first << " -> " << one.second << '\n';
   if (!found.empty() && first.step > Seconds{} && second.step > Seconds{} && first.step != second.step) {
     const bool faster = second.step < first.step;
     const double ratio = faster ? first.step / second.step : second.step / first.step;

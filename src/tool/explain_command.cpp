@@ -10,8 +10,8 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/staging.hpp>
 #include <autopar/plan/print.hpp>
+#include <autopar/plan/staging.hpp>
 
 #include "commands.hpp"
 #include "course.hpp"
@@ -32,7 +32,8 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   Breakdown out;
   const StepCourse course = course_of(plan, problem.profile, problem.cluster);
   Cluster free_links = problem.cluster;
-  for (auto& level : free_links.levels) level.link = {Seconds{}, BytesPerSecond(1e30)};
+  for (auto& level : free_links.levels)
+    level.link = {Seconds{}, BytesPerSecond(1e30)};
   const StepCourse unhindered = course_of(plan, problem.profile, free_links);
   double busy = 0;
   int used = 0;
@@ -52,7 +53,8 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
 
 std::string shape_of(const Plan& plan) {
   std::vector<int> replicas;
-  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
+  for (const auto& stage : plan.stages)
+    replicas.push_back(static_cast<int>(stage.ranks.size()));
   return describe(replicas, plan.microbatches, plan.schedule);
 }
 
@@ -96,16 +98,19 @@ std::vector<WhatIf> changes_of(const Problem& problem) {
 }
 
 std::string why(const Plan& plan, const Breakdown& parts) {
-  const std::string shares = "of the step the average rank in use computes " + percent(parts.computing) + ", links cost " +
-                             percent(parts.links) + ", waiting for other stages " + percent(parts.waiting) +
-                             "; the fullest rank uses " + percent(parts.memory) + " of its memory\n";
+  const std::string shares = "of the step the average rank in use computes " + percent(parts.computing) +
+                             ", links cost " + percent(parts.links) + ", waiting for other stages " +
+                             percent(parts.waiting) + "; the fullest rank uses " + percent(parts.memory) +
+                             " of its memory\n";
   switch (plan.binding) {
     case Binding::kMemory:
       return "binds: memory: a faster shape was found that does not fit (see the runners-up)\n" + shares;
-    case Binding::kCompute: return "binds: compute: most of the step is arithmetic and memory traffic\n" + shares;
+    case Binding::kCompute:
+      return "binds: compute: most of the step is arithmetic and memory traffic\n" + shares;
     case Binding::kBandwidth:
       return "binds: bandwidth: messages and gradient sums cost more than anything else\n" + shares;
-    case Binding::kBubble: return "binds: bubble: ranks wait for other stages more than for anything else\n" + shares;
+    case Binding::kBubble:
+      return "binds: bubble: ranks wait for other stages more than for anything else\n" + shares;
   }
   return shares;
 }
@@ -114,12 +119,11 @@ std::string effect(const WhatIf& one, const Plan& plan) {
   if (!one.plan) return one.change + ": no plan: " + one.failure + "\n";
   const double gain = plan.step / one.plan->step - 1;
   const std::string shape = shape_of(*one.plan);
-  const std::string same = shape == shape_of(plan)
-                               ? ", same shape"
-                               : ", " + shape;
+  const std::string same = shape == shape_of(plan) ? ", same shape" : ", " + shape;
   const std::string change = std::abs(gain) < 0.0005 ? "buys nothing"
-                             : gain > 0 ? detail::formatted("%.1f", 100 * gain) + " % faster"
-                                        : detail::formatted("%.1f", -100 * gain) + " % slower (the search is not exact)";
+                             : gain > 0
+                                 ? detail::formatted("%.1f", 100 * gain) + " % faster"
+                                 : detail::formatted("%.1f", -100 * gain) + " % slower (the search is not exact)";
   return one.change + ": " + readable(one.plan->step) + ", " + change + same + "\n";
 }
 
@@ -173,7 +177,8 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
   if (files.empty()) {
     out << (arguments.json ? to_json(*plan) : to_text(*plan));
     if (!arguments.json)
-      out << "binds: " << name_of(plan->binding) << "; give the profile and the cluster as well to see what would help\n";
+      out << "binds: " << name_of(plan->binding)
+          << "; give the profile and the cluster as well to see what would help\n";
     return kDone;
   }
   if (files.size() != 2)
@@ -188,7 +193,8 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
   } else {
     plan = make_plan(problem);
   }
-  for (const auto& note : problem.notes) err << "autopar explain: note: " << note << '\n';
+  for (const auto& note : problem.notes)
+    err << "autopar explain: note: " << note << '\n';
   const Breakdown parts = breakdown_of(*plan, problem);
   const auto changes = changes_of(problem);
   if (arguments.json) {
@@ -196,7 +202,8 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
     return kDone;
   }
   out << to_text(*plan) << why(*plan, parts);
-  for (const auto& one : changes) out << effect(one, *plan);
+  for (const auto& one : changes)
+    out << effect(one, *plan);
   return kDone;
 }
 

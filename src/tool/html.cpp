@@ -12,7 +12,7 @@ namespace autopar::tool {
 namespace {
 
 constexpr double kLeft = 150, kWidth = 1150, kTop = 64, kRow = 34, kComputeHeight = 18, kWireHeight = 9;
-constexpr double kNumberWidth = 18;  // of a bar that shows its micro-batch
+constexpr double kNumberWidth = 18;         // of a bar that shows its micro-batch
 constexpr std::size_t kMostBars = 400'000;  // what a browser still shows
 
 struct Look {
@@ -29,16 +29,23 @@ constexpr std::array<Look, 6> kLooks{{{BarKind::kForward, "#4c8bd6"},
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else if (static_cast<unsigned char>(c) >= 0x20) out += c;
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else if (static_cast<unsigned char>(c) >= 0x20)
+      out += c;
   }
   return out;
 }
 
-std::string number(double value) { return detail::formatted("%.2f", value); }
+std::string number(double value) {
+  return detail::formatted("%.2f", value);
+}
 
 /// 1, 2 or 5 times a power of ten, so that a step has about ten ticks.
 double tick_of(double seconds) {
@@ -53,12 +60,14 @@ class Page {
     const double rows = static_cast<double>(course.busy.size());
     bottom_ = kTop + kRow * rows;
     const std::string height = number(bottom_ + 40), width = number(kLeft + kWidth + 90);
-    text_ = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" + escaped(title) +
-            "</title>\n<style>body{font:13px sans-serif;margin:16px;color:#222;background:#fff}"
-            "text{font:12px sans-serif;fill:#222}.axis{stroke:#bbb;stroke-width:.5}.tick,.share{font-size:11px;fill:#555}"
-            "rect{stroke:#fff;stroke-width:.4}rect:hover{stroke:#000;stroke-width:1.5}"
-            ".number{fill:#fff;font-size:10px;pointer-events:none}";
-    for (const Look& look : kLooks) text_ += "." + name_of(look.kind) + "{fill:" + look.colour + "}";
+    text_ =
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" + escaped(title) +
+        "</title>\n<style>body{font:13px sans-serif;margin:16px;color:#222;background:#fff}"
+        "text{font:12px sans-serif;fill:#222}.axis{stroke:#bbb;stroke-width:.5}.tick,.share{font-size:11px;fill:#555}"
+        "rect{stroke:#fff;stroke-width:.4}rect:hover{stroke:#000;stroke-width:1.5}"
+        ".number{fill:#fff;font-size:10px;pointer-events:none}";
+    for (const Look& look : kLooks)
+      text_ += "." + name_of(look.kind) + "{fill:" + look.colour + "}";
     text_ += "</style></head><body>\n<h1 style=\"font-size:16px\">" + escaped(title) + "</h1>\n<svg width=\"" + width +
              "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " + height + "\">\n";
   }
@@ -66,8 +75,10 @@ class Page {
   [[nodiscard]] std::string make() && {
     add_legend();
     add_axis();
-    for (std::size_t r = 0; r < course_.busy.size(); ++r) add_labels(Rank::of(r));
-    for (const Bar& bar : course_.bars) add_bar(bar);
+    for (std::size_t r = 0; r < course_.busy.size(); ++r)
+      add_labels(Rank::of(r));
+    for (const Bar& bar : course_.bars)
+      add_bar(bar);
     text_ += "</svg>\n</body></html>\n";
     return std::move(text_);
   }
@@ -84,8 +95,8 @@ class Page {
                name_of(look.kind) + "</text></g>\n";
       x += 95;
     }
-    text_ += "<text x=\"" + number(kLeft + kWidth + 8) + "\" y=\"" + number(kTop - 8) +
-             "\" class=\"share\">waits</text>\n";
+    text_ +=
+        "<text x=\"" + number(kLeft + kWidth + 8) + "\" y=\"" + number(kTop - 8) + "\" class=\"share\">waits</text>\n";
   }
 
   void add_axis() {
@@ -117,11 +128,10 @@ class Page {
         bar.kind == BarKind::kForward || bar.kind == BarKind::kBackward || bar.kind == BarKind::kUpdate;
     const double y = y_of(bar.rank) + (computes ? 2 : 2 + kComputeHeight);
     const double left = x_of(bar.begin);
-    text_ += "<rect class=\"" + name_of(bar.kind) + "\" x=\"" + number(left) + "\" y=\"" + number(y) +
-             "\" width=\"" + number(x_of(bar.end) - left) + "\" height=\"" +
-             number(computes ? kComputeHeight : kWireHeight) + "\"><title>" + escaped(bar.what) + "\n" +
-             readable(bar.begin) + " to " + readable(bar.end) + ", " + readable(bar.end - bar.begin) +
-             "</title></rect>";
+    text_ += "<rect class=\"" + name_of(bar.kind) + "\" x=\"" + number(left) + "\" y=\"" + number(y) + "\" width=\"" +
+             number(x_of(bar.end) - left) + "\" height=\"" + number(computes ? kComputeHeight : kWireHeight) +
+             "\"><title>" + escaped(bar.what) + "\n" + readable(bar.begin) + " to " + readable(bar.end) + ", " +
+             readable(bar.end - bar.begin) + "</title></rect>";
     const double width = x_of(bar.end) - left;
     if (computes && bar.microbatch >= 0 && width >= kNumberWidth) {
       text_ += "<text class=\"number\" text-anchor=\"middle\" x=\"" + number(left + width / 2) + "\" y=\"" +

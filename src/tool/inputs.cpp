@@ -21,7 +21,8 @@ constexpr std::int64_t kMostTurns = 1 << 22;  // micro-batches x ranks of one si
 
 std::string name_of_atom(const ModelProfile& profile, NodeId atom) {
   const OpProfile& op = profile.graph[atom];
-  return "atom " + std::to_string(atom.value()) + " '" + op.name + "'" + (op.path.empty() ? "" : " (near " + op.path + ")");
+  return "atom " + std::to_string(atom.value()) + " '" + op.name + "'" +
+         (op.path.empty() ? "" : " (near " + op.path + ")");
 }
 
 /// Atoms that are joined by values, by the caller's inputs or by its results.
@@ -33,12 +34,15 @@ class Pieces {
     for (const EdgeId edge : profile.graph.edges())
       join(profile.graph.source(edge).index(), profile.graph.target(edge).index());
     for (const auto& input : profile.inputs) {
-      for (const NodeId reader : input.readers) join(reader.index(), inputs);
+      for (const NodeId reader : input.readers)
+        join(reader.index(), inputs);
     }
-    for (const auto& output : profile.outputs) join(output.writer.index(), results);
+    for (const auto& output : profile.outputs)
+      join(output.writer.index(), results);
   }
   [[nodiscard]] std::size_t of(std::size_t i) {
-    while (parent_[i] != i) i = parent_[i] = parent_[parent_[i]];
+    while (parent_[i] != i)
+      i = parent_[i] = parent_[parent_[i]];
     return i;
   }
 
@@ -50,7 +54,8 @@ class Pieces {
 void require_one_piece(const ModelProfile& profile, const std::string& path) {
   Pieces pieces(profile);
   std::vector<std::size_t> sizes(profile.graph.node_count() + 2, 0);
-  for (const NodeId atom : profile.graph.nodes()) ++sizes[pieces.of(atom.index())];
+  for (const NodeId atom : profile.graph.nodes())
+    ++sizes[pieces.of(atom.index())];
   NodeId smallest(0);
   for (const NodeId atom : profile.graph.nodes()) {
     if (sizes[pieces.of(atom.index())] < sizes[pieces.of(smallest.index())]) smallest = atom;
@@ -85,15 +90,17 @@ void require_costs(const ModelProfile& profile, const std::string& path) {
     check(op.saved, atom, "saved bytes");
     check(op.workspace, atom, "workspace");
   }
-  for (const EdgeId edge : profile.graph.edges()) check(profile.graph[edge].bytes, profile.graph.source(edge), "value");
+  for (const EdgeId edge : profile.graph.edges())
+    check(profile.graph[edge].bytes, profile.graph.source(edge), "value");
 }
 
 void require_few(const PlanRequest& request) {
   const Options& options = request.options;
-  const std::int64_t most = options.microbatches > 0
-                                ? options.microbatches
-                                : std::max<std::int64_t>(options.min_microbatches,
-                                                         std::min<std::int64_t>(options.max_microbatches, request.batch));
+  const std::int64_t most =
+      options.microbatches > 0
+          ? options.microbatches
+          : std::max<std::int64_t>(options.min_microbatches,
+                                   std::min<std::int64_t>(options.max_microbatches, request.batch));
   if (most * request.world > kMostTurns) {
     throw InvalidArgument(std::to_string(most) + " micro-batches on " + std::to_string(request.world) +
                           " ranks are more than can be simulated; lower " +
@@ -139,9 +146,12 @@ void require_sane_sizes(const ModelProfile& profile, std::int64_t world, std::in
     add(profile.graph[atom].saved);
     add(profile.graph[atom].workspace);
   }
-  for (const EdgeId edge : profile.graph.edges()) add(profile.graph[edge].bytes);
-  for (const auto& input : profile.inputs) add(input.bytes);
-  for (const auto& output : profile.outputs) add(output.bytes);
+  for (const EdgeId edge : profile.graph.edges())
+    add(profile.graph[edge].bytes);
+  for (const auto& input : profile.inputs)
+    add(input.bytes);
+  for (const auto& output : profile.outputs)
+    add(output.bytes);
   for (const auto& parameter : profile.parameters)
     bytes += static_cast<double>(parameter.bytes.value()) * (4 + optimizer_state_factor);
   if (!(bytes < 0x1p60)) {
@@ -182,8 +192,8 @@ Problem load_problem(const ProblemArguments& arguments) {
   }
   request.batch = arguments.batch > 0 ? arguments.batch : kSamplesOfRank * world;
   if (arguments.batch == 0) {
-    problem.notes.push_back("no --batch was given: planned for " + std::to_string(kSamplesOfRank) + " samples a rank, " +
-                            std::to_string(request.batch) + " together");
+    problem.notes.push_back("no --batch was given: planned for " + std::to_string(kSamplesOfRank) +
+                            " samples a rank, " + std::to_string(request.batch) + " together");
   }
   require_few(request);
   require_sane_sizes(problem.profile, world, request.batch,
@@ -194,7 +204,8 @@ Problem load_problem(const ProblemArguments& arguments) {
 
 void require_same(const Plan& plan, const ModelProfile& profile, const Cluster& cluster) {
   std::size_t planned = 0;
-  for (const auto& stage : plan.stages) planned += stage.atoms.size();
+  for (const auto& stage : plan.stages)
+    planned += stage.atoms.size();
   if (plan.model != profile.hash) {
     throw InvalidArgument("the plan was made for another model: it divides " + std::to_string(planned) +
                           " atoms of model " + std::to_string(plan.model) + ", the profile has " +

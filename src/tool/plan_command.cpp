@@ -13,7 +13,8 @@ int plan_command(const PlanArguments& arguments, std::ostream& out, std::ostream
   const Problem problem = load_problem(arguments.problem);
   const Plan plan = make_plan(problem);
   if (!arguments.out.empty()) write_plan(arguments.out, plan);
-  for (const auto& note : problem.notes) err << "autopar plan: note: " << note << '\n';
+  for (const auto& note : problem.notes)
+    err << "autopar plan: note: " << note << '\n';
   out << (arguments.json ? to_json(plan) : to_text(plan));
   return kDone;
 }

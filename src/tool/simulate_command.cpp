@@ -65,8 +65,10 @@ int simulate_command(const SimulateArguments& arguments, std::ostream& out) {
   const StepCourse course = course_of(plan, profile, cluster);
   if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(course));
   if (!arguments.html.empty()) write_text_file(arguments.html, to_html(course, title_of(plan, course)));
-  if (arguments.json) print_json(course, out);
-  else print_table(plan, course, out);
+  if (arguments.json)
+    print_json(course, out);
+  else
+    print_table(plan, course, out);
   return kDone;
 }
 

@@ -19,7 +19,8 @@ constexpr const char* kStatuses =
     "fits. Errors are one line on the error stream.";
 
 std::string one_line(std::string text) {
-  while (!text.empty() && text.back() == '\n') text.pop_back();
+  while (!text.empty() && text.back() == '\n')
+    text.pop_back();
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
@@ -51,7 +52,8 @@ void add_settings(CLI::App& command, ProblemArguments& problem) {
       },
       "KEY=VALUE, any other option of autopar.toml");
   command.add_option("--options", problem.options_file, "autopar.toml; options on the command line override it");
-  command.add_option("--world", problem.world, "ranks; default: all devices of the cluster")->check(CLI::PositiveNumber);
+  command.add_option("--world", problem.world, "ranks; default: all devices of the cluster")
+      ->check(CLI::PositiveNumber);
   command.add_option("--devices", problem.devices, "a cluster of so many of these devices")->check(CLI::PositiveNumber);
   command.add_option("--batch", problem.batch, "samples of a step, all ranks together; default: 32 a rank")
       ->check(CLI::PositiveNumber);
@@ -68,7 +70,8 @@ struct Commands {
 
 void add_plan(CLI::App& app, PlanArguments& arguments) {
   auto& command = *app.add_subcommand("plan", "plan a model, given by its profile, for a cluster");
-  command.add_option("PROFILE", arguments.problem.profile, "JSON, written by profile_file of a training program")->required();
+  command.add_option("PROFILE", arguments.problem.profile, "JSON, written by profile_file of a training program")
+      ->required();
   command.add_option("CLUSTER", arguments.problem.cluster, "TOML; see examples/clusters")->required();
   add_settings(command, arguments.problem);
   command.add_option("--out", arguments.out, "write the plan there");
@@ -87,7 +90,8 @@ void add_explain(CLI::App& app, ExplainArguments& arguments) {
 
 void add_check(CLI::App& app, CheckArguments& arguments) {
   auto& command = *app.add_subcommand(
-      "check", "work out a plan's step, memory, lower bound and gap again, with code of its own; status 1 if they differ");
+      "check",
+      "work out a plan's step, memory, lower bound and gap again, with code of its own; status 1 if they differ");
   command.add_option("PLAN", arguments.plan, "JSON")->required();
   command.add_option("PROFILE", arguments.profile, "JSON; or, without CLUSTER, an instance of benchmarks/plan_quality")
       ->required();
@@ -130,7 +134,8 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
   add_check(app, commands.check);
   add_simulate(app, commands.simulate);
   add_diff(app, commands.diff);
-  for (auto* command : app.get_subcommands({})) command->footer(kStatuses);
+  for (auto* command : app.get_subcommands({}))
+    command->footer(kStatuses);
 
   std::string name = "autopar";
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
@@ -139,7 +144,8 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked, out, err) == 0 ? kDone : kTrouble;
   } catch (const CLI::ParseError& error) {
-    for (const auto* command : app.get_subcommands()) name += " " + command->get_name();
+    for (const auto* command : app.get_subcommands())
+      name += " " + command->get_name();
     err << name << ": " << one_line(error.what()) << "; '" << name << " --help' shows what is known\n";
     return kTrouble;
   }

@@ -33,13 +33,27 @@ class Damage {
   [[nodiscard]] std::string on(std::string text) {
     for (unsigned times = 1 + below(3); times > 0; --times) {
       switch (below(7)) {
-        case 0: text.resize(below(text.size() + 1)); break;
-        case 1: flip(text); break;
-        case 2: number(text); break;
-        case 3: text.insert(below(text.size() + 1), std::string(1 + below(5000), "[{(\"="[below(5)])); break;
-        case 4: copy(text); break;
-        case 5: word(text); break;
-        default: text.insert(below(text.size() + 1), "[" + list(1 + below(2000)) + "]"); break;
+        case 0:
+          text.resize(below(text.size() + 1));
+          break;
+        case 1:
+          flip(text);
+          break;
+        case 2:
+          number(text);
+          break;
+        case 3:
+          text.insert(below(text.size() + 1), std::string(1 + below(5000), "[{(\"="[below(5)]));
+          break;
+        case 4:
+          copy(text);
+          break;
+        case 5:
+          word(text);
+          break;
+        default:
+          text.insert(below(text.size() + 1), "[" + list(1 + below(2000)) + "]");
+          break;
       }
       if (text.empty()) break;
     }
@@ -49,14 +63,38 @@ class Damage {
 
  private:
   void flip(std::string& text) {
-    for (std::size_t i = 0; i < 1 + below(8) && !text.empty(); ++i) text[below(text.size())] ^= static_cast<char>(1 << below(8));
+    for (std::size_t i = 0; i < 1 + below(8) && !text.empty(); ++i)
+      text[below(text.size())] ^= static_cast<char>(1 << below(8));
   }
   /// Another number in the place of one.
   void number(std::string& text) {
-    static const std::vector<std::string> kNumbers{
-        "0", "-1", "1e308", "-1e308", "1e-320", "9223372036854775807", "9223372036854775808", "18446744073709551616",
-        "2147483647", "2147483648", "-2147483649", "4294967296", "1e15", "1e30", "nan", "inf", "null", "true", "\"7\"",
-        "0.5", "16777216", "1000000", "1e9999", "65536", "-0.0", "00", "0x10"};
+    static const std::vector<std::string> kNumbers{"0",
+                                                   "-1",
+                                                   "1e308",
+                                                   "-1e308",
+                                                   "1e-320",
+                                                   "9223372036854775807",
+                                                   "9223372036854775808",
+                                                   "18446744073709551616",
+                                                   "2147483647",
+                                                   "2147483648",
+                                                   "-2147483649",
+                                                   "4294967296",
+                                                   "1e15",
+                                                   "1e30",
+                                                   "nan",
+                                                   "inf",
+                                                   "null",
+                                                   "true",
+                                                   "\"7\"",
+                                                   "0.5",
+                                                   "16777216",
+                                                   "1000000",
+                                                   "1e9999",
+                                                   "65536",
+                                                   "-0.0",
+                                                   "00",
+                                                   "0x10"};
     const auto start = text.find_first_of("0123456789", below(text.size()));
     if (start == std::string::npos) return;
     const auto end = text.find_first_not_of("0123456789.e+-", start);
@@ -74,7 +112,8 @@ class Damage {
   }
   [[nodiscard]] static std::string list(std::size_t count) {
     std::string out = "1";
-    for (std::size_t i = 1; i < count; ++i) out += ",1";
+    for (std::size_t i = 1; i < count; ++i)
+      out += ",1";
     return out;
   }
 
@@ -123,8 +162,8 @@ TEST_CASE("damaged files are read or refused, never a crash", "[fuzz]") {
   fuzz(R"({"stages":[{"nodes":[0],"dataParallelDegree":1,"tensorParallelDegree":1,"TMPCids":{"0":"a"}},
           {"nodes":[1],"dataParallelDegree":2,"tensorParallelDegree":1,"TMPCids":{"1":"a"}}]})",
        4000, 6, [&](const std::string& text) { (void)parse_stages(text, "f", tables); });
-  fuzz("stages = 2\nreplicas = [2, 1]\nschedule = \"gpipe\"\ndevice_memory = \"16 GiB\"\nmemory_margin = 0.2\n", 4000, 5,
-       [](const std::string& text) {
+  fuzz("stages = 2\nreplicas = [2, 1]\nschedule = \"gpipe\"\ndevice_memory = \"16 GiB\"\nmemory_margin = 0.2\n", 4000,
+       5, [](const std::string& text) {
          ConfigSources sources;
          sources.text = text;
          (void)resolve_options({}, sources);
@@ -165,20 +204,23 @@ TEST_CASE("deep nesting and long lists cost no more than they are long", "[fuzz]
   const ToolFolder folder("fuzz_size");
   const long before = peak_kib();
   const std::string deep(1 << 20, '['), braces = std::string(1 << 20, '{');
-  for (const std::string& text : {deep, braces, "{\"version\":" + deep, "stages = " + deep, "a" + std::string(1 << 20, '.')}) {
+  for (const std::string& text :
+       {deep, braces, "{\"version\":" + deep, "stages = " + deep, "a" + std::string(1 << 20, '.')}) {
     CHECK_THROWS_AS(parse_plan(text, "f"), ConfigError);
     CHECK_THROWS_AS(parse_profile(text, "f"), ConfigError);
     CHECK_THROWS_AS(parse_cluster(text, "f"), ConfigError);
     CHECK_THROWS_AS(parse_instance(text, "f"), Error);
   }
   std::string numbers = "{\"version\":[1";
-  for (int i = 0; i < (1 << 20); ++i) numbers += ",1";
+  for (int i = 0; i < (1 << 20); ++i)
+    numbers += ",1";
   CHECK_THROWS_AS(parse_plan(numbers + "]}", "f"), ConfigError);
   CHECK_THROWS_AS(parse_profile(numbers + "]}", "f"), ConfigError);
   // Huge counts in short files must not be believed.
   for (const std::string count : {"16777216", "2147483647", "1e18"}) {
     std::string cluster = folder.text("cluster.toml");
-    for (std::size_t at = 0; (at = cluster.find("= 4", at)) != std::string::npos; ++at) cluster.replace(at + 2, 1, count);
+    for (std::size_t at = 0; (at = cluster.find("= 4", at)) != std::string::npos; ++at)
+      cluster.replace(at + 2, 1, count);
     folder.put("cluster.toml", cluster);
     CHECK(folder.plan({"--batch", "32"}).status == 2);
     folder.write();

@@ -38,8 +38,8 @@ class StepBound {
 
   /// Cases that cover every number of micro-batches; none if no node is known to have economy of scale.
   [[nodiscard]] std::vector<BoundCase> cases() const {
-    const bool known = std::any_of(order_.begin(), order_.end(),
-                                   [this](NodeId node) { return work_.graph[node].economy_of_scale; });
+    const bool known =
+        std::any_of(order_.begin(), order_.end(), [this](NodeId node) { return work_.graph[node].economy_of_scale; });
     if (!known) return {};
     if (once_) {
       const Seconds work = work_seconds(1), path = path_seconds(1);
@@ -50,8 +50,10 @@ class StepBound {
     const int beyond = high;
     while (low < high) {
       const int middle = low + (high - low) / 2;
-      if (work_seconds(middle) >= path_seconds(middle)) high = middle;
-      else low = middle + 1;
+      if (work_seconds(middle) >= path_seconds(middle))
+        high = middle;
+      else
+        low = middle + 1;
     }
     std::vector<BoundCase> out;
     if (low == beyond) return {{BoundKind::kPath, 1, 0, path_seconds(kMost)}};
@@ -66,7 +68,8 @@ class StepBound {
   /// Device-seconds of the whole batch in shares as large as can be, over all ranks.
   [[nodiscard]] Seconds work_seconds(int microbatches) const {
     std::int64_t largest = 0;
-    for (const auto local : constraints_.local_batches()) largest += (local + microbatches - 1) / microbatches;
+    for (const auto local : constraints_.local_batches())
+      largest += (local + microbatches - 1) / microbatches;
     const auto& costs = work_.node_costs(largest);
     double sum = 0;
     for (const NodeId node : work_.graph.nodes()) {
@@ -119,6 +122,8 @@ class StepBound {
   return out;
 }
 
-[[nodiscard]] inline std::string name_of(BoundKind kind) { return kind == BoundKind::kWork ? "work" : "path"; }
+[[nodiscard]] inline std::string name_of(BoundKind kind) {
+  return kind == BoundKind::kWork ? "work" : "path";
+}
 
 }  // namespace autopar

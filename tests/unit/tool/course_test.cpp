@@ -65,7 +65,8 @@ TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
     double waiting = 0;
     int used = 0;
     for (const auto& stage : plan.stages) {
-      for (const Rank rank : stage.ranks) waiting += course.waiting(rank), ++used;
+      for (const Rank rank : stage.ranks)
+        waiting += course.waiting(rank), ++used;
     }
     CHECK(waiting / used == Approx(plan.bubble).margin(1e-12));
     for (const auto& bar : course.bars) {
@@ -80,9 +81,12 @@ TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
 
 TEST_CASE("the timeline page is whole in itself and its bars stand where the step has them", "[tool]") {
   const ToolFolder folder("tool_html");
-  REQUIRE(folder.plan({"--batch", "32", "--stages", "2", "--microbatches", "4", "--out", folder.at("plan.json")}).status == 0);
-  const auto result = run_tool({"simulate", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml"),
-                                "--html", folder.at("t.html"), "--trace", folder.at("t.json")});
+  REQUIRE(
+      folder.plan({"--batch", "32", "--stages", "2", "--microbatches", "4", "--out", folder.at("plan.json")}).status ==
+      0);
+  const auto result =
+      run_tool({"simulate", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml"), "--html",
+                folder.at("t.html"), "--trace", folder.at("t.json")});
   CAPTURE(result.err);
   REQUIRE(result.status == 0);
   CHECK_THAT(result.out, Catch::Matchers::Contains("waits"));
@@ -93,7 +97,8 @@ TEST_CASE("the timeline page is whole in itself and its bars stand where the ste
   const Plan plan = read_plan(folder.at("plan.json"));
   const auto course = tool::course_of(plan, folder.model, folder.cluster);
   const auto bars = drawn_bars(html);
-  const auto shown = std::count_if(course.bars.begin(), course.bars.end(), [](const auto& b) { return b.end > b.begin; });
+  const auto shown =
+      std::count_if(course.bars.begin(), course.bars.end(), [](const auto& b) { return b.end > b.begin; });
   REQUIRE(static_cast<std::ptrdiff_t>(bars.size()) == shown);
   std::map<std::string, int> kinds;
   std::map<double, std::vector<std::pair<double, double>>> lanes;  // of computing, by their y
@@ -111,7 +116,7 @@ TEST_CASE("the timeline page is whole in itself and its bars stand where the ste
   CHECK(kinds["reduce"] > 0);
   CHECK(kinds["update"] == 4);
   CHECK(lanes.size() == 4);
-  CHECK(left == Approx(150).margin(0.02));           // the axis starts here
+  CHECK(left == Approx(150).margin(0.02));          // the axis starts here
   CHECK(right == Approx(150 + 1150).margin(0.03));  // and the step ends here
   for (auto& [y, list] : lanes) {
     std::sort(list.begin(), list.end());

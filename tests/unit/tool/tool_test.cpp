@@ -26,7 +26,8 @@ void check_trouble(const ToolResult& result, const std::vector<std::string>& par
   CHECK(result.out.empty());
   CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
   CHECK(result.err.starts_with("autopar"));
-  for (const auto& part : parts) CHECK_THAT(result.err, Contains(part));
+  for (const auto& part : parts)
+    CHECK_THAT(result.err, Contains(part));
 }
 
 }  // namespace
@@ -78,7 +79,8 @@ TEST_CASE("without a batch the tool says which it took", "[tool]") {
   CHECK_THAT(result.err, Contains("no --batch was given") && Contains("128"));
 }
 
-TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a worse one with its larger gap", "[tool]") {
+TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a worse one with its larger gap",
+          "[tool]") {
   ToolFolder folder("tool_check");
   folder.cluster.device.memory = Bytes(4 << 20);
   folder.write();
@@ -97,14 +99,16 @@ TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a wo
   Plan raised = plan;
   raised.certificate.lower_bound *= 1.001;
   raised.certificate.gap = raised.step / raised.certificate.lower_bound - 1;
-  for (auto& one : raised.certificate.cases) one.seconds *= 1.001;
+  for (auto& one : raised.certificate.cases)
+    one.seconds *= 1.001;
   write_plan(folder.at("raised.json"), raised);
   CHECK(check("raised.json").status == 1);
   CHECK_THAT(check("raised.json").out, Contains("rejected") && Contains("but it is"));
   CHECK_THAT(check("raised.json", {"--json"}).out, Contains("\"accepted\":false"));
 
-  REQUIRE(folder.plan({"--batch", "32", "--stages", "4", "--microbatches", "1", "--out", folder.at("worse.json")})
-              .status == 0);
+  REQUIRE(
+      folder.plan({"--batch", "32", "--stages", "4", "--microbatches", "1", "--out", folder.at("worse.json")}).status ==
+      0);
   const Plan worse = read_plan(folder.at("worse.json"));
   CHECK(check("worse.json").status == 0);
   CHECK(worse.certificate.gap > plan.certificate.gap);
@@ -112,8 +116,10 @@ TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a wo
 
 TEST_CASE("diff has diff's exit status and says what differs", "[tool]") {
   const ToolFolder folder("tool_diff");
-  REQUIRE(folder.plan({"--batch", "32", "--stages", "2", "--schedule", "1f1b", "--out", folder.at("a.json")}).status == 0);
-  REQUIRE(folder.plan({"--batch", "32", "--stages", "3", "--schedule", "gpipe", "--out", folder.at("b.json")}).status == 0);
+  REQUIRE(folder.plan({"--batch", "32", "--stages", "2", "--schedule", "1f1b", "--out", folder.at("a.json")}).status ==
+          0);
+  REQUIRE(folder.plan({"--batch", "32", "--stages", "3", "--schedule", "gpipe", "--out", folder.at("b.json")}).status ==
+          0);
   const auto same = run_tool({"diff", folder.at("a.json"), folder.at("a.json")});
   CHECK(same.status == 0);
   CHECK(same.out.empty());
@@ -218,7 +224,8 @@ TEST_CASE("a profile that is no sound graph is refused by name", "[tool]") {
     check_trouble(folder.plan({"--batch", "32"}), all);
   };
   refused(replaced(good, "\"from\":0,\"to\":1", "\"from\":1,\"to\":1"), {"atom 1"});
-  refused(replaced(good, "\"from\":4,\"to\":5", "\"from\":4,\"to\":1"), {"cycle", "atom 1", "atom 4 '4' (near layer.4)"});
+  refused(replaced(good, "\"from\":4,\"to\":5", "\"from\":4,\"to\":1"),
+          {"cycle", "atom 1", "atom 4 '4' (near layer.4)"});
   refused(replaced(good, "{\"from\":2,\"to\":3,\"value\":3,\"bytes\":[4000.0,0.0],\"differentiable\":true},", ""),
           {"disconnected", "atom 0 '0' (near layer.0)"});
   refused(replaced(good, "300000.0,0.0", "-300000.0,0.0"), {"atoms[0]", "flops"});
@@ -228,9 +235,10 @@ TEST_CASE("a profile that is no sound graph is refused by name", "[tool]") {
   refused(replaced(good, "[4000.0,16.0]", "[0.0,-16.0]"), {"saved bytes"});
   refused(replaced(good, "\"writer\":5", "\"writer\":-1"), {"written by no atom"});
   refused(replaced(good, "\"version\":1", "\"version\":9"), {"version"});
-  refused("{\"version\":1,\"hash\":\"000000000000002a\",\"loss_mode\":true,\"parameters\":[],\"atoms\":[],\"edges\":[],"
-          "\"inputs\":[],\"outputs\":[]}",
-          {"no atom"});
+  refused(
+      "{\"version\":1,\"hash\":\"000000000000002a\",\"loss_mode\":true,\"parameters\":[],\"atoms\":[],\"edges\":[],"
+      "\"inputs\":[],\"outputs\":[]}",
+      {"no atom"});
   folder.put("profile.json", replaced(good, "[4000.0,16.0]", "[1e25,16.0]"));
   check_trouble(folder.plan({"--batch", "32"}), {"2^60 bytes"});
 }
@@ -256,9 +264,10 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   const std::string plan = folder.text("plan.json");
   const auto refused = [&](const std::vector<std::string>& parts) {
     for (const std::string command : {"check", "simulate"})
-      check_trouble(run_tool({command, folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")}), parts);
-    check_trouble(
-        run_tool({"explain", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")}), parts);
+      check_trouble(run_tool({command, folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")}),
+                    parts);
+    check_trouble(run_tool({"explain", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")}),
+                  parts);
   };
   folder.model.hash = 43;
   folder.write();
@@ -287,8 +296,8 @@ TEST_CASE("every preset is a cluster that can be planned for", "[tool]") {
   for (const auto& entry : std::filesystem::directory_iterator(AUTOPAR_TEST_CLUSTERS)) {
     CAPTURE(entry.path().string());
     const Cluster cluster = read_cluster(entry.path());
-    const auto result = run_tool({"plan", folder.at("profile.json"), entry.path().string(), "--microbatches", "2", "--world",
-                                  std::to_string(std::min(cluster.devices, 2))});
+    const auto result = run_tool({"plan", folder.at("profile.json"), entry.path().string(), "--microbatches", "2",
+                                  "--world", std::to_string(std::min(cluster.devices, 2))});
     CAPTURE(result.err);
     CHECK(result.status == 0);
     CHECK(cluster.name == entry.path().stem().string());

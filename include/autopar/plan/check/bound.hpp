@@ -19,7 +19,8 @@ namespace autopar::detail {
 template <class M>
 class BoundChecker {
  public:
-  BoundChecker(const ModelProfile& model, const M& costs, const Plan& plan) : model_(model), costs_(costs), plan_(plan) {
+  BoundChecker(const ModelProfile& model, const M& costs, const Plan& plan)
+      : model_(model), costs_(costs), plan_(plan) {
     for (const NodeId atom : model.graph.nodes()) {
       once_ = once_ || model.graph[atom].whole_batch || model.graph[atom].totals > Bytes(0);
       if constexpr (HasEconomyOfScale<M, Graph<OpProfile, ValueProfile>>) {
@@ -43,9 +44,9 @@ class BoundChecker {
       }
       const double found = one.kind == BoundKind::kWork ? work(one.from) : path(one.to);
       if (std::abs(one.seconds.value() - found) > kRounding * found) {
-        faults.push_back("the certificate's case from " + std::to_string(one.from) +
-                         " micro-batches on states " + std::to_string(one.seconds.value() * 1e3) + " ms, but it is " +
-                         std::to_string(found * 1e3) + " ms");
+        faults.push_back("the certificate's case from " + std::to_string(one.from) + " micro-batches on states " +
+                         std::to_string(one.seconds.value() * 1e3) + " ms, but it is " + std::to_string(found * 1e3) +
+                         " ms");
       }
       least = std::min(least, found);
       next = one.to == 0 ? 0 : one.to + 1;
@@ -82,7 +83,8 @@ class BoundChecker {
       }
     }
     Bytes bytes{};
-    for (const ParameterId parameter : trained) bytes += model_.parameters[parameter.index()].bytes;
+    for (const ParameterId parameter : trained)
+      bytes += model_.parameters[parameter.index()].bytes;
     return (seconds + costs_.update(bytes, plan_.optimizer_state_factor).value()) / plan_.world;
   }
 

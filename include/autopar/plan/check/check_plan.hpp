@@ -111,14 +111,15 @@ class PlanChecker {
                    "' has " + std::to_string(cluster_.devices) + " devices");
     }
     if (plan_.device != cluster_.device.name) {
-      return fault("the plan was made for devices '" + plan_.device + "', the cluster's are '" +
-                   cluster_.device.name + "'");
+      return fault("the plan was made for devices '" + plan_.device + "', the cluster's are '" + cluster_.device.name +
+                   "'");
     }
     if (plan_.device_memory > cluster_.device.memory) {
       fault("the plan counts on " + std::to_string(plan_.device_memory.value()) + " bytes a rank, the devices have " +
             std::to_string(cluster_.device.memory.value()));
     }
-    if (plan_.batch < 1 || plan_.batch > kMostSamples) fault("the plan is for " + std::to_string(plan_.batch) + " samples");
+    if (plan_.batch < 1 || plan_.batch > kMostSamples)
+      fault("the plan is for " + std::to_string(plan_.batch) + " samples");
     if (const auto broken = StatedPlan::fault_of(model_, plan_); !broken.empty()) fault(broken);
   }
 
@@ -250,7 +251,8 @@ class PlanChecker {
       if (stage.parameters != std::vector<ParameterId>(read.begin(), read.end()))
         fault(name + "'s parameters are not those that its atoms read");
       std::int64_t elements = 0;
-      for (const ParameterId parameter : read) elements += model_.parameters[parameter.index()].elements;
+      for (const ParameterId parameter : read)
+        elements += model_.parameters[parameter.index()].elements;
       demand_equal(name + "'s parameter elements", static_cast<double>(stage.parameter_elements),
                    static_cast<double>(elements));
     }

@@ -20,8 +20,8 @@ struct CheckedTurn {
   bool backward = false;
   int microbatch = 0;
   std::int64_t samples = 0;
-  int missing = 0;                            ///< messages that it waits for
-  std::vector<std::size_t> sends, receives;   ///< issued between the turn before and this one
+  int missing = 0;                           ///< messages that it waits for
+  std::vector<std::size_t> sends, receives;  ///< issued between the turn before and this one
 };
 
 struct CheckedMessage {
@@ -35,8 +35,8 @@ struct CheckedMessage {
 };
 
 /// The turns of every rank and the messages between them, in the one order that all ranks agree on: units (a replica of
-/// a stage each) play against each other with a forward of 1 and a backward of 2; a turn is written down when it starts,
-/// its messages right behind it, and what the callers send two turns ahead.
+/// a stage each) play against each other with a forward of 1 and a backward of 2; a turn is written down when it
+/// starts, its messages right behind it, and what the callers send two turns ahead.
 class CheckedOrder {
  public:
   /// @param forwards, backwards  what of a step is played: one of them, or both
@@ -47,16 +47,19 @@ class CheckedOrder {
     stage_of_rank.assign(turns.size(), -1);
     written_.assign(turns.size(), 0);
     unclaimed_.resize(turns.size());
-    for (int s = 0; s < stated.stages(); ++s) add_units(s);
-    for (auto& list : turns) list.emplace_back();  // what follows the last turn
+    for (int s = 0; s < stated.stages(); ++s)
+      add_units(s);
+    for (auto& list : turns)
+      list.emplace_back();  // what follows the last turn
     for (int m = 0; m < stated.plan().microbatches; ++m) {
-      for (const Crossing& crossing : stated.crossings()) add_messages(crossing, m);
+      for (const Crossing& crossing : stated.crossings())
+        add_messages(crossing, m);
     }
     play();
   }
 
   std::vector<std::vector<CheckedTurn>> turns;  ///< by rank; the last is no turn
-  std::vector<int> stage_of_rank;                ///< -1 = idle
+  std::vector<int> stage_of_rank;               ///< -1 = idle
   std::vector<CheckedMessage> messages;
 
  private:
@@ -75,8 +78,10 @@ class CheckedOrder {
     const int ahead = stated_.all_forwards_first() ? count : std::min(count, stated_.stages() - stage);
     std::vector<std::pair<bool, int>> out;
     for (int forward = 0, backward = 0; backward < count;) {
-      if (forward < count && forward - backward < ahead) out.emplace_back(false, forward++);
-      else out.emplace_back(true, backward++);
+      if (forward < count && forward - backward < ahead)
+        out.emplace_back(false, forward++);
+      else
+        out.emplace_back(true, backward++);
     }
     return out;
   }
@@ -84,7 +89,8 @@ class CheckedOrder {
   void add_units(int stage) {
     std::map<std::size_t, std::map<int, std::int64_t>> samples;  // by rank and micro-batch
     for (int m = 0; m < stated_.plan().microbatches; ++m) {
-      for (const auto& [rank, range] : stated_.holders(stage, m)) samples[rank][m] = range.size();
+      for (const auto& [rank, range] : stated_.holders(stage, m))
+        samples[rank][m] = range.size();
     }
     const auto order = order_of(stage);
     for (const Rank rank : stated_.plan().stages[static_cast<std::size_t>(stage)].ranks) {
@@ -116,7 +122,8 @@ class CheckedOrder {
     } else {
       std::size_t first = 0;
       for (const auto& [holder, held] : holders) {
-        while (first < readers.size() && readers[first].second.end <= held.begin) ++first;
+        while (first < readers.size() && readers[first].second.end <= held.begin)
+          ++first;
         for (std::size_t i = first; i < readers.size() && readers[i].second.begin < held.end; ++i) {
           const auto& [reader, read] = readers[i];
           ways.emplace_back(holder, reader, std::min(held.end, read.end) - std::max(held.begin, read.begin));
@@ -135,8 +142,8 @@ class CheckedOrder {
     }
   }
 
-  void add_message(int from_stage, int to_stage, std::size_t from, std::size_t to, const Affine& size, std::int64_t samples,
-                   bool backward, int m) {
+  void add_message(int from_stage, int to_stage, std::size_t from, std::size_t to, const Affine& size,
+                   std::int64_t samples, bool backward, int m) {
     const double bytes = std::ceil(std::max(0.0, size.at(static_cast<double>(samples))));
     CheckedMessage message{from, to, Bytes(static_cast<std::int64_t>(bytes)), -1, -1, -1, backward, m};
     if (stated_.is_stage(from_stage)) message.maker = unit_of_rank_[from];
@@ -155,7 +162,8 @@ class CheckedOrder {
 
   void play() {
     for (std::size_t ahead = 0; ahead < kCallersAhead; ++ahead) {
-      for (Unit& unit : units_) send_for_callers(unit, ahead);
+      for (Unit& unit : units_)
+        send_for_callers(unit, ahead);
     }
     while (true) {
       Unit* first = nullptr;
@@ -181,17 +189,20 @@ class CheckedOrder {
     CheckedTurn& turn = turns[unit.rank][position];
     auto& arrived = unclaimed_[unit.rank][{turn.backward, turn.microbatch}];
     turn.missing = static_cast<int>(arrived.size());
-    for (const std::size_t id : arrived) messages[id].awaited_by = static_cast<int>(position);
+    for (const std::size_t id : arrived)
+      messages[id].awaited_by = static_cast<int>(position);
     arrived.clear();
     ++written_[unit.rank];
     unit.free_at = start + (turn.backward ? 2 : 1);
-    for (const std::size_t id : unit.makes[position]) write(id, unit.free_at);
+    for (const std::size_t id : unit.makes[position])
+      write(id, unit.free_at);
     send_for_callers(unit, position + kCallersAhead);
   }
 
   void send_for_callers(Unit& unit, std::size_t position) {
     if (position >= unit.from_callers.size()) return;
-    for (const std::size_t id : unit.from_callers[position]) write(id, 0);
+    for (const std::size_t id : unit.from_callers[position])
+      write(id, 0);
   }
 
   void write(std::size_t id, long arrival) {
@@ -219,7 +230,7 @@ class CheckedOrder {
 
 /// Predicted seconds of each rank in one phase of a step.
 struct CheckedCourse {
-  double end = 0;                                                 ///< of all ranks
+  double end = 0;                                               ///< of all ranks
   std::vector<double> ends, computing, communicating, summing;  ///< by rank
 };
 
@@ -231,15 +242,21 @@ class CoursePlayer {
  public:
   /// @param costs  (stage, samples) -> NodeCost, `transfer` and `all_reduce` of a cost model
   CoursePlayer(const StatedPlan& stated, CheckedOrder& order, const Costs& costs)
-      : stated_(stated), order_(order), costs_(costs), ranks_(order.turns.size()), issued_(order.messages.size(), false) {
+      : stated_(stated),
+        order_(order),
+        costs_(costs),
+        ranks_(order.turns.size()),
+        issued_(order.messages.size(), false) {
     for (auto* list : {&course_.ends, &course_.computing, &course_.communicating, &course_.summing})
       list->assign(ranks_.size(), 0);
     ready_at_.resize(ranks_.size());
-    for (std::size_t r = 0; r < ranks_.size(); ++r) ready_at_[r].assign(order.turns[r].size(), 0);
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
+      ready_at_[r].assign(order.turns[r].size(), 0);
   }
 
   [[nodiscard]] CheckedCourse play(bool sums) && {
-    for (std::size_t r = 0; r < ranks_.size(); ++r) agenda_.insert({0, r});
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
+      agenda_.insert({0, r});
     while (!agenda_.empty()) {
       const auto [now, rank] = *agenda_.begin();
       agenda_.erase(agenda_.begin());
@@ -249,7 +266,8 @@ class CoursePlayer {
       if (ranks_[r].next + 1 < order_.turns[r].size()) throw InvalidArgument("check: the plan never comes to its end");
     }
     if (sums) play_sums();
-    for (const double end : course_.ends) course_.end = std::max(course_.end, end);
+    for (const double end : course_.ends)
+      course_.end = std::max(course_.end, end);
     return std::move(course_);
   }
 
@@ -264,10 +282,12 @@ class CoursePlayer {
     State& state = ranks_[rank];
     const auto& turns = order_.turns[rank];
     while (state.posted < turns.size() && state.posted <= state.next + kReceivesAhead) {
-      for (const std::size_t id : turns[state.posted].receives) issue(id, now);
+      for (const std::size_t id : turns[state.posted].receives)
+        issue(id, now);
       ++state.posted;
     }
-    for (const std::size_t id : turns[state.next].sends) issue(id, now);
+    for (const std::size_t id : turns[state.next].sends)
+      issue(id, now);
     state.waiting = true;
     state.since = now;
     try_turn(rank);
@@ -317,7 +337,8 @@ class CoursePlayer {
     std::vector<double> free_at(ranks_.size(), 0);
     for (const GradientSum& sum : stated_.sums()) {
       std::vector<Rank> members;
-      for (const std::size_t rank : sum.ranks) members.push_back(Rank::of(rank));
+      for (const std::size_t rank : sum.ranks)
+        members.push_back(Rank::of(rank));
       const auto count = static_cast<double>(sum.buckets.size());
       for (std::size_t b = 0; b < sum.buckets.size(); ++b) {
         double start = 0;

@@ -18,15 +18,15 @@ namespace autopar::detail {
 /// stage -1, those who get the results as one more stage at the end.
 struct Crossing {
   int from = 0, to = 0;
-  bool whole = false;  ///< travels whole: its size does not depend on the samples
+  bool whole = false;    ///< travels whole: its size does not depend on the samples
   bool returns = false;  ///< a gradient comes back
   Affine value{}, gradient{};
 };
 
 /// A sum of gradients over ranks, bucket by bucket.
 struct GradientSum {
-  std::vector<std::size_t> ranks;  ///< ascending
-  int stage = -1;                  ///< -1 = parameters tied across stages
+  std::vector<std::size_t> ranks;     ///< ascending
+  int stage = -1;                     ///< -1 = parameters tied across stages
   std::vector<std::int64_t> buckets;  ///< bytes
 };
 
@@ -43,7 +43,8 @@ class StatedPlan {
   StatedPlan(const ModelProfile& model, const Plan& plan) : model_(model), plan_(plan) {
     stage_of_.assign(model.graph.node_count(), -1);
     for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-      for (const NodeId atom : plan.stages[s].atoms) stage_of_[atom.index()] = static_cast<int>(s);
+      for (const NodeId atom : plan.stages[s].atoms)
+        stage_of_[atom.index()] = static_cast<int>(s);
     }
     find_crossings();
     find_sums();
@@ -117,14 +118,16 @@ class StatedPlan {
   }
   [[nodiscard]] std::int64_t microbatch_size(std::int64_t m) const {
     std::int64_t size = 0;
-    for (std::int64_t r = 0; r < plan_.world; ++r) size += piece(r, m);
+    for (std::int64_t r = 0; r < plan_.world; ++r)
+      size += piece(r, m);
     return size;
   }
   /// Most samples that a replica of a stage runs at a time.
   [[nodiscard]] std::int64_t largest_share(int stage) const {
     std::int64_t largest = 0;
     for (std::int64_t m = 0; m < plan_.microbatches; ++m) {
-      for (const auto& [rank, samples] : holders(stage, m)) largest = std::max(largest, samples.size());
+      for (const auto& [rank, samples] : holders(stage, m))
+        largest = std::max(largest, samples.size());
     }
     return largest;
   }
@@ -145,9 +148,7 @@ class StatedPlan {
     return sum;
   }
   /// All backwards after all forwards: asked for, or because results leave the call in between.
-  [[nodiscard]] bool all_forwards_first() const {
-    return plan_.schedule == ScheduleKind::kGPipe || !model_.loss_mode;
-  }
+  [[nodiscard]] bool all_forwards_first() const { return plan_.schedule == ScheduleKind::kGPipe || !model_.loss_mode; }
 
  private:
   // As the runtime cuts buckets.
@@ -187,7 +188,8 @@ class StatedPlan {
     }
     for (const auto& output : model_.outputs)
       add(stage_of_[output.writer.index()], stages(), output.value, output.bytes, !model_.loss_mode);
-    for (auto& [key, crossing] : found) crossings_.push_back(crossing);
+    for (auto& [key, crossing] : found)
+      crossings_.push_back(crossing);
   }
 
   /// Trainable parameters by the stages that read them, the last first, in buckets.
@@ -195,7 +197,8 @@ class StatedPlan {
     std::map<std::vector<int>, std::vector<ParameterId>> by_stages;
     std::vector<std::vector<int>> readers(model_.parameters.size());
     for (int s = 0; s < stages(); ++s) {
-      for (const ParameterId parameter : parameters(s)) readers[parameter.index()].push_back(s);
+      for (const ParameterId parameter : parameters(s))
+        readers[parameter.index()].push_back(s);
     }
     for (std::size_t p = readers.size(); p-- > 0;) {
       if (!readers[p].empty() && model_.parameters[p].trainable) by_stages[readers[p]].push_back(ParameterId::of(p));
@@ -210,7 +213,8 @@ class StatedPlan {
     GradientSum sum;
     sum.stage = stages.size() == 1 ? stages.front() : -1;
     for (const int s : stages) {
-      for (const Rank rank : ranks_of(s)) sum.ranks.push_back(rank.index());
+      for (const Rank rank : ranks_of(s))
+        sum.ranks.push_back(rank.index());
     }
     if (sum.ranks.size() < 2) return;
     std::sort(sum.ranks.begin(), sum.ranks.end());

@@ -50,7 +50,8 @@ PlanVerdict verdict_on(const CheckedCase& c, const Plan& plan) {
 
 std::string joined(const std::vector<std::string>& faults) {
   std::string out;
-  for (const auto& fault : faults) out += fault + "; ";
+  for (const auto& fault : faults)
+    out += fault + "; ";
   return out;
 }
 
@@ -153,7 +154,9 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   rejected("made for model", [](Plan& p) { ++p.model; });
   rejected("5 ranks", [](Plan& p) { p.world = 5; });
   rejected("samples", [](Plan& p) { p.batch = 0; });
-  rejected("step", [](Plan& p) { p.schedule = p.schedule == ScheduleKind::kGPipe ? ScheduleKind::kOneFOneB : ScheduleKind::kGPipe; });
+  rejected("step", [](Plan& p) {
+    p.schedule = p.schedule == ScheduleKind::kGPipe ? ScheduleKind::kOneFOneB : ScheduleKind::kGPipe;
+  });
   rejected("step", [](Plan& p) { p.microbatches = 2; });
   rejected("step", [](Plan& p) { p.batch += 4; });
 }
@@ -174,7 +177,8 @@ TEST_CASE("a worse plan passes, with its larger gap", "[check]") {
 
 TEST_CASE("costs without economy of scale have no certificate, and a claimed one is rejected", "[check]") {
   CheckedCase c{test::chain(3, 3e5, 4000, 4000), test::small_cluster(2, Bytes(8 << 20)), {.batch = 8}};
-  for (const NodeId atom : c.model.graph.nodes()) c.model.graph[atom].work.front().forward.flops.fixed = -1;
+  for (const NodeId atom : c.model.graph.nodes())
+    c.model.graph[atom].work.front().forward.flops.fixed = -1;
   auto plan = planned(c);
   REQUIRE(plan);
   CHECK(plan->certificate.lower_bound == Seconds{});
