@@ -53,7 +53,7 @@ TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
   for (int seed = 0; seed < 120; ++seed) {
     Dice dice(static_cast<std::uint64_t>(seed) + 4000);
     const ModelProfile model = test::random_model(dice, 7);
-    const Cluster cluster = test::small_cluster(dice(1, 5));
+    const Cluster cluster = test::small_cluster(dice(1, 5), Bytes(64 << 20));
     PlanRequest request;
     request.batch = dice(1, 30);
     Planner<> planner;
