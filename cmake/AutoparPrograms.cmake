@@ -62,15 +62,20 @@ function(autopar_program_library sources result)
   set(${result} ${library} PARENT_SCOPE)
 endfunction()
 
-if(AUTOPAR_BUILD_TOOLS)
+# autopar_tool is the program, autopar_tool_commands what it consists of, for tests.
+if(AUTOPAR_BUILD_TOOLS AND TARGET autopar::io)
   file(GLOB autopar_tool_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/tool/*.cpp")
-  if(autopar_tool_sources)
-    add_executable(autopar_tool ${autopar_tool_sources})
-    set_target_properties(autopar_tool PROPERTIES OUTPUT_NAME autopar RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin"
-      INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" INSTALL_RPATH_USE_LINK_PATH ON)
-    find_package(CLI11 REQUIRED)
-    target_link_libraries(autopar_tool PRIVATE autopar::core autopar::io CLI11::CLI11 autopar_strict_warnings)
-  endif()
+  list(FILTER autopar_tool_sources EXCLUDE REGEX "/main\\.cpp$")
+  find_package(CLI11 REQUIRED)
+  find_package(nlohmann_json REQUIRED)
+  add_library(autopar_tool_commands STATIC ${autopar_tool_sources})
+  target_include_directories(autopar_tool_commands INTERFACE "${PROJECT_SOURCE_DIR}/src/tool")
+  target_link_libraries(autopar_tool_commands
+    PUBLIC autopar::core autopar::io PRIVATE CLI11::CLI11 nlohmann_json::nlohmann_json autopar_strict_warnings)
+  add_executable(autopar_tool "${PROJECT_SOURCE_DIR}/src/tool/main.cpp")
+  set_target_properties(autopar_tool PROPERTIES OUTPUT_NAME autopar RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin"
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" INSTALL_RPATH_USE_LINK_PATH ON)
+  target_link_libraries(autopar_tool PRIVATE autopar_tool_commands autopar_strict_warnings)
 endif()
 if(AUTOPAR_BUILD_EXAMPLES)
   autopar_add_programs(examples)

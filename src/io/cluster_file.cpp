@@ -4,11 +4,11 @@
 #include <sstream>
 #include <vector>
 
-#include <toml++/toml.h>
-
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
 #include <autopar/io/file.hpp>
+
+#include "toml.hpp"
 
 namespace autopar {
 

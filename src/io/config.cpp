@@ -12,10 +12,10 @@
 #include <utility>
 #include <variant>
 
-#include <toml++/toml.h>
-
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
+
+#include "toml.hpp"
 
 extern char** environ;  // NOLINT: POSIX names it so
 
@@ -279,6 +279,12 @@ void apply(ResolvedOptions& out, const Setting& setting) {
     if (text.ends_with(".toml")) {
       out.options.plan_only = true;
       out.options.cluster_file = text;
+      // A run that only plans leaves something behind, and is not answered by what an earlier one left.
+      if (out.options.profile_file.empty()) out.options.profile_file = "autopar_profile.json";
+      if (out.options.plan_file.empty()) {
+        out.options.plan_file = "autopar_plan.json";
+        out.options.load_plan = false;
+      }
       return;
     }
   }
@@ -336,6 +342,18 @@ void apply_environment(ResolvedOptions& out, const std::vector<std::string>& env
     const auto name = entry.substr(prefix.size(), equals - prefix.size());
     if (is_reserved(name)) continue;
     apply(out, Setting{lower(name), entry.substr(equals + 1), true, "environment variable " + entry.substr(0, equals), 0});
+  }
+}
+
+void apply_arguments(ResolvedOptions& out, const std::vector<std::string>& arguments) {
+  for (const auto& entry : arguments) {
+    const auto equals = entry.find('=');
+    auto key = lower(entry.substr(0, equals));
+    std::replace(key.begin(), key.end(), '-', '_');
+    if (equals == std::string::npos) throw ConfigError("expected KEY=VALUE, not '" + entry + "'", "", 0, key);
+    auto option = "--" + key;
+    std::replace(option.begin(), option.end(), '_', '-');
+    apply(out, Setting{key, entry.substr(equals + 1), true, option, 0});
   }
 }
 
@@ -445,6 +463,7 @@ ResolvedOptions resolve_options(const Options& code, const ConfigSources& source
   }
   apply_environment(out, sources.environment, "RANNC_");
   apply_environment(out, sources.environment, "AUTOPAR_");
+  apply_arguments(out, sources.arguments);
   if (out.options.min_microbatches > out.options.max_microbatches) {
     throw InvalidArgument("min_microbatches = " + std::to_string(out.options.min_microbatches) +
                           " exceeds max_microbatches = " + std::to_string(out.options.max_microbatches));

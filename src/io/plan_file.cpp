@@ -34,6 +34,8 @@ const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute,
                                                              {Binding::kBubble, "bubble"},
                                                              {Binding::kMemory, "memory"}};
 
+const std::vector<std::pair<BoundKind, const char*>> kBoundKinds{{BoundKind::kWork, "work"}, {BoundKind::kPath, "path"}};
+
 template <class Enum>
 const char* word_of(Enum value, const std::vector<std::pair<Enum, const char*>>& words) {
   for (const auto& [known, name] : words) {
@@ -109,6 +111,37 @@ std::vector<std::vector<Turn>> read_orders(JsonReader& reader) {
   return orders;
 }
 
+Json certificate_json(const Certificate& certificate) {
+  Json cases = Json::array();
+  for (const auto& one : certificate.cases) {
+    cases.push_back({{"because", word_of(one.kind, kBoundKinds)},
+                     {"microbatches_from", one.from},
+                     {"microbatches_to", one.to},
+                     {"seconds", one.seconds.value()}});
+  }
+  return {{"lower_bound_s", certificate.lower_bound.value()},
+          {"gap", certificate.gap},
+          {"cases", std::move(cases)},
+          {"searched_bound_s", certificate.searched_bound.value()},
+          {"searched_to_end", certificate.searched_to_end}};
+}
+
+Certificate read_certificate(JsonReader reader) {
+  Certificate certificate;
+  certificate.lower_bound = Seconds(reader.number("lower_bound_s"));
+  certificate.gap = reader.number("gap", -1);
+  reader.each("cases", [&](JsonReader& one) {
+    const auto kind = one.word("because", kBoundKinds);
+    const auto from = static_cast<int>(one.whole("microbatches_from", 1, kMaxId));
+    const auto to = static_cast<int>(one.whole("microbatches_to", 0, kMaxId));
+    certificate.cases.push_back({kind, from, to, Seconds(one.number("seconds"))});
+  });
+  certificate.searched_bound = Seconds(reader.number("searched_bound_s"));
+  certificate.searched_to_end = reader.flag("searched_to_end");
+  reader.finish();
+  return certificate;
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -132,7 +165,8 @@ std::string to_json(const Plan& plan) {
                   {"bubble", plan.bubble},
                   {"binding", word_of(plan.binding, kBindings)},
                   {"runners_up", std::move(runners_up)},
-                  {"notes", plan.notes}};
+                  {"notes", plan.notes},
+                  {"certificate", certificate_json(plan.certificate)}};
   if (plan.schedule == ScheduleKind::kSynthesised) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
@@ -144,7 +178,9 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.version = static_cast<int>(reader.whole("version", 0, kMaxId));
   if (plan.version != kPlanVersion) {
     reader.fail("version", "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
-                               std::to_string(plan.version) + "; remove the file to plan again");
+                               std::to_string(plan.version) +
+                               (plan.version == 1 ? ", which has no certificate" : "") +
+                               "; remove the file to plan again");
   }
   plan.model = reader.hash("model");
   plan.world = static_cast<int>(reader.whole("world", 1, 1 << 24));
@@ -171,6 +207,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
     if (!note.is_string()) reader.fail("notes", "expected text");
     plan.notes.push_back(note.get<std::string>());
   }
+  plan.certificate = read_certificate(reader.object("certificate"));
   reader.finish();
   return plan;
 }

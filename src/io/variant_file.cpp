@@ -211,4 +211,37 @@ std::string to_json(const VariantTables& tables, const std::vector<VariantStage>
   return Json{{"stages", std::move(list)}}.dump(1);
 }
 
+std::vector<VariantStage> parse_stages(std::string_view json, const std::string& file, const VariantTables& tables) {
+  std::map<std::int64_t, NodeId> by_id;
+  for (const NodeId node : tables.graph.nodes()) by_id.emplace(tables.graph[node], node);
+  const Json root = detail::parse_json(json, file);
+  const Json& list = Field(root, file, "").list("stages");
+  std::vector<VariantStage> stages;
+  for (std::size_t s = 0; s < list.size(); ++s) {
+    const Field field(list[s], file, "stages[" + std::to_string(s) + "]");
+    VariantStage stage;
+    stage.replicas = static_cast<int>(field.whole("dataParallelDegree", 1, 1 << 30));
+    stage.tensor_degree = static_cast<int>(field.whole("tensorParallelDegree", 1, 1 << 30));
+    const auto& degrees = tables.tensor_degrees;
+    const auto degree = std::find(degrees.begin(), degrees.end(), stage.tensor_degree);
+    if (degree == degrees.end()) field.fail("the instance has no tensor degree " + std::to_string(stage.tensor_degree));
+    const Field variants = field.of("TMPCids");
+    for (const Json& id : field.list("nodes")) {
+      const auto node = id.is_number_integer() ? by_id.find(id.get<std::int64_t>()) : by_id.end();
+      if (node == by_id.end()) field.fail("a node is not one of the instance");
+      const auto& choices = tables.variants[node->second.index()][static_cast<std::size_t>(degree - degrees.begin())];
+      const std::string name = variants.text(std::to_string(node->first));
+      const auto chosen = std::find_if(choices.begin(), choices.end(), [&](const auto& v) { return v.name == name; });
+      if (chosen == choices.end()) {
+        field.fail("node " + std::to_string(node->first) + " has no variant '" + name + "' of tensor degree " +
+                   std::to_string(stage.tensor_degree));
+      }
+      stage.nodes.push_back(node->second);
+      stage.variants.push_back(static_cast<int>(chosen - choices.begin()));
+    }
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
 }  // namespace autopar

@@ -48,6 +48,13 @@ concept HasResidentBytes = requires(const M& model, const G& graph, NodeId node)
   { model.resident(graph, node) } -> std::same_as<Bytes>;
 };
 
+/// A cost model that knows which nodes cost no less a sample in a small share than in a large one, and whose updates of
+/// parts take together no less than one update of all. Plans get a lower bound that can be checked from it.
+template <class M, class G>
+concept HasEconomyOfScale = requires(const M& model, const G& graph, NodeId node) {
+  { model.economy_of_scale(graph, node) } -> std::same_as<bool>;
+};
+
 /// A cost model that can bound an all-reduce of `replicas` ranks from below, wherever the ranks are. Prunes the search.
 template <class M>
 concept BoundsAllReduce = requires(const M& model, Bytes bytes, int replicas) {

@@ -67,6 +67,16 @@ class RooflineCost {
   }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 
+  /// Whether no part of its work shrinks faster than the samples do.
+  [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
+    const auto scales = [](const Work& work) {
+      return work.flops.fixed >= 0 && work.bytes.fixed >= 0 && work.launches.fixed >= 0;
+    };
+    const auto& items = graph[id].work;
+    return std::all_of(items.begin(), items.end(),
+                       [&](const WorkItem& item) { return scales(item.forward) && scales(item.backward); });
+  }
+
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const {
     return point_to_point(cluster_, bytes, from, to);
   }
@@ -104,5 +114,6 @@ class RooflineCost {
 
 static_assert(CostModel<RooflineCost, ModelGraph>);
 static_assert(BoundsAllReduce<RooflineCost> && BoundsTransfer<RooflineCost>);
+static_assert(HasEconomyOfScale<RooflineCost, ModelGraph>);
 
 }  // namespace autopar

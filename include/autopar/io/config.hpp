@@ -17,6 +17,8 @@ struct ConfigSources {
   std::string file = "autopar.toml";
   /// NAME=value pairs of the environment; only those that start with AUTOPAR_ or RANNC_ count.
   std::vector<std::string> environment;
+  /// key=value settings of a command line, named as --key in messages. They override everything else.
+  std::vector<std::string> arguments{};
 };
 
 /// Options and what a user should be told about them (aliases used, settings without effect here).
@@ -30,7 +32,7 @@ struct ResolvedOptions {
 /// @throws ConfigError if AUTOPAR_CONFIG names no readable file
 [[nodiscard]] ConfigSources process_config_sources();
 
-/// defaults < file < code < environment. A field of `code` counts as set when it differs from its default.
+/// defaults < file < code < environment < arguments. A field of `code` counts as set when it differs from its default.
 /// Keys are the members of Options; RaNNC's names are aliases (see rannc_aliases()).
 /// @throws ConfigError for an unknown key (with the nearest known one), a value of a wrong type or out of range;
 ///         InvalidArgument when a value given in code is out of range

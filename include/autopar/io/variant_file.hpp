@@ -26,4 +26,9 @@ struct InstanceTarget {
 /// The stages as the same project writes plans.
 [[nodiscard]] std::string to_json(const VariantTables& tables, const std::vector<VariantStage>& stages);
 
+/// And back. Whether they are a good plan, or one at all, is for `check_certificate` to say.
+/// @throws ConfigError for text that is no plan of this instance: truncated, unknown nodes, degrees or variants
+[[nodiscard]] std::vector<VariantStage> parse_stages(std::string_view json, const std::string& file,
+                                                     const VariantTables& tables);
+
 }  // namespace autopar

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -187,7 +188,7 @@ struct ExactStaging {
   struct Configuration {
     int microbatches;
     ScheduleKind schedule;
-    std::optional<detail::RestBottleneck> rest{};
+    std::shared_ptr<detail::RestBottleneck> rest{};  // no optional: g++ 12 warns of it in sorting, without cause
     double bound = 0;
   };
   /// Elementary steps of a bottleneck table that take as long as the expansion of one state.
@@ -202,9 +203,10 @@ struct ExactStaging {
     }
     const auto share = max_states / 4 / static_cast<std::int64_t>(all.size()) * kStepsAState;
     for (Configuration& one : all) {
-      one.rest = detail::RestBottleneck::make(tables, objective, one.microbatches, one.schedule, share);
+      auto table = detail::RestBottleneck::make(tables, objective, one.microbatches, one.schedule, share);
+      if (table) one.rest = std::make_shared<detail::RestBottleneck>(std::move(*table));
       if (one.rest) result.states += one.rest->work() / kStepsAState;
-      const auto* rest = one.rest ? &*one.rest : nullptr;
+      const auto* rest = one.rest.get();
       one.bound =
           detail::BranchAndBound(objective, tables, rest, one.microbatches, one.schedule, result, 0).root_bound();
     }
@@ -272,7 +274,7 @@ struct ExactStaging {
         const auto& [microbatches, schedule, rest, bound] = *open[i];
         const auto share =
             std::max<std::int64_t>(0, max_states - result.states) / static_cast<std::int64_t>(open.size() - i);
-        const auto* table = rest ? &*rest : nullptr;
+        const auto* table = rest.get();
         detail::BranchAndBound search(objective, tables, table, microbatches, schedule, result, share);
         if (!search.run()) unfinished.push_back(open[i]);
       }

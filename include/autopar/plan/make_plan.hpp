@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/certificate.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/least_memory.hpp>
 #include <autopar/plan/plan.hpp>
@@ -103,7 +104,7 @@ class PlanMaker {
             " (memory_margin taken off): the plan that needs least, " +
             describe(least->staging.replicas, least->staging.microbatches, least->staging.schedule) + ", needs " +
             readable(least->peak) + " on each rank of stage " + std::to_string(least->stage.value()) + ", " +
-            readable(least->peak - constraints_.memory) + " more than there is",
+            readable(least->peak - constraints_.memory) + " more than there is" + too_large_node(),
         least->stage, least->peak, constraints_.memory, describe(remedies, cluster_, request_, constraints_));
   }
 
@@ -119,6 +120,25 @@ class PlanMaker {
                              ", needs " + readable(peak(least)) + " on a rank",
                          StageId(0), peak(least), constraints_.memory,
                          "schedule = 1f1b or auto may need less; else use more ranks or more memory");
+  }
+
+  /// The node that needs most by itself, if no rank can hold it even with one sample; else empty.
+  [[nodiscard]] std::string too_large_node() const {
+    const auto& costs = work_.node_costs(1);
+    Bytes most{};
+    NodeId largest = NodeId::none();
+    for (const NodeId node : work_.graph.nodes()) {
+      Bytes own = work_.graph[node].resident + costs[node.index()].saved + costs[node.index()].workspace;
+      for (const ParameterId parameter : work_.graph[node].parameters)
+        own += parameter_memory(work_.parameters[parameter.index()], constraints_).total();
+      if (own <= most) continue;
+      most = own;
+      largest = node;
+    }
+    if (most <= constraints_.memory) return "";
+    const WorkNode& unit = work_.graph[largest];
+    return "; no cut helps, for " + unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") +
+           " alone needs " + readable(most) + " with one sample";
   }
 
   [[noreturn]] void refuse_no_staging() const {
@@ -284,6 +304,9 @@ class PlanMaker {
   }
 
   void add_proof(Plan& plan, const SearchResult& found, bool whole, std::size_t blocks) const {
+    plan.certificate = make_certificate(work_, constraints_, plan.step);
+    plan.certificate.searched_to_end = found.proven && whole;
+    if (whole) plan.certificate.searched_bound = found.proven ? plan.step : found.lower_bound;
     const std::string scope = whole ? "" : " of " + std::to_string(blocks) + " blocks of operators";
     if (found.proven) {
       plan.notes.push_back("searched to the end: no plan" + scope + " has a shorter predicted step");

@@ -11,7 +11,8 @@
 
 namespace autopar {
 
-inline constexpr int kPlanVersion = 1;
+/// 2: plans carry a certificate.
+inline constexpr int kPlanVersion = 2;
 
 /// What bounds the step time or the choice of a plan.
 enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
@@ -40,6 +41,34 @@ struct RunnerUp {
   friend bool operator==(const RunnerUp&, const RunnerUp&) = default;
 };
 
+/// Why plans with so many micro-batches cannot be faster.
+enum class BoundKind : std::uint8_t {
+  kWork,  ///< all ranks together must do this much, optimizer's update included
+  kPath,  ///< one micro-batch must go down and back up this chain of atoms
+};
+
+/// No plan whose micro-batches number `from` to `to` has a predicted step below `seconds`.
+struct BoundCase {
+  BoundKind kind = BoundKind::kWork;
+  int from = 1;
+  int to = 0;  ///< 0 = any number from `from` on
+  Seconds seconds{};
+  friend bool operator==(const BoundCase&, const BoundCase&) = default;
+};
+
+/// How far a plan is from the best one, with the evidence from which `check_plan` derives it again.
+struct Certificate {
+  /// No plan of this model for this world and batch is below, whatever its stages, replicas, micro-batches and
+  /// schedule; 0 = nothing is known (the cost model has no economy of scale).
+  Seconds lower_bound{};
+  double gap = 0;                ///< step / lower_bound - 1; 0 where there is no bound
+  std::vector<BoundCase> cases;  ///< cover all numbers of micro-batches; the bound is the smallest of them
+  /// What the search claims for the options that it was given. It is not derived again by `check_plan`.
+  Seconds searched_bound{};
+  bool searched_to_end = false;  ///< it claims that no other plan under these options is faster
+  friend bool operator==(const Certificate&, const Certificate&) = default;
+};
+
 /// Everything needed to run a model on a set of ranks. A value: it prints, saves as JSON and compares.
 struct Plan {
   int version = kPlanVersion;
@@ -58,6 +87,7 @@ struct Plan {
   Binding binding = Binding::kCompute;
   std::vector<RunnerUp> runners_up;  ///< best first
   std::vector<std::string> notes;    ///< what a user should know, e.g. samples per batch statistic
+  Certificate certificate;
 
   friend bool operator==(const Plan&, const Plan&) = default;
 };

@@ -71,6 +71,18 @@ namespace detail {
           percent(share)};
 }
 
+/// One line on the bound, empty without one.
+[[nodiscard]] inline std::string proof_of(const Plan& plan) {
+  const Certificate& certificate = plan.certificate;
+  if (certificate.lower_bound <= Seconds{}) return "";
+  const auto least = std::min_element(certificate.cases.begin(), certificate.cases.end(),
+                                      [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+  const bool work = least != certificate.cases.end() && least->kind == BoundKind::kWork;
+  return "certificate: no plan takes less than " + readable(certificate.lower_bound) + " (" +
+         (work ? "all the work, evenly on all ranks" : "one micro-batch down and up the longest chain") +
+         "); gap " + formatted("%.3g", 100 * certificate.gap) + " %\n";
+}
+
 }  // namespace detail
 
 /// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good.
@@ -99,6 +111,7 @@ namespace detail {
   }
   text += detail::aligned(rows);
   text += "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n";
+  text += detail::proof_of(plan);
   for (const auto& other : plan.runners_up) {
     text += "runner-up: " + other.summary + ": " + readable(other.step) + ", " + other.reason + "\n";
   }

@@ -27,6 +27,10 @@ struct Capabilities {
   friend bool operator==(const Capabilities&, const Capabilities&) = default;
 };
 
+/// Everything that a planner can plan, whether or not the runtime runs it yet: a capability that the planner learns is
+/// added here first, and to `Capabilities{}` once the runtime has it.
+[[nodiscard]] inline Capabilities planner_capabilities() { return {}; }
+
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
   Options options{};       ///< constraints; files, devices and logging in it are not looked at

@@ -29,6 +29,7 @@ struct WorkNode {
   bool whole_batch = false;             ///< exact only with one micro-batch and one replica
   Bytes totals{};                       ///< sums over the whole batch that it takes: one micro-batch, see OpProfile
   bool batch_statistic = false;         ///< normalises by the samples that it sees at a time
+  bool economy_of_scale = false;        ///< costs no less a sample in a small share than in a large one
   std::vector<NodeId> members;          ///< nodes of the original graph, ascending
 };
 
@@ -122,6 +123,7 @@ template <BidirectionalGraph G, CostModel<G> M>
     unit.name = "node " + std::to_string(node.value());
     unit.members = {node};
     if constexpr (HasResidentBytes<M, G>) unit.resident = model.resident(graph, node);
+    if constexpr (HasEconomyOfScale<M, G>) unit.economy_of_scale = model.economy_of_scale(graph, node);
     work.graph.add_node(std::move(unit));
   }
   for (const EdgeId edge : edges_of(graph)) {

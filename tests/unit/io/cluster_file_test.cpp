@@ -61,6 +61,7 @@ TEST_CASE("mistakes in a cluster file are named") {
     }
   };
   refused(replaced(kGood, "devices = 16", "devices = 0"), "devices");
+  refused(replaced(kGood, "[device]", "[=device]"), "key");
   refused(replaced(kGood, "devices = 16", "devices = 17"), "must join all");
   refused(replaced(kGood, "devices = 16", ""), "devices: is missing");
   refused(replaced(kGood, "f32_tflops = 19.5", "f32_tflop = 19.5"), "f32_tflops: is missing");

@@ -63,6 +63,31 @@ TEST_CASE("AUTOPAR_PLAN_ONLY takes a cluster file") {
   const auto options = resolve("", {"AUTOPAR_PLAN_ONLY=examples/a100.toml"});
   CHECK(options.plan_only);
   CHECK(options.cluster_file == "examples/a100.toml");
+  CHECK(options.profile_file == "autopar_profile.json");
+  CHECK(options.plan_file == "autopar_plan.json");
+  CHECK_FALSE(options.load_plan);
+  const auto named = resolve("plan_file = \"p.json\"\nprofile_file = \"q.json\"\n", {"AUTOPAR_PLAN_ONLY=a100.toml"});
+  CHECK(named.profile_file == "q.json");
+  CHECK(named.plan_file == "p.json");
+  CHECK(named.load_plan);
+  const auto later = resolve("", {"AUTOPAR_PLAN_ONLY=a100.toml", "AUTOPAR_PROFILE_FILE=q.json"});
+  CHECK(later.profile_file == "q.json");
+}
+
+TEST_CASE("settings of a command line override everything and are named as there") {
+  ConfigSources sources;
+  sources.text = "stages = 2\nmicrobatches = 3\n";
+  sources.environment = {"AUTOPAR_STAGES=4"};
+  sources.arguments = {"stages=5", "memory-margin=0.25"};
+  const auto options = resolve_options({.stages = 3}, sources).options;
+  CHECK(options.stages == 5);
+  CHECK(options.microbatches == 3);
+  CHECK(options.memory_margin == 0.25);
+  sources.arguments = {"max-microbatches=many"};
+  const auto error = error_of<ConfigError>([&] { (void)resolve_options({}, sources); });
+  CHECK(contains(error.what(), "--max-microbatches: "));
+  sources.arguments = {"stages"};
+  CHECK(contains(error_of<ConfigError>([&] { (void)resolve_options({}, sources); }).what(), "KEY=VALUE"));
 }
 
 TEST_CASE("an unknown key names the nearest one, its file and line") {

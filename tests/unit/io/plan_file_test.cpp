@@ -41,6 +41,11 @@ Plan sample_plan() {
   }
   plan.runners_up = {{"1 stage", "slower", Seconds(0.5)}};
   plan.notes = {"32 samples a statistic"};
+  plan.certificate = {Seconds(0.2),
+                      0.5,
+                      {{BoundKind::kPath, 1, 3, Seconds(0.2)}, {BoundKind::kWork, 4, 0, Seconds(0.25)}},
+                      Seconds(0.3),
+                      true};
   return plan;
 }
 
@@ -85,7 +90,11 @@ TEST_CASE("a file that is no plan says what is wrong") {
       CHECK(std::string(error.what()).find("plan.json") == 0);
     }
   };
-  refused(replaced(text, "\"version\": 1", "\"version\": 2"), "version");
+  refused(replaced(text, "\"version\": 2", "\"version\": 3"), "plans of version 2, not 3");
+  refused(replaced(text, "\"version\": 2", "\"version\": 1"), "not 1, which has no certificate");
+  refused(replaced(text, "\"certificate\"", "\"certificat\""), "certificate: is missing");
+  refused(replaced(text, "\"because\": \"path\"", "\"because\": \"luck\""), "work | path");
+  refused(replaced(text, "\"microbatches_from\": 4", "\"microbatches_from\": 0"), "certificate.cases[1].microbatches_from");
   refused(replaced(text, "\"world\": 3", "\"world\": 2"), "ranks");
   refused(replaced(text, "\"gpipe\"", "\"gpip\""), "gpipe | 1f1b");
   refused(replaced(text, "\"batch\"", "\"bach\""), "batch: is missing");

@@ -56,6 +56,14 @@ class CertificateChecker {
     return {true, seconds / claim.lower_bound - 1, ""};
   }
 
+  /// Seconds of the slowest stage. @throws InvalidArgument if the stages are no plan
+  [[nodiscard]] double seconds(const std::vector<VariantStage>& stages) const {
+    std::string broken;
+    const double found = slowest(stages, broken);
+    if (!broken.empty()) throw InvalidArgument("the stages are no plan of this instance: " + broken);
+    return found;
+  }
+
  private:
   using Set = std::vector<bool>;
 
@@ -242,6 +250,12 @@ class CertificateChecker {
 };
 
 }  // namespace detail
+
+/// Seconds of a plan's slowest stage, by the checker's code. @pre check_tables(tables)
+/// @throws InvalidArgument if the stages are no plan of these tables
+[[nodiscard]] inline double slowest_stage(const VariantTables& tables, const std::vector<VariantStage>& stages) {
+  return detail::CertificateChecker(tables).seconds(stages);
+}
 
 /// Rebuilds a plan's cost and its bound from the tables alone, by code that shares nothing else with the search.
 /// @pre check_tables(tables) @cost as many stages as the graph has pairs of cuts; meant for checking, not for speed

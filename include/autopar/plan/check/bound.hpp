@@ -1,0 +1,121 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <autopar/cost/concepts.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/plan/plan.hpp>
+
+namespace autopar::detail {
+
+/// Derives the cases of a certificate again, from the profile, the costs and the plan's world and batch alone.
+template <class M>
+class BoundChecker {
+ public:
+  BoundChecker(const ModelProfile& model, const M& costs, const Plan& plan)
+      : model_(model), costs_(costs), plan_(plan) {
+    for (const NodeId atom : model.graph.nodes()) {
+      once_ = once_ || model.graph[atom].whole_batch || model.graph[atom].totals > Bytes(0);
+      if constexpr (HasEconomyOfScale<M, Graph<OpProfile, ValueProfile>>) {
+        if (costs.economy_of_scale(model.graph, atom)) counted_.push_back(atom);
+      }
+    }
+  }
+
+  /// @return the bound that the evidence supports, 0 if none; adds what is wrong to `faults`
+  [[nodiscard]] Seconds check(const Certificate& claim, std::vector<std::string>& faults) const {
+    if (counted_.empty()) {
+      if (claim.lower_bound > Seconds{} || !claim.cases.empty()) faults.push_back("these costs support no lower bound");
+      return {};
+    }
+    int next = 1;
+    double least = std::numeric_limits<double>::infinity();
+    for (const BoundCase& one : claim.cases) {
+      if (one.from != next || (one.to != 0 && one.to < one.from) || next == 0) {
+        faults.push_back("the cases of the certificate leave out or repeat some number of micro-batches");
+        return {};
+      }
+      const double found = one.kind == BoundKind::kWork ? work(one.from) : path(one.to);
+      if (std::abs(one.seconds.value() - found) > kRounding * found) {
+        faults.push_back("the certificate's case from " + std::to_string(one.from) + " micro-batches on states " +
+                         std::to_string(one.seconds.value() * 1e3) + " ms, but it is " + std::to_string(found * 1e3) +
+                         " ms");
+      }
+      least = std::min(least, found);
+      next = one.to == 0 ? 0 : one.to + 1;
+    }
+    // An atom that needs the whole batch allows one micro-batch only.
+    if (next != 0 && !(once_ && next == 2)) {
+      faults.push_back("the cases of the certificate do not cover every number of micro-batches");
+      return {};
+    }
+    if (claim.lower_bound.value() > least * (1 + kRounding)) {
+      faults.push_back("the certificate states a lower bound of " + std::to_string(claim.lower_bound.value() * 1e3) +
+                       " ms, but its cases support no more than " + std::to_string(least * 1e3) + " ms");
+      return Seconds(least);
+    }
+    if (!(claim.lower_bound > Seconds{})) faults.push_back("the certificate states no lower bound");
+    return claim.lower_bound;
+  }
+
+ private:
+  /// Device-seconds in shares as large as `microbatches` or more allow, spread evenly.
+  [[nodiscard]] double work(std::int64_t microbatches) const {
+    const std::int64_t low = plan_.batch / plan_.world, more = plan_.batch % plan_.world;
+    const auto pieces = [&](std::int64_t local) { return local / microbatches + (local % microbatches > 0 ? 1 : 0); };
+    const auto share = static_cast<double>(pieces(low) * (plan_.world - more) + pieces(low + 1) * more);
+    double seconds = 0;
+    for (const NodeId atom : counted_) {
+      const NodeCost cost = costs_.node(model_.graph, atom, share);
+      seconds += (cost.forward.value() + cost.backward.value()) / share * static_cast<double>(plan_.batch);
+    }
+    std::set<ParameterId> trained;
+    for (const NodeId atom : model_.graph.nodes()) {
+      for (const ParameterId parameter : model_.graph[atom].parameters) {
+        if (model_.parameters[parameter.index()].trainable) trained.insert(parameter);
+      }
+    }
+    Bytes bytes{};
+    for (const ParameterId parameter : trained)
+      bytes += model_.parameters[parameter.index()].bytes;
+    return (seconds + costs_.update(bytes, plan_.optimizer_state_factor).value()) / plan_.world;
+  }
+
+  /// Longest way of a micro-batch down and, where gradients come back, up again; 0 stands for any number.
+  [[nodiscard]] double path(std::int64_t microbatches) const {
+    const std::int64_t own = plan_.batch / plan_.world;
+    const std::int64_t least = microbatches == 0 ? 1 : std::max<std::int64_t>(1, own / microbatches);
+    std::vector<double> arrival(model_.graph.node_count(), 0), ascent(arrival);
+    double longest = 0;
+    for (const NodeId atom : topological_order(model_.graph)) {
+      const bool mixes = model_.graph[atom].whole_batch;
+      const NodeCost cost = costs_.node(model_.graph, atom, static_cast<double>(mixes ? plan_.batch : least));
+      arrival[atom.index()] += cost.forward.value();
+      ascent[atom.index()] += cost.backward.value();
+      longest = std::max(longest, arrival[atom.index()] + ascent[atom.index()]);
+      for (const EdgeId edge : model_.graph.out_edges(atom)) {
+        const std::size_t target = model_.graph.target(edge).index();
+        arrival[target] = std::max(arrival[target], arrival[atom.index()]);
+        if (model_.graph[edge].differentiable) ascent[target] = std::max(ascent[target], ascent[atom.index()]);
+      }
+    }
+    return longest;
+  }
+
+  static constexpr double kRounding = 1e-9;
+
+  const ModelProfile& model_;
+  const M& costs_;
+  const Plan& plan_;
+  std::vector<NodeId> counted_;
+  bool once_ = false;  // one micro-batch only
+};
+
+}  // namespace autopar::detail

@@ -1,0 +1,235 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/plan/plan.hpp>
+
+namespace autopar::detail {
+
+/// Everything that crosses from one stage to another in one kind of message. The callers who bring the inputs count as
+/// stage -1, those who get the results as one more stage at the end.
+struct Crossing {
+  int from = 0, to = 0;
+  bool whole = false;    ///< travels whole: its size does not depend on the samples
+  bool returns = false;  ///< a gradient comes back
+  Affine value{}, gradient{};
+};
+
+/// A sum of gradients over ranks, bucket by bucket.
+struct GradientSum {
+  std::vector<std::size_t> ranks;     ///< ascending
+  int stage = -1;                     ///< -1 = parameters tied across stages
+  std::vector<std::int64_t> buckets;  ///< bytes
+};
+
+struct SampleRange {
+  std::int64_t begin = 0, end = 0;
+  [[nodiscard]] std::int64_t size() const { return end > begin ? end - begin : 0; }
+};
+
+/// A plan read together with the model that it divides, by definitions alone: what runs where, what crosses, which
+/// samples. Part of the checker, so it shares nothing with the planner's search but the values of model and plan.
+class StatedPlan {
+ public:
+  /// @pre `fault_of` finds nothing
+  StatedPlan(const ModelProfile& model, const Plan& plan) : model_(model), plan_(plan) {
+    stage_of_.assign(model.graph.node_count(), -1);
+    for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+      for (const NodeId atom : plan.stages[s].atoms)
+        stage_of_[atom.index()] = static_cast<int>(s);
+    }
+    find_crossings();
+    find_sums();
+  }
+
+  /// Why a plan is no division of a model into stages; empty if it is one.
+  [[nodiscard]] static std::string fault_of(const ModelProfile& model, const Plan& plan) {
+    const auto number = [](auto value) { return std::to_string(value); };
+    std::vector<int> stage_of(model.graph.node_count(), -1);
+    std::set<Rank> ranks;
+    if (plan.schedule != ScheduleKind::kGPipe && plan.schedule != ScheduleKind::kOneFOneB)
+      return "its schedule is none that the checker knows, gpipe or 1f1b";
+    for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+      const StagePlan& stage = plan.stages[s];
+      const std::string name = "stage " + number(s);
+      if (stage.atoms.empty() || stage.ranks.empty()) return name + " has no atom or no rank";
+      for (const Rank rank : stage.ranks) {
+        if (!rank.valid() || rank.value() >= plan.world) return name + " has a rank outside the world";
+        if (!ranks.insert(rank).second) return "rank " + number(rank.value()) + " runs two stages";
+      }
+      for (const NodeId atom : stage.atoms) {
+        if (!atom.valid() || atom.index() >= stage_of.size()) return name + " has an atom that the model has not";
+        if (stage_of[atom.index()] >= 0) return "atom " + number(atom.value()) + " is in two stages";
+        stage_of[atom.index()] = static_cast<int>(s);
+        const OpProfile& op = model.graph[atom];
+        if (op.whole_batch && stage.ranks.size() > 1) return name + " has replicas, but " + op.name + " mixes samples";
+        if ((op.whole_batch || op.totals > Bytes(0)) && plan.microbatches > 1)
+          return op.name + " needs the whole batch, but there are several micro-batches";
+      }
+    }
+    const auto left = std::find(stage_of.begin(), stage_of.end(), -1);
+    if (left != stage_of.end()) return "atom " + number(left - stage_of.begin()) + " is in no stage";
+    for (const EdgeId edge : model.graph.edges()) {
+      const int from = stage_of[model.graph.source(edge).index()], to = stage_of[model.graph.target(edge).index()];
+      if (from > to) return "a value goes from stage " + number(from) + " back to stage " + number(to);
+    }
+    return "";
+  }
+
+  [[nodiscard]] const ModelProfile& model() const { return model_; }
+  [[nodiscard]] const Plan& plan() const { return plan_; }
+  [[nodiscard]] int stages() const { return static_cast<int>(plan_.stages.size()); }
+  [[nodiscard]] const std::vector<Crossing>& crossings() const { return crossings_; }
+  [[nodiscard]] const std::vector<GradientSum>& sums() const { return sums_; }
+  [[nodiscard]] bool is_stage(int stage) const { return stage >= 0 && stage < stages(); }
+
+  /// Samples that rank r brings: as even as can be.
+  [[nodiscard]] std::int64_t local(std::int64_t r) const {
+    return plan_.batch * (r + 1) / plan_.world - plan_.batch * r / plan_.world;
+  }
+  /// What does not divide is rounded up on one rank and down on the next.
+  [[nodiscard]] std::int64_t piece(std::int64_t r, std::int64_t m) const {
+    const std::int64_t own = local(r), count = plan_.microbatches, turn = r % count;
+    return (own * (m + 1) + turn) / count - (own * m + turn) / count;
+  }
+
+  /// Who holds which samples of micro-batch m in a stage, in the order of samples; who has none is left out.
+  [[nodiscard]] std::vector<std::pair<std::size_t, SampleRange>> holders(int stage, std::int64_t m) const {
+    std::vector<std::pair<std::size_t, SampleRange>> out;
+    const bool own_pieces = !is_stage(stage) || keeps_pieces();
+    const std::int64_t replicas = own_pieces ? plan_.world : static_cast<std::int64_t>(ranks_of(stage).size());
+    const std::int64_t size = microbatch_size(m);
+    std::int64_t begin = 0;
+    for (std::int64_t q = 0; q < replicas; ++q) {
+      const std::int64_t end = own_pieces ? begin + piece(q, m) : size * (q + 1) / replicas;
+      const auto rank = own_pieces ? static_cast<std::size_t>(q) : ranks_of(stage)[static_cast<std::size_t>(q)].index();
+      if (end > begin) out.push_back({rank, {begin, end}});
+      begin = end;
+    }
+    return out;
+  }
+  [[nodiscard]] std::int64_t microbatch_size(std::int64_t m) const {
+    std::int64_t size = 0;
+    for (std::int64_t r = 0; r < plan_.world; ++r)
+      size += piece(r, m);
+    return size;
+  }
+  /// Most samples that a replica of a stage runs at a time.
+  [[nodiscard]] std::int64_t largest_share(int stage) const {
+    std::int64_t largest = 0;
+    for (std::int64_t m = 0; m < plan_.microbatches; ++m) {
+      for (const auto& [rank, samples] : holders(stage, m))
+        largest = std::max(largest, samples.size());
+    }
+    return largest;
+  }
+  /// Parameters of a stage, each once.
+  [[nodiscard]] std::set<ParameterId> parameters(int stage) const {
+    std::set<ParameterId> out;
+    for (const NodeId atom : plan_.stages[static_cast<std::size_t>(stage)].atoms) {
+      const auto& read = model_.graph[atom].parameters;
+      out.insert(read.begin(), read.end());
+    }
+    return out;
+  }
+  [[nodiscard]] Bytes trainable_bytes(int stage) const {
+    Bytes sum{};
+    for (const ParameterId parameter : parameters(stage)) {
+      if (model_.parameters[parameter.index()].trainable) sum += model_.parameters[parameter.index()].bytes;
+    }
+    return sum;
+  }
+  /// All backwards after all forwards: asked for, or because results leave the call in between.
+  [[nodiscard]] bool all_forwards_first() const { return plan_.schedule == ScheduleKind::kGPipe || !model_.loss_mode; }
+
+ private:
+  // As the runtime cuts buckets.
+  static constexpr std::int64_t kBucket = std::int64_t{32} << 20;
+
+  [[nodiscard]] const std::vector<Rank>& ranks_of(int stage) const {
+    return plan_.stages[static_cast<std::size_t>(stage)].ranks;
+  }
+  /// One stage on all ranks runs what each rank brings.
+  [[nodiscard]] bool keeps_pieces() const {
+    return stages() == 1 && ranks_of(0).size() == static_cast<std::size_t>(plan_.world);
+  }
+
+  /// Each value once for each pair of stages, batched ones apart from whole ones.
+  void find_crossings() {
+    std::map<std::tuple<int, int, bool>, Crossing> found;
+    std::set<std::tuple<int, int, bool, std::int32_t>> values, gradients;
+    const auto add = [&](int from, int to, std::int32_t value, const Affine& bytes, bool differentiable) {
+      const bool whole = bytes.per_sample == 0;
+      if (from == to || (whole && to == stages())) return;  // sums and shared results do not go through stages
+      Crossing& crossing = found[{from, to, whole}];
+      crossing.from = from;
+      crossing.to = to;
+      crossing.whole = whole;
+      crossing.returns = crossing.returns || differentiable;
+      if (values.insert({from, to, whole, value}).second) crossing.value += bytes;
+      if (differentiable && gradients.insert({from, to, whole, value}).second) crossing.gradient += bytes;
+    };
+    for (const auto& input : model_.inputs) {
+      for (const NodeId reader : input.readers)
+        add(-1, stage_of_[reader.index()], input.value, input.bytes, input.differentiable);
+    }
+    for (const EdgeId edge : model_.graph.edges()) {
+      const ValueProfile& value = model_.graph[edge];
+      add(stage_of_[model_.graph.source(edge).index()], stage_of_[model_.graph.target(edge).index()], value.value,
+          value.bytes, value.differentiable);
+    }
+    for (const auto& output : model_.outputs)
+      add(stage_of_[output.writer.index()], stages(), output.value, output.bytes, !model_.loss_mode);
+    for (auto& [key, crossing] : found)
+      crossings_.push_back(crossing);
+  }
+
+  /// Trainable parameters by the stages that read them, the last first, in buckets.
+  void find_sums() {
+    std::map<std::vector<int>, std::vector<ParameterId>> by_stages;
+    std::vector<std::vector<int>> readers(model_.parameters.size());
+    for (int s = 0; s < stages(); ++s) {
+      for (const ParameterId parameter : parameters(s))
+        readers[parameter.index()].push_back(s);
+    }
+    for (std::size_t p = readers.size(); p-- > 0;) {
+      if (!readers[p].empty() && model_.parameters[p].trainable) by_stages[readers[p]].push_back(ParameterId::of(p));
+    }
+    for (const bool tied : {false, true}) {
+      for (const auto& [stages, list] : by_stages) {
+        if ((stages.size() > 1) == tied) add_sum(stages, list);
+      }
+    }
+  }
+  void add_sum(const std::vector<int>& stages, const std::vector<ParameterId>& list) {
+    GradientSum sum;
+    sum.stage = stages.size() == 1 ? stages.front() : -1;
+    for (const int s : stages) {
+      for (const Rank rank : ranks_of(s))
+        sum.ranks.push_back(rank.index());
+    }
+    if (sum.ranks.size() < 2) return;
+    std::sort(sum.ranks.begin(), sum.ranks.end());
+    for (const ParameterId parameter : list) {
+      if (sum.buckets.empty() || sum.buckets.back() >= kBucket) sum.buckets.push_back(0);
+      sum.buckets.back() += model_.parameters[parameter.index()].bytes.value();
+    }
+    sums_.push_back(std::move(sum));
+  }
+
+  const ModelProfile& model_;
+  const Plan& plan_;
+  std::vector<int> stage_of_;
+  std::vector<Crossing> crossings_;
+  std::vector<GradientSum> sums_;
+};
+
+}  // namespace autopar::detail

@@ -1,0 +1,89 @@
+#include <cmath>
+#include <ostream>
+
+#include <nlohmann/json.hpp>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/io/cluster_file.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/io/plan_file.hpp>
+#include <autopar/io/variant_file.hpp>
+#include <autopar/plan/bottleneck/certificate.hpp>
+#include <autopar/plan/check/check_plan.hpp>
+#include <autopar/plan/text.hpp>
+
+#include "commands.hpp"
+#include "tool.hpp"
+
+namespace autopar::tool {
+
+namespace {
+
+void print_verdict(const PlanVerdict& verdict, const Certificate& claim, std::ostream& out) {
+  out << (verdict.accepted() ? "accepted" : "rejected") << '\n';
+  for (const auto& fault : verdict.faults)
+    out << "fault: " << fault << '\n';
+  if (verdict.step > Seconds{}) out << "step, played again: " << readable(verdict.step) << '\n';
+  if (verdict.lower_bound > Seconds{}) {
+    out << "lower bound, derived again: " << readable(verdict.lower_bound) << "; gap "
+        << detail::formatted("%.4g", 100 * verdict.gap) << " %\n";
+  }
+  if (claim.searched_to_end) {
+    out << "claimed by the search, not verified here: no other plan under its options is faster\n";
+  } else if (claim.searched_bound > Seconds{}) {
+    out << "claimed by the search, not verified here: no plan under its options takes less than "
+        << readable(claim.searched_bound) << '\n';
+  }
+}
+
+/// A plan of benchmarks/plan_quality, and the bound that it printed.
+int check_instance(const CheckArguments& arguments, std::ostream& out) {
+  InstanceTarget target;
+  if (arguments.devices > 0) target.devices = static_cast<int>(arguments.devices);
+  if (arguments.memory > 0) target.memory = arguments.memory;
+  if (arguments.bandwidth > 0) target.bandwidth = arguments.bandwidth;
+  const VariantTables tables = parse_instance(read_text_file(arguments.profile), arguments.profile, target);
+  BottleneckCertificate claim;
+  claim.stages = parse_stages(read_text_file(arguments.plan), arguments.plan, tables);
+  claim.seconds = slowest_stage(tables, claim.stages);
+  claim.lower_bound = arguments.lower_bound;
+  const CertificateVerdict verdict = check_certificate(tables, claim);
+  const bool bounded = verdict.accepted && std::isfinite(verdict.gap);
+  if (arguments.json) {
+    nlohmann::ordered_json json{
+        {"accepted", verdict.accepted}, {"objective", claim.seconds}, {"reason", verdict.reason}};
+    if (bounded) json["gap"] = verdict.gap;
+    out << json.dump() << '\n';
+  } else {
+    out << (verdict.accepted ? "accepted" : "rejected: " + verdict.reason) << '\n';
+    if (verdict.accepted) out << "slowest stage: " << detail::formatted("%.12g", claim.seconds) << " s\n";
+    if (bounded) out << "no plan is below the bound; gap " << detail::formatted("%.4g", 100 * verdict.gap) << " %\n";
+  }
+  return verdict.accepted ? kDone : kNo;
+}
+
+}  // namespace
+
+int check_command(const CheckArguments& arguments, std::ostream& out) {
+  if (arguments.cluster.empty()) return check_instance(arguments, out);
+  const Plan plan = read_plan(arguments.plan);
+  const ModelProfile profile = load_profile(arguments.profile);
+  const Cluster cluster = read_cluster(arguments.cluster);
+  require_same(plan, profile, cluster);
+  const PlanVerdict verdict = check_plan(profile, RooflineCost(cluster), cluster, plan);
+  if (arguments.json) {
+    nlohmann::ordered_json json{{"accepted", verdict.accepted()},
+                                {"step_s", verdict.step.value()},
+                                {"lower_bound_s", verdict.lower_bound.value()},
+                                {"gap", verdict.gap},
+                                {"faults", verdict.faults},
+                                {"claimed_bound_s", plan.certificate.searched_bound.value()},
+                                {"claimed_searched_to_end", plan.certificate.searched_to_end}};
+    out << json.dump() << '\n';
+  } else {
+    print_verdict(verdict, plan.certificate, out);
+  }
+  return verdict.accepted() ? kDone : kNo;
+}
+
+}  // namespace autopar::tool

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "inputs.hpp"
+
+namespace autopar::tool {
+
+struct PlanArguments {
+  ProblemArguments problem;
+  std::string out;
+  bool json = false;
+};
+int plan_command(const PlanArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct ExplainArguments {
+  std::vector<std::string> files;  ///< a plan; or a profile and a cluster; or all three
+  ProblemArguments problem;        ///< its files are filled in from `files`
+  bool json = false;
+};
+int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream& err);
+
+struct CheckArguments {
+  std::string plan, profile;
+  std::string cluster;  ///< empty: `profile` is an instance of benchmarks/plan_quality, and `plan` its plan
+  double devices = 0, memory = 0, bandwidth = 0;  ///< of an instance; 0 = as its file says
+  double lower_bound = 0;                         ///< of an instance, claimed
+  bool json = false;
+};
+int check_command(const CheckArguments& arguments, std::ostream& out);
+
+struct SimulateArguments {
+  std::string plan, profile, cluster;
+  std::string trace, html;
+  bool json = false;
+};
+int simulate_command(const SimulateArguments& arguments, std::ostream& out);
+
+struct DiffArguments {
+  std::string first, second;
+  bool json = false;
+};
+int diff_command(const DiffArguments& arguments, std::ostream& out);
+
+}  // namespace autopar::tool

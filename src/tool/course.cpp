@@ -1,0 +1,140 @@
+#include "course.hpp"
+
+#include <algorithm>
+
+#include <autopar/core/error.hpp>
+#include <autopar/cost/roofline.hpp>
+#include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/plan/make_plan.hpp>
+#include <autopar/plan/objective.hpp>
+
+namespace autopar::tool {
+
+namespace {
+
+BarKind kind_of(const Action& action) {
+  if (action.kind == ActionKind::kForward) return BarKind::kForward;
+  if (action.kind == ActionKind::kSend) return BarKind::kSend;
+  if (action.kind == ActionKind::kReceive) return BarKind::kReceive;
+  return action.kind == ActionKind::kReduce ? BarKind::kReduce : BarKind::kBackward;
+}
+
+class CourseMaker {
+ public:
+  CourseMaker(const Plan& plan, const ModelProfile& profile, const Cluster& cluster)
+      : plan_(plan),
+        costs_(cluster),
+        work_(make_workload(profile, costs_)),
+        staging_(staging_of(plan, profile.graph.node_count())),
+        sized_(make_pipeline(work_, staging_, ranks_of(plan), plan.world)) {
+    course_.busy.assign(static_cast<std::size_t>(plan.world), {});
+    course_.stage.assign(course_.busy.size(), -1);
+    bars_.resize(course_.busy.size());
+    ends_.resize(course_.busy.size());
+  }
+
+  [[nodiscard]] StepCourse make() && {
+    if (work_.loss_mode) {
+      add(Phase::kStep);
+    } else {
+      add(Phase::kForward);
+      add(Phase::kBackward);
+    }
+    add_updates();
+    for (auto& bars : bars_) {
+      for (Bar& bar : bars)
+        course_.bars.push_back(std::move(bar));
+    }
+    return std::move(course_);
+  }
+
+ private:
+  static std::vector<std::vector<Rank>> ranks_of(const Plan& plan) {
+    std::vector<std::vector<Rank>> ranks;
+    for (const auto& stage : plan.stages)
+      ranks.push_back(stage.ranks);
+    return ranks;
+  }
+
+  void add(Phase phase) {
+    Constraints constraints;
+    constraints.world = plan_.world;
+    constraints.batch = plan_.batch;
+    const BatchLayout layout{constraints.local_batches(), plan_.microbatches};
+    const Program program = plan_.schedule == ScheduleKind::kGPipe
+                                ? make_program(sized_.pipeline, layout, GPipe{}, phase)
+                                : make_program(sized_.pipeline, layout, OneFOneB{}, phase);
+    const Timeline timeline = simulate(sized_.pipeline, program, StagingCosts(work_, staging_, sized_));
+    const Seconds before = course_.step;
+    for (std::size_t r = 0; r < bars_.size(); ++r) {
+      course_.busy[r] += timeline.busy[r];
+      ends_[r] = before;
+      for (std::size_t i = 0; i < timeline.spans[r].size(); ++i) {
+        const Action& action = program.ranks[r][i];
+        const Span& span = timeline.spans[r][i];
+        ends_[r] = std::max(ends_[r], before + span.end);
+        if (action.peer == Rank::of(r)) continue;  // stays where it is
+        bars_[r].push_back({kind_of(action), Rank::of(r), action.microbatch, describe(action), before + span.start,
+                            before + span.end});
+      }
+    }
+    course_.step += timeline.step;
+  }
+
+  void add_updates() {
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
+      Bytes trainable{};
+      for (const ParameterId parameter : plan_.stages[s].parameters) {
+        if (parameter.index() >= work_.parameters.size())
+          throw InvalidArgument("the plan names a parameter that the profile has not; it is of another model");
+        if (work_.parameters[parameter.index()].trainable) trainable += work_.parameters[parameter.index()].bytes;
+      }
+      const Seconds update = work_.update(trainable, plan_.optimizer_state_factor);
+      for (const Rank rank : plan_.stages[s].ranks) {
+        const std::size_t r = rank.index();
+        course_.stage[r] = static_cast<int>(s);
+        if (update > Seconds{})
+          bars_[r].push_back({BarKind::kUpdate, rank, -1, "optimizer's update", ends_[r], ends_[r] + update});
+        course_.busy[r] += update;
+        course_.step = std::max(course_.step, ends_[r] + update);
+      }
+    }
+  }
+
+  const Plan& plan_;
+  RooflineCost costs_;
+  Workload work_;
+  Staging staging_;
+  SizedPipeline sized_;
+  StepCourse course_;
+  std::vector<std::vector<Bar>> bars_;  // by rank
+  std::vector<Seconds> ends_;
+};
+
+}  // namespace
+
+std::string name_of(BarKind kind) {
+  switch (kind) {
+    case BarKind::kForward:
+      return "forward";
+    case BarKind::kBackward:
+      return "backward";
+    case BarKind::kSend:
+      return "send";
+    case BarKind::kReceive:
+      return "receive";
+    case BarKind::kReduce:
+      return "reduce";
+    case BarKind::kUpdate:
+      return "update";
+  }
+  return "unknown";
+}
+
+StepCourse course_of(const Plan& plan, const ModelProfile& profile, const Cluster& cluster) {
+  const auto fault = detail::StatedPlan::fault_of(profile, plan);
+  if (!fault.empty()) throw InvalidArgument("the plan does not divide this model: " + fault);
+  return CourseMaker(plan, profile, cluster).make();
+}
+
+}  // namespace autopar::tool

@@ -1,0 +1,210 @@
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/cluster_file.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/io/plan_file.hpp>
+#include <autopar/plan/print.hpp>
+#include <autopar/plan/staging.hpp>
+
+#include "commands.hpp"
+#include "course.hpp"
+#include "planning.hpp"
+#include "tool.hpp"
+
+namespace autopar::tool {
+
+namespace {
+
+/// Where the step of a plan goes, for the average rank in use; the shares sum up to 1.
+struct Breakdown {
+  double computing = 0, links = 0, waiting = 0;
+  double memory = 0;  ///< of the fullest rank
+};
+
+Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
+  Breakdown out;
+  const StepCourse course = course_of(plan, problem.profile, problem.cluster);
+  Cluster free_links = problem.cluster;
+  for (auto& level : free_links.levels)
+    level.link = {Seconds{}, BytesPerSecond(1e30)};
+  const StepCourse unhindered = course_of(plan, problem.profile, free_links);
+  double busy = 0;
+  int used = 0;
+  for (const auto& stage : plan.stages) {
+    for (const Rank rank : stage.ranks) {
+      busy += course.busy[rank.index()].value();
+      ++used;
+    }
+    out.memory = std::max(out.memory, stage.peak_memory / plan.device_memory);
+  }
+  if (!(course.step > Seconds{})) return out;
+  out.computing = busy / (used * course.step.value());
+  out.links = std::min(1 - out.computing, std::max(0.0, 1 - unhindered.step / course.step));
+  out.waiting = std::max(0.0, 1 - out.computing - out.links);
+  return out;
+}
+
+std::string shape_of(const Plan& plan) {
+  std::vector<int> replicas;
+  for (const auto& stage : plan.stages)
+    replicas.push_back(static_cast<int>(stage.ranks.size()));
+  return describe(replicas, plan.microbatches, plan.schedule);
+}
+
+/// One change of the machines, and what the planner makes of it.
+struct WhatIf {
+  std::string change;
+  std::optional<Plan> plan;
+  std::string failure;  ///< if there is no plan
+};
+
+WhatIf try_change(const std::string& change, const Problem& problem, const std::function<void(Problem&)>& apply) {
+  Problem changed = problem;
+  apply(changed);
+  try {
+    return {change, make_plan(changed), ""};
+  } catch (const Error& error) {  // e.g. forced replicas that a device more contradicts: that is the answer
+    return {change, std::nullopt, error.what()};
+  }
+}
+
+std::vector<WhatIf> changes_of(const Problem& problem) {
+  std::vector<WhatIf> out;
+  out.push_back(try_change("one more device", problem, [](Problem& p) {
+    if (p.request.world == p.cluster.devices) p.cluster = resized(p.cluster, p.cluster.devices + 1);
+    ++p.request.world;
+  }));
+  out.push_back(try_change("10 % more memory", problem, [](Problem& p) {
+    const auto more = [](Bytes bytes) {
+      return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * 1.1));
+    };
+    p.cluster.device.memory = more(p.cluster.device.memory);
+    p.request.options.device_memory = more(p.request.options.device_memory);
+  }));
+  out.push_back(try_change("10 % faster links", problem, [](Problem& p) {
+    for (auto& level : p.cluster.levels) {
+      level.link.bandwidth *= 1.1;
+      level.link.latency *= 1 / 1.1;
+    }
+  }));
+  return out;
+}
+
+std::string why(const Plan& plan, const Breakdown& parts) {
+  const std::string shares = "of the step the average rank in use computes " + percent(parts.computing) +
+                             ", links cost " + percent(parts.links) + ", waiting for other stages " +
+                             percent(parts.waiting) + "; the fullest rank uses " + percent(parts.memory) +
+                             " of its memory\n";
+  switch (plan.binding) {
+    case Binding::kMemory:
+      return "binds: memory: a faster shape was found that does not fit (see the runners-up)\n" + shares;
+    case Binding::kCompute:
+      return "binds: compute: most of the step is arithmetic and memory traffic\n" + shares;
+    case Binding::kBandwidth:
+      return "binds: bandwidth: messages and gradient sums cost more than anything else\n" + shares;
+    case Binding::kBubble:
+      return "binds: bubble: ranks wait for other stages more than for anything else\n" + shares;
+  }
+  return shares;
+}
+
+std::string effect(const WhatIf& one, const Plan& plan) {
+  if (!one.plan) return one.change + ": no plan: " + one.failure + "\n";
+  const double gain = plan.step / one.plan->step - 1;
+  const std::string shape = shape_of(*one.plan);
+  const std::string same = shape == shape_of(plan) ? ", same shape" : ", " + shape;
+  const std::string change = std::abs(gain) < 0.0005 ? "buys nothing"
+                             : gain > 0
+                                 ? detail::formatted("%.1f", 100 * gain) + " % faster"
+                                 : detail::formatted("%.1f", -100 * gain) + " % slower (the search is not exact)";
+  return one.change + ": " + readable(one.plan->step) + ", " + change + same + "\n";
+}
+
+nlohmann::ordered_json as_json(const Plan& plan, const Breakdown& parts, const std::vector<WhatIf>& changes) {
+  nlohmann::ordered_json what_if = nlohmann::ordered_json::array();
+  for (const auto& one : changes) {
+    if (one.plan) {
+      what_if.push_back({{"change", one.change},
+                         {"step_s", one.plan->step.value()},
+                         {"speed_up", plan.step / one.plan->step},
+                         {"shape", shape_of(*one.plan)}});
+    } else {
+      what_if.push_back({{"change", one.change}, {"no_plan", one.failure}});
+    }
+  }
+  return {{"binding", name_of(plan.binding)},
+          {"computing", parts.computing},
+          {"links", parts.links},
+          {"waiting", parts.waiting},
+          {"memory", parts.memory},
+          {"what_if", std::move(what_if)},
+          {"plan", nlohmann::ordered_json::parse(to_json(plan))}};
+}
+
+/// Which of the files is what, by what they hold.
+bool is_plan_file(const std::string& path) {
+  if (path.ends_with(".toml")) return false;
+  const auto json = nlohmann::ordered_json::parse(read_text_file(path, Bytes(std::int64_t{1} << 30)), nullptr, false);
+  return json.is_object() && json.contains("stages");
+}
+
+/// The request that a plan answers, as far as it tells: structure is left to the planner.
+void adopt(const Plan& plan, Problem& problem) {
+  PlanRequest& request = problem.request;
+  request.world = plan.world;
+  request.batch = plan.batch;
+  request.options.optimizer_state_factor = plan.optimizer_state_factor;
+  request.options.device_memory = plan.device_memory;
+  request.options.memory_margin = 0;
+}
+
+}  // namespace
+
+int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream& err) {
+  auto& files = arguments.files;
+  std::optional<Plan> plan;
+  if (is_plan_file(files.front())) {
+    plan = read_plan(files.front());
+    files.erase(files.begin());
+  }
+  if (files.empty()) {
+    out << (arguments.json ? to_json(*plan) : to_text(*plan));
+    if (!arguments.json)
+      out << "binds: " << name_of(plan->binding)
+          << "; give the profile and the cluster as well to see what would help\n";
+    return kDone;
+  }
+  if (files.size() != 2)
+    throw InvalidArgument("expected PLAN.json, or PROFILE.json CLUSTER.toml, or all three in this order");
+  arguments.problem.profile = files[0];
+  arguments.problem.cluster = files[1];
+  Problem problem = load_problem(arguments.problem);
+  if (plan) {
+    require_same(*plan, problem.profile, problem.cluster);
+    adopt(*plan, problem);
+    problem.notes.clear();
+  } else {
+    plan = make_plan(problem);
+  }
+  for (const auto& note : problem.notes)
+    err << "autopar explain: note: " << note << '\n';
+  const Breakdown parts = breakdown_of(*plan, problem);
+  const auto changes = changes_of(problem);
+  if (arguments.json) {
+    out << as_json(*plan, parts, changes).dump(1) << '\n';
+    return kDone;
+  }
+  out << to_text(*plan) << why(*plan, parts);
+  for (const auto& one : changes)
+    out << effect(one, *plan);
+  return kDone;
+}
+
+}  // namespace autopar::tool

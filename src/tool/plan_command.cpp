@@ -1,0 +1,22 @@
+#include <ostream>
+
+#include <autopar/io/plan_file.hpp>
+#include <autopar/plan/print.hpp>
+
+#include "commands.hpp"
+#include "planning.hpp"
+#include "tool.hpp"
+
+namespace autopar::tool {
+
+int plan_command(const PlanArguments& arguments, std::ostream& out, std::ostream& err) {
+  const Problem problem = load_problem(arguments.problem);
+  const Plan plan = make_plan(problem);
+  if (!arguments.out.empty()) write_plan(arguments.out, plan);
+  for (const auto& note : problem.notes)
+    err << "autopar plan: note: " << note << '\n';
+  out << (arguments.json ? to_json(plan) : to_text(plan));
+  return kDone;
+}
+
+}  // namespace autopar::tool

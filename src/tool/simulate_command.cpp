@@ -1,0 +1,75 @@
+#include <ostream>
+
+#include <nlohmann/json.hpp>
+
+#include <autopar/io/cluster_file.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/io/plan_file.hpp>
+#include <autopar/io/trace_file.hpp>
+#include <autopar/plan/make_plan.hpp>
+#include <autopar/plan/print.hpp>
+
+#include "commands.hpp"
+#include "course.hpp"
+#include "html.hpp"
+#include "tool.hpp"
+
+namespace autopar::tool {
+
+namespace {
+
+std::vector<TraceEvent> events_of(const StepCourse& course) {
+  std::vector<TraceEvent> events;
+  for (const Bar& bar : course.bars) {
+    const bool computes =
+        bar.kind == BarKind::kForward || bar.kind == BarKind::kBackward || bar.kind == BarKind::kUpdate;
+    const std::string lane = computes ? "compute" : bar.kind == BarKind::kReduce ? "gradient sums" : name_of(bar.kind);
+    events.push_back({bar.rank, lane, bar.what, bar.begin, bar.end});
+  }
+  return events;
+}
+
+std::string title_of(const Plan& plan, const StepCourse& course) {
+  return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule) + ": " + readable(course.step) +
+         " a step, " + std::to_string(plan.world) + " x " + plan.device + ", batch " + std::to_string(plan.batch);
+}
+
+void print_json(const StepCourse& course, std::ostream& out) {
+  nlohmann::ordered_json ranks = nlohmann::ordered_json::array();
+  for (std::size_t r = 0; r < course.busy.size(); ++r) {
+    ranks.push_back({{"rank", r},
+                     {"stage", course.stage[r]},
+                     {"busy_s", course.busy[r].value()},
+                     {"waiting", course.waiting(Rank::of(r))}});
+  }
+  out << nlohmann::ordered_json{{"step_s", course.step.value()}, {"ranks", std::move(ranks)}}.dump() << '\n';
+}
+
+void print_table(const Plan& plan, const StepCourse& course, std::ostream& out) {
+  out << title_of(plan, course) << '\n';
+  std::vector<std::vector<std::string>> rows{{"rank", "stage", "computes", "waits"}};
+  for (std::size_t r = 0; r < course.busy.size(); ++r) {
+    rows.push_back({std::to_string(r), course.stage[r] < 0 ? "idle" : std::to_string(course.stage[r]),
+                    readable(course.busy[r]), percent(course.waiting(Rank::of(r)))});
+  }
+  out << detail::aligned(rows);
+}
+
+}  // namespace
+
+int simulate_command(const SimulateArguments& arguments, std::ostream& out) {
+  const Plan plan = read_plan(arguments.plan);
+  const ModelProfile profile = load_profile(arguments.profile);
+  const Cluster cluster = read_cluster(arguments.cluster);
+  require_same(plan, profile, cluster);
+  const StepCourse course = course_of(plan, profile, cluster);
+  if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(course));
+  if (!arguments.html.empty()) write_text_file(arguments.html, to_html(course, title_of(plan, course)));
+  if (arguments.json)
+    print_json(course, out);
+  else
+    print_table(plan, course, out);
+  return kDone;
+}
+
+}  // namespace autopar::tool

@@ -1,0 +1,165 @@
+#include "tool.hpp"
+
+#include <algorithm>
+#include <ostream>
+
+#include <CLI/CLI.hpp>
+
+#include <autopar/core/error.hpp>
+#include <autopar/version.hpp>
+
+#include "commands.hpp"
+
+namespace autopar::tool {
+
+namespace {
+
+constexpr const char* kStatuses =
+    "Exit status: 0 done; 1 check rejects the plan, or diff finds a difference; 2 bad arguments or files, or no plan "
+    "fits. Errors are one line on the error stream.";
+
+std::string one_line(std::string text) {
+  while (!text.empty() && text.back() == '\n')
+    text.pop_back();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+/// Options that become settings of `ap::Options`; checked and named by the same code as autopar.toml.
+void add_settings(CLI::App& command, ProblemArguments& problem) {
+  const std::vector<std::pair<std::string, std::string>> keys{
+      {"stages", "pipeline stages"},
+      {"replicas", "of each stage, e.g. 2,1; one number for all"},
+      {"microbatches", "of a step"},
+      {"min-microbatches", "fewest that are tried"},
+      {"max-microbatches", "most that are tried"},
+      {"schedule", "auto | gpipe | 1f1b"},
+      {"tensor-parallel", "degree"},
+      {"zero", "level"},
+      {"recompute", "auto | none"},
+      {"device-memory", "of a rank, e.g. 16GiB, instead of the cluster's"},
+      {"memory-margin", "share of it that stays free"},
+      {"optimizer-state-factor", "state bytes / parameter bytes: 0 for SGD, 2 for Adam"}};
+  for (const auto& [key, meaning] : keys) {
+    command.add_option_function<std::string>(
+        "--" + key, [&problem, key = key](const std::string& text) { problem.settings.push_back(key + "=" + text); },
+        meaning);
+  }
+  command.add_option_function<std::vector<std::string>>(
+      "--set",
+      [&problem](const std::vector<std::string>& texts) {
+        problem.settings.insert(problem.settings.end(), texts.begin(), texts.end());
+      },
+      "KEY=VALUE, any other option of autopar.toml");
+  command.add_option("--options", problem.options_file, "autopar.toml; options on the command line override it");
+  command.add_option("--world", problem.world, "ranks; default: all devices of the cluster")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--devices", problem.devices, "a cluster of so many of these devices")->check(CLI::PositiveNumber);
+  command.add_option("--batch", problem.batch, "samples of a step, all ranks together; default: 32 a rank")
+      ->check(CLI::PositiveNumber);
+  command.add_flag("--all", problem.all, "also plans that this version's runtime cannot run yet");
+}
+
+struct Commands {
+  PlanArguments plan;
+  ExplainArguments explain;
+  CheckArguments check;
+  SimulateArguments simulate;
+  DiffArguments diff;
+};
+
+void add_plan(CLI::App& app, PlanArguments& arguments) {
+  auto& command = *app.add_subcommand("plan", "plan a model, given by its profile, for a cluster");
+  command.add_option("PROFILE", arguments.problem.profile, "JSON, written by profile_file of a training program")
+      ->required();
+  command.add_option("CLUSTER", arguments.problem.cluster, "TOML; see examples/clusters")->required();
+  add_settings(command, arguments.problem);
+  command.add_option("--out", arguments.out, "write the plan there");
+  command.add_flag("--json", arguments.json, "print the plan as JSON instead of a table");
+}
+
+void add_explain(CLI::App& app, ExplainArguments& arguments) {
+  auto& command = *app.add_subcommand(
+      "explain", "why this plan, what binds, and what one more device, 10 % more memory or faster links would buy");
+  command.add_option("FILES", arguments.files, "PLAN.json, or PROFILE.json CLUSTER.toml, or all three")
+      ->required()
+      ->expected(1, 3);
+  add_settings(command, arguments.problem);
+  command.add_flag("--json", arguments.json, "print JSON");
+}
+
+void add_check(CLI::App& app, CheckArguments& arguments) {
+  auto& command = *app.add_subcommand(
+      "check",
+      "work out a plan's step, memory, lower bound and gap again, with code of its own; status 1 if they differ");
+  command.add_option("PLAN", arguments.plan, "JSON")->required();
+  command.add_option("PROFILE", arguments.profile, "JSON; or, without CLUSTER, an instance of benchmarks/plan_quality")
+      ->required();
+  command.add_option("CLUSTER", arguments.cluster, "TOML");
+  command.add_option("--devices", arguments.devices, "of an instance")->check(CLI::Range(1, 1 << 30));
+  command.add_option("--memory", arguments.memory, "of an instance, bytes")->check(CLI::PositiveNumber);
+  command.add_option("--bandwidth", arguments.bandwidth, "of an instance, bytes/s")->check(CLI::PositiveNumber);
+  command.add_option("--lower-bound", arguments.lower_bound, "of an instance: the claim to check, s")
+      ->check(CLI::NonNegativeNumber);
+  command.add_flag("--json", arguments.json, "print JSON");
+}
+
+void add_simulate(CLI::App& app, SimulateArguments& arguments) {
+  auto& command = *app.add_subcommand("simulate", "the predicted timeline of one step, rank by rank");
+  command.add_option("PLAN", arguments.plan, "JSON")->required();
+  command.add_option("PROFILE", arguments.profile, "JSON")->required();
+  command.add_option("CLUSTER", arguments.cluster, "TOML")->required();
+  command.add_option("--trace", arguments.trace, "write a Chrome trace there (chrome://tracing, Perfetto)");
+  command.add_option("--html", arguments.html, "write a page with the timeline there; it needs no network");
+  command.add_flag("--json", arguments.json, "print JSON");
+}
+
+void add_diff(CLI::App& app, DiffArguments& arguments) {
+  auto& command = *app.add_subcommand("diff", "what differs between two plans; status 1 if anything does");
+  command.add_option("A", arguments.first, "a plan, JSON")->required();
+  command.add_option("B", arguments.second, "a plan, JSON")->required();
+  command.add_flag("--json", arguments.json, "print JSON");
+}
+
+}  // namespace
+
+int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
+  Commands commands;
+  CLI::App app("Plans the training of a model on a cluster that need not be there.", "autopar");
+  app.set_version_flag("--version", kVersion);
+  app.require_subcommand(1);
+  app.footer(kStatuses);
+  add_plan(app, commands.plan);
+  add_explain(app, commands.explain);
+  add_check(app, commands.check);
+  add_simulate(app, commands.simulate);
+  add_diff(app, commands.diff);
+  for (auto* command : app.get_subcommands({}))
+    command->footer(kStatuses);
+
+  std::string name = "autopar";
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  try {
+    app.parse(arguments);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    return app.exit(asked, out, err) == 0 ? kDone : kTrouble;
+  } catch (const CLI::ParseError& error) {
+    for (const auto* command : app.get_subcommands())
+      name += " " + command->get_name();
+    err << name << ": " << one_line(error.what()) << "; '" << name << " --help' shows what is known\n";
+    return kTrouble;
+  }
+  const std::string command = app.get_subcommands().front()->get_name();
+  try {
+    if (command == "plan") return plan_command(commands.plan, out, err);
+    if (command == "explain") return explain_command(commands.explain, out, err);
+    if (command == "check") return check_command(commands.check, out);
+    if (command == "simulate") return simulate_command(commands.simulate, out);
+    return diff_command(commands.diff, out);
+  } catch (const Error& error) {
+    err << "autopar " << command << ": " << one_line(error.what()) << '\n';
+    return kTrouble;
+  }
+}
+
+}  // namespace autopar::tool

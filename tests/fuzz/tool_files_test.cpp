@@ -1,0 +1,229 @@
+#include "tool.hpp"
+
+#include <catch_shim.hpp>
+
+#include <filesystem>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <sys/resource.h>
+
+#include <autopar/io/cluster_file.hpp>
+#include <autopar/io/config.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/io/plan_file.hpp>
+#include <autopar/io/profile_file.hpp>
+#include <autopar/io/variant_file.hpp>
+
+#include "../unit/tool/tool_run.hpp"
+
+using namespace autopar;
+using test::run_tool;
+using test::ToolFolder;
+
+namespace {
+
+/// Damage as disks, editors and enemies do it.
+class Damage {
+ public:
+  explicit Damage(unsigned seed) : random_(seed) {}
+
+  [[nodiscard]] std::string on(std::string text) {
+    for (unsigned times = 1 + below(3); times > 0; --times) {
+      switch (below(7)) {
+        case 0:
+          text.resize(below(text.size() + 1));
+          break;
+        case 1:
+          flip(text);
+          break;
+        case 2:
+          number(text);
+          break;
+        case 3:
+          text.insert(below(text.size() + 1), std::string(1 + below(5000), "[{(\"="[below(5)]));
+          break;
+        case 4:
+          copy(text);
+          break;
+        case 5:
+          word(text);
+          break;
+        default:
+          text.insert(below(text.size() + 1), "[" + list(1 + below(2000)) + "]");
+          break;
+      }
+      if (text.empty()) break;
+    }
+    return text;
+  }
+  [[nodiscard]] std::size_t below(std::size_t n) { return random_() % std::max<std::size_t>(n, 1); }
+
+ private:
+  void flip(std::string& text) {
+    for (std::size_t i = 0; i < 1 + below(8) && !text.empty(); ++i)
+      text[below(text.size())] ^= static_cast<char>(1 << below(8));
+  }
+  /// Another number in the place of one.
+  void number(std::string& text) {
+    static const std::vector<std::string> kNumbers{"0",
+                                                   "-1",
+                                                   "1e308",
+                                                   "-1e308",
+                                                   "1e-320",
+                                                   "9223372036854775807",
+                                                   "9223372036854775808",
+                                                   "18446744073709551616",
+                                                   "2147483647",
+                                                   "2147483648",
+                                                   "-2147483649",
+                                                   "4294967296",
+                                                   "1e15",
+                                                   "1e30",
+                                                   "nan",
+                                                   "inf",
+                                                   "null",
+                                                   "true",
+                                                   "\"7\"",
+                                                   "0.5",
+                                                   "16777216",
+                                                   "1000000",
+                                                   "1e9999",
+                                                   "65536",
+                                                   "-0.0",
+                                                   "00",
+                                                   "0x10"};
+    const auto start = text.find_first_of("0123456789", below(text.size()));
+    if (start == std::string::npos) return;
+    const auto end = text.find_first_not_of("0123456789.e+-", start);
+    text.replace(start, std::min(end, text.size()) - start, kNumbers[below(kNumbers.size())]);
+  }
+  void copy(std::string& text) {
+    const auto from = below(text.size()), length = below(std::min<std::size_t>(400, text.size() - from));
+    text.insert(below(text.size()), text.substr(from, length));
+  }
+  void word(std::string& text) {
+    const auto start = text.find('"', below(text.size()));
+    if (start == std::string::npos) return;
+    const auto end = text.find('"', start + 1);
+    if (end != std::string::npos) text.replace(start + 1, end - start - 1, std::string(below(4000), 'x'));
+  }
+  [[nodiscard]] static std::string list(std::size_t count) {
+    std::string out = "1";
+    for (std::size_t i = 1; i < count; ++i)
+      out += ",1";
+    return out;
+  }
+
+  std::mt19937 random_;
+};
+
+/// `parse` either takes a damaged text or refuses it with an ap::Error; anything else ends the test.
+template <class Parse>
+void fuzz(const std::string& good, int rounds, unsigned seed, const Parse& parse) {
+  Damage damage(seed);
+  int refused = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const std::string text = damage.on(good);
+    try {
+      parse(text);
+    } catch (const Error& error) {
+      ++refused;
+      REQUIRE(std::string(error.what()).size() < 100'000);
+    }
+  }
+  CHECK(refused > rounds / 2);
+}
+
+long peak_kib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss;
+}
+
+const char* const kInstance = R"({"maxDevices":4,"maxMemoryPerDevice":1e9,"bandwidth":1e9,"mbsInBatch":8,
+"nodes":[{"id":0,"TMPCs":{"1":[{"id":"a","timePerSample":1.0,"memoryUsageA":10,"memoryUsageB":5,"parameterSize":100,
+"syncTimeFw":{},"syncTimeBw":{"1":0.5}}]}},{"id":1,"TMPCs":{"1":[{"id":"a","timePerSample":2.0,"memoryUsageA":10,
+"memoryUsageB":5,"parameterSize":100,"syncTimeFw":{"0":0.5},"syncTimeBw":{}}]}}],
+"edges":[{"sourceId":0,"destId":1,"communicationCost":50}]})";
+
+}  // namespace
+
+TEST_CASE("damaged files are read or refused, never a crash", "[fuzz]") {
+  const ToolFolder folder("fuzz_readers");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  fuzz(folder.text("plan.json"), 4000, 1, [](const std::string& text) { (void)parse_plan(text, "f"); });
+  fuzz(folder.text("profile.json"), 4000, 2, [](const std::string& text) { (void)parse_profile(text, "f"); });
+  fuzz(folder.text("cluster.toml"), 4000, 3, [](const std::string& text) { (void)parse_cluster(text, "f"); });
+  fuzz(kInstance, 4000, 4, [](const std::string& text) { (void)parse_instance(text, "f"); });
+  const VariantTables tables = parse_instance(kInstance, "f");
+  fuzz(R"({"stages":[{"nodes":[0],"dataParallelDegree":1,"tensorParallelDegree":1,"TMPCids":{"0":"a"}},
+          {"nodes":[1],"dataParallelDegree":2,"tensorParallelDegree":1,"TMPCids":{"1":"a"}}]})",
+       4000, 6, [&](const std::string& text) { (void)parse_stages(text, "f", tables); });
+  fuzz("stages = 2\nreplicas = [2, 1]\nschedule = \"gpipe\"\ndevice_memory = \"16 GiB\"\nmemory_margin = 0.2\n", 4000,
+       5, [](const std::string& text) {
+         ConfigSources sources;
+         sources.text = text;
+         (void)resolve_options({}, sources);
+       });
+}
+
+TEST_CASE("every command on damaged files ends with a status and, if 2, one line", "[fuzz]") {
+  const ToolFolder folder("fuzz_commands");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  folder.put("autopar.toml", "stages = 2\nmicrobatches = 4\nmax_microbatches = 8\nmemory_margin = 0.1\n");
+  Damage damage(11);
+  int done = 0;
+  for (int round = 0; round < 700; ++round) {
+    const std::vector<std::string> files{"plan.json", "profile.json", "cluster.toml", "autopar.toml"};
+    const std::string victim = files[damage.below(files.size())], good = folder.text(victim);
+    folder.put(victim, damage.on(good));
+    const std::string plan = folder.at("plan.json"), profile = folder.at("profile.json"),
+                      cluster = folder.at("cluster.toml");
+    const std::vector<std::vector<std::string>> commands{
+        {"plan", profile, cluster, "--batch", "32", "--options", folder.at("autopar.toml"), "--max-microbatches", "8"},
+        {"check", plan, profile, cluster},
+        {"simulate", plan, profile, cluster, "--html", folder.at("t.html")},
+        {"diff", plan, folder.at("plan.json")}};
+    const auto result = run_tool(commands[victim == "autopar.toml" ? 0 : damage.below(commands.size())]);
+    CAPTURE(round, victim, result.err);
+    REQUIRE((result.status >= 0 && result.status <= 2));
+    if (result.status == 2) {
+      REQUIRE(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+    } else {
+      ++done;
+    }
+    folder.put(victim, good);
+  }
+  CHECK(done > 50);
+}
+
+TEST_CASE("deep nesting and long lists cost no more than they are long", "[fuzz]") {
+  const ToolFolder folder("fuzz_size");
+  const long before = peak_kib();
+  const std::string deep(1 << 20, '['), braces = std::string(1 << 20, '{');
+  for (const std::string& text :
+       {deep, braces, "{\"version\":" + deep, "stages = " + deep, "a" + std::string(1 << 20, '.')}) {
+    CHECK_THROWS_AS(parse_plan(text, "f"), ConfigError);
+    CHECK_THROWS_AS(parse_profile(text, "f"), ConfigError);
+    CHECK_THROWS_AS(parse_cluster(text, "f"), ConfigError);
+    CHECK_THROWS_AS(parse_instance(text, "f"), Error);
+  }
+  std::string numbers = "{\"version\":[1";
+  for (int i = 0; i < (1 << 20); ++i)
+    numbers += ",1";
+  CHECK_THROWS_AS(parse_plan(numbers + "]}", "f"), ConfigError);
+  CHECK_THROWS_AS(parse_profile(numbers + "]}", "f"), ConfigError);
+  // Huge counts in short files must not be believed.
+  for (const std::string count : {"16777216", "2147483647", "1e18"}) {
+    std::string cluster = folder.text("cluster.toml");
+    for (std::size_t at = 0; (at = cluster.find("= 4", at)) != std::string::npos; ++at)
+      cluster.replace(at + 2, 1, count);
+    folder.put("cluster.toml", cluster);
+    CHECK(folder.plan({"--batch", "32"}).status == 2);
+    folder.write();
+  }
+  CHECK(peak_kib() - before < 600 * 1024);
+}

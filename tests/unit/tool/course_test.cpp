@@ -1,0 +1,152 @@
+#include "course.hpp"
+
+#include <catch_shim.hpp>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <autopar/io/plan_file.hpp>
+#include <autopar/plan/planner.hpp>
+
+#include "html.hpp"
+#include "tool_run.hpp"
+
+using namespace autopar;
+using test::Dice;
+using test::run_tool;
+using test::ToolFolder;
+
+namespace {
+
+/// One drawn bar.
+struct Drawn {
+  std::string kind, words;
+  double x, y, width, height;
+};
+
+/// What stands in quotes behind `name=` after `at`.
+std::string attribute(const std::string& html, std::size_t at, const std::string& name) {
+  const auto begin = html.find(" " + name + "=\"", at) + name.size() + 3;
+  return html.substr(begin, html.find('"', begin) - begin);
+}
+
+std::vector<Drawn> drawn_bars(const std::string& html) {
+  std::vector<Drawn> out;
+  for (std::size_t at = 0; (at = html.find("<rect ", at)) != std::string::npos; ++at) {
+    if (attribute(html, at, "class").ends_with("legend")) continue;
+    const auto words = html.find("<title>", at) + 7;
+    out.push_back({attribute(html, at, "class"), html.substr(words, html.find("</title>", words) - words),
+                   std::stod(attribute(html, at, "x")), std::stod(attribute(html, at, "y")),
+                   std::stod(attribute(html, at, "width")), std::stod(attribute(html, at, "height"))});
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
+  int compared = 0;
+  for (int seed = 0; seed < 120; ++seed) {
+    Dice dice(static_cast<std::uint64_t>(seed) + 4000);
+    const ModelProfile model = test::random_model(dice, 7);
+    const Cluster cluster = test::small_cluster(dice(1, 5), Bytes(64 << 20));
+    PlanRequest request;
+    request.batch = dice(1, 30);
+    Planner<> planner;
+    planner.staging.max_states = 1000;
+    const Plan plan = planner.plan(model, cluster, request);
+    const auto course = tool::course_of(plan, model, cluster);
+    CAPTURE(seed);
+    REQUIRE(course.step == plan.step);
+    double waiting = 0;
+    int used = 0;
+    for (const auto& stage : plan.stages) {
+      for (const Rank rank : stage.ranks)
+        waiting += course.waiting(rank), ++used;
+    }
+    CHECK(waiting / used == Approx(plan.bubble).margin(1e-12));
+    for (const auto& bar : course.bars) {
+      REQUIRE(bar.begin >= Seconds{});
+      REQUIRE(bar.begin <= bar.end);
+      REQUIRE(bar.end <= course.step);
+    }
+    ++compared;
+  }
+  CHECK(compared == 120);
+}
+
+TEST_CASE("the timeline page is whole in itself and its bars stand where the step has them", "[tool]") {
+  const ToolFolder folder("tool_html");
+  REQUIRE(
+      folder.plan({"--batch", "32", "--stages", "2", "--microbatches", "4", "--out", folder.at("plan.json")}).status ==
+      0);
+  const auto result =
+      run_tool({"simulate", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml"), "--html",
+                folder.at("t.html"), "--trace", folder.at("t.json")});
+  CAPTURE(result.err);
+  REQUIRE(result.status == 0);
+  CHECK_THAT(result.out, Catch::Matchers::Contains("waits"));
+  const std::string html = folder.text("t.html");
+  for (const std::string foreign : {"http", "src=", "href", "url(", "@import", "<script"})
+    CHECK(html.find(foreign) == std::string::npos);
+
+  const Plan plan = read_plan(folder.at("plan.json"));
+  const auto course = tool::course_of(plan, folder.model, folder.cluster);
+  const auto bars = drawn_bars(html);
+  const auto shown =
+      std::count_if(course.bars.begin(), course.bars.end(), [](const auto& b) { return b.end > b.begin; });
+  REQUIRE(static_cast<std::ptrdiff_t>(bars.size()) == shown);
+  std::map<std::string, int> kinds;
+  std::map<double, std::vector<std::pair<double, double>>> lanes;  // of computing, by their y
+  double left = 1e9, right = 0;
+  for (const auto& bar : bars) {
+    ++kinds[bar.kind];
+    if (bar.height > 10) lanes[bar.y].emplace_back(bar.x, bar.x + bar.width);
+    left = std::min(left, bar.x);
+    right = std::max(right, bar.x + bar.width);
+    CHECK(bar.words.find(" to ") != std::string::npos);
+  }
+  CHECK(kinds["forward"] == 16);  // 4 micro-batches on 4 ranks
+  CHECK(kinds["backward"] == 16);
+  CHECK(kinds["send"] == kinds["receive"]);
+  CHECK(kinds["reduce"] > 0);
+  CHECK(kinds["update"] == 4);
+  CHECK(lanes.size() == 4);
+  CHECK(left == Approx(150).margin(0.02));          // the axis starts here
+  CHECK(right == Approx(150 + 1150).margin(0.03));  // and the step ends here
+  for (auto& [y, list] : lanes) {
+    std::sort(list.begin(), list.end());
+    double drawn = 0;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (i > 0) CHECK(list[i].first >= list[i - 1].second - 0.02);  // a rank does one thing at a time
+      drawn += list[i].second - list[i].first;
+    }
+    const int row = static_cast<int>((y - 64) / 34);
+    CHECK(drawn / 1150 == Approx(1 - course.waiting(Rank(row))).margin(1e-3));
+  }
+  for (int r = 0; r < 4; ++r) {
+    CHECK(html.find("rank " + std::to_string(r) + ", stage ") != std::string::npos);
+    CHECK(html.find(">" + percent(course.waiting(Rank(r))) + "</text>") != std::string::npos);
+  }
+
+  const auto trace = nlohmann::json::parse(folder.text("t.json"));
+  CHECK(trace.at("traceEvents").size() >= bars.size());
+}
+
+TEST_CASE("names in a page cannot break out of it", "[tool]") {
+  tool::StepCourse course;
+  course.step = Seconds(1);
+  course.busy = {Seconds(0.5)};
+  course.stage = {0};
+  course.bars = {{tool::BarKind::kForward, Rank(0), 0, "<script>\"&", Seconds(0), Seconds(0.5)}};
+  const std::string html = tool::to_html(course, "</title><b>");
+  CHECK(html.find("<script>") == std::string::npos);
+  CHECK(html.find("<b>") == std::string::npos);
+  CHECK(html.find("&lt;script&gt;&quot;&amp;") != std::string::npos);
+  course.step = Seconds(0);
+  CHECK_THROWS_AS(tool::to_html(course, ""), InvalidArgument);
+}

@@ -1,0 +1,345 @@
+#include "tool.hpp"
+
+#include <catch_shim.hpp>
+#include <replaced.hpp>
+
+#include <algorithm>
+
+#include <autopar/io/plan_file.hpp>
+#include <autopar/plan/planner.hpp>
+#include <autopar/plan/print.hpp>
+
+#include "tool_run.hpp"
+
+using namespace autopar;
+using Catch::Matchers::Contains;
+using test::run_tool;
+using test::ToolFolder;
+using test::ToolResult;
+
+namespace {
+
+/// One line that starts with the command, says all the parts, and status 2.
+void check_trouble(const ToolResult& result, const std::vector<std::string>& parts) {
+  CAPTURE(result.err, result.out);
+  CHECK(result.status == 2);
+  CHECK(result.out.empty());
+  CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+  CHECK(result.err.starts_with("autopar"));
+  for (const auto& part : parts)
+    CHECK_THAT(result.err, Contains(part));
+}
+
+}  // namespace
+
+TEST_CASE("plan prints the table, writes the plan, and is the planner's own", "[tool]") {
+  const ToolFolder folder("tool_plan");
+  const auto result = folder.plan({"--batch", "32", "--out", folder.at("plan.json")});
+  CAPTURE(result.err);
+  CHECK(result.status == 0);
+  CHECK(result.err.empty());
+  PlanRequest request;
+  request.batch = 32;
+  const Plan expected = Planner<>{}.plan(folder.model, folder.cluster, request);
+  CHECK(result.out == to_text(expected));
+  CHECK(folder.text("plan.json") == to_json(expected));
+  CHECK(folder.plan({"--batch", "32", "--json"}).out == to_json(expected));
+  CHECK(folder.plan({"--batch", "32", "--all", "--json"}).out == to_json(expected));
+}
+
+TEST_CASE("options come from a file and from the command line, which wins", "[tool]") {
+  ToolFolder folder("tool_options");
+  folder.cluster.device.memory = Bytes(4 << 20);
+  folder.write();
+  folder.put("autopar.toml", "stages = 2\nmicrobatches = 4\nmax_microbatches = 8\n");
+  const auto planned = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--batch", "32", "--json", "--options", folder.at("autopar.toml")});
+    const auto result = folder.plan(std::move(more));
+    CAPTURE(result.err);
+    REQUIRE(result.status == 0);
+    return parse_plan(result.out, "plan");
+  };
+  CHECK(planned({}).stages.size() == 2);
+  CHECK(planned({}).microbatches == 4);
+  CHECK(planned({"--stages", "3"}).stages.size() == 3);
+  CHECK(planned({"--stages", "0", "--microbatches", "2", "--replicas", "1,3"}).stages[1].ranks.size() == 3);
+  CHECK(planned({"--set", "microbatches=2"}).microbatches == 2);
+  CHECK(planned({"--world", "2"}).world == 2);
+  CHECK(planned({"--devices", "6"}).world == 6);
+  CHECK(planned({"--schedule", "gpipe"}).schedule == ScheduleKind::kGPipe);
+  CHECK(planned({"--optimizer-state-factor", "0.5"}).optimizer_state_factor == 0.5);
+  CHECK(planned({"--device-memory", "2MiB", "--memory-margin", "0"}).device_memory == Bytes(2 << 20));
+}
+
+TEST_CASE("without a batch the tool says which it took", "[tool]") {
+  const ToolFolder folder("tool_batch");
+  const auto result = folder.plan();
+  CHECK(result.status == 0);
+  CHECK_THAT(result.out, Contains("batch 128"));
+  CHECK_THAT(result.err, Contains("no --batch was given") && Contains("128"));
+}
+
+TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a worse one with its larger gap",
+          "[tool]") {
+  ToolFolder folder("tool_check");
+  folder.cluster.device.memory = Bytes(4 << 20);
+  folder.write();
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  const auto check = [&](const std::string& plan, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"check", folder.at(plan), folder.at("profile.json"), folder.at("cluster.toml")});
+    return run_tool(std::move(more));
+  };
+  const auto good = check("plan.json");
+  CAPTURE(good.out, good.err);
+  CHECK(good.status == 0);
+  CHECK_THAT(good.out, Contains("accepted") && Contains("lower bound, derived again") && Contains("not verified here"));
+  CHECK_THAT(check("plan.json", {"--json"}).out, Contains("\"accepted\":true"));
+
+  const Plan plan = read_plan(folder.at("plan.json"));
+  Plan raised = plan;
+  raised.certificate.lower_bound *= 1.001;
+  raised.certificate.gap = raised.step / raised.certificate.lower_bound - 1;
+  for (auto& one : raised.certificate.cases)
+    one.seconds *= 1.001;
+  write_plan(folder.at("raised.json"), raised);
+  CHECK(check("raised.json").status == 1);
+  CHECK_THAT(check("raised.json").out, Contains("rejected") && Contains("but it is"));
+  CHECK_THAT(check("raised.json", {"--json"}).out, Contains("\"accepted\":false"));
+
+  REQUIRE(
+      folder.plan({"--batch", "32", "--stages", "4", "--microbatches", "1", "--out", folder.at("worse.json")}).status ==
+      0);
+  const Plan worse = read_plan(folder.at("worse.json"));
+  CHECK(check("worse.json").status == 0);
+  CHECK(worse.certificate.gap > plan.certificate.gap);
+}
+
+TEST_CASE("diff has diff's exit status and says what differs", "[tool]") {
+  const ToolFolder folder("tool_diff");
+  REQUIRE(folder.plan({"--batch", "32", "--stages", "2", "--schedule", "1f1b", "--out", folder.at("a.json")}).status ==
+          0);
+  REQUIRE(folder.plan({"--batch", "32", "--stages", "3", "--schedule", "gpipe", "--out", folder.at("b.json")}).status ==
+          0);
+  const auto same = run_tool({"diff", folder.at("a.json"), folder.at("a.json")});
+  CHECK(same.status == 0);
+  CHECK(same.out.empty());
+  CHECK(run_tool({"diff", folder.at("a.json"), folder.at("a.json"), "--json"}).out ==
+        "{\"equal\":true,\"differences\":[]}\n");
+  const auto other = run_tool({"diff", folder.at("a.json"), folder.at("b.json")});
+  CHECK(other.status == 1);
+  CHECK_THAT(other.out, Contains("stages: 2 -> 3") && Contains("schedule: 1f1b -> gpipe") &&
+                            Contains("stage 2: replicas: 0 -> ") && Contains("predicted step: ") &&
+                            Contains("is predicted"));
+  Plan noted = read_plan(folder.at("a.json"));
+  noted.notes.push_back("another note");
+  write_plan(folder.at("noted.json"), noted);
+  CHECK(run_tool({"diff", folder.at("a.json"), folder.at("noted.json")}).status == 1);
+  Plan slower = read_plan(folder.at("a.json"));
+  slower.step *= 1 + 1e-12;
+  write_plan(folder.at("slower.json"), slower);
+  CHECK(run_tool({"diff", folder.at("a.json"), folder.at("slower.json")}).status == 1);
+}
+
+TEST_CASE("explain says what binds and what changes of the machines would buy", "[tool]") {
+  const ToolFolder folder("tool_explain");
+  const auto result = run_tool({"explain", folder.at("profile.json"), folder.at("cluster.toml"), "--batch", "32"});
+  CAPTURE(result.out, result.err);
+  CHECK(result.status == 0);
+  CHECK_THAT(result.out, Contains("binds: ") && Contains("runner-up") && Contains("one more device: ") &&
+                             Contains("10 % more memory: ") && Contains("10 % faster links: "));
+  // The answers are those of planning again.
+  PlanRequest request;
+  request.batch = 32;
+  request.world = 5;
+  Cluster larger = folder.cluster;
+  larger.devices = 5;
+  larger.levels.back().span = 6;
+  const Plan with_five = Planner<>{}.plan(folder.model, larger, request);
+  CHECK_THAT(result.out, Contains("one more device: " + readable(with_five.step)));
+
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  const auto alone = run_tool({"explain", folder.at("plan.json")});
+  CHECK(alone.status == 0);
+  CHECK_THAT(alone.out, Contains("binds: ") && Contains("give the profile"));
+  const auto all = run_tool({"explain", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")});
+  CAPTURE(all.err);
+  CHECK(all.status == 0);
+  CHECK_THAT(all.out, Contains("one more device: " + readable(with_five.step)));
+  CHECK_THAT(run_tool({"explain", folder.at("profile.json"), folder.at("cluster.toml"), "--json"}).out,
+             Contains("\"what_if\"") && Contains("\"binding\""));
+  check_trouble(run_tool({"explain", folder.at("profile.json")}), {"expected PLAN.json"});
+}
+
+TEST_CASE("every command has help, and bad arguments are one line", "[tool]") {
+  for (const std::string command : {"plan", "explain", "check", "simulate", "diff"}) {
+    const auto help = run_tool({command, "--help"});
+    CHECK(help.status == 0);
+    CHECK_THAT(help.out, Contains("Exit status") && Contains("--json"));
+    CHECK(help.err.empty());
+    check_trouble(run_tool({command}), {"required", command + " --help"});
+  }
+  CHECK_THAT(run_tool({"--help"}).out, Contains("simulate") && Contains("Exit status"));
+  check_trouble(run_tool({}), {"subcommand"});
+  check_trouble(run_tool({"paln"}), {});
+  check_trouble(run_tool({"diff", "/no/such/plan.json", "/none"}), {"/no/such/plan.json"});
+  const ToolFolder folder("tool_arguments");
+  check_trouble(folder.plan({"--bogus"}), {"--bogus"});
+  check_trouble(folder.plan({"--stages", "two"}), {"--stages", "whole number"});
+  check_trouble(folder.plan({"--stages", "-1"}), {"--stages", "out of range"});
+  check_trouble(folder.plan({"--set", "stagez=2"}), {"did you mean 'stages'"});
+  check_trouble(folder.plan({"--batch", "0"}), {"--batch"});
+  check_trouble(folder.plan({"--batch", "99999999999999"}), {"--batch"});
+  check_trouble(folder.plan({"--out", "/proc/none/plan.json", "--batch", "32"}), {"/proc/none"});
+}
+
+TEST_CASE("contradictory options name both values", "[tool]") {
+  const ToolFolder folder("tool_contradictions");
+  check_trouble(folder.plan({"--stages", "3", "--replicas", "2,1"}), {"stages = 3", "replicas = {2,1}"});
+  check_trouble(folder.plan({"--min-microbatches", "9", "--max-microbatches", "3"}), {"9", "3"});
+  check_trouble(folder.plan({"--replicas", "3,2"}), {"5 ranks", "has 4"});
+  check_trouble(folder.plan({"--replicas", "3", "--stages", "2"}), {"6 ranks", "has 4"});
+  check_trouble(folder.plan({"--stages", "5"}), {"stages = 5", "has 4"});
+  check_trouble(folder.plan({"--world", "5"}), {"world of 5", "4 devices"});
+  check_trouble(folder.plan({"--zero", "3"}), {"zero = 3"});
+  check_trouble(folder.plan({"--tensor-parallel", "2"}), {"tensor_parallel = 2"});
+  check_trouble(folder.plan({"--microbatches", "1000000", "--devices", "1000"}), {"1000000 micro-batches"});
+}
+
+TEST_CASE("what fits no rank is said with the operator and what would fit", "[tool]") {
+  ToolFolder folder("tool_memory");
+  check_trouble(folder.plan({"--batch", "32", "--device-memory", "100KB"}),
+                {"no plan fits", "(near layer.0) alone needs", "device_memory = "});
+  folder.model.graph[NodeId(3)].saved = {0, 3e6};
+  folder.write();
+  check_trouble(folder.plan({"--batch", "32"}), {"no plan fits", "3 (near layer.3) alone needs"});
+}
+
+TEST_CASE("a profile that is no sound graph is refused by name", "[tool]") {
+  ToolFolder folder("tool_profiles");
+  const std::string good = folder.text("profile.json");
+  const auto refused = [&](const std::string& text, const std::vector<std::string>& parts) {
+    folder.put("profile.json", text);
+    auto all = parts;
+    all.push_back("profile.json");
+    check_trouble(folder.plan({"--batch", "32"}), all);
+  };
+  refused(replaced(good, "\"from\":0,\"to\":1", "\"from\":1,\"to\":1"), {"atom 1"});
+  refused(replaced(good, "\"from\":4,\"to\":5", "\"from\":4,\"to\":1"),
+          {"cycle", "atom 1", "atom 4 '4' (near layer.4)"});
+  refused(replaced(good, "{\"from\":2,\"to\":3,\"value\":3,\"bytes\":[4000.0,0.0],\"differentiable\":true},", ""),
+          {"disconnected", "atom 0 '0' (near layer.0)"});
+  refused(replaced(good, "300000.0,0.0", "-300000.0,0.0"), {"atoms[0]", "flops"});
+  refused(replaced(good, "300000.0,0.0", "0.0,-5.0"), {"atom 0", "arithmetic", "negative"});
+  refused(replaced(good, "300000.0,0.0", "NaN,0.0"), {"not valid JSON"});
+  refused(replaced(good, "300000.0,0.0", "1e999,0.0"), {"JSON"});
+  refused(replaced(good, "[4000.0,16.0]", "[0.0,-16.0]"), {"saved bytes"});
+  refused(replaced(good, "\"writer\":5", "\"writer\":-1"), {"written by no atom"});
+  refused(replaced(good, "\"version\":1", "\"version\":9"), {"version"});
+  refused(
+      "{\"version\":1,\"hash\":\"000000000000002a\",\"loss_mode\":true,\"parameters\":[],\"atoms\":[],\"edges\":[],"
+      "\"inputs\":[],\"outputs\":[]}",
+      {"no atom"});
+  folder.put("profile.json", replaced(good, "[4000.0,16.0]", "[1e25,16.0]"));
+  check_trouble(folder.plan({"--batch", "32"}), {"2^60 bytes"});
+}
+
+TEST_CASE("a cluster without devices, or that is none, is refused by line", "[tool]") {
+  ToolFolder folder("tool_clusters");
+  const std::string good = folder.text("cluster.toml");
+  const auto refused = [&](const std::string& text, const std::vector<std::string>& parts) {
+    folder.put("cluster.toml", text);
+    check_trouble(folder.plan({"--batch", "32"}), parts);
+  };
+  refused(replaced(good, "devices = 4", "devices = 0"), {"cluster.toml:", "devices"});
+  refused(replaced(good, "devices = 4", "devices = -4"), {"cluster.toml:", "devices"});
+  refused(replaced(good, "devices = 4", "devices = 16000000"), {"span"});
+  refused(replaced(good, "memory_gib", "memory_gb"), {"memory_gib"});
+  refused(good.substr(0, good.size() / 2), {"cluster.toml"});
+  refused("", {"cluster.toml"});
+}
+
+TEST_CASE("a plan of another model, world or version is refused with the difference", "[tool]") {
+  ToolFolder folder("tool_foreign");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  const std::string plan = folder.text("plan.json");
+  const auto refused = [&](const std::vector<std::string>& parts) {
+    for (const std::string command : {"check", "simulate"})
+      check_trouble(run_tool({command, folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")}),
+                    parts);
+    check_trouble(run_tool({"explain", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")}),
+                  parts);
+  };
+  folder.model.hash = 43;
+  folder.write();
+  refused({"another model", "42", "43"});
+  folder.model.hash = 42;
+  folder.cluster = test::small_cluster(2);
+  folder.write();
+  refused({"for 4 ranks", "2 devices"});
+  folder.cluster = test::small_cluster(4);
+  folder.cluster.device.name = "other";
+  folder.write();
+  refused({"'toy'", "'other'"});
+  folder.cluster.device.name = "toy";
+  folder.write();
+  folder.put("plan.json", replaced(plan, "\"version\": 2", "\"version\": 1"));
+  refused({"version 2, not 1", "certificate"});
+  folder.put("plan.json", replaced(plan, "\"batch\": 32", "\"batch\": 0"));
+  refused({"batch of 0"});
+  folder.put("plan.json", replaced(plan, "\"microbatches\": ", "\"microbatches\": 1000000"));
+  refused({"more than can be simulated"});
+}
+
+TEST_CASE("every preset is a cluster that can be planned for", "[tool]") {
+  const ToolFolder folder("tool_presets");
+  int presets = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(AUTOPAR_TEST_CLUSTERS)) {
+    CAPTURE(entry.path().string());
+    const Cluster cluster = read_cluster(entry.path());
+    const auto result = run_tool({"plan", folder.at("profile.json"), entry.path().string(), "--microbatches", "2",
+                                  "--world", std::to_string(std::min(cluster.devices, 2))});
+    CAPTURE(result.err);
+    CHECK(result.status == 0);
+    CHECK(cluster.name == entry.path().stem().string());
+    CHECK_THAT(read_text_file(entry.path()), Contains("# "));
+    ++presets;
+  }
+  CHECK(presets >= 14);
+}
+
+TEST_CASE("check also checks the plans of published instances and the bound claimed for them", "[tool]") {
+  const ToolFolder folder("tool_instance");
+  folder.put("instance.json", R"({"maxDevices":2,"maxMemoryPerDevice":1000,"bandwidth":1000,"mbsInBatch":4,
+    "nodes":[{"id":3,"TMPCs":{"1":[{"id":"v","timePerSample":1.0,"memoryUsageA":10,"memoryUsageB":5,"parameterSize":100,
+                "syncTimeFw":{},"syncTimeBw":{"7":0}}]}},
+             {"id":7,"TMPCs":{"1":[{"id":"v","timePerSample":3.0,"memoryUsageA":10,"memoryUsageB":5,"parameterSize":100,
+                "syncTimeFw":{"3":0},"syncTimeBw":{}}]}}],
+    "edges":[{"sourceId":3,"destId":7,"communicationCost":50}]})");
+  const std::string plan = R"({"stages":[
+    {"nodes":[3],"dataParallelDegree":1,"tensorParallelDegree":1,"TMPCids":{"3":"v"}},
+    {"nodes":[7],"dataParallelDegree":1,"tensorParallelDegree":1,"TMPCids":{"7":"v"}}]})";
+  folder.put("plan.json", plan);
+  const auto check = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"check", folder.at("plan.json"), folder.at("instance.json")});
+    return run_tool(std::move(more));
+  };
+  const auto good = check({});
+  CAPTURE(good.out, good.err);
+  CHECK(good.status == 0);
+  CHECK_THAT(good.out, Contains("slowest stage: 3.1 s"));  // 3 s and 2 x 50 bytes over its border
+  // Both nodes on two replicas take (1 + 3) / 2 s and 4 * 200 / 2 / 4 / 1000 s for their gradients: the optimum.
+  CHECK(check({"--lower-bound", "2.1"}).status == 0);
+  CHECK_THAT(check({"--lower-bound", "2.1"}).out, Contains("gap 47.62 %"));
+  CHECK(check({"--lower-bound", "2.1021"}).status == 1);
+  CHECK_THAT(check({"--lower-bound", "2.1021", "--json"}).out, Contains("\"accepted\":false"));
+  check_trouble(check({"--devices", "1"}), {"more devices than there are"});
+  check_trouble(check({"--memory", "10"}), {"does not fit"});
+  folder.put("plan.json", replaced(plan, "\"nodes\":[7]", "\"nodes\":[8]"));
+  check_trouble(check({}), {"plan.json", "stages[1]", "not one of the instance"});
+  folder.put("plan.json", replaced(plan, "{\"7\":\"v\"}", "{\"7\":\"w\"}"));
+  check_trouble(check({}), {"no variant 'w'"});
+  folder.put("plan.json", replaced(replaced(plan, "\"nodes\":[7]", "\"nodes\":[3]"), "{\"7\"", "{\"3\""));
+  check_trouble(check({}), {"two stages"});
+  folder.put("plan.json", plan.substr(0, 50));
+  check_trouble(check({}), {"not valid JSON"});
+}
