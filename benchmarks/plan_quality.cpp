@@ -12,8 +12,8 @@
 #include <string>
 
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/fold.hpp>
-#include <autopar/plan/bottleneck/search.hpp>
+#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
+#include <autopar/plan/planner.hpp>
 
 namespace ap = autopar;
 
@@ -75,22 +75,34 @@ std::string json_number(double value) {
   return std::isfinite(value) ? out.str() : "null";
 }
 
+/// Also says whether a plan that was not found is proven not to exist.
+std::string why_infeasible(const ap::PlanningInstance& instance, const ap::BottleneckResult& result) {
+  if (!result.stages.empty()) return "";
+  if (std::isfinite(result.lower_bound)) return R"(,"proven":false,"reason":"the search ended before it found a plan")";
+  const ap::SlowestStage objective(instance.graph, instance.costs, instance.limits);
+  const auto large = objective.too_large();
+  if (!large) return R"(,"proven":true,"reason":"no division into stages fits the devices' memory")";
+  return R"(,"proven":true,"reason":"node )" + std::to_string(instance.graph[large->node]) + " alone needs " +
+         json_number(large->bytes) + " of " + json_number(instance.limits.memory) + " bytes\"";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     const Arguments arguments = parse(argc, argv);
-    const ap::VariantTables tables = ap::parse_instance(read(arguments.instance), arguments.instance, arguments.target);
+    const auto instance = ap::parse_instance(read(arguments.instance), arguments.instance, arguments.target);
     const auto begin = std::chrono::steady_clock::now();
-    const ap::BottleneckResult result = ap::solve_bottleneck(tables);
+    const ap::BottleneckResult result = ap::Planner<ap::SlowestStage>{}.plan(instance.graph, instance.costs, instance.limits);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     const bool feasible = !result.stages.empty();
     std::cout << "{\"objective\":" << (feasible ? json_number(result.seconds) : "-1")
               << ",\"lower_bound\":" << json_number(result.lower_bound)
               << ",\"gap\":" << (feasible ? json_number(result.seconds / result.lower_bound - 1) : "null")
               << ",\"seconds\":" << seconds.count() << ",\"feasible\":" << (feasible ? "true" : "false")
-              << ",\"stages\":" << result.stages.size() << ",\"checks\":" << result.checks << "}\n";
-    if (!arguments.out.empty() && feasible) std::ofstream(arguments.out) << ap::to_json(tables, result.stages) << "\n";
+              << ",\"stages\":" << result.stages.size() << ",\"checks\":" << result.checks
+              << ",\"states\":" << result.states << why_infeasible(instance, result) << "}\n";
+    if (!arguments.out.empty() && feasible) std::ofstream(arguments.out) << ap::to_json(instance, result.stages) << "\n";
     return EXIT_SUCCESS;
   } catch (const ap::Error& error) {
     std::cerr << "plan_quality: " << error.what() << "\n";
