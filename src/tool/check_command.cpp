@@ -42,7 +42,8 @@ int check_instance(const CheckArguments& arguments, std::ostream& out) {
   if (arguments.devices > 0) target.devices = static_cast<int>(arguments.devices);
   if (arguments.memory > 0) target.memory = arguments.memory;
   if (arguments.bandwidth > 0) target.bandwidth = arguments.bandwidth;
-  const VariantTables tables = parse_instance(read_text_file(arguments.profile), arguments.profile, target);
+  const PlanningInstance instance = parse_instance(read_text_file(arguments.profile), arguments.profile, target);
+  const VariantTables tables = make_tables(instance.graph, instance.costs, instance.limits);
   BottleneckCertificate claim;
   claim.stages = parse_stages(read_text_file(arguments.plan), arguments.plan, tables);
   claim.seconds = slowest_stage(tables, claim.stages);
