@@ -411,9 +411,10 @@ TEST_CASE("interleaved 1F1B, ZB-H1 and ZB-V on threads: the results of one proce
   }
 }
 
-TEST_CASE("synthesised orders on threads, with whole backwards and with parts: the results of one process", "[executor]") {
+TEST_CASE("synthesised orders on threads, backwards whole and in parts: the results of one process", "[executor]") {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
-    const auto example = testing::random_placed_case(seed, seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kInterleaved, 6, 7);
+    const auto kind = seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kInterleaved;
+    const auto example = testing::random_placed_case(seed, kind, 6, 7);
     const Synthesised<testing::EqualTimes> policy{.costs = {}, .local = example.layout.local,
                                                   .parts_backwards = seed % 3 != 0, .budget = 40};
     INFO("seed " << seed);

@@ -12,7 +12,8 @@ namespace autopar {
 
 /// The schedules that give a rank several stages, part backwards or synthesise orders, on equal stages: for each number
 /// of positions and of stages a position (in loops, or there and back) the cut with the smallest bottleneck, simulated.
-/// Synthesised orders are tried where the others were fastest. Not exact. The plain schedules are left to other policies.
+/// Synthesised orders are tried where the others were fastest. Not exact. The plain schedules are for
+/// other policies.
 struct ChunkedStaging {
   using policy_category = staging_policy_tag;
   int max_chunks = 4;   ///< stages a position

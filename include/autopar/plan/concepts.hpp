@@ -26,7 +26,8 @@ struct Candidate {
   StepTerms terms;
 };
 
-/// The fastest staging of each shape (replicas of each stage, stages that share ranks) that a search met, whether it fits or not.
+/// The fastest staging of each shape (replicas of each stage, stages that share ranks) that a search met, whether it fits
+/// or not.
 class Candidates {
  public:
   explicit Candidates(Bytes memory) : memory_(memory) {}

@@ -24,7 +24,7 @@ namespace autopar {
 /// What a synthesiser found.
 struct Synthesis {
   GivenOrders orders;
-  ScheduleKind origin = ScheduleKind::kSynthesised;  ///< the fixed schedule that was best, or improved; else kSynthesised
+  ScheduleKind origin = ScheduleKind::kSynthesised;  ///< the fixed schedule that was best, or improved
   Seconds step{};          ///< simulated
   Seconds best_fixed{};    ///< of the fixed schedules that run on this pipeline and fit; infinite if there is none
   Seconds lower_bound{};   ///< of any order on this pipeline
@@ -36,9 +36,10 @@ struct Synthesis {
 ///
 /// List scheduling under a few dozen rules, then under the urgency that the best courses show, then local search on the
 /// longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the result
-/// is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a stage in the
-/// same order, which they keep whatever shares are empty). Deterministic. The bubble has no
-/// closed form; `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit allows.
+/// is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a stage in
+/// the same order, which they keep whatever shares are empty). Deterministic. The bubble has no
+/// closed form; `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit
+/// allows.
 ///
 /// Replicas of a stage, also unequal ones, take their turns in the same order.
 /// @source rules and lower bound after Qi et al., ICLR 2024, arXiv:2401.10241, section 3; memory by Dijkstra's banker

@@ -141,7 +141,8 @@ inline Case random_placed_case(std::uint32_t seed, ScheduleKind kind, int max_ra
     free.pop_back();
   }
   for (const Rank rank : free) {
-    if (dice.chance(80)) positions[static_cast<std::size_t>(dice.below(static_cast<int>(positions.size())))].push_back(rank);
+    if (!dice.chance(80)) continue;
+    positions[static_cast<std::size_t>(dice.below(static_cast<int>(positions.size())))].push_back(rank);
   }
   const int chunks = kind == ScheduleKind::kInterleaved ? dice.between(1, 3) : 1;
   pipeline.stages = stages_for(kind, positions, chunks);

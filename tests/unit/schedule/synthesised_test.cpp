@@ -123,7 +123,8 @@ class BruteForce {
     for (int m = 0; m < problem_.microbatches; ++m) {
       const auto done = std::count_if(order.begin(), order.end(), [&](const auto& turn) { return turn.microbatch == m; });
       if (done == turns) continue;
-      const ActionKind kinds[] = {ActionKind::kForward, problem_.stages[stage].first_backward(), ActionKind::kBackwardWeight};
+      const ActionKind kinds[] = {ActionKind::kForward, problem_.stages[stage].first_backward(),
+                                  ActionKind::kBackwardWeight};
       order.push_back({stage, kinds[done], m});
       extend(lane);
       order.pop_back();
@@ -138,7 +139,7 @@ class BruteForce {
 
 }  // namespace
 
-TEST_CASE("a synthesised schedule fits, is never slower than a fixed one that fits, and never below the bound", "[schedule]") {
+TEST_CASE("a synthesised schedule fits, is no slower than fixed ones that fit, and not below its bound", "[schedule]") {
   int faster = 0, alone = 0;
   for (std::uint32_t seed = 0; seed < 400; ++seed) {
     Dice dice(seed);
@@ -195,7 +196,7 @@ TEST_CASE("at equal times the best fixed schedule is proven best and kept", "[sc
   CHECK(found.states == 0);
 }
 
-TEST_CASE("with half of ZB-V's memory no fixed schedule fits; a synthesised one waits 14 % longer than ZB-V", "[schedule]") {
+TEST_CASE("with half of ZB-V's memory no fixed schedule fits; a synthesised one takes 14 % more time", "[schedule]") {
   const auto pipeline = in_a_row(v_shaped_stages(single_ranks(8)));
   const Synthesised<testing::EqualTimes> policy{.costs = {}, .local = testing::even_layout(pipeline, 32).local,
                                                 .limits = std::vector<Bytes>(8, Bytes(8)), .budget = 500};
@@ -219,7 +220,9 @@ TEST_CASE("a runtime that keeps backwards whole gets orders with whole backwards
 
 TEST_CASE("synthesised programs of random batches are accepted and compute the reference", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
-    const auto kind = seed % 3 == 0 ? ScheduleKind::kOneFOneB : seed % 3 == 1 ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
+    const auto kind = seed % 3 == 0   ? ScheduleKind::kOneFOneB
+                      : seed % 3 == 1 ? ScheduleKind::kInterleaved
+                                      : ScheduleKind::kZbV;
     const auto [pipeline, layout] = testing::random_placed_case(seed, kind, 6, 6);
     Dice dice(seed);
     const Synthesised<Uneven> policy{.costs = uneven_times(pipeline.stages.size(), dice, 0.1), .local = layout.local,
