@@ -1,0 +1,78 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <span>
+
+#include <autopar/core/error.hpp>
+#include <autopar/core/units.hpp>
+
+namespace autopar {
+
+/// One measurement: `y` at size `x` (samples, bytes).
+struct MeasuredPoint {
+  double x = 0;
+  double y = 0;
+};
+
+/// A cost that grows linearly with a size x, as measurements say. Never negative and never shrinking for x >= 0.
+struct FittedLine {
+  double slope = 0;      ///< >= 0
+  double intercept = 0;  ///< >= 0
+  double residual = 0;   ///< largest |line - measurement| / measurement: 0.1 = no measurement is off by more than 10 %
+
+  [[nodiscard]] double at(double x) const { return slope * x + intercept; }
+  friend bool operator==(const FittedLine&, const FittedLine&) = default;
+};
+
+/// The line of least squared relative error with slope and intercept >= 0. Relative, since micro-batches of one sample are
+/// as likely to be planned as large ones. Exact for points on such a line; scaling all y scales the line.
+/// One point, or several of one x, tell no slope: their mean is the intercept if x is 0, else the line through the origin.
+/// Measurements below a thousandth of the largest count as that much, so that a zero is not infinitely important.
+/// @throws InvalidArgument without points, or for a negative, infinite or undefined number
+[[nodiscard]] inline FittedLine fit_line(std::span<const MeasuredPoint> points) {
+  expect(!points.empty(), "a line cannot be fitted to no measurement; measure at least one size");
+  double largest = 0;
+  for (const auto& point : points) {
+    const bool legal = point.x >= 0 && point.y >= 0 && std::isfinite(point.x) && std::isfinite(point.y);
+    expect(legal, "a measurement is negative, infinite or not a number");
+    largest = std::max(largest, point.y);
+  }
+  if (largest == 0) return {};
+  const auto magnitude = [&](const MeasuredPoint& point) { return std::max(point.y, largest * 1e-3); };
+
+  double weight = 0, mean_x = 0, mean_y = 0;
+  for (const auto& point : points) {
+    const double w = std::pow(largest / magnitude(point), 2);
+    weight += w;
+    mean_x += w * point.x;
+    mean_y += w * point.y;
+  }
+  mean_x /= weight;
+  mean_y /= weight;
+  double xx = 0, xy = 0, origin_xx = 0, origin_xy = 0;  // around the means, around the origin
+  for (const auto& point : points) {
+    const double w = std::pow(largest / magnitude(point), 2);
+    xx += w * (point.x - mean_x) * (point.x - mean_x);
+    xy += w * (point.x - mean_x) * (point.y - mean_y);
+    origin_xx += w * point.x * point.x;
+    origin_xy += w * point.x * point.y;
+  }
+  FittedLine line;
+  const bool one_size = xx <= 1e-24 * std::max(origin_xx, 1e-300);
+  line.slope = one_size ? 0 : xy / xx;
+  line.intercept = mean_y - line.slope * mean_x;
+  // The optimum of a convex problem outside the quadrant: the nearer edge holds it.
+  if (line.slope < 0) {
+    line = {0, mean_y, 0};
+  } else if (line.intercept < 0 || (one_size && mean_x > 0)) {
+    line = {origin_xy / origin_xx, 0, 0};
+  }
+  for (const auto& point : points) {
+    line.residual = std::max(line.residual, std::abs(line.at(point.x) - point.y) / magnitude(point));
+  }
+  return line;
+}
+
+}  // namespace autopar

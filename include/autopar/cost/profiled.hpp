@@ -1,0 +1,124 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/cost/concepts.hpp>
+#include <autopar/cost/links.hpp>
+#include <autopar/cost/measured.hpp>
+#include <autopar/cost/roofline.hpp>
+
+namespace autopar {
+
+/// Costs of a captured model as they were measured; what was not measured costs what the roofline and the cluster say,
+/// so with nothing measured it is `RooflineCost`. A value; touches no device.
+///
+/// Atoms are found by `OpProfile::structure`: equal layers share one measurement. Sums over a number of ranks that was
+/// not measured take the measurement of the nearest number in the same class of links, scaled as a ring.
+class ProfiledCost {
+ public:
+  ProfiledCost(Cluster cluster, MeasuredCosts measured)
+      : roofline_(std::move(cluster)), measured_(std::move(measured)) {}
+
+  [[nodiscard]] NodeCost node(const ModelGraph& graph, NodeId id, double samples) const {
+    NodeCost cost = roofline_.node(graph, id, samples);
+    const auto found = measured_.atoms.find(graph[id].structure);
+    if (found == measured_.atoms.end()) return cost;
+    const MeasuredAtom& atom = found->second;
+    cost.forward = Seconds(atom.forward.at(samples));
+    cost.backward = Seconds(atom.backward.at(samples));
+    if (atom.saved) cost.saved = whole_bytes(*atom.saved, samples);
+    if (atom.workspace) cost.workspace = whole_bytes(*atom.workspace, samples);
+    return cost;
+  }
+  [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
+
+  [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const {
+    if (from == to) return {};
+    const auto found = measured_.links.messages.find(link_class(cluster(), from, to));
+    return found == measured_.links.messages.end() ? roofline_.transfer(bytes, from, to) : seconds(found->second, bytes);
+  }
+
+  [[nodiscard]] Seconds all_reduce(Bytes bytes, std::span<const Rank> ranks) const {
+    if (ranks.size() < 2) return {};
+    const auto [low, high] = std::minmax_element(ranks.begin(), ranks.end());
+    const auto line = sum_line(link_class(cluster(), *low, *high), static_cast<int>(ranks.size()));
+    return line ? seconds(*line, bytes) : roofline_.all_reduce(bytes, ranks);
+  }
+
+  /// Of the classes that hold so many ranks, the fastest.
+  [[nodiscard]] Seconds least_all_reduce(Bytes bytes, int replicas) const {
+    const Seconds unmeasured = roofline_.least_all_reduce(bytes, replicas);
+    if (replicas < 2) return unmeasured;
+    return least(unmeasured, [&](const LinkLevel& level) -> std::optional<Seconds> {
+      if (level.span < replicas) return std::nullopt;
+      const auto line = sum_line(level.span, replicas);
+      return line ? seconds(*line, bytes) : unmeasured;
+    });
+  }
+  [[nodiscard]] Seconds least_transfer(Bytes bytes) const {
+    return least(roofline_.least_transfer(bytes), [&](const LinkLevel& level) -> std::optional<Seconds> {
+      if (level.span < 2) return std::nullopt;
+      const auto found = measured_.links.messages.find(level.span);
+      return found == measured_.links.messages.end() ? level.link.transfer(bytes) : seconds(found->second, bytes);
+    });
+  }
+
+  [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {
+    return roofline_.update(parameters, state_factor);
+  }
+
+  [[nodiscard]] const Cluster& cluster() const { return roofline_.cluster(); }
+  [[nodiscard]] const MeasuredCosts& measured() const { return measured_; }
+
+ private:
+  [[nodiscard]] static Seconds seconds(const FittedLine& line, Bytes bytes) {
+    return Seconds(line.at(static_cast<double>(bytes.value())));
+  }
+  [[nodiscard]] static Bytes whole_bytes(const FittedLine& line, double samples) {
+    return Bytes(std::llround(line.at(samples)));
+  }
+
+  /// The least of what the levels offer; `otherwise` if none does.
+  template <class Offer>
+  [[nodiscard]] Seconds least(Seconds otherwise, Offer offer) const {
+    std::optional<Seconds> best;
+    for (const auto& level : cluster().levels) {
+      const std::optional<Seconds> time = offer(level);
+      if (time && (!best || *time < *best)) best = time;
+    }
+    return best.value_or(otherwise);
+  }
+
+  /// A ring of n ranks makes 2 (n-1) steps with 1/n of the bytes each.
+  [[nodiscard]] std::optional<FittedLine> sum_line(LinkClass link, int ranks) const {
+    const auto& sums = measured_.links.all_reduces;
+    const auto none = std::pair(link, std::numeric_limits<int>::min());
+    auto nearest = sums.end();
+    for (auto at = sums.lower_bound(none); at != sums.end() && at->first.first == link; ++at) {
+      const auto distance = [&](const auto& entry) { return std::abs(entry->first.second - ranks); };
+      if (at->first.second >= 2 && (nearest == sums.end() || distance(at) < distance(nearest))) nearest = at;
+    }
+    if (nearest == sums.end()) return std::nullopt;
+    const double n = ranks, m = nearest->first.second;
+    FittedLine line = nearest->second;
+    line.intercept *= (n - 1) / (m - 1);
+    line.slope *= ((n - 1) / n) / ((m - 1) / m);
+    return line;
+  }
+
+  RooflineCost roofline_;
+  MeasuredCosts measured_;
+};
+
+static_assert(CostModel<ProfiledCost, ModelGraph>);
+static_assert(BoundsAllReduce<ProfiledCost> && BoundsTransfer<ProfiledCost>);
+
+}  // namespace autopar

@@ -1,0 +1,232 @@
+#include <autopar/cost/profiled.hpp>
+
+#include <catch_shim.hpp>
+
+#include <random>
+
+#include <autopar/plan/planner.hpp>
+#include <autopar/plan/text.hpp>
+
+using namespace autopar;
+
+namespace {
+
+Cluster two_nodes_of_four() {
+  Cluster cluster;
+  cluster.name = "two nodes";
+  cluster.devices = 8;
+  cluster.device.memory = Bytes(std::int64_t{8} << 30);
+  cluster.levels = {{"node", 4, {Seconds(1e-6), BytesPerSecond(100e9)}},
+                    {"net", 8, {Seconds(10e-6), BytesPerSecond(10e9)}}};
+  return cluster;
+}
+
+/// A chain of repeated layers: `kinds` structures in turn.
+ModelProfile chain(int layers, int kinds) {
+  ModelProfile profile;
+  NodeId last;
+  for (int i = 0; i < layers; ++i) {
+    OpProfile op;
+    op.name = "layer" + std::to_string(i);
+    op.work = {{OpClass::kMatmul, DType::kF32, {{1e7, 0}, {1e4, 0}, {0, 1}}, {{2e7, 0}, {2e4, 0}, {0, 2}}}};
+    op.saved = {1000, 0};
+    op.workspace = {500, 100};
+    op.structure = 100 + static_cast<std::uint64_t>(i % kinds);
+    op.ops = {i};
+    const NodeId node = profile.graph.add_node(op);
+    if (i > 0) profile.graph.add_edge(last, node, {i, {400, 0}, true});
+    last = node;
+  }
+  profile.inputs = {{0, {400, 0}, false, {NodeId(0)}}};
+  profile.outputs = {{layers, {0, 4}, last}};
+  return profile;
+}
+
+MeasuredCosts sample_costs(double scale = 1) {
+  MeasuredCosts costs;
+  costs.atoms[100] = {{2e-5 * scale, 1e-5 * scale, 0.01}, {4e-5 * scale, 3e-5 * scale, 0.02}, {}, {}};
+  costs.atoms[101] = {{1e-5 * scale, 0, 0}, {3e-5 * scale, 0, 0}, FittedLine{640, 64, 0}, FittedLine{32, 0, 0}};
+  return costs;
+}
+
+std::vector<Rank> ranks(int count, int stride = 1) {
+  std::vector<Rank> out;
+  for (int i = 0; i < count; ++i) out.push_back(Rank(i * stride));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("with nothing measured costs are the roofline's") {
+  const auto model = chain(6, 2);
+  const RooflineCost roofline(two_nodes_of_four());
+  const ProfiledCost profiled(two_nodes_of_four(), {});
+  for (const NodeId node : model.graph.nodes()) CHECK(profiled.node(model.graph, node, 3) == roofline.node(model.graph, node, 3));
+  for (const std::int64_t bytes : {0, 1000, 50'000'000}) {
+    CHECK(profiled.transfer(Bytes(bytes), Rank(1), Rank(6)) == roofline.transfer(Bytes(bytes), Rank(1), Rank(6)));
+    CHECK(profiled.all_reduce(Bytes(bytes), ranks(3)) == roofline.all_reduce(Bytes(bytes), ranks(3)));
+    CHECK(profiled.least_all_reduce(Bytes(bytes), 3) == roofline.least_all_reduce(Bytes(bytes), 3));
+  }
+  PlanRequest request;
+  request.world = 4;
+  request.batch = 32;
+  const Planner<> planner;
+  CHECK(planner.plan(model, profiled, two_nodes_of_four(), request) == planner.plan(model, two_nodes_of_four(), request));
+}
+
+TEST_CASE("equal atoms take one measurement, others the roofline") {
+  const auto model = chain(6, 3);
+  const ProfiledCost cost(two_nodes_of_four(), sample_costs());
+  const RooflineCost roofline(two_nodes_of_four());
+  const auto at = [&](int node) { return cost.node(model.graph, NodeId(node), 4); };
+  CHECK(at(0).forward.value() == Approx(9e-5));
+  CHECK(at(0).backward.value() == Approx(19e-5));
+  CHECK(at(0) == at(3));
+  CHECK(at(0).saved == Bytes(4000));  // by rule where it was not measured
+  CHECK(at(0).workspace == Bytes(2100));
+  CHECK(at(1).saved == Bytes(4 * 640 + 64));
+  CHECK(at(1).workspace == Bytes(128));
+  CHECK(at(2) == roofline.node(model.graph, NodeId(2), 4));
+}
+
+TEST_CASE("repeated layers are measured once") {
+  const auto model = chain(96, 4);
+  CHECK(atoms_to_measure(model.graph) == std::vector<NodeId>{NodeId(0), NodeId(1), NodeId(2), NodeId(3)});
+  CHECK(atoms_to_measure(model.graph, sample_costs()) == std::vector<NodeId>{NodeId(2), NodeId(3)});
+}
+
+TEST_CASE("a set of nodes costs the sum of its nodes, whoever sums") {
+  const auto model = chain(12, 2);
+  const ProfiledCost cost(two_nodes_of_four(), sample_costs());
+  const Workload work = make_workload(model, cost);
+  std::vector<BlockId> block_of;
+  for (int i = 0; i < 12; ++i) block_of.push_back(BlockId(i / 5));
+  const Partition blocks(block_of);
+  const Workload coarse = contracted(work, blocks);
+  for (const std::int64_t samples : {1, 2, 7}) {
+    Seconds fine_forward, fine_backward, coarse_forward, coarse_backward;
+    Bytes fine_saved, coarse_saved;
+    for (const NodeId node : model.graph.nodes()) {
+      const auto one = cost.node(model.graph, node, static_cast<double>(samples));
+      fine_forward += one.forward;
+      fine_backward += one.backward;
+      fine_saved += one.saved;
+    }
+    for (const auto& one : coarse.node_costs(samples)) {
+      coarse_forward += one.forward;
+      coarse_backward += one.backward;
+      coarse_saved += one.saved;
+    }
+    CHECK(coarse_forward.value() == Approx(fine_forward.value()).epsilon(1e-13));
+    CHECK(coarse_backward.value() == Approx(fine_backward.value()).epsilon(1e-13));
+    CHECK(coarse_saved == fine_saved);
+  }
+}
+
+TEST_CASE("scaling all measured times scales the costs, and nothing else") {
+  const auto model = chain(4, 2);
+  const ProfiledCost cost(two_nodes_of_four(), sample_costs()), slower(two_nodes_of_four(), sample_costs(4));
+  for (const NodeId node : model.graph.nodes()) {
+    const auto a = cost.node(model.graph, node, 5), b = slower.node(model.graph, node, 5);
+    CHECK(b.forward == a.forward * 4);
+    CHECK(b.backward == a.backward * 4);
+    CHECK(b.saved == a.saved);
+    CHECK(b.workspace == a.workspace);
+  }
+}
+
+TEST_CASE("costs are never negative and never shrink with samples or bytes") {
+  std::mt19937 random(11);
+  std::uniform_real_distribution<double> time(0, 1e-3);
+  const auto model = chain(3, 3);
+  for (int trial = 0; trial < 100; ++trial) {
+    MeasuredCosts costs;
+    const auto noisy = [&] {
+      std::vector<MeasuredPoint> points;
+      for (const double x : {1.0, 4.0, 16.0}) points.push_back({x, time(random)});
+      return fit_line(points);
+    };
+    for (const std::uint64_t structure : {100, 101, 102}) costs.atoms[structure] = {noisy(), noisy(), noisy(), noisy()};
+    costs.links.messages[4] = noisy();
+    costs.links.all_reduces[{8, 2}] = noisy();
+    const ProfiledCost cost(two_nodes_of_four(), costs);
+    NodeCost last;
+    Seconds message, sum;
+    for (int samples = 1; samples < 40; ++samples) {
+      const auto now = cost.node(model.graph, NodeId(trial % 3), samples);
+      CHECK(now.forward >= last.forward);
+      CHECK(now.backward >= last.backward);
+      CHECK(now.saved >= last.saved);
+      last = now;
+      const Bytes bytes(samples * 1000);
+      CHECK(cost.transfer(bytes, Rank(0), Rank(1)) >= message);
+      CHECK(cost.all_reduce(bytes, ranks(2, 4)) >= sum);
+      message = cost.transfer(bytes, Rank(0), Rank(1));
+      sum = cost.all_reduce(bytes, ranks(2, 4));
+    }
+  }
+}
+
+TEST_CASE("links take what was measured on their class, else what the cluster says") {
+  MeasuredCosts costs;
+  costs.links.messages[4] = {1e-9, 5e-6, 0};
+  costs.links.all_reduces[{4, 2}] = {2e-9, 8e-6, 0};
+  costs.links.all_reduces[{4, 4}] = {4e-9, 30e-6, 0};
+  const ProfiledCost cost(two_nodes_of_four(), costs);
+  const RooflineCost roofline(two_nodes_of_four());
+  const Bytes bytes(1'000'000);
+  CHECK(cost.transfer(bytes, Rank(2), Rank(2)) == Seconds(0));
+  CHECK(cost.transfer(bytes, Rank(4), Rank(7)).value() == Approx(1e-3 + 5e-6));
+  CHECK(cost.transfer(bytes, Rank(3), Rank(4)) == roofline.transfer(bytes, Rank(3), Rank(4)));
+  CHECK(cost.all_reduce(bytes, ranks(1)) == Seconds(0));
+  CHECK(cost.all_reduce(bytes, ranks(2)).value() == Approx(2e-3 + 8e-6));
+  CHECK(cost.all_reduce(bytes, ranks(4)).value() == Approx(4e-3 + 30e-6));
+  CHECK(cost.all_reduce(bytes, ranks(3)).value() == Approx((2.0 / 3) / (1.0 / 2) * 2e-3 + 2 * 8e-6));
+  CHECK(cost.all_reduce(bytes, ranks(5)) == roofline.all_reduce(bytes, ranks(5)));
+  CHECK_THROWS_AS(cost.transfer(bytes, Rank(0), Rank(8)), InvalidArgument);
+}
+
+TEST_CASE("no message and no sum is faster than its bound") {
+  std::mt19937 random(7);
+  std::uniform_real_distribution<double> factor(0.1, 10);
+  for (int trial = 0; trial < 300; ++trial) {
+    MeasuredCosts costs;
+    const auto line = [&] { return FittedLine{1e-10 * factor(random), 3e-6 * factor(random), 0}; };
+    if (random() % 2 == 0) costs.links.messages[4] = line();
+    if (random() % 2 == 0) costs.links.messages[8] = line();
+    for (const int span : {4, 8}) {
+      for (const int group : {2, 4, 8}) {
+        if (group <= span && random() % 2 == 0) costs.links.all_reduces[{span, group}] = line();
+      }
+    }
+    const ProfiledCost cost(two_nodes_of_four(), costs);
+    std::vector<Rank> some;
+    for (int r = 0; r < 8; ++r) {
+      if (random() % 2 == 0) some.push_back(Rank(r));
+    }
+    if (some.size() < 2) continue;
+    const Bytes bytes(static_cast<std::int64_t>(random() % 100'000'000)), part(bytes.value() / 3);
+    const double bound = cost.least_all_reduce(bytes, static_cast<int>(some.size())).value();
+    CHECK(cost.all_reduce(bytes, some).value() >= bound * (1 - 1e-12));
+    CHECK((cost.all_reduce(part, some) + cost.all_reduce(bytes - part, some)).value() >= bound * (1 - 1e-12));
+    CHECK(cost.transfer(bytes, some.front(), some.back()) >= cost.least_transfer(bytes));
+  }
+}
+
+TEST_CASE("a planner follows what was measured") {
+  const auto model = chain(8, 8);
+  MeasuredCosts costs;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    const double seconds = i == 0 ? 70e-3 : 10e-3;  // the first layer takes as long as the others together
+    costs.atoms[100 + i] = {{seconds, 0, 0}, {2 * seconds, 0, 0}, {}, {}};
+  }
+  PlanRequest request;
+  request.world = 2;
+  request.batch = 64;
+  request.options.stages = 2;
+  const Planner<> planner;
+  const auto plan = planner.plan(model, ProfiledCost(two_nodes_of_four(), costs), two_nodes_of_four(), request);
+  REQUIRE(plan.stages.size() == 2);
+  CHECK(plan.stages[0].atoms.size() == 1);
+  CHECK(planner.plan(model, two_nodes_of_four(), request).stages[0].atoms.size() == 4);
+}
