@@ -1,0 +1,131 @@
+#include <autopar/io/cost_file.hpp>
+
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include <autopar/io/file.hpp>
+
+#include "json_reader.hpp"
+
+namespace autopar {
+
+namespace {
+
+using detail::Json;
+using detail::JsonReader;
+
+constexpr std::int64_t kCostFormat = 1;
+constexpr std::int64_t kMaxRanks = 1 << 24;
+constexpr double kMaxCost = 1e18;  // seconds or bytes
+
+Json line_json(const FittedLine& line) { return {line.slope, line.intercept, line.residual}; }
+
+FittedLine read_line(JsonReader& reader, const char* key) {
+  const auto& numbers = reader.list(key);
+  if (numbers.size() != 3) reader.fail(key, "expected [slope, intercept, residual]");
+  double values[3] = {};
+  for (std::size_t i = 0; i < 3; ++i) {
+    values[i] = numbers[i].is_number() ? numbers[i].get<double>() : -1;
+    if (!(values[i] >= 0 && values[i] <= kMaxCost)) reader.fail(key, "expected finite numbers of at least 0");
+  }
+  return {values[0], values[1], values[2]};
+}
+
+Json optional_json(const std::optional<FittedLine>& line) { return line ? line_json(*line) : Json::array(); }
+
+std::optional<FittedLine> read_optional(JsonReader& reader, const char* key) {
+  if (reader.list(key).empty()) return std::nullopt;
+  return read_line(reader, key);
+}
+
+/// FNV-1a over the text of everything but the checksum itself.
+std::string cost_checksum(Json root) {
+  root.erase("checksum");
+  std::uint64_t state = 0xcbf29ce484222325ULL;
+  for (const char c : root.dump()) state = (state ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return detail::hash_text(state);
+}
+
+void require_equal(JsonReader& reader, const char* key, const std::string& expected) {
+  const auto found = reader.text(key);
+  if (found == expected) return;
+  reader.fail(key, "the costs were measured with '" + found + "', this is '" + expected + "'; measure again");
+}
+
+void read_links(JsonReader links, MeasuredLinks& out) {
+  const auto taken = [](JsonReader& row) { row.fail("class", "is there twice"); };
+  const auto class_of = [](JsonReader& row) { return static_cast<LinkClass>(row.whole("class", 1, kMaxRanks)); };
+  links.each("messages", [&](JsonReader& row) {
+    const auto link = class_of(row);
+    if (!out.messages.emplace(link, read_line(row, "seconds")).second) taken(row);
+  });
+  links.each("all_reduces", [&](JsonReader& row) {
+    const auto link = class_of(row);
+    const auto ranks = static_cast<int>(row.whole("ranks", 2, kMaxRanks));
+    if (!out.all_reduces.emplace(std::pair(link, ranks), read_line(row, "seconds")).second) taken(row);
+  });
+  links.finish();
+}
+
+}  // namespace
+
+std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
+  Json atoms = Json::array(), messages = Json::array(), all_reduces = Json::array();
+  for (const auto& [structure, atom] : costs.atoms) {
+    atoms.push_back({{"structure", detail::hash_text(structure)},
+                     {"forward", line_json(atom.forward)},
+                     {"backward", line_json(atom.backward)},
+                     {"saved", optional_json(atom.saved)},
+                     {"workspace", optional_json(atom.workspace)}});
+  }
+  for (const auto& [link, line] : costs.links.messages) {
+    messages.push_back({{"class", link}, {"seconds", line_json(line)}});
+  }
+  for (const auto& [group, line] : costs.links.all_reduces) {
+    all_reduces.push_back({{"class", group.first}, {"ranks", group.second}, {"seconds", line_json(line)}});
+  }
+  Json root{{"version", kCostFormat},
+            {"device", origin.device},
+            {"libtorch", origin.libtorch},
+            {"autopar", origin.autopar},
+            {"atoms", std::move(atoms)},
+            {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}}};
+  root["checksum"] = cost_checksum(root);
+  return root.dump() + "\n";
+}
+
+MeasuredCosts parse_costs(std::string_view json, const std::string& file, const CostOrigin& expected) {
+  const Json root = detail::parse_json(json, file);
+  JsonReader reader(root, file, "");
+  const auto version = reader.whole("version", 0, std::numeric_limits<std::int32_t>::max());
+  if (version != kCostFormat) {
+    reader.fail("version", "the costs have format " + std::to_string(version) + ", this autopar reads " +
+                               std::to_string(kCostFormat) + "; measure again");
+  }
+  require_equal(reader, "device", expected.device);
+  require_equal(reader, "libtorch", expected.libtorch);
+  require_equal(reader, "autopar", expected.autopar);
+  if (reader.text("checksum") != cost_checksum(root)) reader.fail("checksum", "the costs were altered; measure again");
+
+  MeasuredCosts costs;
+  reader.each("atoms", [&](JsonReader& row) {
+    const auto structure = row.hash("structure");
+    MeasuredAtom atom{read_line(row, "forward"), read_line(row, "backward"), read_optional(row, "saved"),
+                      read_optional(row, "workspace")};
+    if (!costs.atoms.emplace(structure, std::move(atom)).second) row.fail("structure", "is there twice");
+  });
+  read_links(reader.object("links"), costs.links);
+  reader.finish();
+  return costs;
+}
+
+MeasuredCosts read_costs(const std::filesystem::path& path, const CostOrigin& expected) {
+  return parse_costs(read_text_file(path), path.string(), expected);
+}
+
+void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin) {
+  write_text_file(path, to_json(costs, origin));
+}
+
+}  // namespace autopar

@@ -1,0 +1,134 @@
+#include <autopar/io/cost_file.hpp>
+
+#include <catch_shim.hpp>
+
+#include <filesystem>
+#include <limits>
+#include <random>
+
+#include <unistd.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/file.hpp>
+
+using namespace autopar;
+
+namespace {
+
+const CostOrigin kHere{"cpu: some processor, 2 threads", "2.11.0"};
+
+MeasuredCosts sample_costs() {
+  MeasuredCosts costs;
+  costs.atoms[7] = {{1.25e-5, 3e-6, 0.01}, {2.5e-5, 0, 0.02}, FittedLine{640, 64, 0}, {}};
+  costs.atoms[std::numeric_limits<std::uint64_t>::max()] = {{1.0 / 3, 0, 0}, {}, {}, FittedLine{1, 2, 3}};
+  costs.links.messages[2] = {1e-10, 2e-6, 0.1};
+  costs.links.all_reduces[{2, 2}] = {3e-10, 5e-6, 0.2};
+  costs.links.all_reduces[{8, 4}] = {3e-9, 5e-5, 0.2};
+  return costs;
+}
+
+std::string message_of(const std::string& json, const CostOrigin& expected = kHere) {
+  try {
+    (void)parse_costs(json, "costs.json", expected);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const auto at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+
+/// The text with a checksum that fits, so that what else is wrong is found.
+std::string resealed(const std::string& text) {
+  const auto body = replaced(text, text.substr(text.find(",\"checksum\"")), "}");
+  std::uint64_t state = 0xcbf29ce484222325ULL;
+  for (const char c : body) state = (state ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(state));
+  return body.substr(0, body.size() - 1) + ",\"checksum\":\"" + digits + "\"}";
+}
+
+/// A folder of its own, gone at the end.
+struct Folder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("autopar_costs_" + std::to_string(::getpid()));
+  ~Folder() { std::filesystem::remove_all(path); }
+};
+
+}  // namespace
+
+TEST_CASE("measured costs survive their file, bit for bit") {
+  const auto text = to_json(sample_costs(), kHere);
+  CHECK(parse_costs(text, "c", kHere) == sample_costs());
+  CHECK(to_json(parse_costs(text, "c", kHere), kHere) == text);
+  CHECK(parse_costs(to_json({}, kHere), "c", kHere) == MeasuredCosts{});
+  const Folder folder;
+  write_costs(folder.path / "deep" / "costs.json", sample_costs(), kHere);
+  CHECK(read_costs(folder.path / "deep" / "costs.json", kHere) == sample_costs());
+  write_costs(folder.path / "deep" / "costs.json", {}, kHere);
+  CHECK(read_costs(folder.path / "deep" / "costs.json", kHere) == MeasuredCosts{});
+  const std::filesystem::directory_iterator files(folder.path / "deep");
+  CHECK(std::distance(begin(files), end(files)) == 1);  // nothing is left aside
+  CHECK_THROWS_AS(read_costs(folder.path / "none.json", kHere), ConfigError);
+}
+
+TEST_CASE("costs of another device or version are refused with what differs") {
+  const auto text = to_json(sample_costs(), kHere);
+  const auto device = message_of(text, {"NVIDIA H100", "2.11.0"});
+  CHECK(mentions(device, "costs.json: device"));
+  CHECK(mentions(device, "'cpu: some processor, 2 threads'"));
+  CHECK(mentions(device, "'NVIDIA H100'"));
+  const auto library = message_of(text, {kHere.device, "2.12.0"});
+  CHECK(mentions(library, "libtorch"));
+  CHECK(mentions(library, "'2.12.0'"));
+  CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":1", "\"version\":2")), "format 2"));
+  CHECK(mentions(message_of(R"({"version":1,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
+}
+
+TEST_CASE("one altered digit is noticed") {
+  const auto text = to_json(sample_costs(), kHere);
+  CHECK(mentions(message_of(replaced(text, "1.25e-05", "7.25e-05")), "altered"));
+  CHECK(mentions(message_of(replaced(text, "\"ranks\":4", "\"ranks\":5")), "altered"));
+  CHECK(mentions(message_of(replaced(text, "\"structure\":\"0000000000000007\"", "\"structure\":\"0000000000000008\"")),
+                 "altered"));
+}
+
+TEST_CASE("numbers that are no costs are refused though the checksum fits") {
+  const auto text = to_json(sample_costs(), kHere);
+  CHECK(parse_costs(resealed(text), "c", kHere) == sample_costs());
+  CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "-1.25e-05"))), "at least 0"));
+  CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "1e+300"))), "at least 0"));
+  CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "null"))), "at least 0"));
+  CHECK(mentions(message_of(resealed(replaced(text, "[1.25e-05,3e-06,0.01]", "[1.25e-05,3e-06]"))), "forward"));
+  CHECK(mentions(message_of(resealed(replaced(text, "\"structure\":\"ffffffffffffffff\"", "\"structure\":\"0000000000000007\""))),
+                 "twice"));
+  CHECK(mentions(message_of(resealed(replaced(text, "\"ranks\":2", "\"ranks\":1"))), "ranks"));
+  CHECK(mentions(message_of(resealed(replaced(text, "\"class\":8", "\"class\":0"))), "class"));
+  CHECK(mentions(message_of(resealed(replaced(text, "\"links\"", "\"extra\":1,\"links\""))), "unknown member 'extra'"));
+}
+
+TEST_CASE("truncated and damaged caches are refused and never crash") {
+  const auto good = to_json(sample_costs(), kHere);
+  for (std::size_t length = 0; length + 2 < good.size(); ++length) CHECK_FALSE(message_of(good.substr(0, length)).empty());
+  std::mt19937 random(5);
+  int accepted = 0;
+  for (int round = 0; round < 3000; ++round) {
+    auto text = good;
+    for (int k = 0; k < 1 + round % 5; ++k) text[random() % text.size()] = static_cast<char>(random() % 256);
+    try {
+      // What passes all checks says the same: a changed space, or the same character again.
+      accepted += parse_costs(text, "c", kHere) == sample_costs() ? 0 : 1;
+    } catch (const ConfigError&) {
+    }
+  }
+  CHECK(accepted == 0);
+  CHECK_FALSE(message_of(std::string(100'000, '[')).empty());
+  CHECK_FALSE(message_of("[" + std::string(1000, '1') + "]").empty());
+}
