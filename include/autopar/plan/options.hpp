@@ -39,6 +39,9 @@ struct Options {
   std::string report_file{};                ///< the plan as text is written there
   std::string device = "auto";            ///< auto | cpu | cuda
   std::string cluster_file{};               ///< plan for this cluster instead of the devices at hand
+  std::string costs = "roofline";         ///< roofline: from peak rates | profiled: operators and links are run and timed
+  std::string cost_file{};                  ///< profiled costs are kept there and read again; those of another device or
+                                          ///< version, or damaged ones, are measured anew
   std::string log_level = "warn";         ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
   bool plan_only = false;                 ///< plan and write the files at the first call, which then throws instead of training
   bool verify_capture = false;            ///< capture again at growing intervals and compare

@@ -243,8 +243,9 @@ class AutoParallelImpl : public torch::nn::Module {
     }
     for (const auto& item : base.named_buffers(false)) register_buffer(item.key(), item.value());
     for (const auto& item : base.named_children()) register_module(item.key(), item.value());
-    const auto planner = [](const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) {
-      return PlannerType{}.plan(profile, cluster, request);
+    const auto planner = [](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
+                            const PlanRequest& request) {
+      return PlannerType{}.plan(profile, costs, cluster, request);
     };
     session_ = std::make_shared<Session>(world, module_, std::move(options), planner, std::move(init));
   }

@@ -13,6 +13,7 @@
 
 #include <autopar/core/cluster.hpp>
 #include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/profiled.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
@@ -39,7 +40,8 @@ struct CallResult {
 /// The user's forward on other tensors in place of the flattened arguments.
 using ForwardFunction = std::function<CallResult(const std::vector<at::Tensor>&)>;
 
-using PlanFunction = std::function<Plan(const ModelProfile&, const Cluster&, const PlanRequest&)>;
+using PlanFunction =
+    std::function<Plan(const ModelProfile&, const ProfiledCost&, const Cluster&, const PlanRequest&)>;
 
 /// Figures of the calls so far, on this rank.
 struct SessionStats {

@@ -255,10 +255,11 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
 // ---------------------------------------------------------------- plan
 
 void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) {
+  auto costs = measured_costs(program, profile, batch);
   Blob bytes;
   together(world_, "planning", [&] {
     if (world_.rank() != 0) return;
-    auto plan = plan_or_read(program, profile, batch);
+    auto plan = plan_or_read(program, profile, batch, std::move(costs));
     adopt_plan(profile, plan);
     write_reports(program.graph, profile.model);
     bytes = blob_of(to_json(plan));
@@ -267,11 +268,14 @@ void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile
   if (!plan_) adopt_plan(profile, parse_plan(text_of(bytes), "the plan of rank 0"));
 }
 
-Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProfile& profile,
-                                 std::int64_t batch) const {
+bool Session::Impl::reads_plan() const {
+  return options_.load_plan && !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file);
+}
+
+Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
+                                 MeasuredCosts costs) const {
   if (given_plan_) return *given_plan_;
-  const bool stored = !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file);
-  if (stored && options_.load_plan) return read_plan(options_.plan_file);
+  if (reads_plan()) return read_plan(options_.plan_file);
 
   const auto cluster = options_.cluster_file.empty() ? describe_cluster(world_, device_)
                                                      : read_cluster(options_.cluster_file);
@@ -285,7 +289,7 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   request.world = elsewhere ? cluster.devices : world_.size();
   request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
-  auto plan = planner_(profile.model, cluster, request);
+  auto plan = planner_(profile.model, ProfiledCost(cluster, std::move(costs)), cluster, request);
   note_batch_statistics(plan, program.plan, request.batch);
   if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
   return plan;
@@ -469,7 +473,7 @@ at::Tensor Session::Impl::handle_of(const OpGraph& graph, ValueId leaf) {
 
 // ---------------------------------------------------------------- runtime
 
-void Session::Impl::make_transports() {
+AnyTransport Session::Impl::new_transport() {
   TransportOptions options;
 #ifdef AUTOPAR_TORCH_CUDA
   if (device_.is_cuda()) {
@@ -478,7 +482,11 @@ void Session::Impl::make_transports() {
     options.compute_stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
   }
 #endif
-  wire_ = world_.make_transport(options);
+  return world_.make_transport(options);
+}
+
+void Session::Impl::make_transports() {
+  wire_ = new_transport();
   std::vector<Rank> everyone;
   for (int r = 0; r < world_.size(); ++r) everyone.push_back(Rank(r));
   world_sums_ = GlobalSums(wire_, group_of(everyone), world_.size(), device_);

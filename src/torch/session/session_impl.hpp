@@ -18,6 +18,7 @@
 #include <autopar/torch/engine/torch_engine.hpp>
 #include <autopar/torch/init_record.hpp>
 #include <autopar/torch/profile.hpp>
+#include <autopar/torch/profiler.hpp>
 #include <autopar/torch/session.hpp>
 
 #include "torch/session/call_arguments.hpp"
@@ -99,13 +100,16 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void require_same_graph(const CapturedProgram& program);
   void make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch);
   void adopt_plan(const GraphProfile& profile, Plan plan);
-  [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) const;
+  [[nodiscard]] bool reads_plan() const;
+  [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
+                                  MeasuredCosts costs) const;
   void write_reports(const OpGraph& graph, const ModelProfile& profile) const;
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
   void place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of);
   void materialise_state();
   void take_values_of_rank_0();
+  [[nodiscard]] AnyTransport new_transport();
   void make_transports();
   void build_runtime(CapturedProgram& program);
   [[nodiscard]] GroupId group_of(const std::vector<Rank>& ranks);
@@ -113,6 +117,11 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                     const BatchLayout& layout);
   void require_deployed(const char* member) const;
   [[nodiscard]] at::Tensor handle_of(const OpGraph& graph, ValueId leaf);
+
+  // ---- costs.cpp
+  [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,
+                                             std::int64_t batch);
+  [[nodiscard]] MeasuredCosts cached_costs(const CostOrigin& origin) const;
 
   // ---- calls.cpp
   CallHeader next_header(CallKind kind);

@@ -1,0 +1,194 @@
+#include "torch/profiler/atom_bench.hpp"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <autopar/torch/engine/draws.hpp>
+#include <autopar/torch/engine/message.hpp>
+
+#include "torch/profiler/stopwatch.hpp"
+
+namespace autopar::detail {
+
+namespace {
+
+constexpr std::uint64_t kInputSeed = 20;
+
+// A device that works asynchronously hides the start of one run behind the run before.
+int runs_in_a_row(c10::Device device) { return device.is_cpu() ? 1 : 8; }
+
+std::vector<ValueId> made_for_others(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops) {
+  std::vector<bool> wanted(graph.values.size(), false);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    if (next < ops.size() && ops[next].index() == i) {
+      ++next;
+      continue;
+    }
+    for_each_input(graph.ops[i], [&](ValueId value) { wanted[value.index()] = true; });
+  }
+  for (const auto value : graph.outputs) wanted[value.index()] = true;
+  for (const auto& input : plan.epilogue_inputs) wanted[input.value.index()] = true;
+  std::vector<ValueId> result;
+  for (const auto op : ops) {
+    for_each_output(graph.op(op), [&](ValueId value) {
+      if (wanted[value.index()]) result.push_back(value);
+    });
+  }
+  return result;
+}
+
+/// What a run leaves to differentiate.
+struct Roots {
+  std::vector<at::Tensor> values, gradients;
+};
+
+Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoing) {
+  Roots roots;
+  for (const auto value : outgoing) {
+    const auto& tensor = values[value.index()];
+    if (!tensor.defined() || !tensor.requires_grad()) continue;
+    roots.values.push_back(tensor);
+    roots.gradients.push_back(at::ones_like(tensor.detach()));
+  }
+  return roots;
+}
+
+}  // namespace
+
+AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device)
+    : graph_(graph), plan_(plan), device_(device), outgoing_(made_for_others(graph, plan, ops)),
+      runner_(graph, plan, ops, outgoing_, device) {
+  find_boundary(ops);
+  for (const auto op : ops) {
+    const auto& treatment = plan.treatment(op);
+    whole_batch_ = whole_batch_ || treatment.whole_batch || treatment.total;
+  }
+}
+
+void AtomBench::find_boundary(const std::vector<OpId>& ops) {
+  std::set<ValueId> known;
+  for (const auto op : ops) {
+    for_each_input(graph_.op(op), [&](ValueId value) {
+      if (graph_.value(value).kind != ValueKind::kConstant && known.insert(value).second) incoming_.push_back(value);
+    });
+    for_each_output(graph_.op(op), [&](ValueId value) { known.insert(value); });
+  }
+}
+
+bool AtomBench::differentiable(ValueId value) const {
+  return graph_.value(value).has_gradient() && !plan_.is_prologue(value);
+}
+
+at::Tensor AtomBench::make_input(ValueId value, std::int64_t samples) const {
+  const auto& info = graph_.value(value);
+  const auto sizes = sizes_at(info, samples);
+  const auto options = options_of(info, device_);
+  const auto generator = make_generator(device_, kInputSeed);
+  at::Tensor made;
+  switch (info.dtype) {
+    case c10::ScalarType::Half:
+    case c10::ScalarType::BFloat16:
+    case c10::ScalarType::Float:
+    case c10::ScalarType::Double:
+      made = at::empty(sizes, options).uniform_(0, 1, generator);
+      break;
+    case c10::ScalarType::ComplexFloat:
+    case c10::ScalarType::ComplexDouble:
+      made = at::empty(sizes, options);
+      at::view_as_real(made).uniform_(0, 1, generator);
+      break;
+    default:
+      made = at::zeros(sizes, options);
+  }
+  return in_captured_layout(made, info, samples);
+}
+
+void AtomBench::bring(std::int64_t samples) {
+  if (samples_ == samples) return;
+  const at::NoGradGuard no_grad;
+  inputs_.clear();
+  for (const auto value : incoming_) inputs_.push_back(make_input(value, samples));
+  counts_.assign(plan_.counts.size(), at::full({}, static_cast<double>(samples),
+                                               at::TensorOptions().dtype(at::kDouble).device(device_)));
+  samples_ = samples;
+}
+
+// Activations get a gradient of their own in each run; the gradients of parameters are there to be added to.
+Environment AtomBench::fresh_environment() const {
+  Environment values = runner_.environment();
+  for (std::size_t i = 0; i < incoming_.size(); ++i) {
+    auto leaf = inputs_[i].detach();
+    if (differentiable(incoming_[i])) {
+      leaf.set_requires_grad(true);
+      if (graph_.value(incoming_[i]).kind == ValueKind::kParameter) leaf.mutable_grad() = at::zeros_like(inputs_[i]);
+    }
+    values[incoming_[i].index()] = std::move(leaf);
+  }
+  return values;
+}
+
+ShareContext AtomBench::share(std::int64_t samples) const {
+  ShareContext context;
+  context.samples = samples;
+  context.batch = whole_batch_ ? samples : 2 * samples;  // as a part of the batch, where it may be one
+  context.counts = &counts_;
+  return context;
+}
+
+AtomBench::Times AtomBench::run(std::int64_t samples) {
+  const at::AutoGradMode with_grad(true);
+  bring(samples);
+  const auto runs = static_cast<std::size_t>(runs_in_a_row(device_));
+  const auto context = share(samples);
+  std::vector<Environment> values;
+  for (std::size_t i = 0; i < runs; ++i) values.push_back(fresh_environment());
+  std::vector<NormSample> statistics(plan_.batch_norms.size());
+
+  Times times;
+  times.forward = seconds_of(device_, [&] {
+    for (auto& environment : values) runner_.run(environment, context, statistics);
+  });
+  times.forward /= static_cast<double>(runs);
+  std::vector<Roots> roots;
+  for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_));
+  times.has_backward = !roots.front().values.empty();
+  if (!times.has_backward) return times;
+  times.backward = seconds_of(device_, [&] {
+    for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
+  });
+  times.backward /= static_cast<double>(runs);
+  return times;
+}
+
+double start_of_backward(c10::Device device) {
+  constexpr int kRuns = 31;
+  const at::AutoGradMode with_grad(true);
+  const auto runs = runs_in_a_row(device);
+  std::vector<double> times;
+  for (int run = 0; run < kRuns; ++run) {
+    std::vector<Roots> roots;
+    for (int i = 0; i < runs; ++i) {
+      const auto leaf = at::ones({1}, at::TensorOptions().device(device)).set_requires_grad(true);
+      roots.push_back({{at::alias(leaf)}, {at::ones({1}, at::TensorOptions().device(device))}});
+    }
+    times.push_back(seconds_of(device, [&] {
+                      for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
+                    }) / runs);
+  }
+  return median(times);
+}
+
+}  // namespace autopar::detail

@@ -1,0 +1,268 @@
+#include <autopar/torch/profiler.hpp>
+
+#include <mutex>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <autopar/cost/profiled.hpp>
+#include <autopar/runtime/loopback.hpp>
+#include <autopar/torch/capture.hpp>
+#include <autopar/torch/rewrite/linear_fold.hpp>
+
+#include <catch_shim.hpp>
+
+namespace profiler_test {
+
+using namespace autopar;
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+namespace F = torch::nn::functional;
+
+const c10::Device kCpu(c10::kCPU);
+
+struct Profiled {
+  OpGraph graph;
+  BatchPlan plan;
+  GraphProfile profile;
+  [[nodiscard]] const ModelGraph& model() const { return profile.model.graph; }
+};
+
+template <class Forward>
+Profiled profile(const torch::nn::Module& net, const Tensors& inputs, const Forward& forward) {
+  std::vector<InputSpec> specs;
+  for (const auto& input : inputs) specs.push_back(input_spec(input));
+  Profiled result;
+  result.graph = fold_linear(capture(net, specs, [&](const Tensors& in) -> Tensors { return {forward(in)}; }));
+  result.plan = analyze_batch(result.graph);
+  result.profile = profile_graph(result.graph, result.plan);
+  return result;
+}
+
+MeasuredCosts measure_alone(const Profiled& p, const MeasureOptions& options, const MeasuredCosts& known = {}) {
+  MeasuredCosts costs;
+  loopback::run(1, [&](World& world) {
+    costs = measure_atoms(world, p.graph, p.plan, p.profile, kCpu, options, known);
+  });
+  return costs;
+}
+
+MeasuredAtom measure_named(const Profiled& p, const std::string& name, const MeasureOptions& options) {
+  for (const NodeId node : p.model().nodes()) {
+    if (p.model()[node].name == name) return measure_atom(p.graph, p.plan, p.profile.atoms, node, kCpu, options);
+  }
+  FAIL("no atom " + name);
+  return {};
+}
+
+/// BERT's layer: attention from parts, two norms, two dropouts and a feed-forward net.
+struct EncoderLayerImpl : torch::nn::Module {
+  explicit EncoderLayerImpl(int64_t width) {
+    for (auto* linear : {&query, &key, &value, &joined}) *linear = torch::nn::Linear(width, width);
+    wide = torch::nn::Linear(width, 4 * width);
+    narrow = torch::nn::Linear(4 * width, width);
+    for (auto* norm : {&first, &second}) *norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
+    register_module("query", query);
+    register_module("key", key);
+    register_module("value", value);
+    register_module("joined", joined);
+    register_module("wide", wide);
+    register_module("narrow", narrow);
+    register_module("first", first);
+    register_module("second", second);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto heads = [&](const Tensor& t) { return t.view({t.size(0), t.size(1), 2, -1}).transpose(1, 2); };
+    const auto scores = torch::matmul(heads(query(x)), heads(key(x)).transpose(2, 3)) / 4.0;
+    const auto mixed = torch::matmul(torch::dropout(scores.softmax(-1), 0.1, is_training()), heads(value(x)));
+    const auto attended = joined(mixed.transpose(1, 2).contiguous().view_as(x));
+    const auto h = first(x + torch::dropout(attended, 0.1, is_training()));
+    return second(h + torch::dropout(narrow(torch::gelu(wide(h))), 0.1, is_training()));
+  }
+  torch::nn::Linear query{nullptr}, key{nullptr}, value{nullptr}, joined{nullptr}, wide{nullptr}, narrow{nullptr};
+  torch::nn::LayerNorm first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(EncoderLayer);
+
+struct BertImpl : torch::nn::Module {
+  BertImpl(int layers, int64_t width) : embedding(torch::nn::Embedding(50, width)), head(torch::nn::Linear(width, 50)) {
+    register_module("embedding", embedding);
+    for (int i = 0; i < layers; ++i) body->push_back(EncoderLayer(width));
+    register_module("body", body);
+    register_module("head", head);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& targets) {
+    auto x = embedding(ids);
+    for (const auto& layer : *body) x = layer->as<EncoderLayer>()->forward(x);
+    return F::cross_entropy(head(x).view({-1, 50}), targets.view({-1}));
+  }
+  torch::nn::Embedding embedding;
+  torch::nn::ModuleList body;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Bert);
+
+Profiled profile_bert(int layers) {
+  Bert bert(layers, 8);
+  const auto ids = torch::randint(50, {3, 6}, torch::kLong);
+  return profile(*bert, {ids, ids}, [&](const Tensors& in) { return bert->forward(in[0], in[1]); });
+}
+
+TEST_CASE("96 layers of BERT take a few dozen measurements", "[profiler]") {
+  const auto p = profile_bert(96);
+  const auto distinct = atoms_to_measure(p.model());
+  INFO(p.model().node_count() << " atoms, " << distinct.size() << " distinct");
+  CHECK(p.model().node_count() > 1000);
+  CHECK(distinct.size() <= 48);
+  CHECK(distinct.size() <= atoms_to_measure(profile_bert(3).model()).size() + 4);  // more layers bring nothing new
+
+  const auto costs = measure_alone(p, {{1, 2}, 3});
+  CHECK(costs.atoms.size() == distinct.size());  // each, and none could not be run
+  for (const NodeId node : p.model().nodes()) CHECK(costs.atoms.contains(p.model()[node].structure));
+}
+
+TEST_CASE("ranks share the atoms out and all know all", "[profiler]") {
+  const auto p = profile_bert(2);
+  std::mutex mutex;
+  std::vector<MeasuredCosts> by_rank(3);
+  loopback::run(3, [&](World& world) {
+    auto costs = measure_atoms(world, p.graph, p.plan, p.profile, kCpu, {{1, 2}, 3});
+    const std::lock_guard lock(mutex);
+    by_rank[static_cast<std::size_t>(world.rank())] = std::move(costs);
+  });
+  CHECK(by_rank[0].atoms.size() == atoms_to_measure(p.model()).size());
+  CHECK(by_rank[1] == by_rank[0]);
+  CHECK(by_rank[2] == by_rank[0]);
+}
+
+TEST_CASE("what is known is not measured again", "[profiler]") {
+  const auto p = profile_bert(1);
+  const auto& first = p.model()[NodeId(0)];
+  MeasuredCosts known;
+  known.atoms[first.structure] = {{0, 123, 0}, {0, 456, 0}, {}, {}};
+  known.atoms[42] = {{0, 7, 0}, {}, {}, {}};  // of another model
+  const auto costs = measure_alone(p, {{1, 2}, 3}, known);
+  CHECK(costs.atoms.at(first.structure) == known.atoms.at(first.structure));
+  CHECK(costs.atoms.at(42) == known.atoms.at(42));
+  CHECK(costs.atoms.size() == atoms_to_measure(p.model()).size() + 1);
+  CHECK(atoms_to_measure(p.model(), costs).empty());
+}
+
+TEST_CASE("times are those of the work: products grow, views are free, backwards need a gradient", "[profiler]") {
+  torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::Linear(256, 2));
+  const auto p = profile(*net, {torch::randn({4, 64, 256})}, [&](const Tensors& in) {
+    return net->forward(in[0].transpose(0, 1).transpose(0, 1)).exp().sum();
+  });
+  const auto costs = measure_alone(p, {{1, 8, 16}, 9});
+  const ProfiledCost cost({}, costs);
+  double wide = 0, narrow = 0, wide_backward = 0;
+  for (const NodeId node : p.model().nodes()) {
+    const auto& atom = p.model()[node];
+    const auto measured = cost.node(p.model(), node, 16);
+    CHECK(costs.atoms.at(atom.structure).forward.residual >= 0);
+    if (atom.path.starts_with("0") && atom.name == "aten::linear") {
+      wide = measured.forward.value();
+      wide_backward = measured.backward.value();
+    }
+    if (atom.path.starts_with("1") && atom.name == "aten::linear") narrow = measured.forward.value();
+  }
+  CHECK(wide > 0);
+  CHECK(wide > 3 * narrow);  // 128 times the arithmetic
+  CHECK(wide_backward > 0);
+
+  torch::nn::Linear frozen(256, 256);
+  frozen->weight.set_requires_grad(false);
+  frozen->bias.set_requires_grad(false);
+  const auto q = profile(*frozen, {torch::randn({4, 256})}, [&](const Tensors& in) { return frozen(in[0]).sum(); });
+  const auto still = measure_named(q, "aten::linear", {{1, 4}, 5});
+  CHECK(still.backward == FittedLine{});
+  CHECK(still.forward.at(4) > 0);
+}
+
+TEST_CASE("every kind of atom can be run alone", "[profiler]") {
+  torch::nn::BatchNorm2d norm(3);
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(1, 3, 3));
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(3, 4).batch_first(true));
+  struct All : torch::nn::Module {};
+  All all;
+  all.register_module("norm", norm);
+  all.register_module("conv", conv);
+  all.register_module("lstm", lstm);
+  const auto p = profile(all, {torch::randn({2, 1, 6, 6}), torch::ones({2}, torch::kBool), torch::rand({2, 4})},
+                         [&](const Tensors& in) {
+                           auto x = conv(in[0]).relu_();
+                           x = norm(x).clamp(1e-3, 1).log().add_(1);
+                           x = std::get<0>(lstm(x.flatten(2).transpose(1, 2))).select(1, -1);
+                           x = x.masked_fill(in[1].unsqueeze(1), 0.5);
+                           return F::binary_cross_entropy(x.sigmoid(), in[2]);
+                         });
+  CHECK(measure_alone(p, {{1, 2}, 3}).atoms.size() == atoms_to_measure(p.model()).size());
+}
+
+TEST_CASE("measuring leaves the model and the generator alone", "[profiler]") {
+  Bert bert(1, 8);
+  const auto ids = torch::randint(50, {3, 6}, torch::kLong);
+  const auto p = profile(*bert, {ids, ids}, [&](const Tensors& in) { return bert->forward(in[0], in[1]); });
+  std::vector<Tensor> before;
+  for (const auto& parameter : bert->parameters()) before.push_back(parameter.detach().clone());
+  const auto state = at::detail::getDefaultCPUGenerator().get_state().clone();
+  static_cast<void>(measure_alone(p, {{1, 2}, 3}));
+  CHECK(at::equal(at::detail::getDefaultCPUGenerator().get_state(), state));
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    CHECK(at::equal(bert->parameters()[i], before[i]));
+    CHECK_FALSE(bert->parameters()[i].grad().defined());
+  }
+}
+
+TEST_CASE("probes span the micro-batches that a plan may choose", "[profiler]") {
+  CHECK(probe_samples(1, 4) == std::vector<std::int64_t>{1, 2, 4});
+  CHECK(probe_samples(256, 4) == std::vector<std::int64_t>{8, 32, 64});
+  CHECK_THROWS_AS(measure_alone(profile_bert(1), {{0, 2}, 3}), InvalidArgument);
+}
+
+TEST_CASE("each class of links is measured, and all ranks agree", "[profiler]") {
+  Cluster cluster;
+  cluster.devices = 4;
+  cluster.levels = {{"pair", 2, {}}, {"all", 4, {}}};
+  std::mutex mutex;
+  std::vector<MeasuredLinks> by_rank(4);
+  loopback::run(4, [&](World& world) {
+    auto wire = world.make_transport();
+    auto links = measure_links(world, wire, cluster, kCpu);
+    const std::lock_guard lock(mutex);
+    by_rank[static_cast<std::size_t>(world.rank())] = std::move(links);
+  });
+  const auto& links = by_rank[0];
+  for (const auto& other : by_rank) CHECK(other == links);
+  REQUIRE(links.messages.size() == 2);
+  CHECK(links.messages.contains(2));
+  CHECK(links.messages.contains(4));
+  using Key = std::pair<LinkClass, int>;
+  REQUIRE(links.all_reduces.size() == 3);
+  for (const Key& key : {Key{2, 2}, Key{4, 2}, Key{4, 4}}) {
+    REQUIRE(links.all_reduces.contains(key));
+    CHECK(links.all_reduces.at(key).at(1 << 20) > 0);
+  }
+  CHECK(links.messages.at(2).slope > 0);
+  const ProfiledCost cost(cluster, {{}, links});
+  CHECK(cost.transfer(Bytes(1 << 20), Rank(2), Rank(3)).value() == Approx(links.messages.at(2).at(1 << 20)));
+  CHECK(cost.transfer(Bytes(1 << 20), Rank(1), Rank(2)).value() == Approx(links.messages.at(4).at(1 << 20)));
+
+  loopback::run(1, [&](World& world) {
+    auto wire = world.make_transport();
+    CHECK(measure_links(world, wire, {}, kCpu) == MeasuredLinks{});
+  });
+}
+
+TEST_CASE("measurements say what they hold for", "[profiler]") {
+  CostOrigin origin;
+  loopback::run(2, [&](World& world) {
+    if (world.rank() == 0) origin = cost_origin(world, {}, kCpu);
+  });
+  CHECK(origin.device.starts_with("cpu: "));
+  CHECK(origin.device.find("threads a rank, 2 ranks a host") != std::string::npos);
+  CHECK(origin.libtorch.starts_with("2."));
+}
+
+}  // namespace profiler_test
