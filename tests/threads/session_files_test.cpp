@@ -9,11 +9,14 @@
 #include <torch/types.h>
 
 #include <autopar/autopar.hpp>
+#include <autopar/io/cost_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
 #include <autopar/plan/print.hpp>
 #include <autopar/runtime/loopback.hpp>
+#include <autopar/torch/device.hpp>
+#include <autopar/torch/profiler.hpp>
 
 #include <catch_shim.hpp>
 
@@ -161,6 +164,46 @@ TEST_CASE("a trace has each action of the latest step once, on every rank", "[fi
   }
   train(1, {.trace_file = folder / "alone.json"});
   CHECK(count(ap::read_text_file(folder / "alone.json"), "forward of stage 0") == 1);
+}
+
+TEST_CASE("profiled costs are measured once, kept in their file, and measured again when it is damaged", "[files]") {
+  const Folder folder;
+  const ap::Options options{.microbatches = 2, .costs = "profiled", .cost_file = folder / "costs.json"};
+  static_cast<void>(train(2, options));
+  const auto text = ap::read_text_file(options.cost_file);
+  CHECK(contains(text, "\"device\":\"cpu: "));
+  CHECK(count(text, "\"structure\"") >= 4);  // linear, relu, linear, pow, mean: some of them in one atom
+  CHECK(count(text, "\"ranks\":2") == 1);    // the one sum that two ranks can make
+
+  static_cast<void>(train(2, options));
+  CHECK(ap::read_text_file(options.cost_file) == text);  // nothing is measured twice
+
+  ap::write_text_file(options.cost_file, text.substr(0, text.size() / 2));
+  static_cast<void>(train(2, options));
+  const auto again = ap::read_text_file(options.cost_file);
+  CHECK(count(again, "\"structure\"") == count(text, "\"structure\""));
+  CHECK(contains(again, "\"checksum\""));
+}
+
+TEST_CASE("a plan follows the costs in the file", "[files]") {
+  const Folder folder;
+  ap::Options options{.stages = 2, .costs = "profiled", .cost_file = folder / "costs.json"};
+  static_cast<void>(train(2, options));
+  ap::CostOrigin origin;
+  ap::loopback::run(2, [&](ap::World& world) {
+    const c10::Device cpu(c10::kCPU);
+    if (world.rank() == 0) origin = ap::cost_origin(world, ap::describe_cluster(world, cpu), cpu);
+  });
+  auto costs = ap::read_costs(options.cost_file, origin);
+  for (auto& [structure, atom] : costs.atoms) {
+    atom.forward = {0, 1, 0};
+    atom.backward = {0, 2, 0};
+  }
+  ap::write_costs(options.cost_file, costs, origin);
+  const auto plan = train(2, options);
+  CHECK(plan.step >= ap::Seconds(3));  // one micro-batch takes three seconds an atom
+  options.costs = "roofline";
+  CHECK(train(2, options).step < ap::Seconds(1));
 }
 
 TEST_CASE("with plan_only the first call plans, writes the files and says that nothing was run", "[files]") {

@@ -26,8 +26,12 @@ namespace {
 
 constexpr std::uint64_t kInputSeed = 20;
 
-// A device that works asynchronously hides the start of one run behind the run before.
-int runs_in_a_row(c10::Device device) { return device.is_cpu() ? 1 : 8; }
+// A device that works asynchronously hides the start of one run behind the run before, if the run is long enough to be
+// started in that time; long runs are not worth the memory of several.
+int runs_in_a_row(c10::Device device, double seconds) {
+  constexpr double kEnough = 1e-3;
+  return device.is_cpu() ? 1 : static_cast<int>(std::clamp(kEnough / std::max(seconds, 1e-6), 1.0, 8.0));
+}
 
 std::vector<ValueId> made_for_others(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops) {
   std::vector<bool> wanted(graph.values.size(), false);
@@ -124,6 +128,7 @@ void AtomBench::bring(std::int64_t samples) {
   counts_.assign(plan_.counts.size(), at::full({}, static_cast<double>(samples),
                                                at::TensorOptions().dtype(at::kDouble).device(device_)));
   samples_ = samples;
+  latest_ = 1;
 }
 
 // Activations get a gradient of their own in each run; the gradients of parameters are there to be added to.
@@ -151,7 +156,7 @@ ShareContext AtomBench::share(std::int64_t samples) const {
 AtomBench::Times AtomBench::run(std::int64_t samples) {
   const at::AutoGradMode with_grad(true);
   bring(samples);
-  const auto runs = static_cast<std::size_t>(runs_in_a_row(device_));
+  const auto runs = static_cast<std::size_t>(runs_in_a_row(device_, latest_));
   const auto context = share(samples);
   std::vector<Environment> values;
   for (std::size_t i = 0; i < runs; ++i) values.push_back(fresh_environment());
@@ -162,6 +167,7 @@ AtomBench::Times AtomBench::run(std::int64_t samples) {
     for (auto& environment : values) runner_.run(environment, context, statistics);
   });
   times.forward /= static_cast<double>(runs);
+  latest_ = times.forward;
   std::vector<Roots> roots;
   for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_));
   times.has_backward = !roots.front().values.empty();
@@ -176,7 +182,7 @@ AtomBench::Times AtomBench::run(std::int64_t samples) {
 double start_of_backward(c10::Device device) {
   constexpr int kRuns = 31;
   const at::AutoGradMode with_grad(true);
-  const auto runs = runs_in_a_row(device);
+  const auto runs = runs_in_a_row(device, 0);
   std::vector<double> times;
   for (int run = 0; run < kRuns; ++run) {
     std::vector<Roots> roots;

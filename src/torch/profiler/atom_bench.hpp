@@ -44,6 +44,7 @@ class AtomBench {
   std::vector<at::Tensor> counts_;
   std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run
   std::int64_t samples_ = 0;
+  double latest_ = 1;               ///< seconds of the latest forward; much until one is known
 };
 
 /// Seconds that starting a backward takes, whatever it consists of.

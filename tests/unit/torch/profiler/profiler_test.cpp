@@ -1,5 +1,6 @@
 #include <autopar/torch/profiler.hpp>
 
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -149,27 +150,26 @@ TEST_CASE("what is known is not measured again", "[profiler]") {
   CHECK(atoms_to_measure(p.model(), costs).empty());
 }
 
-TEST_CASE("times are those of the work: products grow, views are free, backwards need a gradient", "[profiler]") {
+TEST_CASE("times are those of the work: larger products take longer, and backwards need a gradient", "[profiler]") {
   torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::Linear(256, 2));
   const auto p = profile(*net, {torch::randn({4, 64, 256})}, [&](const Tensors& in) {
     return net->forward(in[0].transpose(0, 1).transpose(0, 1)).exp().sum();
   });
-  const auto costs = measure_alone(p, {{1, 8, 16}, 9});
-  const ProfiledCost cost({}, costs);
-  double wide = 0, narrow = 0, wide_backward = 0;
-  for (const NodeId node : p.model().nodes()) {
-    const auto& atom = p.model()[node];
-    const auto measured = cost.node(p.model(), node, 16);
-    CHECK(costs.atoms.at(atom.structure).forward.residual >= 0);
-    if (atom.path.starts_with("0") && atom.name == "aten::linear") {
-      wide = measured.forward.value();
-      wide_backward = measured.backward.value();
+  // Other programs on the machine only ever add time: the least of three measurements counts.
+  std::vector<double> wide{1e9, 1e9}, narrow{1e9, 1e9};  // seconds forward, backward
+  for (int trial = 0; trial < 3; ++trial) {
+    const ProfiledCost cost({}, measure_alone(p, {{1, 8, 16}, 9}));
+    for (const NodeId node : p.model().nodes()) {
+      const auto& atom = p.model()[node];
+      if (atom.name != "aten::linear") continue;
+      const auto measured = cost.node(p.model(), node, 16);
+      auto& least = atom.path.starts_with("0") ? wide : narrow;
+      least = {std::min(least[0], measured.forward.value()), std::min(least[1], measured.backward.value())};
     }
-    if (atom.path.starts_with("1") && atom.name == "aten::linear") narrow = measured.forward.value();
   }
-  CHECK(wide > 0);
-  CHECK(wide > 3 * narrow);  // 128 times the arithmetic
-  CHECK(wide_backward > 0);
+  CHECK(wide[0] > 3 * narrow[0]);  // 128 times the arithmetic
+  CHECK(wide[1] > wide[0] * 0.5);  // one product for the weight; the input needs no gradient
+  CHECK(narrow[0] > 0);
 
   torch::nn::Linear frozen(256, 256);
   frozen->weight.set_requires_grad(false);
