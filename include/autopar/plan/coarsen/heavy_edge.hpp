@@ -53,10 +53,9 @@ struct HeavyEdge {
         merged = matched(work, graph, blocks, weight, samples, limit, few);
       }
       const bool useless = merged.block_count() == blocks.block_count() && limit > 2 * whole;
-      if (useless || merged.block_count() < fewest) merged = neighbours(blocks, graph);
+      if (useless || merged.block_count() < fewest) merged = neighbours(blocks, graph, graph.node_count() - fewest);
       const bool stuck = merged.block_count() > most && merged.block_count() * 20 > blocks.block_count() * 19;
       if (stuck || merged.block_count() == blocks.block_count()) limit *= 1.5;  // blocks are full: let them grow
-      if (merged.block_count() < fewest) return blocks;
       blocks = std::move(merged);
     }
     return blocks;
@@ -64,11 +63,12 @@ struct HeavyEdge {
 
  private:
   /// For blocks that no value joins: pairs that follow one another in a topological order, which closes no circle.
-  static Partition neighbours(const Partition& blocks, const QuotientGraph& graph) {
+  static Partition neighbours(const Partition& blocks, const QuotientGraph& graph, std::size_t max_pairs) {
     const auto order = topological_order(graph);
+    const std::size_t pairs = std::min(max_pairs, order.size() / 2);
     std::vector<BlockId> pair_of(order.size());
     for (std::size_t i = 0; i < order.size(); ++i)
-      pair_of[order[i].index()] = BlockId::of(i / 2);
+      pair_of[order[i].index()] = BlockId::of(i < 2 * pairs ? i / 2 : i - pairs);
     std::vector<BlockId> block_of;
     for (const NodeId node : id_range<NodeId>(blocks.node_count())) {
       block_of.push_back(pair_of[blocks.block_of(node).index()]);
