@@ -40,6 +40,13 @@ class ProfiledCost {
   }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 
+  /// Whether it costs no less a sample in a small share than in a large one.
+  [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
+    const auto found = measured_.atoms.find(graph[id].structure);
+    if (found == measured_.atoms.end()) return roofline_.economy_of_scale(graph, id);
+    return found->second.forward.intercept >= 0 && found->second.backward.intercept >= 0;
+  }
+
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const {
     if (from == to) return {};
     const auto found = measured_.links.messages.find(link_class(cluster(), from, to));
@@ -119,6 +126,7 @@ class ProfiledCost {
 };
 
 static_assert(CostModel<ProfiledCost, ModelGraph>);
-static_assert(BoundsAllReduce<ProfiledCost> && BoundsTransfer<ProfiledCost>);
+static_assert(BoundsAllReduce<ProfiledCost> && BoundsTransfer<ProfiledCost> &&
+              HasEconomyOfScale<ProfiledCost, ModelGraph>);
 
 }  // namespace autopar
