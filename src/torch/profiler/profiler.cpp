@@ -102,7 +102,8 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
     if (!gathered.empty()) std::memcpy(gathered.data(), blob.data(), gathered.size() * sizeof(AtomRow));
     for (const auto& row : gathered) known.atoms[row.structure] = {row.forward, row.backward, {}, {}};
   }
-  log.info("measured " + std::to_string(todo.size()) + " distinct atoms of " + std::to_string(model.node_count()));
+  log.info("measured " + std::to_string(rows.size()) + " of " + std::to_string(todo.size()) +
+           " distinct atoms that were not known, of " + std::to_string(model.node_count()) + " atoms");
   return known;
 }
 

@@ -56,7 +56,7 @@ MeasuredCosts Session::Impl::cached_costs(const CostOrigin& origin) const {
   try {
     return read_costs(options_.cost_file, origin);
   } catch (const ConfigError& error) {
-    world_.logger(LogModule::kProfiler).warn(std::string(error.what()) + "; costs are measured again");
+    world_.logger(LogModule::kProfiler).warn(std::string("costs are measured anew: ") + error.what());
     return {};
   }
 }
