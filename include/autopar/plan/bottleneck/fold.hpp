@@ -184,19 +184,21 @@ namespace detail {
 
 /// The pipeline with the fastest slowest stage, and the proof. Where branches make many cuts, the best plan along one
 /// order is found first, and everything that cannot beat it is left out.
-/// @param max_visits  budget of the whole search; afterwards the bound is what was proven
+/// @param max_states  budget of the whole search; afterwards the bound is what was proven
 /// @throws InvalidArgument as `check_tables`, or if there are too many cuts for an exact search
 [[nodiscard]] inline BottleneckResult solve_bottleneck(const VariantTables& tables,
-                                                       std::int64_t max_visits = 300'000'000) {
+                                                       std::int64_t max_states = 300'000'000) {
   check_tables(tables);
   const detail::FreeNodes free(tables);
   BottleneckSearch search(free.folded());
   BottleneckResult result;
   if (search.tails() > 2 * free.folded().graph.node_count()) {
     const VariantTables line = detail::in_a_line(free.folded());
-    result = BottleneckSearch(line).solve({}, max_visits);
+    result = BottleneckSearch(line).solve({}, max_states);
+    result.lower_bound = 0;
+    if (result.stages.empty()) result.seconds = std::numeric_limits<double>::infinity();
   }
-  result = search.solve(std::move(result), max_visits);
+  result = search.solve(std::move(result), max_states);
   result.stages = free.unfold(result.stages);
   return result;
 }

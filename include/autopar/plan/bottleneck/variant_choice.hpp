@@ -34,6 +34,18 @@ class VariantChoice {
     return VariantChoice(std::move(classes), limit).run();
   }
 
+  /// Leaves ascending bytes with descending costs.
+  static void drop_dominated(Class& items) {
+    std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+      return a.bytes != b.bytes ? a.bytes < b.bytes : a.cost != b.cost ? a.cost < b.cost : a.id < b.id;
+    });
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (kept == 0 || items[i].cost < items[kept - 1].cost) items[kept++] = items[i];
+    }
+    items.resize(kept);
+  }
+
  private:
   struct Point {
     double bytes, cost;
@@ -42,18 +54,6 @@ class VariantChoice {
   };
 
   VariantChoice(std::vector<Class> classes, double limit) : classes_(std::move(classes)), limit_(limit) {}
-
-  /// Leaves ascending bytes with descending costs.
-  static void drop_dominated(Class& items) {
-    std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-      return a.bytes != b.bytes ? a.bytes < b.bytes : a.cost != b.cost ? a.cost < b.cost : a.id < b.id;
-    });
-    Class kept;
-    for (const Item& item : items) {
-      if (kept.empty() || item.cost < kept.back().cost) kept.push_back(item);
-    }
-    items = std::move(kept);
-  }
 
   [[nodiscard]] Solution run() {
     double least = 0, fastest = 0;
