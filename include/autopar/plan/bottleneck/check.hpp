@@ -82,6 +82,7 @@ class BottleneckCheck {
     return stages;
   }
 
+  double root() const { return rest_.at(tails_.empty_set(), 0); }
   long tails_extended = 0, visits = 0, offers = 0, tries = 0, fit_calls = 0;
   [[nodiscard]] std::size_t labels() const { return labels_.size(); }
   [[nodiscard]] std::int64_t exact_calls() const { return fit_.exact_calls; }
@@ -337,7 +338,7 @@ class BottleneckCheck {
       }
       possible |= grows != 0;
       for (; now != 0; now &= now - 1)
-        offer(to, b * kLanes + static_cast<std::size_t>(std::countr_zero(now)));
+        offer(to, b * kLanes + static_cast<std::size_t>(std::countr_zero(now)), room);
     }
     return possible;
   }
@@ -369,8 +370,9 @@ class BottleneckCheck {
     return sum;
   }
 
-  void offer(DownsetId to, std::size_t t) {
+  void offer(DownsetId to, std::size_t t, double room) {
     ++offers;
+    const int most = fewest_ + static_cast<int>(room);
     const int degree = tables_.tensor_degrees[t];
     const double devices = frames_[nodes_.size() * blocks_ + t / kLanes].devices[t % kLanes];
     std::size_t d = first_[std::min(first_.size() - 1, static_cast<std::size_t>(std::max(0.0, std::ceil(devices / degree - 1e-9))))];
@@ -380,11 +382,12 @@ class BottleneckCheck {
       for (; d < tables_.replicas.size(); ++d) {
         const int replicas = tables_.replicas[d], sum = label.sum + replicas, used = label.devices + replicas * degree;
         if (sum > tables_.most_replicas) return;  // and so would all later labels
-        if (used > tables_.devices || !affordable(used, rest_.at(to, sum))) break;
+        if (used > most) break;
         const auto& front = fronts_[to.index()];
         while (at < front.size() && front[at].sum <= sum)
           ++at;
         if (at > 0 && front[at - 1].devices <= used) break;
+        if (!affordable(used, rest_.at(to, sum))) break;
         ++tries;
         --states_left_;
         if (!stage) stage = needs(t);

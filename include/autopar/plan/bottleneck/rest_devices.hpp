@@ -1,8 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -12,16 +10,19 @@
 
 namespace autopar::detail {
 
-/// The fewest devices that everything outside a tail needs, if no stage may take longer than a limit and the stages of
-/// the tail have a given sum of data degrees. A sum over nodes, so that a table by tail says it at once.
+/// The fewest devices that everything outside a tail needs, if no stage may take longer than a limit T and the stages of
+/// the tail have a given sum s of data degrees. A sum over nodes, so that a table by tail says it at once.
 ///
-/// Why it holds: let a stage run on d replicas with tensor degree t after (in order of the search) a sum s of data
-/// degrees. Its work and its gradient sums take at most the limit T, so that t * d * work * work_share[d] / (T -
-/// parameters * parameter_cost[d]), summed over its nodes, is at most t * d; the parameters of the node alone and its
-/// own smallest d make each term smaller. Its bytes are at most M, and bytes in flight are held at least (s + d) / d
-/// times: t * (bytes_in_flight * (s + d) + bytes * d) / M, summed, is at most t * d as well. So is any mean of the two
-/// sums, weighted `mix` to 1 - `mix`, and each node chooses tensor degree and variant for itself. Edges into the tail
-/// cross a border for sure and count as work of the node that they leave.
+/// Why it holds, for a stage on d replicas with tensor degree t, that is on t * d devices:
+/// - Time. Its work and its gradient sums take at most T, so that t * d * work * work_share[d] / (T - parameters *
+///   parameter_cost[d]), summed over its nodes, is at most t * d. Crossing edges add t * d * bytes * border_cost[d] / T.
+/// - Memory M, once. It holds bytes_in_flight * y + bytes <= M, so that with any price p >= 0 the time sum plus
+///   p * (those bytes) - p * M is at most t * d. The credit p * M of each stage is paid back by what its border costs:
+///   borders are nested tails, of each size one, and each costs at least the cheapest cut of its size.
+/// - Memory, all devices. y * d >= s + d, so that t * (bytes_in_flight * (s + d) + bytes * d) / M <= t * d.
+/// So is any mean of the last with the others. Each node chooses tensor degree and variant for itself, and the d of its
+/// stage is at least what the node alone needs.
+/// @source Lagrangian relaxation of the stage's knapsack: Geoffrion, Math. Programming Study 2, 1974
 class RestDevices {
  public:
   RestDevices(const VariantTables& tables, const DownsetLattice& tails) : tables_(tables), tails_(tails) {
@@ -39,28 +40,18 @@ class RestDevices {
       for (const auto& cover : tails.covers(DownsetId::of(i)))
         reached_by_[cover.result.index()] = {static_cast<std::uint32_t>(i), cover.added};
     }
+    tabulate_cuts();
   }
 
-  /// Makes the table right for a limit; one made for a slightly larger limit is good enough. @cost O(tails)
+  /// Makes the table right for a limit; one made for a slightly larger limit is good enough. @cost O(tails * rows)
   void prepare(double limit) {
     if (limit <= limit_ && limit > limit_ * (1 - kReuse)) return;
     limit_ = limit;
-    tabulate_nodes();
-    const std::size_t rows = sums_.size();
-    rest_.resize(tails_.size() * rows);
-    std::vector<double> exact(tails_.size());
-    for (std::size_t row = 0; row < rows; ++row) {
-      exact[0] = 0;
-      for (const NodeId node : tables_.graph.nodes())
-        exact[0] += share_[row][node.index()];
-      for (std::size_t i = 0; i < exact.size(); ++i) {
-        if (i > 0) {
-          const NodeId added = reached_by_[i].added;
-          exact[i] = exact[reached_by_[i].before] - share_[row][added.index()] + mix_[row] * crossing_[added.index()];
-        }
-        rest_[row * exact.size() + i] = static_cast<float>(std::max(0.0, exact[i] * (1 - 1e-6) - 1e-6));
-      }
-    }
+    tabulate_ways();
+    rows_.resize(sums_.size());
+    for (std::size_t row = 0; row < rows_.size(); ++row)
+      rows_[row] = best_row(sums_[row]);
+    tabulate_tails();
   }
 
   /// Rows of the table: sums of data degrees, rounded down.
@@ -70,7 +61,7 @@ class RestDevices {
 
   /// Devices that a node needs more than this bound says if its stage has the t-th tensor degree; only adds up.
   [[nodiscard]] double waste(std::size_t row, NodeId node, std::size_t t) const {
-    return under_[row][node.index() * tables_.tensor_degrees.size() + t] - share_[row][node.index()];
+    return rows_[row].under[node.index() * tables_.tensor_degrees.size() + t] - rows_[row].share[node.index()];
   }
 
  private:
@@ -80,87 +71,189 @@ class RestDevices {
     std::uint32_t before;
     NodeId added;
   };
+  /// One variant of a node under one tensor degree, at the current limit.
+  struct Way {
+    double busy = kNever;  ///< devices for its time
+    double replicas = 0;   ///< least that are fast enough
+    double in_flight = 0, bytes = 0;
+    double degree = 1;
+    std::size_t t = 0;
+  };
+  struct Row {
+    double mix = 1, price = 0;          ///< of time against memory of all devices; devices a byte of a stage
+    double all = -1;                    ///< of the whole graph
+    std::vector<double> share, under;   ///< [node], [node and tensor degree]
+  };
 
-  void tabulate_nodes() {
-    tabulate_edges();
-    mix_.assign(sums_.size(), 0);
-    share_.assign(sums_.size(), {});
-    under_.assign(sums_.size(), {});
-    std::vector<double> share, under;
-    for (std::size_t row = 0; row < sums_.size(); ++row) {
-      double best = -1;
-      for (const double mix : {1.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.15, 0.0}) {
-        const double all = shares(sums_[row], mix, share, under);
-        if (all <= best) continue;
-        best = all;
-        mix_[row] = mix;
-        share_[row] = share;
-        under_[row] = under;
-      }
-    }
-  }
-
-  /// What the devices of earlier stages have to send and take back if a node joins the tail: for its incoming edges, no
-  /// more for its outgoing ones.
-  void tabulate_edges() {
-    double cost = kNever;  // device-seconds a byte
+  /// What the edges across each border cost, in device-seconds, by size of the tail; and what a node that joins a tail
+  /// adds to what earlier stages pay.
+  void tabulate_cuts() {
+    double cost = kNever;
     for (std::size_t d = 0; d < tables_.replicas.size(); ++d)
       cost = std::min(cost, tables_.replicas[d] * tables_.border_cost[d]);
-    crossing_.assign(tables_.graph.node_count(), 0);
-    for (const NodeId node : tables_.graph.nodes()) {
-      const auto edges = tables_.graph.out_edges(node);
-      for (std::size_t e = 0; e < edges.size(); ++e) {
-        double bytes = kNever;
-        for (std::size_t t = 0; t < tables_.tensor_degrees.size(); ++t) {
-          for (const NodeVariant& v : tables_.variants[node.index()][t])
-            bytes = std::min(bytes, tables_.tensor_degrees[t] * v.out[e]);
+    const std::size_t nodes = tables_.graph.node_count();
+    joins_.assign(nodes, 0);
+    std::vector<double> both(nodes, 0);
+    for (const EdgeId edge : tables_.graph.edges()) {
+      const NodeId from = tables_.graph.source(edge), to = tables_.graph.target(edge);
+      const double sends = cost * least_bytes(from, edge, false), takes = cost * least_bytes(to, edge, true);
+      joins_[to.index()] += sends;
+      joins_[from.index()] -= sends;
+      both[to.index()] += sends + takes;
+      both[from.index()] -= sends + takes;
+    }
+    cheapest_cut_.assign(nodes + 1, kNever);
+    std::vector<double> cut(tails_.size(), 0);
+    for (std::size_t i = 1; i < cut.size(); ++i) {
+      cut[i] = cut[reached_by_[i].before] + both[reached_by_[i].added.index()];
+      double& cheapest = cheapest_cut_[tails_.cardinality(DownsetId::of(i))];
+      cheapest = std::min(cheapest, std::max(0.0, cut[i] * (1 - 1e-9)));
+    }
+  }
+  [[nodiscard]] double least_bytes(NodeId node, EdgeId edge, bool incoming) const {
+    const auto edges = incoming ? tables_.graph.in_edges(node) : tables_.graph.out_edges(node);
+    const auto e = static_cast<std::size_t>(std::find(edges.begin(), edges.end(), edge) - edges.begin());
+    double least = kNever;
+    for (std::size_t t = 0; t < tables_.tensor_degrees.size(); ++t) {
+      for (const NodeVariant& v : tables_.variants[node.index()][t])
+        least = std::min(least, tables_.tensor_degrees[t] * (incoming ? v.in : v.out)[e]);
+    }
+    return least;
+  }
+
+  void tabulate_ways() {
+    ways_.assign(tables_.graph.node_count(), {});
+    for (std::size_t n = 0; n < ways_.size(); ++n) {
+      for (std::size_t t = 0; t < tables_.tensor_degrees.size(); ++t) {
+        for (const NodeVariant& v : tables_.variants[n][t]) {
+          const Way way = way_of(v, t);
+          if (way.busy < kNever) ways_[n].push_back(way);
         }
-        crossing_[tables_.graph.target(edges[e]).index()] += bytes * cost / limit_;
-        crossing_[node.index()] -= bytes * cost / limit_;
       }
     }
   }
-
-  double shares(int sum, double mix, std::vector<double>& share, std::vector<double>& under) const {
-    const std::size_t degrees = tables_.tensor_degrees.size();
-    share.assign(tables_.graph.node_count(), kNever);
-    under.assign(share.size() * degrees, kNever);
-    double all = 0;
-    for (std::size_t n = 0; n < share.size(); ++n) {
-      for (std::size_t t = 0; t < degrees; ++t) {
-        for (const NodeVariant& v : tables_.variants[n][t])
-          under[n * degrees + t] = std::min(under[n * degrees + t], share_of(v, tables_.tensor_degrees[t], sum, mix));
-        share[n] = std::min(share[n], under[n * degrees + t]);
-      }
-      share[n] = std::min(share[n], 1e9);  // no degree is fast enough: no plan
-      all += share[n];
-    }
-    return all;
-  }
-
-  [[nodiscard]] double share_of(const NodeVariant& v, int degree, int sum, double mix) const {
-    double busy = kNever, held = kNever;
+  [[nodiscard]] Way way_of(const NodeVariant& v, std::size_t t) const {
+    Way way{.in_flight = v.bytes_in_flight, .bytes = v.bytes, .t = t};
+    way.degree = tables_.tensor_degrees[t];
     for (std::size_t d = 0; d < tables_.replicas.size(); ++d) {
-      const double spent = v.parameters * tables_.parameter_cost[d], left = limit_ - spent;
+      const double left = limit_ - v.parameters * tables_.parameter_cost[d];
       if (v.work * tables_.work_share[d] > left) continue;
       const double replicas = tables_.replicas[d];
-      if (v.work > 0) busy = std::min(busy, replicas * v.work * tables_.work_share[d] / left);
-      if (held == kNever) held = (v.bytes_in_flight * (sum + replicas) + v.bytes * replicas) / tables_.memory;
+      if (way.busy == kNever) way.replicas = replicas;
+      way.busy = std::min(way.busy, v.work > 0 ? way.degree * replicas * v.work * tables_.work_share[d] / left : 0);
     }
-    if (held == kNever) return kNever;
-    return degree * (mix * (v.work > 0 ? busy : 0) + (1 - mix) * held);
+    return way;
+  }
+
+  /// The mean and the price that say most about the whole graph.
+  [[nodiscard]] Row best_row(int sum) const {
+    std::vector<double> waiting;  // least micro-batches in flight, by tensor degree
+    for (const int degree : tables_.tensor_degrees) {
+      const int most = std::min(tables_.most_replicas - sum, (tables_.devices - sum) / degree);
+      waiting.push_back(most < 1 ? sum + 1 : 1 + (sum + most - 1) / most);
+    }
+    std::vector<double> cuts;
+    for (std::size_t size = 1; size + 1 < cheapest_cut_.size(); ++size)
+      cuts.push_back(cheapest_cut_[size] / limit_);
+    std::sort(cuts.begin(), cuts.end());
+    std::vector<double> prices{0};
+    for (const double at : {0.1, 0.3, 0.5, 0.7, 0.9}) {
+      if (!cuts.empty()) prices.push_back(cuts[static_cast<std::size_t>(at * static_cast<double>(cuts.size()))] / tables_.memory);
+    }
+    if (!cuts.empty()) {
+      prices.push_back(2 * cuts.back() / tables_.memory);
+      prices.push_back(4 * cuts.back() / tables_.memory);
+    }
+    std::vector<std::vector<double>> held(ways_.size());  // share of all memory, by node and way
+    for (std::size_t n = 0; n < ways_.size(); ++n) {
+      for (const Way& way : ways_[n]) {
+        const double replicas = least_replicas(way, sum);
+        held[n].push_back(way.degree * (way.in_flight * (sum + replicas) + way.bytes * replicas) / tables_.memory);
+      }
+    }
+    Row best, row;
+    for (const double mix : {1.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.15, 0.0}) {
+      for (const double price : prices) {
+        if (mix == 0 && price > 0) continue;
+        row.mix = mix;
+        row.price = price;
+        fill(row, held, waiting);
+        if (row.all > best.all) std::swap(best, row);
+      }
+    }
+    return best;
+  }
+
+  void fill(Row& row, const std::vector<std::vector<double>>& held, const std::vector<double>& waiting) const {
+    const std::size_t degrees = tables_.tensor_degrees.size();
+    row.share.assign(ways_.size(), 1e9);  // if no degree is fast enough: no plan
+    row.under.assign(ways_.size() * degrees, kNever);
+    row.all = owed(row, 0);
+    for (std::size_t n = 0; n < ways_.size(); ++n) {
+      for (std::size_t w = 0; w < ways_[n].size(); ++w) {
+        if (held[n][w] == kNever) continue;
+        const Way& way = ways_[n][w];
+        const double priced = row.price * (way.in_flight * waiting[way.t] + way.bytes);
+        double& under = row.under[n * degrees + way.t];
+        under = std::min(under, row.mix * (way.busy + priced) + (1 - row.mix) * held[n][w]);
+        row.share[n] = std::min(row.share[n], under);
+      }
+      row.all += row.share[n];
+    }
+  }
+
+  /// Data degree at which the node alone is fast enough and fits; infinite if there is none.
+  [[nodiscard]] double least_replicas(const Way& way, int sum) const {
+    if (way.bytes > tables_.memory) return kNever;
+    for (const int replicas : tables_.replicas) {
+      if (replicas < way.replicas) continue;
+      const int waiting = 1 + (sum + replicas - 1) / replicas;
+      if (way.in_flight * waiting + way.bytes <= tables_.memory) return replicas;
+    }
+    return kNever;
+  }
+
+  /// Credits that the stages in front of a tail may have left over.
+  [[nodiscard]] double owed(const Row& row, std::size_t size) const {
+    const double credit = row.price * tables_.memory;
+    double sum = -credit;
+    for (std::size_t later = size + 1; later + 1 < cheapest_cut_.size(); ++later)
+      sum -= std::max(0.0, credit - cheapest_cut_[later] / limit_);
+    return row.mix * sum;
+  }
+
+  void tabulate_tails() {
+    rest_.resize(tails_.size() * sums_.size());
+    std::vector<double> exact(tails_.size()), credits(cheapest_cut_.size());
+    for (std::size_t r = 0; r < rows_.size(); ++r) {
+      const Row& row = rows_[r];
+      for (std::size_t size = 0; size < credits.size(); ++size)
+        credits[size] = owed(row, size);
+      exact[0] = 0;
+      for (const double share : row.share)
+        exact[0] += share;
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        if (i > 0) {
+          const std::size_t added = reached_by_[i].added.index();
+          exact[i] = exact[reached_by_[i].before] - row.share[added] + row.mix * joins_[added] / limit_;
+        }
+        const double rest = exact[i] + credits[tails_.cardinality(DownsetId::of(i))];
+        rest_[r * exact.size() + i] = static_cast<float>(std::max(0.0, rest * (1 - 1e-6) - 1e-6));
+      }
+    }
   }
 
   const VariantTables& tables_;
   const DownsetLattice& tails_;
-  double limit_ = 0;
-  std::vector<int> sums_;             // ascending from 0
+  std::vector<int> sums_;             // ascending from 0, by row
   std::vector<std::uint8_t> row_of_;  // by sum
   std::vector<Step> reached_by_;      // by tail
-  std::vector<double> mix_;           // by row
-  std::vector<double> crossing_;      // by node that joins a tail
-  std::vector<std::vector<double>> share_, under_;  // [row][node], [row][node and tensor degree]
-  std::vector<float> rest_;                         // [row][tail]
+  std::vector<double> joins_, cheapest_cut_;  // device-seconds, by node and by size of a tail
+
+  double limit_ = 0;
+  std::vector<std::vector<Way>> ways_;  // by node
+  std::vector<Row> rows_;
+  std::vector<float> rest_;  // [row][tail]
 };
 
 }  // namespace autopar::detail

@@ -96,13 +96,17 @@ class BottleneckSearch {
 
   /// Narrow checks, wider and wider: each no counts as if it were a proof.
   void approach(BottleneckResult& best) {
-    for (const std::size_t width : {std::size_t{4}, std::size_t{24}}) {
-      if (!find_any(best, width)) continue;
-      double step = width == 4 ? 0.1 : 0.01;
-      while (step > kNear && best.lower_bound < best.seconds) {
-        const detail::Answer answer = ask(std::max(best.lower_bound, best.seconds * (1 - step)), width, best);
+    struct Phase {
+      std::size_t width;
+      double first, last;  // step
+    };
+    for (const Phase phase : {Phase{4, 0.1, 0.01}, Phase{24, 0.03, 0.003}, Phase{96, 0.001, 0.001}}) {
+      if (!find_any(best, phase.width)) continue;
+      for (double step = phase.first; step >= phase.last && best.lower_bound < best.seconds;) {
+        const detail::Answer answer =
+            ask(std::max(best.lower_bound, best.seconds * (1 - step)), phase.width, best);
         if (answer == detail::Answer::kUnknown) return;
-        step *= answer == detail::Answer::kNo ? 0.25 : 1;
+        step = answer == detail::Answer::kNo ? step / 4 : std::min(0.1, step * 1.5);
       }
     }
   }
@@ -136,6 +140,7 @@ class BottleneckSearch {
     ++best.checks;
     const detail::Answer answer = check_.run(seconds, width, states_left_);
 #ifdef BN_TRACE
+    std::fprintf(stderr, "root %.3f ", check_.root());
     static double c0=0; double c1=(double)std::clock()/CLOCKS_PER_SEC;
     std::fprintf(stderr, "%.3f T=%.10g width=%zd %s tails=%ld visits=%ld offers=%ld tries=%ld fits=%ld exact=%ld labels=%zu\n", c1-c0, seconds, width, answer==detail::Answer::kYes?"YES":answer==detail::Answer::kNo?"no":"?", check_.tails_extended, check_.visits, check_.offers, check_.tries, check_.fit_calls, (long)check_.exact_calls(), check_.labels());
     c0=c1;check_.tails_extended=check_.visits=check_.offers=check_.tries=check_.fit_calls=0;
@@ -150,7 +155,6 @@ class BottleneckSearch {
   }
 
   static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
-  static constexpr double kNear = 1e-3;
   const VariantTables& tables_;
   DownsetLattice tails_;
   detail::BottleneckCheck check_;
