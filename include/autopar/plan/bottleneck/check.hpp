@@ -39,7 +39,7 @@ class BottleneckCheck {
   /// @param states  budget, what is used is taken off
   [[nodiscard]] Answer run(double limit, std::size_t width, std::int64_t& states) {
     limit_ = limit * (1 + kRounding);
-    states_left_ = states;
+    states_left_ = states - static_cast<std::int64_t>(tails_.size());
     rest_.prepare(limit_);
     labels_.clear();
     for (auto& front : fronts_)
@@ -89,7 +89,9 @@ class BottleneckCheck {
 
  private:
   static constexpr double kRounding = 1e-13;  // sums of doubles in another order
+  static constexpr std::int64_t kTryStates = 4;  // a stage whose variants are looked at costs as much as so many visits
   static constexpr std::size_t kLanes = 4;
+  static constexpr double kAny = 1e30;
   using Lanes = std::array<double, kLanes>;
 
   struct Label {
@@ -122,6 +124,7 @@ class BottleneckCheck {
   struct Least {
     double work = std::numeric_limits<double>::infinity();  ///< if it cannot run so
     double parameters = 0, in_flight = 0, bytes = 0, all_in = 0;
+    double least_in_flight = 0, least_bytes = 0;
     std::vector<double> in{}, out{};
   };
 
@@ -173,6 +176,8 @@ class BottleneckCheck {
   [[nodiscard]] static Least least_of(const std::vector<NodeVariant>& variants) {
     Least least;
     least.parameters = variants[0].parameters;
+    least.least_in_flight = variants[0].bytes_in_flight;
+    least.least_bytes = variants[0].bytes;
     least.in = variants[0].in;
     least.out = variants[0].out;
     for (const NodeVariant& v : variants) {
@@ -182,6 +187,8 @@ class BottleneckCheck {
         least.bytes = v.bytes;
       }
       least.parameters = std::min(least.parameters, v.parameters);
+      least.least_in_flight = std::min(least.least_in_flight, v.bytes_in_flight);
+      least.least_bytes = std::min(least.least_bytes, v.bytes);
       for (std::size_t e = 0; e < v.in.size(); ++e)
         least.in[e] = std::min(least.in[e], v.in[e]);
       for (std::size_t e = 0; e < v.out.size(); ++e)
@@ -345,17 +352,21 @@ class BottleneckCheck {
 
   struct Needs {
     double work, border, parameters, in_flight, bytes;
+    double most_waiting;  ///< micro-batches in flight above which no variants fit
   };
   /// Of the stage that grows, with the least of each over the variants of a node.
   [[nodiscard]] Needs needs(std::size_t t) const {
     const std::size_t degrees = tables_.tensor_degrees.size();
-    Needs sum{0, 0, 0, 0, 0};
+    Needs sum{0, 0, 0, 0, 0, 0};
+    double in_flight = 0, bytes = 0;
     for (const NodeId node : nodes_) {
       const Least& least = least_[node.index() * degrees + t];
       sum.work += least.work;
       sum.parameters += least.parameters;
       sum.in_flight += least.in_flight;
       sum.bytes += least.bytes;
+      in_flight += least.least_in_flight;
+      bytes += least.least_bytes;
       std::size_t e = 0;
       for (const EdgeId edge : tables_.graph.in_edges(node)) {
         if (!in_stage_[tables_.graph.source(edge).index()]) sum.border += least.in[e];
@@ -367,11 +378,13 @@ class BottleneckCheck {
         ++e;
       }
     }
+    sum.most_waiting = in_flight > 0 ? (tables_.memory - bytes) / in_flight : bytes <= tables_.memory ? kAny : 0;
     return sum;
   }
 
   void offer(DownsetId to, std::size_t t, double room) {
     ++offers;
+    --states_left_;
     const int most = fewest_ + static_cast<int>(room);
     const int degree = tables_.tensor_degrees[t];
     const double devices = frames_[nodes_.size() * blocks_ + t / kLanes].devices[t % kLanes];
@@ -389,8 +402,18 @@ class BottleneckCheck {
         if (at > 0 && front[at - 1].devices <= used) break;
         if (!affordable(used, rest_.at(to, sum))) break;
         ++tries;
-        --states_left_;
-        if (!stage) stage = needs(t);
+        states_left_ -= kTryStates;
+        if (!stage) {
+          stage = needs(t);
+          if (stage->most_waiting < 2 && label.sum > 0) return;
+        }
+        // Waiting stages have at least one micro-batch in flight and one for each stage behind: straight to the degree
+        // that leaves few enough.
+        if (label.sum > 0 && in_flight(label.sum, replicas) > stage->most_waiting) {
+          const double enough = label.sum / (std::floor(stage->most_waiting) - 1);
+          d = std::max(d + 1, enough < kAny ? first_[std::min(first_.size() - 1, static_cast<std::size_t>(std::ceil(enough * (1 - 1e-12))))] : 0) - 1;
+          continue;
+        }
         if (!runs(t, d, in_flight(label.sum, replicas), *stage)) continue;
         add(to, {sum, used, label.label, to, static_cast<std::int16_t>(t), static_cast<std::int16_t>(d)});
         at = 0;

@@ -187,16 +187,15 @@ namespace detail {
 /// @param max_states  budget of the whole search; afterwards the bound is what was proven
 /// @throws InvalidArgument as `check_tables`, or if there are too many cuts for an exact search
 [[nodiscard]] inline BottleneckResult solve_bottleneck(const VariantTables& tables,
-                                                       std::int64_t max_states = 300'000'000) {
+                                                       std::int64_t max_states = 9'000'000) {
   check_tables(tables);
   const detail::FreeNodes free(tables);
   BottleneckSearch search(free.folded());
   BottleneckResult result;
   if (search.tails() > 2 * free.folded().graph.node_count()) {
     const VariantTables line = detail::in_a_line(free.folded());
-    result = BottleneckSearch(line).solve({}, max_states);
-    result.lower_bound = 0;
-    if (result.stages.empty()) result.seconds = std::numeric_limits<double>::infinity();
+    result = BottleneckSearch(line).solve({}, max_states / 10);
+    result.lower_bound = 0;  // of that order only
   }
   result = search.solve(std::move(result), max_states);
   result.stages = free.unfold(result.stages);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -27,22 +28,25 @@ class BottleneckSearch {
 
   static constexpr double kGap = 1e-9;
 
-  /// @param start       a plan to improve, may be empty
-  /// @param max_states  budget; afterwards the result is the best so far and the bound the last proven
+  /// @param start       a plan to improve, may be empty; its bound must hold
+  /// @param max_states  budget, about 50 ns each; afterwards the result is the best so far and the bound the last proven
   [[nodiscard]] BottleneckResult solve(BottleneckResult start, std::int64_t max_states) {
     BottleneckResult best = std::move(start);
-    const std::int64_t before = states_left_ = max_states;
     best.lower_bound = std::max(best.lower_bound, least_seconds());
+    const std::int64_t all = left_ = max_states;
+    reserve_ = all - all / 3;
     approach(best);
+    reserve_ = all / 8;
     prove(best);
-    best.states += before - std::max<std::int64_t>(0, states_left_);
+    reserve_ = 0;
+    if (!best.stages.empty() && !proven(best)) raise(best);
+    best.states += all - std::max<std::int64_t>(0, left_);
     return best;
   }
   [[nodiscard]] std::size_t tails() const { return tails_.size(); }
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
-  static constexpr double kUnproven = 1 - 1e-12;
 
   [[nodiscard]] static DownsetLattice tails_of(const VariantTables& tables, std::size_t max_tails) {
     check_tables(tables);
@@ -94,30 +98,36 @@ class BottleneckSearch {
     return all * (1 + 1e-9);
   }
 
+  [[nodiscard]] static bool proven(const BottleneckResult& best) {
+    return best.lower_bound >= best.seconds * (1 - kGap) * (1 - 1e-12);
+  }
+
   /// Narrow checks, wider and wider: each no counts as if it were a proof.
   void approach(BottleneckResult& best) {
     struct Phase {
       std::size_t width;
       double first, last;  // step
     };
-    for (const Phase phase : {Phase{4, 0.1, 0.01}, Phase{24, 0.03, 0.003}, Phase{96, 0.001, 0.001}}) {
-      if (!find_any(best, phase.width)) continue;
+    for (const Phase phase : {Phase{4, 0.1, 0.01}, Phase{24, 0.01, 0.0025}, Phase{96, 0.001, 0.001}}) {
+      if (!best.stages.empty() && tails_.size() < 8 * phase.width * tables_.graph.node_count()) break;
+      if (best.stages.empty() && ask(most_seconds(), phase.width, best) != detail::Answer::kYes) continue;
+      double low = best.lower_bound;
+      while (low < best.seconds * 0.75) {
+        const double middle = low > 0 ? std::sqrt(low * best.seconds) : best.seconds / 16;
+        const detail::Answer answer = ask(middle, phase.width, best);
+        if (answer == detail::Answer::kUnknown) return;
+        if (answer == detail::Answer::kNo) low = middle;
+      }
       for (double step = phase.first; step >= phase.last && best.lower_bound < best.seconds;) {
-        const detail::Answer answer =
-            ask(std::max(best.lower_bound, best.seconds * (1 - step)), phase.width, best);
+        const double seconds = std::max(best.lower_bound, best.seconds * (1 - step));
+        const detail::Answer answer = ask(seconds, phase.width, best);
         if (answer == detail::Answer::kUnknown) return;
         step = answer == detail::Answer::kNo ? step / 4 : std::min(0.1, step * 1.5);
       }
     }
   }
-  bool find_any(BottleneckResult& best, std::size_t width) {
-    const double most = most_seconds();
-    double seconds = best.lower_bound > 0 ? best.lower_bound * 1.1 : most * 1e-6;
-    for (; best.stages.empty() && seconds < most; seconds *= 1.5)
-      (void)ask(seconds, width, best);
-    return !best.stages.empty();
-  }
 
+  /// Full checks just below the best plan, until one says no or the budget ends.
   void prove(BottleneckResult& best) {
     if (best.stages.empty()) {
       const detail::Answer answer = ask(most_seconds(), kAll, best);
@@ -125,8 +135,7 @@ class BottleneckSearch {
       if (answer != detail::Answer::kYes) return;
       approach(best);
     }
-    double step = kGap;
-    while (best.lower_bound < best.seconds * (1 - kGap) * kUnproven) {
+    for (double step = kGap; !proven(best);) {
       const double seconds = std::max(best.lower_bound, best.seconds * (1 - step));
       const detail::Answer answer = ask(seconds, kAll, best);
       if (answer == detail::Answer::kUnknown) return;
@@ -135,10 +144,28 @@ class BottleneckSearch {
     }
   }
 
-  /// A better plan goes into `best`.
+  /// What is left of the budget goes into the bound: full checks are cheap where little is possible.
+  void raise(BottleneckResult& best) {
+    const std::int64_t all = left_;
+    for (double part = 0.5; part > 0.01 && left_ > all / 20;) {
+      const double seconds = best.lower_bound + part * (best.seconds - best.lower_bound);
+      reserve_ = std::max<std::int64_t>(0, left_ - all / 4);
+      const detail::Answer answer = ask(seconds, kAll, best);
+      if (answer == detail::Answer::kNo) {
+        best.lower_bound = seconds;
+      } else {
+        part /= 2;
+      }
+    }
+  }
+
+  /// A better plan goes into `best`. Leaves the reserve of the budget alone.
   [[nodiscard]] detail::Answer ask(double seconds, std::size_t width, BottleneckResult& best) {
     ++best.checks;
-    const detail::Answer answer = check_.run(seconds, width, states_left_);
+    std::int64_t states = left_ - reserve_;
+    if (states <= 0) return detail::Answer::kUnknown;
+    const detail::Answer answer = check_.run(seconds, width, states);
+    left_ = reserve_ + states;
 #ifdef BN_TRACE
     std::fprintf(stderr, "root %.3f ", check_.root());
     static double c0=0; double c1=(double)std::clock()/CLOCKS_PER_SEC;
@@ -158,7 +185,7 @@ class BottleneckSearch {
   const VariantTables& tables_;
   DownsetLattice tails_;
   detail::BottleneckCheck check_;
-  std::int64_t states_left_ = 0;
+  std::int64_t left_ = 0, reserve_ = 0;  // states
 };
 
 }  // namespace autopar

@@ -36,6 +36,8 @@ class VariantFit {
     if (over <= 0) return true;
     const Verdict verdict = walk(known.steps, stage.inside, over, spare);
     if (verdict != Verdict::kOpen) return verdict == Verdict::kYes;
+    ++exact_calls;
+    if (known.pairs) return choose(known.steps, stage.inside, over, spare);
     return exact(stage, false) <= spare + least_cost_;
   }
 
@@ -43,8 +45,10 @@ class VariantFit {
   [[nodiscard]] bool fits_within(const Stage& stage, double limit) {
     own_.clear();
     double bytes = 0, cost = 0;
+    bool pairs = true;
     for (const NodeId node : stage.nodes) {
       items_of(node, stage);
+      pairs = pairs && items_.size() <= 2;
       add_steps(node, own_);
       bytes += items_.back().bytes;
       cost += items_.back().cost;
@@ -54,6 +58,8 @@ class VariantFit {
     sort(own_);
     const Verdict verdict = walk(own_, stage.inside, bytes - tables_.memory, limit - cost);
     if (verdict != Verdict::kOpen) return verdict == Verdict::kYes;
+    ++exact_calls;
+    if (pairs) return choose(own_, stage.inside, bytes - tables_.memory, limit - cost);
     return exact(stage, true) <= limit;
   }
 
@@ -131,6 +137,7 @@ class VariantFit {
   struct Known {
     std::vector<double> bytes{};  ///< of the variant with the least work, by node
     std::vector<Step> steps{};    ///< of all nodes
+    bool pairs = true;            ///< no node has more than two variants worth a thought
   };
   /// Of one tensor degree and one number of micro-batches in flight: asked for again and again.
   [[nodiscard]] const Known& known_of(std::size_t t, int in_flight) {
@@ -143,6 +150,7 @@ class VariantFit {
       if (tables_.variants[node.index()][t].empty()) continue;
       items_of(node, t, in_flight);
       add_steps(node, known.steps);
+      known.pairs = known.pairs && items_.size() <= 2;
       known.bytes[node.index()] = items_.back().bytes;
     }
     sort(known.steps);
@@ -167,8 +175,35 @@ class VariantFit {
     return Verdict::kNo;
   }
 
+  /// Whether some of the steps, each taken or left, save enough bytes at little enough cost: depth first, cheapest bytes
+  /// first, cut off by the linear relaxation.
+  [[nodiscard]] bool choose(const std::vector<Step>& steps, const std::vector<char>& inside, double over, double spare) {
+    open_.clear();
+    for (const Step& step : steps) {
+      if (inside[step.node.index()] && step.cost <= spare) open_.push_back(step);
+    }
+    return choose_from(0, over, spare);
+  }
+  [[nodiscard]] bool choose_from(std::size_t first, double over, double spare) const {
+    double bytes = over, cost = spare;
+    for (std::size_t i = first; bytes > 0; ++i) {
+      if (i == open_.size()) return false;
+      const Step& step = open_[i];
+      const double part = std::min(1.0, bytes / step.bytes);
+      cost -= part * step.cost;
+      if (cost < 0) return false;
+      bytes -= part * step.bytes;
+      if (part == 1 && bytes <= 0) return true;
+    }
+    for (std::size_t i = first; i < open_.size(); ++i) {  // the first step that is taken
+      if (open_[i].cost > spare) continue;
+      if (open_[i].bytes >= over || choose_from(i + 1, over - open_[i].bytes, spare - open_[i].cost)) return true;
+      if (open_[i].rate * over > spare) return false;  // later bytes cost more
+    }
+    return false;
+  }
+
   [[nodiscard]] double exact(const Stage& stage, bool whole_cost) {
-    ++exact_calls;
     const auto all = classes(stage, whole_cost);
     least_cost_ = 0;
     for (const auto& items : all) {
@@ -195,7 +230,7 @@ class VariantFit {
   const VariantTables& tables_;
   std::vector<std::vector<Known>> known_;  // [tensor degree][micro-batches in flight]
   std::vector<Item> items_;
-  std::vector<Step> own_;
+  std::vector<Step> own_, open_;
   double least_cost_ = 0;
 };
 
