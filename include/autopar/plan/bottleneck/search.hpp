@@ -34,10 +34,15 @@ class BottleneckSearch {
     BottleneckResult best = std::move(start);
     best.lower_bound = std::max(best.lower_bound, least_seconds());
     const std::int64_t all = left_ = max_states;
-    reserve_ = all - all / 3;
-    approach(best);
-    reserve_ = all / 8;
+    reserve_ = all / 3 * 2;
+    for (const std::size_t width : {3, 8, 20})
+      approach(width, best);
+    reserve_ = all / 3;
     prove(best);
+    reserve_ = all / 10;
+    for (const std::size_t width : {20, 50, 120}) {
+      if (!proven(best)) approach(width, best);
+    }
     reserve_ = 0;
     if (!best.stages.empty() && !proven(best)) raise(best);
     best.states += all - std::max<std::int64_t>(0, left_);
@@ -102,28 +107,21 @@ class BottleneckSearch {
     return best.lower_bound >= best.seconds * (1 - kGap) * (1 - 1e-12);
   }
 
-  /// Narrow checks, wider and wider: each no counts as if it were a proof.
-  void approach(BottleneckResult& best) {
-    struct Phase {
-      std::size_t width;
-      double first, last;  // step
-    };
-    for (const Phase phase : {Phase{4, 0.1, 0.01}, Phase{24, 0.01, 0.0025}, Phase{96, 0.001, 0.001}}) {
-      if (!best.stages.empty() && tails_.size() < 8 * phase.width * tables_.graph.node_count()) break;
-      if (best.stages.empty() && ask(most_seconds(), phase.width, best) != detail::Answer::kYes) continue;
-      double low = best.lower_bound;
-      while (low < best.seconds * 0.75) {
-        const double middle = low > 0 ? std::sqrt(low * best.seconds) : best.seconds / 16;
-        const detail::Answer answer = ask(middle, phase.width, best);
-        if (answer == detail::Answer::kUnknown) return;
-        if (answer == detail::Answer::kNo) low = middle;
-      }
-      for (double step = phase.first; step >= phase.last && best.lower_bound < best.seconds;) {
-        const double seconds = std::max(best.lower_bound, best.seconds * (1 - step));
-        const detail::Answer answer = ask(seconds, phase.width, best);
-        if (answer == detail::Answer::kUnknown) return;
-        step = answer == detail::Answer::kNo ? step / 4 : std::min(0.1, step * 1.5);
-      }
+  /// Narrow checks, downwards from the best plan in smaller and smaller steps: each no counts as if it were a proof.
+  void approach(std::size_t width, BottleneckResult& best) {
+    if (best.stages.empty() && ask(most_seconds(), width, best) != detail::Answer::kYes) return;
+    double low = best.lower_bound;
+    while (low < best.seconds * 0.8) {
+      const double middle = low > 0 ? std::sqrt(low * best.seconds) : best.seconds / 16;
+      const detail::Answer answer = ask(middle, width, best);
+      if (answer == detail::Answer::kUnknown) return;
+      if (answer == detail::Answer::kNo) low = middle;
+    }
+    for (double step = 0.06; step > 0.003 && !proven(best);) {
+      const double seconds = std::max(best.lower_bound, best.seconds * (1 - step));
+      const detail::Answer answer = ask(seconds, width, best);
+      if (answer == detail::Answer::kUnknown) return;
+      if (answer == detail::Answer::kNo) step /= 3;
     }
   }
 
@@ -133,7 +131,7 @@ class BottleneckSearch {
       const detail::Answer answer = ask(most_seconds(), kAll, best);
       if (answer == detail::Answer::kNo) best.lower_bound = kNever;
       if (answer != detail::Answer::kYes) return;
-      approach(best);
+      approach(8, best);
     }
     for (double step = kGap; !proven(best);) {
       const double seconds = std::max(best.lower_bound, best.seconds * (1 - step));
