@@ -12,8 +12,8 @@
 #include <string>
 
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/fold.hpp>
-#include <autopar/plan/bottleneck/search.hpp>
+#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
+#include <autopar/plan/planner.hpp>
 
 namespace ap = autopar;
 
@@ -80,9 +80,9 @@ std::string json_number(double value) {
 int main(int argc, char** argv) {
   try {
     const Arguments arguments = parse(argc, argv);
-    const ap::VariantTables tables = ap::parse_instance(read(arguments.instance), arguments.instance, arguments.target);
+    const auto instance = ap::parse_instance(read(arguments.instance), arguments.instance, arguments.target);
     const auto begin = std::chrono::steady_clock::now();
-    const ap::BottleneckResult result = ap::solve_bottleneck(tables);
+    const ap::BottleneckResult result = ap::Planner<ap::SlowestStage>{}.plan(instance.graph, instance.costs, instance.limits);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     const bool feasible = !result.stages.empty();
     std::cout << "{\"objective\":" << (feasible ? json_number(result.seconds) : "-1")
@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
               << ",\"gap\":" << (feasible ? json_number(result.seconds / result.lower_bound - 1) : "null")
               << ",\"seconds\":" << seconds.count() << ",\"feasible\":" << (feasible ? "true" : "false")
               << ",\"stages\":" << result.stages.size() << ",\"checks\":" << result.checks << "}\n";
-    if (!arguments.out.empty() && feasible) std::ofstream(arguments.out) << ap::to_json(tables, result.stages) << "\n";
+    if (!arguments.out.empty() && feasible) std::ofstream(arguments.out) << ap::to_json(instance, result.stages) << "\n";
     return EXIT_SUCCESS;
   } catch (const ap::Error& error) {
     std::cerr << "plan_quality: " << error.what() << "\n";

@@ -14,7 +14,8 @@
 
 #include <autopar/graph/algorithms/downsets.hpp>
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/fold.hpp>
+#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
+#include <autopar/plan/planner.hpp>
 
 #include "instances.hpp"
 
@@ -57,10 +58,9 @@ struct Tally {
 };
 
 void run(const Case& one, int devices, double gigabytes, Tally& tally) {
-  const ap::VariantTables tables =
-      ap::parse_instance(one.json, "generated", {devices, gigabytes * kGiB, 25 * kGiB});
+  const auto instance = ap::parse_instance(one.json, "generated", {devices, gigabytes * kGiB, 25 * kGiB});
   const std::clock_t begin = std::clock();
-  const ap::BottleneckResult result = ap::solve_bottleneck(tables);
+  const ap::BottleneckResult result = ap::Planner<ap::SlowestStage>{}.plan(instance.graph, instance.costs, instance.limits);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;  // this thread alone, whatever else runs
   const bool feasible = !result.stages.empty();
   const bool proven = feasible || std::isinf(result.lower_bound);

@@ -62,22 +62,27 @@ class Field {
 
 constexpr std::int64_t kMostIds = 1'000'000'000;
 
+}  // namespace
+
 class InstanceReader {
  public:
   InstanceReader(const Json& json, std::string file) : file_(std::move(file)), root_(json, file_, "") {}
 
-  [[nodiscard]] VariantTables read(const InstanceTarget& target) {
-    VariantTables tables;
-    tables.devices = target.devices ? *target.devices : static_cast<int>(root_.whole("maxDevices", 1, 1 << 30));
-    tables.memory = target.memory ? *target.memory : root_.number("maxMemoryPerDevice");
-    const double bandwidth = target.bandwidth ? *target.bandwidth : root_.number("bandwidth");
-    detail::demand(bandwidth > 0 && std::isfinite(bandwidth), "the bandwidth must be positive and finite");
-    add_nodes(tables);
-    add_edges(tables);
-    add_variants(tables);
-    add_degrees(tables, root_.whole("mbsInBatch", 1, 1 << 30), bandwidth);
-    check_tables(tables);
-    return tables;
+  [[nodiscard]] PlanningInstance read(const InstanceTarget& target) {
+    PlanningInstance instance;
+    instance.limits.devices = target.devices ? *target.devices : static_cast<int>(root_.whole("maxDevices", 1, 1 << 30));
+    instance.limits.memory = target.memory ? *target.memory : root_.number("maxMemoryPerDevice");
+    detail::demand(instance.limits.memory > 0 && std::isfinite(instance.limits.memory),
+                   "the memory of a device must be positive and finite");
+    instance.costs.bandwidth_ = target.bandwidth ? *target.bandwidth : root_.number("bandwidth");
+    detail::demand(instance.costs.bandwidth_ > 0 && std::isfinite(instance.costs.bandwidth_),
+                   "the bandwidth must be positive and finite");
+    instance.costs.microbatches_ = static_cast<int>(root_.whole("mbsInBatch", 1, 1 << 30));
+    add_nodes(instance);
+    add_edges(instance);
+    add_variants(instance);
+    (void)topological_order(instance.graph);
+    return instance;
   }
 
  private:
@@ -85,20 +90,20 @@ class InstanceReader {
     return {root_.list("nodes")[i], file_, "nodes[" + std::to_string(i) + "]"};
   }
 
-  void add_nodes(VariantTables& tables) {
+  void add_nodes(PlanningInstance& instance) {
     const std::size_t count = root_.list("nodes").size();
     std::vector<int> degrees;
     for (std::size_t i = 0; i < count; ++i) {
       const Field field = node_field(i);
       const std::int64_t id = field.whole("id", 0, kMostIds);
-      if (!by_id_.emplace(id, tables.graph.add_node(id)).second) field.fail("id " + std::to_string(id) + " is taken");
+      if (!by_id_.emplace(id, instance.graph.add_node(id)).second) field.fail("id " + std::to_string(id) + " is taken");
       const Field choices = field.of("TMPCs");
       for (const auto& [degree, variants] : choices.json().items())
         degrees.push_back(degree_of(choices, degree));
     }
     std::sort(degrees.begin(), degrees.end());
     degrees.erase(std::unique(degrees.begin(), degrees.end()), degrees.end());
-    tables.tensor_degrees = std::move(degrees);
+    instance.costs.degrees_ = std::move(degrees);
   }
 
   static int degree_of(const Field& field, const std::string& text) {
@@ -107,7 +112,7 @@ class InstanceReader {
     return std::stoi(text);
   }
 
-  void add_edges(VariantTables& tables) {
+  void add_edges(PlanningInstance& instance) {
     const Json& edges = root_.list("edges");
     for (std::size_t i = 0; i < edges.size(); ++i) {
       const Field field(edges[i], file_, "edges[" + std::to_string(i) + "]");
@@ -117,38 +122,36 @@ class InstanceReader {
         if (found == by_id_.end()) field.fail("there is no node " + std::to_string(id));
         return found->second;
       };
-      tables.graph.add_edge(end("sourceId"), end("destId"), 0);
+      instance.graph.add_edge(end("sourceId"), end("destId"), 0);
       bytes_.push_back(field.number("communicationCost"));
     }
   }
 
-  void add_variants(VariantTables& tables) {
-    tables.variants.assign(tables.graph.node_count(),
-                           std::vector<std::vector<NodeVariant>>(tables.tensor_degrees.size()));
-    for (std::size_t i = 0; i < tables.graph.node_count(); ++i) {
+  void add_variants(PlanningInstance& instance) {
+    auto& costs = instance.costs;
+    costs.variants_.assign(instance.graph.node_count(), std::vector<std::vector<NodeVariant>>(costs.degrees_.size()));
+    for (std::size_t i = 0; i < instance.graph.node_count(); ++i) {
       const Field choices = node_field(i).of("TMPCs");
-      for (std::size_t t = 0; t < tables.tensor_degrees.size(); ++t) {
-        const std::string degree = std::to_string(tables.tensor_degrees[t]);
+      for (std::size_t t = 0; t < costs.degrees_.size(); ++t) {
+        const std::string degree = std::to_string(costs.degrees_[t]);
         if (!choices.json().contains(degree)) continue;
         const Json& list = choices.list(degree);
         for (std::size_t v = 0; v < list.size(); ++v) {
           const Field field(list[v], file_,
                             "nodes[" + std::to_string(i) + "].TMPCs." + degree + "[" + std::to_string(v) + "]");
-          tables.variants[i][t].push_back(variant(tables, NodeId::of(i), field));
+          costs.variants_[i][t].push_back(variant(instance.graph, NodeId::of(i), field));
         }
       }
     }
   }
 
-  /// Both directions of a micro-batch cross an edge, forwards and backwards.
-  [[nodiscard]] NodeVariant variant(const VariantTables& tables, NodeId node, const Field& field) const {
+  [[nodiscard]] NodeVariant variant(const Graph<std::int64_t, char>& graph, NodeId node, const Field& field) const {
     NodeVariant out;
     out.name = field.text("id");
     out.work = field.number("timePerSample");
     out.bytes_in_flight = field.number("memoryUsageA");
     out.bytes = field.number("memoryUsageB");
     out.parameters = field.number("parameterSize");
-    const auto& graph = tables.graph;
     for (const EdgeId edge : graph.in_edges(node)) {
       const std::string before = std::to_string(graph[graph.source(edge)]);
       out.in.push_back(2 * (bytes_[edge.index()] + field.of("syncTimeFw").number(before)));
@@ -160,29 +163,27 @@ class InstanceReader {
     return out;
   }
 
-  /// A ring sum of 4-byte gradients over d replicas, once a batch.
-  static void add_degrees(VariantTables& tables, std::int64_t microbatches, double bandwidth) {
-    const auto most = std::min<std::int64_t>(microbatches, tables.devices);
-    for (std::int64_t d = 1; d <= most; ++d) {
-      if (microbatches % d != 0) continue;
-      const auto replicas = static_cast<double>(d);
-      tables.replicas.push_back(static_cast<int>(d));
-      tables.work_share.push_back(1 / replicas);
-      tables.border_cost.push_back(1 / replicas / bandwidth);
-      tables.parameter_cost.push_back(4 * (replicas - 1) / replicas / static_cast<double>(microbatches) / bandwidth);
-    }
-    tables.most_replicas = static_cast<int>(microbatches);
-  }
-
   std::string file_;
   Field root_;
   std::map<std::int64_t, NodeId> by_id_;
   std::vector<double> bytes_;  // by edge
 };
 
-}  // namespace
+std::vector<int> InstanceCosts::replicas(int devices) const {
+  std::vector<int> degrees;
+  for (int d = 1; d <= std::min(microbatches_, devices); ++d) {
+    if (microbatches_ % d == 0) degrees.push_back(d);
+  }
+  return degrees;
+}
 
-VariantTables parse_instance(std::string_view json, const std::string& file, const InstanceTarget& target) {
+std::vector<NodeVariant> InstanceCosts::variants(const Graph<std::int64_t, char>&, NodeId node, int degree) const {
+  const auto at = std::find(degrees_.begin(), degrees_.end(), degree);
+  if (at == degrees_.end()) return {};
+  return variants_[node.index()][static_cast<std::size_t>(at - degrees_.begin())];
+}
+
+PlanningInstance parse_instance(std::string_view json, const std::string& file, const InstanceTarget& target) {
   if (target.devices) {
     detail::demand(*target.devices >= 1, "a plan needs at least one device, not " + std::to_string(*target.devices));
   }
@@ -190,17 +191,14 @@ VariantTables parse_instance(std::string_view json, const std::string& file, con
   return InstanceReader(root, file).read(target);
 }
 
-std::string to_json(const VariantTables& tables, const std::vector<VariantStage>& stages) {
+std::string to_json(const PlanningInstance& instance, const std::vector<VariantStage>& stages) {
   Json list = Json::array();
   for (const VariantStage& stage : stages) {
     Json nodes = Json::array(), variants = Json::object();
-    const auto t = static_cast<std::size_t>(
-        std::find(tables.tensor_degrees.begin(), tables.tensor_degrees.end(), stage.tensor_degree) -
-        tables.tensor_degrees.begin());
     for (std::size_t i = 0; i < stage.nodes.size(); ++i) {
-      const std::int64_t id = tables.graph[stage.nodes[i]];
+      const std::int64_t id = instance.graph[stage.nodes[i]];
       nodes.push_back(id);
-      const auto& choices = tables.variants[stage.nodes[i].index()][t];
+      const auto choices = instance.costs.variants(instance.graph, stage.nodes[i], stage.tensor_degree);
       variants[std::to_string(id)] = choices[static_cast<std::size_t>(stage.variants[i])].name;
     }
     list.push_back({{"nodes", std::move(nodes)},

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <autopar/cost/variants.hpp>
+#include <autopar/graph/graph.hpp>
 #include <autopar/plan/bottleneck/tables.hpp>
 
 namespace autopar {
@@ -16,14 +19,43 @@ struct InstanceTarget {
   std::optional<double> bandwidth;  ///< bytes a second
 };
 
-/// A planning instance in the format of msr-fiddle/piper as tables for `BottleneckSearch`: costs of each node under
-/// each tensor degree and variant, bytes of edges.
+/// The costs of an instance: models `VariantCostModel` for its own graph. Both directions of a micro-batch cross an
+/// edge, forwards and backwards; d replicas sum their 4-byte gradients in a ring, once a batch.
+class InstanceCosts {
+ public:
+  [[nodiscard]] const std::vector<int>& tensor_degrees() const { return degrees_; }
+  /// Those that divide the micro-batches.
+  [[nodiscard]] std::vector<int> replicas(int devices) const;
+  [[nodiscard]] int most_replicas() const { return microbatches_; }
+  [[nodiscard]] std::vector<NodeVariant> variants(const Graph<std::int64_t, char>& graph, NodeId node, int degree) const;
+  [[nodiscard]] double work_share(int replicas) const { return 1.0 / replicas; }
+  [[nodiscard]] double border_cost(int replicas) const { return 1.0 / replicas / bandwidth_; }
+  [[nodiscard]] double parameter_cost(int replicas) const {
+    return 4.0 * (replicas - 1) / replicas / microbatches_ / bandwidth_;
+  }
+
+ private:
+  friend class InstanceReader;
+  std::vector<int> degrees_;
+  std::vector<std::vector<std::vector<NodeVariant>>> variants_;  // [node][position of the degree]
+  int microbatches_ = 1;
+  double bandwidth_ = 1;
+};
+
+/// A planning instance: what `Planner<SlowestStage>` plans.
+struct PlanningInstance {
+  Graph<std::int64_t, char> graph;  ///< nodes hold the ids of the file
+  InstanceCosts costs;
+  DeviceLimits limits;
+};
+
+/// Reads the format of msr-fiddle/piper: costs of each node under each tensor degree and variant, bytes of edges.
 /// @throws ConfigError for text that is no such instance: truncated, unknown ids, missing, negative or infinite numbers
 /// @throws InvalidArgument if the target has no device, memory or bandwidth, or the graph a cycle
-[[nodiscard]] VariantTables parse_instance(std::string_view json, const std::string& file,
-                                           const InstanceTarget& target = {});
+[[nodiscard]] PlanningInstance parse_instance(std::string_view json, const std::string& file,
+                                              const InstanceTarget& target = {});
 
-/// The stages as the same project writes plans.
-[[nodiscard]] std::string to_json(const VariantTables& tables, const std::vector<VariantStage>& stages);
+/// The stages as the same project writes plans. @pre the stages are of this instance
+[[nodiscard]] std::string to_json(const PlanningInstance& instance, const std::vector<VariantStage>& stages);
 
 }  // namespace autopar

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -90,15 +91,29 @@ struct SearchResult {
   std::int64_t states = 0;  ///< expanded
 };
 
+/// What a planner minimises: the default is `StepObjective`, `SlowestStage` another.
+///
+/// `Solution` is a point of the search, `Found` what a staging policy returns. Calling an objective gives the terms of a
+/// solution, from which `seconds` takes what is minimised and `fits` says whether all limits hold.
+/// Laws: pure; seconds are finite and not negative; solutions that do not fit have terms, too.
+template <class O>
+concept Objective = requires(const O& objective, const typename O::Solution& solution) {
+  requires std::same_as<typename O::policy_category, objective_policy_tag>;
+  requires std::is_object_v<typename O::Found>;
+  { objective.seconds(objective(solution)) } -> std::same_as<Seconds>;
+  { objective.fits(objective(solution)) } -> std::same_as<bool>;
+};
+static_assert(Objective<StepObjective>);
+
 /// Finds stagings of a workload under an objective and its constraints.
 ///
 /// Laws: pure and deterministic; every stage is convex and not empty, the stages partition the nodes; constraints on
 /// stages, replicas, micro-batches, schedules and whole-batch nodes are met; an exact policy returns the fastest
 /// staging that fits. Budgets count expanded states.
-template <class P>
-concept StagingPolicy = requires(const P& policy, const StepObjective& objective) {
+template <class P, class O = StepObjective>
+concept StagingPolicy = Objective<O> && requires(const P& policy, const O& objective) {
   requires std::same_as<typename P::policy_category, staging_policy_tag>;
-  { policy.search(objective) } -> std::same_as<SearchResult>;
+  { policy.search(objective) } -> std::same_as<typename O::Found>;
 };
 
 /// Puts nodes together before the search. Laws: the blocks partition the nodes and do not depend on one another in a

@@ -18,6 +18,10 @@
 
 namespace autopar {
 
+/// Marks what a planner may minimise, see `Objective`.
+struct objective_policy_tag {};
+struct SearchResult;
+
 /// What a stage contributes to a step.
 struct StageTerms {
   Seconds forward{};  ///< of the largest share of a micro-batch
@@ -95,6 +99,10 @@ static_assert(ProgramCosts<StagingCosts>);
 /// @cost of a call: O(actions of the program), tens of microseconds for a few ranks, milliseconds for 64
 class StepObjective {
  public:
+  using policy_category = objective_policy_tag;
+  using Solution = Staging;
+  using Found = SearchResult;
+
   StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
       : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {}
 
@@ -134,6 +142,7 @@ class StepObjective {
     return terms;
   }
 
+  [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
   /// Largest peak of any stage.
   [[nodiscard]] static Bytes peak(const StepTerms& terms) {
     Bytes most{};

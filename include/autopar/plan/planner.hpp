@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <string>
 #include <type_traits>
@@ -39,7 +40,19 @@ template <class Tag, class... Policies>
 inline constexpr int kInCategory = (0 + ... + (InCategory<Tag, Policies> ? 1 : 0));
 
 template <class Policy>
-concept KnownPolicy = InCategory<staging_policy_tag, Policy> || InCategory<coarsening_policy_tag, Policy>;
+concept KnownPolicy = InCategory<staging_policy_tag, Policy> || InCategory<coarsening_policy_tag, Policy> ||
+    InCategory<objective_policy_tag, Policy>;
+
+/// The search that an objective brings along, or the one of the simulated step.
+template <class O>
+struct DefaultStaging {
+  using type = ExactStaging;
+};
+template <class O>
+requires requires { typename O::DefaultStaging; }
+struct DefaultStaging<O> {
+  using type = typename O::DefaultStaging;
+};
 
 }  // namespace detail
 
@@ -47,17 +60,27 @@ concept KnownPolicy = InCategory<staging_policy_tag, Policy> || InCategory<coars
 /// input gives the same plan, byte for byte.
 ///
 /// Policies come in any order, what is left out is the default: `Planner<>`, `Planner<UniformStaging>`,
-/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`.
+/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`. An objective is a
+/// policy, too: `Planner<SlowestStage>` plans with the staging policy that the objective names, `Planner<MyObjective,
+/// MyStaging>` with the user's own.
 template <detail::KnownPolicy... Policies>
 class Planner {
  public:
-  using StagingSearch = typename detail::Pick<staging_policy_tag, ExactStaging, Policies...>::type;
+  using Minimised = typename detail::Pick<objective_policy_tag, StepObjective, Policies...>::type;
+  using StagingSearch =
+      typename detail::Pick<staging_policy_tag, typename detail::DefaultStaging<Minimised>::type, Policies...>::type;
   using Coarsening = typename detail::Pick<coarsening_policy_tag, HeavyEdge, Policies...>::type;
   static_assert(detail::kInCategory<staging_policy_tag, Policies...> <= 1, "Planner: more than one staging policy");
   static_assert(detail::kInCategory<coarsening_policy_tag, Policies...> <= 1,
                 "Planner: more than one coarsening policy");
-  static_assert(StagingPolicy<StagingSearch>, "Planner: the staging policy does not model StagingPolicy");
+  static_assert(detail::kInCategory<objective_policy_tag, Policies...> <= 1, "Planner: more than one objective");
+  static_assert(Objective<Minimised>, "Planner: the objective does not model Objective");
+  static_assert(StagingPolicy<StagingSearch, Minimised>,
+                "Planner: the staging policy does not model StagingPolicy for the objective");
   static_assert(CoarseningPolicy<Coarsening>, "Planner: the coarsening policy does not model CoarseningPolicy");
+
+  /// Plans are for the runtime, on ranks, by the simulated step.
+  static constexpr bool kSimulates = std::same_as<Minimised, StepObjective>;
 
   StagingSearch staging{};
   Coarsening coarsening{};
@@ -67,12 +90,14 @@ class Planner {
   /// @throws InvalidArgument if options contradict one another, the world, the model or the runtime
   /// @throws CaptureError if a forced plan cannot run an operator exactly
   /// @throws InfeasiblePlan if no plan fits the memory: the stage, the bytes, and the changes that fit
-  [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) const {
+  [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) const
+      requires kSimulates {
     return plan(profile, RooflineCost(cluster), cluster, request);
   }
 
   /// The same with other costs.
   template <CostModel<Graph<OpProfile, ValueProfile>> M>
+  requires kSimulates
   [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
                           const PlanRequest& request) const {
     Plan result = plan_workload(make_workload(profile, costs), cluster, request);
@@ -88,8 +113,20 @@ class Planner {
 
   /// A plan for any graph with a cost model of its own; `StagePlan::ops` stays empty.
   template <BidirectionalGraph G, CostModel<G> M>
+  requires kSimulates
   [[nodiscard]] Plan plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
     return plan_workload(make_workload(graph, costs), cluster, request);
+  }
+
+  /// What the staging policy finds under another objective than the simulated step, for any graph with costs and limits
+  /// that the objective can be made from. No coarsening: the objective alone knows what may be put together.
+  /// @throws what making the objective throws, for `SlowestStage` see `make_tables`
+  template <BidirectionalGraph G, class M, class Limits>
+  requires(!kSimulates && std::constructible_from<Minimised, const G&, const M&, const Limits&>)
+  [[nodiscard]] typename Minimised::Found plan(const G& graph, const M& costs, const Limits& limits) const {
+    const Minimised objective(graph, costs, limits);
+    observe("searching " + std::to_string(graph.node_count()) + " nodes");
+    return staging.search(objective);
   }
 
  private:

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/topological_order.hpp>
-#include <autopar/plan/bottleneck/search.hpp>
 #include <autopar/plan/bottleneck/tables.hpp>
 
 namespace autopar {
@@ -160,46 +159,5 @@ class FreeNodes {
 };
 
 }  // namespace detail
-
-namespace detail {
-
-/// The tables with their nodes in one order only.
-[[nodiscard]] inline VariantTables in_a_line(VariantTables tables) {
-  const auto order = topological_order(tables.graph);
-  for (std::size_t i = 0; i + 1 < order.size(); ++i) {
-    tables.graph.add_edge(order[i], order[i + 1], 0);
-    for (auto& variants : tables.variants[order[i].index()]) {
-      for (NodeVariant& v : variants)
-        v.out.push_back(0);
-    }
-    for (auto& variants : tables.variants[order[i + 1].index()]) {
-      for (NodeVariant& v : variants)
-        v.in.push_back(0);
-    }
-  }
-  return tables;
-}
-
-}  // namespace detail
-
-/// The pipeline with the fastest slowest stage, and the proof. Where branches make many cuts, the best plan along one
-/// order is found first, and everything that cannot beat it is left out.
-/// @param max_states  budget of the whole search; afterwards the bound is what was proven
-/// @throws InvalidArgument as `check_tables`, or if there are too many cuts for an exact search
-[[nodiscard]] inline BottleneckResult solve_bottleneck(const VariantTables& tables,
-                                                       std::int64_t max_states = 9'000'000) {
-  check_tables(tables);
-  const detail::FreeNodes free(tables);
-  BottleneckSearch search(free.folded());
-  BottleneckResult result;
-  if (search.tails() > 2 * free.folded().graph.node_count()) {
-    const VariantTables line = detail::in_a_line(free.folded());
-    result = BottleneckSearch(line).solve({}, max_states / 10);
-    result.lower_bound = 0;  // of that order only
-  }
-  result = search.solve(std::move(result), max_states);
-  result.stages = free.unfold(result.stages);
-  return result;
-}
 
 }  // namespace autopar

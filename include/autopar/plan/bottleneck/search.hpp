@@ -15,6 +15,33 @@
 
 namespace autopar {
 
+/// The tails (sets of nodes closed under successors) of a graph, or nullopt if there are more than `most`.
+[[nodiscard]] inline std::optional<DownsetLattice> tails_of(const VariantTables& tables, std::size_t most) {
+  Graph<char, char> reversed;
+  for (std::size_t i = 0; i < tables.graph.node_count(); ++i)
+    reversed.add_node();
+  for (const EdgeId edge : tables.graph.edges())
+    reversed.add_edge(tables.graph.target(edge), tables.graph.source(edge));
+  return enumerate_downsets(reversed, most);
+}
+
+/// Seconds of a stage if all devices shared all work evenly: a lower bound.
+[[nodiscard]] inline double even_share(const VariantTables& tables) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  double share = kNever, all = 0;
+  for (std::size_t d = 0; d < tables.replicas.size(); ++d)
+    share = std::min(share, tables.replicas[d] * tables.work_share[d]);
+  for (const auto& degrees : tables.variants) {
+    double least = kNever;
+    for (std::size_t t = 0; t < degrees.size(); ++t) {
+      for (const NodeVariant& v : degrees[t])
+        least = std::min(least, v.work * tables.tensor_degrees[t]);
+    }
+    all += least;
+  }
+  return all * share / tables.devices * (1 - 1e-12);
+}
+
 /// The pipeline with the fastest slowest stage, and the proof: a search for the bottleneck T below which no pipeline
 /// exists. Whether T can be met is decided by `BottleneckCheck`; thrifty checks find good plans quickly, and the last
 /// full one proves that nothing is faster.
@@ -22,9 +49,9 @@ namespace autopar {
 /// Deterministic, and exact unless the budget ends. Refers to the tables, which must outlive it.
 class BottleneckSearch {
  public:
-  /// @throws InvalidArgument as `check_tables`, or if the graph has more than `max_tails` tails
-  explicit BottleneckSearch(const VariantTables& tables, std::size_t max_tails = 1'000'000)
-      : tables_(tables), tails_(tails_of(tables, max_tails)), check_(tables, tails_) {}
+  /// @param tails  of the tables' graph, see `tails_of`
+  BottleneckSearch(const VariantTables& tables, const DownsetLattice& tails)
+      : tables_(tables), tails_(tails), check_(tables, tails_) {}
 
   static constexpr double kGap = 1e-9;
 
@@ -32,7 +59,7 @@ class BottleneckSearch {
   /// @param max_states  budget, about 50 ns each; afterwards the result is the best so far and the bound the last proven
   [[nodiscard]] BottleneckResult solve(BottleneckResult start, std::int64_t max_states) {
     BottleneckResult best = std::move(start);
-    best.lower_bound = std::max(best.lower_bound, least_seconds());
+    best.lower_bound = std::max(best.lower_bound, even_share(tables_));
     const std::int64_t all = left_ = max_states;
     reserve_ = all / 3 * 2;
     for (const std::size_t width : {3, 8, 20})
@@ -48,39 +75,10 @@ class BottleneckSearch {
     best.states += all - std::max<std::int64_t>(0, left_);
     return best;
   }
-  [[nodiscard]] std::size_t tails() const { return tails_.size(); }
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-  [[nodiscard]] static DownsetLattice tails_of(const VariantTables& tables, std::size_t max_tails) {
-    check_tables(tables);
-    Graph<char, char> reversed;
-    for (std::size_t i = 0; i < tables.graph.node_count(); ++i)
-      reversed.add_node();
-    for (const EdgeId edge : tables.graph.edges())
-      reversed.add_edge(tables.graph.target(edge), tables.graph.source(edge));
-    auto lattice = enumerate_downsets(reversed, max_tails);
-    detail::demand(lattice.has_value(), "the graph has more than " + std::to_string(max_tails) +
-                                            " cuts; put nodes together before an exact search");
-    return std::move(*lattice);
-  }
-
-  /// All devices share all work evenly.
-  [[nodiscard]] double least_seconds() const {
-    double share = kNever, all = 0;
-    for (std::size_t d = 0; d < tables_.replicas.size(); ++d)
-      share = std::min(share, tables_.replicas[d] * tables_.work_share[d]);
-    for (const auto& degrees : tables_.variants) {
-      double least = kNever;
-      for (std::size_t t = 0; t < degrees.size(); ++t) {
-        for (const NodeVariant& v : degrees[t])
-          least = std::min(least, v.work * tables_.tensor_degrees[t]);
-      }
-      all += least;
-    }
-    return all * share / tables_.devices * (1 - 1e-12);
-  }
   /// No stage of any plan takes longer.
   [[nodiscard]] double most_seconds() const {
     double all = 0;
@@ -100,7 +98,7 @@ class BottleneckSearch {
       }
       all += worst;
     }
-    return all * (1 + 1e-9);
+    return std::max(all * (1 + 1e-9), 1e-30);  // shares of a limit are divided by it
   }
 
   [[nodiscard]] static bool proven(const BottleneckResult& best) {
@@ -181,7 +179,7 @@ class BottleneckSearch {
 
   static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
   const VariantTables& tables_;
-  DownsetLattice tails_;
+  const DownsetLattice& tails_;
   detail::BottleneckCheck check_;
   std::int64_t left_ = 0, reserve_ = 0;  // states
 };

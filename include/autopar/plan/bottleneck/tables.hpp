@@ -2,24 +2,23 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include <autopar/core/error.hpp>
+#include <autopar/cost/variants.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/graph/graph.hpp>
+#include <autopar/graph/iteration.hpp>
 
 namespace autopar {
 
-/// One way to run a node under one tensor degree.
-struct NodeVariant {
-  std::string name;
-  double work = 0;                  ///< seconds of a micro-batch on one replica
-  double bytes_in_flight = 0;       ///< held for each micro-batch in flight
-  double bytes = 0;                 ///< held always
-  double parameters = 0;            ///< bytes of parameters
-  std::vector<double> in{}, out{};  ///< bytes if the i-th incoming (outgoing) edge crosses the border of the stage
+/// The devices that a plan may use.
+struct DeviceLimits {
+  int devices = 1;
+  double memory = 0;  ///< bytes of one
 };
 
 /// A pipeline problem as values: what the exact bottleneck search, its certificate and its checker share.
@@ -85,6 +84,37 @@ inline void check_tables(const VariantTables& tables) {
     }
     detail::demand(runs, name + " has no variant under any tensor degree");
   }
+}
+
+/// Any graph with any cost model as values.
+/// @throws InvalidArgument as `check_tables`
+template <BidirectionalGraph G, VariantCostModel<G> M>
+[[nodiscard]] VariantTables make_tables(const G& graph, const M& model, const DeviceLimits& limits) {
+  detail::demand(limits.devices >= 1,
+                 "a plan needs at least one device, not " + std::to_string(limits.devices));
+  VariantTables tables;
+  tables.devices = limits.devices;
+  tables.memory = limits.memory;
+  tables.tensor_degrees = model.tensor_degrees();
+  tables.replicas = model.replicas(limits.devices);
+  tables.most_replicas = model.most_replicas();
+  for (const int replicas : tables.replicas) {
+    tables.work_share.push_back(model.work_share(replicas));
+    tables.border_cost.push_back(model.border_cost(replicas));
+    tables.parameter_cost.push_back(model.parameter_cost(replicas));
+  }
+  for (const NodeId node : nodes_of(graph)) {
+    std::int64_t id = node.value();
+    if constexpr (requires { { graph[node] } -> std::convertible_to<std::int64_t>; }) id = graph[node];
+    tables.graph.add_node(id);
+    auto& degrees = tables.variants.emplace_back();
+    for (const int degree : tables.tensor_degrees)
+      degrees.push_back(model.variants(graph, node, degree));
+  }
+  for (const EdgeId edge : edges_of(graph))
+    tables.graph.add_edge(graph.source(edge), graph.target(edge), 0);
+  check_tables(tables);
+  return tables;
 }
 
 }  // namespace autopar

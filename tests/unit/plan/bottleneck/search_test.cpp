@@ -7,7 +7,7 @@
 #include <limits>
 
 #include <autopar/plan/bottleneck/certificate.hpp>
-#include <autopar/plan/bottleneck/fold.hpp>
+#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
 
 #include "../random_models.hpp"
 

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include <autopar/plan/bottleneck/fold.hpp>
+#include <autopar/plan/bottleneck/objective.hpp>
+#include <autopar/plan/bottleneck/search.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// The tables with their nodes in one order only: its plans are plans of the tables, its bound is none.
+[[nodiscard]] inline VariantTables in_a_line(VariantTables tables) {
+  const auto order = topological_order(tables.graph);
+  for (std::size_t i = 0; i + 1 < order.size(); ++i) {
+    tables.graph.add_edge(order[i], order[i + 1], 0);
+    for (auto& variants : tables.variants[order[i].index()]) {
+      for (NodeVariant& v : variants)
+        v.out.push_back(0);
+    }
+    for (auto& variants : tables.variants[order[i + 1].index()]) {
+      for (NodeVariant& v : variants)
+        v.in.push_back(0);
+    }
+  }
+  return tables;
+}
+
+}  // namespace detail
+
+/// The pipeline with the fastest slowest stage, with its proof, or the best that the budget allows and how far it may
+/// be from the fastest. Nodes that cost nothing are folded away; the best plan along one order is found first.
+/// @cost bounded by `max_states`, about 30 to 60 ns each
+struct ExactBottleneckStaging {
+  using policy_category = staging_policy_tag;
+  std::int64_t max_states = 9'000'000;
+  std::size_t max_tails = 200'000;  ///< graphs with more cuts are planned along one order only
+
+  [[nodiscard]] BottleneckResult search(const SlowestStage& objective) const {
+    const detail::FreeNodes free(objective.tables());
+    const VariantTables& tables = free.folded();
+    BottleneckResult result;
+    auto tails = tails_of(tables, max_tails);
+    if (!tails || tails->size() > 2 * tables.graph.node_count()) {
+      const VariantTables line = detail::in_a_line(tables);
+      const auto line_tails = tails_of(line, max_tails);
+      result = BottleneckSearch(line, *line_tails).solve({}, tails ? max_states / 10 : max_states);
+      result.lower_bound = 0;  // of that order only
+    }
+    if (tails) {
+      result = BottleneckSearch(tables, *tails).solve(std::move(result), max_states);
+    } else {
+      result.lower_bound = even_share(tables);
+    }
+    result.stages = free.unfold(result.stages);
+    return result;
+  }
+};
+static_assert(StagingPolicy<ExactBottleneckStaging, SlowestStage>);
+
+/// The same for tables at hand.
+/// @throws InvalidArgument as `check_tables`
+[[nodiscard]] inline BottleneckResult solve_bottleneck(const VariantTables& tables,
+                                                       const ExactBottleneckStaging& staging = {}) {
+  return staging.search(SlowestStage(tables));
+}
+
+}  // namespace autopar
