@@ -75,6 +75,17 @@ std::string json_number(double value) {
   return std::isfinite(value) ? out.str() : "null";
 }
 
+/// Also says whether a plan that was not found is proven not to exist.
+std::string why_infeasible(const ap::PlanningInstance& instance, const ap::BottleneckResult& result) {
+  if (!result.stages.empty()) return "";
+  if (std::isfinite(result.lower_bound)) return R"(,"proven":false,"reason":"the search ended before it found a plan")";
+  const ap::SlowestStage objective(instance.graph, instance.costs, instance.limits);
+  const auto large = objective.too_large();
+  if (!large) return R"(,"proven":true,"reason":"no division into stages fits the devices' memory")";
+  return R"(,"proven":true,"reason":"node )" + std::to_string(instance.graph[large->node]) + " alone needs " +
+         json_number(large->bytes) + " of " + json_number(instance.limits.memory) + " bytes\"";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -89,7 +100,8 @@ int main(int argc, char** argv) {
               << ",\"lower_bound\":" << json_number(result.lower_bound)
               << ",\"gap\":" << (feasible ? json_number(result.seconds / result.lower_bound - 1) : "null")
               << ",\"seconds\":" << seconds.count() << ",\"feasible\":" << (feasible ? "true" : "false")
-              << ",\"stages\":" << result.stages.size() << ",\"checks\":" << result.checks << "}\n";
+              << ",\"stages\":" << result.stages.size() << ",\"checks\":" << result.checks
+              << ",\"states\":" << result.states << why_infeasible(instance, result) << "}\n";
     if (!arguments.out.empty() && feasible) std::ofstream(arguments.out) << ap::to_json(instance, result.stages) << "\n";
     return EXIT_SUCCESS;
   } catch (const ap::Error& error) {

@@ -171,9 +171,13 @@ class InstanceReader {
 
 std::vector<int> InstanceCosts::replicas(int devices) const {
   std::vector<int> degrees;
-  for (int d = 1; d <= std::min(microbatches_, devices); ++d) {
-    if (microbatches_ % d == 0) degrees.push_back(d);
+  for (int d = 1; d <= microbatches_ / d; ++d) {
+    if (microbatches_ % d != 0) continue;
+    degrees.push_back(d);
+    if (d != microbatches_ / d) degrees.push_back(microbatches_ / d);
   }
+  std::erase_if(degrees, [devices](int d) { return d > devices; });
+  std::sort(degrees.begin(), degrees.end());
   return degrees;
 }
 

@@ -61,7 +61,8 @@ class CertificateChecker {
 
   [[nodiscard]] double slowest(const std::vector<VariantStage>& stages, std::string& broken) const {
     std::vector<int> stage_of(graph_.node_count(), -1);
-    int devices = 0, later = 0;
+    std::int64_t devices = 0;
+    int later = 0;
     for (std::size_t s = 0; s < stages.size(); ++s) {
       if (stages[s].nodes.empty() || stages[s].variants.size() != stages[s].nodes.size())
         broken = "a stage is incomplete";
@@ -70,7 +71,7 @@ class CertificateChecker {
           return broken = "a node is in two stages", 0;
         stage_of[node.index()] = static_cast<int>(s);
       }
-      devices += stages[s].replicas * stages[s].tensor_degree;
+      devices += static_cast<std::int64_t>(stages[s].replicas) * stages[s].tensor_degree;
       later += stages[s].replicas;
     }
     if (std::count(stage_of.begin(), stage_of.end(), -1) > 0) broken = "a node is in no stage";
@@ -177,7 +178,8 @@ class CertificateChecker {
         work += least_work;
       }
       for (std::size_t d = 0; d < tables_.replicas.size() && bytes <= tables_.memory; ++d) {
-        const bool room = fewest + tables_.replicas[d] * tables_.tensor_degrees[t] <= tables_.devices;
+        const bool room =
+            fewest + static_cast<std::int64_t>(tables_.replicas[d]) * tables_.tensor_degrees[t] <= tables_.devices;
         if (room && work * tables_.work_share[d] <= limit_) return true;
       }
     }
@@ -193,8 +195,10 @@ class CertificateChecker {
     for (const auto& [sum, devices] : before_) {
       for (std::size_t t = 0; t < tables_.tensor_degrees.size(); ++t) {
         for (std::size_t d = 0; d < tables_.replicas.size(); ++d) {
-          const int r = tables_.replicas[d], used = devices + r * tables_.tensor_degrees[t];
-          if (used > tables_.devices || sum + r > tables_.most_replicas) break;
+          const int r = tables_.replicas[d];
+          const std::int64_t wide = devices + static_cast<std::int64_t>(r) * tables_.tensor_degrees[t];
+          if (wide > tables_.devices || sum + r > tables_.most_replicas) break;
+          const int used = static_cast<int>(wide);
           const int in_flight = (sum + r + r - 1) / r;
           const auto [known, added] = fits.try_emplace({t, d, in_flight}, false);
           if (added) known->second = stage_fits(t, d, in_flight);

@@ -155,8 +155,6 @@ class BottleneckCheck {
       work_share_ = std::min(work_share_, tables_.replicas[d] * tables_.work_share[d]);
       border_share_ = std::min(border_share_, tables_.replicas[d] * tables_.border_cost[d]);
     }
-    for (int r = 0; r <= tables_.replicas.back() + 1; ++r)
-      first_.push_back(static_cast<std::size_t>(std::lower_bound(tables_.replicas.begin(), tables_.replicas.end(), r) - tables_.replicas.begin()));
     position_in_.resize(tables_.graph.edge_count());
     for (const NodeId node : tables_.graph.nodes()) {
       std::size_t e = 0;
@@ -382,20 +380,27 @@ class BottleneckCheck {
     return sum;
   }
 
+  /// Position of the first data degree of at least so many replicas.
+  [[nodiscard]] std::size_t first_degree(double replicas) const {
+    const auto at = std::lower_bound(tables_.replicas.begin(), tables_.replicas.end(), replicas);
+    return static_cast<std::size_t>(at - tables_.replicas.begin());
+  }
+
   void offer(DownsetId to, std::size_t t, double room) {
     ++offers;
     --states_left_;
     const int most = fewest_ + static_cast<int>(room);
     const int degree = tables_.tensor_degrees[t];
     const double devices = frames_[nodes_.size() * blocks_ + t / kLanes].devices[t % kLanes];
-    std::size_t d = first_[std::min(first_.size() - 1, static_cast<std::size_t>(std::max(0.0, std::ceil(devices / degree - 1e-9))))];
+    std::size_t d = first_degree(devices / degree - 1e-9);
     std::optional<Needs> stage;
     std::size_t at = 0;  // labels of `to` before it have a smaller or equal sum
     for (const FrontLabel& label : open_) {
       for (; d < tables_.replicas.size(); ++d) {
-        const int replicas = tables_.replicas[d], sum = label.sum + replicas, used = label.devices + replicas * degree;
+        const int replicas = tables_.replicas[d], sum = label.sum + replicas;
         if (sum > tables_.most_replicas) return;  // and so would all later labels
-        if (used > most) break;
+        if (label.devices + static_cast<std::int64_t>(replicas) * degree > most) break;
+        const int used = label.devices + replicas * degree;
         const auto& front = fronts_[to.index()];
         while (at < front.size() && front[at].sum <= sum)
           ++at;
@@ -411,7 +416,7 @@ class BottleneckCheck {
         // that leaves few enough.
         if (label.sum > 0 && in_flight(label.sum, replicas) > stage->most_waiting) {
           const double enough = label.sum / (std::floor(stage->most_waiting) - 1);
-          d = std::max(d + 1, enough < kAny ? first_[std::min(first_.size() - 1, static_cast<std::size_t>(std::ceil(enough * (1 - 1e-12))))] : 0) - 1;
+          d = std::max(d + 1, first_degree(enough * (1 - 1e-12))) - 1;
           continue;
         }
         if (!runs(t, d, in_flight(label.sum, replicas), *stage)) continue;
@@ -445,7 +450,6 @@ class BottleneckCheck {
   std::vector<Least> least_;  // [node][tensor degree]
   double work_share_ = 0, border_share_ = 0;  // least device-seconds of a second, of a byte
   std::vector<std::size_t> position_in_;      // of an edge among those of its target
-  std::vector<std::size_t> first_;            // data degree of at least so many replicas
   std::vector<int> held_at_;                  // micro-batches in flight, ascending
   std::vector<double> held_;                  // least bytes then, [position above][node][tensor degree]
 

@@ -45,7 +45,7 @@ struct ExactBottleneckStaging {
     auto tails = tails_of(tables, max_tails);
     if (!tails || tails->size() > 2 * tables.graph.node_count()) {
       const VariantTables line = detail::in_a_line(tables);
-      const auto line_tails = tails_of(line, max_tails);
+      const auto line_tails = tails_of(line, tables.graph.node_count() + 1);
       result = BottleneckSearch(line, *line_tails).solve({}, tails ? max_states / 10 : max_states);
       result.lower_bound = 0;  // of that order only
     }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,7 @@ struct ExactBottleneckStaging;
 struct PipelineTerms {
   Seconds slowest{};    ///< stage, a micro-batch
   double peak = 0;      ///< bytes of the fullest device
-  int devices = 0;      ///< in use
+  std::int64_t devices = 0;  ///< in use
   int replicas = 0;     ///< sum of data degrees
 };
 
@@ -47,7 +49,7 @@ class SlowestStage {
     for (std::size_t s = stages.size(); s-- > 0;) {
       const VariantStage& stage = stages[s];
       terms.replicas += stage.replicas;
-      terms.devices += stage.replicas * stage.tensor_degree;
+      terms.devices += static_cast<std::int64_t>(stage.replicas) * stage.tensor_degree;
       const int in_flight = (terms.replicas + stage.replicas - 1) / stage.replicas;
       const auto t = static_cast<std::size_t>(
           std::find(tables_.tensor_degrees.begin(), tables_.tensor_degrees.end(), stage.tensor_degree) -
@@ -60,6 +62,23 @@ class SlowestStage {
       terms.peak = std::max(terms.peak, held);
     }
     return terms;
+  }
+
+  struct TooLarge {
+    NodeId node;
+    double bytes;  ///< at least, with one micro-batch in flight
+  };
+  /// The first node that fits no device even alone: then there is no plan.
+  [[nodiscard]] std::optional<TooLarge> too_large() const {
+    for (const NodeId node : tables_.graph.nodes()) {
+      double least = std::numeric_limits<double>::infinity();
+      for (const auto& variants : tables_.variants[node.index()]) {
+        for (const NodeVariant& v : variants)
+          least = std::min(least, v.bytes_in_flight + v.bytes);
+      }
+      if (least > tables_.memory) return TooLarge{node, least};
+    }
+    return std::nullopt;
   }
 
   [[nodiscard]] static Seconds seconds(const PipelineTerms& terms) { return terms.slowest; }

@@ -27,9 +27,9 @@ class RestDevices {
  public:
   RestDevices(const VariantTables& tables, const DownsetLattice& tails) : tables_(tables), tails_(tails) {
     const int most = std::min(tables.most_replicas, tables.devices);
-    for (int sum = 0; sum <= most; sum = sum < 4 ? sum + 1 : sum + sum / 4)
+    for (int sum = 0; sum <= std::min(most, kMostSum); sum = sum < 4 ? sum + 1 : sum + sum / 4)
       sums_.push_back(sum);
-    row_of_.resize(static_cast<std::size_t>(most) + 1);
+    row_of_.resize(static_cast<std::size_t>(std::min(most, kMostSum)) + 1);
     for (std::size_t sum = 0, row = 0; sum < row_of_.size(); ++sum) {
       while (row + 1 < sums_.size() && static_cast<std::size_t>(sums_[row + 1]) <= sum)
         ++row;
@@ -55,7 +55,9 @@ class RestDevices {
   }
 
   /// Rows of the table: sums of data degrees, rounded down.
-  [[nodiscard]] std::size_t row_of(int sum) const { return row_of_[static_cast<std::size_t>(sum)]; }
+  [[nodiscard]] std::size_t row_of(int sum) const {
+    return row_of_[std::min(row_of_.size() - 1, static_cast<std::size_t>(sum))];
+  }
   [[nodiscard]] float in_row(std::size_t row, DownsetId tail) const { return rest_[row * tails_.size() + tail.index()]; }
   [[nodiscard]] float at(DownsetId tail, int sum) const { return in_row(row_of(sum), tail); }
 
@@ -65,6 +67,7 @@ class RestDevices {
   }
 
  private:
+  static constexpr int kMostSum = 1 << 16;  // larger sums are rounded down to it
   static constexpr double kReuse = 1e-4;
   static constexpr double kNever = std::numeric_limits<double>::infinity();
   struct Step {

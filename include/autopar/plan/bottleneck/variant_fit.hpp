@@ -141,9 +141,7 @@ class VariantFit {
   };
   /// Of one tensor degree and one number of micro-batches in flight: asked for again and again.
   [[nodiscard]] const Known& known_of(std::size_t t, int in_flight) {
-    auto& row = known_[t];
-    if (row.size() <= static_cast<std::size_t>(in_flight)) row.resize(static_cast<std::size_t>(in_flight) + 1);
-    Known& known = row[static_cast<std::size_t>(in_flight)];
+    Known& known = place_of(t, in_flight);
     if (!known.bytes.empty()) return known;
     known.bytes.assign(tables_.graph.node_count(), 0);
     for (const NodeId node : tables_.graph.nodes()) {
@@ -155,6 +153,13 @@ class VariantFit {
     }
     sort(known.steps);
     return known;
+  }
+
+  [[nodiscard]] Known& place_of(std::size_t t, int in_flight) {
+    if (in_flight > kMostKept) return rare_ = {};
+    auto& row = known_[t];
+    if (row.size() <= static_cast<std::size_t>(in_flight)) row.resize(static_cast<std::size_t>(in_flight) + 1);
+    return row[static_cast<std::size_t>(in_flight)];
   }
 
   [[nodiscard]] static Verdict walk(const std::vector<Step>& steps, const std::vector<char>& inside, double over,
@@ -228,6 +233,8 @@ class VariantFit {
   }
 
   const VariantTables& tables_;
+  static constexpr int kMostKept = 1 << 13;
+  Known rare_;
   std::vector<std::vector<Known>> known_;  // [tensor degree][micro-batches in flight]
   std::vector<Item> items_;
   std::vector<Step> own_, open_;

@@ -68,6 +68,68 @@ VariantTables random_tables(std::uint64_t seed, int max_nodes) {
   return tables;
 }
 
+/// A fork, branches of one to three nodes, a join; costs that no two nodes share; up to five tensor degrees.
+VariantTables branching_tables(std::uint64_t seed) {
+  Dice dice(seed + 900'000);
+  const auto cost = [&](int low, int high) { return dice(low * 1000, high * 1000) / 1000.0; };
+  VariantTables tables;
+  const NodeId fork = tables.graph.add_node(0);
+  std::vector<NodeId> ends;
+  for (int branches = dice(2, 4); branches > 0; --branches) {
+    NodeId at = fork;
+    for (int length = dice(1, branches > 2 ? 2 : 3); length > 0; --length) {
+      const NodeId next = tables.graph.add_node(static_cast<std::int64_t>(tables.graph.node_count()));
+      tables.graph.add_edge(at, next, 0);
+      at = next;
+    }
+    ends.push_back(at);
+  }
+  const NodeId join = tables.graph.add_node(99);
+  for (const NodeId end : ends)
+    tables.graph.add_edge(end, join, 0);
+  for (int degrees = dice(1, 5), t = 1; degrees > 0; --degrees, t *= 2)
+    tables.tensor_degrees.push_back(t);
+  tables.devices = dice(2, 24);
+  tables.most_replicas = 12;
+  for (const int d : {1, 2, 3, 4, 6, 12}) {
+    if (d > tables.devices) continue;
+    tables.replicas.push_back(d);
+    tables.work_share.push_back(1.0 / d);
+    tables.border_cost.push_back(0.05 / d);
+    tables.parameter_cost.push_back(0.02 * (d - 1) / d);
+  }
+  tables.memory = cost(30, 300);
+  const bool uniform = dice.chance(60);
+  for (const NodeId node : tables.graph.nodes()) {
+    auto& choices = tables.variants.emplace_back(tables.tensor_degrees.size());
+    const double work = cost(1, 30), in_flight = cost(1, 20), bytes = cost(1, 20), parameters = cost(0, 20);
+    std::vector<double> in, out;
+    for (std::size_t e = 0; e < tables.graph.in_edges(node).size(); ++e)
+      in.push_back(cost(0, 40));
+    for (std::size_t e = 0; e < tables.graph.out_edges(node).size(); ++e)
+      out.push_back(cost(0, 40));
+    for (std::size_t t = 0; t < choices.size(); ++t) {
+      if (t > 0 && dice.chance(5)) break;
+      const double share = 1.0 / tables.tensor_degrees[t];
+      const int variants = dice(1, 3);
+      for (int v = 0; v < variants; ++v) {
+        const double own = uniform ? 1 : cost(1, 2);
+        NodeVariant one{.name = "v" + std::to_string(v), .in = in, .out = out};
+        for (auto* edges : {&one.in, &one.out}) {
+          for (double& edge : *edges)
+            edge *= own;
+        }
+        one.work = work * (0.8 * share + 0.2) * (1 + 0.3 * v);
+        one.bytes_in_flight = in_flight * share / (1 + 2 * v);
+        one.bytes = bytes * share + 0.3 * v * in_flight;
+        one.parameters = parameters * share * own;
+        choices[t].push_back(std::move(one));
+      }
+    }
+  }
+  return tables;
+}
+
 /// Every stage of every node, every degree, every variant.
 class EveryPlan {
  public:
@@ -176,6 +238,68 @@ TEST_CASE("the bottleneck search finds what brute force finds, and its certifica
   }
   CHECK(feasible > 500);
   CHECK(pipelined > 100);
+}
+
+TEST_CASE("branching graphs are planned exactly: the certificate holds, raised by 0.1 % it does not", "[equality]") {
+  int feasible = 0, pipelined = 0;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    CAPTURE(seed);
+    const VariantTables tables = branching_tables(seed);
+    const BottleneckResult found = solve_bottleneck(tables);
+    const CertificateVerdict verdict = check_certificate(tables, {found.stages, found.seconds, found.lower_bound});
+    CAPTURE(verdict.reason);
+    REQUIRE(verdict.accepted);
+    REQUIRE(verdict.gap <= 1e-8);
+    if (found.stages.empty()) continue;
+    ++feasible;
+    pipelined += found.stages.size() > 1 ? 1 : 0;
+    CHECK_FALSE(check_certificate(tables, {found.stages, found.seconds, found.lower_bound * 1.001}).accepted);
+    const SlowestStage objective(tables);
+    const PipelineTerms terms = objective(found.stages);
+    CHECK(objective.fits(terms));
+    CHECK(objective.seconds(terms).value() == Approx(found.seconds).epsilon(1e-12));
+  }
+  CHECK(feasible > 200);
+  CHECK(pipelined > 100);
+}
+
+TEST_CASE("a budget that ends leaves a plan, a bound that holds, and the gap between them") {
+  int open = 0, planned = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    CAPTURE(seed);
+    const VariantTables tables = branching_tables(seed);
+    const BottleneckResult exact = solve_bottleneck(tables);
+    for (const ExactBottleneckStaging small : {ExactBottleneckStaging{.max_states = 100},
+                                               ExactBottleneckStaging{.max_states = 3000},
+                                               ExactBottleneckStaging{.max_tails = 3}}) {
+      const BottleneckResult found = solve_bottleneck(tables, small);
+      CHECK(found.states <= 2 * small.max_states);
+      if (exact.stages.empty()) CHECK(found.stages.empty());
+      if (found.stages.empty()) continue;
+      ++planned;
+      CHECK(found.seconds >= exact.seconds * (1 - 1e-12));
+      CHECK(found.lower_bound <= exact.seconds * (1 + 1e-12));
+      open += found.lower_bound < found.seconds * (1 - 1e-6) ? 1 : 0;
+      const CertificateVerdict verdict = check_certificate(tables, {found.stages, found.seconds, found.lower_bound});
+      CAPTURE(verdict.reason);
+      CHECK(verdict.accepted);
+    }
+  }
+  CHECK(open > 50);
+  CHECK(planned > 200);
+}
+
+TEST_CASE("more devices or more memory never make a plan slower") {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    CAPTURE(seed);
+    VariantTables tables = branching_tables(seed);
+    const double before = solve_bottleneck(tables).seconds;
+    tables.memory *= 1.5;
+    const double roomier = solve_bottleneck(tables).seconds;
+    CHECK((std::isinf(before) || roomier <= before * (1 + 2e-9)));
+    ++tables.devices;
+    CHECK((std::isinf(roomier) || solve_bottleneck(tables).seconds <= roomier * (1 + 2e-9)));
+  }
 }
 
 TEST_CASE("a worse plan passes with its larger gap, a bound that some other plan beats does not") {
