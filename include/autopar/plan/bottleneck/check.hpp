@@ -45,6 +45,7 @@ class BottleneckCheck {
     for (auto& front : fronts_)
       front.clear();
     end_ = -1;
+    complete_ = true;
     if (rest_.at(tails_.empty_set(), 0) <= static_cast<double>(tables_.devices)) {
       add(tails_.empty_set(), {0, 0, -1, tails_.empty_set(), 0, 0});
     }
@@ -56,6 +57,16 @@ class BottleneckCheck {
     states = states_left_;
     if (end_ >= 0) return Answer::kYes;
     return states_left_ < 0 ? Answer::kUnknown : Answer::kNo;
+  }
+
+  /// Whether the last run left out no tail, so that its no is a proof.
+  [[nodiscard]] bool complete() const { return complete_; }
+  /// Most tails of one size.
+  [[nodiscard]] std::size_t widest() const {
+    std::size_t widest = 0;
+    for (const auto& tails : by_size_)
+      widest = std::max(widest, tails.size());
+    return widest;
   }
 
   /// The pipeline that the last run found. @pre it said yes
@@ -207,6 +218,7 @@ class BottleneckCheck {
       if (least <= tables_.devices) chosen_.push_back({least, tail});
     }
     if (chosen_.size() <= width) return;
+    complete_ = false;
     std::sort(chosen_.begin(), chosen_.end(), [](const Chosen& a, const Chosen& b) {
       return a.devices != b.devices ? a.devices < b.devices : a.tail < b.tail;
     });
@@ -454,6 +466,7 @@ class BottleneckCheck {
   std::vector<double> held_;                  // least bytes then, [position above][node][tensor degree]
 
   double limit_ = 0;
+  bool complete_ = true;
   std::int64_t states_left_ = 0;
   std::vector<Label> labels_;
   std::vector<std::vector<FrontLabel>> fronts_;  // by tail
