@@ -93,11 +93,6 @@ class BottleneckCheck {
     return stages;
   }
 
-  double root() const { return rest_.at(tails_.empty_set(), 0); }
-  long tails_extended = 0, visits = 0, offers = 0, tries = 0, fit_calls = 0;
-  [[nodiscard]] std::size_t labels() const { return labels_.size(); }
-  [[nodiscard]] std::int64_t exact_calls() const { return fit_.exact_calls; }
-
  private:
   static constexpr double kRounding = 1e-13;  // sums of doubles in another order
   static constexpr std::int64_t kTryStates = 4;  // a stage whose variants are looked at costs as much as so many visits
@@ -255,7 +250,6 @@ class BottleneckCheck {
       if (affordable(label.devices, rest_.at(from, label.sum))) open_.push_back(label);
     }
     if (open_.empty()) return;
-    ++tails_extended;
     begin(from);
     tails_.for_each_superset(
         from,
@@ -264,7 +258,6 @@ class BottleneckCheck {
           nodes_.push_back(node);
           enter(node);
           --states_left_;
-          ++visits;
           if (end_ >= 0 || states_left_ < 0) return false;
           return look_at(to);
         },
@@ -399,7 +392,6 @@ class BottleneckCheck {
   }
 
   void offer(DownsetId to, std::size_t t, double room) {
-    ++offers;
     --states_left_;
     const int most = fewest_ + static_cast<int>(room);
     const int degree = tables_.tensor_degrees[t];
@@ -418,7 +410,6 @@ class BottleneckCheck {
           ++at;
         if (at > 0 && front[at - 1].devices <= used) break;
         if (!affordable(used, rest_.at(to, sum))) break;
-        ++tries;
         states_left_ -= kTryStates;
         if (!stage) {
           stage = needs(t);
@@ -444,7 +435,6 @@ class BottleneckCheck {
     const double took = seconds(stage, d);
     if (took > limit_) return false;
     if (uniform_ && stage.in_flight * waiting + stage.bytes <= tables_.memory) return true;
-    ++fit_calls;
     const VariantFit::Stage whole{nodes_, in_stage_, t, d, waiting};
     return uniform_ ? fit_.fits_with(whole, (limit_ - took) / tables_.work_share[d]) : fit_.fits_within(whole, limit_);
   }

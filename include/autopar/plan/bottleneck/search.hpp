@@ -159,12 +159,6 @@ class BottleneckSearch {
     if (states <= 0) return detail::Answer::kUnknown;
     const detail::Answer answer = check_.run(seconds, width, states);
     left_ = reserve_ + states;
-#ifdef BN_TRACE
-    std::fprintf(stderr, "root %.3f ", check_.root());
-    static double c0=0; double c1=(double)std::clock()/CLOCKS_PER_SEC;
-    std::fprintf(stderr, "%.3f T=%.10g width=%zd %s tails=%ld visits=%ld offers=%ld tries=%ld fits=%ld exact=%ld labels=%zu\n", c1-c0, seconds, width, answer==detail::Answer::kYes?"YES":answer==detail::Answer::kNo?"no":"?", check_.tails_extended, check_.visits, check_.offers, check_.tries, check_.fit_calls, (long)check_.exact_calls(), check_.labels());
-    c0=c1;check_.tails_extended=check_.visits=check_.offers=check_.tries=check_.fit_calls=0;
-#endif
     if (answer == detail::Answer::kNo && check_.complete() && !best.stages.empty())
       best.lower_bound = std::max(best.lower_bound, seconds);
     if (answer != detail::Answer::kYes) return answer;
