@@ -1,7 +1,7 @@
 // How exact and how fast plans for branching graphs are: generated instances of 30 to 60 nodes with up to 50,000
-// downsets, on several numbers of devices, with tight and ample memory. One JSON line a case, then a summary.
+// downsets, on several numbers of devices, with tight and ample memory. One JSON line a case, then a summary. Seconds are of this thread.
 //
-//   plan_branching [--seeds N] [--first SEED] [--checked] [--write SEED SHAPE]
+//   plan_branching [--seeds N] [--first SEED] [--write SEED SHAPE]
 #include <algorithm>
 #include <ctime>
 #include <cmath>

@@ -45,6 +45,7 @@ class BottleneckCheck {
     for (auto& front : fronts_)
       front.clear();
     end_ = -1;
+    complete_ = true;
     if (rest_.at(tails_.empty_set(), 0) <= static_cast<double>(tables_.devices)) {
       add(tails_.empty_set(), {0, 0, -1, tails_.empty_set(), 0, 0});
     }
@@ -56,6 +57,16 @@ class BottleneckCheck {
     states = states_left_;
     if (end_ >= 0) return Answer::kYes;
     return states_left_ < 0 ? Answer::kUnknown : Answer::kNo;
+  }
+
+  /// Whether the last run left out no tail, so that its no is a proof.
+  [[nodiscard]] bool complete() const { return complete_; }
+  /// Most tails of one size.
+  [[nodiscard]] std::size_t widest() const {
+    std::size_t widest = 0;
+    for (const auto& tails : by_size_)
+      widest = std::max(widest, tails.size());
+    return widest;
   }
 
   /// The pipeline that the last run found. @pre it said yes
@@ -81,11 +92,6 @@ class BottleneckCheck {
     }
     return stages;
   }
-
-  double root() const { return rest_.at(tails_.empty_set(), 0); }
-  long tails_extended = 0, visits = 0, offers = 0, tries = 0, fit_calls = 0;
-  [[nodiscard]] std::size_t labels() const { return labels_.size(); }
-  [[nodiscard]] std::int64_t exact_calls() const { return fit_.exact_calls; }
 
  private:
   static constexpr double kRounding = 1e-13;  // sums of doubles in another order
@@ -207,6 +213,7 @@ class BottleneckCheck {
       if (least <= tables_.devices) chosen_.push_back({least, tail});
     }
     if (chosen_.size() <= width) return;
+    complete_ = false;
     std::sort(chosen_.begin(), chosen_.end(), [](const Chosen& a, const Chosen& b) {
       return a.devices != b.devices ? a.devices < b.devices : a.tail < b.tail;
     });
@@ -243,7 +250,6 @@ class BottleneckCheck {
       if (affordable(label.devices, rest_.at(from, label.sum))) open_.push_back(label);
     }
     if (open_.empty()) return;
-    ++tails_extended;
     begin(from);
     tails_.for_each_superset(
         from,
@@ -252,7 +258,6 @@ class BottleneckCheck {
           nodes_.push_back(node);
           enter(node);
           --states_left_;
-          ++visits;
           if (end_ >= 0 || states_left_ < 0) return false;
           return look_at(to);
         },
@@ -387,7 +392,6 @@ class BottleneckCheck {
   }
 
   void offer(DownsetId to, std::size_t t, double room) {
-    ++offers;
     --states_left_;
     const int most = fewest_ + static_cast<int>(room);
     const int degree = tables_.tensor_degrees[t];
@@ -406,7 +410,6 @@ class BottleneckCheck {
           ++at;
         if (at > 0 && front[at - 1].devices <= used) break;
         if (!affordable(used, rest_.at(to, sum))) break;
-        ++tries;
         states_left_ -= kTryStates;
         if (!stage) {
           stage = needs(t);
@@ -432,7 +435,6 @@ class BottleneckCheck {
     const double took = seconds(stage, d);
     if (took > limit_) return false;
     if (uniform_ && stage.in_flight * waiting + stage.bytes <= tables_.memory) return true;
-    ++fit_calls;
     const VariantFit::Stage whole{nodes_, in_stage_, t, d, waiting};
     return uniform_ ? fit_.fits_with(whole, (limit_ - took) / tables_.work_share[d]) : fit_.fits_within(whole, limit_);
   }
@@ -454,6 +456,7 @@ class BottleneckCheck {
   std::vector<double> held_;                  // least bytes then, [position above][node][tensor degree]
 
   double limit_ = 0;
+  bool complete_ = true;
   std::int64_t states_left_ = 0;
   std::vector<Label> labels_;
   std::vector<std::vector<FrontLabel>> fronts_;  // by tail

@@ -49,8 +49,10 @@ class RestDevices {
     limit_ = limit;
     tabulate_ways();
     rows_.resize(sums_.size());
+    const bool far = limit < chosen_for_ * 0.97 || limit > chosen_for_ * 1.03;  // means and prices stay good for a while
+    if (far) chosen_for_ = limit;
     for (std::size_t row = 0; row < rows_.size(); ++row)
-      rows_[row] = best_row(sums_[row]);
+      fill_row(rows_[row], sums_[row], far);
     tabulate_tails();
   }
 
@@ -148,13 +150,40 @@ class RestDevices {
     return way;
   }
 
-  /// The mean and the price that say most about the whole graph.
-  [[nodiscard]] Row best_row(int sum) const {
+  /// @param choose  whether to look for the mean and the price that say most about the whole graph
+  void fill_row(Row& best, int sum, bool choose) const {
     std::vector<double> waiting;  // least micro-batches in flight, by tensor degree
     for (const int degree : tables_.tensor_degrees) {
       const int most = std::min(tables_.most_replicas - sum, (tables_.devices - sum) / degree);
       waiting.push_back(most < 1 ? sum + 1 : 1 + (sum + most - 1) / most);
     }
+    std::vector<std::vector<double>> held(ways_.size());  // share of all memory, by node and way
+    for (std::size_t n = 0; n < ways_.size(); ++n) {
+      for (const Way& way : ways_[n]) {
+        const double replicas = least_replicas(way, sum);
+        held[n].push_back(way.degree * (way.in_flight * (sum + replicas) + way.bytes * replicas) / tables_.memory);
+      }
+    }
+    if (!choose) {
+      fill(best, held, waiting);
+      return;
+    }
+    best.all = -1;
+    Row row;
+    const std::vector<double> prices = sensible_prices();
+    for (const double mix : {1.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.15, 0.0}) {
+      for (const double price : prices) {
+        if (mix == 0 && price > 0) continue;
+        row.mix = mix;
+        row.price = price;
+        fill(row, held, waiting);
+        if (row.all > best.all) std::swap(best, row);
+      }
+    }
+  }
+
+  /// A credit is paid back where a cut costs more than it: around those costs a price says most.
+  [[nodiscard]] std::vector<double> sensible_prices() const {
     std::vector<double> cuts;
     for (std::size_t size = 1; size + 1 < cheapest_cut_.size(); ++size)
       cuts.push_back(cheapest_cut_[size] / limit_);
@@ -167,24 +196,7 @@ class RestDevices {
       prices.push_back(2 * cuts.back() / tables_.memory);
       prices.push_back(4 * cuts.back() / tables_.memory);
     }
-    std::vector<std::vector<double>> held(ways_.size());  // share of all memory, by node and way
-    for (std::size_t n = 0; n < ways_.size(); ++n) {
-      for (const Way& way : ways_[n]) {
-        const double replicas = least_replicas(way, sum);
-        held[n].push_back(way.degree * (way.in_flight * (sum + replicas) + way.bytes * replicas) / tables_.memory);
-      }
-    }
-    Row best, row;
-    for (const double mix : {1.0, 0.9, 0.75, 0.6, 0.45, 0.3, 0.15, 0.0}) {
-      for (const double price : prices) {
-        if (mix == 0 && price > 0) continue;
-        row.mix = mix;
-        row.price = price;
-        fill(row, held, waiting);
-        if (row.all > best.all) std::swap(best, row);
-      }
-    }
-    return best;
+    return prices;
   }
 
   void fill(Row& row, const std::vector<std::vector<double>>& held, const std::vector<double>& waiting) const {
@@ -253,7 +265,7 @@ class RestDevices {
   std::vector<Step> reached_by_;      // by tail
   std::vector<double> joins_, cheapest_cut_;  // device-seconds, by node and by size of a tail
 
-  double limit_ = 0;
+  double limit_ = 0, chosen_for_ = 0;
   std::vector<std::vector<Way>> ways_;  // by node
   std::vector<Row> rows_;
   std::vector<float> rest_;  // [row][tail]

@@ -62,13 +62,14 @@ class BottleneckSearch {
     best.lower_bound = std::max(best.lower_bound, even_share(tables_));
     const std::int64_t all = left_ = max_states;
     reserve_ = all / 3 * 2;
-    for (const std::size_t width : {3, 8, 20})
-      approach(width, best);
+    for (const std::size_t width : {3, 8, 20}) {
+      if (width == 3 || check_.widest() > width) approach(width, best);
+    }
     reserve_ = all / 3;
     prove(best);
     reserve_ = all / 10;
     for (const std::size_t width : {20, 50, 120}) {
-      if (!proven(best)) approach(width, best);
+      if (!proven(best) && check_.widest() > width) approach(width, best);
     }
     reserve_ = 0;
     if (!best.stages.empty() && !proven(best)) raise(best);
@@ -127,15 +128,16 @@ class BottleneckSearch {
   void prove(BottleneckResult& best) {
     if (best.stages.empty()) {
       const detail::Answer answer = ask(most_seconds(), kAll, best);
-      if (answer == detail::Answer::kNo) best.lower_bound = kNever;
+      if (answer == detail::Answer::kNo && best.stages.empty()) best.lower_bound = kNever;
       if (answer != detail::Answer::kYes) return;
       approach(8, best);
     }
     for (double step = kGap; !proven(best);) {
-      const double seconds = std::max(best.lower_bound, best.seconds * (1 - step));
+      const double middle = best.lower_bound + (best.seconds - best.lower_bound) / 2;
+      const bool near = best.lower_bound > 0.95 * best.seconds && best.lower_bound < (1 - 1e-4) * best.seconds;
+      const double seconds = near ? middle : std::max(best.lower_bound, best.seconds * (1 - step));
       const detail::Answer answer = ask(seconds, kAll, best);
       if (answer == detail::Answer::kUnknown) return;
-      if (answer == detail::Answer::kNo) best.lower_bound = seconds;
       step = answer == detail::Answer::kNo ? kGap : std::min(0.25, std::max(1e-4, step * 4));
     }
   }
@@ -146,12 +148,7 @@ class BottleneckSearch {
     for (double part = 0.5; part > 0.01 && left_ > all / 20;) {
       const double seconds = best.lower_bound + part * (best.seconds - best.lower_bound);
       reserve_ = std::max<std::int64_t>(0, left_ - all / 4);
-      const detail::Answer answer = ask(seconds, kAll, best);
-      if (answer == detail::Answer::kNo) {
-        best.lower_bound = seconds;
-      } else {
-        part /= 2;
-      }
+      if (ask(seconds, kAll, best) != detail::Answer::kNo) part /= 2;
     }
   }
 
@@ -162,16 +159,15 @@ class BottleneckSearch {
     if (states <= 0) return detail::Answer::kUnknown;
     const detail::Answer answer = check_.run(seconds, width, states);
     left_ = reserve_ + states;
-#ifdef BN_TRACE
-    std::fprintf(stderr, "root %.3f ", check_.root());
-    static double c0=0; double c1=(double)std::clock()/CLOCKS_PER_SEC;
-    std::fprintf(stderr, "%.3f T=%.10g width=%zd %s tails=%ld visits=%ld offers=%ld tries=%ld fits=%ld exact=%ld labels=%zu\n", c1-c0, seconds, width, answer==detail::Answer::kYes?"YES":answer==detail::Answer::kNo?"no":"?", check_.tails_extended, check_.visits, check_.offers, check_.tries, check_.fit_calls, (long)check_.exact_calls(), check_.labels());
-    c0=c1;check_.tails_extended=check_.visits=check_.offers=check_.tries=check_.fit_calls=0;
-#endif
+    if (answer == detail::Answer::kNo && check_.complete() && !best.stages.empty())
+      best.lower_bound = std::max(best.lower_bound, seconds);
     if (answer != detail::Answer::kYes) return answer;
     auto stages = check_.stages();
     const double found = slowest_of(tables_, stages);
-    if (!best.stages.empty() && found >= best.seconds) return detail::Answer::kNo;  // beyond the last digits
+    if (!best.stages.empty() && found >= best.seconds) {  // sums in another order: nothing is better beyond the last digits
+      if (check_.complete()) best.lower_bound = std::max(best.lower_bound, seconds);
+      return detail::Answer::kNo;
+    }
     best.stages = std::move(stages);
     best.seconds = found;
     return answer;

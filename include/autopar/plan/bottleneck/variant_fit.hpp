@@ -36,7 +36,6 @@ class VariantFit {
     if (over <= 0) return true;
     const Verdict verdict = walk(known.steps, stage.inside, over, spare);
     if (verdict != Verdict::kOpen) return verdict == Verdict::kYes;
-    ++exact_calls;
     if (known.pairs) return choose(known.steps, stage.inside, over, spare);
     return exact(stage, false) <= spare + least_cost_;
   }
@@ -58,7 +57,6 @@ class VariantFit {
     sort(own_);
     const Verdict verdict = walk(own_, stage.inside, bytes - tables_.memory, limit - cost);
     if (verdict != Verdict::kOpen) return verdict == Verdict::kYes;
-    ++exact_calls;
     if (pairs) return choose(own_, stage.inside, bytes - tables_.memory, limit - cost);
     return exact(stage, true) <= limit;
   }
@@ -84,8 +82,6 @@ class VariantFit {
   [[nodiscard]] std::vector<int> fastest(const Stage& stage) {
     return VariantChoice::solve(classes(stage, true), tables_.memory).chosen;
   }
-
-  std::int64_t exact_calls = 0;
 
  private:
   using Item = VariantChoice::Item;
