@@ -1,0 +1,80 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/workload.hpp>
+
+#include "random_models.hpp"
+
+namespace autopar::test {
+
+struct Instance {
+  ModelProfile model;
+  Cluster cluster;
+  PlanRequest request;
+};
+
+/// Small enough for brute force; every option that constrains a plan is set now and then.
+inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devices = 4) {
+  Dice dice(seed);
+  Instance out{random_model(dice, max_nodes), small_cluster(dice(1, max_devices), Bytes(dice(100, 1000) * 1000)), {}};
+  out.request.batch = dice(1, 24);
+  auto& options = out.request.options;
+  options.memory_margin = 0.05 * dice(0, 3);
+  options.optimizer_state_factor = dice(0, 4) / 2.0;
+  if (dice.chance(20))
+    options.microbatches = dice(1, 5);
+  else
+    options.max_microbatches = dice(1, 4);
+  if (dice.chance(20)) options.schedule = dice.chance(50) ? "gpipe" : "1f1b";
+  const int most = std::min<int>(out.cluster.devices, static_cast<int>(out.model.graph.node_count()));
+  if (dice.chance(20)) options.stages = dice(1, most);
+  if (dice.chance(15)) {
+    const int stages = options.stages > 0 ? options.stages : dice(1, most);
+    options.replicas.assign(static_cast<std::size_t>(stages), 1);
+    if (dice.chance(30)) {  // one number for every stage, with and without a number of stages
+      options.replicas = {dice(1, std::max(1, out.cluster.devices / stages))};
+      return out;
+    }
+    for (int spare = out.cluster.devices - stages; spare > 0; --spare) {
+      if (dice.chance(70)) ++options.replicas[static_cast<std::size_t>(dice(0, stages - 1))];
+    }
+  }
+  return out;
+}
+
+/// How many stagings brute force would try: chains of downsets, replicas, micro-batches and schedules. Counted for any
+/// replicas, so that fixed ones make it fewer. @pre at most 16 nodes
+inline double count_stagings(const Workload& work, const Constraints& constraints) {
+  const auto n = static_cast<unsigned>(work.graph.node_count());
+  std::vector<unsigned> before(n, 0);
+  for (const EdgeId edge : work.graph.edges())
+    before[work.graph.target(edge).index()] |= 1u << work.graph.source(edge).index();
+  std::vector<unsigned> downsets;
+  for (unsigned set = 0; set < 1u << n; ++set) {
+    bool closed = true;
+    for (unsigned i = 0; i < n; ++i) closed = closed && ((set >> i & 1u) == 0 || (before[i] & ~set) == 0);
+    if (closed) downsets.push_back(set);
+  }
+  double all = 0, choices = 1;  // choices: of positive replicas whose sum is at most the world
+  std::vector<double> chains(downsets.size(), 0);
+  chains.front() = 1;
+  const int most = std::min(constraints.world, static_cast<int>(n));
+  for (int stages = 1; stages <= most; ++stages) {
+    choices = choices * (constraints.world - stages + 1) / stages;
+    for (std::size_t to = downsets.size(); to-- > 0;) {
+      double sum = 0;
+      for (std::size_t from = 0; from < to; ++from)
+        sum += (downsets[from] & ~downsets[to]) == 0 ? chains[from] : 0;
+      chains[to] = sum;
+    }
+    if (constraints.stages == 0 || constraints.stages == stages) all += chains.back() * choices;
+  }
+  return all * static_cast<double>(constraints.microbatches.size() * constraints.schedules.size());
+}
+
+}  // namespace autopar::test
