@@ -1,0 +1,106 @@
+// How long planning takes, and what it buys against RaNNC's search. One JSON line a case:
+// chains of operators, with and without repetition, on growing clusters; BERT 4.9 B and ResNet152x8 from profiles that
+// are made of shapes ("profile":"synthetic"), not captured.
+//
+//   plan_time [most operators = 10000] [most devices = 64]     0 operators: the models alone
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include <autopar/plan/planner.hpp>
+#include <autopar/plan/rannc_staging.hpp>
+
+#include "models.hpp"
+
+namespace ap = autopar;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// nullopt if no plan fits.
+std::optional<ap::Plan> planned(const ap::ModelProfile& model, const ap::Cluster& cluster,
+                                const ap::PlanRequest& request) {
+  try {
+    return ap::Planner<>{}.plan(model, cluster, request);
+  } catch (const ap::InfeasiblePlan&) {
+    return std::nullopt;
+  }
+}
+
+std::string shape_of(const ap::Plan& plan) {
+  return ap::describe(ap::detail::replicas_of(plan), plan.microbatches, plan.schedule);
+}
+
+void run_chain(int operators, int devices, bool repeated) {
+  const auto model = models::chain(operators, repeated);
+  const auto cluster = models::a100s(devices);
+  ap::PlanRequest request;
+  request.batch = 16 * devices;
+  const auto start = Clock::now();
+  const auto plan = planned(model, cluster, request);
+  const double seconds = since(start);
+  std::cout << R"({"operators":)" << operators << R"(,"devices":)" << devices << R"(,"repeated":)"
+            << (repeated ? "true" : "false") << R"(,"seconds":)" << seconds << R"(,"step":)"
+            << (plan ? plan->step.value() : 0) << R"(,"plan":")" << (plan ? shape_of(*plan) : "infeasible") << "\"}"
+            << std::endl;
+}
+
+/// `"rannc_step":…,"speedup":…` of RaNNC's plan under the same objective.
+void against_rannc(const std::string& name, const ap::RanncStaging& rannc, const ap::StepObjective& objective,
+                   const std::optional<ap::Plan>& plan) {
+  const auto start = Clock::now();
+  const ap::SearchResult found = rannc.search(objective);
+  std::cout << ",\"" << name << R"(":{"seconds":)" << since(start);
+  if (found.candidates.any_fits()) {
+    const ap::Candidate& best = found.candidates.best();
+    std::cout << R"(,"step":)" << best.terms.step.value() << R"(,"plan":")"
+              << ap::describe(best.staging.replicas, best.staging.microbatches, best.staging.schedule) << '"';
+    if (plan) std::cout << R"(,"speedup":)" << best.terms.step / plan->step;
+  } else {
+    std::cout << R"(,"plan":"none fits")";
+  }
+  std::cout << '}';
+}
+
+void run_model(const std::string& name, const ap::ModelProfile& model, int devices, std::int64_t batch) {
+  const auto cluster = models::v100s(devices);
+  ap::PlanRequest request;
+  request.batch = batch;
+  const auto start = Clock::now();
+  const auto plan = planned(model, cluster, request);
+  const double seconds = since(start);
+  std::int64_t parameters = 0;
+  for (const auto& parameter : model.parameters) parameters += parameter.elements;
+  std::cout << R"({"model":")" << name << R"(","profile":"synthetic","parameters":)" << parameters
+            << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":)" << devices << R"(,"batch":)" << batch
+            << R"(,"seconds":)" << seconds << R"(,"step":)" << (plan ? plan->step.value() : 0) << R"(,"plan":")"
+            << (plan ? shape_of(*plan) : "infeasible") << '"';
+  const ap::RooflineCost cost(cluster);
+  const ap::Workload work = ap::make_workload(model, cost);
+  const ap::Constraints constraints = ap::resolve(request, work, cluster);
+  const ap::StepObjective objective(work, cluster, constraints);
+  against_rannc("rannc", ap::RanncStaging{}, objective, plan);
+  against_rannc("rannc_that_recomputes", ap::RanncStaging{.recompute = true}, objective, plan);
+  std::cout << '}' << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int most_operators = argc > 1 ? std::atoi(argv[1]) : 10'000;
+  const int most_devices = argc > 2 ? std::atoi(argv[2]) : 64;
+  run_model("bert-4.9b", models::bert(), 8, 64);
+  run_model("bert-4.9b", models::bert(), 32, 256);
+  run_model("resnet152x8", models::resnet152x8(), 32, 1024);
+  for (int operators = 100; operators <= most_operators; operators *= 10) {
+    for (int devices = 8;; devices = devices * 8 > most_devices ? most_devices : devices * 8) {
+      for (const bool repeated : {true, false}) run_chain(operators, devices, repeated);
+      if (devices >= most_devices) break;
+    }
+  }
+}
