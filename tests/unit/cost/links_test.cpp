@@ -4,18 +4,11 @@
 
 #include <random>
 
+#include "two_nodes.hpp"
+
 using namespace autopar;
 
 namespace {
-
-Cluster two_nodes_of_four() {
-  Cluster cluster;
-  cluster.name = "two nodes";
-  cluster.devices = 8;
-  cluster.levels = {{"node", 4, {Seconds(1e-6), BytesPerSecond(100e9)}},
-                    {"net", 8, {Seconds(10e-6), BytesPerSecond(10e9)}}};
-  return cluster;
-}
 
 std::vector<Rank> ranks(std::initializer_list<int> ids) {
   std::vector<Rank> out;
@@ -27,14 +20,14 @@ std::vector<Rank> ranks(std::initializer_list<int> ids) {
 }  // namespace
 
 TEST_CASE("a message takes the innermost link that joins both ranks") {
-  const Cluster cluster = two_nodes_of_four();
+  const Cluster cluster = test::two_nodes_of_four();
   CHECK(point_to_point(cluster, Bytes(1'000'000), Rank(0), Rank(3)).value() == Approx(1e-6 + 1e-5));
   CHECK(point_to_point(cluster, Bytes(1'000'000), Rank(3), Rank(4)).value() == Approx(1e-5 + 1e-4));
   CHECK(point_to_point(cluster, Bytes(1'000'000), Rank(5), Rank(5)) == Seconds(0));
 }
 
 TEST_CASE("a ring moves 2 (n-1)/n of the bytes over each link") {
-  const Cluster cluster = two_nodes_of_four();
+  const Cluster cluster = test::two_nodes_of_four();
   const Bytes bytes(8'000'000);
   CHECK(all_reduce_time(cluster, bytes, ranks({2})) == Seconds(0));
   CHECK(all_reduce_time(cluster, bytes, ranks({0, 1, 2, 3})).value() ==
@@ -43,7 +36,7 @@ TEST_CASE("a ring moves 2 (n-1)/n of the bytes over each link") {
 }
 
 TEST_CASE("across nodes the levels share the work") {
-  const Cluster cluster = two_nodes_of_four();
+  const Cluster cluster = test::two_nodes_of_four();
   const Bytes bytes(80'000'000);
   const auto all = ranks({0, 1, 2, 3, 4, 5, 6, 7});
   const double inside = 6 * (1e-6 + 20e6 / 100e9);
@@ -54,7 +47,7 @@ TEST_CASE("across nodes the levels share the work") {
 }
 
 TEST_CASE("no all-reduce is faster than its bound, however it is cut into buckets") {
-  const Cluster cluster = two_nodes_of_four();
+  const Cluster cluster = test::two_nodes_of_four();
   std::mt19937 random(5);
   for (int trial = 0; trial < 500; ++trial) {
     std::vector<Rank> some;
@@ -73,7 +66,7 @@ TEST_CASE("no all-reduce is faster than its bound, however it is cut into bucket
 }
 
 TEST_CASE("ranks that no level joins are named") {
-  Cluster cluster = two_nodes_of_four();
+  Cluster cluster = test::two_nodes_of_four();
   cluster.levels.pop_back();
   CHECK_THROWS_AS(point_to_point(cluster, Bytes(1), Rank(0), Rank(7)), InvalidArgument);
   CHECK_THROWS_AS(all_reduce_time(cluster, Bytes(1), ranks({0, 7})), InvalidArgument);

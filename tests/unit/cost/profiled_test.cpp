@@ -7,19 +7,11 @@
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/text.hpp>
 
+#include "two_nodes.hpp"
+
 using namespace autopar;
 
 namespace {
-
-Cluster two_nodes_of_four() {
-  Cluster cluster;
-  cluster.name = "two nodes";
-  cluster.devices = 8;
-  cluster.device.memory = Bytes(std::int64_t{8} << 30);
-  cluster.levels = {{"node", 4, {Seconds(1e-6), BytesPerSecond(100e9)}},
-                    {"net", 8, {Seconds(10e-6), BytesPerSecond(10e9)}}};
-  return cluster;
-}
 
 /// A chain of repeated layers: `kinds` structures in turn.
 ModelProfile chain(int layers, int kinds) {
@@ -59,8 +51,8 @@ std::vector<Rank> ranks(int count, int stride = 1) {
 
 TEST_CASE("with nothing measured costs are the roofline's") {
   const auto model = chain(6, 2);
-  const RooflineCost roofline(two_nodes_of_four());
-  const ProfiledCost profiled(two_nodes_of_four(), {});
+  const RooflineCost roofline(test::two_nodes_of_four());
+  const ProfiledCost profiled(test::two_nodes_of_four(), {});
   for (const NodeId node : model.graph.nodes()) CHECK(profiled.node(model.graph, node, 3) == roofline.node(model.graph, node, 3));
   for (const std::int64_t bytes : {0, 1000, 50'000'000}) {
     CHECK(profiled.transfer(Bytes(bytes), Rank(1), Rank(6)) == roofline.transfer(Bytes(bytes), Rank(1), Rank(6)));
@@ -71,13 +63,13 @@ TEST_CASE("with nothing measured costs are the roofline's") {
   request.world = 4;
   request.batch = 32;
   const Planner<> planner;
-  CHECK(planner.plan(model, profiled, two_nodes_of_four(), request) == planner.plan(model, two_nodes_of_four(), request));
+  CHECK(planner.plan(model, profiled, test::two_nodes_of_four(), request) == planner.plan(model, test::two_nodes_of_four(), request));
 }
 
 TEST_CASE("equal atoms take one measurement, others the roofline") {
   const auto model = chain(6, 3);
-  const ProfiledCost cost(two_nodes_of_four(), sample_costs());
-  const RooflineCost roofline(two_nodes_of_four());
+  const ProfiledCost cost(test::two_nodes_of_four(), sample_costs());
+  const RooflineCost roofline(test::two_nodes_of_four());
   const auto at = [&](int node) { return cost.node(model.graph, NodeId(node), 4); };
   CHECK(at(0).forward.value() == Approx(9e-5));
   CHECK(at(0).backward.value() == Approx(19e-5));
@@ -97,7 +89,7 @@ TEST_CASE("repeated layers are measured once") {
 
 TEST_CASE("a set of nodes costs the sum of its nodes, whoever sums") {
   const auto model = chain(12, 2);
-  const ProfiledCost cost(two_nodes_of_four(), sample_costs());
+  const ProfiledCost cost(test::two_nodes_of_four(), sample_costs());
   const Workload work = make_workload(model, cost);
   std::vector<BlockId> block_of;
   for (int i = 0; i < 12; ++i) block_of.push_back(BlockId(i / 5));
@@ -125,7 +117,7 @@ TEST_CASE("a set of nodes costs the sum of its nodes, whoever sums") {
 
 TEST_CASE("scaling all measured times scales the costs, and nothing else") {
   const auto model = chain(4, 2);
-  const ProfiledCost cost(two_nodes_of_four(), sample_costs()), slower(two_nodes_of_four(), sample_costs(4));
+  const ProfiledCost cost(test::two_nodes_of_four(), sample_costs()), slower(test::two_nodes_of_four(), sample_costs(4));
   for (const NodeId node : model.graph.nodes()) {
     const auto a = cost.node(model.graph, node, 5), b = slower.node(model.graph, node, 5);
     CHECK(b.forward == a.forward * 4);
@@ -149,7 +141,7 @@ TEST_CASE("costs are never negative and never shrink with samples or bytes") {
     for (const std::uint64_t structure : {100, 101, 102}) costs.atoms[structure] = {noisy(), noisy(), noisy(), noisy()};
     costs.links.messages[4] = noisy();
     costs.links.all_reduces[{8, 2}] = noisy();
-    const ProfiledCost cost(two_nodes_of_four(), costs);
+    const ProfiledCost cost(test::two_nodes_of_four(), costs);
     NodeCost last;
     Seconds message, sum;
     for (int samples = 1; samples < 40; ++samples) {
@@ -172,8 +164,8 @@ TEST_CASE("links take what was measured on their class, else what the cluster sa
   costs.links.messages[4] = {1e-9, 5e-6, 0};
   costs.links.all_reduces[{4, 2}] = {2e-9, 8e-6, 0};
   costs.links.all_reduces[{4, 4}] = {4e-9, 30e-6, 0};
-  const ProfiledCost cost(two_nodes_of_four(), costs);
-  const RooflineCost roofline(two_nodes_of_four());
+  const ProfiledCost cost(test::two_nodes_of_four(), costs);
+  const RooflineCost roofline(test::two_nodes_of_four());
   const Bytes bytes(1'000'000);
   CHECK(cost.transfer(bytes, Rank(2), Rank(2)) == Seconds(0));
   CHECK(cost.transfer(bytes, Rank(4), Rank(7)).value() == Approx(1e-3 + 5e-6));
@@ -199,7 +191,7 @@ TEST_CASE("no message and no sum is faster than its bound") {
         if (group <= span && random() % 2 == 0) costs.links.all_reduces[{span, group}] = line();
       }
     }
-    const ProfiledCost cost(two_nodes_of_four(), costs);
+    const ProfiledCost cost(test::two_nodes_of_four(), costs);
     std::vector<Rank> some;
     for (int r = 0; r < 8; ++r) {
       if (random() % 2 == 0) some.push_back(Rank(r));
@@ -225,8 +217,8 @@ TEST_CASE("a planner follows what was measured") {
   request.batch = 64;
   request.options.stages = 2;
   const Planner<> planner;
-  const auto plan = planner.plan(model, ProfiledCost(two_nodes_of_four(), costs), two_nodes_of_four(), request);
+  const auto plan = planner.plan(model, ProfiledCost(test::two_nodes_of_four(), costs), test::two_nodes_of_four(), request);
   REQUIRE(plan.stages.size() == 2);
   CHECK(plan.stages[0].atoms.size() == 1);
-  CHECK(planner.plan(model, two_nodes_of_four(), request).stages[0].atoms.size() == 4);
+  CHECK(planner.plan(model, test::two_nodes_of_four(), request).stages[0].atoms.size() == 4);
 }

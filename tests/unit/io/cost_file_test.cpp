@@ -55,10 +55,10 @@ std::string resealed(const std::string& text) {
 }
 
 /// A folder of its own, gone at the end.
-struct Folder {
+struct CostFolder {
   std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("autopar_costs_" + std::to_string(::getpid()));
-  ~Folder() { std::filesystem::remove_all(path); }
+  ~CostFolder() { std::filesystem::remove_all(path); }
 };
 
 }  // namespace
@@ -68,7 +68,7 @@ TEST_CASE("measured costs survive their file, bit for bit") {
   CHECK(parse_costs(text, "c", kHere) == sample_costs());
   CHECK(to_json(parse_costs(text, "c", kHere), kHere) == text);
   CHECK(parse_costs(to_json({}, kHere), "c", kHere) == MeasuredCosts{});
-  const Folder folder;
+  const CostFolder folder;
   write_costs(folder.path / "deep" / "costs.json", sample_costs(), kHere);
   CHECK(read_costs(folder.path / "deep" / "costs.json", kHere) == sample_costs());
   write_costs(folder.path / "deep" / "costs.json", {}, kHere);
