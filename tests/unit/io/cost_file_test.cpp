@@ -1,6 +1,7 @@
 #include <autopar/io/cost_file.hpp>
 
 #include <catch_shim.hpp>
+#include <replaced.hpp>
 
 #include <filesystem>
 #include <limits>
@@ -37,12 +38,6 @@ std::string message_of(const std::string& json, const CostOrigin& expected = kHe
 }
 
 bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  const auto at = text.find(from);
-  REQUIRE(at != std::string::npos);
-  return text.replace(at, from.size(), to);
-}
 
 /// The text with a checksum that fits, so that what else is wrong is found.
 std::string resealed(const std::string& text) {
