@@ -157,8 +157,12 @@ TEST_CASE("damaged files are read or refused, never a crash", "[fuzz]") {
   fuzz(folder.text("plan.json"), 4000, 1, [](const std::string& text) { (void)parse_plan(text, "f"); });
   fuzz(folder.text("profile.json"), 4000, 2, [](const std::string& text) { (void)parse_profile(text, "f"); });
   fuzz(folder.text("cluster.toml"), 4000, 3, [](const std::string& text) { (void)parse_cluster(text, "f"); });
-  fuzz(kInstance, 4000, 4, [](const std::string& text) { (void)parse_instance(text, "f"); });
-  const VariantTables tables = parse_instance(kInstance, "f");
+  const auto tables_of = [](const std::string& text) {
+    const PlanningInstance instance = parse_instance(text, "f");
+    return make_tables(instance.graph, instance.costs, instance.limits);
+  };
+  fuzz(kInstance, 4000, 4, [&](const std::string& text) { (void)tables_of(text); });
+  const VariantTables tables = tables_of(kInstance);
   fuzz(R"({"stages":[{"nodes":[0],"dataParallelDegree":1,"tensorParallelDegree":1,"TMPCids":{"0":"a"}},
           {"nodes":[1],"dataParallelDegree":2,"tensorParallelDegree":1,"TMPCids":{"1":"a"}}]})",
        4000, 6, [&](const std::string& text) { (void)parse_stages(text, "f", tables); });
