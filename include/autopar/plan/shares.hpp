@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -24,9 +25,10 @@ struct Shares {
                                       bool keeps_pieces) {
   Shares out;
   std::vector<std::map<std::int64_t, int>> by_replica(static_cast<std::size_t>(replicas));
-  const auto piece = [&](std::size_t rank, int m) {
-    const auto r = static_cast<std::int64_t>(rank);
-    return piece_begin(local[rank], r, m + 1, microbatches) - piece_begin(local[rank], r, m, microbatches);
+  std::vector<std::int64_t> first(local.size(), 0);
+  std::partial_sum(local.begin(), local.end() - 1, first.begin() + 1);
+  const auto piece = [&](std::size_t r, int m) {
+    return piece_begin(local[r], first[r], m + 1, microbatches) - piece_begin(local[r], first[r], m, microbatches);
   };
   for (int m = 0; m < microbatches; ++m) {
     std::int64_t size = 0;

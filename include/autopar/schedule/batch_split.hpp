@@ -29,17 +29,17 @@ struct Route {
 };
 
 /// Where piece `m` of `microbatches` of a rank's `samples` begins, counted within its own batch: as even as can be. What
-/// does not divide is rounded up on one rank and down on the next, so that the micro-batches of M equal ranks are equal,
-/// and ranks with one sample each still fill M micro-batches.
-[[nodiscard]] constexpr std::int64_t piece_begin(std::int64_t samples, std::int64_t rank, std::int64_t m,
+/// does not divide is carried over from rank to rank (`first` = samples of the ranks before), so that micro-batches of
+/// equal ranks differ by at most one sample, and ranks with one sample each still fill many of them.
+[[nodiscard]] constexpr std::int64_t piece_begin(std::int64_t samples, std::int64_t first, std::int64_t m,
                                                  std::int64_t microbatches) {
-  return (samples * m + rank % microbatches) / microbatches;
+  return (samples * m + first % microbatches) / microbatches;
 }
 
 /// Where every sample of a call is, in every stage: the arithmetic that programs, engines and checks share.
 ///
 /// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m is the concatenation,
-/// in rank order, of a piece of every local batch: rank r's begins at `piece_begin(b, r, m, M)` (b samples, M
+/// in rank order, of a piece of every local batch: it begins at `piece_begin(b, first, m, M)` (b samples, M
 /// micro-batches). A stage with R replicas cuts the B samples of a micro-batch into [B*q/R, B*(q+1)/R); a pipeline whose
 /// stages are all on all ranks keeps each rank's own piece instead, so that no input travels. The source and the sink
 /// hold own pieces too.
@@ -61,7 +61,8 @@ class BatchSplit {
   /// Piece of a rank within its own local batch.
   [[nodiscard]] Interval local(Rank rank, int m) const {
     const auto b = layout_.local[rank.index()];
-    return {piece_begin(b, rank.value(), m, microbatches()), piece_begin(b, rank.value(), m + 1, microbatches())};
+    const auto first = first_of_rank_[rank.index()];
+    return {piece_begin(b, first, m, microbatches()), piece_begin(b, first, m + 1, microbatches())};
   }
 
   /// The same piece, counted within the micro-batch.

@@ -95,10 +95,11 @@ class StatedPlan {
   [[nodiscard]] std::int64_t local(std::int64_t r) const {
     return plan_.batch * (r + 1) / plan_.world - plan_.batch * r / plan_.world;
   }
-  /// What does not divide is rounded up on one rank and down on the next.
+  /// What does not divide is carried over from rank to rank.
   [[nodiscard]] std::int64_t piece(std::int64_t r, std::int64_t m) const {
-    const std::int64_t own = local(r), count = plan_.microbatches, turn = r % count;
-    return (own * (m + 1) + turn) / count - (own * m + turn) / count;
+    const std::int64_t own = local(r), count = plan_.microbatches;
+    const std::int64_t carried = plan_.batch * r / plan_.world % count;
+    return (own * (m + 1) + carried) / count - (own * m + carried) / count;
   }
 
   /// Who holds which samples of micro-batch m in a stage, in the order of samples; who has none is left out.
