@@ -38,11 +38,16 @@ struct DoublePrecision {
   ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
 };
 
-/// The same module on every rank and in the reference; the default generator is one for all threads.
+/// The default generator is one for all threads, whatever they make with it.
+std::mutex& default_generator() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+/// The same module on every rank and in the reference.
 template <class Net>
 std::shared_ptr<Net> made(uint64_t seed = 5) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(default_generator());
   torch::manual_seed(seed);
   return std::make_shared<Net>();
 }
