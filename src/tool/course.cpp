@@ -61,9 +61,7 @@ class CourseMaker {
     constraints.world = plan_.world;
     constraints.batch = plan_.batch;
     const BatchLayout layout{constraints.local_batches(), plan_.microbatches};
-    const Program program = plan_.schedule == ScheduleKind::kGPipe
-                                ? make_program(sized_.pipeline, layout, GPipe{}, phase)
-                                : make_program(sized_.pipeline, layout, OneFOneB{}, phase);
+    const Program program = make_program(sized_.pipeline, layout, plan_.schedule, phase);
     const Timeline timeline = simulate(sized_.pipeline, program, StagingCosts(work_, staging_, sized_));
     const Seconds before = course_.step;
     for (std::size_t r = 0; r < bars_.size(); ++r) {

@@ -10,6 +10,7 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
+#include <autopar/plan/make_plan.hpp>
 #include <autopar/plan/print.hpp>
 #include <autopar/plan/staging.hpp>
 
@@ -52,10 +53,7 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
 }
 
 std::string shape_of(const Plan& plan) {
-  std::vector<int> replicas;
-  for (const auto& stage : plan.stages)
-    replicas.push_back(static_cast<int>(stage.ranks.size()));
-  return describe(replicas, plan.microbatches, plan.schedule);
+  return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule);
 }
 
 /// One change of the machines, and what the planner makes of it.

@@ -19,6 +19,12 @@ namespace numerics {
 
 using torch::Tensor;
 
+/// To be held while a module is seeded and made: the default generator is one for all threads of a process.
+inline std::mutex& generator_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 enum class Optimizer { kSgd, kAdamW };
 
 /// One way to run a model.

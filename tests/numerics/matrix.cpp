@@ -5,19 +5,12 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <mutex>
 
 #include "models.hpp"
 
 namespace numerics {
 
 namespace {
-
-/// The default generator is one for all threads of a process.
-std::mutex& generator_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
 
 template <class Net>
 MatrixModel model(std::string name, int max_stages, Traits traits = {}, autopar::Options extra = {},

@@ -132,15 +132,11 @@ concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::
 /// Whether a schedule runs on stages that lie where the staging puts them.
 [[nodiscard]] inline bool suits(ScheduleKind schedule, const Staging& staging) {
   if (staging.position_of.empty() && !wants_chunks(schedule)) return true;
-  const int stages = staging.stages(), positions = static_cast<int>(staging.replicas_of_positions().size());
-  bool looped = stages % positions == 0, v_shaped = stages == 2 * positions;
-  for (int s = 0; s < stages; ++s) {
-    looped = looped && staging.position(s) == s % positions;
-    v_shaped = v_shaped && staging.position(s) == std::min(s, stages - 1 - s);
-  }
+  ChunkLayout layout{Positions(staging.replicas_of_positions().size()), {}};
+  for (int s = 0; s < staging.stages(); ++s) layout.at.push_back(static_cast<std::size_t>(staging.position(s)));
   switch (schedule) {
-    case ScheduleKind::kZbV: return v_shaped;
-    case ScheduleKind::kInterleaved: return looped && stages > positions;
+    case ScheduleKind::kZbV: return layout.is_v_shaped();
+    case ScheduleKind::kInterleaved: return layout.is_looped() && layout.chunks() > 1;
     case ScheduleKind::kSynthesised: return true;
     default: return false;
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <vector>
 
 #include <autopar/plan/pipeline_of.hpp>
@@ -170,15 +169,18 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
 }
 
 /// Peak bytes of the rank that needs most: stages that share it are added.
-[[nodiscard]] inline Bytes peak_of_ranks(const std::vector<StageMemory>& memory,
-                                         const std::vector<std::vector<Rank>>& ranks) {
-  std::map<Rank, Bytes> of_rank;
-  for (std::size_t s = 0; s < memory.size(); ++s) {
-    for (const Rank rank : ranks[s]) of_rank[rank] += memory[s].total();
+/// @param ranks  [stage][replica]
+/// @param bytes_of  peak bytes of a stage, by its position in `ranks`
+template <class BytesOf>
+[[nodiscard]] Bytes peak_of_ranks(const std::vector<std::vector<Rank>>& ranks, const BytesOf& bytes_of) {
+  std::vector<Bytes> of_rank;
+  for (std::size_t s = 0; s < ranks.size(); ++s) {
+    for (const Rank rank : ranks[s]) {
+      if (rank.index() >= of_rank.size()) of_rank.resize(rank.index() + 1);
+      of_rank[rank.index()] += bytes_of(s);
+    }
   }
-  Bytes most{};
-  for (const auto& [rank, bytes] : of_rank) most = std::max(most, bytes);
-  return most;
+  return of_rank.empty() ? Bytes{} : *std::max_element(of_rank.begin(), of_rank.end());
 }
 
 }  // namespace autopar

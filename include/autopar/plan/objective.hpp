@@ -162,9 +162,7 @@ class StepObjective {
   [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
   /// Largest peak of any rank.
   [[nodiscard]] static Bytes peak(const StepTerms& terms) {
-    std::vector<StageMemory> memory;
-    for (const auto& stage : terms.stages) memory.push_back(stage.memory);
-    return peak_of_ranks(memory, terms.ranks);
+    return peak_of_ranks(terms.ranks, [&](std::size_t stage) { return terms.stages[stage].memory.total(); });
   }
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
 

@@ -171,6 +171,9 @@ void for_each_input(const OpNode& node, Visit&& visit) {
   }
 }
 
+/// Parameters that some ops read, ascending, each once.
+[[nodiscard]] std::vector<ValueId> parameters_read(const OpGraph& graph, const std::vector<OpId>& ops);
+
 /// Calls `visit(ValueId)` for each tensor result that is not none, in order.
 template <class Visit>
 void for_each_output(const OpNode& node, Visit&& visit) {

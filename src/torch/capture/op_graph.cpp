@@ -134,6 +134,18 @@ std::vector<OpId> OpGraph::uses(ValueId value) const {
 ValueId OpGraph::input(OpId id, std::int32_t position) const { return at_position(op(id).inputs, position); }
 ValueId OpGraph::output(OpId id, std::int32_t position) const { return at_position(op(id).outputs, position); }
 
+std::vector<ValueId> parameters_read(const OpGraph& graph, const std::vector<OpId>& ops) {
+  std::vector<ValueId> read;
+  for (const auto op : ops) {
+    for_each_input(graph.op(op), [&](ValueId value) {
+      if (graph.value(value).kind == ValueKind::kParameter) read.push_back(value);
+    });
+  }
+  std::sort(read.begin(), read.end());
+  read.erase(std::unique(read.begin(), read.end()), read.end());
+  return read;
+}
+
 std::vector<OpId> OpGraph::storage_creators() const {
   std::vector<OpId> creators(static_cast<std::size_t>(storage_count));
   std::vector<bool> seen(creators.size(), false);

@@ -1,4 +1,3 @@
-#include "torch/capture/norm_by_totals.hpp"
 #include "torch/capture/tracer.hpp"
 
 #include <algorithm>
@@ -18,6 +17,8 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/torch/op_table.hpp>
+
+#include "torch/capture/norm_by_totals.hpp"
 
 namespace autopar::detail {
 namespace {

@@ -16,13 +16,13 @@ namespace {
 
 class Divider {
  public:
-  Divider(const OpGraph& graph, const BatchPlan& plan, const std::vector<StageId>& stage_of) 
-      : graph_(graph), plan_(plan), stage_of_(stage_of) {}
+  Divider(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages)
+      : graph_(graph), plan_(plan), stages_(stages) {}
 
-  Division divide(const std::vector<std::vector<Rank>>& stage_ranks, int world) && {
+  Division divide(int world) && {
     division_.pipeline.ranks = world;
-    division_.pipeline.stages = stage_ranks;
-    division_.stage_ops.resize(stage_ranks.size());
+    division_.pipeline.stages = stages_.stage_ranks;
+    division_.stage_ops.resize(stages_.stage_ranks.size());
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       if (plan_.ops[i].in_stage) add_op(OpId::of(i));
     }
@@ -40,11 +40,11 @@ class Divider {
   [[nodiscard]] StageId stage_of_value(ValueId value) const {
     const auto definer = graph_.value(value).definer;
     if (!definer.valid()) return kSource;
-    return stage_of_[definer.index()];
+    return stages_.stage_of[definer.index()];
   }
 
   void add_op(OpId op) {
-    const auto stage = stage_of_[op.index()];
+    const auto stage = stages_.stage_of[op.index()];
     division_.stage_ops[stage.index()].push_back(op);
     for_each_input(graph_.op(op), [&](ValueId value) {
       const auto& info = graph_.value(value);
@@ -127,7 +127,7 @@ class Divider {
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
-  const std::vector<StageId>& stage_of_;
+  const StageMap& stages_;
   Division division_;
   std::map<std::tuple<int, int, ChannelKind>, std::set<ValueId>> channels_;
   std::map<ValueId, std::map<StageId, OpId>> last_reads_;  // of parameters, by stage
@@ -135,9 +135,8 @@ class Divider {
 
 }  // namespace
 
-Division divide(const OpGraph& graph, const BatchPlan& plan, const std::vector<StageId>& stage_of,
-                const std::vector<std::vector<Rank>>& stage_ranks, int world) {
-  return Divider(graph, plan, stage_of).divide(stage_ranks, world);
+Division divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world) {
+  return Divider(graph, plan, stages).divide(world);
 }
 
 StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms, const StageMap& stages) {

@@ -1,7 +1,6 @@
 #include <autopar/torch/engine/rank_runtime.hpp>
 
 #include <algorithm>
-#include <set>
 
 #include <autopar/core/assert.hpp>
 
@@ -27,15 +26,12 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
 }
 
 void RankRuntime::find_parameters(const std::vector<StageId>& own) {
-  std::set<ValueId> read;
+  std::vector<OpId> ops;
   for (const auto stage : own) {
-    for (const auto op : program_.stage_ops[stage.index()]) {
-      for_each_input(graph().op(op), [&](ValueId value) {
-        if (graph().value(value).kind == ValueKind::kParameter) read.insert(value);
-      });
-    }
+    const auto& of_stage = program_.stage_ops[stage.index()];
+    ops.insert(ops.end(), of_stage.begin(), of_stage.end());
   }
-  parameters_.assign(read.begin(), read.end());
+  parameters_ = parameters_read(graph(), ops);
   position_.resize(graph().values.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) position_[parameters_[i].index()] = i;
 }

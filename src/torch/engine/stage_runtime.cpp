@@ -1,5 +1,6 @@
 #include <autopar/torch/engine/stage_runtime.hpp>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -86,21 +87,18 @@ void StageRuntime::find_boundary() {
 
 // A sum belongs to the stage that makes it; a parameter that is one, to the first stage that reads it.
 void StageRuntime::find_sums() {
-  std::set<ValueId> own, read_before;
-  const auto parameters_of = [&](StageId stage, std::set<ValueId>& found) {
-    for (const auto op : program_.stage_ops[stage.index()]) {
-      for_each_input(graph().op(op), [&](ValueId value) {
-        if (graph().value(value).kind == ValueKind::kParameter) found.insert(value);
-      });
-    }
+  const auto reads = [&](StageId stage, ValueId parameter) {
+    const auto read = parameters_read(graph(), program_.stage_ops[stage.index()]);
+    return std::binary_search(read.begin(), read.end(), parameter);
   };
-  for (StageId before(0); before < stage_; before = StageId(before.value() + 1)) parameters_of(before, read_before);
-  parameters_of(stage_, own);
-  for (const auto op : ops()) {
-    for_each_output(graph().op(op), [&](ValueId value) { own.insert(value); });
-  }
   for (const auto& sum : global_sums(graph(), plan())) {
-    if (own.count(sum.value) && !read_before.count(sum.value)) sums_.push_back(sum);
+    const auto& info = graph().value(sum.value);
+    bool own = info.definer.valid() && std::binary_search(ops().begin(), ops().end(), info.definer);
+    if (info.kind == ValueKind::kParameter) {
+      own = reads(stage_, sum.value);
+      for (StageId before(0); own && before < stage_; before = StageId(before.value() + 1)) own = !reads(before, sum.value);
+    }
+    if (own) sums_.push_back(sum);
   }
 }
 

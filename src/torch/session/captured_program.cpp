@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <autopar/schedule/gpipe.hpp>
-#include <autopar/schedule/one_f_one_b.hpp>
-#include <autopar/schedule/program.hpp>
+#include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
 
 namespace autopar {
@@ -39,8 +37,7 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, S
   if (const auto known = actions_.find(key); known != actions_.end()) return known->second;
   auto pipeline = runtime->pipeline();
   if (!reduce) pipeline.groups.clear();
-  auto program = schedule == ScheduleKind::kGPipe ? make_program(pipeline, layout, GPipe{}, phase)
-                                                  : make_program(pipeline, layout, OneFOneB{}, phase);
+  auto program = make_program(pipeline, layout, schedule, phase);
   validate(pipeline, layout, phase, program);
   if (actions_.size() >= kRememberedLayouts) actions_.clear();
   return actions_.emplace(key, std::move(program.ranks[rank.index()])).first->second;

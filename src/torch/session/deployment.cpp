@@ -231,7 +231,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     StageMap stages{stage_of, {}};
     for (const auto& stage : plan_->stages) stages.stage_ranks.push_back(stage.ranks);
     stages = cut_at_totals(program->graph, program->plan, profile.atoms, stages);
-    program->division = divide(program->graph, program->plan, stages.stage_of, stages.stage_ranks, world_.size());
+    program->division = divide(program->graph, program->plan, stages, world_.size());
   });
   if (!deployed_) {
     make_transports();

@@ -19,17 +19,14 @@ struct Division {
   std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
 };
 
-/// @param stage_of     by OpId: the stage of each op of the pipeline; others are not looked at
-/// @param stage_ranks  [stage][replica]
-/// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
-[[nodiscard]] Division divide(const OpGraph& graph, const BatchPlan& plan, const std::vector<StageId>& stage_of,
-                              const std::vector<std::vector<Rank>>& stage_ranks, int world);
-
 /// Stages of ops and the ranks of each stage.
 struct StageMap {
-  std::vector<StageId> stage_of;                ///< by OpId
-  std::vector<std::vector<Rank>> stage_ranks;   ///< [stage][replica]
+  std::vector<StageId> stage_of;               ///< by OpId; ops outside the pipeline are not looked at
+  std::vector<std::vector<Rank>> stage_ranks;  ///< [stage][replica]
 };
+
+/// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
+[[nodiscard]] Division divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world);
 
 /// Cuts every stage that has several replicas once more before each level of totals, so that what the replicas add up can
 /// travel between them: several stages of the result then run on the same ranks.
