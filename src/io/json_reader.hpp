@@ -92,14 +92,15 @@ class JsonReader {
   /// Strong ids or plain numbers, each within [least, most].
   template <class Id>
   [[nodiscard]] std::vector<Id> ids(const char* key, std::int64_t least, std::int64_t most) {
-    std::vector<Id> out;
-    for (const auto& item : list(key)) {
-      if (!item.is_number_integer()) fail(key, "expected whole numbers");
-      const auto value = item.is_number_unsigned() && item.get<std::uint64_t>() > (1ull << 62) ? most + 1 : item.get<std::int64_t>();
-      if (value < least || value > most) {
-        fail(key, std::to_string(value) + " is not within " + std::to_string(least) + " to " + std::to_string(most));
-      }
-      out.push_back(Id(static_cast<std::int32_t>(value)));
+    return ids_of<Id>(key, list(key), least, most);
+  }
+  /// A list of such lists.
+  template <class Id>
+  [[nodiscard]] std::vector<std::vector<Id>> id_lists(const char* key, std::int64_t least, std::int64_t most) {
+    std::vector<std::vector<Id>> out;
+    for (const auto& items : list(key)) {
+      if (!items.is_array()) fail(key, "expected lists of whole numbers");
+      out.push_back(ids_of<Id>(key, items, least, most));
     }
     return out;
   }
@@ -132,6 +133,21 @@ class JsonReader {
   }
 
  private:
+  template <class Id>
+  [[nodiscard]] std::vector<Id> ids_of(const char* key, const Json& items, std::int64_t least, std::int64_t most) const {
+    std::vector<Id> out;
+    for (const auto& item : items) {
+      if (!item.is_number_integer()) fail(key, "expected whole numbers");
+      const bool huge = item.is_number_unsigned() && item.get<std::uint64_t>() > (1ull << 62);
+      const auto value = huge ? most + 1 : item.get<std::int64_t>();
+      if (value < least || value > most) {
+        fail(key, std::to_string(value) + " is not within " + std::to_string(least) + " to " + std::to_string(most));
+      }
+      out.push_back(Id(static_cast<std::int32_t>(value)));
+    }
+    return out;
+  }
+
   const Json& member(const char* key) {
     names_.insert(key);
     const auto found = json_.find(key);

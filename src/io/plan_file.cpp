@@ -45,9 +45,12 @@ const char* word_of(Enum value, const std::vector<std::pair<Enum, const char*>>&
 }
 
 Json stage_json(const StagePlan& stage) {
+  Json recomputed = Json::array();
+  for (const auto& segment : stage.recomputed) recomputed.push_back(detail::id_list(segment));
   return {{"ranks", detail::id_list(stage.ranks)},
           {"atoms", detail::id_list(stage.atoms)},
           {"ops", detail::id_list(stage.ops)},
+          {"recomputed", std::move(recomputed)},
           {"parameters", detail::id_list(stage.parameters)},
           {"parameter_bytes", stage.parameter_bytes.value()},
           {"parameter_elements", stage.parameter_elements},
@@ -63,6 +66,7 @@ StagePlan read_stage(JsonReader& reader, int world) {
   stage.ranks = reader.ids<Rank>("ranks", 0, world - 1);
   stage.atoms = reader.ids<NodeId>("atoms", 0, kMaxId);
   stage.ops = reader.ids<std::int32_t>("ops", 0, kMaxId);
+  stage.recomputed = reader.id_lists<NodeId>("recomputed", 0, kMaxId);
   stage.parameters = reader.ids<ParameterId>("parameters", 0, kMaxId);
   stage.parameter_bytes = Bytes(reader.whole("parameter_bytes", 0, kMaxBytes));
   stage.parameter_elements = reader.whole("parameter_elements", 0, kMaxBytes);
@@ -157,6 +161,7 @@ std::string to_json(const Plan& plan) {
                   {"batch", plan.batch},
                   {"microbatches", plan.microbatches},
                   {"schedule", word_of(plan.schedule, kSchedules)},
+                  {"zero", plan.zero},
                   {"stages", std::move(stages)},
                   {"device", plan.device},
                   {"device_memory_bytes", plan.device_memory.value()},
@@ -179,7 +184,9 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   if (plan.version != kPlanVersion) {
     reader.fail("version", "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
                                std::to_string(plan.version) +
-                               (plan.version == 1 ? ", which has no certificate" : "") +
+                               (plan.version == 1   ? ", which has no certificate"
+                                : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
+                                                    : "") +
                                "; remove the file to plan again");
   }
   plan.model = reader.hash("model");
@@ -187,6 +194,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.batch = reader.whole("batch", 0, kMaxBytes);
   plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, 1 << 24));
   plan.schedule = reader.word("schedule", kSchedules);
+  plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
   if (plan.schedule == ScheduleKind::kSynthesised) plan.orders = read_orders(reader);
   reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });
   if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");

@@ -26,7 +26,8 @@ class CourseMaker {
         costs_(cluster),
         work_(make_workload(profile, costs_)),
         staging_(staging_of(plan, profile.graph.node_count())),
-        sized_(make_pipeline(work_, staging_, ranks_of(plan), plan.world)) {
+        sized_(make_pipeline(work_, staging_, ranks_of(plan), plan.world)),
+        stage_costs_(work_, staging_, sized_, savings_of(plan)) {
     course_.busy.assign(static_cast<std::size_t>(plan.world), {});
     course_.stage.assign(course_.busy.size(), -1);
     bars_.resize(course_.busy.size());
@@ -61,8 +62,9 @@ class CourseMaker {
     constraints.world = plan_.world;
     constraints.batch = plan_.batch;
     const BatchLayout layout{constraints.local_batches(), plan_.microbatches};
-    const Program program = make_program(sized_.pipeline, layout, plan_.schedule, phase);
-    const Timeline timeline = simulate(sized_.pipeline, program, StagingCosts(work_, staging_, sized_));
+    const GivenOrders orders{plan_.orders, plan_.orders.empty() ? 0 : plan_.microbatches};
+    const Program program = make_program(sized_.pipeline, layout, plan_.schedule, phase, orders);
+    const Timeline timeline = simulate(sized_.pipeline, program, stage_costs_);
     const Seconds before = course_.step;
     for (std::size_t r = 0; r < bars_.size(); ++r) {
       course_.busy[r] += timeline.busy[r];
@@ -81,13 +83,7 @@ class CourseMaker {
 
   void add_updates() {
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
-      Bytes trainable{};
-      for (const ParameterId parameter : plan_.stages[s].parameters) {
-        if (parameter.index() >= work_.parameters.size())
-          throw InvalidArgument("the plan names a parameter that the profile has not; it is of another model");
-        if (work_.parameters[parameter.index()].trainable) trainable += work_.parameters[parameter.index()].bytes;
-      }
-      const Seconds update = work_.update(trainable, plan_.optimizer_state_factor);
+      const Seconds update = stage_costs_.update(StageId::of(s), plan_.optimizer_state_factor);
       for (const Rank rank : plan_.stages[s].ranks) {
         const std::size_t r = rank.index();
         course_.stage[r] = static_cast<int>(s);
@@ -104,6 +100,7 @@ class CourseMaker {
   Workload work_;
   Staging staging_;
   SizedPipeline sized_;
+  StagingCosts stage_costs_;
   StepCourse course_;
   std::vector<std::vector<Bar>> bars_;  // by rank
   std::vector<Seconds> ends_;

@@ -60,12 +60,32 @@ class CutTables {
   [[nodiscard]] NodeMask gradient_predecessors(NodeId node) const { return gradient_predecessors_[node.index()]; }
   [[nodiscard]] NodeMask whole_batch() const { return whole_batch_; }
 
-  /// Bytes that the stage between two tails holds whatever the batch.
-  [[nodiscard]] std::int64_t held(DownsetId from, DownsetId to, NodeMask stage) const {
-    std::int64_t sum = held_[to.index()] - held_[from.index()];
-    for (const auto& tied : tied_)
-      sum += (tied.readers & stage) != 0 ? tied.held : 0;
-    return sum;
+  /// Bytes that each of so many replicas of the stage between two tails holds at least, whatever the batch.
+  [[nodiscard]] std::int64_t held(DownsetId from, DownsetId to, NodeMask stage, int replicas) const {
+    LeastHeld sum = held_[to.index()] - held_[from.index()];
+    for (const auto& tied : tied_) {
+      if ((tied.readers & stage) != 0) sum += tied.held;
+    }
+    return sum.at(replicas);
+  }
+  /// Least seconds by which a micro-batch's backward grows, so that the stage between two tails fits: workspace, values
+  /// that several stages read and what is kept between segments left out. Infinite if it cannot fit.
+  /// @param stages  1 for the only stage, else 0
+  [[nodiscard]] double recomputing_to_fit(DownsetId from, DownsetId to, NodeMask nodes, const Boundary& boundary,
+                                          int in_flight, int microbatches, int replicas, int stages) {
+    const Shares& shares = objective_->shares().at(microbatches, replicas, stages);
+    const auto& sums = this->sums(microbatches, replicas, stages);
+    const std::int64_t saved = (sums[to.index()].saved - sums[from.index()].saved) * in_flight;
+    const std::int64_t over = held(from, to, nodes, replicas) + saved +
+                              boundary.bytes(shares.largest, in_flight, microbatches) -
+                              objective_->constraints().memory.value();
+    if (over <= 0) return 0;
+    if (over > saved || objective_->constraints().recompute == Recompute::kNever)
+      return std::numeric_limits<double>::infinity();
+    const bool keeps = stages == 1 && replicas == objective_->constraints().world;
+    const auto [entry, added] = least_again_.try_emplace({microbatches, keeps ? -1 : replicas});
+    if (added) entry->second = least_again(shares);
+    return static_cast<double>(over) / in_flight * entry->second;
   }
   /// What flows over the borders of a stage. Worked out once for each; O(edges) the first time.
   [[nodiscard]] const Boundary& boundary(NodeMask stage) {
@@ -124,7 +144,8 @@ class CutTables {
  private:
   struct Tied {
     NodeMask readers = 0;
-    std::int64_t held = 0, trainable = 0;
+    LeastHeld held;
+    std::int64_t trainable = 0;
   };
 
   CutTables(const StepObjective& objective, DownsetLattice lattice)
@@ -154,12 +175,13 @@ class CutTables {
       for (const ParameterId p : work.graph[node].parameters)
         parameters[p.index()].readers |= bit(node);
     }
-    std::vector<std::int64_t> held(work.graph.node_count(), 0), trainable(held);
+    std::vector<LeastHeld> held(work.graph.node_count());
+    std::vector<std::int64_t> trainable(held.size(), 0);
     for (const NodeId node : work.graph.nodes())
-      held[node.index()] = work.graph[node].resident.value();
+      held[node.index()].whole = work.graph[node].resident.value();
     for (std::size_t p = 0; p < parameters.size(); ++p) {
       Tied& parameter = parameters[p];
-      parameter.held = parameter_memory(work.parameters[p], objective_->constraints()).total().value();
+      parameter.held = least_held(work.parameters[p], objective_->constraints());
       parameter.trainable = work.parameters[p].trainable ? work.parameters[p].bytes.value() : 0;
       const int readers = std::popcount(parameter.readers);
       if (readers > 1) tied_.push_back(parameter);
@@ -167,7 +189,7 @@ class CutTables {
       held[static_cast<std::size_t>(std::countr_zero(parameter.readers))] += parameter.held;
       trainable[static_cast<std::size_t>(std::countr_zero(parameter.readers))] += parameter.trainable;
     }
-    held_ = summed<std::int64_t>([&](NodeId id) { return held[id.index()]; });
+    held_ = summed<LeastHeld>([&](NodeId id) { return held[id.index()]; });
     trainable_ = summed<std::int64_t>([&](NodeId id) { return trainable[id.index()]; });
   }
 
@@ -180,6 +202,18 @@ class CutTables {
         sums[cover.result.index()] = sums[i] + value(cover.added);
     }
     return sums;
+  }
+
+  /// Seconds of the smallest share's forward for each byte that the largest share would keep, of the node with fewest.
+  [[nodiscard]] double least_again(const Shares& shares) const {
+    const auto& small = objective_->work().node_costs(shares.smallest);
+    const auto& large = objective_->work().node_costs(shares.largest);
+    double least = std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < small.size(); ++i) {
+      const auto saved = large[i].saved.value();
+      if (saved > 0) least = std::min(least, small[i].forward.value() / static_cast<double>(saved));
+    }
+    return least;
   }
 
   [[nodiscard]] double busy(const Shares& shares, std::size_t node) const {
@@ -246,7 +280,9 @@ class CutTables {
   std::vector<NodeMask> successors_, predecessors_, gradient_successors_, gradient_predecessors_;
   std::vector<Tied> tied_;
   std::unordered_map<NodeMask, Boundary> boundaries_;
-  std::vector<std::int64_t> held_, trainable_;  // by tail, without tied parameters
+  std::vector<LeastHeld> held_;          // by tail, without tied parameters
+  std::vector<std::int64_t> trainable_;  // likewise
+  std::map<std::pair<int, int>, double> least_again_;
   std::map<std::pair<int, int>, std::vector<Sums>> sums_;
   std::map<int, std::vector<double>> least_work_;
   std::map<int, Paths> paths_;

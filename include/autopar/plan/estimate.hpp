@@ -10,7 +10,8 @@
 namespace autopar {
 
 /// A quick guess at StepObjective for comparing stagings of large problems: all replicas of a stage are one, links are
-/// never contended, the memory of boundaries is left out. Guides local search, never decides.
+/// never contended, the memory of boundaries is left out, what must run again to fit takes about its part of the forward.
+/// Guides local search, never decides.
 /// @cost O(nodes + edges + stages^2 + stages * microbatches) a call
 class QuickEstimate {
  public:
@@ -21,8 +22,7 @@ class QuickEstimate {
         readers_[parameter.index()].push_back(node);
     }
     for (const auto& parameter : work_.parameters) {
-      const StageMemory memory = parameter_memory(parameter, objective.constraints());
-      held_.push_back(memory.total());
+      held_.push_back(least_held(parameter, objective.constraints()));
     }
   }
 
@@ -36,7 +36,7 @@ class QuickEstimate {
     }
     add_nodes(staging);
     add_parameters(staging);
-    if (!fits(staging)) return std::numeric_limits<double>::infinity();
+    if (!make_fit(staging)) return std::numeric_limits<double>::infinity();
     add_messages(staging);
     return course(staging);
   }
@@ -46,7 +46,8 @@ class QuickEstimate {
     std::int64_t share = 0;
     const std::vector<NodeCost>* costs = nullptr;
     double forward = 0, backward = 0;
-    Bytes saved{}, workspace{}, held{}, trainable{};
+    Bytes saved{}, workspace{}, trainable{};
+    LeastHeld held;
   };
 
   void add_nodes(const Staging& staging) {
@@ -57,7 +58,7 @@ class QuickEstimate {
       stage.backward += cost.backward.value();
       stage.saved += cost.saved;
       stage.workspace = std::max(stage.workspace, cost.workspace);
-      stage.held += work_.graph[NodeId::of(node)].resident;
+      stage.held.whole += work_.graph[NodeId::of(node)].resident.value();
     }
   }
 
@@ -75,12 +76,18 @@ class QuickEstimate {
     }
   }
 
-  [[nodiscard]] bool fits(const Staging& staging) const {
+  /// @return whether all stages fit, with longer backwards if need be
+  [[nodiscard]] bool make_fit(const Staging& staging) {
+    const Constraints& constraints = objective_.constraints();
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       const int in_flight = peak_in_flight(staging.schedule, work_.loss_mode, static_cast<int>(s), staging.stages(),
                                            staging.microbatches);
-      const Stage& stage = stages_[s];
-      if (stage.held + stage.saved * in_flight + stage.workspace > objective_.constraints().memory) return false;
+      Stage& stage = stages_[s];
+      const Bytes saved = stage.saved * in_flight;
+      const Bytes over = Bytes(stage.held.at(staging.replicas[s])) + saved + stage.workspace - constraints.memory;
+      if (over <= Bytes(0)) continue;
+      if (constraints.recompute == Recompute::kNever || over >= saved) return false;
+      stage.backward += stage.forward * (static_cast<double>(over.value()) / static_cast<double>(saved.value()));
     }
     return true;
   }
@@ -181,7 +188,7 @@ class QuickEstimate {
   const StepObjective& objective_;
   const Workload& work_;
   std::vector<std::vector<NodeId>> readers_;  // by parameter
-  std::vector<Bytes> held_;                   // by parameter
+  std::vector<LeastHeld> held_;               // by parameter
   std::vector<Stage> stages_;
   std::vector<std::vector<Rank>> ranks_;
   std::vector<double> bytes_, delay_;  // [from * stages + to]

@@ -83,14 +83,17 @@ class BranchAndBound {
       high = std::min(high, 1);
     }
     if ((nodes & tables_.whole_batch()) != 0 && low > 1) return false;
-    if (tables_.held(from, to, nodes) > constraints_.memory.value()) return false;
+    if (tables_.held(from, to, nodes, std::max(1, high)) > constraints_.memory.value()) return false;
     const Boundary& boundary = tables_.boundary(nodes);
     for (int replicas = high; replicas >= low; --replicas) {
       ++result_.states;
       const bool only = first && later == 0;
-      if (!may_fit(from, to, nodes, boundary, replicas, only)) continue;
+      const int in_flight = peak_in_flight(schedule_, objective_.work().loss_mode, 0, later + 1, microbatches_);
+      const double again = tables_.recomputing_to_fit(from, to, nodes, boundary, in_flight, microbatches_, replicas,
+                                                      only ? 1 : 0);
+      if (again == std::numeric_limits<double>::infinity()) continue;
       if (rest_ && hopeless((*rest_)(to, constraints_.world - used - replicas, later + 1))) continue;
-      chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, chosen_));
+      chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, again, chosen_));
       if (!hopeless(bound_(chosen_, constraints_.world - used - replicas))) {
         if (first)
           evaluate();
@@ -104,18 +107,6 @@ class BranchAndBound {
 
   [[nodiscard]] double rest_bound(DownsetId tail, int ranks) const {
     return rest_ ? (*rest_)(tail, ranks, static_cast<int>(chosen_.size())) : 0;
-  }
-
-  /// Without workspace, and values that several stages read counted once, so that what fits is never left out.
-  [[nodiscard]] bool may_fit(DownsetId from, DownsetId to, NodeMask nodes, const Boundary& boundary, int replicas,
-                             bool only) {
-    const int later = static_cast<int>(chosen_.size());
-    const int in_flight = peak_in_flight(schedule_, objective_.work().loss_mode, 0, later + 1, microbatches_);
-    const auto& sums = tables_.sums(microbatches_, replicas, only ? 1 : 0);
-    const std::int64_t saved = (sums[to.index()].saved - sums[from.index()].saved) * in_flight;
-    const auto share = objective_.shares().at(microbatches_, replicas, only ? 1 : 0).largest;
-    return tables_.held(from, to, nodes) + saved + boundary.bytes(share, in_flight, microbatches_) <=
-           constraints_.memory.value();
   }
 
   void evaluate() {

@@ -93,11 +93,7 @@ class LeastMemoryCuts {
   }
 
   [[nodiscard]] LeastMemory measured(Staging staging) const {
-    const SizedPipeline sized =
-        make_pipeline(objective_.work(), staging, place(staging.replicas, Placement::kReplicasTogether),
-                      objective_.constraints().world);
-    const auto memory =
-        predict_memory(objective_.work(), objective_.constraints(), staging, sized, objective_.shares());
+    const auto memory = objective_.least_memory(staging);
     LeastMemory out{std::move(staging), {}, StageId(0)};
     for (std::size_t s = 0; s < memory.size(); ++s) {
       if (memory[s].total() <= out.peak) continue;

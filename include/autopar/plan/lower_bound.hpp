@@ -40,22 +40,23 @@ class LowerBound {
         gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode) {}
 
   /// The stage between two tails in front of `later` stages, with everything that depends on those alone.
-  /// @param only  it is the only stage
-  [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only,
+  /// @param only   it is the only stage
+  /// @param again  least seconds by which a backward grows so that it fits
+  [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only, double again,
                                    const std::vector<ChosenStage>& later) {
     ChosenStage stage{.from = from, .to = to, .nodes = nodes, .replicas = replicas};
     const auto& sums = tables_.sums(microbatches_, replicas, only ? 1 : 0);
     const auto &low = sums[from.index()], &high = sums[to.index()];
     stage.forward = high.forward - low.forward;
-    stage.backward = high.backward - low.backward;
-    stage.busy = high.busy - low.busy;
-    stage.regular = objective_.shares().at(microbatches_, replicas, only ? 1 : 0).regular;
+    const Shares& shares = objective_.shares().at(microbatches_, replicas, only ? 1 : 0);
+    stage.backward = high.backward - low.backward + again;
+    stage.busy = high.busy - low.busy + again * shares.busy_times();
+    stage.regular = shares.regular;
     const Workload& work = objective_.work();
     const Bytes own(tables_.trainable(from, to, nodes, true));
     const Bytes read(tables_.trainable(from, to, nodes, false));
     const double sum = replicas > 1 && own > Bytes(0) ? work.least_all_reduce(own, replicas).value() : 0;
-    stage.after = std::max(0.0, sum - largest_backward(from, to, replicas, only)) +
-                  work.update(read, objective_.constraints().optimizer_state_factor).value();
+    stage.after = least_after(sum, largest_backward(from, to, replicas, only) + again, read, replicas);
     NodeMask below = 0;
     for (NodeMask rest = nodes; rest != 0; rest &= rest - 1) {
       const NodeId node(std::countr_zero(rest));
@@ -98,6 +99,19 @@ class LowerBound {
   }
 
  private:
+  /// Gradient sums that no backward hides, the update, and what ZeRO gathers after it.
+  [[nodiscard]] double least_after(double sum, double hidden, Bytes read, int replicas) const {
+    const Constraints& constraints = objective_.constraints();
+    double least = std::numeric_limits<double>::infinity();
+    for (const int zero : constraints.zero_levels) {
+      const double half = sum * kHalfOfASum;
+      const Bytes updated = updated_bytes(read, zero, static_cast<std::size_t>(replicas));
+      least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) + (zero == 1 || zero == 2 ? half : 0) +
+                                  objective_.work().update(updated, constraints.optimizer_state_factor).value());
+    }
+    return least;
+  }
+
   /// Backward of the largest share: what sums can hide behind, at most.
   [[nodiscard]] double largest_backward(DownsetId from, DownsetId to, int replicas, bool only) {
     const auto& sums = tables_.sums(microbatches_, replicas, only ? 1 : 0);

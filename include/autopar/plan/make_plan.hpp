@@ -72,10 +72,13 @@ class PlanMaker {
       Staging staging = expanded(candidate.staging, blocks);
       // Moving nodes and ranks knows nothing of stages that share ranks.
       if (!whole && candidate.staging.position_of.empty() && rank++ < kRefined) {
-        staging = LocalSearch(objective_).improve(std::move(staging), kEstimates).first;
-        fine.offer({staging, objective_(staging)});
+        const Staging better = LocalSearch(objective_).improve(staging, kEstimates).first;
+        fine.offer({better, objective_(better)});
       }
-      fine.offer({expanded(candidate.staging, blocks), std::move(candidate.terms)});
+      expand(candidate.terms.savings, blocks);
+      // Blocks do not know the modules of their nodes.
+      if (!whole && !constraints_.recomputed_modules.empty()) candidate.terms = objective_(staging);
+      fine.offer({std::move(staging), std::move(candidate.terms)});
     }
     Plan plan = describe_best(fine);
     add_proof(plan, found, whole, blocks.block_count());
@@ -85,6 +88,21 @@ class PlanMaker {
  private:
   static constexpr std::size_t kRefined = 4;  // of the best, if nodes were put together
   static constexpr int kEstimates = 1500;
+
+  /// From blocks to nodes.
+  static void expand(Savings& savings, const Partition& blocks) {
+    for (auto& segments : savings.recomputed) {
+      for (auto& segment : segments) {
+        std::vector<NodeId> nodes;
+        for (const NodeId block : segment) {
+          const auto& members = blocks.members(BlockId(block.value()));
+          nodes.insert(nodes.end(), members.begin(), members.end());
+        }
+        std::sort(nodes.begin(), nodes.end());
+        segment = std::move(nodes);
+      }
+    }
+  }
 
   /// Nothing that was searched fits: the staging that needs least memory, or the error.
   void rescue(const Workload& coarse, SearchResult& found) const {
@@ -130,7 +148,7 @@ class PlanMaker {
     for (const NodeId node : work_.graph.nodes()) {
       Bytes own = work_.graph[node].resident + costs[node.index()].saved + costs[node.index()].workspace;
       for (const ParameterId parameter : work_.graph[node].parameters)
-        own += parameter_memory(work_.parameters[parameter.index()], constraints_).total();
+        own += Bytes(least_held(work_.parameters[parameter.index()], constraints_).at(constraints_.world));
       if (own <= most) continue;
       most = own;
       largest = node;
@@ -176,6 +194,7 @@ class PlanMaker {
     plan.microbatches = best.staging.microbatches;
     plan.schedule = best.staging.schedule;
     plan.orders = best.terms.orders;
+    plan.zero = best.terms.savings.zero;
     plan.device = cluster_.device.name;
     plan.device_memory = constraints_.memory;
     plan.optimizer_state_factor = constraints_.optimizer_state_factor;
@@ -194,17 +213,19 @@ class PlanMaker {
     for (std::size_t s = 0; s < nodes.size(); ++s) {
       const StageTerms& terms = best.terms.stages[s];
       StagePlan stage;
+      stage.atoms = members_of(nodes[s]);
       for (const NodeId node : nodes[s]) {
         const WorkNode& unit = work_.graph[node];
-        stage.atoms.insert(stage.atoms.end(), unit.members.begin(), unit.members.end());
         stage.parameters.insert(stage.parameters.end(), unit.parameters.begin(), unit.parameters.end());
       }
-      std::sort(stage.atoms.begin(), stage.atoms.end());
       std::sort(stage.parameters.begin(), stage.parameters.end());
       stage.parameters.erase(std::unique(stage.parameters.begin(), stage.parameters.end()), stage.parameters.end());
       for (const ParameterId parameter : stage.parameters)
         stage.parameter_elements += work_.parameters[parameter.index()].elements;
       stage.ranks = best.terms.ranks[s];
+      if (!best.terms.savings.recomputed.empty()) {
+        for (const auto& segment : best.terms.savings.recomputed[s]) stage.recomputed.push_back(members_of(segment));
+      }
       stage.parameter_bytes = terms.memory.parameters;
       stage.forward = terms.forward;
       stage.backward = terms.backward;
@@ -213,6 +234,16 @@ class PlanMaker {
       stage.peak_memory = terms.memory.total();
       plan.stages.push_back(std::move(stage));
     }
+  }
+
+  [[nodiscard]] std::vector<NodeId> members_of(const std::vector<NodeId>& nodes) const {
+    std::vector<NodeId> members;
+    for (const NodeId node : nodes) {
+      const auto& more = work_.graph[node].members;
+      members.insert(members.end(), more.begin(), more.end());
+    }
+    std::sort(members.begin(), members.end());
+    return members;
   }
 
   /// The next shapes, and always the one that everybody knows: one stage on all ranks.
@@ -229,7 +260,8 @@ class PlanMaker {
       const bool among_first = candidates.fits(*other) && plan.runners_up.size() < 3;
       if (!among_first && other != replicated) continue;
       plan.runners_up.push_back(
-          {describe(other->staging.replicas, other->staging.microbatches, other->staging.schedule),
+          {describe(other->staging.replicas, other->staging.microbatches, other->staging.schedule) +
+               describe(other->terms.savings),
            candidates.fits(*other) ? why_slower(*other, best) : why_not(*other), other->terms.step});
     }
   }

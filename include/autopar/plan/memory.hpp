@@ -6,6 +6,7 @@
 
 #include <autopar/plan/pipeline_of.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/plan/savings.hpp>
 #include <autopar/plan/shares.hpp>
 #include <autopar/plan/staging.hpp>
 #include <autopar/plan/workload.hpp>
@@ -23,8 +24,12 @@ struct StageMemory {
   Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
   Bytes workspace{};   ///< of the largest operator, and what nodes hold besides parameters
+  Bytes rebuilt{};     ///< activations of the largest segment that is run again
+  Bytes gathered{};    ///< whole gradients and parameters of the operators at work, under ZeRO 2 and 3
 
-  [[nodiscard]] Bytes total() const { return parameters + gradients + optimizer + saved + boundary + workspace; }
+  [[nodiscard]] Bytes total() const {
+    return parameters + gradients + optimizer + saved + boundary + workspace + rebuilt + gathered;
+  }
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
 };
 
@@ -67,23 +72,51 @@ struct StageMemory {
   return most;
 }
 
-/// What one parameter costs a rank that holds it.
-[[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints) {
+/// What one parameter costs a rank that holds it, or its share of it.
+[[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints,
+                                                  int zero = 0, int replicas = 1) {
   StageMemory memory;
+  const auto share = [&](Bytes bytes, int level) {
+    return zero >= level ? Bytes((bytes.value() + replicas - 1) / replicas) : bytes;
+  };
   memory.parameters = parameter.bytes;
   if (parameter.trainable) {
-    memory.gradients = parameter.bytes * constraints.gradient_copies;
-    memory.optimizer = Bytes(static_cast<std::int64_t>(
-        std::ceil(static_cast<double>(parameter.bytes.value()) * constraints.optimizer_state_factor)));
+    memory.parameters = share(parameter.bytes, 3);
+    memory.gradients = share(parameter.bytes, 2) * constraints.gradient_copies;
+    memory.optimizer = share(Bytes(static_cast<std::int64_t>(std::ceil(static_cast<double>(parameter.bytes.value()) *
+                                                                       constraints.optimizer_state_factor))),
+                             1);
   }
   return memory;
 }
 
-namespace detail {
+/// What one parameter costs a rank at least, whatever the savings that are allowed: this, and so much of every replica's
+/// share.
+struct LeastHeld {
+  std::int64_t whole = 0, shared = 0;  ///< bytes
 
-[[nodiscard]] inline Bytes bytes_at(const Affine& size, std::int64_t samples) {
-  return Bytes(static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples))))));
+  /// On one of so many replicas.
+  [[nodiscard]] std::int64_t at(int replicas) const { return whole + shared / replicas; }
+  LeastHeld& operator+=(const LeastHeld& other) {
+    whole += other.whole;
+    shared += other.shared;
+    return *this;
+  }
+  friend LeastHeld operator-(LeastHeld a, const LeastHeld& b) { return {a.whole - b.whole, a.shared - b.shared}; }
+  friend LeastHeld operator+(LeastHeld a, const LeastHeld& b) { return a += b; }
+};
+[[nodiscard]] inline LeastHeld least_held(const ParameterProfile& parameter, const Constraints& constraints) {
+  const StageMemory memory = parameter_memory(parameter, constraints);
+  const int zero = constraints.zero_levels.back();
+  LeastHeld held;
+  const auto add = [&](Bytes bytes, int level) { (zero >= level ? held.shared : held.whole) += bytes.value(); };
+  add(memory.parameters, parameter.trainable ? 3 : 4);
+  add(memory.gradients, 2);
+  add(memory.optimizer, 1);
+  return held;
 }
+
+namespace detail {
 
 /// Values wait on both sides as long as their micro-batch is in flight (one more arrives ahead of its use); gradients
 /// are doubled, one in use and one on its way.
@@ -114,17 +147,37 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
   return out;
 }
 
+namespace detail {
+
+/// Segments that are run again keep what enters them, and one of them is rebuilt at a time.
+inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload& work, const Staging& staging,
+                                const std::vector<std::int64_t>& share, const std::vector<int>& in_flight,
+                                const Savings& savings) {
+  if (!savings.recomputes()) return;
+  const auto pieces = measured_pieces(work, staging, savings.recomputed, share);
+  for (std::size_t s = 0; s < memory.size(); ++s) {
+    for (const SegmentPiece& piece : pieces[s]) {
+      memory[s].saved += (piece.entering - piece.saved) * in_flight[s];
+      memory[s].rebuilt = std::max(memory[s].rebuilt, piece.saved);
+    }
+  }
+}
+
+}  // namespace detail
+
 /// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
+/// @param savings  nothing by default
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
                                                              const Staging& staging, const SizedPipeline& sized,
                                                              const ShareTable& shares,
-                                                             const std::vector<int>& in_flight) {
+                                                             const std::vector<int>& in_flight,
+                                                             const Savings& savings = {}) {
   const auto nodes = nodes_by_stage(staging);
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::int64_t> share(nodes.size());
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     std::vector<ParameterId> held;
-    Bytes saved{}, workspace{};
+    Bytes saved{}, workspace{}, largest{};
     share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
     const auto& costs = work.node_costs(share[s]);
     for (const NodeId node : nodes[s]) {
@@ -132,20 +185,24 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
       held.insert(held.end(), parameters.begin(), parameters.end());
       saved += costs[node.index()].saved;
       workspace = std::max(workspace, costs[node.index()].workspace);
+      largest = std::max(largest, work.graph[node].largest_trained);
       memory[s].workspace += work.graph[node].resident;
     }
     std::sort(held.begin(), held.end());
     held.erase(std::unique(held.begin(), held.end()), held.end());
     for (const ParameterId parameter : held) {
-      const StageMemory one = parameter_memory(work.parameters[parameter.index()], constraints);
+      const StageMemory one =
+          parameter_memory(work.parameters[parameter.index()], constraints, savings.zero, staging.replicas[s]);
       memory[s].parameters += one.parameters;
       memory[s].gradients += one.gradients;
       memory[s].optimizer += one.optimizer;
     }
     memory[s].saved = saved * in_flight[s];
     memory[s].workspace += workspace;
+    if (staging.replicas[s] > 1 && savings.zero >= 2) memory[s].gathered = largest * (savings.zero >= 3 ? 3 : 1);
   }
   detail::add_boundary(memory, sized, share, in_flight, staging.microbatches);
+  detail::apply_recomputation(memory, work, staging, share, in_flight, savings);
   return memory;
 }
 
@@ -159,10 +216,10 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
 /// Bytes that one more micro-batch in flight takes, by stage: the difference that it makes.
 [[nodiscard]] inline std::vector<Bytes> held_by_microbatch(const Workload& work, const Constraints& constraints,
                                                            const Staging& staging, const SizedPipeline& sized,
-                                                           const ShareTable& shares) {
+                                                           const ShareTable& shares, const Savings& savings = {}) {
   const std::vector<int> none(staging.replicas.size(), 0), one(none.size(), 1);
-  const auto without = predict_memory(work, constraints, staging, sized, shares, none);
-  const auto with = predict_memory(work, constraints, staging, sized, shares, one);
+  const auto without = predict_memory(work, constraints, staging, sized, shares, none, savings);
+  const auto with = predict_memory(work, constraints, staging, sized, shares, one, savings);
   std::vector<Bytes> out;
   for (std::size_t s = 0; s < none.size(); ++s) out.push_back(with[s].total() - without[s].total());
   return out;

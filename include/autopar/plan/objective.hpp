@@ -28,7 +28,7 @@ struct StageTerms {
   Seconds backward{};
   Seconds communication{};  ///< messages of one micro-batch, of the rank that has the most, both ways
   Seconds reduction{};      ///< its gradient sums, one after the other
-  Seconds update{};         ///< optimizer step
+  Seconds update{};         ///< optimizer step; under ZeRO 1 and 2 also gathering what it changed
   StageMemory memory;
 };
 
@@ -41,13 +41,50 @@ struct StepTerms {
   std::vector<StageTerms> stages;
   std::vector<std::vector<Rank>> ranks;  ///< [stage][replica]
   std::vector<std::vector<Turn>> orders; ///< [rank] of a synthesised schedule
+  Savings savings;                       ///< with which it was predicted
 };
+
+namespace detail {
+
+/// Bytes of the trainable parameters that each stage reads.
+[[nodiscard]] inline std::vector<Bytes> trainable_by_stage(const Workload& work, const Staging& staging) {
+  std::vector<Bytes> bytes(staging.replicas.size());
+  std::vector<int> counted(work.parameters.size(), -1);
+  const auto nodes = nodes_by_stage(staging);
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    for (const NodeId node : nodes[s]) {
+      for (const ParameterId parameter : work.graph[node].parameters) {
+        if (counted[parameter.index()] == static_cast<int>(s) || !work.parameters[parameter.index()].trainable) continue;
+        counted[parameter.index()] = static_cast<int>(s);
+        bytes[s] += work.parameters[parameter.index()].bytes;
+      }
+    }
+  }
+  return bytes;
+}
+
+/// What one rank of several updates, under ZeRO its share.
+[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
+  const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
+  return Bytes((trainable.value() + parts - 1) / parts);
+}
+
+/// Summing into shares and gathering shares are the two halves of a sum that everyone gets.
+inline constexpr double kHalfOfASum = 0.5;
+
+}  // namespace detail
 
 /// Costs of one staging as the simulator asks for them.
 class StagingCosts {
  public:
-  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized)
-      : work_(work), sized_(sized), nodes_(nodes_by_stage(staging)), known_(nodes_.size()) {}
+  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized, const Savings& savings = {})
+      : work_(work),
+        sized_(sized),
+        zero_(savings.zero),
+        nodes_(nodes_by_stage(staging)),
+        again_(savings.recomputed),
+        trainable_(detail::trainable_by_stage(work, staging)),
+        known_(nodes_.size()) {}
 
   [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
   [[nodiscard]] Seconds backward(StageId stage, std::int64_t samples) const { return at(stage, samples).backward; }
@@ -65,8 +102,16 @@ class StagingCosts {
   }
   [[nodiscard]] Seconds reduce(const Action& action) const {
     const auto group = static_cast<std::size_t>(action.group);
-    return work_.all_reduce(sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)],
-                            sized_.pipeline.groups[group].ranks);
+    const Seconds sum = work_.all_reduce(sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)],
+                                         sized_.pipeline.groups[group].ranks);
+    return zero_ > 0 ? sum * detail::kHalfOfASum : sum;
+  }
+  /// The optimizer's step and what must follow it before the next one's first forward.
+  [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
+    const Bytes bytes = trainable_[stage.index()];
+    const auto replicas = sized_.pipeline.stages[stage.index()].size();
+    const Seconds own = work_.update(detail::updated_bytes(bytes, zero_, replicas), state_factor);
+    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage) : own;
   }
 
  private:
@@ -87,7 +132,22 @@ class StagingCosts {
       sum.backward += costs[node.index()].backward + totals;
       sum.backward_weight += costs[node.index()].backward_weight;
     }
+    if (!again_.empty()) {
+      for (const auto& segment : again_[stage.index()]) {
+        for (const NodeId node : segment) sum.backward += costs[node.index()].forward;
+      }
+    }
+    // Gathered and summed beside the computing, which waits for them only where they take longer.
+    const Seconds half = zero_ >= 2 ? half_of_a_sum(stage) : Seconds{};
+    if (zero_ >= 3) sum.forward = std::max(sum.forward, half);
+    if (zero_ >= 2) sum.backward = std::max(sum.backward, half * (zero_ >= 3 ? 2 : 1));
     return row.emplace_back(sum);
+  }
+
+  [[nodiscard]] Seconds half_of_a_sum(StageId stage) const {
+    const auto& ranks = sized_.pipeline.stages[stage.index()];
+    const Bytes bytes = trainable_[stage.index()];
+    return ranks.size() > 1 && bytes > Bytes(0) ? work_.all_reduce(bytes, ranks) * detail::kHalfOfASum : Seconds{};
   }
 
   [[nodiscard]] Seconds add_totals(StageId stage, Bytes bytes) const {
@@ -97,7 +157,10 @@ class StagingCosts {
 
   const Workload& work_;
   const SizedPipeline& sized_;
+  int zero_;
   std::vector<std::vector<NodeId>> nodes_;
+  std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
+  std::vector<Bytes> trainable_;                         // by stage
   mutable std::vector<std::vector<Known>> known_;  // by stage; a handful of different shares
 };
 static_assert(SplitBackwardCosts<StagingCosts>);
@@ -119,29 +182,42 @@ class StepObjective {
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const ShareTable& shares() const { return shares_; }
 
-  /// Time and memory under the better placement, also of stagings that do not fit.
+  /// Time and memory under the best placement and the best savings, also of stagings that do not fit.
   [[nodiscard]] StepTerms operator()(const Staging& staging) const {
     std::optional<StepTerms> best;
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
-      StepTerms terms = evaluate(staging, place(staging, placement));
-      if (!best || terms.step < best->step) best = std::move(terms);
+      keep_better(best, evaluate(staging, place(staging, placement)));
     }
     return std::move(*best);
   }
 
-  /// Time and memory on given ranks.
+  /// Time and memory on given ranks, under the best savings.
+  ///
+  /// Of each ZeRO level the fewest segments with which the ranks fit are run again, those first that free most bytes a
+  /// second; as no turn gets shorter by running more again, no longer run of them is faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<std::vector<Rank>> ranks) const {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
-    const StagingCosts costs(work_, staging, sized);
+    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
+    std::optional<StepTerms> best;
+    for (const int level : constraints_.zero_levels) {
+      if (best && !shares) break;
+      keep_better(best, evaluate(staging, sized, savings(staging, sized, level, constraints_.memory)));
+    }
+    return std::move(*best);
+  }
+
+  /// Time and memory on given ranks, under given savings.
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings) const {
+    const StagingCosts costs(work_, staging, sized, savings);
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
     const BatchLayout layout{shares_.local(), staging.microbatches};
-    const GivenOrders orders = orders_of(staging, sized, layout, costs);
+    const GivenOrders orders = orders_of(staging, sized, layout, costs, savings);
     const auto in_flight =
         orders.orders.empty()
             ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_));
-    const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight);
+            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
+    const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight, savings);
     if (staging.schedule == ScheduleKind::kSynthesised) terms.orders = orders.orders;
     for (std::size_t s = 0; s < memory.size(); ++s)
       terms.stages.push_back({.memory = memory[s]});
@@ -156,7 +232,16 @@ class StepObjective {
       run(Phase::kBackward);
     }
     explain(terms, staging, sized, costs, course);
+    terms.savings = std::move(savings);
     return terms;
+  }
+
+  /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank.
+  [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
+    const auto ranks = place(staging, Placement::kReplicasTogether);
+    const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
+    const Savings most = savings(staging, sized, constraints_.zero_levels.back(), Bytes(0));
+    return predict_memory(work_, constraints_, staging, sized, shares_, in_flight_by_law(work_, staging), most);
   }
 
   [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
@@ -192,25 +277,57 @@ class StepObjective {
     std::vector<Seconds> busy, end, communicating, summing;  // by rank
   };
 
+  /// What fits before what does not, then the shorter step, then what came first.
+  void keep_better(std::optional<StepTerms>& best, StepTerms terms) const {
+    if (!best || std::pair(!fits(terms), terms.step) < std::pair(!fits(*best), best->step)) best = std::move(terms);
+  }
+
+  /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
+  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero, Bytes memory) const {
+    Savings out{zero, {}};
+    if (constraints_.recompute == Recompute::kNever) return out;
+    const GivenOrders orders = fixed_orders(staging, sized.pipeline);
+    const auto in_flight =
+        orders.orders.empty()
+            ? in_flight_by_law(work_, staging)
+            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, out));
+    std::vector<std::int64_t> share;
+    for (const int replicas : staging.replicas)
+      share.push_back(shares_.at(staging.microbatches, replicas, staging.stages()).largest);
+    std::vector<Bytes> plain;
+    for (const StageMemory& stage : predict_memory(work_, constraints_, staging, sized, shares_, in_flight, out))
+      plain.push_back(stage.total());
+    detail::RecomputeChoice choice(
+        detail::measured_pieces(work_, staging, detail::segments_in_stages(work_, staging), share), staging,
+        std::move(plain), in_flight);
+    out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
+    return out;
+  }
+
   /// States that a synthesiser may use on one staging.
   static constexpr std::int64_t kSynthesisBudget = 200;
 
-  /// Orders of ranks, where there is no law of memory for single stages; none for the other schedules.
-  [[nodiscard]] GivenOrders orders_of(const Staging& staging, const SizedPipeline& sized, const BatchLayout& layout,
-                                      const StagingCosts& costs) const {
-    const Pipeline& pipeline = sized.pipeline;
+  /// Orders that follow from the shape of the pipeline alone; none where each stage has its own law.
+  [[nodiscard]] static GivenOrders fixed_orders(const Staging& staging, const Pipeline& pipeline) {
     const int microbatches = staging.microbatches;
     switch (staging.schedule) {
       case ScheduleKind::kInterleaved: return {Interleaved{}.rank_orders(pipeline, microbatches), microbatches};
       case ScheduleKind::kZbV: return {ZbV{}.rank_orders(pipeline, microbatches), microbatches};
-      case ScheduleKind::kSynthesised: break;
       default: return {};
     }
+  }
+
+  /// Orders of ranks, where there is no law of memory for single stages; none for the other schedules.
+  [[nodiscard]] GivenOrders orders_of(const Staging& staging, const SizedPipeline& sized, const BatchLayout& layout,
+                                      const StagingCosts& costs, const Savings& savings) const {
+    const Pipeline& pipeline = sized.pipeline;
+    const int microbatches = staging.microbatches;
+    if (staging.schedule != ScheduleKind::kSynthesised) return fixed_orders(staging, pipeline);
     Synthesised<StagingCosts> policy{.costs = costs, .local = layout.local,
-                                     .held = held_by_microbatch(work_, constraints_, staging, sized, shares_),
+                                     .held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings),
                                      .budget = kSynthesisBudget};
     const std::vector<int> none(staging.replicas.size(), 0);
-    const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none);
+    const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none, savings);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
     std::vector<Bytes> least(policy.limits.size());
     for (std::size_t s = 0; s < fixed.size(); ++s) {
@@ -235,7 +352,7 @@ class StepObjective {
       const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
       stage.forward = costs.forward(StageId::of(s), share);
       stage.backward = costs.backward(StageId::of(s), share);
-      stage.update = work_.update(trainable_bytes(staging, static_cast<int>(s)), constraints_.optimizer_state_factor);
+      stage.update = costs.update(StageId::of(s), constraints_.optimizer_state_factor);
       for (const Rank rank : sized.pipeline.stages[s]) updates[rank.index()] += stage.update;
     }
     double busy = 0;
@@ -257,20 +374,6 @@ class StepObjective {
       terms.summing = std::max(terms.summing, stage.reduction);
     }
     terms.bubble = terms.step.value() > 0 ? std::max(0.0, 1 - busy / (used * terms.step.value())) : 0;
-  }
-
-  [[nodiscard]] Bytes trainable_bytes(const Staging& staging, int stage) const {
-    Bytes sum{};
-    std::vector<bool> counted(work_.parameters.size(), false);
-    for (const NodeId node : work_.graph.nodes()) {
-      if (staging.stage_of[node.index()] != stage) continue;
-      for (const ParameterId parameter : work_.graph[node].parameters) {
-        if (counted[parameter.index()] || !work_.parameters[parameter.index()].trainable) continue;
-        counted[parameter.index()] = true;
-        sum += work_.parameters[parameter.index()].bytes;
-      }
-    }
-    return sum;
   }
 
   const Workload& work_;

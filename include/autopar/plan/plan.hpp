@@ -11,8 +11,8 @@
 
 namespace autopar {
 
-/// 2: plans carry a certificate.
-inline constexpr int kPlanVersion = 2;
+/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are run again.
+inline constexpr int kPlanVersion = 3;
 
 /// What bounds the step time or the choice of a plan.
 enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
@@ -22,6 +22,7 @@ struct StagePlan {
   std::vector<NodeId> atoms;           ///< of the model profile's graph, ascending
   std::vector<std::int32_t> ops;       ///< positions of their operators in the captured graph, ascending
   std::vector<Rank> ranks;             ///< [replica]
+  std::vector<std::vector<NodeId>> recomputed;  ///< segments of atoms that run their forward again before their backward
   std::vector<ParameterId> parameters; ///< read by the stage, ascending
   Bytes parameter_bytes{};             ///< buffers included
   std::int64_t parameter_elements = 0; ///< of parameters proper; 0 = not known
@@ -78,6 +79,7 @@ struct Plan {
   std::vector<StagePlan> stages;
   int microbatches = 1;
   ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  int zero = 0;                 ///< ZeRO level, among the replicas of each stage
   std::vector<std::vector<Turn>> orders;  ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
   std::string device;           ///< name of the device model the predictions come from
   Bytes device_memory{};        ///< what a stage may use: memory less margin

@@ -13,6 +13,7 @@
 #include <autopar/plan/make_plan.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/plan/segments.hpp>
 #include <autopar/plan/workload.hpp>
 
 namespace autopar {
@@ -130,7 +131,7 @@ class Planner {
   }
 
  private:
-  [[nodiscard]] Plan plan_workload(const Workload& work, const Cluster& cluster, const PlanRequest& request) const {
+  [[nodiscard]] Plan plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request) const {
     const Constraints constraints = resolve(request, work, cluster);
     const std::int64_t samples = std::max<std::int64_t>(1, constraints.batch / constraints.world);
     Partition blocks = coarsening.coarsen(work, samples, std::max(1, constraints.stages));
@@ -138,7 +139,8 @@ class Planner {
             std::to_string(blocks.block_count()));
     const bool whole = blocks.block_count() == work.graph.node_count();
     if (whole) blocks = Partition::singletons(blocks.block_count());
-    const Workload coarse = whole ? work : contracted(work, blocks);
+    Workload coarse = whole ? work : contracted(work, blocks);
+    set_segments(work, coarse, blocks, constraints, samples);
     const StepObjective objective(coarse, cluster, constraints);
     SearchResult found = staging.search(objective);
     observe("searched " + std::to_string(found.states) + " states" + (found.proven ? ", all there are" : ""));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/savings.hpp>
 #include <autopar/plan/staging.hpp>
 #include <autopar/plan/text.hpp>
 
@@ -50,6 +51,13 @@ namespace detail {
   return stage.parameter_elements > 0 ? readable_count(stage.parameter_elements) : readable(stage.parameter_bytes);
 }
 
+/// Of the operators that it runs again: how many of all.
+[[nodiscard]] inline std::string run_again(const StagePlan& stage) {
+  std::size_t atoms = 0;
+  for (const auto& segment : stage.recomputed) atoms += segment.size();
+  return percent(stage.atoms.empty() ? 0 : static_cast<double>(atoms) / static_cast<double>(stage.atoms.size()));
+}
+
 [[nodiscard]] inline std::vector<std::string> cells(const StagePlan& stage, std::size_t index, Bytes available) {
   std::vector<int> ranks;
   for (const Rank rank : stage.ranks)
@@ -91,7 +99,7 @@ namespace detail {
   for (const auto& stage : plan.stages)
     replicas.push_back(static_cast<int>(stage.ranks.size()));
   if (replicas.empty()) return "empty plan\n";
-  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + "; " +
+  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(savings_of(plan)) + "; " +
                      std::to_string(plan.world) + (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device +
                      ", batch " + std::to_string(plan.batch) + "\n";
   text += "predicted: step " + readable(plan.step);
@@ -106,8 +114,11 @@ namespace detail {
           detail::formatted("%g", plan.optimizer_state_factor) + " x parameters\n";
   std::vector<std::vector<std::string>> rows{{"stage", "ops", "parameters", "replicas", "ranks", "forward", "backward",
                                               "messages", "gradient sums", "peak memory", "of available"}};
+  const bool again = savings_of(plan).recomputes();
+  if (again) rows.front().push_back("run again");
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     rows.push_back(detail::cells(plan.stages[s], s, plan.device_memory));
+    if (again) rows.back().push_back(detail::run_again(plan.stages[s]));
   }
   text += detail::aligned(rows);
   text += "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n";

@@ -353,23 +353,12 @@ struct RanncStaging {
   }
 
   /// The simulated step if each stage keeps its inputs only and runs its forward again before its backward.
-  static StepTerms recomputed(const StepObjective& objective, Staging staging) {
-    std::vector<BlockId> stage_of;
-    for (const int stage : staging.stage_of) stage_of.push_back(BlockId(stage));
-    const Workload& work = objective.work();
-    Workload by_stage = contracted(work, Partition(std::move(stage_of)));
-    const auto kept = by_stage.node_costs;
-    by_stage.node_costs =
-        detail::tabulated(by_stage.graph.node_count(), [kept](NodeId stage, std::int64_t samples) {
-          NodeCost cost = kept(samples)[stage.index()];
-          cost.backward += cost.forward;
-          cost.workspace += cost.saved;
-          cost.saved = Bytes(0);
-          return cost;
-        });
-    std::iota(staging.stage_of.begin(), staging.stage_of.begin() + staging.stages(), 0);
-    staging.stage_of.resize(static_cast<std::size_t>(staging.stages()));
-    return StepObjective(by_stage, objective.cluster(), objective.constraints())(staging);
+  static StepTerms recomputed(const StepObjective& objective, const Staging& staging) {
+    Workload by_stage = objective.work();
+    by_stage.segment_of.assign(by_stage.graph.node_count(), 0);  // as far as it is in one stage
+    Constraints again = objective.constraints();
+    again.recompute = Recompute::kAlways;
+    return StepObjective(by_stage, objective.cluster(), again)(staging);
   }
 };
 static_assert(StagingPolicy<RanncStaging>);

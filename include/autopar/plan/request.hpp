@@ -29,7 +29,13 @@ struct Capabilities {
 
 /// Everything that a planner can plan, whether or not the runtime runs it yet: a capability that the planner learns is
 /// added here first, and to `Capabilities{}` once the runtime has it.
-[[nodiscard]] inline Capabilities planner_capabilities() { return {}; }
+[[nodiscard]] inline Capabilities planner_capabilities() {
+  Capabilities all;
+  all.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
+  all.max_zero = 3;
+  all.recompute = true;
+  return all;
+}
 
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
@@ -37,6 +43,13 @@ struct PlanRequest {
   int world = 0;           ///< ranks; 0 = all devices of the cluster
   std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
+};
+
+/// Whether forwards may be run again before their backwards, instead of keeping what they save.
+enum class Recompute : std::uint8_t {
+  kNever,
+  kToFit,   ///< the fewest segments with which a stage fits
+  kAlways,  ///< every segment
 };
 
 /// A request that was checked: what a search may choose from. Values only.
@@ -48,6 +61,9 @@ struct Constraints {
   int replicas_of_each = 0;             ///< the same for every stage, however many; 0 = any
   std::vector<int> microbatches;        ///< candidates, ascending
   std::vector<ScheduleKind> schedules;  ///< candidates
+  std::vector<int> zero_levels{0};      ///< candidates, ascending
+  Recompute recompute = Recompute::kNever;
+  std::vector<std::string> recomputed_modules;  ///< with kAlways: a segment each, nothing else; empty = everything
   Bytes memory{};                       ///< what one rank may use, margin taken off
   double optimizer_state_factor = 2;
   int gradient_copies = 2;
@@ -107,6 +123,8 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   if (options.recompute != "auto" && options.recompute != "none" && !runtime.recompute) {
     refuse(setting("recompute", options.recompute) + " is not run by this version; use 'auto' or 'none'");
   }
+  if (options.recompute.empty())
+    refuse("recompute is empty; use 'auto', 'none', 'full' or names of modules, with commas between them");
   if (options.precision != "module" && !runtime.precision) {
     refuse(setting("precision", options.precision) + " is not run by this version; use 'module'");
   }
@@ -128,6 +146,36 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     refuse("schedule = " + options.schedule + " is not run by this version; use 'auto', 'gpipe' or '1f1b'");
   }
   return kinds;
+}
+
+[[nodiscard]] inline std::vector<int> allowed_zero(const Options& options, const Capabilities& runtime) {
+  if (options.zero >= 0) return {options.zero};
+  std::vector<int> levels;
+  for (int level = 0; level <= runtime.max_zero; ++level) levels.push_back(level);
+  return levels;
+}
+
+/// "full" or names of modules, with commas between them.
+inline void apply_recompute(const Options& options, const Capabilities& runtime, const Workload& work,
+                            Constraints& constraints) {
+  if (options.recompute == "none") return;
+  if (options.recompute == "auto") {
+    constraints.recompute = runtime.recompute ? Recompute::kToFit : Recompute::kNever;
+    return;
+  }
+  constraints.recompute = Recompute::kAlways;
+  if (options.recompute == "full") return;
+  for (std::size_t begin = 0; begin <= options.recompute.size();) {
+    const auto end = std::min(options.recompute.find(',', begin), options.recompute.size());
+    const std::string module = options.recompute.substr(begin, end - begin);
+    if (std::ranges::none_of(work.graph.nodes(),
+                             [&](NodeId node) { return is_within(work.graph[node].path, module); })) {
+      refuse("recompute = " + options.recompute + " names '" + module +
+             "', but no operator of the model belongs to such a module; use 'auto', 'none', 'full' or modules' names");
+    }
+    constraints.recomputed_modules.push_back(module);
+    begin = end + 1;
+  }
 }
 
 inline void check_shape(const Options& options, int world, std::size_t nodes) {
@@ -306,6 +354,8 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
     }
     out.schedules = {ScheduleKind::kGPipe};
   }
+  out.zero_levels = detail::allowed_zero(options, request.runtime);
+  detail::apply_recompute(options, request.runtime, work, out);
   detail::apply_whole_batch(work, options, out);
   return out;
 }

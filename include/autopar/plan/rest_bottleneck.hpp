@@ -102,7 +102,7 @@ class RestBottleneck {
           from,
           [&](NodeId node, DownsetId to) {
             nodes |= bit(node);
-            if (!few || tables_->held(from, to, nodes) > objective_->constraints().memory.value()) return false;
+            if (!few || tables_->held(from, to, nodes, world_) > objective_->constraints().memory.value()) return false;
             pairs_.push_back({from, to, nodes});
             return few = static_cast<std::int64_t>(pairs_.size()) <= most;
           },
@@ -150,12 +150,13 @@ class RestBottleneck {
       const auto& sums = tables_->sums(microbatches_, replicas, all && later == 0 ? 1 : 0);
       const auto &low = sums[pair.from.index()], &high = sums[pair.to.index()];
       const int in_flight = peak_in_flight(schedule_, objective_->work().loss_mode, 0, later + 1, microbatches_);
-      const auto share = objective_->shares().at(microbatches_, replicas, all && later == 0 ? 1 : 0).largest;
-      const std::int64_t held = tables_->held(pair.from, pair.to, pair.nodes) + (high.saved - low.saved) * in_flight +
-                                boundary.bytes(share, in_flight, microbatches_);
-      if (held > objective_->constraints().memory.value()) continue;
-      const double own =
-          seconds(around, high.forward - low.forward, high.backward - low.backward, high.busy - low.busy, later);
+      const double again = tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, boundary, in_flight,
+                                                       microbatches_, replicas, all && later == 0 ? 1 : 0);
+      if (again == std::numeric_limits<double>::infinity()) continue;
+      const double all_again =
+          again > 0 ? again * objective_->shares().at(microbatches_, replicas, all && later == 0 ? 1 : 0).busy_times() : 0;
+      const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + again,
+                                 high.busy - low.busy + all_again, later);
       for (int ranks = replicas; ranks <= world_; ++ranks) {
         const double rest = cells_[cell(pair.to, ranks - replicas, std::min(later + 1, depth_ - 1))].seconds;
         Cell& best = cells_[cell(pair.from, ranks, later)];

@@ -18,6 +18,13 @@ struct Shares {
   std::int64_t largest = 0;
   bool regular = true;                                 ///< no replica has an empty share of any micro-batch
   std::vector<std::pair<std::int64_t, int>> heaviest;  ///< (samples, times) of the replica with the most samples
+
+  /// How often that replica computes.
+  [[nodiscard]] int busy_times() const {
+    int times = 0;
+    for (const auto& [samples, often] : heaviest) times += often;
+    return times;
+  }
 };
 
 /// @param keeps_pieces  one stage on all ranks: each rank runs its own piece

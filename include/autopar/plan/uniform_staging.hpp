@@ -18,25 +18,26 @@ namespace detail {
 enum class CutGoal : std::uint8_t { kTime, kMemory };
 
 /// Cuts a topological order into consecutive stages with the smallest bottleneck (forward + backward of the largest
-/// share), among the cuts whose stages fit by themselves; if none fit, the smallest bottleneck of all.
+/// share, and of what must run again to fit about its part of the forward), among the cuts whose stages fit by
+/// themselves; if none fit, the smallest bottleneck of all.
 class LinearCuts {
  public:
   explicit LinearCuts(const StepObjective& objective)
       : objective_(objective), order_(topological_order(objective.work().graph)) {
     const Workload& work = objective.work();
     const std::size_t n = order_.size();
-    held_.assign((n + 1) * (n + 1), 0);
+    held_.assign((n + 1) * (n + 1), {});
     std::vector<std::size_t> seen(work.parameters.size());
     for (std::size_t i = 0; i < n; ++i) {
       std::fill(seen.begin(), seen.end(), n);
-      std::int64_t held = 0;
+      LeastHeld held;
       for (std::size_t j = i; j < n; ++j) {
         const WorkNode& node = work.graph[order_[j]];
-        held += node.resident.value();
+        held.whole += node.resident.value();
         for (const ParameterId p : node.parameters) {
           if (seen[p.index()] == i) continue;
           seen[p.index()] = i;
-          held += parameter_memory(work.parameters[p.index()], objective.constraints()).total().value();
+          held += least_held(work.parameters[p.index()], objective.constraints());
         }
         held_[i * (n + 1) + j + 1] = held;
       }
@@ -64,7 +65,7 @@ class LinearCuts {
   static constexpr std::size_t kBoundaries = 100;
 
   struct Sums {
-    std::vector<double> time;
+    std::vector<double> time, forward;
     std::vector<std::int64_t> saved, workspace;  // workspace: of each node
   };
 
@@ -85,8 +86,9 @@ class LinearCuts {
 
   [[nodiscard]] Sums sums(std::int64_t share) const {
     const auto& costs = objective_.work().node_costs(share);
-    Sums out{{0}, {0}, {}};
+    Sums out{{0}, {0}, {0}, {}};
     for (const NodeId node : order_) {
+      out.forward.push_back(out.forward.back() + costs[node.index()].forward.value());
       out.time.push_back(out.time.back() + (costs[node.index()].forward + costs[node.index()].backward).value());
       out.saved.push_back(out.saved.back() + costs[node.index()].saved.value());
       out.workspace.push_back(costs[node.index()].workspace.value());
@@ -112,12 +114,17 @@ class LinearCuts {
         for (std::size_t i = j; i-- > s;) {
           workspace = std::max(workspace, total.workspace[i]);
           if (best[i] == kNever) continue;
-          const std::int64_t bytes = held_[i * (n + 1) + j] + (total.saved[j] - total.saved[i]) * in_flight +
-                                     workspace + boundary_bytes(i, j, share, in_flight, staging.microbatches);
-          const double own = goal == CutGoal::kTime ? total.time[j] - total.time[i] : static_cast<double>(bytes);
+          const std::int64_t saved = (total.saved[j] - total.saved[i]) * in_flight;
+          const std::int64_t held = held_[i * (n + 1) + j].at(staging.replicas[s]) + workspace +
+                                    boundary_bytes(i, j, share, in_flight, staging.microbatches);
+          const double again = recomputes() ? recomputed(held, saved) : 0;
+          const double own = goal == CutGoal::kTime
+                                 ? total.time[j] - total.time[i] + again * (total.forward[j] - total.forward[i])
+                                 : static_cast<double>(recomputes() ? held : held + saved);
           const double bottleneck = std::max(best[i], own);
           if (bottleneck >= next[j]) continue;
-          if (must_fit && bytes > objective_.constraints().memory.value()) continue;
+          const bool fits = recomputes() ? again < 1 : held + saved <= objective_.constraints().memory.value();
+          if (must_fit && !fits) continue;
           if (mixes_samples(i, j) && staging.replicas[s] > 1) continue;
           next[j] = bottleneck;
           from[s][j] = i;
@@ -132,6 +139,14 @@ class LinearCuts {
         staging.stage_of[order_[i].index()] = static_cast<int>(s);
     }
     return true;
+  }
+
+  [[nodiscard]] bool recomputes() const { return objective_.constraints().recompute != Recompute::kNever; }
+  /// The part of what is saved that there is no room for, at most all of it.
+  [[nodiscard]] double recomputed(std::int64_t held, std::int64_t saved) const {
+    const std::int64_t over = held + saved - objective_.constraints().memory.value();
+    if (over <= 0) return 0;
+    return over < saved ? static_cast<double>(over) / static_cast<double>(saved) : 1;
   }
 
   /// As predict_memory counts them.
@@ -150,7 +165,7 @@ class LinearCuts {
   const StepObjective& objective_;
   std::vector<NodeId> order_;
   std::vector<Boundary> boundary_;  // [begin * (n + 1) + end], empty if not counted
-  std::vector<std::int64_t> held_;  // [begin * (n + 1) + end] parameters, gradients, states
+  std::vector<LeastHeld> held_;     // [begin * (n + 1) + end] parameters, gradients, states
 };
 
 /// As equal as they can be, the last stages not smaller: micro-batches wait longest in the first ones.

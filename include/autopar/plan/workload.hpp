@@ -30,6 +30,7 @@ struct WorkNode {
   Bytes totals{};                       ///< sums over the whole batch that it takes: one micro-batch, see OpProfile
   bool batch_statistic = false;         ///< normalises by the samples that it sees at a time
   bool economy_of_scale = false;        ///< costs no less a sample in a small share than in a large one
+  Bytes largest_trained{};              ///< trainable bytes of the member that reads most
   std::vector<NodeId> members;          ///< nodes of the original graph, ascending
 };
 
@@ -42,6 +43,9 @@ struct Workload {
   std::vector<OutputProfile> outputs;        ///< writers are nodes of `graph`
   bool loss_mode = true;                     ///< forwards and backwards may be interleaved
   std::uint64_t hash = 0;
+  /// By node: what may be run again before its backward, together, as far as it is in one stage; -1 = never. Empty =
+  /// each node by itself.
+  std::vector<int> segment_of;
 
   /// Costs of all nodes of `graph` for a share of `samples` > 0; the reference stays valid as long as the workload.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> node_costs;
@@ -51,6 +55,11 @@ struct Workload {
   std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound, wherever the replicas are
   std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound, whatever the ranks
 };
+
+/// Whether a node's path is that of a module or of something in it.
+[[nodiscard]] inline bool is_within(const std::string& path, const std::string& module) {
+  return path == module || (path.starts_with(module) && path.size() > module.size() && path[module.size()] == '.');
+}
 
 namespace detail {
 
@@ -154,6 +163,8 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
     unit.parameters.erase(std::unique(unit.parameters.begin(), unit.parameters.end()), unit.parameters.end());
     for (const ParameterId parameter : unit.parameters) {
       expect(parameter.index() < profile.parameters.size(), "an atom reads a parameter that the profile does not list");
+      const ParameterProfile& read = profile.parameters[parameter.index()];
+      if (read.trainable) unit.largest_trained += read.bytes;
     }
   }
   work.parameters = profile.parameters;
@@ -183,6 +194,7 @@ namespace detail {
     block.resident += node.resident;
     block.totals += node.totals;
     block.batch_statistic = block.batch_statistic || node.batch_statistic;
+    block.largest_trained = std::max(block.largest_trained, node.largest_trained);
     if (node.whole_batch && !block.whole_batch) {
       block.whole_batch = true;
       block.name = node.name;

@@ -18,6 +18,7 @@
 #include <autopar/io/config.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
+#include <autopar/plan/runnable.hpp>
 #include <autopar/io/profile_file.hpp>
 #include <autopar/plan/print.hpp>
 #include <autopar/torch/device.hpp>
@@ -309,6 +310,7 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
     throw InvalidArgument("the plan was made for " + std::to_string(plan.world) + " ranks, but the world has " +
                           std::to_string(world_.size()) + "; start as many ranks, or remove the plan to plan again");
   }
+  if (!options_.plan_only) require_runnable(plan, Capabilities{});
   plan_ = std::move(plan);
 }
 

@@ -4,6 +4,7 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/brute_force.hpp>
+#include <autopar/plan/segments.hpp>
 #include <autopar/plan/workload.hpp>
 
 #include "random_instances.hpp"
@@ -11,12 +12,12 @@
 using namespace autopar;
 
 TEST_CASE("the exact search finds what brute force finds", "[equality]") {
-  int feasible = 0, pipelined = 0, refused = 0;
+  int feasible = 0, pipelined = 0, refused = 0, recomputed = 0, sharded = 0;
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
     CAPTURE(seed);
     const test::Instance instance = test::random_instance(seed, seed % 10 == 0 ? 6 : 5);
     const RooflineCost cost(instance.cluster);
-    const Workload work = make_workload(instance.model, cost);
+    Workload work = make_workload(instance.model, cost);
     Constraints constraints;
     try {
       constraints = resolve(instance.request, work, instance.cluster);
@@ -24,6 +25,7 @@ TEST_CASE("the exact search finds what brute force finds", "[equality]") {
       ++refused;
       continue;
     }
+    work.segment_of = recompute_segments(work, constraints, 1 + static_cast<int>(seed % 4));
     const StepObjective objective(work, instance.cluster, constraints);
     const SearchResult exact = ExactStaging{.seeds = seed % 2 == 0 ? 0 : 4}.search(objective);
     const SearchResult brute = BruteForce{}.search(objective);
@@ -35,12 +37,16 @@ TEST_CASE("the exact search finds what brute force finds", "[equality]") {
     ++feasible;
     pipelined += exact.candidates.best().staging.stages() > 1 ? 1 : 0;
     const Candidate& plan = exact.candidates.best();
+    recomputed += plan.terms.savings.recomputes() ? 1 : 0;
+    sharded += plan.terms.savings.zero > 0 ? 1 : 0;
     CHECK(meets(constraints, work, plan.staging));
     CHECK(exact.candidates.fits(plan));
   }
   CHECK(feasible > 1000);
   CHECK(pipelined > 300);
   CHECK(refused < 300);
+  CHECK(recomputed > 100);
+  CHECK(sharded > 100);
 }
 
 TEST_CASE("a single number of replicas holds for each stage of the plan") {

@@ -5,6 +5,7 @@
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/rest_bottleneck.hpp>
+#include <autopar/plan/segments.hpp>
 
 #include "random_models.hpp"
 
@@ -48,18 +49,26 @@ Staging random_staging(Dice& dice, const Workload& work, const Constraints& cons
 
 TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
   double tightness = 0;
-  int stagings = 0, judged = 0;
+  int stagings = 0, judged = 0, recomputed = 0;
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
     CAPTURE(seed);
     Dice dice(seed + 70'000);
     const ModelProfile model = test::random_model(dice, 9);
     const Cluster cluster = test::small_cluster(dice(1, 6));
     const RooflineCost cost(cluster);
-    const Workload work = make_workload(model, cost);
+    Workload work = make_workload(model, cost);
     Constraints constraints;
     constraints.world = cluster.devices;
     constraints.batch = dice(1, 30);
     constraints.memory = cluster.device.memory;
+    const bool saves = dice.chance(50);
+    if (saves) {
+      constraints.memory = Bytes(dice(30, 250) * 1000);
+      constraints.recompute = static_cast<Recompute>(dice(0, 2));
+      constraints.zero_levels.clear();
+      for (int level = dice(0, 1); level <= 3; level += dice(1, 3)) constraints.zero_levels.push_back(level);
+      work.segment_of = recompute_segments(work, constraints, dice(1, 8));
+    }
     const StepObjective objective(work, cluster, constraints);
     const Staging staging = random_staging(dice, work, constraints);
     const StepTerms terms = objective(staging);
@@ -98,7 +107,17 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       }
       const auto to = tables->tails().find(tail);
       REQUIRE(to);
-      chosen.push_back(bound.choose(from, *to, mask, staging.replicas[s], nodes.size() == 1, chosen));
+      const bool only = nodes.size() == 1;
+      const int later = static_cast<int>(chosen.size());
+      const double again = tables->recomputing_to_fit(
+          from, *to, mask, tables->boundary(mask),
+          peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches), staging.microbatches,
+          staging.replicas[s], only ? 1 : 0);
+      if (legal) REQUIRE(again < std::numeric_limits<double>::infinity());
+      recomputed += legal && again > 0 ? 1 : 0;
+      // What cannot fit is no plan; how long it takes is bounded all the same.
+      const double least = again < std::numeric_limits<double>::infinity() ? again : 0;
+      chosen.push_back(bound.choose(from, *to, mask, staging.replicas[s], only, legal ? least : 0, chosen));
       used += staging.replicas[s];
       from = *to;
       before = bound(chosen, constraints.world - used);
@@ -109,5 +128,6 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
     ++stagings;
   }
   CHECK(judged > 1000);
+  CHECK(recomputed > 50);
   CHECK(tightness / stagings > 0.6);  // a bound of 0 would be admissible too, and useless
 }

@@ -18,9 +18,15 @@ struct Instance {
   PlanRequest request;
 };
 
-/// Small enough for brute force; every option that constrains a plan is set now and then.
-inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devices = 4) {
-  Dice dice(seed);
+/// What runtimes to come can do to save memory.
+inline void allow_savings(Dice& dice, PlanRequest& request) {
+  request.runtime.max_zero = dice(0, 3);
+  request.runtime.recompute = dice.chance(80);
+  if (dice.chance(20)) request.options.zero = dice(0, request.runtime.max_zero);
+  if (request.runtime.recompute && dice.chance(40)) request.options.recompute = dice.chance(50) ? "full" : "none";
+}
+
+inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
   Instance out{random_model(dice, max_nodes), small_cluster(dice(1, max_devices), Bytes(dice(100, 1000) * 1000)), {}};
   out.request.batch = dice(1, 24);
   auto& options = out.request.options;
@@ -44,6 +50,14 @@ inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devic
       if (dice.chance(70)) ++options.replicas[static_cast<std::size_t>(dice(0, stages - 1))];
     }
   }
+  return out;
+}
+
+/// Small enough for brute force; every option that constrains a plan is set now and then.
+inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devices = 4) {
+  Dice dice(seed);
+  Instance out = random_shape(dice, max_nodes, max_devices);
+  if (dice.chance(50)) allow_savings(dice, out.request);
   return out;
 }
 
