@@ -41,7 +41,9 @@ struct ChunkedStaging {
       result.candidates.offer(tried.back());
     };
     const bool synthesise = allows(constraints, ScheduleKind::kSynthesised);
-    for (int positions = 1; positions <= constraints.world; ++positions) {
+    // On one position there is nothing to fill a wait with: a plain schedule is as fast.
+    const bool plain_too = std::ranges::any_of(constraints.schedules, is_plain);
+    for (int positions = plain_too ? 2 : 1; positions <= constraints.world; ++positions) {
       if (constraints.stages > 0 && positions != constraints.stages) continue;
       for (const int microbatches : constraints.microbatches) {
         for (const ScheduleKind kind : {ScheduleKind::kZbH1, ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {

@@ -1,0 +1,271 @@
+#include <autopar/plan/savings.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include <catch_shim.hpp>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/plan/brute_force.hpp>
+#include <autopar/plan/planner.hpp>
+#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/segments.hpp>
+
+#include "random_instances.hpp"
+
+using namespace autopar;
+using test::Dice;
+
+namespace {
+
+/// A staging of consecutive nodes, and everything that it refers to.
+struct Staged {
+  explicit Staged(std::uint64_t seed)
+      : dice(seed), model(test::random_model(dice, 6)), cluster(test::small_cluster(4)), cost(cluster) {
+    for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= 20;
+    work = make_workload(model, cost);
+    constraints.world = cluster.devices;
+    constraints.batch = dice(1, 24);
+    constraints.memory = Bytes(dice(50, 800) * 1000);
+    constraints.recompute = Recompute::kToFit;
+    constraints.zero_levels = {0, 1, 2, 3};
+    work.segment_of = recompute_segments(work, constraints, 2);
+    const int n = static_cast<int>(work.graph.node_count());
+    const int stages = dice(1, std::min(n, 2));
+    for (int i = 0; i < n; ++i) staging.stage_of.push_back(i * stages / n);
+    for (int s = 0; s < stages; ++s) staging.replicas.push_back(dice(1, 4 / stages));
+    staging.microbatches = dice(1, 4);
+    staging.schedule = dice.chance(50) ? ScheduleKind::kGPipe : ScheduleKind::kOneFOneB;
+  }
+
+  Dice dice;
+  ModelProfile model;
+  Cluster cluster;
+  RooflineCost cost;
+  Workload work;
+  Constraints constraints;
+  Staging staging;
+};
+
+using Segments = std::vector<std::vector<NodeId>>;
+
+/// Every set of segments of every stage, at every level: the shortest step that fits.
+std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& objective) {
+  const auto ranks = place(staged.staging, Placement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(staged.work, staged.staging, ranks, staged.constraints.world);
+  const auto all = detail::segments_in_stages(staged.work, staged.staging);
+  std::vector<std::pair<std::size_t, std::size_t>> pieces;
+  for (std::size_t s = 0; s < all.size(); ++s) {
+    for (std::size_t i = 0; i < all[s].size(); ++i) pieces.emplace_back(s, i);
+  }
+  std::optional<Seconds> best;
+  for (const int zero : staged.constraints.zero_levels) {
+    for (std::uint32_t set = 0; set < 1u << pieces.size(); ++set) {
+      Savings savings{zero, std::vector<Segments>(all.size())};
+      for (std::size_t p = 0; p < pieces.size(); ++p) {
+        if ((set >> p & 1u) != 0) savings.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
+      }
+      const StepTerms terms = objective.evaluate(staged.staging, sized, savings);
+      if (objective.fits(terms) && (!best || terms.step < *best)) best = terms.step;
+    }
+  }
+  return best;
+}
+
+ModelProfile deep(double saved) {
+  ModelProfile model = test::chain(12, 1e6, 1000, 400);
+  for (const NodeId node : model.graph.nodes()) model.graph[node].saved = {saved, 0};
+  return model;
+}
+
+PlanRequest saving_request(std::int64_t batch) {
+  PlanRequest request;
+  request.batch = batch;
+  request.runtime = planner_capabilities();
+  request.options.memory_margin = 0;
+  return request;
+}
+
+}  // namespace
+
+TEST_CASE("running as little as fits again is as fast as the best of all sets, level by level", "[laws]") {
+  int judged = 0, recomputed = 0, sharded = 0, best_found = 0;
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    CAPTURE(seed);
+    const Staged staged(seed + 3'000'000);
+    const StepObjective objective(staged.work, staged.cluster, staged.constraints);
+    const auto ranks = place(staged.staging, Placement::kReplicasTogether);
+    const StepTerms chosen = objective.evaluate(staged.staging, ranks);
+    const auto best = best_of_all(staged, objective);
+    // A greedy choice may need one piece more than a knapsack, but never claims to fit where nothing does.
+    if (!best) {
+      CHECK_FALSE(objective.fits(chosen));
+      continue;
+    }
+    if (!objective.fits(chosen)) continue;
+    ++judged;
+    CHECK(chosen.step >= *best * (1 - 1e-12));
+    best_found += chosen.step <= *best * (1 + 1e-9) ? 1 : 0;
+    recomputed += chosen.savings.recomputes() ? 1 : 0;
+    sharded += chosen.savings.zero > 0 ? 1 : 0;
+  }
+  CHECK(judged > 250);
+  CHECK(recomputed > 40);
+  CHECK(sharded > 40);
+  CHECK(best_found > judged * 9 / 10);
+}
+
+TEST_CASE("what runs again trades its activations for what enters it, and its forward for time") {
+  const ModelProfile model = deep(4000);
+  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  const RooflineCost cost(cluster);
+  Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 1;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  const Staging staging{std::vector<int>(12, 0), {1}, 1, ScheduleKind::kGPipe};
+  const StepObjective objective(work, cluster, constraints);
+  const SizedPipeline sized = make_pipeline(work, staging, place({1}, Placement::kReplicasTogether), 1);
+  const StepTerms plain = objective.evaluate(staging, sized, {});
+  const Segments halves{{NodeId(0), NodeId(1), NodeId(2), NodeId(3), NodeId(4), NodeId(5)},
+                        {NodeId(6), NodeId(7), NodeId(8), NodeId(9), NodeId(10), NodeId(11)}};
+  const StepTerms again = objective.evaluate(staging, sized, {0, {halves}});
+  CHECK(plain.stages[0].memory.saved == Bytes(12 * 4000 * 8));
+  CHECK(again.stages[0].memory.saved == Bytes(400 * 8));  // the value between the halves; the input is the boundary's
+  CHECK(again.stages[0].memory.rebuilt == Bytes(6 * 4000 * 8));
+  CHECK(again.stages[0].backward.value() ==
+        Approx((plain.stages[0].backward + plain.stages[0].forward).value()).epsilon(1e-12));
+  CHECK(again.stages[0].forward == plain.stages[0].forward);
+}
+
+TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering") {
+  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  constraints.optimizer_state_factor = 2;
+  const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
+  const StepObjective objective(work, cluster, constraints);
+  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
+  const Bytes whole(4 * 40'000);
+  std::vector<StepTerms> levels;
+  for (int zero = 0; zero <= 3; ++zero) levels.push_back(objective.evaluate(staging, sized, {zero, {}}));
+  for (int zero = 0; zero <= 3; ++zero) {
+    CAPTURE(zero);
+    const StageMemory& memory = levels[static_cast<std::size_t>(zero)].stages[0].memory;
+    CHECK(memory.optimizer == (zero >= 1 ? whole * 2 / 4 : whole * 2));
+    CHECK(memory.gradients == (zero >= 2 ? whole * 2 / 4 : whole * 2));
+    CHECK(memory.parameters == (zero >= 3 ? whole / 4 : whole));
+    CHECK(memory.gathered == Bytes(zero >= 3 ? 3 * 40'000 : zero == 2 ? 40'000 : 0));
+  }
+  // The same bytes travel, half of them after a quarter of the update.
+  const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
+  CHECK(levels[1].stages[0].update.value() ==
+        Approx((work.update(whole / 4, 2) + half).value()).epsilon(1e-12));
+  CHECK(levels[1].stages[0].reduction.value() == Approx(levels[0].stages[0].reduction.value() / 2).epsilon(1e-12));
+  CHECK(levels[3].stages[0].update.value() == Approx(work.update(whole / 4, 2).value()).epsilon(1e-12));
+  CHECK(levels[3].stages[0].forward >= half);
+  CHECK(levels[3].stages[0].backward >= half * 2);
+}
+
+TEST_CASE("segments cover every node once, and the cuts between them are cheap", "[laws]") {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    Dice dice(seed + 900);
+    const ModelProfile model = test::random_model(dice, 30);
+    const RooflineCost cost(test::small_cluster(2));
+    const Workload work = make_workload(model, cost);
+    Constraints constraints;
+    CHECK(recompute_segments(work, constraints, 4).empty());
+    constraints.recompute = Recompute::kToFit;
+    const auto segment_of = recompute_segments(work, constraints, 4);
+    REQUIRE(segment_of.size() == work.graph.node_count());
+    const std::set<int> segments(segment_of.begin(), segment_of.end());
+    CHECK(*segments.begin() == 0);
+    CHECK(*segments.rbegin() == static_cast<int>(segments.size()) - 1);
+    // Runs of one topological order: numbered along every edge, so that none depends on itself through another.
+    for (const EdgeId edge : work.graph.edges())
+      CHECK(segment_of[work.graph.source(edge).index()] <= segment_of[work.graph.target(edge).index()]);
+  }
+  const ModelProfile model = deep(4000);
+  const RooflineCost cost(test::small_cluster(1));
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.recompute = Recompute::kToFit;
+  const auto segment_of = recompute_segments(work, constraints, 1);
+  // 12 atoms of 4000 bytes with 400 between them: twelve segments keep 11 x 400 and rebuild 4000, no other number is less.
+  CHECK(std::set<int>(segment_of.begin(), segment_of.end()).size() == 12);
+}
+
+TEST_CASE("a plan that would not fit fits by running segments again, and says so") {
+  const ModelProfile model = deep(40'000);
+  const Cluster cluster = test::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
+  PlanRequest request = saving_request(8);
+  request.options.microbatches = 1;
+  const Plan plan = Planner<>{}.plan(model, cluster, request);
+  REQUIRE(plan.stages.size() == 1);
+  const auto& segments = plan.stages[0].recomputed;
+  CHECK(segments.size() > 6);
+  CHECK(segments.size() < 12);  // as few as fit
+  CHECK(plan.stages[0].peak_memory <= plan.device_memory);
+  CHECK(describe(savings_of(plan)) == " (" + std::to_string(segments.size()) + " segments run again)");
+  request.runtime = {};
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  request.runtime = planner_capabilities();
+  request.options.recompute = "none";
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("recomputation"));
+  CHECK_NOTHROW(require_runnable(plan, planner_capabilities()));
+}
+
+TEST_CASE("the user chooses what runs again: everything, or modules by name") {
+  const ModelProfile model = deep(400);
+  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  PlanRequest request = saving_request(8);
+  request.options.microbatches = 1;
+  const auto run_again = [&](const std::string& recompute) {
+    request.options.recompute = recompute;
+    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    std::vector<NodeId> atoms;
+    for (const auto& segment : plan.stages[0].recomputed) atoms.insert(atoms.end(), segment.begin(), segment.end());
+    std::sort(atoms.begin(), atoms.end());
+    return atoms;
+  };
+  CHECK(run_again("auto").empty());
+  CHECK(run_again("none").empty());
+  CHECK(run_again("full").size() == 12);
+  CHECK(run_again("layer.3,layer.10") == std::vector<NodeId>{NodeId(3), NodeId(10)});
+  CHECK(run_again("layer").size() == 12);
+  CHECK_THROWS_WITH(run_again("layer.99"), Catch::Contains("layer.99") && Catch::Contains("modules"));
+  CHECK_THROWS_WITH(run_again("layer.1,"), Catch::Contains("''"));
+  CHECK_THROWS_AS(run_again(""), InvalidArgument);
+}
+
+TEST_CASE("ZeRO levels are chosen, fixed or refused by name") {
+  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  PlanRequest request = saving_request(16);
+  request.options.replicas = {4};
+  for (int zero = 0; zero <= 3; ++zero) {
+    request.options.zero = zero;
+    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    CHECK(plan.zero == zero);
+    CHECK(describe(savings_of(plan)) == (zero == 0 ? "" : " (ZeRO " + std::to_string(zero) + ")"));
+    if (zero > 0) CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("ZeRO"));
+  }
+  request.options.zero = 4;
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InvalidArgument);
+  request.options.zero = 1;
+  request.runtime = {};
+  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), Catch::Contains("zero = 1"));
+}
