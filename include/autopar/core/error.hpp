@@ -57,6 +57,17 @@ class InfeasiblePlan : public Error {
   std::string remedy_;
 };
 
+/// Not a mistake: the first call of a model with `Options::plan_only` has planned it and written its files, and ran nothing.
+/// A program that does not catch it ends there with success.
+class PlanOnly : public Error {
+ public:
+  PlanOnly(const std::string& message, Rank rank) : Error(message), rank_(rank) {}
+  [[nodiscard]] Rank rank() const { return rank_; }  ///< who throws
+
+ private:
+  Rank rank_;
+};
+
 /// Another rank failed, left or stalled, or a communication library returned an error.
 class TransportError : public Error {
  public:

@@ -20,11 +20,11 @@ struct Options {
   int min_microbatches = 1;
   int max_microbatches = 64;
   int tensor_parallel = 0;      ///< 0 = the planner chooses; 1 is what this version runs
-  int zero = -1;                ///< ZeRO level; -1 = the planner chooses; 0 is what this version runs
+  int zero = -1;                ///< ZeRO level; -1 = the planner chooses; 0 is what this version runs, the tool plans 1 to 3
   std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
-  std::string schedule = "auto";          ///< auto | gpipe | 1f1b (interleaved | zb-h1 | zb-v | synth are not run yet)
-  std::string recompute = "auto";         ///< auto | none (full and lists are not run yet)
+  std::string schedule = "auto";          ///< auto | gpipe | 1f1b (interleaved | zb-h1 | zb-v | synth are planned, not run yet)
+  std::string recompute = "auto";         ///< auto | none | full | modules' names, with commas (what runs again is planned, not run yet)
   std::string precision = "module";       ///< module (tf32 | bf16 | fp16 are not run yet)
   std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
@@ -43,7 +43,7 @@ struct Options {
   std::string cost_file{};                  ///< profiled costs are kept there and read again; those of another device or
                                           ///< version, or damaged ones, are measured anew
   std::string log_level = "warn";         ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
-  bool plan_only = false;                 ///< plan and write the files at the first call, which then throws instead of training
+  bool plan_only = false;                 ///< plan and write the files at the first call, which then throws `PlanOnly`: uncaught, that ends a program well
   bool verify_capture = false;            ///< capture again at growing intervals and compare
   Seconds stall_warning{60};              ///< a rank that waits so long says for whom
   Seconds stall_timeout{600};             ///< and aborts after this

@@ -7,6 +7,7 @@
 
 #include <autopar/plan/least_memory.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/plan/segments.hpp>
 #include <autopar/plan/text.hpp>
 
 namespace autopar {
@@ -19,6 +20,8 @@ struct Remedies {
   std::optional<int> stages;                     ///< least number of stages, if stages were fixed
   std::optional<int> microbatches;               ///< least number of micro-batches, if more than allowed help
   std::optional<double> optimizer_state_factor;  ///< largest factor that fits
+  bool recompute = false;                        ///< running forwards again is enough, but was ruled out
+  std::optional<int> zero;                       ///< least level that fits, if a lower one was fixed
 };
 
 namespace detail {
@@ -38,6 +41,8 @@ class RemedySearch {
     }
     out.microbatches = least_microbatches();
     out.optimizer_state_factor = largest_factor();
+    out.recompute = recomputing_fits();
+    out.zero = least_zero();
     return out;
   }
 
@@ -102,6 +107,27 @@ class RemedySearch {
     return std::nullopt;
   }
 
+  [[nodiscard]] bool recomputing_fits() const {
+    if (!request_.runtime.recompute || constraints_.recompute != Recompute::kNever) return false;
+    Constraints more = constraints_;
+    more.recompute = Recompute::kToFit;
+    Workload in_segments = work_;
+    in_segments.segment_of =
+        recompute_segments(work_, more, std::max<std::int64_t>(1, constraints_.batch / constraints_.world));
+    const StepObjective objective(in_segments, cluster_, more);
+    const auto least = least_memory(objective);
+    return least && least->peak <= more.memory;
+  }
+
+  [[nodiscard]] std::optional<int> least_zero() const {
+    for (int level = constraints_.zero_levels.back() + 1; level <= request_.runtime.max_zero; ++level) {
+      Constraints more = constraints_;
+      more.zero_levels = {level};
+      if (fits(more)) return level;
+    }
+    return std::nullopt;
+  }
+
   /// In steps of 1/16, which a user can type.
   [[nodiscard]] std::optional<double> largest_factor() const {
     const auto fits_with = [&](int sixteenths) {
@@ -159,6 +185,11 @@ class RemedySearch {
   if (remedies.optimizer_state_factor) {
     ways.push_back("optimizer_state_factor = " + detail::number(*remedies.optimizer_state_factor) + " instead of " +
                    detail::number(constraints.optimizer_state_factor) + " (an optimizer with less state)");
+  }
+  if (remedies.recompute) ways.push_back("recompute = auto instead of none");
+  if (remedies.zero) {
+    ways.push_back("zero = " + std::to_string(*remedies.zero) + " instead of " +
+                   std::to_string(constraints.zero_levels.back()));
   }
   std::string text = ways.size() == 1 ? "this fits: " : "any one of these fits: ";
   for (std::size_t i = 0; i < ways.size(); ++i)

@@ -10,6 +10,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/executor.hpp>
 
+#include "torch/session/plan_only.hpp"
 #include "torch/session/result_node.hpp"
 
 namespace autopar {
@@ -48,9 +49,11 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   resolve_once();
   if (options_.plan_only) {
     prepare(arguments, forward);
-    throw InvalidArgument("plan_only is set, so the model is planned" +
-                          (options_.plan_file.empty() ? "" : " (see '" + options_.plan_file + "')") +
-                          " and not run; unset it to train");
+    detail::end_well_where_plan_only_is_uncaught();
+    throw PlanOnly("plan_only is set, so the model is planned" +
+                       (options_.plan_file.empty() ? "" : " (see '" + options_.plan_file + "')") +
+                       " and not run; unset it to train",
+                   world_.rank_id());
   }
   const auto call = std::make_shared<Call>();
   call->arguments = guarded("forward", [&] { return inspect_arguments(arguments, options_); });

@@ -18,6 +18,7 @@ Plan sample_plan() {
   plan.batch = 128;
   plan.microbatches = 4;
   plan.schedule = ScheduleKind::kGPipe;
+  plan.zero = 2;
   plan.device = "A \"100\"";
   plan.device_memory = Bytes(std::int64_t{40} << 30);
   plan.optimizer_state_factor = 2;
@@ -28,6 +29,7 @@ Plan sample_plan() {
     StagePlan stage;
     stage.atoms = {NodeId(2 * s), NodeId(2 * s + 1)};
     stage.ops = {3 * s, 3 * s + 2};
+    if (s == 1) stage.recomputed = {{NodeId(2)}, {NodeId(3)}};
     stage.ranks = s == 0 ? std::vector{Rank(0), Rank(1)} : std::vector{Rank(2)};
     stage.parameters = {ParameterId(s)};
     stage.parameter_bytes = Bytes(1000);
@@ -90,8 +92,10 @@ TEST_CASE("a file that is no plan says what is wrong") {
       CHECK(std::string(error.what()).find("plan.json") == 0);
     }
   };
-  refused(replaced(text, "\"version\": 2", "\"version\": 3"), "plans of version 2, not 3");
-  refused(replaced(text, "\"version\": 2", "\"version\": 1"), "not 1, which has no certificate");
+  refused(replaced(text, "\"version\": 3", "\"version\": 4"), "plans of version 3, not 4");
+  refused(replaced(text, "\"version\": 3", "\"version\": 1"), "not 1, which has no certificate");
+  refused(replaced(text, "\"version\": 3", "\"version\": 2"), "not 2, which says nothing of ZeRO");
+  refused(replaced(text, "\"zero\": 2", "\"zero\": 4"), "zero");
   refused(replaced(text, "\"certificate\"", "\"certificat\""), "certificate: is missing");
   refused(replaced(text, "\"because\": \"path\"", "\"because\": \"luck\""), "work | path");
   refused(replaced(text, "\"microbatches_from\": 4", "\"microbatches_from\": 0"), "certificate.cases[1].microbatches_from");

@@ -82,6 +82,8 @@ TEST_CASE("each change that an infeasible plan suggests makes it fit", "[laws]")
         CHECK(applied(
             [&](PlanRequest& r) { r.options.max_microbatches = r.options.microbatches = *remedies.microbatches; }));
       }
+      CHECK_FALSE(remedies.recompute);  // this runtime does neither
+      CHECK_FALSE(remedies.zero);
       if (remedies.optimizer_state_factor) {
         ++factors;
         CHECK(applied([&](PlanRequest& r) { r.options.optimizer_state_factor = *remedies.optimizer_state_factor; }));
@@ -115,4 +117,48 @@ TEST_CASE("the least memory is what the stage really needs") {
   CHECK(fits(model, cluster, request));
   cluster.device.memory = Bytes(5 * 100'000 + 16 + 63);
   CHECK_FALSE(fits(model, cluster, request));
+}
+
+TEST_CASE("savings that were ruled out are suggested where they are enough", "[laws]") {
+  int recomputed = 0, sharded = 0, neither = 0;
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    CAPTURE(seed);
+    Dice dice(seed + 555'000);
+    const bool many_parameters = dice.chance(50);
+    ModelProfile model = test::chain(dice(2, 9), 1e5, many_parameters ? dice(15, 30) * 1000 : 1000, dice(20, 100));
+    for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= many_parameters ? 1 : 40;
+    const Cluster cluster = test::small_cluster(dice(1, 4), Bytes(dice(60, 300) * 1000));
+    PlanRequest request;
+    request.world = cluster.devices;
+    request.batch = dice(8, 64);
+    request.options.max_microbatches = dice(1, 4);
+    request.runtime.max_zero = dice(0, 3);
+    request.runtime.recompute = dice.chance(70);
+    request.options.recompute = "none";
+    request.options.zero = 0;
+    const RooflineCost cost(cluster);
+    const Workload work = make_workload(model, cost);
+    const Constraints constraints = resolve(request, work, cluster);
+    const auto least = least_memory(StepObjective(work, cluster, constraints));
+    REQUIRE(least);
+    if (least->peak <= constraints.memory) continue;
+    const Remedies remedies = find_remedies(work, cluster, request, constraints, least->peak);
+    PlanRequest changed = request;
+    changed.options.recompute = "auto";
+    if (remedies.recompute) {
+      ++recomputed;
+      CHECK(fits(model, cluster, changed));
+    }
+    changed = request;
+    if (remedies.zero) {
+      ++sharded;
+      CHECK(*remedies.zero <= request.runtime.max_zero);
+      changed.options.zero = *remedies.zero;
+      CHECK(fits(model, cluster, changed));
+    }
+    neither += !remedies.recompute && !remedies.zero ? 1 : 0;
+  }
+  CHECK(recomputed > 40);
+  CHECK(sharded > 8);
+  CHECK(neither > 20);
 }

@@ -1,0 +1,303 @@
+// What plans predict against what their steps take, on two ranks of this machine: time, peak memory, and which part of the
+// prediction is furthest off. One JSON line a case, then a table, the errors, and the pairs of plans of a model that differ
+// by more than 10 % in measured time and are not predicted in that order.
+//
+//   predictions [steps = 15] [mpiexec = mpiexec]        starts `mpiexec -n 2` for each case by itself; about two minutes
+//
+// Time: the median over the steps, after three to warm up, of the slowest rank's zero_grad, forward, backward and optimizer
+// step, which all ranks start together; predicted is Plan::step with costs = "profiled", measured once a model.
+// Memory: VmHWM, reset when the model is warm, less what was resident before the model was deployed: parameters,
+// gradients, optimizer state, activations, messages, and what the allocator keeps of freed blocks. libtorch's code is not
+// counted: a plain copy of the model has run one sample before. Predicted is the largest StagePlan::peak_memory.
+// Terms (terms.hpp) come from traces of further steps: what the plan's simulated step has on a rank, and the trace has.
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <string>
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+#include <torch/utils.h>
+
+#include <autopar/autopar.hpp>
+#include <autopar/graph/algorithms/topological_order.hpp>
+
+#include "cases.hpp"
+#include "models.hpp"
+#include "summary.hpp"
+#include "terms.hpp"
+
+namespace {
+
+namespace ap = autopar;
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// ---------------------------------------------------------------- planning
+
+/// Gives the first stage about `share` of the work, in topological order.
+struct GivenShare {
+  using policy_category = ap::staging_policy_tag;
+  double share = 0.5;
+
+  [[nodiscard]] ap::SearchResult search(const ap::StepObjective& objective) const {
+    const auto& constraints = objective.constraints();
+    const auto& graph = objective.work().graph;
+    ap::Staging staging{std::vector<int>(graph.node_count(), 1), {1, 1}, constraints.microbatches.front(),
+                        constraints.schedules.front()};
+    const auto& costs = objective.work().node_costs(std::max<std::int64_t>(1, constraints.batch / staging.microbatches));
+    double all = 0, taken = 0;
+    for (const auto& cost : costs) all += (cost.forward + cost.backward).value();
+    for (const auto node : ap::topological_order(graph)) {
+      const double own = (costs[node.index()].forward + costs[node.index()].backward).value();
+      if (taken + own > share * all) break;
+      taken += own;
+      staging.stage_of[node.index()] = 0;
+    }
+    ap::SearchResult found{ap::Candidates(constraints.memory)};
+    found.candidates.offer({staging, objective(staging)});
+    return found;
+  }
+};
+
+/// Keeps what the benchmark needs of a planning run; the session makes its planners itself.
+struct Planned {
+  double first_share = 0;
+  std::vector<terms::Terms> terms;  ///< by rank, on the rank that plans
+};
+Planned planned;
+
+struct RecordingPlanner {
+  [[nodiscard]] ap::Plan plan(const ap::ModelProfile& profile, const ap::ProfiledCost& costs, const ap::Cluster& cluster,
+                              const ap::PlanRequest& request) const {
+    ap::Planner<GivenShare> given;
+    given.staging.share = planned.first_share;
+    auto plan = planned.first_share > 0 ? given.plan(profile, costs, cluster, request)
+                                        : ap::Planner<>{}.plan(profile, costs, cluster, request);
+    planned.terms = terms::predicted(plan, profile, costs);
+    return plan;
+  }
+};
+
+// ---------------------------------------------------------------- memory
+
+/// Bytes of this process under "VmRSS:" or "VmHWM:".
+std::int64_t memory_status(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    std::int64_t kibibytes = 0;
+    if (word == key && status >> kibibytes) return kibibytes << 10;
+  }
+  throw std::runtime_error("/proc/self/status has no " + key);
+}
+
+void reset_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
+
+/// Loads libtorch's kernels, and gives back what they allocated.
+template <class Net>
+void run_plain() {
+  {
+    Net net;
+    auto optimizer = models::Recipe<Net>::optimizer(net->parameters());
+    const auto batch = models::Recipe<Net>::batch(2);
+    net(batch.x, batch.y).backward();
+    optimizer.step();
+  }
+  malloc_trim(0);
+}
+
+// ---------------------------------------------------------------- one case
+
+struct StepTimes {
+  double step = 0, update = 0;
+};
+
+template <class Model, class Optimizer>
+StepTimes run_step(Model& model, Optimizer& optimizer, const models::Batch& batch) {
+  const auto start = Clock::now();
+  optimizer.zero_grad();
+  model(batch.x, batch.y).backward();
+  const auto updating = Clock::now();
+  optimizer.step();
+  return {since(start), since(updating)};
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+template <class T>
+std::vector<T> of_all(ap::World& world, const T& mine) {
+  std::vector<T> all;
+  for (const auto& blob : world.all_gather(std::as_bytes(std::span(&mine, 1)), "gathering figures")) {
+    std::memcpy(&all.emplace_back(), blob.data(), sizeof(T));
+  }
+  return all;
+}
+
+template <class Net>
+class CaseRun {
+ public:
+  using Recipe = models::Recipe<Net>;
+  using Model = ap::AutoParallel<Net, RecordingPlanner>;
+
+  CaseRun(ap::World& world, const cases::Case& wanted, const fs::path& folder, const std::string& model, int steps)
+      : world_(world), wanted_(wanted), folder_(folder), name_(model), steps_(steps) {
+    torch::manual_seed(1);
+    batch_ = Recipe::batch(Recipe::kBatch / world.size());
+    planned.first_share = wanted.first_share;
+    run_plain<Net>();
+  }
+
+  [[nodiscard]] summary::Row run() {
+    summary::Row row;
+    row.model = name_;
+    row.plan = wanted_.name;
+    auto options = cases::options_of(wanted_, folder_ / (name_ + ".costs"));
+    measure(options, row);
+    if (world_.rank() == 0) ap::write_plan(plan_file(), *plan_);
+    world_.barrier("plan is written");
+    options = {};
+    options.plan_file = plan_file();
+    options.trace_file = folder_ / "trace.json";
+    trace(options, row);
+    return row;
+  }
+
+ private:
+  static constexpr int kWarmUp = 3;
+
+  [[nodiscard]] std::string plan_file() const { return folder_ / "plan.json"; }
+
+  void measure(const ap::Options& options, summary::Row& row) {
+    const auto before = memory_status("VmRSS:");
+    Model model(world_, [] { return Net(); }, options);
+    auto optimizer = Recipe::optimizer(model->parameters());
+    model->attach(optimizer);
+    for (int i = 0; i < kWarmUp; ++i) run_step(model, optimizer, batch_);
+    reset_peak();
+    std::vector<double> times;
+    for (int i = 0; i < steps_; ++i) {
+      world_.barrier("start of a step");
+      const auto own = run_step(model, optimizer, batch_);
+      const auto all = of_all(world_, own.step);
+      times.push_back(std::max(all[0], all[1]));
+    }
+    const auto peaks = of_all(world_, memory_status("VmHWM:") - before);
+    plan_ = model->plan();
+    row.seconds = median(times);
+    row.fastest = *std::min_element(times.begin(), times.end());
+    row.predicted_seconds = plan_->step.value();
+    row.bytes = static_cast<double>(std::max(peaks[0], peaks[1]));
+    for (const auto& stage : plan_->stages) {
+      row.predicted_bytes = std::max(row.predicted_bytes, static_cast<double>(stage.peak_memory.value()));
+    }
+  }
+
+  void trace(const ap::Options& options, summary::Row& row) {
+    Model model(world_, [] { return Net(); }, options);
+    auto optimizer = Recipe::optimizer(model->parameters());
+    model->attach(optimizer);
+    terms::Measured measured;
+    for (int i = 0; i < kWarmUp + steps_; ++i) {
+      world_.barrier("start of a step");
+      const auto updates = of_all(world_, run_step(model, optimizer, batch_).update);
+      if (i < kWarmUp || world_.rank() > 0) continue;
+      measured.add({ap::read_text_file(folder_ / "trace.0.json"), ap::read_text_file(folder_ / "trace.1.json")},
+                   {updates[0], updates[1]});
+    }
+    if (world_.rank() > 0) return;
+    row.predicted_terms = planned.terms;
+    row.terms = measured.medians();
+  }
+
+  ap::World& world_;
+  const cases::Case& wanted_;
+  fs::path folder_;
+  std::string name_;
+  int steps_;
+  models::Batch batch_;
+  std::optional<ap::Plan> plan_;
+};
+
+int run_case(int argc, char** argv) {
+  ap::World world(argc, argv);
+  at::set_num_threads(1);
+  const fs::path folder = argv[2];
+  const std::string model = argv[3];
+  const auto& wanted = cases::kCases.at(static_cast<std::size_t>(std::atoi(argv[4])));
+  const int steps = std::atoi(argv[5]);
+  summary::Row row;
+  if (model == "mlp") row = CaseRun<models::Mlp>(world, wanted, folder, model, steps).run();
+  if (model == "resnet") row = CaseRun<models::ResNet>(world, wanted, folder, model, steps).run();
+  if (model == "transformer") row = CaseRun<models::Transformer>(world, wanted, folder, model, steps).run();
+  if (world.rank() == 0) ap::write_text_file(folder / "row", summary::to_text(row));
+  return 0;
+}
+
+// ---------------------------------------------------------------- all cases
+
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / ("autopar-predictions-" + std::to_string(getpid()))) {
+    fs::create_directories(path_);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+int run_all(int steps, const std::string& mpiexec) {
+  const Folder folder;
+  const auto self = fs::read_symlink("/proc/self/exe").string();
+  setenv("OMP_NUM_THREADS", "1", 1);
+  std::vector<summary::Row> rows;
+  for (const auto& model : cases::kModels) {
+    for (std::size_t i = 0; i < cases::kCases.size(); ++i) {
+      const auto command = mpiexec + " -n 2 '" + self + "' --case '" + folder.path().string() + "' " + model + " " +
+                           std::to_string(i) + " " + std::to_string(steps);
+      if (std::system(command.c_str()) != 0) {
+        std::cerr << "predictions: " << model << ", " << cases::kCases[i].name << " failed\n";
+        return 1;
+      }
+      rows.push_back(summary::from_text(ap::read_text_file(folder.path() / "row")));
+      std::cout << summary::to_json(rows.back()) << std::endl;
+    }
+  }
+  summary::print(std::cout, rows);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  if (argc == 6 && std::string(argv[1]) == "--case") return run_case(argc, argv);
+  return run_all(argc > 1 ? std::max(10, std::atoi(argv[1])) : 15, argc > 2 ? argv[2] : "mpiexec");
+} catch (const std::exception& error) {
+  std::cerr << "predictions: " << error.what() << '\n';
+  return 1;
+}

@@ -1,0 +1,37 @@
+#include "torch/session/plan_only.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include <autopar/core/error.hpp>
+
+namespace autopar::detail {
+namespace {
+
+std::terminate_handler otherwise = nullptr;
+
+[[noreturn]] void end_of_planning() {
+  try {
+    if (std::current_exception()) throw;
+  } catch (const PlanOnly& planned) {
+    if (planned.rank() == Rank(0)) std::fprintf(stderr, "%s\n", planned.what());
+    std::fflush(nullptr);
+    std::_Exit(EXIT_SUCCESS);  // what is still alive belongs to callers that were never left
+  } catch (...) {
+  }
+  otherwise();
+  std::abort();
+}
+
+}  // namespace
+
+void end_well_where_plan_only_is_uncaught() {
+  static const bool installed = [] {
+    otherwise = std::set_terminate(end_of_planning);
+    return true;
+  }();
+  static_cast<void>(installed);
+}
+
+}  // namespace autopar::detail
