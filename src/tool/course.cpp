@@ -4,7 +4,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/cost/roofline.hpp>
-#include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/plan/check/shape.hpp>
 #include <autopar/plan/make_plan.hpp>
 #include <autopar/plan/objective.hpp>
 
@@ -127,7 +127,7 @@ std::string name_of(BarKind kind) {
 }
 
 StepCourse course_of(const Plan& plan, const ModelProfile& profile, const Cluster& cluster) {
-  const auto fault = detail::StatedPlan::fault_of(profile, plan);
+  const auto fault = detail::fault_in_shape(profile, plan);
   if (!fault.empty()) throw InvalidArgument("the plan does not divide this model: " + fault);
   return CourseMaker(plan, profile, cluster).make();
 }

@@ -5,8 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <map>
-#include <span>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,8 +13,13 @@
 #include <autopar/core/cluster.hpp>
 #include <autopar/cost/concepts.hpp>
 #include <autopar/plan/check/bound.hpp>
+#include <autopar/plan/check/checked_costs.hpp>
+#include <autopar/plan/check/checked_order.hpp>
 #include <autopar/plan/check/course.hpp>
+#include <autopar/plan/check/held.hpp>
+#include <autopar/plan/check/shape.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/plan/check/turn_orders.hpp>
 
 namespace autopar {
 
@@ -30,45 +34,6 @@ struct PlanVerdict {
 
 namespace detail {
 
-/// Costs of stages by samples, each worked out once.
-template <class M>
-class CheckedCosts {
- public:
-  CheckedCosts(const ModelProfile& model, const Plan& plan, const M& costs)
-      : model_(model), plan_(plan), costs_(costs) {}
-
-  [[nodiscard]] const NodeCost& of_stage(int stage, std::int64_t samples) const {
-    const auto [entry, added] = known_.try_emplace({stage, samples});
-    if (!added) return entry->second;
-    const auto& ranks = plan_.stages[static_cast<std::size_t>(stage)].ranks;
-    for (const NodeId atom : plan_.stages[static_cast<std::size_t>(stage)].atoms) {
-      const Bytes totals = model_.graph[atom].totals;
-      if (totals > Bytes(0) && ranks.size() > 1) {  // added up by the replicas, in both directions
-        const Seconds sum = costs_.all_reduce(totals, ranks);
-        entry->second.forward += sum;
-        entry->second.backward += sum;
-      }
-      const NodeCost one = costs_.node(model_.graph, atom, static_cast<double>(samples));
-      entry->second.forward += one.forward;
-      entry->second.backward += one.backward;
-      entry->second.saved += one.saved;
-      entry->second.workspace = std::max(entry->second.workspace, one.workspace);
-    }
-    return entry->second;
-  }
-  [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const { return costs_.transfer(bytes, from, to); }
-  [[nodiscard]] Seconds all_reduce(Bytes bytes, std::span<const Rank> ranks) const {
-    return costs_.all_reduce(bytes, ranks);
-  }
-  [[nodiscard]] Seconds update(Bytes bytes, double factor) const { return costs_.update(bytes, factor); }
-
- private:
-  const ModelProfile& model_;
-  const Plan& plan_;
-  const M& costs_;
-  mutable std::map<std::pair<int, std::int64_t>, NodeCost> known_;
-};
-
 template <class M>
 class PlanChecker {
  public:
@@ -79,10 +44,11 @@ class PlanChecker {
     check_target();
     if (!verdict_.faults.empty()) return std::move(verdict_);
     const StatedPlan stated(model_, plan_);
-    const CheckedCosts<M> costs(model_, plan_, costs_);
+    const CheckedCosts<M> costs(stated, costs_);
     check_size(stated);
-    check_step(stated, costs);
-    check_memory(stated, costs);
+    const auto orders = turn_orders(stated);
+    if (!check_step(stated, orders, costs)) return std::move(verdict_);
+    check_memory(stated, orders, costs);
     check_lists(stated);
     check_bound();
     return std::move(verdict_);
@@ -120,12 +86,14 @@ class PlanChecker {
     }
     if (plan_.batch < 1 || plan_.batch > kMostSamples)
       fault("the plan is for " + std::to_string(plan_.batch) + " samples");
-    if (const auto broken = StatedPlan::fault_of(model_, plan_); !broken.empty()) fault(broken);
+    if (const auto broken = fault_in_shape(model_, plan_); !broken.empty()) fault(broken);
   }
 
   /// @throws InvalidArgument if the plan is too large to be played
   void check_size(const StatedPlan& stated) const {
-    double messages = 2.0 * plan_.world;
+    double messages = 2.0 * plan_.world;  // and turns
+    for (const StagePlan& stage : plan_.stages)
+      messages += 3.0 * static_cast<double>(stage.ranks.size());
     for (const Crossing& crossing : stated.crossings()) {
       for (const int stage : {crossing.from, crossing.to}) {
         messages += stated.is_stage(stage)
@@ -139,43 +107,56 @@ class PlanChecker {
     }
   }
 
-  void check_step(const StatedPlan& stated, const CheckedCosts<M>& costs) {
-    const auto ranks = static_cast<std::size_t>(plan_.world);
-    CheckedCourse whole{0, {}, std::vector<double>(ranks), std::vector<double>(ranks), std::vector<double>(ranks)};
-    const auto add = [&](bool forwards, bool backwards) {
-      CheckedOrder order(stated, forwards, backwards);
-      const CheckedCourse phase = CoursePlayer<CheckedCosts<M>>(stated, order, costs).play(backwards);
-      whole.ends.assign(ranks, 0);
-      for (std::size_t r = 0; r < ranks; ++r) {
-        whole.ends[r] = whole.end + phase.ends[r];
-        whole.computing[r] += phase.computing[r];
-        whole.communicating[r] += phase.communicating[r];
-        whole.summing[r] += phase.summing[r];
+  /// @return whether the step comes to its end
+  bool check_step(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders, const CheckedCosts<M>& costs) {
+    std::optional<CheckedCourse> whole = played(stated, orders, costs, true, model_.loss_mode);
+    if (!whole) return false;
+    if (!model_.loss_mode) {
+      const auto backwards = played(stated, orders, costs, false, true);
+      if (!backwards) return false;
+      for (std::size_t r = 0; r < whole->ends.size(); ++r) {
+        whole->ends[r] = whole->end + backwards->ends[r];
+        whole->computing[r] += backwards->computing[r];
+        whole->communicating[r] += backwards->communicating[r];
+        whole->summing[r] += backwards->summing[r];
       }
-      whole.end += phase.end;
-    };
-    if (model_.loss_mode) {
-      add(true, true);
-    } else {
-      add(true, false);
-      add(false, true);
+      whole->end += backwards->end;
     }
-    compare(stated, costs, whole);
+    compare(stated, costs, *whole);
+    return true;
+  }
+
+  /// Nothing, and a fault, if the ranks wait for each other.
+  [[nodiscard]] std::optional<CheckedCourse> played(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders,
+                                                    const CheckedCosts<M>& costs, bool forwards, bool backwards) {
+    CheckedOrder order(stated, orders, forwards, backwards);
+    if (const int rank = order.stuck(); rank >= 0) {
+      const CheckedTurn& turn = order.next_turn(rank);
+      fault("its ranks wait for each other: rank " + std::to_string(rank) + " never gets what it needs for the " +
+            (turn.is_forward() ? "forward" : "backward") + " of stage " + std::to_string(turn.stage) + ", micro-batch " +
+            std::to_string(turn.microbatch));
+      return std::nullopt;
+    }
+    return CoursePlayer<CheckedCosts<M>>(stated, order, costs).play(backwards);
   }
 
   void compare(const StatedPlan& stated, const CheckedCosts<M>& costs, const CheckedCourse& course) {
     double step = course.end, busy = 0;
     int used = 0;
+    for (std::size_t r = 0; r < course.ends.size(); ++r) {
+      double update = 0;
+      for (const int s : stated.stages_on(r))
+        update += costs.update(s).value();
+      step = std::max(step, course.ends[r] + update);
+      busy += course.computing[r] + update;
+      used += stated.stages_on(r).empty() ? 0 : 1;
+    }
     for (int s = 0; s < stated.stages(); ++s) {
       const StagePlan& stage = plan_.stages[static_cast<std::size_t>(s)];
-      const double update = costs.update(stated.trainable_bytes(s), plan_.optimizer_state_factor).value();
       double communication = 0, summing = 0;
       for (const Rank rank : stage.ranks) {
         communication = std::max(communication, course.communicating[rank.index()] / plan_.microbatches);
         summing = std::max(summing, course.summing[rank.index()]);
-        step = std::max(step, course.ends[rank.index()] + update);
-        busy += course.computing[rank.index()] + update;
-        ++used;
       }
       const NodeCost& cost = costs.of_stage(s, stated.largest_share(s));
       const std::string name = "stage " + std::to_string(s) + "'s ";
@@ -190,49 +171,23 @@ class PlanChecker {
     if (std::abs(waiting - plan_.bubble) > kRounding) demand_equal("bubble", plan_.bubble, waiting);
   }
 
-  void check_memory(const StatedPlan& stated, const CheckedCosts<M>& costs) {
-    const int count = plan_.microbatches;
-    std::vector<std::int64_t> bytes(plan_.stages.size(), 0), share(bytes);
-    std::vector<std::int64_t> flying(bytes);
-    for (int s = 0; s < stated.stages(); ++s) {
-      const auto at = static_cast<std::size_t>(s);
-      share[at] = stated.largest_share(s);
-      flying[at] = stated.all_forwards_first() ? count : std::min(count, stated.stages() - s);
-      const NodeCost& cost = costs.of_stage(s, share[at]);
-      bytes[at] = cost.saved.value() * flying[at] + cost.workspace.value();
-      std::int64_t parameters = 0;
-      for (const ParameterId id : stated.parameters(s)) {
-        const ParameterProfile& parameter = model_.parameters[id.index()];
-        const auto size = static_cast<double>(parameter.bytes.value());
-        parameters += parameter.bytes.value();
-        if (!parameter.trainable) continue;
-        bytes[at] += kGradientCopies * parameter.bytes.value() +
-                     static_cast<std::int64_t>(std::ceil(size * plan_.optimizer_state_factor));
-      }
-      bytes[at] += parameters;
-      demand_equal("stage " + std::to_string(s) + "'s parameter bytes",
-                   static_cast<double>(plan_.stages[at].parameter_bytes.value()), static_cast<double>(parameters));
+  void check_memory(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders, const CheckedCosts<M>& costs) {
+    const auto peaks = CheckedMemory<M>(stated, costs).peaks(orders);
+    for (std::size_t s = 0; s < peaks.size(); ++s) {
+      demand_equal("stage " + std::to_string(s) + "'s peak memory",
+                   static_cast<double>(plan_.stages[s].peak_memory.value()), static_cast<double>(peaks[s]));
     }
-    for (const Crossing& crossing : stated.crossings()) {
-      for (const int stage : {crossing.from, crossing.to}) {
-        if (!stated.is_stage(stage)) continue;
-        const auto at = static_cast<std::size_t>(stage);
-        const auto of = [&](const Affine& size) {
-          return static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(share[at])))));
-        };
-        const std::int64_t ahead = stage == crossing.to ? 1 : 0;  // the reader's next one is on its way
-        bytes[at] += of(crossing.value) * std::min<std::int64_t>(count, flying[at] + ahead) +
-                     of(crossing.gradient) * std::min(count, 2);
+    for (std::size_t r = 0; r < orders.size(); ++r) {
+      std::int64_t held = 0;
+      std::string names;
+      for (const int s : stated.stages_on(r)) {
+        held += peaks[static_cast<std::size_t>(s)];
+        names += (names.empty() ? "stage " : " and ") + std::to_string(s);
       }
-    }
-    for (std::size_t s = 0; s < bytes.size(); ++s) {
-      const std::string name = "stage " + std::to_string(s);
-      demand_equal(name + "'s peak memory", static_cast<double>(plan_.stages[s].peak_memory.value()),
-                   static_cast<double>(bytes[s]));
-      if (bytes[s] > plan_.device_memory.value()) {
-        fault(name + " needs " + std::to_string(bytes[s]) + " bytes, a rank has " +
-              std::to_string(plan_.device_memory.value()));
-      }
+      const bool first = !names.empty() && stated.ranks_of(stated.stages_on(r).front()).front() == Rank::of(r);
+      if (!first || held <= plan_.device_memory.value()) continue;
+      fault(names + (stated.stages_on(r).size() > 1 ? " need " : " needs ") + std::to_string(held) + " bytes, a rank has " +
+            std::to_string(plan_.device_memory.value()));
     }
   }
 
@@ -250,9 +205,13 @@ class PlanChecker {
       const auto read = stated.parameters(static_cast<int>(s));
       if (stage.parameters != std::vector<ParameterId>(read.begin(), read.end()))
         fault(name + "'s parameters are not those that its atoms read");
-      std::int64_t elements = 0;
-      for (const ParameterId parameter : read)
+      std::int64_t elements = 0, bytes = 0;
+      for (const ParameterId parameter : read) {
         elements += model_.parameters[parameter.index()].elements;
+        bytes += model_.parameters[parameter.index()].bytes.value();
+      }
+      demand_equal(name + "'s parameter bytes", static_cast<double>(stage.parameter_bytes.value()),
+                   static_cast<double>(bytes));
       demand_equal(name + "'s parameter elements", static_cast<double>(stage.parameter_elements),
                    static_cast<double>(elements));
     }
@@ -280,7 +239,6 @@ class PlanChecker {
   static constexpr double kRounding = 1e-9;
   static constexpr std::int64_t kMostSamples = std::int64_t{1} << 36;
   static constexpr double kMostMessages = 1 << 25;
-  static constexpr int kGradientCopies = 2;  // the bucket and `.grad`
 
   const ModelProfile& model_;
   const M& costs_;

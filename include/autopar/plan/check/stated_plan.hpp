@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <set>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -39,49 +38,21 @@ struct SampleRange {
 /// samples. Part of the checker, so it shares nothing with the planner's search but the values of model and plan.
 class StatedPlan {
  public:
-  /// @pre `fault_of` finds nothing
+  /// @pre `fault_in_shape` finds nothing
   StatedPlan(const ModelProfile& model, const Plan& plan) : model_(model), plan_(plan) {
     stage_of_.assign(model.graph.node_count(), -1);
     for (std::size_t s = 0; s < plan.stages.size(); ++s) {
       for (const NodeId atom : plan.stages[s].atoms)
         stage_of_[atom.index()] = static_cast<int>(s);
     }
+    stages_on_.resize(static_cast<std::size_t>(plan.world));
+    for (int s = 0; s < stages(); ++s) {
+      for (const Rank rank : ranks_of(s))
+        stages_on_[rank.index()].push_back(s);
+      shares_ranks_ = shares_ranks_ || stages_on_[ranks_of(s).front().index()].size() > 1;
+    }
     find_crossings();
     find_sums();
-  }
-
-  /// Why a plan is no division of a model into stages; empty if it is one.
-  [[nodiscard]] static std::string fault_of(const ModelProfile& model, const Plan& plan) {
-    const auto number = [](auto value) { return std::to_string(value); };
-    std::vector<int> stage_of(model.graph.node_count(), -1);
-    std::set<Rank> ranks;
-    if (plan.schedule != ScheduleKind::kGPipe && plan.schedule != ScheduleKind::kOneFOneB)
-      return "its schedule is none that the checker knows, gpipe or 1f1b";
-    for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-      const StagePlan& stage = plan.stages[s];
-      const std::string name = "stage " + number(s);
-      if (stage.atoms.empty() || stage.ranks.empty()) return name + " has no atom or no rank";
-      for (const Rank rank : stage.ranks) {
-        if (!rank.valid() || rank.value() >= plan.world) return name + " has a rank outside the world";
-        if (!ranks.insert(rank).second) return "rank " + number(rank.value()) + " runs two stages";
-      }
-      for (const NodeId atom : stage.atoms) {
-        if (!atom.valid() || atom.index() >= stage_of.size()) return name + " has an atom that the model has not";
-        if (stage_of[atom.index()] >= 0) return "atom " + number(atom.value()) + " is in two stages";
-        stage_of[atom.index()] = static_cast<int>(s);
-        const OpProfile& op = model.graph[atom];
-        if (op.whole_batch && stage.ranks.size() > 1) return name + " has replicas, but " + op.name + " mixes samples";
-        if ((op.whole_batch || op.totals > Bytes(0)) && plan.microbatches > 1)
-          return op.name + " needs the whole batch, but there are several micro-batches";
-      }
-    }
-    const auto left = std::find(stage_of.begin(), stage_of.end(), -1);
-    if (left != stage_of.end()) return "atom " + number(left - stage_of.begin()) + " is in no stage";
-    for (const EdgeId edge : model.graph.edges()) {
-      const int from = stage_of[model.graph.source(edge).index()], to = stage_of[model.graph.target(edge).index()];
-      if (from > to) return "a value goes from stage " + number(from) + " back to stage " + number(to);
-    }
-    return "";
   }
 
   [[nodiscard]] const ModelProfile& model() const { return model_; }
@@ -90,6 +61,13 @@ class StatedPlan {
   [[nodiscard]] const std::vector<Crossing>& crossings() const { return crossings_; }
   [[nodiscard]] const std::vector<GradientSum>& sums() const { return sums_; }
   [[nodiscard]] bool is_stage(int stage) const { return stage >= 0 && stage < stages(); }
+  [[nodiscard]] int stage_of(NodeId atom) const { return stage_of_[atom.index()]; }
+  [[nodiscard]] const std::vector<Rank>& ranks_of(int stage) const {
+    return plan_.stages[static_cast<std::size_t>(stage)].ranks;
+  }
+  [[nodiscard]] std::int64_t replicas(int stage) const { return static_cast<std::int64_t>(ranks_of(stage).size()); }
+  /// Stages that a rank runs, ascending.
+  [[nodiscard]] const std::vector<int>& stages_on(std::size_t rank) const { return stages_on_[rank]; }
 
   /// Samples that rank r brings: as even as can be.
   [[nodiscard]] std::int64_t local(std::int64_t r) const {
@@ -106,11 +84,11 @@ class StatedPlan {
   [[nodiscard]] std::vector<std::pair<std::size_t, SampleRange>> holders(int stage, std::int64_t m) const {
     std::vector<std::pair<std::size_t, SampleRange>> out;
     const bool own_pieces = !is_stage(stage) || keeps_pieces();
-    const std::int64_t replicas = own_pieces ? plan_.world : static_cast<std::int64_t>(ranks_of(stage).size());
+    const std::int64_t parts = own_pieces ? plan_.world : replicas(stage);
     const std::int64_t size = microbatch_size(m);
     std::int64_t begin = 0;
-    for (std::int64_t q = 0; q < replicas; ++q) {
-      const std::int64_t end = own_pieces ? begin + piece(q, m) : size * (q + 1) / replicas;
+    for (std::int64_t q = 0; q < parts; ++q) {
+      const std::int64_t end = own_pieces ? begin + piece(q, m) : size * (q + 1) / parts;
       const auto rank = own_pieces ? static_cast<std::size_t>(q) : ranks_of(stage)[static_cast<std::size_t>(q)].index();
       if (end > begin) out.push_back({rank, {begin, end}});
       begin = end;
@@ -148,19 +126,16 @@ class StatedPlan {
     }
     return sum;
   }
-  /// All backwards after all forwards: asked for, or because results leave the call in between.
-  [[nodiscard]] bool all_forwards_first() const { return plan_.schedule == ScheduleKind::kGPipe || !model_.loss_mode; }
 
  private:
   // As the runtime cuts buckets.
   static constexpr std::int64_t kBucket = std::int64_t{32} << 20;
 
-  [[nodiscard]] const std::vector<Rank>& ranks_of(int stage) const {
-    return plan_.stages[static_cast<std::size_t>(stage)].ranks;
-  }
-  /// One stage on all ranks runs what each rank brings.
+  /// Where all stages are on all ranks, each rank runs what it brings.
   [[nodiscard]] bool keeps_pieces() const {
-    return stages() == 1 && ranks_of(0).size() == static_cast<std::size_t>(plan_.world);
+    return replicas(0) == plan_.world &&
+           std::all_of(plan_.stages.begin(), plan_.stages.end(),
+                       [this](const StagePlan& stage) { return stage.ranks.size() == ranks_of(0).size(); });
   }
 
   /// Each value once for each pair of stages, batched ones apart from whole ones.
@@ -204,10 +179,13 @@ class StatedPlan {
     for (std::size_t p = readers.size(); p-- > 0;) {
       if (!readers[p].empty() && model_.parameters[p].trainable) by_stages[readers[p]].push_back(ParameterId::of(p));
     }
-    for (const bool tied : {false, true}) {
-      for (const auto& [stages, list] : by_stages) {
-        if ((stages.size() > 1) == tied) add_sum(stages, list);
-      }
+    std::vector<std::vector<int>> own, tied;
+    for (const auto& [readers_of_list, list] : by_stages)
+      (readers_of_list.size() > 1 ? tied : own).push_back(readers_of_list);
+    if (shares_ranks_) std::reverse(own.begin(), own.end());  // a rank is done with its later stage first
+    for (const auto* lists : {&own, &tied}) {
+      for (const auto& stages : *lists)
+        add_sum(stages, by_stages.at(stages));
     }
   }
   void add_sum(const std::vector<int>& stages, const std::vector<ParameterId>& list) {
@@ -217,8 +195,9 @@ class StatedPlan {
       for (const Rank rank : ranks_of(s))
         sum.ranks.push_back(rank.index());
     }
-    if (sum.ranks.size() < 2) return;
     std::sort(sum.ranks.begin(), sum.ranks.end());
+    sum.ranks.erase(std::unique(sum.ranks.begin(), sum.ranks.end()), sum.ranks.end());
+    if (sum.ranks.size() < 2) return;
     for (const ParameterId parameter : list) {
       if (sum.buckets.empty() || sum.buckets.back() >= kBucket) sum.buckets.push_back(0);
       sum.buckets.back() += model_.parameters[parameter.index()].bytes.value();
@@ -229,6 +208,8 @@ class StatedPlan {
   const ModelProfile& model_;
   const Plan& plan_;
   std::vector<int> stage_of_;
+  std::vector<std::vector<int>> stages_on_;
+  bool shares_ranks_ = false;
   std::vector<Crossing> crossings_;
   std::vector<GradientSum> sums_;
 };

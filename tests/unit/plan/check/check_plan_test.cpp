@@ -3,12 +3,16 @@
 #include <catch_shim.hpp>
 
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
 
 #include <autopar/plan/brute_force.hpp>
+#include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/print.hpp>
 
+#include "../random_instances.hpp"
 #include "../random_models.hpp"
 
 using namespace autopar;
@@ -32,6 +36,46 @@ CheckedCase random_case(int seed) {
   if (dice.chance(30)) options.schedule = dice.chance(50) ? "gpipe" : "1f1b";
   if (dice.chance(30)) options.memory_margin = 0.8;
   return out;
+}
+
+/// All that the planner has: savings and schedules in turn, memory that is sometimes short.
+CheckedCase random_full_case(int seed) {
+  Dice dice(static_cast<std::uint64_t>(seed) + 4711);
+  const Bytes memory(dice.chance(50) ? 1 << 20 : dice(150, 700) * 1000);
+  CheckedCase out{test::random_model(dice, 10), test::small_cluster(dice(1, 6), memory), {}};
+  if (dice.chance(80)) out.model.loss_mode = true, out.model.outputs[0].bytes = {0, 8};
+  out.request.batch = dice(1, 40);
+  out.request.runtime = planner_capabilities();
+  auto& options = out.request.options;
+  options.optimizer_state_factor = dice(0, 4) / 2.0;
+  options.max_microbatches = dice(1, 9);
+  options.memory_margin = 0.05 * dice(0, 3);
+  if (dice.chance(50)) options.zero = dice(0, 3);
+  const int recompute = dice(0, 2);
+  options.recompute = recompute == 0 ? "auto" : recompute == 1 ? "full" : "none";
+  const int schedule = dice(0, 7);
+  if (schedule > 1) options.schedule = planner_capabilities().schedules[static_cast<std::size_t>(schedule - 2)];
+  return out;
+}
+
+template <class... Policies>
+std::optional<Plan> planned_with(const Planner<Policies...>& planner, const CheckedCase& c) {
+  try {
+    return planner.plan(c.model, c.cluster, c.request);
+  } catch (const InfeasiblePlan&) {
+    return std::nullopt;
+  } catch (const InvalidArgument&) {  // a schedule that the model cannot have
+    return std::nullopt;
+  } catch (const CaptureError&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<Plan> planned_by(const CheckedCase& c, bool exact) {
+  if (!exact) return planned_with(Planner<ChunkedStaging>{}, c);
+  Planner<> planner;
+  planner.staging.max_states = 500;
+  return planned_with(planner, c);
 }
 
 std::optional<Plan> planned(const CheckedCase& c) {
@@ -72,6 +116,28 @@ TEST_CASE("the checker works out what the planner predicted: step, memory, bound
     ++checked;
   }
   CHECK(checked > 300);
+}
+
+TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
+  std::map<std::string, int> met;
+  for (int seed = 0; seed < 600; ++seed) {
+    const CheckedCase c = random_full_case(seed);
+    const auto plan = planned_by(c, seed % 2 == 0);
+    if (!plan) continue;
+    const PlanVerdict verdict = verdict_on(c, *plan);
+    CAPTURE(seed, joined(verdict.faults), to_text(*plan));
+    REQUIRE(verdict.accepted());
+    CHECK(verdict.step.value() == Approx(plan->step.value()).epsilon(1e-9));
+    CHECK(verdict.gap >= -1e-9);
+    const auto zero = "zero " + std::to_string(plan->zero);
+    const Savings savings = savings_of(*plan);
+    const bool replicated = std::ranges::any_of(plan->stages, [](const auto& stage) { return stage.ranks.size() > 1; });
+    ++met["all"], ++met[name_of(plan->schedule)];
+    if (replicated) ++met[zero];
+    if (savings.recomputes()) ++met["recomputed"];
+    if (savings.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
+  }
+  for (const auto& [what, times] : met) WARN(what << " " << times);
 }
 
 TEST_CASE("no staging is below the certificate's bound", "[check]") {

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include <autopar/cost/concepts.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/plan/check/stated_plan.hpp>
+
+namespace autopar::detail {
+
+/// Costs of a plan's stages under its ZeRO level, with what they run again; each worked out once.
+///
+/// Level 1 and up: gradients are summed into shares, which is half of a sum that everyone gets; every rank updates its
+/// share. Below 3 the other half, gathering what was updated, follows the update. 2: they are summed during every
+/// backward; 3: parameters are gathered during every forward and every backward as well; a turn takes as long as the
+/// longer of computing and this. A stage with one rank has nothing to share, and gradients of parameters tied across
+/// stages go to every holder.
+/// @source Rajbhandari et al., "ZeRO", SC 2020
+template <class M>
+class CheckedCosts {
+ public:
+  explicit CheckedCosts(const StatedPlan& stated, const M& costs) : stated_(stated), costs_(costs) {}
+
+  [[nodiscard]] const NodeCost& of_stage(int stage, std::int64_t samples) const {
+    const auto [entry, added] = known_.try_emplace({stage, samples});
+    if (added) entry->second = worked_out(stage, samples);
+    return entry->second;
+  }
+  [[nodiscard]] NodeCost of_atom(NodeId atom, std::int64_t samples) const {
+    return costs_.node(stated_.model().graph, atom, static_cast<double>(samples));
+  }
+  /// Bytes that an atom holds all the time.
+  [[nodiscard]] Bytes resident(NodeId atom) const {
+    if constexpr (HasResidentBytes<M, Graph<OpProfile, ValueProfile>>) return costs_.resident(stated_.model().graph, atom);
+    return {};
+  }
+  [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const { return costs_.transfer(bytes, from, to); }
+  /// One bucket of a gradient sum.
+  [[nodiscard]] Seconds sum(const GradientSum& group, Bytes bytes) const {
+    std::vector<Rank> members;
+    for (const std::size_t rank : group.ranks)
+      members.push_back(Rank::of(rank));
+    const Seconds whole = costs_.all_reduce(bytes, members);
+    return level() > 0 && group.stage >= 0 ? whole * 0.5 : whole;
+  }
+  /// The optimizer's step of a stage, and what its ranks gather after it.
+  [[nodiscard]] Seconds update(int stage) const {
+    const std::int64_t bytes = stated_.trainable_bytes(stage).value(), parts = level() > 0 ? stated_.replicas(stage) : 1;
+    const Seconds own = costs_.update(Bytes((bytes + parts - 1) / parts), stated_.plan().optimizer_state_factor);
+    return level() == 1 || level() == 2 ? own + half_of_a_sum(stage) : own;
+  }
+
+ private:
+  [[nodiscard]] int level() const { return stated_.plan().zero; }
+
+  [[nodiscard]] Seconds half_of_a_sum(int stage) const {
+    const Bytes bytes = stated_.trainable_bytes(stage);
+    if (stated_.replicas(stage) < 2 || bytes == Bytes(0)) return {};
+    return costs_.all_reduce(bytes, stated_.ranks_of(stage)) * 0.5;
+  }
+
+  [[nodiscard]] NodeCost worked_out(int stage, std::int64_t samples) const {
+    NodeCost sum;
+    const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(stage)];
+    for (const NodeId atom : plan.atoms) {
+      const Bytes totals = stated_.model().graph[atom].totals;  // added up by the replicas, in both directions
+      const bool adds_up = totals > Bytes(0) && plan.ranks.size() > 1;
+      const Seconds adding = adds_up ? costs_.all_reduce(totals, plan.ranks) : Seconds{};
+      const NodeCost one = of_atom(atom, samples);
+      sum.forward += one.forward + adding;
+      sum.backward += one.backward + adding;
+      sum.backward_weight += one.backward_weight;
+      sum.saved += one.saved;
+      sum.workspace = std::max(sum.workspace, one.workspace);
+    }
+    for (const auto& segment : plan.recomputed) {
+      for (const NodeId atom : segment)
+        sum.backward += of_atom(atom, samples).forward;
+    }
+    const Seconds half = level() >= 2 ? half_of_a_sum(stage) : Seconds{};
+    if (level() == 2) sum.backward = std::max(sum.backward, half);
+    if (level() == 3) {
+      sum.forward = std::max(sum.forward, half);
+      sum.backward = std::max(sum.backward, half * 2);
+    }
+    return sum;
+  }
+
+  const StatedPlan& stated_;
+  const M& costs_;
+  mutable std::map<std::pair<int, std::int64_t>, NodeCost> known_;
+};
+
+}  // namespace autopar::detail

@@ -1,0 +1,252 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/schedule/action.hpp>
+
+namespace autopar::detail {
+
+/// What a rank does in one turn.
+struct CheckedTurn {
+  ActionKind kind = ActionKind::kForward;
+  int stage = 0;
+  int microbatch = 0;
+  std::int64_t samples = 0;
+  int missing = 0;                              ///< messages that it waits for
+  std::vector<std::size_t> sends{}, receives{};  ///< issued between the turn before and this one
+
+  [[nodiscard]] bool is_forward() const { return kind == ActionKind::kForward; }
+  /// Whether messages are made and awaited by it: weight gradients stay where they are.
+  [[nodiscard]] bool has_messages() const { return kind != ActionKind::kBackwardWeight; }
+};
+
+struct CheckedMessage {
+  std::size_t from = 0, to = 0;  ///< ranks
+  Bytes bytes{};
+  int awaited_by = -1;  ///< turn of the receiver
+  int maker = -1;       ///< stage, -1 = the callers
+  int reader = -1;      ///< stage, -1 = the callers
+  bool backward = false;
+  int microbatch = 0;
+};
+
+/// The turns of every rank and the messages between them, in the one order that all ranks agree on: ranks play against
+/// each other with a forward of 1, a backward of 2 and each part of a backward of 1; a turn is written down when it
+/// starts, its messages right behind it, and what the callers send two turns ahead.
+class CheckedOrder {
+ public:
+  /// @param orders  [rank], see `turn_orders`
+  /// @param forwards, backwards  what of a step is played: one of them, or both
+  CheckedOrder(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders, bool forwards, bool backwards)
+      : stated_(stated), forwards_(forwards), backwards_(backwards) {
+    turns.resize(orders.size());
+    lanes_.resize(orders.size());
+    written_.assign(orders.size(), 0);
+    unclaimed_.resize(orders.size());
+    const auto samples = samples_of_turns();
+    for (std::size_t r = 0; r < orders.size(); ++r)
+      add_lane(r, orders[r], samples[r]);
+    find_precedence();
+    for (auto& list : turns)
+      list.emplace_back();  // what follows the last turn
+    for (int m = 0; m < stated.plan().microbatches; ++m) {
+      for (const Crossing& crossing : stated.crossings())
+        add_messages(crossing, m);
+    }
+    play();
+  }
+
+  std::vector<std::vector<CheckedTurn>> turns;  ///< by rank; the last is no turn
+  std::vector<CheckedMessage> messages;
+
+  /// A rank whose next turn never gets what it needs, -1 if there is none.
+  [[nodiscard]] int stuck() const {
+    for (std::size_t r = 0; r < lanes_.size(); ++r) {
+      if (lanes_[r].next + 1 < turns[r].size()) return static_cast<int>(r);
+    }
+    return -1;
+  }
+  /// The turn that a rank has come to. @pre it is stuck
+  [[nodiscard]] const CheckedTurn& next_turn(int rank) const {
+    const auto r = static_cast<std::size_t>(rank);
+    return turns[r][lanes_[r].next];
+  }
+
+ private:
+  /// What a turn needs and makes.
+  struct Slot {
+    std::vector<std::size_t> from_callers{}, makes{};
+    int missing = 0;
+    long ready_at = 0;
+  };
+  struct Lane {
+    std::size_t next = 0;
+    long free_at = 0;
+    std::vector<Slot> slots{};  // by turn
+  };
+  using Samples = std::map<std::pair<int, int>, std::int64_t>;  // of stage and micro-batch
+
+  [[nodiscard]] std::vector<Samples> samples_of_turns() const {
+    std::vector<Samples> out(turns.size());
+    for (int s = 0; s < stated_.stages(); ++s) {
+      for (int m = 0; m < stated_.plan().microbatches; ++m) {
+        for (const auto& [rank, range] : stated_.holders(s, m))
+          out[rank][{s, m}] = range.size();
+      }
+    }
+    return out;
+  }
+
+  /// Without the turns of the other phase and those that have no sample.
+  void add_lane(std::size_t rank, const std::vector<Turn>& order, const Samples& samples) {
+    for (const Turn& said : order) {
+      const int stage = said.stage.value();
+      const auto held = samples.find({stage, said.microbatch});
+      const CheckedTurn turn{said.kind, stage, said.microbatch, held == samples.end() ? 0 : held->second};
+      if (turn.samples == 0 || !(turn.is_forward() ? forwards_ : backwards_)) continue;
+      if (turn.has_messages()) turn_at_[{rank, stage, !turn.is_forward(), turn.microbatch}] = turns[rank].size();
+      turns[rank].push_back(turn);
+    }
+    lanes_[rank].slots.resize(turns[rank].size());
+  }
+
+  /// Who goes first of ranks that could start at the same time: by stages where each stage has an order of its own,
+  /// by ranks where each rank has one.
+  void find_precedence() {
+    const ScheduleKind kind = stated_.plan().schedule;
+    const bool by_stages =
+        kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB || kind == ScheduleKind::kZbH1;
+    if (!by_stages) {
+      for (std::size_t r = 0; r < lanes_.size(); ++r)
+        precedence_.push_back(r);
+      return;
+    }
+    for (int s = 0; s < stated_.stages(); ++s) {
+      for (const Rank rank : stated_.ranks_of(s))
+        precedence_.push_back(rank.index());
+    }
+  }
+
+  void add_messages(const Crossing& crossing, int m) {
+    const auto holders = stated_.holders(crossing.from, m), readers = stated_.holders(crossing.to, m);
+    std::vector<std::tuple<std::size_t, std::size_t, std::int64_t>> ways;  // from, to, samples
+    if (crossing.whole) {
+      for (std::size_t i = 0; i < readers.size(); ++i) {
+        const std::size_t holder = crossing.from < 0 ? readers[i].first : holders[i % holders.size()].first;
+        ways.emplace_back(holder, readers[i].first, 0);
+      }
+    } else {
+      std::size_t first = 0;
+      for (const auto& [holder, held] : holders) {
+        while (first < readers.size() && readers[first].second.end <= held.begin)
+          ++first;
+        for (std::size_t i = first; i < readers.size() && readers[i].second.begin < held.end; ++i) {
+          const auto& [reader, read] = readers[i];
+          ways.emplace_back(holder, reader, std::min(held.end, read.end) - std::max(held.begin, read.begin));
+        }
+      }
+    }
+    if (forwards_) {
+      for (const auto& [from, to, samples] : ways)
+        add_message(crossing.from, crossing.to, from, to, crossing.value, samples, false, m);
+    }
+    // In a whole step the loss starts its own backward; results have a gradient only when they left the call.
+    const bool comes_back = crossing.returns && (crossing.to < stated_.stages() || !forwards_);
+    if (backwards_ && comes_back) {
+      for (const auto& [from, to, samples] : ways)
+        add_message(crossing.to, crossing.from, to, from, crossing.gradient, samples, true, m);
+    }
+  }
+
+  void add_message(int from_stage, int to_stage, std::size_t from, std::size_t to, const Affine& size,
+                   std::int64_t samples, bool backward, int m) {
+    const double bytes = std::ceil(std::max(0.0, size.at(static_cast<double>(samples))));
+    CheckedMessage message{from, to, Bytes(static_cast<std::int64_t>(bytes)), -1, -1, -1, backward, m};
+    if (stated_.is_stage(from_stage)) message.maker = from_stage;
+    if (stated_.is_stage(to_stage)) message.reader = to_stage;
+    const std::size_t id = messages.size();
+    if (message.reader >= 0) {
+      Slot& slot = lanes_[to].slots[turn_at_.at({to, to_stage, backward, m})];
+      ++slot.missing;
+      if (message.maker < 0) slot.from_callers.push_back(id);
+    }
+    if (message.maker >= 0) lanes_[from].slots[turn_at_.at({from, from_stage, backward, m})].makes.push_back(id);
+    messages.push_back(message);
+  }
+
+  void play() {
+    for (std::size_t ahead = 0; ahead < kCallersAhead; ++ahead) {
+      for (const std::size_t rank : precedence_)
+        send_for_callers(rank, ahead);
+    }
+    while (true) {
+      long first_start = -1;
+      std::size_t first = 0;
+      for (const std::size_t rank : precedence_) {
+        const Lane& lane = lanes_[rank];
+        if (lane.next == lane.slots.size() || lane.slots[lane.next].missing > 0) continue;
+        const long start = std::max(lane.free_at, lane.slots[lane.next].ready_at);
+        if (first_start >= 0 && start >= first_start) continue;
+        first_start = start;
+        first = rank;
+      }
+      if (first_start < 0) break;
+      take_turn(first, first_start);
+    }
+  }
+
+  void take_turn(std::size_t rank, long start) {
+    Lane& lane = lanes_[rank];
+    const std::size_t position = lane.next++;
+    CheckedTurn& turn = turns[rank][position];
+    if (turn.has_messages()) {
+      auto& arrived = unclaimed_[rank][{turn.stage, !turn.is_forward(), turn.microbatch}];
+      turn.missing = static_cast<int>(arrived.size());
+      for (const std::size_t id : arrived)
+        messages[id].awaited_by = static_cast<int>(position);
+      arrived.clear();
+    }
+    ++written_[rank];
+    lane.free_at = start + (turn.kind == ActionKind::kBackward ? 2 : 1);
+    for (const std::size_t id : lane.slots[position].makes)
+      write(id, lane.free_at);
+    send_for_callers(rank, position + kCallersAhead);
+  }
+
+  void send_for_callers(std::size_t rank, std::size_t position) {
+    if (position >= lanes_[rank].slots.size()) return;
+    for (const std::size_t id : lanes_[rank].slots[position].from_callers)
+      write(id, 0);
+  }
+
+  void write(std::size_t id, long arrival) {
+    const CheckedMessage& message = messages[id];
+    turns[message.from][written_[message.from]].sends.push_back(id);
+    turns[message.to][written_[message.to]].receives.push_back(id);
+    if (message.reader < 0) return;
+    unclaimed_[message.to][{message.reader, message.backward, message.microbatch}].push_back(id);
+    const std::size_t turn = turn_at_.at({message.to, message.reader, message.backward, message.microbatch});
+    Slot& slot = lanes_[message.to].slots[turn];
+    --slot.missing;
+    slot.ready_at = std::max(slot.ready_at, arrival);
+  }
+
+  static constexpr std::size_t kCallersAhead = 2;
+
+  const StatedPlan& stated_;
+  bool forwards_, backwards_;
+  std::vector<Lane> lanes_;               // by rank
+  std::vector<std::size_t> precedence_;   // ranks
+  std::vector<std::size_t> written_;      // turns of each rank that were written down
+  std::vector<std::map<std::tuple<int, bool, int>, std::vector<std::size_t>>> unclaimed_;  // by rank
+  std::map<std::tuple<std::size_t, int, bool, int>, std::size_t> turn_at_;  // of rank, stage, direction, micro-batch
+};
+
+}  // namespace autopar::detail

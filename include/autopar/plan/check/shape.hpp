@@ -1,0 +1,188 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/plan/plan.hpp>
+
+namespace autopar::detail {
+
+/// Why a plan is no division of a model into stages that its schedule could run, by definitions alone.
+class ShapeCheck {
+ public:
+  ShapeCheck(const ModelProfile& model, const Plan& plan)
+      : model_(model), plan_(plan), stage_of_(model.graph.node_count(), -1) {}
+
+  /// The first fault, empty if there is none.
+  [[nodiscard]] std::string run() && {
+    for (const auto part : {&ShapeCheck::of_numbers, &ShapeCheck::of_stages, &ShapeCheck::of_edges, &ShapeCheck::of_ranks,
+                            &ShapeCheck::of_segments, &ShapeCheck::of_orders}) {
+      if (std::string fault = (this->*part)(); !fault.empty()) return fault;
+    }
+    return "";
+  }
+
+ private:
+  template <class T>
+  static std::string number(T value) {
+    return std::to_string(value);
+  }
+  static std::string name_of(std::size_t stage) { return "stage " + number(stage); }
+
+  std::string of_numbers() {
+    if (plan_.world < 1) return "its world has " + number(plan_.world) + " ranks";
+    if (plan_.microbatches < 1) return "it has " + number(plan_.microbatches) + " micro-batches";
+    if (plan_.zero < 0 || plan_.zero > 3) return "ZeRO has no level " + number(plan_.zero);
+    return plan_.stages.empty() ? "it has no stage" : "";
+  }
+
+  std::string of_stages() {
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
+      const StagePlan& stage = plan_.stages[s];
+      if (stage.atoms.empty() || stage.ranks.empty()) return name_of(s) + " has no atom or no rank";
+      for (const NodeId atom : stage.atoms) {
+        if (!atom.valid() || atom.index() >= stage_of_.size()) return name_of(s) + " has an atom that the model has not";
+        if (stage_of_[atom.index()] >= 0) return "atom " + number(atom.value()) + " is in two stages";
+        stage_of_[atom.index()] = static_cast<int>(s);
+        const OpProfile& op = model_.graph[atom];
+        if (op.whole_batch && stage.ranks.size() > 1) return name_of(s) + " has replicas, but " + op.name + " mixes samples";
+        if ((op.whole_batch || op.totals > Bytes(0)) && plan_.microbatches > 1)
+          return op.name + " needs the whole batch, but there are several micro-batches";
+      }
+    }
+    const auto left = std::find(stage_of_.begin(), stage_of_.end(), -1);
+    return left == stage_of_.end() ? "" : "atom " + number(left - stage_of_.begin()) + " is in no stage";
+  }
+
+  std::string of_edges() {
+    for (const EdgeId edge : model_.graph.edges()) {
+      const int from = stage_of_[model_.graph.source(edge).index()], to = stage_of_[model_.graph.target(edge).index()];
+      if (from > to) return "a value goes from stage " + number(from) + " back to stage " + number(to);
+    }
+    return "";
+  }
+
+  /// Stages have ranks of their own, or share all of them with others.
+  std::string of_ranks() {
+    const bool may_share = plan_.schedule == ScheduleKind::kInterleaved || plan_.schedule == ScheduleKind::kZbV ||
+                           plan_.schedule == ScheduleKind::kSynthesised;
+    std::vector<int> place_of_rank(static_cast<std::size_t>(plan_.world), -1);
+    std::vector<std::size_t> place_of_stage, first;  // numbered by their first stages
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
+      const auto& ranks = plan_.stages[s].ranks;
+      const auto known = std::find_if(first.begin(), first.end(),
+                                      [&](std::size_t other) { return plan_.stages[other].ranks == ranks; });
+      place_of_stage.push_back(static_cast<std::size_t>(known - first.begin()));
+      if (known != first.end()) {
+        if (!may_share) return "rank " + number(ranks.front().value()) + " runs two stages";
+        continue;
+      }
+      for (const Rank rank : ranks) {
+        if (!rank.valid() || rank.value() >= plan_.world) return name_of(s) + " has a rank outside the world";
+        int& place = place_of_rank[rank.index()];
+        if (place >= 0) {
+          return "rank " + number(rank.value()) + " runs two stages" +
+                 (may_share ? " that do not have all their ranks in common, in one order" : "");
+        }
+        place = static_cast<int>(first.size());
+      }
+      first.push_back(s);
+    }
+    return of_places(place_of_stage, first.size());
+  }
+
+  [[nodiscard]] std::string of_places(const std::vector<std::size_t>& place_of_stage, std::size_t places) const {
+    const std::size_t stages = place_of_stage.size();
+    for (std::size_t s = 0; s < stages; ++s) {
+      if (plan_.schedule == ScheduleKind::kInterleaved && (stages % places != 0 || place_of_stage[s] != s % places))
+        return name_of(s) + " is not where interleaved stages come round";
+      if (plan_.schedule == ScheduleKind::kZbV && (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
+        return name_of(s) + " is not where zb-v's stages go to the last ranks and back";
+    }
+    return "";
+  }
+
+  std::string of_segments() {
+    std::vector<bool> taken(stage_of_.size(), false);
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
+      for (const auto& segment : plan_.stages[s].recomputed) {
+        const std::string name = "a segment that " + name_of(s) + " runs again";
+        if (segment.empty()) return name + " is empty";
+        for (const NodeId atom : segment) {
+          if (!atom.valid() || atom.index() >= stage_of_.size() || stage_of_[atom.index()] != static_cast<int>(s))
+            return name + " has atom " + number(atom.value()) + ", which is not in the stage";
+          if (taken[atom.index()]) return name + " has atom " + number(atom.value()) + ", which is in one already";
+          if (model_.graph[atom].totals > Bytes(0))
+            return name + " has " + model_.graph[atom].name + ", whose totals replicas add up once";
+          taken[atom.index()] = true;
+        }
+      }
+    }
+    return "";
+  }
+
+  std::string of_orders() {
+    if (plan_.schedule != ScheduleKind::kSynthesised)
+      return plan_.orders.empty() ? "" : "it states orders, but its schedule has its own";
+    if (plan_.orders.size() != static_cast<std::size_t>(plan_.world))
+      return "it states orders of " + number(plan_.orders.size()) + " ranks for a world of " + number(plan_.world);
+    std::vector<std::vector<std::size_t>> stages_on(plan_.orders.size());
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
+      for (const Rank rank : plan_.stages[s].ranks)
+        stages_on[rank.index()].push_back(s);
+    }
+    for (std::size_t r = 0; r < plan_.orders.size(); ++r) {
+      if (std::string fault = of_order(plan_.orders[r], stages_on[r]); !fault.empty())
+        return "the order of rank " + number(r) + " " + fault;
+    }
+    return "";
+  }
+
+  /// Every micro-batch of every stage: forward, then backward, whole or the inputs' part before the weights'.
+  [[nodiscard]] std::string of_order(const std::vector<Turn>& turns, const std::vector<std::size_t>& stages) const {
+    enum class Done { kNothing, kForward, kInputs, kAll };
+    std::map<std::pair<std::size_t, int>, Done> done;
+    std::int64_t whole = 0;
+    for (const Turn turn : turns) {
+      const bool own = turn.stage.valid() && std::binary_search(stages.begin(), stages.end(), turn.stage.index());
+      if (!own || turn.microbatch < 0 || turn.microbatch >= plan_.microbatches) {
+        return "has stage " + number(turn.stage.value()) + ", micro-batch " + number(turn.microbatch) +
+               ", which it has not to run";
+      }
+      Done& state = done[{turn.stage.index(), turn.microbatch}];
+      const Done before = state;
+      bool fits = false;
+      switch (turn.kind) {
+        case ActionKind::kForward: fits = before == Done::kNothing, state = Done::kForward; break;
+        case ActionKind::kBackward: fits = before == Done::kForward, state = Done::kAll; break;
+        case ActionKind::kBackwardInput: fits = before == Done::kForward, state = Done::kInputs; break;
+        case ActionKind::kBackwardWeight: fits = before == Done::kInputs, state = Done::kAll; break;
+        default: break;
+      }
+      if (!fits) {
+        return "does not have stage " + number(turn.stage.value()) + ", micro-batch " + number(turn.microbatch) +
+               " once forward and then once backward";
+      }
+      whole += state == Done::kAll ? 1 : 0;
+    }
+    const auto all = static_cast<std::int64_t>(stages.size()) * plan_.microbatches;
+    return whole == all ? "" : "leaves out " + number(all - whole) + " backwards";
+  }
+
+  const ModelProfile& model_;
+  const Plan& plan_;
+  std::vector<int> stage_of_;
+};
+
+/// Why a plan is no division of a model into stages that its schedule could run: wrong numbers, atoms, ranks, segments
+/// or orders; empty if it is one. Whether orders wait for each other is seen when they are played.
+[[nodiscard]] inline std::string fault_in_shape(const ModelProfile& model, const Plan& plan) {
+  return ShapeCheck(model, plan).run();
+}
+
+}  // namespace autopar::detail
