@@ -17,8 +17,9 @@ namespace autopar {
 ///
 /// With m micro-batches no share is larger than a whole micro-batch, so that the economy of scale gives the least work
 /// of all ranks together: it grows with m. And the first micro-batch that has samples must go down the longest chain of
-/// atoms and its gradients back up, in shares that are no smaller than 1/m of the smallest local batch: that shrinks
-/// with m. Where the two cross is the bound.
+/// atoms and the gradients of its inputs back up, in shares that are no smaller than 1/m of the smallest local batch;
+/// weight gradients, which can be put off, follow where the way up ends. That shrinks with m. Where the two cross is the
+/// bound.
 /// @cost O((nodes + edges) * log(samples of a rank))
 class StepBound {
  public:
@@ -97,7 +98,8 @@ class StepBound {
       }
       const NodeCost& cost = (work_.graph[node].whole_batch ? *whole : costs)[node.index()];
       down[node.index()] = before + cost.forward.value();
-      up[node.index()] = after + cost.backward.value();
+      const double weights = cost.backward_weight.value();
+      up[node.index()] = cost.backward.value() - weights + std::max(after, weights);
       longest = std::max(longest, down[node.index()] + up[node.index()]);
     }
     return Seconds(longest);

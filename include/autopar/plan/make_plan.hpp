@@ -220,13 +220,14 @@ class PlanMaker {
       }
       std::sort(stage.parameters.begin(), stage.parameters.end());
       stage.parameters.erase(std::unique(stage.parameters.begin(), stage.parameters.end()), stage.parameters.end());
-      for (const ParameterId parameter : stage.parameters)
+      for (const ParameterId parameter : stage.parameters) {
         stage.parameter_elements += work_.parameters[parameter.index()].elements;
+        stage.parameter_bytes += work_.parameters[parameter.index()].bytes;
+      }
       stage.ranks = best.terms.ranks[s];
       if (!best.terms.savings.recomputed.empty()) {
         for (const auto& segment : best.terms.savings.recomputed[s]) stage.recomputed.push_back(members_of(segment));
       }
-      stage.parameter_bytes = terms.memory.parameters;
       stage.forward = terms.forward;
       stage.backward = terms.backward;
       stage.communication = terms.communication;

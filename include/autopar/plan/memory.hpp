@@ -44,27 +44,36 @@ struct StageMemory {
   return OneFOneB{}.peak_activations(StageId(stage), stages, microbatches);
 }
 
+/// Bytes that one more micro-batch in flight takes, by stage.
+struct HeldByMicrobatch {
+  std::vector<Bytes> next;  ///< while more are to come
+  std::vector<Bytes> last;  ///< of all there are: no other's values arrive meanwhile
+};
+
 /// Micro-batches of each stage that are forward but not wholly backward when their ranks hold most; of a stage's
-/// replicas the one that holds most. @param orders  [rank] @param weights  [stage] bytes of a micro-batch
-[[nodiscard]] inline std::vector<int> in_flight_of(const std::vector<std::vector<Turn>>& orders,
-                                                   const std::vector<Bytes>& weights) {
-  std::vector<int> most(weights.size(), 0);
+/// replicas the one that holds most. @param orders  [rank]
+[[nodiscard]] inline std::vector<int> in_flight_of(const std::vector<std::vector<Turn>>& orders, int microbatches,
+                                                   const HeldByMicrobatch& weights) {
+  const auto weight = [&](std::size_t stage, int held) {
+    return held == microbatches ? weights.last[stage] : weights.next[stage];
+  };
+  std::vector<int> most(weights.next.size(), 0);
   for (const auto& turns : orders) {
-    std::vector<int> held(weights.size(), 0), at_peak = held;
+    std::vector<int> held(most.size(), 0), at_peak = held;
     Bytes sum{}, peak{-1};
     for (const Turn turn : turns) {
       const std::size_t s = turn.stage.index();
       if (turn.kind == ActionKind::kForward) {
         ++held[s];
-        sum += weights[s];
+        sum += weight(s, held[s]);
       }
       if (sum > peak) {
         peak = sum;
         at_peak = held;
       }
       if (gives_weight_gradients(turn.kind)) {
+        sum -= weight(s, held[s]);
         --held[s];
-        sum -= weights[s];
       }
     }
     for (std::size_t s = 0; s < most.size(); ++s) most[s] = std::max(most[s], at_peak[s]);
@@ -178,7 +187,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     std::vector<ParameterId> held;
     Bytes saved{}, workspace{}, largest{};
-    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.positions()).largest;
     const auto& costs = work.node_costs(share[s]);
     for (const NodeId node : nodes[s]) {
       const auto& parameters = work.graph[node].parameters;
@@ -213,15 +222,20 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   return predict_memory(work, constraints, staging, sized, shares, in_flight_by_law(work, staging));
 }
 
-/// Bytes that one more micro-batch in flight takes, by stage: the difference that it makes.
-[[nodiscard]] inline std::vector<Bytes> held_by_microbatch(const Workload& work, const Constraints& constraints,
+/// What one more micro-batch in flight takes: the difference that it makes.
+[[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const Workload& work, const Constraints& constraints,
                                                            const Staging& staging, const SizedPipeline& sized,
                                                            const ShareTable& shares, const Savings& savings = {}) {
-  const std::vector<int> none(staging.replicas.size(), 0), one(none.size(), 1);
-  const auto without = predict_memory(work, constraints, staging, sized, shares, none, savings);
-  const auto with = predict_memory(work, constraints, staging, sized, shares, one, savings);
-  std::vector<Bytes> out;
-  for (std::size_t s = 0; s < none.size(); ++s) out.push_back(with[s].total() - without[s].total());
+  const auto total = [&](int microbatches) {
+    const std::vector<int> in_flight(staging.replicas.size(), microbatches);
+    return predict_memory(work, constraints, staging, sized, shares, in_flight, savings);
+  };
+  const auto none = total(0), one = total(1), but_one = total(staging.microbatches - 1), all = total(staging.microbatches);
+  HeldByMicrobatch out;
+  for (std::size_t s = 0; s < none.size(); ++s) {
+    out.next.push_back(one[s].total() - none[s].total());
+    out.last.push_back(all[s].total() - but_one[s].total());
+  }
   return out;
 }
 

@@ -104,7 +104,8 @@ class StagingCosts {
     const auto group = static_cast<std::size_t>(action.group);
     const Seconds sum = work_.all_reduce(sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)],
                                          sized_.pipeline.groups[group].ranks);
-    return zero_ > 0 ? sum * detail::kHalfOfASum : sum;
+    // Gradients of parameters tied across stages go to every holder, for each stage has shares of its own.
+    return zero_ > 0 && action.stage.valid() ? sum * detail::kHalfOfASum : sum;
   }
   /// The optimizer's step and what must follow it before the next one's first forward.
   [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
@@ -216,7 +217,8 @@ class StepObjective {
     const auto in_flight =
         orders.orders.empty()
             ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
+            : in_flight_of(orders.orders, staging.microbatches,
+                           held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
     const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight, savings);
     if (staging.schedule == ScheduleKind::kSynthesised) terms.orders = orders.orders;
     for (std::size_t s = 0; s < memory.size(); ++s)
@@ -290,10 +292,11 @@ class StepObjective {
     const auto in_flight =
         orders.orders.empty()
             ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, out));
+            : in_flight_of(orders.orders, staging.microbatches,
+                           held_by_microbatch(work_, constraints_, staging, sized, shares_, out));
     std::vector<std::int64_t> share;
     for (const int replicas : staging.replicas)
-      share.push_back(shares_.at(staging.microbatches, replicas, staging.stages()).largest);
+      share.push_back(shares_.at(staging.microbatches, replicas, staging.positions()).largest);
     std::vector<Bytes> plain;
     for (const StageMemory& stage : predict_memory(work_, constraints_, staging, sized, shares_, in_flight, out))
       plain.push_back(stage.total());
@@ -324,7 +327,7 @@ class StepObjective {
     const int microbatches = staging.microbatches;
     if (staging.schedule != ScheduleKind::kSynthesised) return fixed_orders(staging, pipeline);
     Synthesised<StagingCosts> policy{.costs = costs, .local = layout.local,
-                                     .held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings),
+                                     .held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings).next,
                                      .budget = kSynthesisBudget};
     const std::vector<int> none(staging.replicas.size(), 0);
     const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none, savings);
@@ -349,7 +352,7 @@ class StepObjective {
     std::vector<Seconds> updates(course.busy.size());  // of all stages of a rank
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
       StageTerms& stage = terms.stages[s];
-      const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.positions()).largest;
       stage.forward = costs.forward(StageId::of(s), share);
       stage.backward = costs.backward(StageId::of(s), share);
       stage.update = costs.update(StageId::of(s), constraints_.optimizer_state_factor);

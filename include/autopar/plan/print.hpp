@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <autopar/plan/memory.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/savings.hpp>
 #include <autopar/plan/staging.hpp>
@@ -107,8 +108,7 @@ namespace detail {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
   }
   text += ", bound by " + name_of(plan.binding) + ", ranks in use wait " + percent(plan.bubble) + " of it\n";
-  Bytes most{};
-  for (const auto& stage : plan.stages) most = std::max(most, stage.peak_memory);
+  const Bytes most = peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
   text += "memory: " + readable(most) + " used of " + readable(plan.device_memory) +
           " available a rank (margin taken off), optimizer state " +
           detail::formatted("%g", plan.optimizer_state_factor) + " x parameters\n";

@@ -26,6 +26,10 @@ struct Staging {
   [[nodiscard]] int position(int stage) const {
     return position_of.empty() ? stage : position_of[static_cast<std::size_t>(stage)];
   }
+  /// How many different ranks its stages have: as many as stages, unless some share theirs.
+  [[nodiscard]] int positions() const {
+    return position_of.empty() ? stages() : 1 + *std::max_element(position_of.begin(), position_of.end());
+  }
   /// Of the ranks that stages may share.
   [[nodiscard]] std::vector<int> replicas_of_positions() const {
     std::vector<int> out;
@@ -66,6 +70,13 @@ struct Staging {
   text += ", " + counted(static_cast<std::size_t>(microbatches), "micro-batch", "micro-batches");
   if (replicas.size() > 1) text += ", " + std::string(to_string(schedule));
   return text;
+}
+
+/// Ranks of each replica of each stage of a plan.
+[[nodiscard]] inline std::vector<std::vector<Rank>> ranks_of(const Plan& plan) {
+  std::vector<std::vector<Rank>> ranks;
+  for (const StagePlan& stage : plan.stages) ranks.push_back(stage.ranks);
+  return ranks;
 }
 
 /// Which neighbours in rank order work together.

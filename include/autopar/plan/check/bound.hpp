@@ -88,17 +88,19 @@ class BoundChecker {
     return (seconds + costs_.update(bytes, plan_.optimizer_state_factor).value()) / plan_.world;
   }
 
-  /// Longest way of a micro-batch down and, where gradients come back, up again; 0 stands for any number.
+  /// Longest way of a micro-batch down and, where gradients come back, up again, weight gradients only at its end, for
+  /// a schedule may put them off; 0 stands for any number.
   [[nodiscard]] double path(std::int64_t microbatches) const {
     const std::int64_t own = plan_.batch / plan_.world;
     const std::int64_t least = microbatches == 0 ? 1 : std::max<std::int64_t>(1, own / microbatches);
-    std::vector<double> arrival(model_.graph.node_count(), 0), ascent(arrival);
+    std::vector<double> arrival(model_.graph.node_count(), 0), ascent(arrival);  // before the atom, then with it
     double longest = 0;
     for (const NodeId atom : topological_order(model_.graph)) {
       const bool mixes = model_.graph[atom].whole_batch;
       const NodeCost cost = costs_.node(model_.graph, atom, static_cast<double>(mixes ? plan_.batch : least));
       arrival[atom.index()] += cost.forward.value();
-      ascent[atom.index()] += cost.backward.value();
+      const double weights = cost.backward_weight.value();
+      ascent[atom.index()] = std::max(ascent[atom.index()], weights) + (cost.backward.value() - weights);
       longest = std::max(longest, arrival[atom.index()] + ascent[atom.index()]);
       for (const EdgeId edge : model_.graph.out_edges(atom)) {
         const std::size_t target = model_.graph.target(edge).index();

@@ -55,6 +55,12 @@ CheckedCase random_full_case(int seed) {
   options.recompute = recompute == 0 ? "auto" : recompute == 1 ? "full" : "none";
   const int schedule = dice(0, 7);
   if (schedule > 1) options.schedule = planner_capabilities().schedules[static_cast<std::size_t>(schedule - 2)];
+  const int most = std::min<int>(out.cluster.devices, static_cast<int>(out.model.graph.node_count()));
+  if (dice.chance(25)) {  // unequal replicas
+    options.replicas.assign(static_cast<std::size_t>(dice(1, most)), 1);
+    for (int spare = out.cluster.devices - static_cast<int>(options.replicas.size()); spare > 0; --spare)
+      ++options.replicas[static_cast<std::size_t>(dice(0, static_cast<int>(options.replicas.size()) - 1))];
+  }
   return out;
 }
 
@@ -99,6 +105,49 @@ std::string joined(const std::vector<std::string>& faults) {
   return out;
 }
 
+/// Checks that a plan with one statement changed is rejected for it.
+struct Tampering {
+  const CheckedCase& c;
+  const Plan& plan;
+  void operator()(const std::string& part, const std::function<void(Plan&)>& tamper) const {
+    Plan wrong = plan;
+    tamper(wrong);
+    const auto verdict = verdict_on(c, wrong);
+    CAPTURE(part, joined(verdict.faults));
+    CHECK(joined(verdict.faults).find(part) != std::string::npos);
+  }
+};
+
+void raise(Seconds& seconds) {
+  seconds = seconds * 1.001;
+}
+
+/// Eight equal atoms on four ranks with all that the planner has.
+CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string& recompute) {
+  CheckedCase c{test::chain(8, 3e5, 40000, 4000), test::small_cluster(4, Bytes(4 << 20)), {.batch = 32}};
+  c.request.runtime = planner_capabilities();
+  c.request.options.schedule = schedule;
+  c.request.options.zero = zero;
+  c.request.options.recompute = recompute;
+  c.request.options.stages = 2;
+  c.request.options.replicas = {2};
+  c.request.options.microbatches = 4;
+  return c;
+}
+
+/// Two stages on a rank each, in these orders, with figures that are not right.
+Plan in_orders(const CheckedCase& c, const std::vector<std::vector<Turn>>& orders) {
+  CheckedCase two = c;
+  two.request.options.schedule = "1f1b";
+  two.request.options.replicas = {1};
+  two.request.options.microbatches = 2;
+  Plan plan = *planned_by(two, true);
+  plan.schedule = ScheduleKind::kSynthesised;
+  plan.orders = orders;
+  plan.orders.resize(4);
+  return plan;
+}
+
 }  // namespace
 
 TEST_CASE("the checker works out what the planner predicted: step, memory, bound, gap", "[check]") {
@@ -134,10 +183,18 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
     const bool replicated = std::ranges::any_of(plan->stages, [](const auto& stage) { return stage.ranks.size() > 1; });
     ++met["all"], ++met[name_of(plan->schedule)];
     if (replicated) ++met[zero];
+    const bool unequal = std::ranges::any_of(
+        plan->stages, [&](const auto& stage) { return stage.ranks.size() != plan->stages[0].ranks.size(); });
+    if (unequal && plan->zero > 0) ++met["unequal"];
     if (savings.recomputes()) ++met["recomputed"];
     if (savings.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
   }
-  for (const auto& [what, times] : met) WARN(what << " " << times);
+  CHECK(met["all"] > 400);
+  CHECK(met["recomputed"] > 100);
+  CHECK(met["recomputed, chunked"] > 50);
+  CHECK(met["unequal"] > 20);
+  for (const std::string& schedule : planner_capabilities().schedules) CHECK(met[schedule] > 30);
+  for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] > 30);
 }
 
 TEST_CASE("no staging is below the certificate's bound", "[check]") {
@@ -176,14 +233,7 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   REQUIRE(plan);
   REQUIRE(plan->stages.size() > 1);
   REQUIRE(verdict_on(c, *plan).accepted());
-  const auto rejected = [&](const std::string& part, const std::function<void(Plan&)>& tamper) {
-    Plan wrong = *plan;
-    tamper(wrong);
-    const auto verdict = verdict_on(c, wrong);
-    CAPTURE(part, joined(verdict.faults));
-    CHECK(joined(verdict.faults).find(part) != std::string::npos);
-  };
-  const auto raise = [](Seconds& seconds) { seconds = seconds * 1.001; };
+  const Tampering rejected{c, *plan};
   rejected("support no more", [&](Plan& p) { raise(p.certificate.lower_bound); });
   rejected("support no more", [&](Plan& p) {
     raise(p.certificate.lower_bound);
@@ -225,6 +275,165 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   });
   rejected("step", [](Plan& p) { p.microbatches = 2; });
   rejected("step", [](Plan& p) { p.batch += 4; });
+}
+
+TEST_CASE("tampered savings are rejected", "[check]") {
+  CheckedCase c = eight_atoms("1f1b", 2, "full");
+  const auto plan = planned_by(c, true);
+  REQUIRE(plan);
+  REQUIRE(plan->zero == 2);
+  REQUIRE(plan->stages[0].recomputed.size() > 1);
+  REQUIRE(plan->stages[0].recomputed[0].size() + plan->stages[0].recomputed[1].size() < 8);
+  REQUIRE(verdict_on(c, *plan).accepted());
+  const Tampering rejected{c, *plan};
+  rejected("no level 4", [](Plan& p) { p.zero = 4; });
+  rejected("no level -1", [](Plan& p) { p.zero = -1; });
+  for (const int level : {0, 1}) rejected("peak memory", [&](Plan& p) { p.zero = level; });
+  rejected("gradient sums", [](Plan& p) { p.zero = 0; });
+  rejected("step", [](Plan& p) { p.zero = 0; });
+  rejected("step", [](Plan& p) { p.zero = 3; });
+  rejected("is empty", [](Plan& p) { p.stages[0].recomputed.emplace_back(); });
+  rejected("not in the stage", [](Plan& p) { p.stages[0].recomputed[0].push_back(p.stages[1].atoms[0]); });
+  rejected("not in the stage", [](Plan& p) { p.stages[0].recomputed[0].push_back(NodeId(99)); });
+  rejected("not in the stage", [](Plan& p) { p.stages[0].recomputed[0].push_back(NodeId::none()); });
+  rejected("in one already", [](Plan& p) { p.stages[0].recomputed[1].push_back(p.stages[0].recomputed[0][0]); });
+  rejected("in one already", [](Plan& p) { p.stages[0].recomputed[0].push_back(p.stages[0].recomputed[0][0]); });
+  rejected("backward", [](Plan& p) { p.stages[0].recomputed.pop_back(); });
+  rejected("step", [](Plan& p) { p.stages[0].recomputed.clear(), p.stages[1].recomputed.clear(); });
+  rejected("peak memory", [](Plan& p) {  // fewer values are kept, but more is rebuilt at a time
+    auto& segments = p.stages[0].recomputed;
+    segments[0].insert(segments[0].end(), segments[1].begin(), segments[1].end());
+    segments.erase(segments.begin() + 1);
+  });
+  rejected("peak memory", [](Plan& p) { p.stages[1].peak_memory += Bytes(1000); });
+  rejected("parameter bytes", [](Plan& p) { p.stages[1].parameter_bytes -= Bytes(4); });
+  rejected("support no more", [](Plan& p) { raise(p.certificate.lower_bound); });
+  c.model.graph[plan->stages[0].recomputed[0][0]].totals = Bytes(1000);
+  c.request.options.microbatches = 1;
+  const auto with_totals = planned_by(c, true);
+  REQUIRE(with_totals);
+  REQUIRE(verdict_on(c, *with_totals).accepted());
+  Tampering{c, *with_totals}("add up once", [&](Plan& p) {
+    p.stages[0].recomputed.push_back({plan->stages[0].recomputed[0][0]});
+  });
+}
+
+TEST_CASE("tampered stages and orders of schedules with several stages a rank are rejected", "[check]") {
+  for (const std::string schedule : {"interleaved", "zb-v"}) {
+    const CheckedCase c = eight_atoms(schedule, 1, "none");
+    const auto plan = planned_by(c, true);
+    REQUIRE(plan);
+    REQUIRE(plan->stages.size() >= 4);
+    REQUIRE(verdict_on(c, *plan).accepted());
+    const Tampering rejected{c, *plan};
+    rejected(schedule == "zb-v" ? "and back" : "come round",
+             [](Plan& p) { std::swap(p.stages[0].ranks, p.stages[1].ranks); });
+    rejected(schedule == "zb-v" ? "come round" : "and back", [&](Plan& p) {
+      p.schedule = schedule == "zb-v" ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
+    });
+    for (const auto plain : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB, ScheduleKind::kZbH1})
+      rejected("runs two stages", [&](Plan& p) { p.schedule = plain; });
+    rejected("in one order", [](Plan& p) { std::swap(p.stages[0].ranks[0], p.stages[0].ranks[1]); });
+    rejected("in common", [](Plan& p) { p.stages[0].ranks = {Rank(0)}; });
+    rejected("in common", [](Plan& p) { p.stages[0].ranks.push_back(Rank(2)); });
+    rejected("has its own", [](Plan& p) { p.orders.resize(4); });
+    rejected("orders of 0 ranks", [](Plan& p) { p.schedule = ScheduleKind::kSynthesised; });
+    rejected("step", [](Plan& p) { p.microbatches = 5; });
+    rejected("peak memory", [](Plan& p) { p.stages[2].peak_memory -= Bytes(1000); });
+    rejected("step", [](Plan& p) { p.step = p.step * 0.999; });
+    rejected("bubble", [](Plan& p) { p.bubble += 0.01; });
+    rejected("support no more", [](Plan& p) { raise(p.certificate.lower_bound); });
+    rejected("need", [](Plan& p) {  // every stage by itself has enough
+      p.device_memory = std::ranges::max(p.stages, {}, &StagePlan::peak_memory).peak_memory + Bytes(1000);
+    });
+  }
+  const CheckedCase h1 = eight_atoms("zb-h1", 3, "full");
+  const auto parted = planned_by(h1, true);
+  REQUIRE(parted);
+  REQUIRE(verdict_on(h1, *parted).accepted());
+  Tampering{h1, *parted}("step", [](Plan& p) { p.schedule = ScheduleKind::kOneFOneB; });
+}
+
+TEST_CASE("tampered orders of a synthesised schedule are rejected, and so are orders that wait for each other",
+          "[check]") {
+  const CheckedCase c = eight_atoms("synth", 2, "full");
+  const auto plan = planned_by(c, true);
+  REQUIRE(plan);
+  REQUIRE(plan->schedule == ScheduleKind::kSynthesised);
+  REQUIRE(verdict_on(c, *plan).accepted());
+  const Tampering rejected{c, *plan};
+  rejected("orders of 3 ranks", [](Plan& p) { p.orders.pop_back(); });
+  rejected("leaves out", [](Plan& p) { p.orders[0].pop_back(); });
+  rejected("leaves out", [](Plan& p) { p.orders[3].clear(); });
+  rejected("once forward", [](Plan& p) { p.orders[0].push_back(p.orders[0].front()); });
+  rejected("once forward", [](Plan& p) { p.orders[0].push_back(p.orders[0].back()); });
+  rejected("once forward", [](Plan& p) { p.orders[0].erase(p.orders[0].begin()); });
+  rejected("once forward", [](Plan& p) { std::swap(p.orders[0].front(), p.orders[0].back()); });
+  rejected("once forward", [](Plan& p) { p.orders[0].front().kind = ActionKind::kSend; });
+  rejected("not to run", [](Plan& p) { p.orders[0][0].microbatch = p.microbatches; });
+  rejected("not to run", [](Plan& p) { p.orders[0][0].microbatch = -1; });
+  rejected("not to run", [](Plan& p) { p.orders[0][0].stage = StageId(77); });
+  rejected("not to run", [](Plan& p) { p.orders[0][0].stage = StageId::none(); });
+  rejected("leaves out", [](Plan& p) { ++p.microbatches; });
+  rejected("has its own", [](Plan& p) { p.schedule = ScheduleKind::kInterleaved; });
+  rejected("step", [](Plan& p) {
+    for (auto& turns : p.orders)
+      std::stable_partition(turns.begin(), turns.end(), [](Turn t) { return t.kind == ActionKind::kForward; });
+  });
+  rejected("peak memory", [](Plan& p) {  // one micro-batch after the other
+    for (auto& turns : p.orders) std::ranges::stable_sort(turns, {}, &Turn::microbatch);
+  });
+  const auto turn = [](ActionKind kind, int microbatch, int stage) { return Turn{kind, microbatch, StageId(stage)}; };
+  const auto f = [&](int m, int s) { return turn(ActionKind::kForward, m, s); };
+  const auto b = [&](int m, int s) { return turn(ActionKind::kBackward, m, s); };
+  const Plan runs = in_orders(c, {{f(0, 0), b(0, 0), f(1, 0), b(1, 0)}, {f(0, 1), b(0, 1), f(1, 1), b(1, 1)}});
+  CHECK(joined(verdict_on(c, runs).faults).find("wait for each other") == std::string::npos);
+  CHECK(verdict_on(c, runs).step > Seconds{});
+  const Plan waits = in_orders(c, {{f(0, 0), b(0, 0), f(1, 0), b(1, 0)}, {f(1, 1), b(1, 1), f(0, 1), b(0, 1)}});
+  const auto verdict = verdict_on(c, waits);
+  CAPTURE(joined(verdict.faults));
+  REQUIRE(verdict.faults.size() == 1);
+  CHECK(verdict.faults[0].find("wait for each other: rank 0 never gets what it needs for the backward of stage 0") !=
+        std::string::npos);
+}
+
+TEST_CASE("ZeRO changes nothing where no stage has replicas, tied parameters included", "[check]") {
+  CheckedCase c = eight_atoms("1f1b", 0, "none");
+  c.model.graph[NodeId(7)].parameters = {ParameterId(0)};
+  c.request.options.replicas = {1};
+  const auto plain = planned_by(c, true);
+  REQUIRE(plain);
+  REQUIRE(plain->stages[0].reduction > Seconds{});
+  for (const int level : {1, 2, 3}) {
+    c.request.options.zero = level;
+    auto plan = planned_by(c, true);
+    REQUIRE(plan);
+    CHECK(plan->zero == level);
+    CHECK(plan->step == plain->step);
+    CHECK(verdict_on(c, *plan).accepted());
+    plan->zero = 0;
+    CHECK(verdict_on(c, *plan).accepted());
+  }
+}
+
+TEST_CASE("the bound holds for schedules that put weight gradients off", "[check]") {
+  CheckedCase c{test::chain(4, 10, 4, 4), test::small_cluster(4), {.batch = 4}};  // nothing but starts of operators
+  for (auto& level : c.cluster.levels) level.link = {Seconds(0), BytesPerSecond(1e30)};
+  c.request.runtime = planner_capabilities();
+  c.request.options.stages = 4;
+  c.request.options.microbatches = 1;
+  c.request.options.schedule = "1f1b";
+  const auto whole = planned_by(c, true);
+  c.request.options.schedule = "zb-h1";
+  const auto parted = planned_by(c, true);
+  REQUIRE(whole);
+  REQUIRE(parted);
+  CHECK(parted->step < 0.8 * whole->step);
+  CHECK(parted->certificate.cases.front().kind == BoundKind::kPath);
+  CHECK(parted->certificate.gap >= 0);
+  CHECK(parted->certificate.gap < 0.01);  // the path is all there is
+  CHECK(verdict_on(c, *parted).accepted());
+  CHECK(whole->certificate.lower_bound == parted->certificate.lower_bound);
 }
 
 TEST_CASE("a worse plan passes, with its larger gap", "[check]") {
