@@ -13,10 +13,23 @@ namespace autopar::tool {
 namespace {
 
 BarKind kind_of(const Action& action) {
-  if (action.kind == ActionKind::kForward) return BarKind::kForward;
-  if (action.kind == ActionKind::kSend) return BarKind::kSend;
-  if (action.kind == ActionKind::kReceive) return BarKind::kReceive;
-  return action.kind == ActionKind::kReduce ? BarKind::kReduce : BarKind::kBackward;
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return BarKind::kForward;
+    case ActionKind::kSend:
+      return BarKind::kSend;
+    case ActionKind::kReceive:
+      return BarKind::kReceive;
+    case ActionKind::kReduce:
+      return BarKind::kReduce;
+    case ActionKind::kBackwardInput:
+      return BarKind::kBackwardInput;
+    case ActionKind::kBackwardWeight:
+      return BarKind::kBackwardWeight;
+    case ActionKind::kBackward:
+      break;
+  }
+  return BarKind::kBackward;
 }
 
 class CourseMaker {
@@ -29,7 +42,7 @@ class CourseMaker {
         sized_(make_pipeline(work_, staging_, ranks_of(plan), plan.world)),
         stage_costs_(work_, staging_, sized_, savings_of(plan)) {
     course_.busy.assign(static_cast<std::size_t>(plan.world), {});
-    course_.stage.assign(course_.busy.size(), -1);
+    course_.stages.resize(course_.busy.size());
     bars_.resize(course_.busy.size());
     ends_.resize(course_.busy.size());
   }
@@ -50,13 +63,6 @@ class CourseMaker {
   }
 
  private:
-  static std::vector<std::vector<Rank>> ranks_of(const Plan& plan) {
-    std::vector<std::vector<Rank>> ranks;
-    for (const auto& stage : plan.stages)
-      ranks.push_back(stage.ranks);
-    return ranks;
-  }
-
   void add(Phase phase) {
     Constraints constraints;
     constraints.world = plan_.world;
@@ -81,16 +87,23 @@ class CourseMaker {
     course_.step += timeline.step;
   }
 
+  /// A rank updates its stages one after the other.
   void add_updates() {
+    std::vector<Seconds> updating(ends_.size());
+    const bool gathers = plan_.zero == 1 || plan_.zero == 2;
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       const Seconds update = stage_costs_.update(StageId::of(s), plan_.optimizer_state_factor);
       for (const Rank rank : plan_.stages[s].ranks) {
         const std::size_t r = rank.index();
-        course_.stage[r] = static_cast<int>(s);
-        if (update > Seconds{})
-          bars_[r].push_back({BarKind::kUpdate, rank, -1, "optimizer's update", ends_[r], ends_[r] + update});
+        course_.stages[r].push_back(static_cast<int>(s));
+        const Seconds begin = ends_[r] + updating[r], end = ends_[r] + (updating[r] + update);
+        updating[r] += update;
+        if (update > Seconds{}) {
+          const std::string what = "optimizer's update of stage " + std::to_string(s);
+          bars_[r].push_back({BarKind::kUpdate, rank, -1, gathers ? what + ", gathered" : what, begin, end});
+        }
         course_.busy[r] += update;
-        course_.step = std::max(course_.step, ends_[r] + update);
+        course_.step = std::max(course_.step, end);
       }
     }
   }
@@ -114,6 +127,10 @@ std::string name_of(BarKind kind) {
       return "forward";
     case BarKind::kBackward:
       return "backward";
+    case BarKind::kBackwardInput:
+      return "backward-input";
+    case BarKind::kBackwardWeight:
+      return "backward-weight";
     case BarKind::kSend:
       return "send";
     case BarKind::kReceive:
@@ -124,6 +141,14 @@ std::string name_of(BarKind kind) {
       return "update";
   }
   return "unknown";
+}
+
+std::string stages_of(const StepCourse& course, Rank rank) {
+  const auto& stages = course.stages[rank.index()];
+  std::string text;
+  for (const int stage : stages)
+    text += (text.empty() ? "" : ", ") + std::to_string(stage);
+  return stages.empty() ? "idle" : (stages.size() == 1 ? "stage " : "stages ") + text;
 }
 
 StepCourse course_of(const Plan& plan, const ModelProfile& profile, const Cluster& cluster) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,23 @@
 
 namespace autopar::tool {
 
-enum class BarKind : std::uint8_t { kForward, kBackward, kSend, kReceive, kReduce, kUpdate };
+/// A backward in two parts is kBackwardInput and kBackwardWeight.
+enum class BarKind : std::uint8_t {
+  kForward,
+  kBackward,
+  kBackwardInput,
+  kBackwardWeight,
+  kSend,
+  kReceive,
+  kReduce,
+  kUpdate
+};
+
+/// Whether a rank can do nothing else of its kind meanwhile, as opposed to what travels beside it.
+[[nodiscard]] constexpr bool computes(BarKind kind) {
+  return kind != BarKind::kSend && kind != BarKind::kReceive && kind != BarKind::kReduce;
+}
+
 
 /// One thing that a rank does, in predicted time.
 struct Bar {
@@ -26,13 +43,15 @@ struct StepCourse {
   std::vector<Bar> bars;      ///< rank by rank, each in the order of its program
   Seconds step{};             ///< optimizer's update included
   std::vector<Seconds> busy;  ///< [rank] computing, update included
-  std::vector<int> stage;     ///< [rank], -1 = idle
+  std::vector<std::vector<int>> stages;  ///< [rank] that it runs, ascending; none = idle
 
   /// Share of the step in which a rank computes nothing.
   [[nodiscard]] double waiting(Rank rank) const { return step > Seconds{} ? 1 - busy[rank.index()] / step : 0; }
 };
 
 [[nodiscard]] std::string name_of(BarKind kind);
+/// "stage 1", "stages 0, 5" or "idle".
+[[nodiscard]] std::string stages_of(const StepCourse& course, Rank rank);
 
 /// @throws InvalidArgument unless plan, profile and cluster belong together
 [[nodiscard]] StepCourse course_of(const Plan& plan, const ModelProfile& profile, const Cluster& cluster);

@@ -44,6 +44,7 @@ class PlanDifferences {
     add("stages", first.stages.size(), second.stages.size());
     add("micro-batches", first.microbatches, second.microbatches);
     add("schedule", name_of(first.schedule), name_of(second.schedule));
+    add("ZeRO level", first.zero, second.zero);
     const std::size_t stages = std::max(first.stages.size(), second.stages.size());
     for (std::size_t s = 0; s < stages; ++s) {
       static const StagePlan none{};
@@ -55,6 +56,7 @@ class PlanDifferences {
     add("bound by", name_of(first.binding), name_of(second.binding));
     add("lower bound", first.certificate.lower_bound, second.certificate.lower_bound);
     add("gap", first.certificate.gap, second.certificate.gap);
+    if (first.orders != second.orders) found.push_back({"orders of ranks", "one order", "another"});
     if (found.empty() && first != second) found.push_back({"notes, runners-up or evidence", "one text", "another"});
   }
 
@@ -62,6 +64,13 @@ class PlanDifferences {
 
  private:
   static std::string detail_hash(const Plan& plan) { return std::to_string(plan.model); }
+  /// Atoms of each segment.
+  static std::string segments_of(const StagePlan& stage) {
+    std::string text;
+    for (const auto& segment : stage.recomputed)
+      text += (text.empty() ? "" : " | ") + as_ranges(segment);
+    return text;
+  }
   static std::string show(const std::string& value) { return value.empty() ? "none" : value; }
   static std::string show(Bytes value) { return readable(value) + " (" + std::to_string(value.value()) + " bytes)"; }
   static std::string show(Seconds value) { return readable(value); }
@@ -95,6 +104,7 @@ class PlanDifferences {
     add(name + ": operators", as_ranges(first.ops), as_ranges(second.ops));
     add(name + ": replicas", first.ranks.size(), second.ranks.size());
     add(name + ": ranks", as_ranges(first.ranks), as_ranges(second.ranks));
+    add(name + ": run again", segments_of(first), segments_of(second));
     add(name + ": parameters", first.parameter_bytes, second.parameter_bytes);
     add(name + ": forward", first.forward, second.forward);
     add(name + ": backward", first.backward, second.backward);

@@ -11,7 +11,9 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/plan/make_plan.hpp>
+#include <autopar/plan/memory.hpp>
 #include <autopar/plan/print.hpp>
+#include <autopar/plan/savings.hpp>
 #include <autopar/plan/staging.hpp>
 
 #include "commands.hpp"
@@ -38,13 +40,12 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   const StepCourse unhindered = course_of(plan, problem.profile, free_links);
   double busy = 0;
   int used = 0;
-  for (const auto& stage : plan.stages) {
-    for (const Rank rank : stage.ranks) {
-      busy += course.busy[rank.index()].value();
-      ++used;
-    }
-    out.memory = std::max(out.memory, stage.peak_memory / plan.device_memory);
+  for (std::size_t r = 0; r < course.busy.size(); ++r) {
+    busy += course.busy[r].value();
+    used += course.stages[r].empty() ? 0 : 1;
   }
+  const Bytes most = peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
+  out.memory = most / plan.device_memory;
   if (!(course.step > Seconds{})) return out;
   out.computing = busy / (used * course.step.value());
   out.links = std::min(1 - out.computing, std::max(0.0, 1 - unhindered.step / course.step));
@@ -161,6 +162,9 @@ void adopt(const Plan& plan, Problem& problem) {
   request.options.optimizer_state_factor = plan.optimizer_state_factor;
   request.options.device_memory = plan.device_memory;
   request.options.memory_margin = 0;
+  // Plans that the runtime cannot run yet are compared with their like.
+  const bool plain = plan.schedule == ScheduleKind::kGPipe || plan.schedule == ScheduleKind::kOneFOneB;
+  if (!plain || plan.zero > 0 || savings_of(plan).recomputes()) request.runtime = planner_capabilities();
 }
 
 }  // namespace

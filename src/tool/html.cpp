@@ -19,8 +19,10 @@ struct Look {
   BarKind kind;
   const char* colour;
 };
-constexpr std::array<Look, 6> kLooks{{{BarKind::kForward, "#4c8bd6"},
+constexpr std::array<Look, 8> kLooks{{{BarKind::kForward, "#4c8bd6"},
                                       {BarKind::kBackward, "#2f9e6e"},
+                                      {BarKind::kBackwardInput, "#1f7a8c"},
+                                      {BarKind::kBackwardWeight, "#7fb069"},
                                       {BarKind::kSend, "#e0a030"},
                                       {BarKind::kReceive, "#c9c24a"},
                                       {BarKind::kReduce, "#b45fc4"},
@@ -93,7 +95,7 @@ class Page {
       text_ += "<g><rect class=\"" + name_of(look.kind) + " legend\" x=\"" + number(x) +
                "\" y=\"8\" width=\"12\" height=\"12\"/><text x=\"" + number(x + 17) + "\" y=\"18\">" +
                name_of(look.kind) + "</text></g>\n";
-      x += 95;
+      x += 125;
     }
     text_ +=
         "<text x=\"" + number(kLeft + kWidth + 8) + "\" y=\"" + number(kTop - 8) + "\" class=\"share\">waits</text>\n";
@@ -115,25 +117,23 @@ class Page {
   }
 
   void add_labels(Rank rank) {
-    const int stage = course_.stage[rank.index()];
     const std::string y = number(y_of(rank) + 15);
     text_ += "<text x=\"8\" y=\"" + y + "\">rank " + std::to_string(rank.value()) +
-             (stage < 0 ? ", idle" : ", stage " + std::to_string(stage)) + "</text><text class=\"share\" x=\"" +
+             ", " + stages_of(course_, rank) + "</text><text class=\"share\" x=\"" +
              number(kLeft + kWidth + 8) + "\" y=\"" + y + "\">" + percent(course_.waiting(rank)) + "</text>\n";
   }
 
   void add_bar(const Bar& bar) {
     if (bar.end <= bar.begin) return;
-    const bool computes =
-        bar.kind == BarKind::kForward || bar.kind == BarKind::kBackward || bar.kind == BarKind::kUpdate;
-    const double y = y_of(bar.rank) + (computes ? 2 : 2 + kComputeHeight);
+    const bool wide = computes(bar.kind);
+    const double y = y_of(bar.rank) + (wide ? 2 : 2 + kComputeHeight);
     const double left = x_of(bar.begin);
     text_ += "<rect class=\"" + name_of(bar.kind) + "\" x=\"" + number(left) + "\" y=\"" + number(y) + "\" width=\"" +
-             number(x_of(bar.end) - left) + "\" height=\"" + number(computes ? kComputeHeight : kWireHeight) +
+             number(x_of(bar.end) - left) + "\" height=\"" + number(wide ? kComputeHeight : kWireHeight) +
              "\"><title>" + escaped(bar.what) + "\n" + readable(bar.begin) + " to " + readable(bar.end) + ", " +
              readable(bar.end - bar.begin) + "</title></rect>";
     const double width = x_of(bar.end) - left;
-    if (computes && bar.microbatch >= 0 && width >= kNumberWidth) {
+    if (wide && bar.microbatch >= 0 && width >= kNumberWidth) {
       text_ += "<text class=\"number\" text-anchor=\"middle\" x=\"" + number(left + width / 2) + "\" y=\"" +
                number(y + 13) + "\">" + std::to_string(bar.microbatch) + "</text>";
     }

@@ -21,9 +21,7 @@ namespace {
 std::vector<TraceEvent> events_of(const StepCourse& course) {
   std::vector<TraceEvent> events;
   for (const Bar& bar : course.bars) {
-    const bool computes =
-        bar.kind == BarKind::kForward || bar.kind == BarKind::kBackward || bar.kind == BarKind::kUpdate;
-    const std::string lane = computes ? "compute" : bar.kind == BarKind::kReduce ? "gradient sums" : name_of(bar.kind);
+    const std::string lane = computes(bar.kind) ? "compute" : bar.kind == BarKind::kReduce ? "gradient sums" : name_of(bar.kind);
     events.push_back({bar.rank, lane, bar.what, bar.begin, bar.end});
   }
   return events;
@@ -38,7 +36,7 @@ void print_json(const StepCourse& course, std::ostream& out) {
   nlohmann::ordered_json ranks = nlohmann::ordered_json::array();
   for (std::size_t r = 0; r < course.busy.size(); ++r) {
     ranks.push_back({{"rank", r},
-                     {"stage", course.stage[r]},
+                     {"stages", course.stages[r]},
                      {"busy_s", course.busy[r].value()},
                      {"waiting", course.waiting(Rank::of(r))}});
   }
@@ -47,10 +45,10 @@ void print_json(const StepCourse& course, std::ostream& out) {
 
 void print_table(const Plan& plan, const StepCourse& course, std::ostream& out) {
   out << title_of(plan, course) << '\n';
-  std::vector<std::vector<std::string>> rows{{"rank", "stage", "computes", "waits"}};
+  std::vector<std::vector<std::string>> rows{{"rank", "runs", "computes", "waits"}};
   for (std::size_t r = 0; r < course.busy.size(); ++r) {
-    rows.push_back({std::to_string(r), course.stage[r] < 0 ? "idle" : std::to_string(course.stage[r]),
-                    readable(course.busy[r]), percent(course.waiting(Rank::of(r)))});
+    rows.push_back({std::to_string(r), stages_of(course, Rank::of(r)), readable(course.busy[r]),
+                    percent(course.waiting(Rank::of(r)))});
   }
   out << detail::aligned(rows);
 }

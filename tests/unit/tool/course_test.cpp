@@ -4,13 +4,16 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include <autopar/io/plan_file.hpp>
+#include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/planner.hpp>
+#include <autopar/plan/print.hpp>
 
 #include "html.hpp"
 #include "tool_run.hpp"
@@ -79,6 +82,60 @@ TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
   CHECK(compared == 120);
 }
 
+TEST_CASE("so is the course of a plan whose ranks run several stages, whose backwards are parted, that saves memory",
+          "[tool]") {
+  std::map<std::string, int> met;
+  for (int seed = 0; seed < 90; ++seed) {
+    Dice dice(static_cast<std::uint64_t>(seed) + 9000);
+    ModelProfile model = test::random_model(dice, 10);
+    const auto mixes = [&](NodeId n) { return model.graph[n].whole_batch || model.graph[n].totals > Bytes(0); };
+    if (std::ranges::any_of(model.graph.nodes(), mixes)) continue;
+    model.loss_mode = true;
+    model.outputs[0].bytes = {0, 8};
+    const Cluster cluster = test::small_cluster(dice(2, 5), Bytes(64 << 20));
+    PlanRequest request;
+    request.batch = dice(1, 30);
+    request.runtime = planner_capabilities();
+    request.options.zero = dice(0, 3);
+    request.options.recompute = dice.chance(50) ? "full" : "none";
+    request.options.schedule = request.runtime.schedules[static_cast<std::size_t>(dice(2, 5))];
+    std::optional<Plan> plan;
+    try {
+      plan = Planner<ChunkedStaging>{}.plan(model, cluster, request);
+    } catch (const InfeasiblePlan&) {  // fewer operators than the schedule has stages
+      continue;
+    }
+    const auto course = tool::course_of(*plan, model, cluster);
+    CAPTURE(seed, to_text(*plan));
+    REQUIRE(course.step == plan->step);
+    std::map<tool::BarKind, int> kinds;
+    std::vector<Seconds> busy(course.busy.size()), free_at(busy);
+    for (const auto& bar : course.bars) {
+      ++kinds[bar.kind];
+      if (!tool::computes(bar.kind)) continue;
+      REQUIRE(bar.begin >= free_at[bar.rank.index()] - Seconds(1e-15));  // a rank does one thing at a time
+      free_at[bar.rank.index()] = bar.end;
+      busy[bar.rank.index()] += bar.end - bar.begin;
+    }
+    double waiting = 0;
+    int used = 0;
+    for (std::size_t r = 0; r < busy.size(); ++r) {
+      CHECK(busy[r].value() == Approx(course.busy[r].value()));
+      if (course.stages[r].empty()) continue;
+      ++used;
+      waiting += course.waiting(Rank::of(r));
+      if (course.stages[r].size() > 1) ++met["several stages"];
+    }
+    CHECK(waiting / used == Approx(plan->bubble).margin(1e-12));
+    CHECK(kinds[tool::BarKind::kBackwardInput] == kinds[tool::BarKind::kBackwardWeight]);
+    if (kinds[tool::BarKind::kBackwardInput] > 0) ++met["parted"];
+    ++met[name_of(plan->schedule)];
+  }
+  CHECK(met["several stages"] > 50);
+  CHECK(met["parted"] > 20);
+  for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) CHECK(met[schedule] > 5);
+}
+
 TEST_CASE("the timeline page is whole in itself and its bars stand where the step has them", "[tool]") {
   const ToolFolder folder("tool_html");
   REQUIRE(
@@ -137,11 +194,72 @@ TEST_CASE("the timeline page is whole in itself and its bars stand where the ste
   CHECK(trace.at("traceEvents").size() >= bars.size());
 }
 
+TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explained", "[tool]") {
+  const ToolFolder folder("tool_all");
+  for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) {
+    CAPTURE(schedule);
+    REQUIRE(folder
+                .plan({"--all", "--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4", "--schedule",
+                       schedule, "--zero", "2", "--recompute", "full", "--out", folder.at("plan.json")})
+                .status == 0);
+    const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
+    const auto with = [&](std::vector<std::string> arguments) {
+      arguments.insert(arguments.begin() + 1, files.begin(), files.end());
+      return run_tool(arguments);
+    };
+    const auto checked = with({"check"});
+    CAPTURE(checked.out, checked.err);
+    CHECK(checked.status == 0);
+    const auto drawn = with({"simulate", "--html", folder.at("t.html"), "--trace", folder.at("t.json")});
+    CAPTURE(drawn.err);
+    REQUIRE(drawn.status == 0);
+    const Plan plan = read_plan(folder.at("plan.json"));
+    const auto course = tool::course_of(plan, folder.model, folder.cluster);
+    const std::string html = folder.text("t.html");
+    std::map<std::string, int> kinds;
+    for (const auto& bar : drawn_bars(html)) ++kinds[bar.kind];
+    const auto stages_of_rank = static_cast<int>(course.stages[0].size());
+    CHECK(kinds["forward"] == 4 * 4 * stages_of_rank);  // 4 micro-batches on 4 ranks
+    CHECK(kinds["backward"] + kinds["backward-input"] == kinds["forward"]);
+    CHECK(kinds["backward-input"] == kinds["backward-weight"]);
+    CHECK((kinds["backward-weight"] > 0) == (schedule != "interleaved"));
+    CHECK(kinds["update"] == 4 * stages_of_rank);
+    const bool several = schedule == "interleaved" || schedule == "zb-v";
+    if (several) CHECK(stages_of_rank > 1);
+    if (several) CHECK_THAT(drawn.out, Catch::Matchers::Contains("stages 0, "));
+    if (several) CHECK(html.find("rank 0, stages 0, ") != std::string::npos);
+    const auto json = nlohmann::json::parse(with({"simulate", "--json"}).out);
+    CHECK(json.at("ranks").at(0).at("stages").size() == course.stages[0].size());
+    const auto explained = with({"explain", "--json"});
+    CAPTURE(explained.err);
+    REQUIRE(explained.status == 0);
+    const auto parts = nlohmann::json::parse(explained.out);
+    CHECK(parts.at("computing").get<double>() == Approx(1 - plan.bubble));
+    Bytes most{};
+    for (int r = 0; r < 4; ++r) {
+      Bytes held{};
+      for (const int s : course.stages[static_cast<std::size_t>(r)]) held += plan.stages[static_cast<std::size_t>(s)].peak_memory;
+      most = std::max(most, held);
+    }
+    CHECK(parts.at("memory").get<double>() == Approx(most / plan.device_memory));
+    for (const auto& change : parts.at("what_if"))  // of what this plan may use, not of what the runtime can run
+      CHECK(change.at("speed_up").get<double>() >= 1 - 1e-9);
+    Plan other = plan;
+    other.zero = 1;
+    other.stages[0].recomputed.pop_back();
+    write_plan(folder.at("other.json"), other);
+    const auto differs = run_tool({"diff", folder.at("plan.json"), folder.at("other.json")});
+    CHECK(differs.status == 1);
+    CHECK_THAT(differs.out, Catch::Matchers::Contains("ZeRO level: 2 -> 1") && Catch::Matchers::Contains("stage 0: run again"));
+    CHECK(run_tool({"check", folder.at("other.json"), files[1], files[2]}).status == 1);
+  }
+}
+
 TEST_CASE("names in a page cannot break out of it", "[tool]") {
   tool::StepCourse course;
   course.step = Seconds(1);
   course.busy = {Seconds(0.5)};
-  course.stage = {0};
+  course.stages = {{0}};
   course.bars = {{tool::BarKind::kForward, Rank(0), 0, "<script>\"&", Seconds(0), Seconds(0.5)}};
   const std::string html = tool::to_html(course, "</title><b>");
   CHECK(html.find("<script>") == std::string::npos);
