@@ -35,6 +35,8 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/io/plan_file.hpp>
 
 #include "cases.hpp"
 #include "models.hpp"

@@ -86,15 +86,15 @@ struct EncoderLayerImpl : nn::Module {
   nn::Linear qkv, joined, up, down;
   nn::LayerNorm before, between;
 
-  EncoderLayerImpl(int width, int heads)
-      : width(width),
-        heads(heads),
-        qkv(width, 3 * width),
-        joined(width, width),
-        up(width, 4 * width),
-        down(4 * width, width),
-        before(nn::LayerNormOptions({width})),
-        between(nn::LayerNormOptions({width})) {
+  EncoderLayerImpl(int features, int parts)
+      : width(features),
+        heads(parts),
+        qkv(features, 3 * features),
+        joined(features, features),
+        up(features, 4 * features),
+        down(4 * features, features),
+        before(nn::LayerNormOptions({features})),
+        between(nn::LayerNormOptions({features})) {
     register_module("before", before);
     register_module("qkv", qkv);
     register_module("joined", joined);

@@ -15,7 +15,7 @@ namespace {
 using detail::Json;
 using detail::JsonReader;
 
-constexpr std::int64_t kCostFormat = 1;
+constexpr std::int64_t kCostFormat = 2;  // 2: updates
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
@@ -68,10 +68,18 @@ void read_links(JsonReader links, MeasuredLinks& out) {
   links.finish();
 }
 
+void read_updates(JsonReader& reader, MeasuredCosts& out) {
+  constexpr std::int64_t kMostState = 1000;
+  reader.each("updates", [&](JsonReader& row) {
+    const auto factor = static_cast<int>(row.whole("state_factor", 0, kMostState));
+    if (!out.updates.emplace(factor, read_line(row, "seconds")).second) row.fail("state_factor", "is there twice");
+  });
+}
+
 }  // namespace
 
 std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
-  Json atoms = Json::array(), messages = Json::array(), all_reduces = Json::array();
+  Json atoms = Json::array(), messages = Json::array(), all_reduces = Json::array(), updates = Json::array();
   for (const auto& [structure, atom] : costs.atoms) {
     atoms.push_back({{"structure", detail::hash_text(structure)},
                      {"forward", line_json(atom.forward)},
@@ -85,17 +93,24 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
   for (const auto& [group, line] : costs.links.all_reduces) {
     all_reduces.push_back({{"class", group.first}, {"ranks", group.second}, {"seconds", line_json(line)}});
   }
+  for (const auto& [factor, line] : costs.updates) {
+    updates.push_back({{"state_factor", factor}, {"seconds", line_json(line)}});
+  }
   Json root{{"version", kCostFormat},
             {"device", origin.device},
             {"libtorch", origin.libtorch},
             {"autopar", origin.autopar},
             {"atoms", std::move(atoms)},
-            {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}}};
+            {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}},
+            {"updates", std::move(updates)}};
   root["checksum"] = cost_checksum(root);
   return root.dump() + "\n";
 }
 
-MeasuredCosts parse_costs(std::string_view json, const std::string& file, const CostOrigin& expected) {
+namespace {
+
+/// @param expected  nullptr = any
+CostFile parse(std::string_view json, const std::string& file, const CostOrigin* expected) {
   const Json root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
   const auto version = reader.whole("version", 0, std::numeric_limits<std::int32_t>::max());
@@ -103,9 +118,12 @@ MeasuredCosts parse_costs(std::string_view json, const std::string& file, const 
     reader.fail("version", "the costs have format " + std::to_string(version) + ", this autopar reads " +
                                std::to_string(kCostFormat) + "; measure again");
   }
-  require_equal(reader, "device", expected.device);
-  require_equal(reader, "libtorch", expected.libtorch);
-  require_equal(reader, "autopar", expected.autopar);
+  const CostOrigin origin{reader.text("device"), reader.text("libtorch"), reader.text("autopar")};
+  if (expected) {
+    require_equal(reader, "device", expected->device);
+    require_equal(reader, "libtorch", expected->libtorch);
+    require_equal(reader, "autopar", expected->autopar);
+  }
   if (reader.text("checksum") != cost_checksum(root)) reader.fail("checksum", "the costs were altered; measure again");
 
   MeasuredCosts costs;
@@ -116,9 +134,18 @@ MeasuredCosts parse_costs(std::string_view json, const std::string& file, const 
     if (!costs.atoms.emplace(structure, std::move(atom)).second) row.fail("structure", "is there twice");
   });
   read_links(reader.object("links"), costs.links);
+  read_updates(reader, costs);
   reader.finish();
-  return costs;
+  return {origin, std::move(costs)};
 }
+
+}  // namespace
+
+MeasuredCosts parse_costs(std::string_view json, const std::string& file, const CostOrigin& expected) {
+  return parse(json, file, &expected).costs;
+}
+CostFile parse_costs(std::string_view json, const std::string& file) { return parse(json, file, nullptr); }
+CostFile read_costs(const std::filesystem::path& path) { return parse_costs(read_text_file(path), path.string()); }
 
 MeasuredCosts read_costs(const std::filesystem::path& path, const CostOrigin& expected) {
   return parse_costs(read_text_file(path), path.string(), expected);

@@ -26,12 +26,14 @@ struct CheckArguments {
   std::string cluster;  ///< empty: `profile` is an instance of benchmarks/plan_quality, and `plan` its plan
   double devices = 0, memory = 0, bandwidth = 0;  ///< of an instance; 0 = as its file says
   double lower_bound = 0;                         ///< of an instance, claimed
+  std::string costs;                              ///< measured ones; empty = from peak rates
   bool json = false;
 };
 int check_command(const CheckArguments& arguments, std::ostream& out);
 
 struct SimulateArguments {
   std::string plan, profile, cluster;
+  std::string costs;  ///< measured ones; empty = from peak rates
   std::string trace, html;
   bool json = false;
 };

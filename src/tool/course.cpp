@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <autopar/core/error.hpp>
-#include <autopar/cost/roofline.hpp>
 #include <autopar/plan/check/shape.hpp>
 #include <autopar/plan/make_plan.hpp>
 #include <autopar/plan/objective.hpp>
@@ -34,9 +33,9 @@ BarKind kind_of(const Action& action) {
 
 class CourseMaker {
  public:
-  CourseMaker(const Plan& plan, const ModelProfile& profile, const Cluster& cluster)
+  CourseMaker(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs)
       : plan_(plan),
-        costs_(cluster),
+        costs_(costs),
         work_(make_workload(profile, costs_)),
         staging_(staging_of(plan, profile.graph.node_count())),
         sized_(make_pipeline(work_, staging_, ranks_of(plan), plan.world)),
@@ -109,7 +108,7 @@ class CourseMaker {
   }
 
   const Plan& plan_;
-  RooflineCost costs_;
+  const ProfiledCost& costs_;
   Workload work_;
   Staging staging_;
   SizedPipeline sized_;
@@ -151,10 +150,10 @@ std::string stages_of(const StepCourse& course, Rank rank) {
   return stages.empty() ? "idle" : (stages.size() == 1 ? "stage " : "stages ") + text;
 }
 
-StepCourse course_of(const Plan& plan, const ModelProfile& profile, const Cluster& cluster) {
+StepCourse course_of(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs) {
   const auto fault = detail::fault_in_shape(profile, plan);
   if (!fault.empty()) throw InvalidArgument("the plan does not divide this model: " + fault);
-  return CourseMaker(plan, profile, cluster).make();
+  return CourseMaker(plan, profile, costs).make();
 }
 
 }  // namespace autopar::tool

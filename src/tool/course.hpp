@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include <autopar/core/cluster.hpp>
 #include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/profiled.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/schedule/action.hpp>
 
@@ -27,7 +27,6 @@ enum class BarKind : std::uint8_t {
 [[nodiscard]] constexpr bool computes(BarKind kind) {
   return kind != BarKind::kSend && kind != BarKind::kReceive && kind != BarKind::kReduce;
 }
-
 
 /// One thing that a rank does, in predicted time.
 struct Bar {
@@ -54,6 +53,6 @@ struct StepCourse {
 [[nodiscard]] std::string stages_of(const StepCourse& course, Rank rank);
 
 /// @throws InvalidArgument unless plan, profile and cluster belong together
-[[nodiscard]] StepCourse course_of(const Plan& plan, const ModelProfile& profile, const Cluster& cluster);
+[[nodiscard]] StepCourse course_of(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs);
 
 }  // namespace autopar::tool

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/cost/profiled.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
@@ -33,11 +34,12 @@ struct Breakdown {
 
 Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   Breakdown out;
-  const StepCourse course = course_of(plan, problem.profile, problem.cluster);
-  Cluster free_links = problem.cluster;
-  for (auto& level : free_links.levels)
+  const StepCourse course = course_of(plan, problem.profile, ProfiledCost(problem.cluster, problem.measured));
+  Problem free_links = problem;
+  for (auto& level : free_links.cluster.levels)
     level.link = {Seconds{}, BytesPerSecond(1e30)};
-  const StepCourse unhindered = course_of(plan, problem.profile, free_links);
+  free_links.measured.links = {};
+  const StepCourse unhindered = course_of(plan, problem.profile, ProfiledCost(free_links.cluster, free_links.measured));
   double busy = 0;
   int used = 0;
   for (std::size_t r = 0; r < course.busy.size(); ++r) {
@@ -92,6 +94,12 @@ std::vector<WhatIf> changes_of(const Problem& problem) {
       level.link.bandwidth *= 1.1;
       level.link.latency *= 1 / 1.1;
     }
+    const auto faster = [](FittedLine& line) {
+      line.intercept /= 1.1;
+      line.slope /= 1.1;
+    };
+    for (auto& [link, line] : p.measured.links.messages) faster(line);
+    for (auto& [group, line] : p.measured.links.all_reduces) faster(line);
   }));
   return out;
 }

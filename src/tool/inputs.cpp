@@ -7,6 +7,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/io/cluster_file.hpp>
+#include <autopar/io/cost_file.hpp>
 #include <autopar/io/config.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/profile_file.hpp>
@@ -160,10 +161,13 @@ void require_sane_sizes(const ModelProfile& profile, std::int64_t world, std::in
   }
 }
 
+MeasuredCosts load_costs(const std::string& path) { return path.empty() ? MeasuredCosts{} : read_costs(path).costs; }
+
 Problem load_problem(const ProblemArguments& arguments) {
   Problem problem;
   problem.profile = load_profile(arguments.profile);
   problem.cluster = read_cluster(arguments.cluster);
+  problem.measured = load_costs(arguments.costs);
   if (arguments.devices < 0 || arguments.devices > kMostRanks) {
     throw InvalidArgument("--devices " + std::to_string(arguments.devices) + " is not within 1 to " +
                           std::to_string(kMostRanks));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <autopar/core/cluster.hpp>
+#include <autopar/cost/measured.hpp>
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
@@ -14,6 +15,7 @@ namespace autopar::tool {
 /// What a command plans, as it was asked for.
 struct ProblemArguments {
   std::string profile, cluster;
+  std::string costs;                  ///< measured ones; empty = from peak rates
   std::string options_file;           ///< autopar.toml; empty = none
   std::vector<std::string> settings;  ///< key=value, over the file
   std::int64_t devices = 0;           ///< make the cluster so large; 0 = as its file says
@@ -28,8 +30,12 @@ struct Problem {
   ModelProfile profile;
   Cluster cluster;
   PlanRequest request;
+  MeasuredCosts measured;  ///< empty = from peak rates
   std::vector<std::string> notes;
 };
+
+/// Nothing for an empty path. @throws ConfigError if the file is damaged or of another version
+[[nodiscard]] MeasuredCosts load_costs(const std::string& path);
 
 /// @throws Error with the file and what is wrong in it, or the options that contradict each other or the world
 [[nodiscard]] Problem load_problem(const ProblemArguments& arguments);

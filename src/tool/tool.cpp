@@ -25,6 +25,10 @@ std::string one_line(std::string text) {
   return text;
 }
 
+void add_costs(CLI::App& command, std::string& costs) {
+  command.add_option("--costs", costs, "JSON, written by cost_file of a training program: operators and links as measured");
+}
+
 /// Options that become settings of `ap::Options`; checked and named by the same code as autopar.toml.
 void add_settings(CLI::App& command, ProblemArguments& problem) {
   const std::vector<std::pair<std::string, std::string>> keys{
@@ -57,6 +61,7 @@ void add_settings(CLI::App& command, ProblemArguments& problem) {
   command.add_option("--devices", problem.devices, "a cluster of so many of these devices")->check(CLI::PositiveNumber);
   command.add_option("--batch", problem.batch, "samples of a step, all ranks together; default: 32 a rank")
       ->check(CLI::PositiveNumber);
+  add_costs(command, problem.costs);
   command.add_flag("--all", problem.all, "also plans that this version's runtime cannot run yet");
 }
 
@@ -96,6 +101,7 @@ void add_check(CLI::App& app, CheckArguments& arguments) {
   command.add_option("PROFILE", arguments.profile, "JSON; or, without CLUSTER, an instance of benchmarks/plan_quality")
       ->required();
   command.add_option("CLUSTER", arguments.cluster, "TOML");
+  add_costs(command, arguments.costs);
   command.add_option("--devices", arguments.devices, "of an instance")->check(CLI::Range(1, 1 << 30));
   command.add_option("--memory", arguments.memory, "of an instance, bytes")->check(CLI::PositiveNumber);
   command.add_option("--bandwidth", arguments.bandwidth, "of an instance, bytes/s")->check(CLI::PositiveNumber);
@@ -109,6 +115,7 @@ void add_simulate(CLI::App& app, SimulateArguments& arguments) {
   command.add_option("PLAN", arguments.plan, "JSON")->required();
   command.add_option("PROFILE", arguments.profile, "JSON")->required();
   command.add_option("CLUSTER", arguments.cluster, "TOML")->required();
+  add_costs(command, arguments.costs);
   command.add_option("--trace", arguments.trace, "write a Chrome trace there (chrome://tracing, Perfetto)");
   command.add_option("--html", arguments.html, "write a page with the timeline there; it needs no network");
   command.add_flag("--json", arguments.json, "print JSON");

@@ -37,8 +37,12 @@ struct MeasuredLinks {
 struct MeasuredCosts {
   std::map<std::uint64_t, MeasuredAtom> atoms;  ///< by OpProfile::structure
   MeasuredLinks links;
+  /// An optimizer's step on one tensor, in seconds by its bytes; by optimizer state bytes / parameter bytes.
+  std::map<int, FittedLine> updates;
 
-  [[nodiscard]] bool empty() const { return atoms.empty() && links.messages.empty() && links.all_reduces.empty(); }
+  [[nodiscard]] bool empty() const {
+    return atoms.empty() && links.messages.empty() && links.all_reduces.empty() && updates.empty();
+  }
   friend bool operator==(const MeasuredCosts&, const MeasuredCosts&) = default;
 };
 

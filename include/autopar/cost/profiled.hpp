@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <autopar/core/cluster.hpp>
+#include <autopar/core/error.hpp>
 #include <autopar/cost/concepts.hpp>
 #include <autopar/cost/links.hpp>
 #include <autopar/cost/measured.hpp>
@@ -24,8 +25,11 @@ namespace autopar {
 /// not measured take the measurement of the nearest number in the same class of links, scaled as a ring.
 class ProfiledCost {
  public:
-  ProfiledCost(Cluster cluster, MeasuredCosts measured)
-      : roofline_(std::move(cluster)), measured_(std::move(measured)) {}
+  /// @param tensor  mean size of a trained tensor: optimizers go from one to the next
+  ProfiledCost(Cluster cluster, MeasuredCosts measured, Bytes tensor = Bytes(1 << 20))
+      : roofline_(std::move(cluster)), measured_(std::move(measured)), tensor_(tensor) {
+    expect(tensor > Bytes(0), "the mean size of a trained tensor must be positive");
+  }
 
   [[nodiscard]] NodeCost node(const ModelGraph& graph, NodeId id, double samples) const {
     NodeCost cost = roofline_.node(graph, id, samples);
@@ -33,7 +37,10 @@ class ProfiledCost {
     if (found == measured_.atoms.end()) return cost;
     const MeasuredAtom& atom = found->second;
     cost.forward = Seconds(atom.forward.at(samples));
+    // Backwards are measured whole: the part that can be put off stays the same share of them.
+    const double put_off = cost.backward > Seconds{} ? cost.backward_weight / cost.backward : 0;
     cost.backward = Seconds(atom.backward.at(samples));
+    cost.backward_weight = cost.backward * put_off;
     if (atom.saved) cost.saved = whole_bytes(*atom.saved, samples);
     if (atom.workspace) cost.workspace = whole_bytes(*atom.workspace, samples);
     return cost;
@@ -78,8 +85,14 @@ class ProfiledCost {
     });
   }
 
+  /// That of the measured optimizer with the nearest state, tensor by tensor.
   [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {
-    return roofline_.update(parameters, state_factor);
+    const auto& updates = measured_.updates;
+    if (updates.empty()) return roofline_.update(parameters, state_factor);
+    const auto nearest = std::min_element(updates.begin(), updates.end(), [&](const auto& a, const auto& b) {
+      return std::abs(a.first - state_factor) < std::abs(b.first - state_factor);
+    });
+    return seconds(nearest->second, tensor_) * (static_cast<double>(parameters.value()) / static_cast<double>(tensor_.value()));
   }
 
   [[nodiscard]] const Cluster& cluster() const { return roofline_.cluster(); }
@@ -123,6 +136,7 @@ class ProfiledCost {
 
   RooflineCost roofline_;
   MeasuredCosts measured_;
+  Bytes tensor_;
 };
 
 static_assert(CostModel<ProfiledCost, ModelGraph>);

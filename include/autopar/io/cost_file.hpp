@@ -24,6 +24,14 @@ struct CostOrigin {
 ///         that is damaged: truncated, altered (checksum), with unknown members, or with numbers that are no costs
 [[nodiscard]] MeasuredCosts parse_costs(std::string_view json, const std::string& file, const CostOrigin& expected);
 [[nodiscard]] MeasuredCosts read_costs(const std::filesystem::path& path, const CostOrigin& expected);
+/// Measurements with where they come from, for somebody who plans elsewhere.
+struct CostFile {
+  CostOrigin origin;
+  MeasuredCosts costs;
+};
+/// @throws ConfigError as `parse_costs`, but takes measurements of any device and library
+[[nodiscard]] CostFile parse_costs(std::string_view json, const std::string& file);
+[[nodiscard]] CostFile read_costs(const std::filesystem::path& path);
 /// Replaces the file at once: a reader sees the old cache or the new one.
 void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin);
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -48,6 +49,10 @@ struct MeasureOptions {
 /// beyond the level further in, and over 2, 4, 8, … and all ranks of the level. The levels are those that rank 0 gives.
 /// Collective.
 [[nodiscard]] MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& cluster, c10::Device device);
+
+/// Measures the steps of optimizers without state (SGD), with one (SGD with momentum) and two (Adam) numbers a parameter, on
+/// tensors of their own, on all ranks at once, as in training. @return rank 0's. Collective.
+[[nodiscard]] std::map<int, FittedLine> measure_updates(World& world, c10::Device device);
 
 /// What measurements on this rank's device hold for.
 [[nodiscard]] CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device device);

@@ -43,6 +43,7 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
     links.all_reduces.merge(costs.links.all_reduces);
     costs.links = std::move(links);
   }
+  if (costs.updates.empty()) costs.updates = measure_updates(world_, device_);
   together(world_, "writing measured costs", [&] {
     if (world_.rank() != 0 || options_.cost_file.empty() || costs == known) return;
     write_costs(options_.cost_file, costs, origin);

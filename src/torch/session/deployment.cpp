@@ -67,6 +67,16 @@ void set_log_levels(Log& log, const std::string& levels) {
   }
 }
 
+Bytes mean_trained_tensor(const ModelProfile& profile) {
+  std::int64_t bytes = 0, count = 0;
+  for (const auto& parameter : profile.parameters) {
+    if (!parameter.trainable) continue;
+    bytes += parameter.bytes.value();
+    ++count;
+  }
+  return Bytes(std::max<std::int64_t>(1, count == 0 ? 0 : bytes / count));
+}
+
 /// How many dotted parts two names have in common at their start.
 std::size_t common_parts(const std::string& a, const std::string& b) {
   std::size_t parts = 0;
@@ -290,7 +300,8 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   request.world = elsewhere ? cluster.devices : world_.size();
   request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
-  auto plan = planner_(profile.model, ProfiledCost(cluster, std::move(costs)), cluster, request);
+  const ProfiledCost model_costs(cluster, std::move(costs), mean_trained_tensor(profile.model));
+  auto plan = planner_(profile.model, model_costs, cluster, request);
   note_batch_statistics(plan, program.plan, request.batch);
   if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
   return plan;

@@ -81,6 +81,18 @@ TEST_CASE("equal atoms take one measurement, others the roofline") {
   CHECK(at(2) == roofline.node(model.graph, NodeId(2), 4));
 }
 
+TEST_CASE("of a backward that is measured, the same share as of the roofline's can be put off") {
+  auto model = chain(2, 2);
+  model.parameters = {{"weight", Bytes(400), true, 100}};
+  model.graph[NodeId(0)].parameters = {ParameterId(0)};
+  for (const double scale : {1e-6, 1.0, 1e6}) {
+    const ProfiledCost cost(test::two_nodes_of_four(), sample_costs(scale));
+    const auto node = cost.node(model.graph, NodeId(0), 4);
+    CHECK(node.backward_weight.value() == Approx(0.5 * node.backward.value()));
+    CHECK(make_workload(model, cost).node_costs(4).size() == 2);  // which refuses a part that is more than the whole
+  }
+}
+
 TEST_CASE("repeated layers are measured once") {
   const auto model = chain(96, 4);
   CHECK(atoms_to_measure(model.graph) == std::vector<NodeId>{NodeId(0), NodeId(1), NodeId(2), NodeId(3)});
@@ -113,6 +125,21 @@ TEST_CASE("a set of nodes costs the sum of its nodes, whoever sums") {
     CHECK(coarse_backward.value() == Approx(fine_backward.value()).epsilon(1e-13));
     CHECK(coarse_saved == fine_saved);
   }
+}
+
+TEST_CASE("an update costs what the optimizer with the nearest state took, tensor by tensor") {
+  MeasuredCosts costs;
+  costs.updates[0] = {1e-9, 2e-6, 0};
+  costs.updates[2] = {4e-9, 6e-6, 0};
+  const ProfiledCost cost(test::two_nodes_of_four(), costs, Bytes(1000));
+  CHECK(cost.update(Bytes(10'000), 0).value() == Approx(10 * (2e-6 + 1000 * 1e-9)));
+  CHECK(cost.update(Bytes(10'000), 0.9).value() == Approx(10 * (2e-6 + 1000 * 1e-9)));
+  CHECK(cost.update(Bytes(10'000), 2).value() == Approx(10 * (6e-6 + 1000 * 4e-9)));
+  CHECK(cost.update(Bytes(500), 7).value() == Approx(0.5 * (6e-6 + 1000 * 4e-9)));
+  CHECK(cost.update(Bytes(0), 2) == Seconds(0));
+  const auto nothing = ProfiledCost(test::two_nodes_of_four(), {});
+  CHECK(nothing.update(Bytes(10'000), 2) == RooflineCost(test::two_nodes_of_four()).update(Bytes(10'000), 2));
+  CHECK_THROWS_AS(ProfiledCost(test::two_nodes_of_four(), costs, Bytes(0)), InvalidArgument);
 }
 
 TEST_CASE("scaling all measured times scales the costs, and nothing else") {

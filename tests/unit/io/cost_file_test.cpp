@@ -25,6 +25,8 @@ MeasuredCosts sample_costs() {
   costs.links.messages[2] = {1e-10, 2e-6, 0.1};
   costs.links.all_reduces[{2, 2}] = {3e-10, 5e-6, 0.2};
   costs.links.all_reduces[{8, 4}] = {3e-9, 5e-5, 0.2};
+  costs.updates[0] = {4e-10, 1e-6, 0.3};
+  costs.updates[2] = {9e-10, 3e-6, 0.3};
   return costs;
 }
 
@@ -68,6 +70,9 @@ TEST_CASE("measured costs survive their file, bit for bit") {
   CHECK(read_costs(folder.path / "deep" / "costs.json", kHere) == sample_costs());
   write_costs(folder.path / "deep" / "costs.json", {}, kHere);
   CHECK(read_costs(folder.path / "deep" / "costs.json", kHere) == MeasuredCosts{});
+  const CostFile anywhere = parse_costs(text, "c");  // for planning elsewhere
+  CHECK(anywhere.origin == kHere);
+  CHECK(anywhere.costs == sample_costs());
   const std::filesystem::directory_iterator files(folder.path / "deep");
   CHECK(std::distance(begin(files), end(files)) == 1);  // nothing is left aside
   CHECK_THROWS_AS(read_costs(folder.path / "none.json", kHere), ConfigError);
@@ -83,8 +88,9 @@ TEST_CASE("costs of another device or version are refused with what differs") {
   CHECK(mentions(library, "libtorch"));
   CHECK(mentions(library, "'2.12.0'"));
   CHECK(mentions(message_of(text, {kHere.device, "2.11.0", "9.9.9"}), "autopar"));
-  CHECK(mentions(message_of(replaced(text, "\"version\":1", "\"version\":2")), "format 2"));
-  CHECK(mentions(message_of(R"({"version":1,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":2", "\"version\":3")), "format 3"));
+  CHECK(mentions(message_of(replaced(text, "\"version\":2", "\"version\":1")), "format 1"));
+  CHECK(mentions(message_of(R"({"version":2,"hash":"0000000000000000","atoms":[]})"), "device: is missing"));
 }
 
 TEST_CASE("one altered digit is noticed") {
@@ -106,6 +112,8 @@ TEST_CASE("numbers that are no costs are refused though the checksum fits") {
                  "twice"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"ranks\":2", "\"ranks\":1"))), "ranks"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"class\":8", "\"class\":0"))), "class"));
+  CHECK(mentions(message_of(resealed(replaced(text, "\"state_factor\":2", "\"state_factor\":0"))), "twice"));
+  CHECK(mentions(message_of(resealed(replaced(text, "\"state_factor\":2", "\"state_factor\":-1"))), "state_factor"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"links\"", "\"extra\":1,\"links\""))), "unknown member 'extra'"));
 }
 

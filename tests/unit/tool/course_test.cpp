@@ -62,7 +62,7 @@ TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
     Planner<> planner;
     planner.staging.max_states = 1000;
     const Plan plan = planner.plan(model, cluster, request);
-    const auto course = tool::course_of(plan, model, cluster);
+    const auto course = tool::course_of(plan, model, ProfiledCost(cluster, {}));
     CAPTURE(seed);
     REQUIRE(course.step == plan.step);
     double waiting = 0;
@@ -105,7 +105,7 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
     } catch (const InfeasiblePlan&) {  // fewer operators than the schedule has stages
       continue;
     }
-    const auto course = tool::course_of(*plan, model, cluster);
+    const auto course = tool::course_of(*plan, model, ProfiledCost(cluster, {}));
     CAPTURE(seed, to_text(*plan));
     REQUIRE(course.step == plan->step);
     std::map<tool::BarKind, int> kinds;
@@ -152,7 +152,7 @@ TEST_CASE("the timeline page is whole in itself and its bars stand where the ste
     CHECK(html.find(foreign) == std::string::npos);
 
   const Plan plan = read_plan(folder.at("plan.json"));
-  const auto course = tool::course_of(plan, folder.model, folder.cluster);
+  const auto course = tool::course_of(plan, folder.model, ProfiledCost(folder.cluster, {}));
   const auto bars = drawn_bars(html);
   const auto shown =
       std::count_if(course.bars.begin(), course.bars.end(), [](const auto& b) { return b.end > b.begin; });
@@ -214,7 +214,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     CAPTURE(drawn.err);
     REQUIRE(drawn.status == 0);
     const Plan plan = read_plan(folder.at("plan.json"));
-    const auto course = tool::course_of(plan, folder.model, folder.cluster);
+    const auto course = tool::course_of(plan, folder.model, ProfiledCost(folder.cluster, {}));
     const std::string html = folder.text("t.html");
     std::map<std::string, int> kinds;
     for (const auto& bar : drawn_bars(html)) ++kinds[bar.kind];

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include <autopar/cost/profiled.hpp>
+#include <autopar/io/cost_file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/print.hpp>
@@ -115,6 +117,42 @@ TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a wo
   const Plan worse = read_plan(folder.at("worse.json"));
   CHECK(check("worse.json").status == 0);
   CHECK(worse.certificate.gap > plan.certificate.gap);
+}
+
+TEST_CASE("measured costs plan, explain, check and simulate as peak rates do", "[tool]") {
+  ToolFolder folder("tool_costs");
+  for (const NodeId atom : folder.model.graph.nodes()) folder.model.graph[atom].structure = 7;
+  folder.write();
+  MeasuredCosts measured;
+  measured.atoms[7] = {{1e-3, 2e-4, 0}, {2e-3, 5e-4, 0}, {}, {}};
+  measured.links.messages[2] = {5e-5, 1e-9, 0};
+  write_costs(folder.at("costs.json"), measured, {"somewhere", "2.11.0"});
+  const std::vector<std::string> costs{"--costs", folder.at("costs.json")};
+  const auto with = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), costs.begin(), costs.end());
+    return run_tool(std::move(arguments));
+  };
+  const auto planned = folder.plan({"--batch", "32", "--out", folder.at("plan.json"), costs[0], costs[1]});
+  CAPTURE(planned.err);
+  REQUIRE(planned.status == 0);
+  PlanRequest request;
+  request.batch = 32;
+  const Plan expected =
+      Planner<>{}.plan(folder.model, ProfiledCost(folder.cluster, measured), folder.cluster, request);
+  CHECK(folder.text("plan.json") == to_json(expected));
+  const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
+  CHECK(with({"check", files[0], files[1], files[2]}).status == 0);
+  CHECK(run_tool({"check", files[0], files[1], files[2]}).status == 1);  // by peak rates it is another step
+  const auto timeline = with({"simulate", files[0], files[1], files[2], "--json"});
+  CHECK_THAT(timeline.out, Contains(nlohmann::json(expected.step.value()).dump().substr(0, 8)));
+  const auto why = with({"explain", files[0], files[1], files[2], "--batch", "32"});
+  CAPTURE(why.err);
+  CHECK(why.status == 0);
+  CHECK_THAT(why.out, Contains("10 % faster links"));
+  folder.put("costs.json", "{}");
+  const auto damaged = with({"check", files[0], files[1], files[2]});
+  CHECK(damaged.status == 2);
+  CHECK_THAT(damaged.err, Contains("costs.json"));
 }
 
 TEST_CASE("diff has diff's exit status and says what differs", "[tool]") {

@@ -151,6 +151,19 @@ TEST_CASE("ranks share the atoms out and all know all", "[profiler]") {
   CHECK(by_rank[2] == by_rank[0]);
 }
 
+TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and all ranks go by one clock", "[profiler]") {
+  std::mutex mutex;
+  std::vector<std::map<int, FittedLine>> by_rank(2);
+  loopback::run(2, [&](World& world) {
+    auto updates = measure_updates(world, kCpu);
+    const std::lock_guard lock(mutex);
+    by_rank[static_cast<std::size_t>(world.rank())] = std::move(updates);
+  });
+  CHECK(by_rank[1] == by_rank[0]);
+  REQUIRE(by_rank[0].size() == 3);
+  for (const int factor : {0, 1, 2}) CHECK(by_rank[0].at(factor).at(1 << 22) > 0);
+}
+
 TEST_CASE("what is known is not measured again", "[profiler]") {
   const auto p = profile_bert(1);
   const auto& first = p.model()[NodeId(0)];
