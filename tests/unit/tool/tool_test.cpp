@@ -143,8 +143,8 @@ TEST_CASE("measured costs plan, explain, check and simulate as peak rates do", "
   const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
   CHECK(with({"check", files[0], files[1], files[2]}).status == 0);
   CHECK(run_tool({"check", files[0], files[1], files[2]}).status == 1);  // by peak rates it is another step
-  const auto timeline = with({"simulate", files[0], files[1], files[2], "--json"});
-  CHECK_THAT(timeline.out, Contains(nlohmann::json(expected.step.value()).dump().substr(0, 8)));
+  const auto timeline = with({"simulate", files[0], files[1], files[2]});
+  CHECK_THAT(timeline.out, Contains(readable(expected.step)));
   const auto why = with({"explain", files[0], files[1], files[2], "--batch", "32"});
   CAPTURE(why.err);
   CHECK(why.status == 0);
