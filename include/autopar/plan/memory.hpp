@@ -187,7 +187,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     std::vector<ParameterId> held;
     Bytes saved{}, workspace{}, largest{};
-    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.positions()).largest;
+    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
     const auto& costs = work.node_costs(share[s]);
     for (const NodeId node : nodes[s]) {
       const auto& parameters = work.graph[node].parameters;

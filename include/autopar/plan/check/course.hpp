@@ -60,7 +60,6 @@ class CoursePlayer {
  private:
   struct LastTurn {
     double begin = 0, end = 0;
-    bool makes_weight_gradients = false;
   };
   struct State {
     std::size_t next = 0, posted = 0;
@@ -74,8 +73,7 @@ class CoursePlayer {
       double at = 0;
       for (const auto& [own, turn] : last) {
         if (stage >= 0 && own != stage) continue;
-        const double passed = stage >= 0 && turn.makes_weight_gradients ? part : 1;
-        at = std::max(at, turn.begin + passed * (turn.end - turn.begin));
+        at = std::max(at, turn.begin + (stage >= 0 ? part : 1) * (turn.end - turn.begin));
       }
       return at;
     }
@@ -127,8 +125,7 @@ class CoursePlayer {
     const double takes = seconds_of(turn), begin = std::max(state.since, ready_at_[rank][state.next]);
     const double end = begin + takes;
     state.waiting = false;
-    state.last[turn.stage] = {
-        begin, end, turn.kind == ActionKind::kBackward || turn.kind == ActionKind::kBackwardWeight};
+    state.last[turn.stage] = {begin, end};
     course_.computing[rank] += takes;
     course_.ends[rank] = std::max(course_.ends[rank], end);
     ++state.next;
