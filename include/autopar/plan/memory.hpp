@@ -230,7 +230,8 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
     const std::vector<int> in_flight(staging.replicas.size(), microbatches);
     return predict_memory(work, constraints, staging, sized, shares, in_flight, savings);
   };
-  const auto none = total(0), one = total(1), but_one = total(staging.microbatches - 1), all = total(staging.microbatches);
+  const auto none = total(0), one = total(1);
+  const auto but_one = total(staging.microbatches - 1), all = total(staging.microbatches);
   HeldByMicrobatch out;
   for (std::size_t s = 0; s < none.size(); ++s) {
     out.next.push_back(one[s].total() - none[s].total());

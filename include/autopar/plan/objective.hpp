@@ -326,9 +326,9 @@ class StepObjective {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
     if (staging.schedule != ScheduleKind::kSynthesised) return fixed_orders(staging, pipeline);
-    Synthesised<StagingCosts> policy{.costs = costs, .local = layout.local,
-                                     .held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings).next,
-                                     .budget = kSynthesisBudget};
+    auto held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings);
+    Synthesised<StagingCosts> policy{
+        .costs = costs, .local = layout.local, .held = std::move(held.next), .budget = kSynthesisBudget};
     const std::vector<int> none(staging.replicas.size(), 0);
     const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none, savings);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <autopar/core/error.hpp>
+#include <autopar/cost/concepts.hpp>
 #include <autopar/plan/check/checked_order.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
@@ -135,10 +136,14 @@ class CoursePlayer {
   [[nodiscard]] double seconds_of(const CheckedTurn& turn) const {
     const NodeCost& cost = costs_.of_stage(turn.stage, turn.samples);
     switch (turn.kind) {
-      case ActionKind::kForward: return cost.forward.value();
-      case ActionKind::kBackwardInput: return (cost.backward - cost.backward_weight).value();
-      case ActionKind::kBackwardWeight: return cost.backward_weight.value();
-      default: return cost.backward.value();
+      case ActionKind::kForward:
+        return cost.forward.value();
+      case ActionKind::kBackwardInput:
+        return (cost.backward - cost.backward_weight).value();
+      case ActionKind::kBackwardWeight:
+        return cost.backward_weight.value();
+      default:
+        return cost.backward.value();
     }
   }
 
