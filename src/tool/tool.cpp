@@ -37,10 +37,10 @@ void add_settings(CLI::App& command, ProblemArguments& problem) {
       {"microbatches", "of a step"},
       {"min-microbatches", "fewest that are tried"},
       {"max-microbatches", "most that are tried"},
-      {"schedule", "auto | gpipe | 1f1b; with --all also interleaved | zb-h1 | zb-v | synth"},
+      {"schedule", "auto | gpipe | 1f1b"},
       {"tensor-parallel", "degree"},
-      {"zero", "level; -1 = the planner's choice"},
-      {"recompute", "auto | none; with --all also full, or names of modules"},
+      {"zero", "level"},
+      {"recompute", "auto | none"},
       {"device-memory", "of a rank, e.g. 16GiB, instead of the cluster's"},
       {"memory-margin", "share of it that stays free"},
       {"optimizer-state-factor", "state bytes / parameter bytes: 0 for SGD, 2 for Adam"}};

@@ -187,7 +187,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     std::vector<ParameterId> held;
     Bytes saved{}, workspace{}, largest{};
-    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.positions()).largest;
+    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
     const auto& costs = work.node_costs(share[s]);
     for (const NodeId node : nodes[s]) {
       const auto& parameters = work.graph[node].parameters;
@@ -230,7 +230,8 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
     const std::vector<int> in_flight(staging.replicas.size(), microbatches);
     return predict_memory(work, constraints, staging, sized, shares, in_flight, savings);
   };
-  const auto none = total(0), one = total(1), but_one = total(staging.microbatches - 1), all = total(staging.microbatches);
+  const auto none = total(0), one = total(1);
+  const auto but_one = total(staging.microbatches - 1), all = total(staging.microbatches);
   HeldByMicrobatch out;
   for (std::size_t s = 0; s < none.size(); ++s) {
     out.next.push_back(one[s].total() - none[s].total());

@@ -296,7 +296,7 @@ class StepObjective {
                            held_by_microbatch(work_, constraints_, staging, sized, shares_, out));
     std::vector<std::int64_t> share;
     for (const int replicas : staging.replicas)
-      share.push_back(shares_.at(staging.microbatches, replicas, staging.positions()).largest);
+      share.push_back(shares_.at(staging.microbatches, replicas, staging.stages()).largest);
     std::vector<Bytes> plain;
     for (const StageMemory& stage : predict_memory(work_, constraints_, staging, sized, shares_, in_flight, out))
       plain.push_back(stage.total());
@@ -326,9 +326,9 @@ class StepObjective {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
     if (staging.schedule != ScheduleKind::kSynthesised) return fixed_orders(staging, pipeline);
-    Synthesised<StagingCosts> policy{.costs = costs, .local = layout.local,
-                                     .held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings).next,
-                                     .budget = kSynthesisBudget};
+    auto held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings);
+    Synthesised<StagingCosts> policy{
+        .costs = costs, .local = layout.local, .held = std::move(held.next), .budget = kSynthesisBudget};
     const std::vector<int> none(staging.replicas.size(), 0);
     const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none, savings);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
@@ -352,7 +352,7 @@ class StepObjective {
     std::vector<Seconds> updates(course.busy.size());  // of all stages of a rank
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
       StageTerms& stage = terms.stages[s];
-      const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.positions()).largest;
+      const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
       stage.forward = costs.forward(StageId::of(s), share);
       stage.backward = costs.backward(StageId::of(s), share);
       stage.update = costs.update(StageId::of(s), constraints_.optimizer_state_factor);

@@ -26,10 +26,6 @@ struct Staging {
   [[nodiscard]] int position(int stage) const {
     return position_of.empty() ? stage : position_of[static_cast<std::size_t>(stage)];
   }
-  /// How many different ranks its stages have: as many as stages, unless some share theirs.
-  [[nodiscard]] int positions() const {
-    return position_of.empty() ? stages() : 1 + *std::max_element(position_of.begin(), position_of.end());
-  }
   /// Of the ranks that stages may share.
   [[nodiscard]] std::vector<int> replicas_of_positions() const {
     std::vector<int> out;

@@ -133,7 +133,8 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
   }
   CHECK(met["several stages"] > 50);
   CHECK(met["parted"] > 20);
-  for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) CHECK(met[schedule] > 5);
+  for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"})
+    CHECK(met[schedule] > 5);
 }
 
 TEST_CASE("the timeline page is whole in itself and its bars stand where the step has them", "[tool]") {
@@ -199,8 +200,8 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
   for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) {
     CAPTURE(schedule);
     REQUIRE(folder
-                .plan({"--all", "--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4", "--schedule",
-                       schedule, "--zero", "2", "--recompute", "full", "--out", folder.at("plan.json")})
+                .plan({"--all", "--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4",
+                       "--schedule", schedule, "--zero", "2", "--recompute", "full", "--out", folder.at("plan.json")})
                 .status == 0);
     const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
     const auto with = [&](std::vector<std::string> arguments) {
@@ -217,7 +218,8 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     const auto course = tool::course_of(plan, folder.model, ProfiledCost(folder.cluster, {}));
     const std::string html = folder.text("t.html");
     std::map<std::string, int> kinds;
-    for (const auto& bar : drawn_bars(html)) ++kinds[bar.kind];
+    for (const auto& bar : drawn_bars(html))
+      ++kinds[bar.kind];
     const auto stages_of_rank = static_cast<int>(course.stages[0].size());
     CHECK(kinds["forward"] == 4 * 4 * stages_of_rank);  // 4 micro-batches on 4 ranks
     CHECK(kinds["backward"] + kinds["backward-input"] == kinds["forward"]);
@@ -238,7 +240,8 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     Bytes most{};
     for (int r = 0; r < 4; ++r) {
       Bytes held{};
-      for (const int s : course.stages[static_cast<std::size_t>(r)]) held += plan.stages[static_cast<std::size_t>(s)].peak_memory;
+      for (const int s : course.stages[static_cast<std::size_t>(r)])
+        held += plan.stages[static_cast<std::size_t>(s)].peak_memory;
       most = std::max(most, held);
     }
     CHECK(parts.at("memory").get<double>() == Approx(most / plan.device_memory));
@@ -250,7 +253,8 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     write_plan(folder.at("other.json"), other);
     const auto differs = run_tool({"diff", folder.at("plan.json"), folder.at("other.json")});
     CHECK(differs.status == 1);
-    CHECK_THAT(differs.out, Catch::Matchers::Contains("ZeRO level: 2 -> 1") && Catch::Matchers::Contains("stage 0: run again"));
+    CHECK_THAT(differs.out,
+               Catch::Matchers::Contains("ZeRO level: 2 -> 1") && Catch::Matchers::Contains("stage 0: run again"));
     CHECK(run_tool({"check", folder.at("other.json"), files[1], files[2]}).status == 1);
   }
 }

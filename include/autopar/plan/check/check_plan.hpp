@@ -108,7 +108,8 @@ class PlanChecker {
   }
 
   /// @return whether the step comes to its end
-  bool check_step(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders, const CheckedCosts<M>& costs) {
+  bool check_step(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders,
+                  const CheckedCosts<M>& costs) {
     std::optional<CheckedCourse> whole = played(stated, orders, costs, true, model_.loss_mode);
     if (!whole) return false;
     if (!model_.loss_mode) {
@@ -127,14 +128,15 @@ class PlanChecker {
   }
 
   /// Nothing, and a fault, if the ranks wait for each other.
-  [[nodiscard]] std::optional<CheckedCourse> played(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders,
+  [[nodiscard]] std::optional<CheckedCourse> played(const StatedPlan& stated,
+                                                    const std::vector<std::vector<Turn>>& orders,
                                                     const CheckedCosts<M>& costs, bool forwards, bool backwards) {
     CheckedOrder order(stated, orders, forwards, backwards);
     if (const int rank = order.stuck(); rank >= 0) {
       const CheckedTurn& turn = order.next_turn(rank);
       fault("its ranks wait for each other: rank " + std::to_string(rank) + " never gets what it needs for the " +
-            (turn.is_forward() ? "forward" : "backward") + " of stage " + std::to_string(turn.stage) + ", micro-batch " +
-            std::to_string(turn.microbatch));
+            (turn.is_forward() ? "forward" : "backward") + " of stage " + std::to_string(turn.stage) +
+            ", micro-batch " + std::to_string(turn.microbatch));
       return std::nullopt;
     }
     return CoursePlayer<CheckedCosts<M>>(stated, order, costs).play(backwards);
@@ -171,7 +173,8 @@ class PlanChecker {
     if (std::abs(waiting - plan_.bubble) > kRounding) demand_equal("bubble", plan_.bubble, waiting);
   }
 
-  void check_memory(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders, const CheckedCosts<M>& costs) {
+  void check_memory(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders,
+                    const CheckedCosts<M>& costs) {
     const auto peaks = CheckedMemory<M>(stated, costs).peaks(orders);
     for (std::size_t s = 0; s < peaks.size(); ++s) {
       demand_equal("stage " + std::to_string(s) + "'s peak memory",
@@ -186,8 +189,8 @@ class PlanChecker {
       }
       const bool first = !names.empty() && stated.ranks_of(stated.stages_on(r).front()).front() == Rank::of(r);
       if (!first || held <= plan_.device_memory.value()) continue;
-      fault(names + (stated.stages_on(r).size() > 1 ? " need " : " needs ") + std::to_string(held) + " bytes, a rank has " +
-            std::to_string(plan_.device_memory.value()));
+      fault(names + (stated.stages_on(r).size() > 1 ? " need " : " needs ") + std::to_string(held) +
+            " bytes, a rank has " + std::to_string(plan_.device_memory.value()));
     }
   }
 
@@ -249,9 +252,11 @@ class PlanChecker {
 
 }  // namespace detail
 
-/// Works out from model, costs and cluster what a plan states: stages, step, memory, lower bound and gap. Shares
-/// nothing with the planner but the cost model: its own reading of what crosses stages, its own order of turns, its own
-/// clock, its own bound. What the search claims beyond the bound (that it came to its end) is not looked into.
+/// Works out from model, costs and cluster what a plan states, whatever its schedule, ZeRO level and recomputed
+/// segments: stages, step, memory, lower bound and gap. Shares nothing with the planner but the cost model: its own
+/// reading of what crosses stages, its own laws of schedules and order of turns, its own clock, its own bound. The
+/// orders of a synthesised schedule are evidence: each micro-batch's turns once, and no rank waits for ever. What the
+/// search claims beyond the bound (that it came to its end) is not looked into.
 /// @throws InvalidArgument if the plan has too many micro-batches and ranks to be played
 template <CostModel<Graph<OpProfile, ValueProfile>> M>
 [[nodiscard]] PlanVerdict check_plan(const ModelProfile& model, const M& costs, const Cluster& cluster,

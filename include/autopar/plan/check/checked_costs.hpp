@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include <autopar/cost/concepts.hpp>
 #include <autopar/cost/model_profile.hpp>
@@ -34,7 +35,8 @@ class CheckedCosts {
   }
   /// Bytes that an atom holds all the time.
   [[nodiscard]] Bytes resident(NodeId atom) const {
-    if constexpr (HasResidentBytes<M, Graph<OpProfile, ValueProfile>>) return costs_.resident(stated_.model().graph, atom);
+    if constexpr (HasResidentBytes<M, Graph<OpProfile, ValueProfile>>)
+      return costs_.resident(stated_.model().graph, atom);
     return {};
   }
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const { return costs_.transfer(bytes, from, to); }
@@ -48,7 +50,8 @@ class CheckedCosts {
   }
   /// The optimizer's step of a stage, and what its ranks gather after it.
   [[nodiscard]] Seconds update(int stage) const {
-    const std::int64_t bytes = stated_.trainable_bytes(stage).value(), parts = level() > 0 ? stated_.replicas(stage) : 1;
+    const std::int64_t bytes = stated_.trainable_bytes(stage).value(),
+                       parts = level() > 0 ? stated_.replicas(stage) : 1;
     const Seconds own = costs_.update(Bytes((bytes + parts - 1) / parts), stated_.plan().optimizer_state_factor);
     return level() == 1 || level() == 2 ? own + half_of_a_sum(stage) : own;
   }

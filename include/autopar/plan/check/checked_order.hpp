@@ -19,7 +19,7 @@ struct CheckedTurn {
   int stage = 0;
   int microbatch = 0;
   std::int64_t samples = 0;
-  int missing = 0;                              ///< messages that it waits for
+  int missing = 0;                               ///< messages that it waits for
   std::vector<std::size_t> sends{}, receives{};  ///< issued between the turn before and this one
 
   [[nodiscard]] bool is_forward() const { return kind == ActionKind::kForward; }
@@ -242,9 +242,9 @@ class CheckedOrder {
 
   const StatedPlan& stated_;
   bool forwards_, backwards_;
-  std::vector<Lane> lanes_;               // by rank
-  std::vector<std::size_t> precedence_;   // ranks
-  std::vector<std::size_t> written_;      // turns of each rank that were written down
+  std::vector<Lane> lanes_;              // by rank
+  std::vector<std::size_t> precedence_;  // ranks
+  std::vector<std::size_t> written_;     // turns of each rank that were written down
   std::vector<std::map<std::tuple<int, bool, int>, std::vector<std::size_t>>> unclaimed_;  // by rank
   std::map<std::tuple<std::size_t, int, bool, int>, std::size_t> turn_at_;  // of rank, stage, direction, micro-batch
 };

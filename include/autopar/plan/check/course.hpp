@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <autopar/core/error.hpp>
+#include <autopar/cost/concepts.hpp>
 #include <autopar/plan/check/checked_order.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
@@ -60,7 +61,6 @@ class CoursePlayer {
  private:
   struct LastTurn {
     double begin = 0, end = 0;
-    bool makes_weight_gradients = false;
   };
   struct State {
     std::size_t next = 0, posted = 0;
@@ -74,8 +74,7 @@ class CoursePlayer {
       double at = 0;
       for (const auto& [own, turn] : last) {
         if (stage >= 0 && own != stage) continue;
-        const double passed = stage >= 0 && turn.makes_weight_gradients ? part : 1;
-        at = std::max(at, turn.begin + passed * (turn.end - turn.begin));
+        at = std::max(at, turn.begin + (stage >= 0 ? part : 1) * (turn.end - turn.begin));
       }
       return at;
     }
@@ -127,8 +126,7 @@ class CoursePlayer {
     const double takes = seconds_of(turn), begin = std::max(state.since, ready_at_[rank][state.next]);
     const double end = begin + takes;
     state.waiting = false;
-    state.last[turn.stage] = {
-        begin, end, turn.kind == ActionKind::kBackward || turn.kind == ActionKind::kBackwardWeight};
+    state.last[turn.stage] = {begin, end};
     course_.computing[rank] += takes;
     course_.ends[rank] = std::max(course_.ends[rank], end);
     ++state.next;
@@ -138,10 +136,14 @@ class CoursePlayer {
   [[nodiscard]] double seconds_of(const CheckedTurn& turn) const {
     const NodeCost& cost = costs_.of_stage(turn.stage, turn.samples);
     switch (turn.kind) {
-      case ActionKind::kForward: return cost.forward.value();
-      case ActionKind::kBackwardInput: return (cost.backward - cost.backward_weight).value();
-      case ActionKind::kBackwardWeight: return cost.backward_weight.value();
-      default: return cost.backward.value();
+      case ActionKind::kForward:
+        return cost.forward.value();
+      case ActionKind::kBackwardInput:
+        return (cost.backward - cost.backward_weight).value();
+      case ActionKind::kBackwardWeight:
+        return cost.backward_weight.value();
+      default:
+        return cost.backward.value();
     }
   }
 

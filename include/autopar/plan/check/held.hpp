@@ -62,9 +62,9 @@ class CheckedMemory {
 
  private:
   struct Stage {
-    std::int64_t share = 0;                       // samples
-    std::int64_t always = 0, kept = 0;            // bytes; kept: for a micro-batch
-    std::int64_t arriving = 0, leaving = 0;       // values of a micro-batch from and to other stages
+    std::int64_t share = 0;                  // samples
+    std::int64_t always = 0, kept = 0;       // bytes; kept: for a micro-batch
+    std::int64_t arriving = 0, leaving = 0;  // values of a micro-batch from and to other stages
   };
   using Held = std::vector<std::pair<int, std::int64_t>>;  // stage, micro-batches
 
@@ -144,7 +144,8 @@ class CheckedMemory {
     for (const Turn& turn : order) {
       const bool begins = turn.kind == ActionKind::kForward;
       if (!begins && turn.kind == ActionKind::kBackwardInput) continue;
-      const auto own = std::find_if(now.begin(), now.end(), [&](const auto& one) { return one.first == turn.stage.value(); });
+      const auto own =
+          std::find_if(now.begin(), now.end(), [&](const auto& one) { return one.first == turn.stage.value(); });
       own->second += begins ? 1 : -1;
       if (!begins) continue;
       if (const std::int64_t sum = total(); sum > peak) {

@@ -20,8 +20,8 @@ class ShapeCheck {
 
   /// The first fault, empty if there is none.
   [[nodiscard]] std::string run() && {
-    for (const auto part : {&ShapeCheck::of_numbers, &ShapeCheck::of_stages, &ShapeCheck::of_edges, &ShapeCheck::of_ranks,
-                            &ShapeCheck::of_segments, &ShapeCheck::of_orders}) {
+    for (const auto part : {&ShapeCheck::of_numbers, &ShapeCheck::of_stages, &ShapeCheck::of_edges,
+                            &ShapeCheck::of_ranks, &ShapeCheck::of_segments, &ShapeCheck::of_orders}) {
       if (std::string fault = (this->*part)(); !fault.empty()) return fault;
     }
     return "";
@@ -46,11 +46,13 @@ class ShapeCheck {
       const StagePlan& stage = plan_.stages[s];
       if (stage.atoms.empty() || stage.ranks.empty()) return name_of(s) + " has no atom or no rank";
       for (const NodeId atom : stage.atoms) {
-        if (!atom.valid() || atom.index() >= stage_of_.size()) return name_of(s) + " has an atom that the model has not";
+        if (!atom.valid() || atom.index() >= stage_of_.size())
+          return name_of(s) + " has an atom that the model has not";
         if (stage_of_[atom.index()] >= 0) return "atom " + number(atom.value()) + " is in two stages";
         stage_of_[atom.index()] = static_cast<int>(s);
         const OpProfile& op = model_.graph[atom];
-        if (op.whole_batch && stage.ranks.size() > 1) return name_of(s) + " has replicas, but " + op.name + " mixes samples";
+        if (op.whole_batch && stage.ranks.size() > 1)
+          return name_of(s) + " has replicas, but " + op.name + " mixes samples";
         if ((op.whole_batch || op.totals > Bytes(0)) && plan_.microbatches > 1)
           return op.name + " needs the whole batch, but there are several micro-batches";
       }
@@ -101,7 +103,8 @@ class ShapeCheck {
     for (std::size_t s = 0; s < stages; ++s) {
       if (plan_.schedule == ScheduleKind::kInterleaved && (stages % places != 0 || place_of_stage[s] != s % places))
         return name_of(s) + " is not where interleaved stages come round";
-      if (plan_.schedule == ScheduleKind::kZbV && (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
+      if (plan_.schedule == ScheduleKind::kZbV &&
+          (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
         return name_of(s) + " is not where zb-v's stages go to the last ranks and back";
     }
     return "";
@@ -158,11 +161,20 @@ class ShapeCheck {
       const Done before = state;
       bool fits = false;
       switch (turn.kind) {
-        case ActionKind::kForward: fits = before == Done::kNothing, state = Done::kForward; break;
-        case ActionKind::kBackward: fits = before == Done::kForward, state = Done::kAll; break;
-        case ActionKind::kBackwardInput: fits = before == Done::kForward, state = Done::kInputs; break;
-        case ActionKind::kBackwardWeight: fits = before == Done::kInputs, state = Done::kAll; break;
-        default: break;
+        case ActionKind::kForward:
+          fits = before == Done::kNothing, state = Done::kForward;
+          break;
+        case ActionKind::kBackward:
+          fits = before == Done::kForward, state = Done::kAll;
+          break;
+        case ActionKind::kBackwardInput:
+          fits = before == Done::kForward, state = Done::kInputs;
+          break;
+        case ActionKind::kBackwardWeight:
+          fits = before == Done::kInputs, state = Done::kAll;
+          break;
+        default:
+          break;
       }
       if (!fits) {
         return "does not have stage " + number(turn.stage.value()) + ", micro-batch " + number(turn.microbatch) +

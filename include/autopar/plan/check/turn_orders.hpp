@@ -27,9 +27,7 @@ class TurnScribe {
       : stages_(stages), microbatches_(microbatches), next_(stages.size()) {}
 
   void say(SaidTurn turn) {
-    const auto kind = turn.kind == ActionKind::kForward          ? 0u
-                      : turn.kind == ActionKind::kBackwardWeight ? 2u
-                                                                 : 1u;
+    const auto kind = turn.kind == ActionKind::kForward ? 0u : turn.kind == ActionKind::kBackwardWeight ? 2u : 1u;
     int& microbatch = next_[turn.chunk].of_kind[kind];
     if (microbatch >= microbatches_) return;
     turns_.push_back({turn.kind, microbatch++, StageId(stages_[turn.chunk])});
@@ -78,27 +76,29 @@ class ScheduleLaws {
     scribe_.say(microbatches_ - lag, {kF, kI, kW});
     scribe_.say(lag, {kW});
   }
-  /// Without a gap at equal times: every rank starts when the first forward comes and has something to do until its end.
-  /// With fewer micro-batches than fill it, those that are not there are left out.
+  /// Without a gap at equal times: every rank starts when the first forward comes and has something to do until its
+  /// end. With fewer micro-batches than fill it, those that are not there are left out.
   /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
   void zb_v() {
     constexpr SaidTurn up{ActionKind::kForward, 1}, input{ActionKind::kBackwardInput, 1},
         weight{ActionKind::kBackwardWeight, 1};
     const int from_here = places_ - place_, filled = std::max(microbatches_, 2 * places_ - 1);
-    scribe_.say(2 * from_here - 1, {kF});                               // until the first comes back up
-    scribe_.say(place_, {up, kF});                                      // until its gradient comes
-    scribe_.say(from_here, {up, input, weight});                        // until that comes down the second time
-    scribe_.say(filled - places_, {kF, kI, kW, up, input, weight});     // one of all in turn
-    scribe_.say(place_, {kI, input});                                   // the last gradients are waited for above
+    scribe_.say(2 * from_here - 1, {kF});                            // until the first comes back up
+    scribe_.say(place_, {up, kF});                                   // until its gradient comes
+    scribe_.say(from_here, {up, input, weight});                     // until that comes down the second time
+    scribe_.say(filled - places_, {kF, kI, kW, up, input, weight});  // one of all in turn
+    scribe_.say(place_, {kI, input});                                // the last gradients are waited for above
     scribe_.say(from_here, {kI, kW});
     scribe_.say(place_, {weight});
     scribe_.say(place_, {kW});
   }
   /// 1F1B over all chunks: rounds of micro-batches go through the chunks one after the other, forwards up the chunks,
-  /// backwards down. There are as many rounds as have at least one micro-batch a place; the first ones are larger by one.
+  /// backwards down. There are as many rounds as have at least one micro-batch a place; the first ones are larger by
+  /// one.
   /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
   void interleaved(int chunks) {
-    const int rounds = std::max(1, microbatches_ / places_), least = microbatches_ / rounds, more = microbatches_ % rounds;
+    const int rounds = std::max(1, microbatches_ / places_), least = microbatches_ / rounds,
+              more = microbatches_ % rounds;
     std::vector<std::tuple<int, int, int>> passes;  // round, chunk, micro-batch
     for (int m = 0; m < microbatches_; ++m) {
       const int in_larger = more * (least + 1);
@@ -141,12 +141,23 @@ class ScheduleLaws {
     TurnScribe scribe(stages, plan.microbatches);
     ScheduleLaws laws(stages.front(), places, plan.microbatches, scribe);
     switch (plan.schedule) {
-      case ScheduleKind::kGPipe: laws.gpipe(); break;
-      case ScheduleKind::kOneFOneB: laws.one_f_one_b(); break;
-      case ScheduleKind::kInterleaved: laws.interleaved(static_cast<int>(chunks)); break;
-      case ScheduleKind::kZbH1: laws.zb_h1(); break;
-      case ScheduleKind::kZbV: laws.zb_v(); break;
-      case ScheduleKind::kSynthesised: break;
+      case ScheduleKind::kGPipe:
+        laws.gpipe();
+        break;
+      case ScheduleKind::kOneFOneB:
+        laws.one_f_one_b();
+        break;
+      case ScheduleKind::kInterleaved:
+        laws.interleaved(static_cast<int>(chunks));
+        break;
+      case ScheduleKind::kZbH1:
+        laws.zb_h1();
+        break;
+      case ScheduleKind::kZbV:
+        laws.zb_v();
+        break;
+      case ScheduleKind::kSynthesised:
+        break;
     }
     orders[r] = std::move(scribe).written();
   }

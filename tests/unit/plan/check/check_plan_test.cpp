@@ -56,6 +56,11 @@ CheckedCase random_full_case(int seed) {
   const int schedule = dice(0, 7);
   if (schedule > 1) options.schedule = planner_capabilities().schedules[static_cast<std::size_t>(schedule - 2)];
   const int most = std::min<int>(out.cluster.devices, static_cast<int>(out.model.graph.node_count()));
+  const auto once = [&](NodeId n) { return out.model.graph[n].whole_batch || out.model.graph[n].totals > Bytes(0); };
+  if (dice.chance(40) && std::ranges::none_of(out.model.graph.nodes(), once)) {
+    options.max_microbatches = 64;
+    options.microbatches = dice(1, 11);  // also what goes round unevenly
+  }
   if (dice.chance(25)) {  // unequal replicas
     options.replicas.assign(static_cast<std::size_t>(dice(1, most)), 1);
     for (int spare = out.cluster.devices - static_cast<int>(options.replicas.size()); spare > 0; --spare)
