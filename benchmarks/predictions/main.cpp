@@ -6,9 +6,11 @@
 //
 // Time: the median over the steps, after three to warm up, of the slowest rank's zero_grad, forward, backward and optimizer
 // step, which all ranks start together; predicted is Plan::step with costs = "profiled", measured once a model.
-// Memory: VmHWM, reset when the model is warm, less what was resident before the model was deployed: parameters,
-// gradients, optimizer state, activations, messages, and what the allocator keeps of freed blocks. libtorch's code is not
-// counted: a plain copy of the model has run one sample before. Predicted is the largest StagePlan::peak_memory.
+// Memory: VmHWM, reset when the model is warm, less what was resident before the model was deployed, of the worst rank:
+// parameters, gradients, optimizer state, activations and messages that are alive, and the session's own few MiB. The
+// allocator gives back freed blocks of 64 KiB and more; with its default, under which times are taken, it keeps some:
+// "resident_bytes". libtorch's code is not counted: a plain copy of the model has run before. Predicted is the largest
+// StagePlan::peak_memory.
 // Terms (terms.hpp) come from traces of further steps: what the plan's simulated step has on a rank, and the trace has.
 
 #include <array>
@@ -88,7 +90,7 @@ Planned planned;
 struct RecordingPlanner {
   [[nodiscard]] ap::Plan plan(const ap::ModelProfile& profile, const ap::ProfiledCost& costs, const ap::Cluster& cluster,
                               const ap::PlanRequest& request) const {
-    ap::Planner<GivenShare> given;
+    ap::Planner<GivenShare, ap::NoCoarsening> given;  // whose cuts would be improved
     given.staging.share = planned.first_share;
     auto plan = planned.first_share > 0 ? given.plan(profile, costs, cluster, request)
                                         : ap::Planner<>{}.plan(profile, costs, cluster, request);
@@ -109,19 +111,28 @@ std::int64_t memory_status(const std::string& key) {
   throw std::runtime_error("/proc/self/status has no " + key);
 }
 
-void reset_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
+/// The largest resident set since `reset`, less what was resident when this was made.
+class MemoryPeak {
+ public:
+  MemoryPeak() {
+    malloc_trim(0);
+    before_ = memory_status("VmRSS:");
+  }
+  void reset() const { std::ofstream("/proc/self/clear_refs") << 5; }
+  [[nodiscard]] std::int64_t bytes() const { return memory_status("VmHWM:") - before_; }
 
-/// Loads libtorch's kernels, and gives back what they allocated.
+ private:
+  std::int64_t before_ = 0;
+};
+
+/// Loads libtorch's kernels.
 template <class Net>
 void run_plain() {
-  {
-    Net net;
-    auto optimizer = models::Recipe<Net>::optimizer(net->parameters());
-    const auto batch = models::Recipe<Net>::batch(2);
-    net(batch.x, batch.y).backward();
-    optimizer.step();
-  }
-  malloc_trim(0);
+  Net net;
+  auto optimizer = models::Recipe<Net>::optimizer(net->parameters());
+  const auto batch = models::Recipe<Net>::batch(2);
+  net(batch.x, batch.y).backward();
+  optimizer.step();
 }
 
 // ---------------------------------------------------------------- one case
@@ -189,12 +200,12 @@ class CaseRun {
   [[nodiscard]] std::string plan_file() const { return folder_ / "plan.json"; }
 
   void measure(const ap::Options& options, summary::Row& row) {
-    const auto before = memory_status("VmRSS:");
+    const MemoryPeak memory;
     Model model(world_, [] { return Net(); }, options);
     auto optimizer = Recipe::optimizer(model->parameters());
     model->attach(optimizer);
     for (int i = 0; i < kWarmUp; ++i) run_step(model, optimizer, batch_);
-    reset_peak();
+    memory.reset();
     std::vector<double> times;
     for (int i = 0; i < steps_; ++i) {
       world_.barrier("start of a step");
@@ -202,32 +213,41 @@ class CaseRun {
       const auto all = of_all(world_, own.step);
       times.push_back(std::max(all[0], all[1]));
     }
-    const auto peaks = of_all(world_, memory_status("VmHWM:") - before);
+    row.resident_bytes = largest(memory.bytes());
     plan_ = model->plan();
     row.seconds = median(times);
     row.fastest = *std::min_element(times.begin(), times.end());
     row.predicted_seconds = plan_->step.value();
-    row.bytes = static_cast<double>(std::max(peaks[0], peaks[1]));
     for (const auto& stage : plan_->stages) {
       row.predicted_bytes = std::max(row.predicted_bytes, static_cast<double>(stage.peak_memory.value()));
     }
   }
 
   void trace(const ap::Options& options, summary::Row& row) {
+    mallopt(M_MMAP_THRESHOLD, 64 << 10);
+    const MemoryPeak memory;
     Model model(world_, [] { return Net(); }, options);
     auto optimizer = Recipe::optimizer(model->parameters());
     model->attach(optimizer);
     terms::Measured measured;
     for (int i = 0; i < kWarmUp + steps_; ++i) {
+      if (i == kWarmUp) memory.reset();
       world_.barrier("start of a step");
       const auto updates = of_all(world_, run_step(model, optimizer, batch_).update);
       if (i < kWarmUp || world_.rank() > 0) continue;
       measured.add({ap::read_text_file(folder_ / "trace.0.json"), ap::read_text_file(folder_ / "trace.1.json")},
                    {updates[0], updates[1]});
     }
+    row.bytes = largest(memory.bytes());
     if (world_.rank() > 0) return;
     row.predicted_terms = planned.terms;
     row.terms = measured.medians();
+  }
+
+  /// Of all ranks.
+  [[nodiscard]] double largest(std::int64_t mine) {
+    const auto all = of_all(world_, mine);
+    return static_cast<double>(std::max(all[0], all[1]));
   }
 
   ap::World& world_;
