@@ -89,22 +89,10 @@ class LinkBench {
   void there_and_back(const LinkProbe& probe, const Buffer& buffer) {
     const bool first = wire_.rank() == probe.ranks.front();
     const Rank peer = first ? probe.ranks.back() : probe.ranks.front();
-    if (wire_.in_order()) {
-      if (first) wire_.wait(wire_.send(buffer, peer, {}));
-      wire_.wait(wire_.receive(buffer, peer, {}));
-      if (!first) wire_.wait(wire_.send(buffer, peer, {}));
-      return;
-    }
-    // As in a step: receives are posted ahead, and who has sent computes on and does not hurry the transport.
-    const auto landing = make_landing({{{static_cast<std::int64_t>(buffer.bytes) / 4}, c10::ScalarType::Float}}, device_);
-    const auto send = [&] {
-      const auto sent = wire_.send(buffer, peer, {});
-      while (!wire_.done(sent)) {
-      }
-    };
-    const auto received = wire_.receive(landing, peer, {});
+    const auto send = [&] { wire_.wait(wire_.send(buffer, peer, {})); };
+    const auto receive = [&] { wire_.wait(wire_.receive(buffer, peer, {})); };
     if (first) send();
-    wire_.wait(received);
+    receive();
     if (!first) send();
   }
 

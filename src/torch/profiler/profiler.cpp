@@ -1,7 +1,6 @@
 #include <autopar/torch/profiler.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -93,32 +92,28 @@ struct Alone {
   double fresh = 0, known = 0;
 };
 
-/// How much longer atoms take one after the other than each by itself, again and again: what they read is further away,
-/// and memory is not at hand. The mean over sizes; 1 where most atoms were known before, so that it says little.
-double ratio_together(const FittedLine& whole, const std::vector<Alone>& by_size,
-                      const std::vector<std::int64_t>& samples) {
-  double sum = 0;
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    const double rest = whole.at(static_cast<double>(samples[i])) - by_size[i].known;
-    if (rest <= 0 || by_size[i].fresh <= by_size[i].known) return 1;
-    sum += rest / by_size[i].fresh;
-  }
-  return sum / static_cast<double>(samples.size());
+/// How much longer atoms take one after the other than each by itself, again and again, for samples of one size: what
+/// they read is further away, and memory is not at hand. 1 where most atoms were known before, so that it says little.
+double ratio_together(double whole, const Alone& alone) {
+  const double rest = whole - alone.known;
+  return rest <= 0 || alone.fresh <= alone.known ? 1 : rest / alone.fresh;
 }
 
-/// Runs the beginning of the model as a stage does. @return ratios of forwards and backwards
-std::array<double, 2> measure_together(const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
-                                       c10::Device device, const MeasureOptions& options,
-                                       const std::map<std::uint64_t, MeasuredAtom>& fresh, const MeasuredCosts& known) {
+/// Runs the beginning of the model as a stage does. @return ratios of forwards, then of backwards, by size
+std::vector<double> measure_together(const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
+                                     c10::Device device, const MeasureOptions& options,
+                                     const std::map<std::uint64_t, MeasuredAtom>& fresh, const MeasuredCosts& known) {
+  const auto sizes = options.samples.size();
+  std::vector<double> ratios(2 * sizes, 1);
   const auto largest = *std::max_element(options.samples.begin(), options.samples.end());
   const auto beginning = beginning_that_fits(profile, static_cast<double>(largest));
-  if (beginning.atoms.size() < 2) return {1, 1};
+  if (beginning.atoms.size() < 2) return ratios;
   const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, device), 0, options);
-  std::vector<Alone> forward(options.samples.size()), backward(forward);
+  std::vector<Alone> forward(sizes), backward(sizes);
   for (const NodeId node : beginning.atoms) {
     const auto structure = profile.model.graph[node].structure;
     const auto now = fresh.find(structure), before = known.atoms.find(structure);
-    for (std::size_t i = 0; i < options.samples.size(); ++i) {
+    for (std::size_t i = 0; i < sizes; ++i) {
       const auto size = static_cast<double>(options.samples[i]);
       if (now != fresh.end()) {
         forward[i].fresh += now->second.forward.at(size);
@@ -129,14 +124,24 @@ std::array<double, 2> measure_together(const OpGraph& graph, const BatchPlan& pl
       }
     }
   }
-  return {ratio_together(whole.forward, forward, options.samples),
-          ratio_together(whole.backward, backward, options.samples)};
+  for (std::size_t i = 0; i < sizes; ++i) {
+    const auto size = static_cast<double>(options.samples[i]);
+    ratios[i] = ratio_together(whole.forward.at(size), forward[i]);
+    ratios[sizes + i] = ratio_together(whole.backward.at(size), backward[i]);
+  }
+  return ratios;
 }
 
-FittedLine times(FittedLine line, double ratio) {
-  line.slope *= ratio;
-  line.intercept *= ratio;
-  return line;
+/// The line that is `ratios` x as much at these sizes.
+FittedLine scaled(const FittedLine& line, const std::vector<std::int64_t>& samples, std::span<const double> ratios) {
+  std::vector<MeasuredPoint> points;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const auto size = static_cast<double>(samples[i]);
+    points.push_back({size, line.at(size) * ratios[i]});
+  }
+  auto result = fit_line(points);
+  result.residual = std::max(result.residual, line.residual);
+  return result;
 }
 
 std::string processor_name() {
@@ -188,7 +193,8 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
     if (!gathered.empty()) std::memcpy(gathered.data(), blob.data(), gathered.size() * sizeof(AtomRow));
     for (const auto& row : gathered) fresh[row.structure] = {row.forward, row.backward, {}, {}};
   }
-  std::array<double, 2> ratios{1, 1};
+  const auto sizes = options.samples.size();
+  std::vector<double> ratios(2 * sizes, 1);
   if (!fresh.empty()) {
     try {
       ratios = measure_together(graph, plan, profile, device, options, fresh, known);
@@ -199,12 +205,13 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
     for (double& ratio : ratios) ratio /= world.size();
   }
   for (const auto& [structure, atom] : fresh) {
-    known.atoms[structure] = {times(atom.forward, ratios[0]), times(atom.backward, ratios[1]), {}, {}};
+    known.atoms[structure] = {scaled(atom.forward, options.samples, std::span(ratios).first(sizes)),
+                              scaled(atom.backward, options.samples, std::span(ratios).last(sizes)), {}, {}};
   }
   log.info("measured " + std::to_string(rows.size()) + " of " + std::to_string(todo.size()) +
            " distinct atoms that were not known, of " + std::to_string(model.node_count()) +
-           " atoms; together they take " + std::to_string(ratios[0]) + " (forward) and " + std::to_string(ratios[1]) +
-           " (backward) x as long as alone");
+           " atoms; with the largest share they take together " + std::to_string(ratios[sizes - 1]) + " (forward) and " +
+           std::to_string(ratios.back()) + " (backward) x as long as alone");
   return known;
 }
 
