@@ -6,9 +6,11 @@
 //
 // Time: the median over the steps, after three to warm up, of the slowest rank's zero_grad, forward, backward and optimizer
 // step, which all ranks start together; predicted is Plan::step with costs = "profiled", measured once a model.
-// Memory: VmHWM, reset when the model is warm, less what was resident before the model was deployed: parameters,
-// gradients, optimizer state, activations, messages, and what the allocator keeps of freed blocks. libtorch's code is not
-// counted: a plain copy of the model has run one sample before. Predicted is the largest StagePlan::peak_memory.
+// Memory: VmHWM, reset when the model is warm, less what was resident before the model was deployed, of the worst rank:
+// parameters, gradients, optimizer state, activations and messages that are alive, and the session's own few MiB. Taken in
+// processes of their own, whose allocator gives back freed blocks of 64 KiB and more (MALLOC_MMAP_THRESHOLD_). By default,
+// as where times are taken, glibc keeps many of them: "resident_bytes". libtorch's code is not counted: a plain copy of the
+// model has run before. Predicted is the largest StagePlan::peak_memory.
 // Terms (terms.hpp) come from traces of further steps: what the plan's simulated step has on a rank, and the trace has.
 
 #include <array>
@@ -25,7 +27,9 @@
 #include <optional>
 #include <span>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include <malloc.h>
 #include <unistd.h>
@@ -88,7 +92,7 @@ Planned planned;
 struct RecordingPlanner {
   [[nodiscard]] ap::Plan plan(const ap::ModelProfile& profile, const ap::ProfiledCost& costs, const ap::Cluster& cluster,
                               const ap::PlanRequest& request) const {
-    ap::Planner<GivenShare> given;
+    ap::Planner<GivenShare, ap::NoCoarsening> given;  // whose cuts would be improved
     given.staging.share = planned.first_share;
     auto plan = planned.first_share > 0 ? given.plan(profile, costs, cluster, request)
                                         : ap::Planner<>{}.plan(profile, costs, cluster, request);
@@ -109,19 +113,28 @@ std::int64_t memory_status(const std::string& key) {
   throw std::runtime_error("/proc/self/status has no " + key);
 }
 
-void reset_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
+/// The largest resident set since `reset`, less what was resident when this was made.
+class MemoryPeak {
+ public:
+  MemoryPeak() {
+    malloc_trim(0);
+    before_ = memory_status("VmRSS:");
+  }
+  void reset() const { std::ofstream("/proc/self/clear_refs") << 5; }
+  [[nodiscard]] std::int64_t bytes() const { return memory_status("VmHWM:") - before_; }
 
-/// Loads libtorch's kernels, and gives back what they allocated.
+ private:
+  std::int64_t before_ = 0;
+};
+
+/// Loads libtorch's kernels.
 template <class Net>
 void run_plain() {
-  {
-    Net net;
-    auto optimizer = models::Recipe<Net>::optimizer(net->parameters());
-    const auto batch = models::Recipe<Net>::batch(2);
-    net(batch.x, batch.y).backward();
-    optimizer.step();
-  }
-  malloc_trim(0);
+  Net net;
+  auto optimizer = models::Recipe<Net>::optimizer(net->parameters());
+  const auto batch = models::Recipe<Net>::batch(2);
+  net(batch.x, batch.y).backward();
+  optimizer.step();
 }
 
 // ---------------------------------------------------------------- one case
@@ -168,19 +181,33 @@ class CaseRun {
     run_plain<Net>();
   }
 
+  /// Plans, and takes times.
   [[nodiscard]] summary::Row run() {
     summary::Row row;
     row.model = name_;
     row.plan = wanted_.name;
-    auto options = cases::options_of(wanted_, folder_ / (name_ + ".costs"));
-    measure(options, row);
+    measure(cases::options_of(wanted_, folder_ / (name_ + ".costs")), row);
     if (world_.rank() == 0) ap::write_plan(plan_file(), *plan_);
     world_.barrier("plan is written");
-    options = {};
+    ap::Options options;
     options.plan_file = plan_file();
     options.trace_file = folder_ / "trace.json";
     trace(options, row);
     return row;
+  }
+
+  /// Bytes of the worst rank under the plan of `run`.
+  [[nodiscard]] double run_for_memory() {
+    ap::Options options;
+    options.plan_file = plan_file();
+    const MemoryPeak memory;
+    Model model(world_, [] { return Net(); }, options);
+    auto optimizer = Recipe::optimizer(model->parameters());
+    model->attach(optimizer);
+    for (int i = 0; i < kWarmUp; ++i) run_step(model, optimizer, batch_);
+    memory.reset();
+    for (int i = 0; i < kWarmUp; ++i) run_step(model, optimizer, batch_);
+    return largest(memory.bytes());
   }
 
  private:
@@ -189,12 +216,13 @@ class CaseRun {
   [[nodiscard]] std::string plan_file() const { return folder_ / "plan.json"; }
 
   void measure(const ap::Options& options, summary::Row& row) {
-    const auto before = memory_status("VmRSS:");
+    const MemoryPeak memory;
     Model model(world_, [] { return Net(); }, options);
     auto optimizer = Recipe::optimizer(model->parameters());
     model->attach(optimizer);
     for (int i = 0; i < kWarmUp; ++i) run_step(model, optimizer, batch_);
-    reset_peak();
+    malloc_trim(0);  // what measuring costs has left
+    memory.reset();
     std::vector<double> times;
     for (int i = 0; i < steps_; ++i) {
       world_.barrier("start of a step");
@@ -202,12 +230,11 @@ class CaseRun {
       const auto all = of_all(world_, own.step);
       times.push_back(std::max(all[0], all[1]));
     }
-    const auto peaks = of_all(world_, memory_status("VmHWM:") - before);
+    row.resident_bytes = largest(memory.bytes());
     plan_ = model->plan();
     row.seconds = median(times);
     row.fastest = *std::min_element(times.begin(), times.end());
     row.predicted_seconds = plan_->step.value();
-    row.bytes = static_cast<double>(std::max(peaks[0], peaks[1]));
     for (const auto& stage : plan_->stages) {
       row.predicted_bytes = std::max(row.predicted_bytes, static_cast<double>(stage.peak_memory.value()));
     }
@@ -230,6 +257,12 @@ class CaseRun {
     row.terms = measured.medians();
   }
 
+  /// Of all ranks.
+  [[nodiscard]] double largest(std::int64_t mine) {
+    const auto all = of_all(world_, mine);
+    return static_cast<double>(std::max(all[0], all[1]));
+  }
+
   ap::World& world_;
   const cases::Case& wanted_;
   fs::path folder_;
@@ -245,12 +278,17 @@ int run_case(int argc, char** argv) {
   const fs::path folder = argv[2];
   const std::string model = argv[3];
   const auto& wanted = cases::kCases.at(static_cast<std::size_t>(std::atoi(argv[4])));
-  const int steps = std::atoi(argv[5]);
-  summary::Row row;
-  if (model == "mlp") row = CaseRun<models::Mlp>(world, wanted, folder, model, steps).run();
-  if (model == "resnet") row = CaseRun<models::ResNet>(world, wanted, folder, model, steps).run();
-  if (model == "transformer") row = CaseRun<models::Transformer>(world, wanted, folder, model, steps).run();
-  if (world.rank() == 0) ap::write_text_file(folder / "row", summary::to_text(row));
+  const int steps = std::atoi(argv[5]);  // 0: for memory
+  const auto run = [&]<class Net>(std::type_identity<Net>) {
+    CaseRun<Net> one(world, wanted, folder, model, steps);
+    std::string result;
+    if (steps > 0) result = summary::to_text(one.run());
+    else result = std::to_string(one.run_for_memory());
+    if (world.rank() == 0) ap::write_text_file(folder / "result", result);
+  };
+  if (model == "mlp") run(std::type_identity<models::Mlp>{});
+  if (model == "resnet") run(std::type_identity<models::ResNet>{});
+  if (model == "transformer") run(std::type_identity<models::Transformer>{});
   return 0;
 }
 
@@ -277,16 +315,21 @@ int run_all(int steps, const std::string& mpiexec) {
   const Folder folder;
   const auto self = fs::read_symlink("/proc/self/exe").string();
   setenv("OMP_NUM_THREADS", "1", 1);
+  // What a case's processes found.
+  const auto result_of = [&](const std::string& model, std::size_t i, int own_steps) {
+    const auto command = mpiexec + " -n 2 '" + self + "' --case '" + folder.path().string() + "' " + model + " " +
+                         std::to_string(i) + " " + std::to_string(own_steps);
+    if (std::system(command.c_str()) != 0) throw std::runtime_error(model + ", " + cases::kCases[i].name + " failed");
+    return ap::read_text_file(folder.path() / "result");
+  };
   std::vector<summary::Row> rows;
   for (const auto& model : cases::kModels) {
     for (std::size_t i = 0; i < cases::kCases.size(); ++i) {
-      const auto command = mpiexec + " -n 2 '" + self + "' --case '" + folder.path().string() + "' " + model + " " +
-                           std::to_string(i) + " " + std::to_string(steps);
-      if (std::system(command.c_str()) != 0) {
-        std::cerr << "predictions: " << model << ", " << cases::kCases[i].name << " failed\n";
-        return 1;
-      }
-      rows.push_back(summary::from_text(ap::read_text_file(folder.path() / "row")));
+      auto row = summary::from_text(result_of(model, i, steps));
+      setenv("MALLOC_MMAP_THRESHOLD_", "65536", 1);
+      row.bytes = std::stod(result_of(model, i, 0));
+      unsetenv("MALLOC_MMAP_THRESHOLD_");
+      rows.push_back(std::move(row));
       std::cout << summary::to_json(rows.back()) << std::endl;
     }
   }

@@ -16,7 +16,7 @@ namespace summary {
 struct Row {
   std::string model, plan;
   double seconds = 0, fastest = 0, predicted_seconds = 0;  ///< median, shortest step
-  double bytes = 0, predicted_bytes = 0;
+  double bytes = 0, resident_bytes = 0, predicted_bytes = 0;  ///< alive, with what the allocator keeps
   std::vector<terms::Terms> terms, predicted_terms;  ///< by rank
 
   [[nodiscard]] double time_error() const { return predicted_seconds / seconds - 1; }
@@ -47,7 +47,7 @@ struct Wrong {
   out.precision(17);
   out << row.model << '\n' << row.plan << '\n';
   out << row.seconds << ' ' << row.fastest << ' ' << row.predicted_seconds << ' ' << row.bytes << ' '
-      << row.predicted_bytes << '\n';
+      << row.resident_bytes << ' ' << row.predicted_bytes << '\n';
   for (const auto* all : {&row.terms, &row.predicted_terms}) {
     for (const auto& rank : *all) {
       for (const double term : rank) out << term << ' ';
@@ -60,7 +60,8 @@ struct Wrong {
   std::istringstream in(text);
   std::getline(in, row.model);
   std::getline(in, row.plan);
-  in >> row.seconds >> row.fastest >> row.predicted_seconds >> row.bytes >> row.predicted_bytes;
+  in >> row.seconds >> row.fastest >> row.predicted_seconds >> row.bytes >> row.resident_bytes >>
+      row.predicted_bytes;
   for (auto* all : {&row.terms, &row.predicted_terms}) {
     all->resize(2);
     for (auto& rank : *all) {
@@ -85,7 +86,7 @@ struct Wrong {
   const auto wrong = most_wrong(row);
   out << R"({"benchmark":"predictions","model":")" << row.model << R"(","plan":")" << row.plan
       << R"(","predicted_s":)" << row.predicted_seconds << R"(,"measured_s":)" << row.seconds << R"(,"fastest_s":)"
-      << row.fastest << R"(,"predicted_bytes":)" << row.predicted_bytes << R"(,"measured_bytes":)" << row.bytes
+      << row.fastest << R"(,"predicted_bytes":)" << row.predicted_bytes << R"(,"measured_bytes":)" << row.bytes << R"(,"resident_bytes":)" << row.resident_bytes
       << R"(,"largest_wrong_term":{"term":")" << wrong.term << R"(","rank":)" << wrong.rank << R"(,"predicted_s":)"
       << wrong.predicted << R"(,"measured_s":)" << wrong.measured << R"(},"predicted_terms":)";
   terms(row.predicted_terms);

@@ -163,7 +163,7 @@ AtomBench::Times AtomBench::run(std::int64_t samples) {
   std::vector<NormSample> statistics(plan_.batch_norms.size());
 
   Times times;
-  times.forward = seconds_of(device_, [&] {
+  times.forward = busy_seconds_of(device_, [&] {
     for (auto& environment : values) runner_.run(environment, context, statistics);
   });
   times.forward /= static_cast<double>(runs);
@@ -172,7 +172,7 @@ AtomBench::Times AtomBench::run(std::int64_t samples) {
   for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_));
   times.has_backward = !roots.front().values.empty();
   if (!times.has_backward) return times;
-  times.backward = seconds_of(device_, [&] {
+  times.backward = busy_seconds_of(device_, [&] {
     for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
   });
   times.backward /= static_cast<double>(runs);
@@ -190,7 +190,7 @@ double start_of_backward(c10::Device device) {
       const auto leaf = at::ones({1}, at::TensorOptions().device(device)).set_requires_grad(true);
       roots.push_back({{at::alias(leaf)}, {at::ones({1}, at::TensorOptions().device(device))}});
     }
-    times.push_back(seconds_of(device, [&] {
+    times.push_back(busy_seconds_of(device, [&] {
                       for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
                     }) / runs);
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <map>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -11,6 +12,8 @@
 
 #include <ATen/Parallel.h>
 #include <torch/version.h>
+
+#include <autopar/graph/algorithms/topological_order.hpp>
 
 #include "torch/profiler/atom_bench.hpp"
 #include "torch/profiler/stopwatch.hpp"
@@ -52,6 +55,93 @@ MeasuredAtom measure_bench(AtomBench bench, double start, const MeasureOptions& 
     backward.push_back({static_cast<double>(samples), detail::median(backwards)});
   }
   return {fit_line(forward), fit_line(backward), {}, {}};
+}
+
+/// Atoms from the start of the model that one rank can run together, and their operators.
+struct Beginning {
+  std::vector<NodeId> atoms;
+  std::vector<OpId> ops;  ///< ascending
+};
+
+Beginning beginning_that_fits(const GraphProfile& profile, double samples) {
+  constexpr double kMostBytes = 1 << 29;  // any device has so much; a model's repeated layers are among its first ones
+  constexpr int kCopies = 2;              // a parameter and its gradient
+  const auto& model = profile.model;
+  std::vector<bool> read(model.parameters.size(), false);
+  double bytes = 0;
+  Beginning beginning;
+  for (const NodeId node : topological_order(model.graph)) {
+    const auto& atom = model.graph[node];
+    bytes += atom.saved.at(samples) + atom.workspace.at(samples);
+    for (const auto parameter : atom.parameters) {
+      if (read[parameter.index()]) continue;
+      read[parameter.index()] = true;
+      bytes += static_cast<double>(kCopies * model.parameters[parameter.index()].bytes.value());
+    }
+    if (bytes > kMostBytes) break;
+    beginning.atoms.push_back(node);
+    const auto& ops = profile.atoms.atoms[node.index()];
+    beginning.ops.insert(beginning.ops.end(), ops.begin(), ops.end());
+  }
+  std::sort(beginning.ops.begin(), beginning.ops.end());
+  return beginning;
+}
+
+/// Seconds of the atoms of a beginning, each by itself: those that were measured now, and those known before.
+struct Alone {
+  double fresh = 0, known = 0;
+};
+
+/// How much longer atoms take one after the other than each by itself, again and again, for samples of one size: what
+/// they read is further away, and memory is not at hand. 1 where most atoms were known before, so that it says little.
+double ratio_together(double whole, const Alone& alone) {
+  const double rest = whole - alone.known;
+  return rest <= 0 || alone.fresh <= alone.known ? 1 : rest / alone.fresh;
+}
+
+/// Runs the beginning of the model as a stage does. @return ratios of forwards, then of backwards, by size
+std::vector<double> measure_together(const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
+                                     c10::Device device, const MeasureOptions& options,
+                                     const std::map<std::uint64_t, MeasuredAtom>& fresh, const MeasuredCosts& known) {
+  const auto sizes = options.samples.size();
+  std::vector<double> ratios(2 * sizes, 1);
+  const auto largest = *std::max_element(options.samples.begin(), options.samples.end());
+  const auto beginning = beginning_that_fits(profile, static_cast<double>(largest));
+  if (beginning.atoms.size() < 2) return ratios;
+  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, device), 0, options);
+  std::vector<Alone> forward(sizes), backward(sizes);
+  for (const NodeId node : beginning.atoms) {
+    const auto structure = profile.model.graph[node].structure;
+    const auto now = fresh.find(structure), before = known.atoms.find(structure);
+    for (std::size_t i = 0; i < sizes; ++i) {
+      const auto size = static_cast<double>(options.samples[i]);
+      if (now != fresh.end()) {
+        forward[i].fresh += now->second.forward.at(size);
+        backward[i].fresh += now->second.backward.at(size);
+      } else if (before != known.atoms.end()) {
+        forward[i].known += before->second.forward.at(size);
+        backward[i].known += before->second.backward.at(size);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < sizes; ++i) {
+    const auto size = static_cast<double>(options.samples[i]);
+    ratios[i] = ratio_together(whole.forward.at(size), forward[i]);
+    ratios[sizes + i] = ratio_together(whole.backward.at(size), backward[i]);
+  }
+  return ratios;
+}
+
+/// The line that is `ratios` x as much at these sizes.
+FittedLine scaled(const FittedLine& line, const std::vector<std::int64_t>& samples, std::span<const double> ratios) {
+  std::vector<MeasuredPoint> points;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const auto size = static_cast<double>(samples[i]);
+    points.push_back({size, line.at(size) * ratios[i]});
+  }
+  auto result = fit_line(points);
+  result.residual = std::max(result.residual, line.residual);
+  return result;
 }
 
 std::string processor_name() {
@@ -97,13 +187,31 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
     }
   }
   const auto mine = std::as_bytes(std::span<const AtomRow>(rows));
+  std::map<std::uint64_t, MeasuredAtom> fresh;
   for (const auto& blob : world.all_gather(mine, "gathering measured costs")) {
     std::vector<AtomRow> gathered(blob.size() / sizeof(AtomRow));
     if (!gathered.empty()) std::memcpy(gathered.data(), blob.data(), gathered.size() * sizeof(AtomRow));
-    for (const auto& row : gathered) known.atoms[row.structure] = {row.forward, row.backward, {}, {}};
+    for (const auto& row : gathered) fresh[row.structure] = {row.forward, row.backward, {}, {}};
+  }
+  const auto sizes = options.samples.size();
+  std::vector<double> ratios(2 * sizes, 1);
+  if (!fresh.empty()) {
+    try {
+      ratios = measure_together(graph, plan, profile, device, options, fresh, known);
+    } catch (const std::exception& error) {
+      log.warn(std::string("operators cannot be run one after the other alone: ") + error.what());
+    }
+    world.all_reduce_sum(ratios, "averaging measured costs");
+    for (double& ratio : ratios) ratio /= world.size();
+  }
+  for (const auto& [structure, atom] : fresh) {
+    known.atoms[structure] = {scaled(atom.forward, options.samples, std::span(ratios).first(sizes)),
+                              scaled(atom.backward, options.samples, std::span(ratios).last(sizes)), {}, {}};
   }
   log.info("measured " + std::to_string(rows.size()) + " of " + std::to_string(todo.size()) +
-           " distinct atoms that were not known, of " + std::to_string(model.node_count()) + " atoms");
+           " distinct atoms that were not known, of " + std::to_string(model.node_count()) +
+           " atoms; with the largest share they take together " + std::to_string(ratios[sizes - 1]) + " (forward) and " +
+           std::to_string(ratios.back()) + " (backward) x as long as alone");
   return known;
 }
 

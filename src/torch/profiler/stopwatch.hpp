@@ -4,6 +4,9 @@
 #include <chrono>
 #include <vector>
 
+#include <time.h>
+
+#include <ATen/Parallel.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -22,6 +25,21 @@ template <class Work>
   work();
   synchronise(device);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Seconds that `work`, which waits for nobody, takes on the device. On a CPU with one thread: of that thread's own time,
+/// so that what other programs take of the processor is not counted.
+template <class Work>
+[[nodiscard]] double busy_seconds_of(c10::Device device, Work&& work) {
+  if (!device.is_cpu() || at::get_num_threads() > 1) return seconds_of(device, work);
+  const auto now = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const double start = now();
+  work();
+  return now() - start;
 }
 
 /// The middle one; of an even number the lower. @pre not empty

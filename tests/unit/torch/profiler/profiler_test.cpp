@@ -159,7 +159,7 @@ TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and
     const std::lock_guard lock(mutex);
     by_rank[static_cast<std::size_t>(world.rank())] = std::move(updates);
   });
-  CHECK(by_rank[1] == by_rank[0]);
+  CHECK((by_rank[1] == by_rank[0]));
   REQUIRE(by_rank[0].size() == 3);
   for (const int factor : {0, 1, 2}) CHECK(by_rank[0].at(factor).at(1 << 22) > 0);
 }
