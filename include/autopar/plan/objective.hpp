@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -102,9 +104,27 @@ class StagingCosts {
   }
   [[nodiscard]] Seconds reduce(const Action& action) const {
     const auto group = static_cast<std::size_t>(action.group);
-    const Seconds sum = work_.all_reduce(sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)],
-                                         sized_.pipeline.groups[group].ranks);
+    const Bytes bytes = sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)];
+    if (sums_.empty()) sums_.resize(sized_.pipeline.groups.size());
+    auto& [of_bytes, sum] = sums_[group];  // neighbouring buckets are often equal
+    if (of_bytes != bytes) {
+      sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
+      of_bytes = bytes;
+    }
     return zero_ > 0 ? sum * detail::kHalfOfASum : sum;
+  }
+  /// Whether all turns that these costs were asked for take as long under others.
+  [[nodiscard]] bool turns_last_as_long(const StagingCosts& others) const {
+    for (std::size_t s = 0; s < known_.size(); ++s) {
+      for (const Known& known : known_[s]) {
+        const Known& other = others.at(StageId::of(s), known.samples);
+        if (std::tie(known.forward, known.backward, known.backward_weight) !=
+            std::tie(other.forward, other.backward, other.backward_weight)) {
+          return false;
+        }
+      }
+    }
+    return true;
   }
   /// The optimizer's step and what must follow it before the next one's first forward.
   [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
@@ -162,6 +182,7 @@ class StagingCosts {
   std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
   std::vector<Bytes> trainable_;                         // by stage
   mutable std::vector<std::vector<Known>> known_;  // by stage; a handful of different shares
+  mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
 };
 static_assert(SplitBackwardCosts<StagingCosts>);
 
@@ -199,41 +220,18 @@ class StepObjective {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
     const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
     std::optional<StepTerms> best;
+    std::optional<Played> played;
     for (const int level : constraints_.zero_levels) {
       if (best && !shares) break;
-      keep_better(best, evaluate(staging, sized, savings(staging, sized, level, constraints_.memory)));
+      keep_better(best, evaluate(staging, sized, savings(staging, sized, level, constraints_.memory), played));
     }
     return std::move(*best);
   }
 
   /// Time and memory on given ranks, under given savings.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings) const {
-    const StagingCosts costs(work_, staging, sized, savings);
-    StepTerms terms;
-    terms.ranks = sized.pipeline.stages;
-    const BatchLayout layout{shares_.local(), staging.microbatches};
-    const GivenOrders orders = orders_of(staging, sized, layout, costs, savings);
-    const auto in_flight =
-        orders.orders.empty()
-            ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
-    const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight, savings);
-    if (staging.schedule == ScheduleKind::kSynthesised) terms.orders = orders.orders;
-    for (std::size_t s = 0; s < memory.size(); ++s)
-      terms.stages.push_back({.memory = memory[s]});
-    Course course(constraints_.world);
-    const auto run = [&](Phase phase) {
-      course.add(sized.pipeline, make_program(sized.pipeline, layout, staging.schedule, phase, orders), costs);
-    };
-    if (work_.loss_mode) {
-      run(Phase::kStep);
-    } else {
-      run(Phase::kForward);
-      run(Phase::kBackward);
-    }
-    explain(terms, staging, sized, costs, course);
-    terms.savings = std::move(savings);
-    return terms;
+    std::optional<Played> played;
+    return evaluate(staging, sized, std::move(savings), played);
   }
 
   /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank.
@@ -252,13 +250,57 @@ class StepObjective {
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
 
  private:
+  /// What was played through: the programs of a staging and the courses of their turns.
+  struct Played {
+    StagingCosts costs;
+    std::deque<Program> programs;  // that simulations refer to
+    std::deque<detail::Simulation<StagingCosts>> simulations;
+  };
+
+  /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings,
+                                   std::optional<Played>& played) const {
+    const StagingCosts costs(work_, staging, sized, savings);
+    StepTerms terms;
+    terms.ranks = sized.pipeline.stages;
+    const BatchLayout layout{shares_.local(), staging.microbatches};
+    const GivenOrders orders = orders_of(staging, sized, layout, costs, savings);
+    const auto in_flight =
+        orders.orders.empty()
+            ? in_flight_by_law(work_, staging)
+            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
+    const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight, savings);
+    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+    if (synthesised) terms.orders = orders.orders;
+    for (std::size_t s = 0; s < memory.size(); ++s)
+      terms.stages.push_back({.memory = memory[s]});
+    if (synthesised || !played || !played->costs.turns_last_as_long(costs)) {
+      played.reset();
+      play(played.emplace(Played{costs, {}, {}}), staging, sized, layout, orders);
+    }
+    Course course(constraints_.world);
+    for (std::size_t p = 0; p < played->programs.size(); ++p)
+      course.add(played->programs[p], played->simulations[p].sum(costs));
+    explain(terms, staging, sized, costs, course);
+    terms.savings = std::move(savings);
+    return terms;
+  }
+
+  void play(Played& played, const Staging& staging, const SizedPipeline& sized, const BatchLayout& layout,
+            const GivenOrders& orders) const {
+    const auto phases = work_.loss_mode ? std::vector{Phase::kStep} : std::vector{Phase::kForward, Phase::kBackward};
+    for (const Phase phase : phases) {
+      played.programs.push_back(make_program(sized.pipeline, layout, staging.schedule, phase, orders));
+      played.simulations.emplace_back(sized.pipeline, played.programs.back(), played.costs).play();
+    }
+  }
+
   /// Phases one after the other.
   struct Course {
     explicit Course(int world)
         : busy(static_cast<std::size_t>(world)), end(busy.size()), communicating(busy.size()), summing(busy.size()) {}
 
-    void add(const Pipeline& pipeline, const Program& actions, const StagingCosts& costs) {
-      const Timeline timeline = simulate(pipeline, actions, costs);
+    void add(const Program& actions, const Timeline& timeline) {
       const Seconds before = step;
       step += timeline.step;
       for (std::size_t r = 0; r < busy.size(); ++r) {
