@@ -8,11 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/folded.hpp>
 #include <autopar/plan/memory.hpp>
 #include <autopar/plan/pipeline_of.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/shares.hpp>
 #include <autopar/plan/staging.hpp>
+#include <autopar/plan/staging_costs.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
@@ -46,146 +48,6 @@ struct StepTerms {
   Savings savings;                       ///< with which it was predicted
 };
 
-namespace detail {
-
-/// Bytes of the trainable parameters that each stage reads.
-[[nodiscard]] inline std::vector<Bytes> trainable_by_stage(const Workload& work, const Staging& staging) {
-  std::vector<Bytes> bytes(staging.replicas.size());
-  std::vector<int> counted(work.parameters.size(), -1);
-  const auto nodes = nodes_by_stage(staging);
-  for (std::size_t s = 0; s < nodes.size(); ++s) {
-    for (const NodeId node : nodes[s]) {
-      for (const ParameterId parameter : work.graph[node].parameters) {
-        if (counted[parameter.index()] == static_cast<int>(s) || !work.parameters[parameter.index()].trainable) continue;
-        counted[parameter.index()] = static_cast<int>(s);
-        bytes[s] += work.parameters[parameter.index()].bytes;
-      }
-    }
-  }
-  return bytes;
-}
-
-/// What one rank of several updates, under ZeRO its share.
-[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
-  const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
-  return Bytes((trainable.value() + parts - 1) / parts);
-}
-
-/// Summing into shares and gathering shares are the two halves of a sum that everyone gets.
-inline constexpr double kHalfOfASum = 0.5;
-
-}  // namespace detail
-
-/// Costs of one staging as the simulator asks for them.
-class StagingCosts {
- public:
-  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized, const Savings& savings = {})
-      : work_(work),
-        sized_(sized),
-        zero_(savings.zero),
-        nodes_(nodes_by_stage(staging)),
-        again_(savings.recomputed),
-        trainable_(detail::trainable_by_stage(work, staging)),
-        known_(nodes_.size()) {}
-
-  [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
-  [[nodiscard]] Seconds backward(StageId stage, std::int64_t samples) const { return at(stage, samples).backward; }
-  [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t samples) const {
-    return at(stage, samples).backward - at(stage, samples).backward_weight;
-  }
-  [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t samples) const {
-    return at(stage, samples).backward_weight;
-  }
-  [[nodiscard]] Seconds message(Rank from, const Action& action) const {
-    const auto& size = sized_.channels[static_cast<std::size_t>(action.channel)];
-    return work_.transfer(
-        detail::bytes_at(action.flow == Flow::kValue ? size.value : size.gradient, action.samples.size()), from,
-        action.peer);
-  }
-  [[nodiscard]] Seconds reduce(const Action& action) const {
-    const auto group = static_cast<std::size_t>(action.group);
-    const Bytes bytes = sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)];
-    if (sums_.empty()) sums_.resize(sized_.pipeline.groups.size());
-    auto& [of_bytes, sum] = sums_[group];  // neighbouring buckets are often equal
-    if (of_bytes != bytes) {
-      sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
-      of_bytes = bytes;
-    }
-    return zero_ > 0 ? sum * detail::kHalfOfASum : sum;
-  }
-  /// Whether all turns that these costs were asked for take as long under others.
-  [[nodiscard]] bool turns_last_as_long(const StagingCosts& others) const {
-    for (std::size_t s = 0; s < known_.size(); ++s) {
-      for (const Known& known : known_[s]) {
-        const Known& other = others.at(StageId::of(s), known.samples);
-        if (std::tie(known.forward, known.backward, known.backward_weight) !=
-            std::tie(other.forward, other.backward, other.backward_weight)) {
-          return false;
-        }
-      }
-    }
-    return true;
-  }
-  /// The optimizer's step and what must follow it before the next one's first forward.
-  [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
-    const Bytes bytes = trainable_[stage.index()];
-    const auto replicas = sized_.pipeline.stages[stage.index()].size();
-    const Seconds own = work_.update(detail::updated_bytes(bytes, zero_, replicas), state_factor);
-    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage) : own;
-  }
-
- private:
-  struct Known {
-    std::int64_t samples;
-    Seconds forward, backward, backward_weight;
-  };
-  [[nodiscard]] const Known& at(StageId stage, std::int64_t samples) const {
-    auto& row = known_[stage.index()];
-    for (const Known& known : row) {
-      if (known.samples == samples) return known;
-    }
-    Known sum{samples, {}, {}, {}};
-    const auto& costs = work_.node_costs(samples);
-    for (const NodeId node : nodes_[stage.index()]) {
-      const Seconds totals = add_totals(stage, work_.graph[node].totals);
-      sum.forward += costs[node.index()].forward + totals;
-      sum.backward += costs[node.index()].backward + totals;
-      sum.backward_weight += costs[node.index()].backward_weight;
-    }
-    if (!again_.empty()) {
-      for (const auto& segment : again_[stage.index()]) {
-        for (const NodeId node : segment) sum.backward += costs[node.index()].forward;
-      }
-    }
-    // Gathered and summed beside the computing, which waits for them only where they take longer.
-    const Seconds half = zero_ >= 2 ? half_of_a_sum(stage) : Seconds{};
-    if (zero_ >= 3) sum.forward = std::max(sum.forward, half);
-    if (zero_ >= 2) sum.backward = std::max(sum.backward, half * (zero_ >= 3 ? 2 : 1));
-    return row.emplace_back(sum);
-  }
-
-  [[nodiscard]] Seconds half_of_a_sum(StageId stage) const {
-    const auto& ranks = sized_.pipeline.stages[stage.index()];
-    const Bytes bytes = trainable_[stage.index()];
-    return ranks.size() > 1 && bytes > Bytes(0) ? work_.all_reduce(bytes, ranks) * detail::kHalfOfASum : Seconds{};
-  }
-
-  [[nodiscard]] Seconds add_totals(StageId stage, Bytes bytes) const {
-    const auto& ranks = sized_.pipeline.stages[stage.index()];
-    return bytes > Bytes(0) && ranks.size() > 1 ? work_.all_reduce(bytes, ranks) : Seconds{};
-  }
-
-  const Workload& work_;
-  const SizedPipeline& sized_;
-  int zero_;
-  std::vector<std::vector<NodeId>> nodes_;
-  std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
-  std::vector<Bytes> trainable_;                         // by stage
-  mutable std::vector<std::vector<Known>> known_;  // by stage; a handful of different shares
-  mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
-};
-static_assert(SplitBackwardCosts<StagingCosts>);
-
 /// Predicted seconds of one optimizer step: the program of an even batch on the simulator, gradient sums and the
 /// optimizer's update included; and the peak memory of every stage. Refers to its arguments, which must outlive it.
 /// @cost of a call: O(actions of the program), tens of microseconds for a few ranks, milliseconds for 64
@@ -203,9 +65,16 @@ class StepObjective {
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const ShareTable& shares() const { return shares_; }
 
-  /// Time and memory under the best placement and the best savings, also of stagings that do not fit.
+  /// Time and memory under the best placement and the best savings, also of stagings that do not fit. Of many actions the
+  /// placement and the ZeRO level that are best when the replicas of each stage are one.
   [[nodiscard]] StepTerms operator()(const Staging& staging) const {
     std::optional<StepTerms> best;
+    if (actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised) {
+      FoldedChoice choice = folded_choice(staging);
+      const SizedPipeline sized =
+          make_pipeline(work_, staging, place(staging, choice.placement), constraints_.world);
+      return evaluate(staging, sized, std::move(choice.terms.savings));
+    }
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
       keep_better(best, evaluate(staging, place(staging, placement)));
     }
@@ -234,6 +103,18 @@ class StepObjective {
     return evaluate(staging, sized, std::move(savings), played);
   }
 
+  /// Memory as it is, and a step in which each stage's replicas are one: no message from or to the caller, none waits for
+  /// another of its replica. For comparing many stagings on many ranks; within 1 ‰ of the step where no share is empty.
+  /// @pre the schedule is not synthesised
+  /// @cost O(actions of one rank a position)
+  [[nodiscard]] StepTerms folded(const Staging& staging) const { return folded_choice(staging).terms; }
+
+  /// About how many actions one simulation of a staging has.
+  [[nodiscard]] static std::int64_t actions(const Staging& staging) {
+    const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / staging.replicas_of_positions().size());
+    return 6 * chunks * staging.microbatches * staging.ranks();
+  }
+
   /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
@@ -250,6 +131,29 @@ class StepObjective {
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
 
  private:
+  /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
+  static constexpr std::int64_t kManyActions = 30'000;
+
+  struct FoldedChoice {
+    Placement placement;
+    StepTerms terms;
+  };
+
+  [[nodiscard]] FoldedChoice folded_choice(const Staging& staging) const {
+    std::optional<FoldedChoice> best;
+    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
+    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
+      const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
+      std::optional<detail::FoldedCourse> course;
+      for (const int level : constraints_.zero_levels) {
+        if (level != constraints_.zero_levels.front() && !shares) break;
+        auto terms = folded(staging, sized, savings(staging, sized, level, constraints_.memory), course);
+        if (!best || is_better(terms, best->terms)) best = FoldedChoice{placement, std::move(terms)};
+      }
+    }
+    return std::move(*best);
+  }
+
   /// What was played through: the programs of a staging and the courses of their turns.
   struct Played {
     StagingCosts costs;
@@ -284,6 +188,42 @@ class StepObjective {
     explain(terms, staging, sized, costs, course);
     terms.savings = std::move(savings);
     return terms;
+  }
+
+  /// @param course  of the same staging on the same ranks; is played anew unless its turns last as long
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings,
+                                 std::optional<detail::FoldedCourse>& course) const {
+    const StagingCosts costs(work_, staging, sized, savings);
+    StepTerms terms;
+    terms.ranks = sized.pipeline.stages;
+    const GivenOrders orders = fixed_orders(staging, sized.pipeline);
+    const auto in_flight =
+        orders.orders.empty()
+            ? in_flight_by_law(work_, staging)
+            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
+    for (const StageMemory& memory : predict_memory(work_, constraints_, staging, sized, shares_, in_flight, savings))
+      terms.stages.push_back({.memory = memory});
+    if (!course || !course->holds_for(costs))
+      course.emplace(work_, staging, sized, largest_shares(staging), busy_times(staging), costs);
+    terms.step = course->step(costs, constraints_.optimizer_state_factor);
+    terms.savings = std::move(savings);
+    return terms;
+  }
+
+  /// Of a micro-batch, by stage.
+  [[nodiscard]] std::vector<std::int64_t> largest_shares(const Staging& staging) const {
+    std::vector<std::int64_t> share;
+    for (const int replicas : staging.replicas)
+      share.push_back(shares_.at(staging.microbatches, replicas, staging.stages()).largest);
+    return share;
+  }
+
+  /// Of micro-batches, of the replica that has samples of most.
+  [[nodiscard]] int busy_times(const Staging& staging) const {
+    int times = 1;
+    for (const int replicas : staging.replicas)
+      times = std::max(times, shares_.at(staging.microbatches, replicas, staging.stages()).busy_times());
+    return times;
   }
 
   void play(Played& played, const Staging& staging, const SizedPipeline& sized, const BatchLayout& layout,
@@ -321,7 +261,10 @@ class StepObjective {
 
   /// What fits before what does not, then the shorter step, then what came first.
   void keep_better(std::optional<StepTerms>& best, StepTerms terms) const {
-    if (!best || std::pair(!fits(terms), terms.step) < std::pair(!fits(*best), best->step)) best = std::move(terms);
+    if (!best || is_better(terms, *best)) best = std::move(terms);
+  }
+  [[nodiscard]] bool is_better(const StepTerms& a, const StepTerms& b) const {
+    return std::pair(!fits(a), a.step) < std::pair(!fits(b), b.step);
   }
 
   /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
@@ -333,9 +276,7 @@ class StepObjective {
         orders.orders.empty()
             ? in_flight_by_law(work_, staging)
             : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, out));
-    std::vector<std::int64_t> share;
-    for (const int replicas : staging.replicas)
-      share.push_back(shares_.at(staging.microbatches, replicas, staging.stages()).largest);
+    const std::vector<std::int64_t> share = largest_shares(staging);
     std::vector<Bytes> plain;
     for (const StageMemory& stage : predict_memory(work_, constraints_, staging, sized, shares_, in_flight, out))
       plain.push_back(stage.total());
@@ -365,9 +306,29 @@ class StepObjective {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
     if (staging.schedule != ScheduleKind::kSynthesised) return fixed_orders(staging, pipeline);
-    Synthesised<StagingCosts> policy{.costs = costs, .local = layout.local,
-                                     .held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings),
-                                     .budget = kSynthesisBudget};
+    if (actions(staging) <= kFewActions) return synthesised(staging, sized, savings, pipeline, layout, costs);
+    // Replicas take their turns in the same order, so one of each decides it.
+    const detail::FoldedPipeline folded(work_, staging, sized, largest_shares(staging), microbatches, costs);
+    const GivenOrders of_positions =
+        synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
+    GivenOrders orders{std::vector<std::vector<Turn>>(static_cast<std::size_t>(pipeline.ranks)), microbatches};
+    for (int s = 0; s < staging.stages(); ++s) {
+      for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)])
+        orders.orders[rank.index()] = of_positions.orders[static_cast<std::size_t>(staging.position(s))];
+    }
+    return orders;
+  }
+
+  /// With more than that, many simulations to synthesise one order would take too long.
+  static constexpr std::int64_t kFewActions = 4'000;
+
+  /// @param pipeline  of the staging itself, or with one rank a position
+  template <SplitBackwardCosts Costs>
+  [[nodiscard]] GivenOrders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
+                                        const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
+    Synthesised<Costs> policy{.costs = costs, .local = layout.local,
+                              .held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings),
+                              .budget = kSynthesisBudget};
     const std::vector<int> none(staging.replicas.size(), 0);
     const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none, savings);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
@@ -382,7 +343,7 @@ class StepObjective {
       if (least[r] > policy.limits[r]) policy.limits.clear();
       if (policy.limits.empty()) break;
     }
-    return policy.synthesise(pipeline, microbatches).orders;
+    return policy.synthesise(pipeline, layout.microbatches).orders;
   }
 
   void explain(StepTerms& terms, const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
