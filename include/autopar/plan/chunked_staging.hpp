@@ -136,8 +136,9 @@ struct ChunkedStaging {
   void synthesise_best(std::vector<Candidate> tried, const StepObjective& objective, SearchResult& result) const {
     std::int64_t left = simulated_of_best;
     int count = 0;
+    const Seconds limit = result.candidates.best_step() * kHopeless;
     for (Candidate& candidate : tried) {
-      if (left <= 0 || count == synthesised || candidate.terms.step > result.candidates.best_step() * kHopeless) break;
+      if (left <= 0 || count == synthesised || candidate.terms.step > limit) break;
       Staging& staging = candidate.staging;
       staging.schedule = ScheduleKind::kSynthesised;
       if (!meets(objective.constraints(), objective.work(), staging)) continue;
