@@ -24,6 +24,8 @@ namespace autopar {
 /// not measured take the measurement of the nearest number in the same class of links, scaled as a ring.
 class ProfiledCost {
  public:
+  static constexpr bool kCostsByValue = true;
+
   ProfiledCost(Cluster cluster, MeasuredCosts measured)
       : roofline_(std::move(cluster)), measured_(std::move(measured)) {}
 

@@ -175,27 +175,25 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   const auto nodes = nodes_by_stage(staging);
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::int64_t> share(nodes.size());
+  std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
   for (std::size_t s = 0; s < nodes.size(); ++s) {
-    std::vector<ParameterId> held;
     Bytes saved{}, workspace{}, largest{};
     share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
     const auto& costs = work.node_costs(share[s]);
     for (const NodeId node : nodes[s]) {
-      const auto& parameters = work.graph[node].parameters;
-      held.insert(held.end(), parameters.begin(), parameters.end());
+      for (const ParameterId parameter : work.graph[node].parameters) {
+        if (counted[parameter.index()] == s) continue;
+        counted[parameter.index()] = s;
+        const StageMemory one =
+            parameter_memory(work.parameters[parameter.index()], constraints, savings.zero, staging.replicas[s]);
+        memory[s].parameters += one.parameters;
+        memory[s].gradients += one.gradients;
+        memory[s].optimizer += one.optimizer;
+      }
       saved += costs[node.index()].saved;
       workspace = std::max(workspace, costs[node.index()].workspace);
       largest = std::max(largest, work.graph[node].largest_trained);
       memory[s].workspace += work.graph[node].resident;
-    }
-    std::sort(held.begin(), held.end());
-    held.erase(std::unique(held.begin(), held.end()), held.end());
-    for (const ParameterId parameter : held) {
-      const StageMemory one =
-          parameter_memory(work.parameters[parameter.index()], constraints, savings.zero, staging.replicas[s]);
-      memory[s].parameters += one.parameters;
-      memory[s].gradients += one.gradients;
-      memory[s].optimizer += one.optimizer;
     }
     memory[s].saved = saved * in_flight[s];
     memory[s].workspace += workspace;

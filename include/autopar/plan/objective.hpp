@@ -115,6 +115,9 @@ class StepObjective {
     return 6 * chunks * staging.microbatches * staging.ranks();
   }
 
+  /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
+  static constexpr std::int64_t kManyActions = 30'000;
+
   /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
@@ -131,9 +134,6 @@ class StepObjective {
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
 
  private:
-  /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
-  static constexpr std::int64_t kManyActions = 30'000;
-
   struct FoldedChoice {
     Placement placement;
     StepTerms terms;
