@@ -126,7 +126,7 @@ struct ChunkedStaging {
       if (left <= 0 || candidate.terms.step > result.candidates.best_step() * kHopeless) break;
       if (!allows(objective.constraints(), staging.schedule)) continue;
       if (!meets(objective.constraints(), objective.work(), staging)) continue;
-      left -= StepObjective::actions(staging);
+      left -= objective.actions(staging);
       ++result.states;
       result.candidates.offer({staging, objective(staging)});
     }
@@ -142,7 +142,7 @@ struct ChunkedStaging {
       Staging& staging = candidate.staging;
       staging.schedule = ScheduleKind::kSynthesised;
       if (!meets(objective.constraints(), objective.work(), staging)) continue;
-      left -= StepObjective::actions(staging);
+      left -= objective.actions(staging);
       ++count;
       ++result.states;
       const SizedPipeline sized = make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks),

@@ -241,13 +241,49 @@ struct ExactStaging {
       }
     }
     std::stable_sort(found.begin(), found.end(), [](const Seed& a, const Seed& b) { return a.estimate < b.estimate; });
+    std::vector<Staging> stagings;
+    std::int64_t left = kEstimateWork;
     for (std::size_t i = 0; i < found.size(); ++i) {
       const bool plain = found[i].staging.stages() == 1;  // the plan that everybody knows: to compare with
       if (static_cast<int>(i) >= seeds && !plain) continue;
-      offer(objective, found[i].staging, result);
-      offer(objective, local.improve(std::move(found[i].staging), estimates).first, result);
+      stagings.push_back(found[i].staging);
+      const std::int64_t each = work_of_estimate(objective, found[i].staging);
+      const auto budget = static_cast<int>(std::min<std::int64_t>(estimates, left / each));
+      if (budget <= 0) continue;
+      left -= budget * each;
+      stagings.push_back(local.improve(std::move(found[i].staging), budget).first);
+    }
+    offer_all(objective, stagings, result);
+  }
+
+  /// Elementary steps of all local searches.
+  static constexpr std::int64_t kEstimateWork = 12'000'000;
+  [[nodiscard]] static std::int64_t work_of_estimate(const StepObjective& objective, const Staging& staging) {
+    const std::int64_t stages = staging.stages();
+    return static_cast<std::int64_t>(objective.work().graph.node_count()) + stages * stages +
+           2 * stages * staging.microbatches + 4 * staging.ranks();
+  }
+
+  /// Simulates all of them; of those with many actions the best with one rank for each stage's replicas. Of the others
+  /// that is known closely enough, as they are slower.
+  static void offer_all(const StepObjective& objective, const std::vector<Staging>& stagings, SearchResult& result) {
+    std::vector<Candidate> many;
+    for (const Staging& staging : stagings) {
+      if (objective.actions(staging) <= StepObjective::kManyActions) offer(objective, staging, result);
+      else many.push_back({staging, objective.folded(staging)});
+    }
+    std::stable_sort(many.begin(), many.end(), [&](const Candidate& a, const Candidate& b) {
+      return std::pair(!objective.fits(a.terms), a.terms.step) < std::pair(!objective.fits(b.terms), b.terms.step);
+    });
+    int simulated = 0;
+    for (Candidate& candidate : many) {
+      const bool fits = objective.fits(candidate.terms);
+      const bool faster = fits && candidate.terms.step < result.candidates.best_step();
+      if (faster && simulated++ < kSimulated) offer(objective, candidate.staging, result);
+      else if (!faster) result.candidates.offer(std::move(candidate));
     }
   }
+  static constexpr int kSimulated = 2;
 
   static void offer(const StepObjective& objective, const Staging& staging, SearchResult& result) {
     result.candidates.offer({staging, objective(staging)});

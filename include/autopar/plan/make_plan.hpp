@@ -174,7 +174,7 @@ class PlanMaker {
     std::int64_t left = kSimulated;
     for (Candidate& finalist : finalists) {
       if (left <= 0 && fine.any_fits()) break;
-      left -= StepObjective::actions(finalist.staging);
+      left -= objective_.actions(finalist.staging);
       StepTerms terms = with_all_nodes(finalist);
       fine.offer({std::move(finalist.staging), std::move(terms)});
     }
@@ -417,7 +417,7 @@ class PlanMaker {
       const NodeId first = pieces.members(BlockId(piece.value())).front();
       staging.stage_of.push_back(best.staging.stage_of[first.index()]);
     }
-    const bool many = StepObjective::actions(staging) > StepObjective::kManyActions &&
+    const bool many = objective.actions(staging) > StepObjective::kManyActions &&
                       staging.schedule != ScheduleKind::kSynthesised;
     const StepTerms unhindered = many ? free.folded(staging) : free.evaluate(staging, best.terms.ranks);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);

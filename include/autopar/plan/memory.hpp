@@ -165,43 +165,63 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 
 }  // namespace detail
 
-/// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
-/// @param savings  nothing by default
-[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
-                                                             const Staging& staging, const SizedPipeline& sized,
-                                                             const ShareTable& shares,
-                                                             const std::vector<int>& in_flight,
-                                                             const Savings& savings = {}) {
+/// What the parameters of each stage take, and whatever else does not depend on the batch.
+[[nodiscard]] inline std::vector<StageMemory> fixed_memory(const Workload& work, const Constraints& constraints,
+                                                           const Staging& staging, int zero) {
   const auto nodes = nodes_by_stage(staging);
   std::vector<StageMemory> memory(nodes.size());
-  std::vector<std::int64_t> share(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
   for (std::size_t s = 0; s < nodes.size(); ++s) {
-    Bytes saved{}, workspace{}, largest{};
-    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-    const auto& costs = work.node_costs(share[s]);
+    Bytes largest{};
     for (const NodeId node : nodes[s]) {
       for (const ParameterId parameter : work.graph[node].parameters) {
         if (counted[parameter.index()] == s) continue;
         counted[parameter.index()] = s;
         const StageMemory one =
-            parameter_memory(work.parameters[parameter.index()], constraints, savings.zero, staging.replicas[s]);
+            parameter_memory(work.parameters[parameter.index()], constraints, zero, staging.replicas[s]);
         memory[s].parameters += one.parameters;
         memory[s].gradients += one.gradients;
         memory[s].optimizer += one.optimizer;
       }
-      saved += costs[node.index()].saved;
-      workspace = std::max(workspace, costs[node.index()].workspace);
       largest = std::max(largest, work.graph[node].largest_trained);
       memory[s].workspace += work.graph[node].resident;
     }
+    if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 3 : 1);
+  }
+  return memory;
+}
+
+/// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
+/// @param savings  nothing by default
+/// @param memory   `fixed_memory` of the same staging and ZeRO level
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Staging& staging,
+                                                             const SizedPipeline& sized, const ShareTable& shares,
+                                                             const std::vector<int>& in_flight, const Savings& savings,
+                                                             std::vector<StageMemory> memory) {
+  const auto nodes = nodes_by_stage(staging);
+  std::vector<std::int64_t> share(nodes.size());
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    Bytes saved{}, workspace{};
+    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+    const auto& costs = work.node_costs(share[s]);
+    for (const NodeId node : nodes[s]) {
+      saved += costs[node.index()].saved;
+      workspace = std::max(workspace, costs[node.index()].workspace);
+    }
     memory[s].saved = saved * in_flight[s];
     memory[s].workspace += workspace;
-    if (staging.replicas[s] > 1 && savings.zero >= 2) memory[s].gathered = largest * (savings.zero >= 3 ? 3 : 1);
   }
   detail::add_boundary(memory, sized, share, in_flight, staging.microbatches);
   detail::apply_recomputation(memory, work, staging, share, in_flight, savings);
   return memory;
+}
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
+                                                             const Staging& staging, const SizedPipeline& sized,
+                                                             const ShareTable& shares,
+                                                             const std::vector<int>& in_flight,
+                                                             const Savings& savings = {}) {
+  return predict_memory(work, staging, sized, shares, in_flight, savings,
+                        fixed_memory(work, constraints, staging, savings.zero));
 }
 
 /// The same under a schedule with one stage a rank.
@@ -212,12 +232,13 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 }
 
 /// Bytes that one more micro-batch in flight takes, by stage: the difference that it makes.
-[[nodiscard]] inline std::vector<Bytes> held_by_microbatch(const Workload& work, const Constraints& constraints,
-                                                           const Staging& staging, const SizedPipeline& sized,
-                                                           const ShareTable& shares, const Savings& savings = {}) {
+[[nodiscard]] inline std::vector<Bytes> held_by_microbatch(const Workload& work, const Staging& staging,
+                                                           const SizedPipeline& sized, const ShareTable& shares,
+                                                           const Savings& savings = {}) {
   const std::vector<int> none(staging.replicas.size(), 0), one(none.size(), 1);
-  const auto without = predict_memory(work, constraints, staging, sized, shares, none, savings);
-  const auto with = predict_memory(work, constraints, staging, sized, shares, one, savings);
+  const std::vector<StageMemory> fixed(none.size());  // does not change
+  const auto without = predict_memory(work, staging, sized, shares, none, savings, fixed);
+  const auto with = predict_memory(work, staging, sized, shares, one, savings, fixed);
   std::vector<Bytes> out;
   for (std::size_t s = 0; s < none.size(); ++s) out.push_back(with[s].total() - without[s].total());
   return out;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -58,7 +60,15 @@ class StepObjective {
   using Found = SearchResult;
 
   StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
-      : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {}
+      : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {
+    Bytes trainable{};
+    std::int64_t count = 0;
+    for (const ParameterProfile& parameter : work.parameters) {
+      trainable += parameter.trainable ? parameter.bytes : Bytes(0);
+      count += parameter.trainable ? 1 : 0;
+    }
+    buckets_ = std::min(count, trainable.value() / kBucketBytes.value() + 1);
+  }
 
   [[nodiscard]] const Workload& work() const { return work_; }
   [[nodiscard]] const Cluster& cluster() const { return cluster_; }
@@ -109,10 +119,12 @@ class StepObjective {
   /// @cost O(actions of one rank a position)
   [[nodiscard]] StepTerms folded(const Staging& staging) const { return folded_choice(staging).terms; }
 
-  /// About how many actions one simulation of a staging has.
-  [[nodiscard]] static std::int64_t actions(const Staging& staging) {
-    const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / staging.replicas_of_positions().size());
-    return 6 * chunks * staging.microbatches * staging.ranks();
+  /// About how many actions one simulation of a staging has: turns with their messages, and gradient sums.
+  [[nodiscard]] std::int64_t actions(const Staging& staging) const {
+    const auto positions = staging.replicas_of_positions();
+    const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / positions.size());
+    return (6 * chunks * staging.microbatches + buckets_ / static_cast<std::int64_t>(positions.size())) *
+           std::accumulate(positions.begin(), positions.end(), std::int64_t{0});
   }
 
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
@@ -123,7 +135,7 @@ class StepObjective {
     const auto ranks = place(staging, Placement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
     const Savings most = savings(staging, sized, constraints_.zero_levels.back(), Bytes(0));
-    return predict_memory(work_, constraints_, staging, sized, shares_, in_flight_by_law(work_, staging), most);
+    return memory_of(staging, sized, in_flight_by_law(work_, staging), most);
   }
 
   [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
@@ -170,10 +182,10 @@ class StepObjective {
     const BatchLayout layout{shares_.local(), staging.microbatches};
     const GivenOrders orders = orders_of(staging, sized, layout, costs, savings);
     const auto in_flight =
-        orders.orders.empty()
-            ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
-    const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight, savings);
+        staging.schedule == ScheduleKind::kSynthesised
+            ? in_flight_of(orders.orders, held_by_microbatch(work_, staging, sized, shares_, savings))
+            : in_flight_of_positions(staging, sized, savings);
+    const auto memory = memory_of(staging, sized, in_flight, savings);
     const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
     if (synthesised) terms.orders = orders.orders;
     for (std::size_t s = 0; s < memory.size(); ++s)
@@ -196,12 +208,8 @@ class StepObjective {
     const StagingCosts costs(work_, staging, sized, savings);
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
-    const GivenOrders orders = fixed_orders(staging, sized.pipeline);
-    const auto in_flight =
-        orders.orders.empty()
-            ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
-    for (const StageMemory& memory : predict_memory(work_, constraints_, staging, sized, shares_, in_flight, savings))
+    const auto in_flight = in_flight_of_positions(staging, sized, savings);
+    for (const StageMemory& memory : memory_of(staging, sized, in_flight, savings))
       terms.stages.push_back({.memory = memory});
     if (!course || !course->holds_for(costs))
       course.emplace(work_, staging, sized, largest_shares(staging), busy_times(staging), costs);
@@ -271,14 +279,10 @@ class StepObjective {
   [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero, Bytes memory) const {
     Savings out{zero, {}};
     if (constraints_.recompute == Recompute::kNever) return out;
-    const GivenOrders orders = fixed_orders(staging, sized.pipeline);
-    const auto in_flight =
-        orders.orders.empty()
-            ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, held_by_microbatch(work_, constraints_, staging, sized, shares_, out));
+    const auto in_flight = in_flight_of_positions(staging, sized, out);
     const std::vector<std::int64_t> share = largest_shares(staging);
     std::vector<Bytes> plain;
-    for (const StageMemory& stage : predict_memory(work_, constraints_, staging, sized, shares_, in_flight, out))
+    for (const StageMemory& stage : memory_of(staging, sized, in_flight, out))
       plain.push_back(stage.total());
     detail::RecomputeChoice choice(
         detail::measured_pieces(work_, staging, detail::segments_in_stages(work_, staging), share), staging,
@@ -289,6 +293,27 @@ class StepObjective {
 
   /// States that a synthesiser may use on one staging.
   static constexpr std::int64_t kSynthesisBudget = 200;
+
+  /// Micro-batches that each stage holds under a schedule that is not synthesised. Its replicas run alike.
+  [[nodiscard]] std::vector<int> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
+                                                        const Savings& savings) const {
+    if (!wants_chunks(staging.schedule)) return in_flight_by_law(work_, staging);
+    Pipeline positions;
+    positions.ranks = static_cast<int>(staging.replicas_of_positions().size());
+    for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
+    return in_flight_of(fixed_orders(staging, positions).orders,
+                        held_by_microbatch(work_, staging, sized, shares_, savings));
+  }
+
+  /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
+  [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
+                                                   const std::vector<int>& in_flight, const Savings& savings) const {
+    if (fixed_.stage_of != staging.stage_of || fixed_.replicas != staging.replicas)
+      fixed_ = {staging.stage_of, staging.replicas, {}};
+    const auto [entry, added] = fixed_.by_level.try_emplace(savings.zero);
+    if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero);
+    return predict_memory(work_, staging, sized, shares_, in_flight, savings, entry->second);
+  }
 
   /// Orders that follow from the shape of the pipeline alone; none where each stage has its own law.
   [[nodiscard]] static GivenOrders fixed_orders(const Staging& staging, const Pipeline& pipeline) {
@@ -327,10 +352,10 @@ class StepObjective {
   [[nodiscard]] GivenOrders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
                                         const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
     Synthesised<Costs> policy{.costs = costs, .local = layout.local,
-                              .held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings),
+                              .held = held_by_microbatch(work_, staging, sized, shares_, savings),
                               .budget = kSynthesisBudget};
     const std::vector<int> none(staging.replicas.size(), 0);
-    const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none, savings);
+    const auto fixed = memory_of(staging, sized, none, savings);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
     std::vector<Bytes> least(policy.limits.size());
     for (std::size_t s = 0; s < fixed.size(); ++s) {
@@ -383,6 +408,12 @@ class StepObjective {
   const Cluster& cluster_;
   const Constraints& constraints_;
   ShareTable shares_;
+  struct Fixed {
+    std::vector<int> stage_of, replicas;
+    std::map<int, std::vector<StageMemory>> by_level;
+  };
+  mutable Fixed fixed_;  // of the last staging
+  std::int64_t buckets_ = 0;  // of gradients, about
 };
 
 }  // namespace autopar
