@@ -61,13 +61,6 @@ struct ChunkedStaging {
     return allows(objective.constraints(), ScheduleKind::kSynthesised);
   }
 
-  /// What fits first, then by step.
-  static void rank(std::vector<Candidate>& candidates, const StepObjective& objective) {
-    std::stable_sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
-      return std::pair(!objective.fits(a.terms), a.terms.step) < std::pair(!objective.fits(b.terms), b.terms.step);
-    });
-  }
-
   class Shapes;
 
   void simulate_all(const Shapes& shapes, const std::vector<Shape>& all, const StepObjective& objective,
@@ -85,7 +78,7 @@ struct ChunkedStaging {
       result.candidates.offer(tried.back());
     }
     if (!synthesises(objective)) return;
-    rank(tried, objective);
+    Candidates::rank(tried, objective.constraints().memory);
     if (static_cast<int>(tried.size()) > synthesised) tried.resize(static_cast<std::size_t>(synthesised));
     for (Candidate& candidate : tried) {
       candidate.staging.schedule = ScheduleKind::kSynthesised;
@@ -108,12 +101,12 @@ struct ChunkedStaging {
       if (left <= 0 || shape.promise > best * kHopeless) break;
       auto staging = shapes.make(shape);
       if (!staging) continue;
-      left -= shape.actions(shape.positions);
+      left -= objective.comparison(*staging);
       ++result.states;
       tried.push_back({*staging, objective.folded(*staging)});
       if (objective.fits(tried.back().terms)) best = std::min(best, tried.back().terms.step.value());
     }
-    rank(tried, objective);
+    Candidates::rank(tried, objective.constraints().memory);
     offer_best(tried, objective, result);
     if (synthesises(objective)) synthesise_best(std::move(tried), objective, result);
   }
@@ -224,7 +217,12 @@ struct ChunkedStaging {
       const double bubble = shape.kind == ScheduleKind::kInterleaved ? each / shape.chunks
                             : shape.kind == ScheduleKind::kZbV       ? parted / 2
                                                                      : parted;
-      return shares.busy_times() * each + (shape.positions - 1) * bubble;
+      const Workload& work = objective_.work();
+      const Bytes trained(objective_.trainable().value() / shape.positions);
+      const bool in_shares = objective_.constraints().zero_levels.back() > 0;
+      const double sum = replicas > 1 ? work.least_all_reduce(trained, replicas).value() : 0;
+      const double update = work.update(trained, objective_.constraints().optimizer_state_factor).value();
+      return shares.busy_times() * each + (shape.positions - 1) * bubble + sum + update / (in_shares ? replicas : 1);
     }
 
     const StepObjective& objective_;

@@ -114,7 +114,9 @@ class QuickEstimate {
       const auto share = std::max(stages_[from].share, stages_[to].share);
       bytes_[from * n + to] += std::max(1.0, work_.graph[edge].bytes.at(static_cast<double>(share)));
     }
-    ranks_ = place(staging.replicas, placements(staging.replicas, objective_.cluster()).back());
+    if (placed_ == staging.replicas) return;
+    placed_ = staging.replicas;
+    ranks_ = place(placed_, placements(placed_, objective_.cluster()).back());
   }
 
   /// Plays the stages' orders against each other, then adds sums and update.
@@ -208,6 +210,7 @@ class QuickEstimate {
   std::vector<Bytes> trained_by_;   // by node: those of its own parameters that are trainable
   std::vector<Tied> tied_;
   std::vector<Stage> stages_;
+  std::vector<int> placed_;  // replicas that are on `ranks_`
   std::vector<std::vector<Rank>> ranks_;
   std::vector<double> bytes_, delay_;  // [from * stages + to]
   std::vector<double> forward_end_, backward_end_, free_at_;

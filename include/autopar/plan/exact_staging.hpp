@@ -272,9 +272,7 @@ struct ExactStaging {
       if (objective.actions(staging) <= StepObjective::kManyActions) offer(objective, staging, result);
       else many.push_back({staging, objective.folded(staging)});
     }
-    std::stable_sort(many.begin(), many.end(), [&](const Candidate& a, const Candidate& b) {
-      return std::pair(!objective.fits(a.terms), a.terms.step) < std::pair(!objective.fits(b.terms), b.terms.step);
-    });
+    Candidates::rank(many, objective.constraints().memory);
     int simulated = 0;
     for (Candidate& candidate : many) {
       const bool fits = objective.fits(candidate.terms);
@@ -289,6 +287,12 @@ struct ExactStaging {
     result.candidates.offer({staging, objective(staging)});
   }
 
+  /// The more ranks, the less of all there is can be searched, and the longer a state takes.
+  [[nodiscard]] std::int64_t most_states(const StepObjective& objective) const {
+    constexpr int kFull = 128;
+    return max_states / std::max(1, objective.constraints().world / kFull);
+  }
+
   void branch(const StepObjective& objective, detail::CutTables& tables,
               const std::vector<Configuration>& configurations, SearchResult& result) const {
     std::vector<const Configuration*> open;
@@ -300,12 +304,12 @@ struct ExactStaging {
       for (std::size_t i = 0; i < open.size(); ++i) {
         const auto& [microbatches, schedule, rest, bound] = *open[i];
         const auto share =
-            std::max<std::int64_t>(0, max_states - result.states) / static_cast<std::int64_t>(open.size() - i);
+            std::max<std::int64_t>(0, most_states(objective) - result.states) / static_cast<std::int64_t>(open.size() - i);
         const auto* table = rest.get();
         detail::BranchAndBound search(objective, tables, table, microbatches, schedule, result, share);
         if (!search.run()) unfinished.push_back(open[i]);
       }
-      again = result.states < max_states && result.states > before;
+      again = result.states < most_states(objective) && result.states > before;
       open = std::move(unfinished);
     }
     result.proven = open.empty();

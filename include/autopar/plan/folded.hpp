@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -73,7 +74,7 @@ class FoldedPipeline {
 };
 static_assert(SplitBackwardCosts<FoldedPipeline>);
 
-/// The course of a folded pipeline, to which gradient sums are added as the simulator does.
+/// The course of a folded pipeline, to which gradient sums are added: buckets are taken as equal.
 class FoldedCourse {
  public:
   /// @pre the workload, the staging and its pipeline outlive it
@@ -113,15 +114,18 @@ class FoldedCourse {
       for (const Rank rank : group.ranks) positions.push_back(position_of[rank.index()]);
       std::sort(positions.begin(), positions.end());
       positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
-      for (int b = 0; b < group.buckets; ++b) {
-        double start = 0;
-        for (const std::size_t p : positions) start = std::max({start, free_at[p], filled(group, p, b)});
-        Action action;
-        action.group = static_cast<int>(g);
-        action.bucket = b;
-        const double end = start + costs.reduce(action).value();
-        for (const std::size_t p : positions) free_at[p] = end;
+      const auto& buckets = sized_.bucket_bytes[g];
+      const Bytes whole = std::accumulate(buckets.begin(), buckets.end(), Bytes(0));
+      const Bytes mean(whole.value() / static_cast<std::int64_t>(buckets.size()));
+      const double each = costs.sum_of(g, mean).value();
+      // Buckets fill at equal distances: the sums wait for the first one, or the last sum for its bucket.
+      double first = 0, last = 0;
+      for (const std::size_t p : positions) {
+        first = std::max({first, free_at[p], filled(group, p, 0)});
+        last = std::max(last, filled(group, p, group.buckets - 1));
       }
+      const double end = std::max(first + each * group.buckets, last + each);
+      for (const std::size_t p : positions) free_at[p] = end;
     }
     double step = 0;
     for (std::size_t p = 0; p < end_.size(); ++p) step = std::max(step, std::max(end_[p], free_at[p]) + updates[p]);

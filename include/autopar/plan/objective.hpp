@@ -61,13 +61,12 @@ class StepObjective {
 
   StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
       : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {
-    Bytes trainable{};
     std::int64_t count = 0;
     for (const ParameterProfile& parameter : work.parameters) {
-      trainable += parameter.trainable ? parameter.bytes : Bytes(0);
+      trainable_ += parameter.trainable ? parameter.bytes : Bytes(0);
       count += parameter.trainable ? 1 : 0;
     }
-    buckets_ = std::min(count, trainable.value() / kBucketBytes.value() + 1);
+    buckets_ = std::min(count, trainable_.value() / kBucketBytes.value() + 1);
   }
 
   [[nodiscard]] const Workload& work() const { return work_; }
@@ -126,6 +125,13 @@ class StepObjective {
     return (6 * chunks * staging.microbatches + buckets_ / static_cast<std::int64_t>(positions.size())) *
            std::accumulate(positions.begin(), positions.end(), std::int64_t{0});
   }
+
+  /// Elementary steps of `folded`, in which there are as many.
+  [[nodiscard]] std::int64_t comparison(const Staging& staging) const {
+    return 6 * std::int64_t{staging.microbatches} * staging.stages() + 4 * staging.ranks() + buckets_;
+  }
+  /// Bytes of all parameters that are trained.
+  [[nodiscard]] Bytes trainable() const { return trainable_; }
 
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
   static constexpr std::int64_t kManyActions = 30'000;
@@ -413,6 +419,7 @@ class StepObjective {
     std::map<int, std::vector<StageMemory>> by_level;
   };
   mutable Fixed fixed_;  // of the last staging
+  Bytes trainable_{};
   std::int64_t buckets_ = 0;  // of gradients, about
 };
 

@@ -80,6 +80,11 @@ class StagingCosts {
     }
     return zero_ > 0 ? sum * detail::kHalfOfASum : sum;
   }
+  /// Sum of so many gradient bytes over a group.
+  [[nodiscard]] Seconds sum_of(std::size_t group, Bytes bytes) const {
+    const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
+    return zero_ > 0 ? sum * detail::kHalfOfASum : sum;
+  }
   /// Whether all turns that these costs were asked for take as long under others.
   [[nodiscard]] bool turns_last_as_long(const StagingCosts& others) const {
     for (std::size_t s = 0; s < known_.size(); ++s) {
