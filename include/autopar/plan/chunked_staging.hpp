@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -217,17 +218,32 @@ struct ChunkedStaging {
       const double bubble = shape.kind == ScheduleKind::kInterleaved ? each / shape.chunks
                             : shape.kind == ScheduleKind::kZbV       ? parted / 2
                                                                      : parted;
+      return shares.busy_times() * each + (shape.positions - 1) * bubble + after(shape.positions, replicas);
+    }
+
+    /// The slowest sum of any position, where that is fastest, and the update.
+    [[nodiscard]] double after(int positions, int replicas) const {
+      const auto [entry, added] = after_.try_emplace(positions, std::numeric_limits<double>::infinity());
+      if (!added) return entry->second;
       const Workload& work = objective_.work();
-      const Bytes trained(objective_.trainable().value() / shape.positions);
+      const auto counts = of_positions(positions);
+      const Bytes trained(objective_.trainable().value() / positions);
+      for (const Placement placement : placements(counts, objective_.cluster())) {
+        double slowest = 0;
+        for (const auto& ranks : place(counts, placement)) {
+          if (ranks.size() > 1) slowest = std::max(slowest, work.all_reduce(trained, ranks).value());
+        }
+        entry->second = std::min(entry->second, slowest);
+      }
       const bool in_shares = objective_.constraints().zero_levels.back() > 0;
-      const double sum = replicas > 1 ? work.least_all_reduce(trained, replicas).value() : 0;
       const double update = work.update(trained, objective_.constraints().optimizer_state_factor).value();
-      return shares.busy_times() * each + (shape.positions - 1) * bubble + sum + update / (in_shares ? replicas : 1);
+      return entry->second += update / (in_shares ? replicas : 1);
     }
 
     const StepObjective& objective_;
     detail::LinearCuts cuts_;
     mutable std::map<std::int64_t, NodeCost> times_;  // of all nodes, by share
+    mutable std::map<int, double> after_;             // by positions
   };
 };
 static_assert(StagingPolicy<ChunkedStaging>);
