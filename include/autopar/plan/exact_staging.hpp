@@ -257,7 +257,7 @@ struct ExactStaging {
   }
 
   /// Elementary steps of all local searches.
-  static constexpr std::int64_t kEstimateWork = 12'000'000;
+  static constexpr std::int64_t kEstimateWork = 6'000'000;
   [[nodiscard]] static std::int64_t work_of_estimate(const StepObjective& objective, const Staging& staging) {
     const std::int64_t stages = staging.stages();
     return static_cast<std::int64_t>(objective.work().graph.node_count()) + stages * stages +
@@ -268,9 +268,14 @@ struct ExactStaging {
   /// that is known closely enough, as they are slower.
   static void offer_all(const StepObjective& objective, const std::vector<Staging>& stagings, SearchResult& result) {
     std::vector<Candidate> many;
+    std::int64_t left = kCompared;
     for (const Staging& staging : stagings) {
-      if (objective.actions(staging) <= StepObjective::kManyActions) offer(objective, staging, result);
-      else many.push_back({staging, objective.folded(staging)});
+      if (objective.actions(staging) <= StepObjective::kManyActions) {
+        offer(objective, staging, result);
+      } else if (left > 0 || staging.stages() == 1) {
+        left -= objective.comparison(staging);
+        many.push_back({staging, objective.folded(staging)});
+      }
     }
     Candidates::rank(many, objective.constraints().memory);
     int simulated = 0;
@@ -282,6 +287,7 @@ struct ExactStaging {
     }
   }
   static constexpr int kSimulated = 2;
+  static constexpr std::int64_t kCompared = 400'000;  // elementary steps
 
   static void offer(const StepObjective& objective, const Staging& staging, SearchResult& result) {
     result.candidates.offer({staging, objective(staging)});
@@ -289,7 +295,7 @@ struct ExactStaging {
 
   /// The more ranks, the less of all there is can be searched, and the longer a state takes.
   [[nodiscard]] std::int64_t most_states(const StepObjective& objective) const {
-    constexpr int kFull = 128;
+    constexpr int kFull = 64;
     return max_states / std::max(1, objective.constraints().world / kFull);
   }
 
