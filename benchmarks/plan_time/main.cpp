@@ -2,6 +2,9 @@
 // chains of operators, with and without repetition, on growing clusters; BERT 4.9 B and ResNet152x8 from profiles that
 // are made of shapes ("profile":"synthetic"), not captured.
 //
+// Everything that the planner can plan is allowed, as with the tool's --all: all schedules, ZeRO, recomputation; the
+// models are also planned for what the runtime runs today.
+//
 //   plan_time [most operators = 10000] [most devices = 64]     0 operators: the models alone
 #include <chrono>
 #include <cstdlib>
@@ -33,7 +36,8 @@ std::optional<ap::Plan> planned(const ap::ModelProfile& model, const ap::Cluster
 }
 
 std::string shape_of(const ap::Plan& plan) {
-  return ap::describe(ap::detail::replicas_of(plan), plan.microbatches, plan.schedule);
+  return ap::describe(ap::detail::replicas_of(plan), plan.microbatches, plan.schedule) +
+         ap::describe(ap::savings_of(plan));
 }
 
 void run_chain(int operators, int devices, bool repeated) {
@@ -41,6 +45,7 @@ void run_chain(int operators, int devices, bool repeated) {
   const auto cluster = models::a100s(devices);
   ap::PlanRequest request;
   request.batch = 16 * devices;
+  request.runtime = ap::planner_capabilities();
   const auto start = Clock::now();
   const auto plan = planned(model, cluster, request);
   const double seconds = since(start);
@@ -67,10 +72,11 @@ void against_rannc(const std::string& name, const ap::RanncStaging& rannc, const
   std::cout << '}';
 }
 
-void run_model(const std::string& name, const ap::ModelProfile& model, int devices, std::int64_t batch) {
+void run_model(const std::string& name, const ap::ModelProfile& model, int devices, std::int64_t batch, bool all) {
   const auto cluster = models::v100s(devices);
   ap::PlanRequest request;
   request.batch = batch;
+  if (all) request.runtime = ap::planner_capabilities();
   const auto start = Clock::now();
   const auto plan = planned(model, cluster, request);
   const double seconds = since(start);
@@ -78,10 +84,11 @@ void run_model(const std::string& name, const ap::ModelProfile& model, int devic
   for (const auto& parameter : model.parameters) parameters += parameter.elements;
   std::cout << R"({"model":")" << name << R"(","profile":"synthetic","parameters":)" << parameters
             << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":)" << devices << R"(,"batch":)" << batch
-            << R"(,"seconds":)" << seconds << R"(,"step":)" << (plan ? plan->step.value() : 0) << R"(,"plan":")"
+            << R"(,"all":)" << (all ? "true" : "false") << R"(,"seconds":)" << seconds << R"(,"step":)" << (plan ? plan->step.value() : 0) << R"(,"plan":")"
             << (plan ? shape_of(*plan) : "infeasible") << '"';
   const ap::RooflineCost cost(cluster);
   const ap::Workload work = ap::make_workload(model, cost);
+  request.runtime = {};  // RaNNC knows GPipe and its own recomputation
   const ap::Constraints constraints = ap::resolve(request, work, cluster);
   const ap::StepObjective objective(work, cluster, constraints);
   against_rannc("rannc", ap::RanncStaging{}, objective, plan);
@@ -94,9 +101,11 @@ void run_model(const std::string& name, const ap::ModelProfile& model, int devic
 int main(int argc, char** argv) {
   const int most_operators = argc > 1 ? std::atoi(argv[1]) : 10'000;
   const int most_devices = argc > 2 ? std::atoi(argv[2]) : 64;
-  run_model("bert-4.9b", models::bert(), 8, 64);
-  run_model("bert-4.9b", models::bert(), 32, 256);
-  run_model("resnet152x8", models::resnet152x8(), 32, 1024);
+  for (const bool all : {true, false}) {
+    run_model("bert-4.9b", models::bert(), 8, 64, all);
+    run_model("bert-4.9b", models::bert(), 32, 256, all);
+    run_model("resnet152x8", models::resnet152x8(), 32, 1024, all);
+  }
   for (int operators = 100; operators <= most_operators; operators *= 10) {
     for (int devices = 8;; devices = devices * 8 > most_devices ? most_devices : devices * 8) {
       for (const bool repeated : {true, false}) run_chain(operators, devices, repeated);

@@ -55,6 +55,11 @@ concept HasEconomyOfScale = requires(const M& model, const G& graph, NodeId node
   { model.economy_of_scale(graph, node) } -> std::same_as<bool>;
 };
 
+/// A cost model that takes from an operator of a captured model its structure, its work, its saved bytes and workspace and
+/// whether it has parameters, and nothing else: equal operators are asked for once.
+template <class M>
+concept CostsByValue = requires { requires M::kCostsByValue; };
+
 /// A cost model that can bound an all-reduce of `replicas` ranks from below, wherever the ranks are. Prunes the search.
 template <class M>
 concept BoundsAllReduce = requires(const M& model, Bytes bytes, int replicas) {

@@ -26,10 +26,17 @@ namespace detail {
 
 /// How many ranks are in each group of `span` neighbours, in ascending order of groups.
 [[nodiscard]] inline std::vector<std::size_t> ranks_by_group(std::span<const Rank> ranks, int span) {
+  std::vector<std::size_t> result;
+  if (std::is_sorted(ranks.begin(), ranks.end())) {
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (i == 0 || ranks[i].value() / span != ranks[i - 1].value() / span) result.push_back(0);
+      ++result.back();
+    }
+    return result;
+  }
   std::map<int, std::size_t> counts;
   for (const Rank rank : ranks)
     ++counts[rank.value() / span];
-  std::vector<std::size_t> result;
   for (const auto& [group, count] : counts)
     result.push_back(count);
   return result;

@@ -25,6 +25,8 @@ namespace autopar {
 /// not measured take the measurement of the nearest number in the same class of links, scaled as a ring.
 class ProfiledCost {
  public:
+  static constexpr bool kCostsByValue = true;
+
   /// @param tensor  mean size of a trained tensor: optimizers go from one to the next
   ProfiledCost(Cluster cluster, MeasuredCosts measured, Bytes tensor = Bytes(1 << 20))
       : roofline_(std::move(cluster)), measured_(std::move(measured)), tensor_(tensor) {

@@ -48,6 +48,8 @@ using ModelGraph = Graph<OpProfile, ValueProfile>;
 /// Costs of a captured model from the peak rates of a cluster's devices and links: needs no device at hand.
 class RooflineCost {
  public:
+  static constexpr bool kCostsByValue = true;
+
   explicit RooflineCost(Cluster cluster, ClassEfficiency efficiency = {})
       : cluster_(std::move(cluster)), efficiency_(efficiency), fastest_(fastest_link(cluster_)) {}
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -64,10 +65,19 @@ class Candidates {
     std::vector<Candidate> all;
     for (const auto& [shape, candidate] : by_shape_)
       all.push_back(candidate);
-    std::stable_sort(all.begin(), all.end(), [this](const Candidate& a, const Candidate& b) {
-      return std::pair(!fits(a), a.terms.step) < std::pair(!fits(b), b.terms.step);
-    });
+    rank(all, memory_);
     return all;
+  }
+
+  /// What fits first, then by step; equal ones stay as they are.
+  static void rank(std::vector<Candidate>& candidates, Bytes memory) {
+    std::vector<std::tuple<bool, Seconds, std::size_t>> order;
+    for (const Candidate& candidate : candidates)
+      order.emplace_back(StepObjective::peak(candidate.terms) > memory, candidate.terms.step, order.size());
+    std::sort(order.begin(), order.end());
+    std::vector<Candidate> ranked;
+    for (const auto& [large, step, i] : order) ranked.push_back(std::move(candidates[i]));
+    candidates = std::move(ranked);
   }
 
  private:

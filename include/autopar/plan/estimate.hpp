@@ -16,13 +16,24 @@ namespace autopar {
 class QuickEstimate {
  public:
   explicit QuickEstimate(const StepObjective& objective)
-      : objective_(objective), work_(objective.work()), readers_(work_.parameters.size()) {
+      : objective_(objective), work_(objective.work()), held_of_(work_.graph.node_count()),
+        trained_by_(work_.graph.node_count()) {
+    std::vector<std::vector<NodeId>> readers(work_.parameters.size());
     for (const NodeId node : work_.graph.nodes()) {
-      for (const ParameterId parameter : work_.graph[node].parameters)
-        readers_[parameter.index()].push_back(node);
+      held_of_[node.index()].whole = work_.graph[node].resident.value();
+      for (const ParameterId parameter : work_.graph[node].parameters) readers[parameter.index()].push_back(node);
     }
-    for (const auto& parameter : work_.parameters) {
-      held_.push_back(least_held(parameter, objective.constraints()));
+    for (std::size_t p = 0; p < readers.size(); ++p) {
+      if (readers[p].empty()) continue;
+      const ParameterProfile& parameter = work_.parameters[p];
+      const LeastHeld held = least_held(parameter, objective.constraints());
+      const Bytes trained = parameter.trainable ? parameter.bytes : Bytes(0);
+      if (readers[p].size() > 1) {
+        tied_.push_back({std::move(readers[p]), held, trained});
+        continue;
+      }
+      held_of_[readers[p].front().index()] += held;
+      trained_by_[readers[p].front().index()] += trained;
     }
   }
 
@@ -35,7 +46,7 @@ class QuickEstimate {
       stages_[s].costs = &work_.node_costs(stages_[s].share);
     }
     add_nodes(staging);
-    add_parameters(staging);
+    add_tied(staging);
     if (!make_fit(staging)) return std::numeric_limits<double>::infinity();
     add_messages(staging);
     return course(staging);
@@ -58,20 +69,21 @@ class QuickEstimate {
       stage.backward += cost.backward.value();
       stage.saved += cost.saved;
       stage.workspace = std::max(stage.workspace, cost.workspace);
-      stage.held.whole += work_.graph[NodeId::of(node)].resident.value();
+      stage.held += held_of_[node];
+      stage.trainable += trained_by_[node];
     }
   }
 
-  void add_parameters(const Staging& staging) {
-    for (std::size_t p = 0; p < readers_.size(); ++p) {
-      const auto& readers = readers_[p];
-      for (std::size_t i = 0; i < readers.size(); ++i) {
-        const int stage = staging.stage_of[readers[i].index()];
+  /// Parameters that several nodes read.
+  void add_tied(const Staging& staging) {
+    for (const Tied& tied : tied_) {
+      for (std::size_t i = 0; i < tied.readers.size(); ++i) {
+        const int stage = staging.stage_of[tied.readers[i].index()];
         const auto same = [&](NodeId earlier) { return staging.stage_of[earlier.index()] == stage; };
-        if (std::any_of(readers.begin(), readers.begin() + static_cast<std::ptrdiff_t>(i), same)) continue;
+        if (std::any_of(tied.readers.begin(), tied.readers.begin() + static_cast<std::ptrdiff_t>(i), same)) continue;
         Stage& holder = stages_[static_cast<std::size_t>(stage)];
-        holder.held += held_[p];
-        if (work_.parameters[p].trainable) holder.trainable += work_.parameters[p].bytes;
+        holder.held += tied.held;
+        holder.trainable += tied.trained;
       }
     }
   }
@@ -102,7 +114,9 @@ class QuickEstimate {
       const auto share = std::max(stages_[from].share, stages_[to].share);
       bytes_[from * n + to] += std::max(1.0, work_.graph[edge].bytes.at(static_cast<double>(share)));
     }
-    ranks_ = place(staging.replicas, placements(staging.replicas, objective_.cluster()).back());
+    if (placed_ == staging.replicas) return;
+    placed_ = staging.replicas;
+    ranks_ = place(placed_, placements(placed_, objective_.cluster()).back());
   }
 
   /// Plays the stages' orders against each other, then adds sums and update.
@@ -187,9 +201,16 @@ class QuickEstimate {
 
   const StepObjective& objective_;
   const Workload& work_;
-  std::vector<std::vector<NodeId>> readers_;  // by parameter
-  std::vector<LeastHeld> held_;               // by parameter
+  struct Tied {
+    std::vector<NodeId> readers;
+    LeastHeld held;
+    Bytes trained{};
+  };
+  std::vector<LeastHeld> held_of_;  // by node: its own parameters, and what it holds besides
+  std::vector<Bytes> trained_by_;   // by node: those of its own parameters that are trainable
+  std::vector<Tied> tied_;
   std::vector<Stage> stages_;
+  std::vector<int> placed_;  // replicas that are on `ranks_`
   std::vector<std::vector<Rank>> ranks_;
   std::vector<double> bytes_, delay_;  // [from * stages + to]
   std::vector<double> forward_end_, backward_end_, free_at_;

@@ -241,16 +241,62 @@ struct ExactStaging {
       }
     }
     std::stable_sort(found.begin(), found.end(), [](const Seed& a, const Seed& b) { return a.estimate < b.estimate; });
+    std::vector<Staging> stagings;
+    std::int64_t left = kEstimateWork;
     for (std::size_t i = 0; i < found.size(); ++i) {
       const bool plain = found[i].staging.stages() == 1;  // the plan that everybody knows: to compare with
       if (static_cast<int>(i) >= seeds && !plain) continue;
-      offer(objective, found[i].staging, result);
-      offer(objective, local.improve(std::move(found[i].staging), estimates).first, result);
+      stagings.push_back(found[i].staging);
+      const std::int64_t each = work_of_estimate(objective, found[i].staging);
+      const auto budget = static_cast<int>(std::min<std::int64_t>(estimates, left / each));
+      if (budget <= 0) continue;
+      left -= budget * each;
+      stagings.push_back(local.improve(std::move(found[i].staging), budget).first);
+    }
+    offer_all(objective, stagings, result);
+  }
+
+  /// Elementary steps of all local searches.
+  static constexpr std::int64_t kEstimateWork = 6'000'000;
+  [[nodiscard]] static std::int64_t work_of_estimate(const StepObjective& objective, const Staging& staging) {
+    const std::int64_t stages = staging.stages();
+    return static_cast<std::int64_t>(objective.work().graph.node_count()) + stages * stages +
+           2 * stages * staging.microbatches + 4 * staging.ranks();
+  }
+
+  /// Simulates all of them; of those with many actions the best with one rank for each stage's replicas. Of the others
+  /// that is known closely enough, as they are slower.
+  static void offer_all(const StepObjective& objective, const std::vector<Staging>& stagings, SearchResult& result) {
+    std::vector<Candidate> many;
+    std::int64_t left = kCompared;
+    for (const Staging& staging : stagings) {
+      if (objective.actions(staging) <= StepObjective::kManyActions) {
+        offer(objective, staging, result);
+      } else if (left > 0 || staging.stages() == 1) {
+        left -= objective.comparison(staging);
+        many.push_back({staging, objective.folded(staging)});
+      }
+    }
+    Candidates::rank(many, objective.constraints().memory);
+    int simulated = 0;
+    for (Candidate& candidate : many) {
+      const bool fits = objective.fits(candidate.terms);
+      const bool faster = fits && candidate.terms.step < result.candidates.best_step();
+      if (faster && simulated++ < kSimulated) offer(objective, candidate.staging, result);
+      else if (!faster) result.candidates.offer(std::move(candidate));
     }
   }
+  static constexpr int kSimulated = 2;
+  static constexpr std::int64_t kCompared = 400'000;  // elementary steps
 
   static void offer(const StepObjective& objective, const Staging& staging, SearchResult& result) {
     result.candidates.offer({staging, objective(staging)});
+  }
+
+  /// The more ranks, the less of all there is can be searched, and the longer a state takes.
+  [[nodiscard]] std::int64_t most_states(const StepObjective& objective) const {
+    constexpr int kFull = 64;
+    return max_states / std::max(1, objective.constraints().world / kFull);
   }
 
   void branch(const StepObjective& objective, detail::CutTables& tables,
@@ -264,12 +310,12 @@ struct ExactStaging {
       for (std::size_t i = 0; i < open.size(); ++i) {
         const auto& [microbatches, schedule, rest, bound] = *open[i];
         const auto share =
-            std::max<std::int64_t>(0, max_states - result.states) / static_cast<std::int64_t>(open.size() - i);
+            std::max<std::int64_t>(0, most_states(objective) - result.states) / static_cast<std::int64_t>(open.size() - i);
         const auto* table = rest.get();
         detail::BranchAndBound search(objective, tables, table, microbatches, schedule, result, share);
         if (!search.run()) unfinished.push_back(open[i]);
       }
-      again = result.states < max_states && result.states > before;
+      again = result.states < most_states(objective) && result.states > before;
       open = std::move(unfinished);
     }
     result.proven = open.empty();

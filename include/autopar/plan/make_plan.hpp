@@ -54,6 +54,12 @@ namespace detail {
   return replicas;
 }
 
+/// Bytes by which a rank may hold more than blocks say whose parameters were put together.
+[[nodiscard]] inline Bytes rounding(const Workload& work, const Workload& coarse, const Constraints& constraints) {
+  if (coarse.parameters.size() == work.parameters.size()) return {};
+  return Bytes(static_cast<std::int64_t>(work.parameters.size()) * (constraints.gradient_copies + 2));
+}
+
 /// Turns what a search found into a plan that explains itself, or into an error that says what would fit.
 class PlanMaker {
  public:
@@ -66,6 +72,60 @@ class PlanMaker {
 
   [[nodiscard]] Plan make(const Workload& coarse, const Partition& blocks, bool whole, SearchResult found) const {
     if (!found.candidates.any_fits()) rescue(coarse, found);
+    const bool large = !whole && (work_.graph.node_count() >= kMany || rounding(work_, coarse, constraints_) > Bytes(0));
+    std::optional<Pieces> pieces;
+    if (large) pieces.emplace(work_, blocks, cluster_, searched(coarse));
+    const Candidates fine = large ? refined_in_pieces(*pieces, blocks, found) : refined(blocks, whole, found);
+    Plan plan = describe_best(fine, large ? pieces->objective : objective_,
+                              large ? pieces->partition : Partition::singletons(work_.graph.node_count()));
+    add_proof(plan, found, whole, blocks.block_count());
+    return plan;
+  }
+
+ private:
+  static constexpr std::size_t kRefined = 4;  // of the best, if nodes were put together
+  static constexpr int kEstimates = 1500;
+  static constexpr int kEstimatesOfPieces = 300;
+  static constexpr std::size_t kPieces = 640;
+  static constexpr std::int64_t kSimulated = 400'000;  // actions, of refined stagings of many nodes
+
+  /// Blocks cut along a topological order, so that many moves of parts of them can be tried, of however many nodes.
+  struct Pieces {
+    Partition partition;
+    Workload work;
+    Constraints constraints;
+    StepObjective objective;
+
+    Pieces(const Workload& fine, const Partition& blocks, const Cluster& cluster, Constraints searched)
+        : partition(cut(fine, blocks)), work(contracted(fine, partition, kBucketBytes)),
+          constraints(std::move(searched)), objective(work, cluster, constraints) {
+      if (fine.segment_of.empty()) return;
+      for (const NodeId piece : work.graph.nodes())
+        work.segment_of.push_back(fine.segment_of[partition.members(BlockId(piece.value())).front().index()]);
+    }
+
+    [[nodiscard]] static Partition cut(const Workload& fine, const Partition& blocks) {
+      const std::size_t size = (blocks.node_count() + kPieces - 1) / kPieces;
+      std::vector<std::size_t> seen(blocks.block_count(), 0);
+      std::vector<BlockId> open(blocks.block_count()), piece_of(blocks.node_count());
+      std::int32_t count = 0;
+      for (const NodeId node : topological_order(fine.graph)) {
+        const std::size_t block = blocks.block_of(node).index();
+        if (seen[block]++ % size == 0) open[block] = BlockId(count++);
+        piece_of[node.index()] = open[block];
+      }
+      return Partition(std::move(piece_of));
+    }
+  };
+
+  /// The constraints under which nothing that fits in blocks does not fit in nodes.
+  [[nodiscard]] Constraints searched(const Workload& coarse) const {
+    Constraints out = constraints_;
+    out.memory -= rounding(work_, coarse, constraints_);
+    return out;
+  }
+
+  [[nodiscard]] Candidates refined(const Partition& blocks, bool whole, const SearchResult& found) const {
     Candidates fine(constraints_.memory);
     std::size_t rank = 0;
     for (Candidate& candidate : found.candidates.ranked()) {
@@ -80,14 +140,60 @@ class PlanMaker {
       if (!whole && !constraints_.recomputed_modules.empty()) candidate.terms = objective_(staging);
       fine.offer({std::move(staging), std::move(candidate.terms)});
     }
-    Plan plan = describe_best(fine);
-    add_proof(plan, found, whole, blocks.block_count());
-    return plan;
+    return fine;
   }
 
- private:
-  static constexpr std::size_t kRefined = 4;  // of the best, if nodes were put together
-  static constexpr int kEstimates = 1500;
+  /// The best stagings are improved in pieces and simulated with all nodes. The others keep what was predicted of them in
+  /// blocks, and are not better than the best.
+  [[nodiscard]] Candidates refined_in_pieces(const Pieces& pieces, const Partition& blocks,
+                                             const SearchResult& found) const {
+    std::vector<Candidate> ranked = found.candidates.ranked();
+    std::vector<Candidate> finalists;
+    LocalSearch local(pieces.objective);
+    std::size_t rank = 0;
+    for (const Candidate& candidate : ranked) {
+      if (rank == kRefined || !found.candidates.fits(candidate)) break;
+      ++rank;
+      finalists.push_back({expanded(candidate.staging, blocks), candidate.terms});
+      expand(finalists.back().terms.savings, blocks);
+      if (!candidate.staging.position_of.empty()) continue;
+      Staging staging = candidate.staging;
+      staging.stage_of.clear();
+      for (const NodeId piece : pieces.work.graph.nodes()) {
+        const NodeId first = pieces.partition.members(BlockId(piece.value())).front();
+        staging.stage_of.push_back(candidate.staging.stage_of[blocks.block_of(first).index()]);
+      }
+      const Staging better = local.improve(staging, kEstimatesOfPieces).first;
+      if (better == staging) continue;
+      finalists.push_back({expanded(better, pieces.partition), pieces.objective.folded(better)});
+      expand(finalists.back().terms.savings, pieces.partition);
+    }
+    std::stable_sort(finalists.begin(), finalists.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.terms.step < b.terms.step; });
+    Candidates fine(constraints_.memory);
+    std::int64_t left = kSimulated;
+    for (Candidate& finalist : finalists) {
+      if (left <= 0 && fine.any_fits()) break;
+      left -= objective_.actions(finalist.staging);
+      StepTerms terms = with_all_nodes(finalist);
+      fine.offer({std::move(finalist.staging), std::move(terms)});
+    }
+    for (Candidate& candidate : ranked) {
+      if (found.candidates.fits(candidate) && candidate.terms.step <= fine.best_step()) continue;
+      candidate.staging.stage_of.clear();  // only the best one's is asked for
+      candidate.terms.savings.recomputed.clear();
+      fine.offer(std::move(candidate));
+    }
+    return fine;
+  }
+
+  [[nodiscard]] StepTerms with_all_nodes(const Candidate& candidate) const {
+    // Blocks do not know the modules of their nodes.
+    if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
+    const SizedPipeline sized =
+        make_pipeline(work_, candidate.staging, candidate.terms.ranks, constraints_.world);
+    return objective_.evaluate(candidate.staging, sized, candidate.terms.savings);
+  }
 
   /// From blocks to nodes.
   static void expand(Savings& savings, const Partition& blocks) {
@@ -106,17 +212,19 @@ class PlanMaker {
 
   /// Nothing that was searched fits: the staging that needs least memory, or the error.
   void rescue(const Workload& coarse, SearchResult& found) const {
-    const StepObjective objective(coarse, cluster_, constraints_);
-    const auto least = least_memory(objective);
+    const Constraints tight = searched(coarse);
+    const StepObjective objective(coarse, cluster_, tight);
+    auto least = least_memory(objective);
     if (!least) {
       refuse_all(found.candidates.ranked());
       refuse_no_staging();
     }
-    if (least->peak <= constraints_.memory) {
+    if (least->peak <= tight.memory) {
       found.candidates.offer({least->staging, objective(least->staging)});
       if (found.candidates.any_fits()) return;
     }
-    const auto remedies = find_remedies(coarse, cluster_, request_, constraints_, least->peak);
+    least->peak += rounding(work_, coarse, constraints_);
+    const auto remedies = find_remedies(coarse, cluster_, request_, tight, least->peak);
     throw InfeasiblePlan(
         "no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
             " (memory_margin taken off): the plan that needs least, " +
@@ -185,7 +293,9 @@ class PlanMaker {
     return fine;
   }
 
-  [[nodiscard]] Plan describe_best(const Candidates& candidates) const {
+  /// @param pieces  of which the objective's nodes are made
+  [[nodiscard]] Plan describe_best(const Candidates& candidates, const StepObjective& objective,
+                                   const Partition& pieces) const {
     const Candidate& best = candidates.best();
     Plan plan;
     plan.model = work_.hash;
@@ -202,7 +312,7 @@ class PlanMaker {
     plan.bubble = best.terms.bubble;
     add_stages(plan, best);
     add_runners_up(plan, candidates);
-    plan.binding = binding(candidates);
+    plan.binding = binding(candidates, objective, pieces);
     plan.notes = constraints_.notes;
     add_idle_note(plan, candidates);
     return plan;
@@ -292,16 +402,25 @@ class PlanMaker {
 
   /// Memory if a faster shape does not fit; else the largest part of the average rank's step: computing,
   /// what free links would save, or the rest, which is waiting for other stages.
-  [[nodiscard]] Binding binding(const Candidates& candidates) const {
+  [[nodiscard]] Binding binding(const Candidates& candidates, const StepObjective& objective,
+                                const Partition& pieces) const {
     const Candidate& best = candidates.best();
     for (const Candidate& other : candidates.ranked()) {
       if (!candidates.fits(other) && other.terms.step < best.terms.step) return Binding::kMemory;
     }
-    Workload free_links = work_;
+    Workload free_links = objective.work();
     free_links.transfer = [](Bytes, Rank, Rank) { return Seconds{}; };
     free_links.all_reduce = [](Bytes, std::span<const Rank>) { return Seconds{}; };
-    const StepTerms unhindered =
-        StepObjective(free_links, cluster_, constraints_).evaluate(best.staging, best.terms.ranks);
+    const StepObjective free(free_links, cluster_, objective.constraints());
+    Staging staging = best.staging;
+    staging.stage_of.clear();
+    for (const NodeId piece : free_links.graph.nodes()) {
+      const NodeId first = pieces.members(BlockId(piece.value())).front();
+      staging.stage_of.push_back(best.staging.stage_of[first.index()]);
+    }
+    const bool many = objective.actions(staging) > StepObjective::kManyActions &&
+                      staging.schedule != ScheduleKind::kSynthesised;
+    const StepTerms unhindered = many ? free.folded(staging) : free.evaluate(staging, best.terms.ranks);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
     const double bubble = best.terms.bubble - links;
     if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;

@@ -174,45 +174,63 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 
 }  // namespace detail
 
+/// What the parameters of each stage take, and whatever else does not depend on the batch.
+[[nodiscard]] inline std::vector<StageMemory> fixed_memory(const Workload& work, const Constraints& constraints,
+                                                           const Staging& staging, int zero) {
+  const auto nodes = nodes_by_stage(staging);
+  std::vector<StageMemory> memory(nodes.size());
+  std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    Bytes largest{};
+    for (const NodeId node : nodes[s]) {
+      for (const ParameterId parameter : work.graph[node].parameters) {
+        if (counted[parameter.index()] == s) continue;
+        counted[parameter.index()] = s;
+        const StageMemory one =
+            parameter_memory(work.parameters[parameter.index()], constraints, zero, staging.replicas[s]);
+        memory[s].parameters += one.parameters;
+        memory[s].gradients += one.gradients;
+        memory[s].optimizer += one.optimizer;
+      }
+      largest = std::max(largest, work.graph[node].largest_trained);
+      memory[s].workspace += work.graph[node].resident;
+    }
+    if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 3 : 1);
+  }
+  return memory;
+}
+
 /// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
 /// @param savings  nothing by default
+/// @param memory   `fixed_memory` of the same staging and ZeRO level
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Staging& staging,
+                                                             const SizedPipeline& sized, const ShareTable& shares,
+                                                             const std::vector<int>& in_flight, const Savings& savings,
+                                                             std::vector<StageMemory> memory) {
+  const auto nodes = nodes_by_stage(staging);
+  std::vector<std::int64_t> share(nodes.size());
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    Bytes saved{}, workspace{};
+    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+    const auto& costs = work.node_costs(share[s]);
+    for (const NodeId node : nodes[s]) {
+      saved += costs[node.index()].saved;
+      workspace = std::max(workspace, costs[node.index()].workspace);
+    }
+    memory[s].saved = saved * in_flight[s];
+    memory[s].workspace += workspace;
+  }
+  detail::add_boundary(memory, sized, share, in_flight, staging.microbatches);
+  detail::apply_recomputation(memory, work, staging, share, in_flight, savings);
+  return memory;
+}
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
                                                              const Staging& staging, const SizedPipeline& sized,
                                                              const ShareTable& shares,
                                                              const std::vector<int>& in_flight,
                                                              const Savings& savings = {}) {
-  const auto nodes = nodes_by_stage(staging);
-  std::vector<StageMemory> memory(nodes.size());
-  std::vector<std::int64_t> share(nodes.size());
-  for (std::size_t s = 0; s < nodes.size(); ++s) {
-    std::vector<ParameterId> held;
-    Bytes saved{}, workspace{}, largest{};
-    share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-    const auto& costs = work.node_costs(share[s]);
-    for (const NodeId node : nodes[s]) {
-      const auto& parameters = work.graph[node].parameters;
-      held.insert(held.end(), parameters.begin(), parameters.end());
-      saved += costs[node.index()].saved;
-      workspace = std::max(workspace, costs[node.index()].workspace);
-      largest = std::max(largest, work.graph[node].largest_trained);
-      memory[s].workspace += work.graph[node].resident;
-    }
-    std::sort(held.begin(), held.end());
-    held.erase(std::unique(held.begin(), held.end()), held.end());
-    for (const ParameterId parameter : held) {
-      const StageMemory one =
-          parameter_memory(work.parameters[parameter.index()], constraints, savings.zero, staging.replicas[s]);
-      memory[s].parameters += one.parameters;
-      memory[s].gradients += one.gradients;
-      memory[s].optimizer += one.optimizer;
-    }
-    memory[s].saved = saved * in_flight[s];
-    memory[s].workspace += workspace;
-    if (staging.replicas[s] > 1 && savings.zero >= 2) memory[s].gathered = largest * (savings.zero >= 3 ? 3 : 1);
-  }
-  detail::add_boundary(memory, sized, share, in_flight, staging.microbatches);
-  detail::apply_recomputation(memory, work, staging, share, in_flight, savings);
-  return memory;
+  return predict_memory(work, staging, sized, shares, in_flight, savings,
+                        fixed_memory(work, constraints, staging, savings.zero));
 }
 
 /// The same under a schedule with one stage a rank.
@@ -223,12 +241,13 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 }
 
 /// What one more micro-batch in flight takes: the difference that it makes.
-[[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const Workload& work, const Constraints& constraints,
-                                                           const Staging& staging, const SizedPipeline& sized,
-                                                           const ShareTable& shares, const Savings& savings = {}) {
+[[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const Workload& work, const Staging& staging,
+                                                         const SizedPipeline& sized, const ShareTable& shares,
+                                                         const Savings& savings = {}) {
+  const std::vector<StageMemory> fixed(staging.replicas.size());  // does not change
   const auto total = [&](int microbatches) {
     const std::vector<int> in_flight(staging.replicas.size(), microbatches);
-    return predict_memory(work, constraints, staging, sized, shares, in_flight, savings);
+    return predict_memory(work, staging, sized, shares, in_flight, savings, fixed);
   };
   const auto none = total(0), one = total(1);
   const auto but_one = total(staging.microbatches - 1), all = total(staging.microbatches);

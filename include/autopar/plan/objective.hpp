@@ -2,15 +2,21 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <map>
+#include <numeric>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/folded.hpp>
 #include <autopar/plan/memory.hpp>
 #include <autopar/plan/pipeline_of.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/shares.hpp>
 #include <autopar/plan/staging.hpp>
+#include <autopar/plan/staging_costs.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
@@ -44,128 +50,6 @@ struct StepTerms {
   Savings savings;                       ///< with which it was predicted
 };
 
-namespace detail {
-
-/// Bytes of the trainable parameters that each stage reads.
-[[nodiscard]] inline std::vector<Bytes> trainable_by_stage(const Workload& work, const Staging& staging) {
-  std::vector<Bytes> bytes(staging.replicas.size());
-  std::vector<int> counted(work.parameters.size(), -1);
-  const auto nodes = nodes_by_stage(staging);
-  for (std::size_t s = 0; s < nodes.size(); ++s) {
-    for (const NodeId node : nodes[s]) {
-      for (const ParameterId parameter : work.graph[node].parameters) {
-        if (counted[parameter.index()] == static_cast<int>(s) || !work.parameters[parameter.index()].trainable) continue;
-        counted[parameter.index()] = static_cast<int>(s);
-        bytes[s] += work.parameters[parameter.index()].bytes;
-      }
-    }
-  }
-  return bytes;
-}
-
-/// What one rank of several updates, under ZeRO its share.
-[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
-  const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
-  return Bytes((trainable.value() + parts - 1) / parts);
-}
-
-/// Summing into shares and gathering shares are the two halves of a sum that everyone gets.
-inline constexpr double kHalfOfASum = 0.5;
-
-}  // namespace detail
-
-/// Costs of one staging as the simulator asks for them.
-class StagingCosts {
- public:
-  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized, const Savings& savings = {})
-      : work_(work),
-        sized_(sized),
-        zero_(savings.zero),
-        nodes_(nodes_by_stage(staging)),
-        again_(savings.recomputed),
-        trainable_(detail::trainable_by_stage(work, staging)),
-        known_(nodes_.size()) {}
-
-  [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
-  [[nodiscard]] Seconds backward(StageId stage, std::int64_t samples) const { return at(stage, samples).backward; }
-  [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t samples) const {
-    return at(stage, samples).backward - at(stage, samples).backward_weight;
-  }
-  [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t samples) const {
-    return at(stage, samples).backward_weight;
-  }
-  [[nodiscard]] Seconds message(Rank from, const Action& action) const {
-    const auto& size = sized_.channels[static_cast<std::size_t>(action.channel)];
-    return work_.transfer(
-        detail::bytes_at(action.flow == Flow::kValue ? size.value : size.gradient, action.samples.size()), from,
-        action.peer);
-  }
-  [[nodiscard]] Seconds reduce(const Action& action) const {
-    const auto group = static_cast<std::size_t>(action.group);
-    const Seconds sum = work_.all_reduce(sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)],
-                                         sized_.pipeline.groups[group].ranks);
-    // Gradients of parameters tied across stages go to every holder, for each stage has shares of its own.
-    return zero_ > 0 && action.stage.valid() ? sum * detail::kHalfOfASum : sum;
-  }
-  /// The optimizer's step and what must follow it before the next one's first forward.
-  [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
-    const Bytes bytes = trainable_[stage.index()];
-    const auto replicas = sized_.pipeline.stages[stage.index()].size();
-    const Seconds own = work_.update(detail::updated_bytes(bytes, zero_, replicas), state_factor);
-    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage) : own;
-  }
-
- private:
-  struct Known {
-    std::int64_t samples;
-    Seconds forward, backward, backward_weight;
-  };
-  [[nodiscard]] const Known& at(StageId stage, std::int64_t samples) const {
-    auto& row = known_[stage.index()];
-    for (const Known& known : row) {
-      if (known.samples == samples) return known;
-    }
-    Known sum{samples, {}, {}, {}};
-    const auto& costs = work_.node_costs(samples);
-    for (const NodeId node : nodes_[stage.index()]) {
-      const Seconds totals = add_totals(stage, work_.graph[node].totals);
-      sum.forward += costs[node.index()].forward + totals;
-      sum.backward += costs[node.index()].backward + totals;
-      sum.backward_weight += costs[node.index()].backward_weight;
-    }
-    if (!again_.empty()) {
-      for (const auto& segment : again_[stage.index()]) {
-        for (const NodeId node : segment) sum.backward += costs[node.index()].forward;
-      }
-    }
-    // Gathered and summed beside the computing, which waits for them only where they take longer.
-    const Seconds half = zero_ >= 2 ? half_of_a_sum(stage) : Seconds{};
-    if (zero_ >= 3) sum.forward = std::max(sum.forward, half);
-    if (zero_ >= 2) sum.backward = std::max(sum.backward, half * (zero_ >= 3 ? 2 : 1));
-    return row.emplace_back(sum);
-  }
-
-  [[nodiscard]] Seconds half_of_a_sum(StageId stage) const {
-    const auto& ranks = sized_.pipeline.stages[stage.index()];
-    const Bytes bytes = trainable_[stage.index()];
-    return ranks.size() > 1 && bytes > Bytes(0) ? work_.all_reduce(bytes, ranks) * detail::kHalfOfASum : Seconds{};
-  }
-
-  [[nodiscard]] Seconds add_totals(StageId stage, Bytes bytes) const {
-    const auto& ranks = sized_.pipeline.stages[stage.index()];
-    return bytes > Bytes(0) && ranks.size() > 1 ? work_.all_reduce(bytes, ranks) : Seconds{};
-  }
-
-  const Workload& work_;
-  const SizedPipeline& sized_;
-  int zero_;
-  std::vector<std::vector<NodeId>> nodes_;
-  std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
-  std::vector<Bytes> trainable_;                         // by stage
-  mutable std::vector<std::vector<Known>> known_;  // by stage; a handful of different shares
-};
-static_assert(SplitBackwardCosts<StagingCosts>);
-
 /// Predicted seconds of one optimizer step: the program of an even batch on the simulator, gradient sums and the
 /// optimizer's update included; and the peak memory of every stage. Refers to its arguments, which must outlive it.
 /// @cost of a call: O(actions of the program), tens of microseconds for a few ranks, milliseconds for 64
@@ -176,16 +60,30 @@ class StepObjective {
   using Found = SearchResult;
 
   StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
-      : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {}
+      : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {
+    std::int64_t count = 0;
+    for (const ParameterProfile& parameter : work.parameters) {
+      trainable_ += parameter.trainable ? parameter.bytes : Bytes(0);
+      count += parameter.trainable ? 1 : 0;
+    }
+    buckets_ = std::min(count, trainable_.value() / kBucketBytes.value() + 1);
+  }
 
   [[nodiscard]] const Workload& work() const { return work_; }
   [[nodiscard]] const Cluster& cluster() const { return cluster_; }
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const ShareTable& shares() const { return shares_; }
 
-  /// Time and memory under the best placement and the best savings, also of stagings that do not fit.
+  /// Time and memory under the best placement and the best savings, also of stagings that do not fit. Of many actions the
+  /// placement and the ZeRO level that are best when the replicas of each stage are one.
   [[nodiscard]] StepTerms operator()(const Staging& staging) const {
     std::optional<StepTerms> best;
+    if (actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised) {
+      FoldedChoice choice = folded_choice(staging);
+      const SizedPipeline sized =
+          make_pipeline(work_, staging, place(staging, choice.placement), constraints_.world);
+      return evaluate(staging, sized, std::move(choice.terms.savings));
+    }
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
       keep_better(best, evaluate(staging, place(staging, placement)));
     }
@@ -200,50 +98,50 @@ class StepObjective {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
     const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
     std::optional<StepTerms> best;
+    std::optional<Played> played;
     for (const int level : constraints_.zero_levels) {
       if (best && !shares) break;
-      keep_better(best, evaluate(staging, sized, savings(staging, sized, level, constraints_.memory)));
+      keep_better(best, evaluate(staging, sized, savings(staging, sized, level, constraints_.memory), played));
     }
     return std::move(*best);
   }
 
   /// Time and memory on given ranks, under given savings.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings) const {
-    const StagingCosts costs(work_, staging, sized, savings);
-    StepTerms terms;
-    terms.ranks = sized.pipeline.stages;
-    const BatchLayout layout{shares_.local(), staging.microbatches};
-    const GivenOrders orders = orders_of(staging, sized, layout, costs, savings);
-    const auto in_flight =
-        orders.orders.empty()
-            ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, staging.microbatches,
-                           held_by_microbatch(work_, constraints_, staging, sized, shares_, savings));
-    const auto memory = predict_memory(work_, constraints_, staging, sized, shares_, in_flight, savings);
-    if (staging.schedule == ScheduleKind::kSynthesised) terms.orders = orders.orders;
-    for (std::size_t s = 0; s < memory.size(); ++s)
-      terms.stages.push_back({.memory = memory[s]});
-    Course course(constraints_.world);
-    const auto run = [&](Phase phase) {
-      course.add(sized.pipeline, make_program(sized.pipeline, layout, staging.schedule, phase, orders), costs);
-    };
-    if (work_.loss_mode) {
-      run(Phase::kStep);
-    } else {
-      run(Phase::kForward);
-      run(Phase::kBackward);
-    }
-    explain(terms, staging, sized, costs, course);
-    terms.savings = std::move(savings);
-    return terms;
+    std::optional<Played> played;
+    return evaluate(staging, sized, std::move(savings), played);
   }
+
+  /// Memory as it is, and a step in which each stage's replicas are one: no message from or to the caller, none waits for
+  /// another of its replica. For comparing many stagings on many ranks; within 1 ‰ of the step where no share is empty.
+  /// @pre the schedule is not synthesised
+  /// @cost O(actions of one rank a position)
+  [[nodiscard]] StepTerms folded(const Staging& staging) const { return folded_choice(staging).terms; }
+
+  /// About how many actions one simulation of a staging has: turns with their messages, and gradient sums.
+  [[nodiscard]] std::int64_t actions(const Staging& staging) const {
+    const auto positions = staging.replicas_of_positions();
+    const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / positions.size());
+    return (6 * chunks * staging.microbatches + buckets_ / static_cast<std::int64_t>(positions.size())) *
+           std::accumulate(positions.begin(), positions.end(), std::int64_t{0});
+  }
+
+  /// Elementary steps of `folded`, in which there are as many.
+  [[nodiscard]] std::int64_t comparison(const Staging& staging) const {
+    return 6 * std::int64_t{staging.microbatches} * staging.stages() + 4 * staging.ranks() + buckets_;
+  }
+  /// Bytes of all parameters that are trained.
+  [[nodiscard]] Bytes trainable() const { return trainable_; }
+
+  /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
+  static constexpr std::int64_t kManyActions = 30'000;
 
   /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
     const Savings most = savings(staging, sized, constraints_.zero_levels.back(), Bytes(0));
-    return predict_memory(work_, constraints_, staging, sized, shares_, in_flight_by_law(work_, staging), most);
+    return memory_of(staging, sized, in_flight_by_law(work_, staging), most);
   }
 
   [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
@@ -254,13 +152,110 @@ class StepObjective {
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
 
  private:
+  struct FoldedChoice {
+    Placement placement;
+    StepTerms terms;
+  };
+
+  [[nodiscard]] FoldedChoice folded_choice(const Staging& staging) const {
+    std::optional<FoldedChoice> best;
+    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
+    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
+      const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
+      std::optional<detail::FoldedCourse> course;
+      for (const int level : constraints_.zero_levels) {
+        if (level != constraints_.zero_levels.front() && !shares) break;
+        auto terms = folded(staging, sized, savings(staging, sized, level, constraints_.memory), course);
+        if (!best || is_better(terms, best->terms)) best = FoldedChoice{placement, std::move(terms)};
+      }
+    }
+    return std::move(*best);
+  }
+
+  /// What was played through: the programs of a staging and the courses of their turns.
+  struct Played {
+    StagingCosts costs;
+    std::deque<Program> programs;  // that simulations refer to
+    std::deque<detail::Simulation<StagingCosts>> simulations;
+  };
+
+  /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings,
+                                   std::optional<Played>& played) const {
+    const StagingCosts costs(work_, staging, sized, savings);
+    StepTerms terms;
+    terms.ranks = sized.pipeline.stages;
+    const BatchLayout layout{shares_.local(), staging.microbatches};
+    const GivenOrders orders = orders_of(staging, sized, layout, costs, savings);
+    const auto in_flight =
+        staging.schedule == ScheduleKind::kSynthesised
+            ? in_flight_of(orders.orders, staging.microbatches,
+                           held_by_microbatch(work_, staging, sized, shares_, savings))
+            : in_flight_of_positions(staging, sized, savings);
+    const auto memory = memory_of(staging, sized, in_flight, savings);
+    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+    if (synthesised) terms.orders = orders.orders;
+    for (std::size_t s = 0; s < memory.size(); ++s)
+      terms.stages.push_back({.memory = memory[s]});
+    if (synthesised || !played || !played->costs.turns_last_as_long(costs)) {
+      played.reset();
+      play(played.emplace(Played{costs, {}, {}}), staging, sized, layout, orders);
+    }
+    Course course(constraints_.world);
+    for (std::size_t p = 0; p < played->programs.size(); ++p)
+      course.add(played->programs[p], played->simulations[p].sum(costs));
+    explain(terms, staging, sized, costs, course);
+    terms.savings = std::move(savings);
+    return terms;
+  }
+
+  /// @param course  of the same staging on the same ranks; is played anew unless its turns last as long
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings,
+                                 std::optional<detail::FoldedCourse>& course) const {
+    const StagingCosts costs(work_, staging, sized, savings);
+    StepTerms terms;
+    terms.ranks = sized.pipeline.stages;
+    const auto in_flight = in_flight_of_positions(staging, sized, savings);
+    for (const StageMemory& memory : memory_of(staging, sized, in_flight, savings))
+      terms.stages.push_back({.memory = memory});
+    if (!course || !course->holds_for(costs))
+      course.emplace(work_, staging, sized, largest_shares(staging), busy_times(staging), costs);
+    terms.step = course->step(costs, constraints_.optimizer_state_factor);
+    terms.savings = std::move(savings);
+    return terms;
+  }
+
+  /// Of a micro-batch, by stage.
+  [[nodiscard]] std::vector<std::int64_t> largest_shares(const Staging& staging) const {
+    std::vector<std::int64_t> share;
+    for (const int replicas : staging.replicas)
+      share.push_back(shares_.at(staging.microbatches, replicas, staging.stages()).largest);
+    return share;
+  }
+
+  /// Of micro-batches, of the replica that has samples of most.
+  [[nodiscard]] int busy_times(const Staging& staging) const {
+    int times = 1;
+    for (const int replicas : staging.replicas)
+      times = std::max(times, shares_.at(staging.microbatches, replicas, staging.stages()).busy_times());
+    return times;
+  }
+
+  void play(Played& played, const Staging& staging, const SizedPipeline& sized, const BatchLayout& layout,
+            const GivenOrders& orders) const {
+    const auto phases = work_.loss_mode ? std::vector{Phase::kStep} : std::vector{Phase::kForward, Phase::kBackward};
+    for (const Phase phase : phases) {
+      played.programs.push_back(make_program(sized.pipeline, layout, staging.schedule, phase, orders));
+      played.simulations.emplace_back(sized.pipeline, played.programs.back(), played.costs).play();
+    }
+  }
+
   /// Phases one after the other.
   struct Course {
     explicit Course(int world)
         : busy(static_cast<std::size_t>(world)), end(busy.size()), communicating(busy.size()), summing(busy.size()) {}
 
-    void add(const Pipeline& pipeline, const Program& actions, const StagingCosts& costs) {
-      const Timeline timeline = simulate(pipeline, actions, costs);
+    void add(const Program& actions, const Timeline& timeline) {
       const Seconds before = step;
       step += timeline.step;
       for (std::size_t r = 0; r < busy.size(); ++r) {
@@ -281,24 +276,20 @@ class StepObjective {
 
   /// What fits before what does not, then the shorter step, then what came first.
   void keep_better(std::optional<StepTerms>& best, StepTerms terms) const {
-    if (!best || std::pair(!fits(terms), terms.step) < std::pair(!fits(*best), best->step)) best = std::move(terms);
+    if (!best || is_better(terms, *best)) best = std::move(terms);
+  }
+  [[nodiscard]] bool is_better(const StepTerms& a, const StepTerms& b) const {
+    return std::pair(!fits(a), a.step) < std::pair(!fits(b), b.step);
   }
 
   /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
   [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero, Bytes memory) const {
     Savings out{zero, {}};
     if (constraints_.recompute == Recompute::kNever) return out;
-    const GivenOrders orders = fixed_orders(staging, sized.pipeline);
-    const auto in_flight =
-        orders.orders.empty()
-            ? in_flight_by_law(work_, staging)
-            : in_flight_of(orders.orders, staging.microbatches,
-                           held_by_microbatch(work_, constraints_, staging, sized, shares_, out));
-    std::vector<std::int64_t> share;
-    for (const int replicas : staging.replicas)
-      share.push_back(shares_.at(staging.microbatches, replicas, staging.stages()).largest);
+    const auto in_flight = in_flight_of_positions(staging, sized, out);
+    const std::vector<std::int64_t> share = largest_shares(staging);
     std::vector<Bytes> plain;
-    for (const StageMemory& stage : predict_memory(work_, constraints_, staging, sized, shares_, in_flight, out))
+    for (const StageMemory& stage : memory_of(staging, sized, in_flight, out))
       plain.push_back(stage.total());
     detail::RecomputeChoice choice(
         detail::measured_pieces(work_, staging, detail::segments_in_stages(work_, staging), share), staging,
@@ -309,6 +300,27 @@ class StepObjective {
 
   /// States that a synthesiser may use on one staging.
   static constexpr std::int64_t kSynthesisBudget = 200;
+
+  /// Micro-batches that each stage holds under a schedule that is not synthesised. Its replicas run alike.
+  [[nodiscard]] std::vector<int> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
+                                                        const Savings& savings) const {
+    if (!wants_chunks(staging.schedule)) return in_flight_by_law(work_, staging);
+    Pipeline positions;
+    positions.ranks = static_cast<int>(staging.replicas_of_positions().size());
+    for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
+    return in_flight_of(fixed_orders(staging, positions).orders, staging.microbatches,
+                        held_by_microbatch(work_, staging, sized, shares_, savings));
+  }
+
+  /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
+  [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
+                                                   const std::vector<int>& in_flight, const Savings& savings) const {
+    if (fixed_.stage_of != staging.stage_of || fixed_.replicas != staging.replicas)
+      fixed_ = {staging.stage_of, staging.replicas, {}};
+    const auto [entry, added] = fixed_.by_level.try_emplace(savings.zero);
+    if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero);
+    return predict_memory(work_, staging, sized, shares_, in_flight, savings, entry->second);
+  }
 
   /// Orders that follow from the shape of the pipeline alone; none where each stage has its own law.
   [[nodiscard]] static GivenOrders fixed_orders(const Staging& staging, const Pipeline& pipeline) {
@@ -326,11 +338,31 @@ class StepObjective {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
     if (staging.schedule != ScheduleKind::kSynthesised) return fixed_orders(staging, pipeline);
-    auto held = held_by_microbatch(work_, constraints_, staging, sized, shares_, savings);
-    Synthesised<StagingCosts> policy{
-        .costs = costs, .local = layout.local, .held = std::move(held.next), .budget = kSynthesisBudget};
+    if (actions(staging) <= kFewActions) return synthesised(staging, sized, savings, pipeline, layout, costs);
+    // Replicas take their turns in the same order, so one of each decides it.
+    const detail::FoldedPipeline folded(work_, staging, sized, largest_shares(staging), microbatches, costs);
+    const GivenOrders of_positions =
+        synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
+    GivenOrders orders{std::vector<std::vector<Turn>>(static_cast<std::size_t>(pipeline.ranks)), microbatches};
+    for (int s = 0; s < staging.stages(); ++s) {
+      for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)])
+        orders.orders[rank.index()] = of_positions.orders[static_cast<std::size_t>(staging.position(s))];
+    }
+    return orders;
+  }
+
+  /// With more than that, many simulations to synthesise one order would take too long.
+  static constexpr std::int64_t kFewActions = 4'000;
+
+  /// @param pipeline  of the staging itself, or with one rank a position
+  template <SplitBackwardCosts Costs>
+  [[nodiscard]] GivenOrders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
+                                        const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
+    Synthesised<Costs> policy{.costs = costs, .local = layout.local,
+                              .held = held_by_microbatch(work_, staging, sized, shares_, savings).next,
+                              .budget = kSynthesisBudget};
     const std::vector<int> none(staging.replicas.size(), 0);
-    const auto fixed = predict_memory(work_, constraints_, staging, sized, shares_, none, savings);
+    const auto fixed = memory_of(staging, sized, none, savings);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
     std::vector<Bytes> least(policy.limits.size());
     for (std::size_t s = 0; s < fixed.size(); ++s) {
@@ -343,7 +375,7 @@ class StepObjective {
       if (least[r] > policy.limits[r]) policy.limits.clear();
       if (policy.limits.empty()) break;
     }
-    return policy.synthesise(pipeline, microbatches).orders;
+    return policy.synthesise(pipeline, layout.microbatches).orders;
   }
 
   void explain(StepTerms& terms, const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
@@ -383,6 +415,13 @@ class StepObjective {
   const Cluster& cluster_;
   const Constraints& constraints_;
   ShareTable shares_;
+  struct Fixed {
+    std::vector<int> stage_of, replicas;
+    std::map<int, std::vector<StageMemory>> by_level;
+  };
+  mutable Fixed fixed_;  // of the last staging
+  Bytes trainable_{};
+  std::int64_t buckets_ = 0;  // of gradients, about
 };
 
 }  // namespace autopar

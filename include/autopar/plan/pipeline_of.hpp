@@ -24,9 +24,8 @@ struct SizedPipeline {
     Affine gradient;  ///< likewise, back
   };
   Pipeline pipeline;
-  std::vector<ChannelSize> channels;                                     ///< by channel
-  std::vector<std::vector<std::vector<ParameterId>>> bucket_parameters;  ///< [group][bucket]
-  std::vector<std::vector<Bytes>> bucket_bytes;                          ///< [group][bucket]
+  std::vector<ChannelSize> channels;             ///< by channel
+  std::vector<std::vector<Bytes>> bucket_bytes;  ///< [group][bucket]
 };
 
 namespace detail {
@@ -71,46 +70,51 @@ inline void add_group(SizedPipeline& out, const Workload& work, std::vector<Rank
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());  // tied stages may share ranks
   if (ranks.size() < 2 || in_backward_order.empty()) return;
-  std::vector<std::vector<ParameterId>> buckets;
   std::vector<Bytes> sizes;
   for (const ParameterId parameter : in_backward_order) {
-    if (buckets.empty() || sizes.back() >= kBucketBytes) {
-      buckets.emplace_back();
-      sizes.emplace_back(0);
-    }
-    buckets.back().push_back(parameter);
+    if (sizes.empty() || sizes.back() >= kBucketBytes) sizes.emplace_back(0);
     sizes.back() += work.parameters[parameter.index()].bytes;
   }
-  out.pipeline.groups.push_back({std::move(ranks), stage, static_cast<int>(buckets.size())});
-  out.bucket_parameters.push_back(std::move(buckets));
+  out.pipeline.groups.push_back({std::move(ranks), stage, static_cast<int>(sizes.size())});
   out.bucket_bytes.push_back(std::move(sizes));
 }
 
-/// Trainable parameters with the stages that read them.
-[[nodiscard]] inline std::vector<std::vector<int>> stages_of_parameters(const Workload& work, const Staging& staging) {
-  std::vector<std::vector<int>> stages(work.parameters.size());
+/// The stages that read a trainable parameter.
+struct ReadingStages {
+  static constexpr int kNone = -1, kSeveral = -2;
+  std::vector<int> only;                      ///< [parameter] the stage, if it is one
+  std::map<std::size_t, std::set<int>> tied;  ///< [parameter] all of several
+};
+[[nodiscard]] inline ReadingStages stages_of_parameters(const Workload& work, const Staging& staging) {
+  ReadingStages out{std::vector<int>(work.parameters.size(), ReadingStages::kNone), {}};
   for (const NodeId node : work.graph.nodes()) {
+    const int stage = staging.stage_of[node.index()];
     for (const ParameterId parameter : work.graph[node].parameters) {
-      if (work.parameters[parameter.index()].trainable)
-        stages[parameter.index()].push_back(staging.stage_of[node.index()]);
+      const std::size_t p = parameter.index();
+      if (!work.parameters[p].trainable || out.only[p] == stage) continue;
+      if (out.only[p] == ReadingStages::kNone) {
+        out.only[p] = stage;
+        continue;
+      }
+      if (out.only[p] >= 0) out.tied[p].insert(out.only[p]);
+      out.only[p] = ReadingStages::kSeveral;
+      out.tied[p].insert(stage);
     }
   }
-  for (auto& list : stages) {
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
-  }
-  return stages;
+  return out;
 }
 
 inline void add_groups(SizedPipeline& out, const Workload& work, const Staging& staging) {
-  const auto stages = stages_of_parameters(work, staging);
+  const ReadingStages stages = stages_of_parameters(work, staging);
   std::vector<std::vector<ParameterId>> own(staging.replicas.size());
   std::map<std::vector<int>, std::vector<ParameterId>> tied;  // by the stages that share them
   // The first trainable use in forward order is the last to get its gradient; parameter ids follow construction, which
   // is as good an order as any and is known to every rank.
-  for (std::size_t p = stages.size(); p-- > 0;) {
-    if (stages[p].size() == 1) own[static_cast<std::size_t>(stages[p].front())].push_back(ParameterId::of(p));
-    if (stages[p].size() > 1) tied[stages[p]].push_back(ParameterId::of(p));
+  for (std::size_t p = stages.only.size(); p-- > 0;) {
+    if (stages.only[p] >= 0) own[static_cast<std::size_t>(stages.only[p])].push_back(ParameterId::of(p));
+    if (stages.only[p] != ReadingStages::kSeveral) continue;
+    const auto& readers = stages.tied.at(p);
+    tied[{readers.begin(), readers.end()}].push_back(ParameterId::of(p));
   }
   for (std::size_t i = 0; i < own.size(); ++i) {
     // Of stages that share ranks, the later one's backwards end first.

@@ -139,9 +139,11 @@ class Planner {
             std::to_string(blocks.block_count()));
     const bool whole = blocks.block_count() == work.graph.node_count();
     if (whole) blocks = Partition::singletons(blocks.block_count());
-    Workload coarse = whole ? work : contracted(work, blocks);
+    Workload coarse = whole ? work : contracted(work, blocks, kBucketBytes);
     set_segments(work, coarse, blocks, constraints, samples);
-    const StepObjective objective(coarse, cluster, constraints);
+    Constraints searched = constraints;
+    searched.memory -= detail::rounding(work, coarse, constraints);
+    const StepObjective objective(coarse, cluster, searched);
     SearchResult found = staging.search(objective);
     observe("searched " + std::to_string(found.states) + " states" + (found.proven ? ", all there are" : ""));
     const detail::PlanMaker maker(work, cluster, request, constraints);

@@ -83,15 +83,21 @@ enum class Placement : std::uint8_t {
 
 /// Ranks of each replica of each stage, from rank 0 on without gaps.
 [[nodiscard]] inline std::vector<std::vector<Rank>> place(const std::vector<int>& replicas, Placement placement) {
+  std::vector<std::vector<Rank>> ranks(replicas.size());
+  if (placement == Placement::kReplicasTogether) {
+    std::size_t next = 0;
+    for (std::size_t s = 0; s < replicas.size(); ++s) {
+      for (int q = 0; q < replicas[s]; ++q) ranks[s].push_back(Rank::of(next++));
+    }
+    return ranks;
+  }
   std::vector<std::pair<double, std::size_t>> turns;  // (position of the replica in its stage, stage)
   for (std::size_t s = 0; s < replicas.size(); ++s) {
     for (int q = 0; q < replicas[s]; ++q) {
-      const double position = placement == Placement::kStagesTogether ? static_cast<double>(q) / replicas[s] : 0;
-      turns.emplace_back(position, s);
+      turns.emplace_back(static_cast<double>(q) / replicas[s], s);
     }
   }
   std::sort(turns.begin(), turns.end());
-  std::vector<std::vector<Rank>> ranks(replicas.size());
   for (std::size_t i = 0; i < turns.size(); ++i)
     ranks[turns[i].second].push_back(Rank::of(i));
   return ranks;

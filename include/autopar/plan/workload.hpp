@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -46,6 +48,11 @@ struct Workload {
   /// By node: what may be run again before its backward, together, as far as it is in one stage; -1 = never. Empty =
   /// each node by itself.
   std::vector<int> segment_of;
+
+  /// By node, where a cost model is known to look at values alone: equal nodes have equal classes. Empty otherwise.
+  std::vector<int> class_of;
+  /// Costs of the classes of nodes, if there are any.
+  std::function<const std::vector<NodeCost>&(std::int64_t samples)> class_costs;
 
   /// Costs of all nodes of `graph` for a share of `samples` > 0; the reference stays valid as long as the workload.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> node_costs;
@@ -145,6 +152,62 @@ template <BidirectionalGraph G, CostModel<G> M>
   return work;
 }
 
+namespace detail {
+
+/// From so many nodes or parameters on, equal nodes are asked for once and parameters are put together.
+inline constexpr std::size_t kMany = 4096;
+
+/// [node] class of equal operators, numbered as they come; a structure is only a hint.
+[[nodiscard]] inline std::vector<int> classes_of(const Graph<OpProfile, ValueProfile>& graph,
+                                                 std::vector<NodeId>& representatives) {
+  std::unordered_multimap<std::uint64_t, int> known;
+  std::vector<int> class_of;
+  class_of.reserve(graph.node_count());
+  for (const NodeId node : graph.nodes()) {
+    const OpProfile& op = graph[node];
+    const auto equal = [&](const auto& entry) {
+      const OpProfile& other = graph[representatives[static_cast<std::size_t>(entry.second)]];
+      return op.work == other.work && op.saved == other.saved && op.workspace == other.workspace &&
+             op.parameters.empty() == other.parameters.empty();
+    };
+    const auto [begin, end] = known.equal_range(op.structure);
+    const auto found = std::find_if(begin, end, equal);
+    class_of.push_back(found != end ? found->second : static_cast<int>(representatives.size()));
+    if (found != end) continue;
+    // Structures that tell nothing apart must not make this quadratic.
+    if (std::distance(begin, end) < 8) known.emplace(op.structure, class_of.back());
+    representatives.push_back(node);
+  }
+  return class_of;
+}
+
+/// Costs of many nodes by their classes, if that is less work.
+template <class M>
+void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& graph, const M& model) {
+  if (graph.node_count() < kMany) return;
+  auto representatives = std::make_shared<std::vector<NodeId>>();
+  work.class_of = classes_of(graph, *representatives);
+  if (2 * representatives->size() > graph.node_count()) {
+    work.class_of.clear();
+    return;
+  }
+  work.class_costs = tabulated(representatives->size(), [&graph, &model, representatives](NodeId one, std::int64_t samples) {
+    return model.node(graph, (*representatives)[one.index()], static_cast<double>(samples));
+  });
+  auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
+  work.node_costs = [rows, class_of = work.class_of,
+                     of_classes = work.class_costs](std::int64_t samples) -> const std::vector<NodeCost>& {
+    auto& row = (*rows)[samples];
+    if (!row.empty()) return row;
+    const auto& costs = of_classes(samples);
+    row.reserve(class_of.size());
+    for (const int one : class_of) row.push_back(costs[static_cast<std::size_t>(one)]);
+    return row;
+  };
+}
+
+}  // namespace detail
+
 /// A workload of a captured model; refers to `profile` and `model`, which must outlive it.
 /// @throws InvalidArgument if the graph is empty or has a cycle, or a parameter, reader or writer does not exist
 template <CostModel<Graph<OpProfile, ValueProfile>> M>
@@ -180,6 +243,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
   }
   work.loss_mode = profile.loss_mode;
   work.hash = profile.hash;
+  if constexpr (CostsByValue<M>) detail::set_classes(work, profile.graph, model);
   return work;
 }
 
@@ -207,11 +271,80 @@ namespace detail {
   return block;
 }
 
+/// Sums over the members of each block.
+[[nodiscard]] inline std::function<const std::vector<NodeCost>&(std::int64_t)> block_costs(const Workload& fine,
+                                                                                           const Partition& partition) {
+  const auto add = [](NodeCost& sum, const NodeCost& cost, double times) {
+    sum.forward += cost.forward * times;
+    sum.backward += cost.backward * times;
+    sum.backward_weight += cost.backward_weight * times;
+    sum.saved += cost.saved * static_cast<std::int64_t>(times);
+    sum.workspace = std::max(sum.workspace, cost.workspace);
+  };
+  if (fine.class_of.empty()) {
+    return tabulated(partition.block_count(), [&fine, partition, add](NodeId block, std::int64_t samples) {
+      const auto& costs = fine.node_costs(samples);
+      NodeCost sum;
+      for (const NodeId member : partition.members(BlockId(block.value()))) add(sum, costs[member.index()], 1);
+      return sum;
+    });
+  }
+  std::vector<std::map<int, int>> counts(partition.block_count());  // (class, nodes) of each block
+  for (const NodeId node : fine.graph.nodes()) ++counts[partition.block_of(node).index()][fine.class_of[node.index()]];
+  return tabulated(partition.block_count(), [&fine, counts, add](NodeId block, std::int64_t samples) {
+    const auto& costs = fine.class_costs(samples);
+    NodeCost sum;
+    for (const auto& [one, times] : counts[block.index()]) add(sum, costs[static_cast<std::size_t>(one)], times);
+    return sum;
+  });
+}
+
+/// Puts parameters together that one node alone reads, neighbours of one kind, until they fill a bucket of gradients: of
+/// very many parameters most of the work would be to count them.
+inline void bundle_parameters(Workload& work, Bytes bundle) {
+  constexpr int kSeveral = -2;
+  std::vector<int> reader(work.parameters.size(), -1);
+  for (const NodeId node : work.graph.nodes()) {
+    for (const ParameterId parameter : work.graph[node].parameters) {
+      int& known = reader[parameter.index()];
+      known = known == -1 ? node.value() : kSeveral;
+    }
+  }
+  std::vector<ParameterProfile> bundles;
+  std::vector<ParameterId> bundle_of(work.parameters.size());
+  std::map<std::pair<int, bool>, std::size_t> open;  // by reader and whether it is trainable
+  for (std::size_t p = work.parameters.size(); p-- > 0;) {  // gradients fill buckets from the last
+    ParameterProfile& parameter = work.parameters[p];
+    const auto key = std::pair(reader[p], parameter.trainable);
+    const auto place = open.find(key);
+    if (reader[p] >= 0 && place != open.end() && bundles[place->second].bytes < bundle) {
+      bundles[place->second].bytes += parameter.bytes;
+      bundles[place->second].elements += parameter.elements;
+      bundle_of[p] = ParameterId::of(place->second);
+      continue;
+    }
+    if (reader[p] >= 0) open.insert_or_assign(key, bundles.size());
+    bundle_of[p] = ParameterId::of(bundles.size());
+    bundles.push_back(std::move(parameter));
+  }
+  const std::size_t last = bundles.size() - 1;
+  std::reverse(bundles.begin(), bundles.end());
+  for (const NodeId node : work.graph.nodes()) {
+    auto& parameters = work.graph[node].parameters;
+    for (ParameterId& parameter : parameters) parameter = ParameterId::of(last - bundle_of[parameter.index()].index());
+    std::sort(parameters.begin(), parameters.end());
+    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
+  }
+  work.parameters = std::move(bundles);
+}
+
 }  // namespace detail
 
 /// The workload with the blocks of `partition` as nodes. Refers to `fine`, which must outlive it.
+/// @param bundle  of very many parameters, those that one block reads are put together up to this size: then memory that
+///                is shared among replicas is rounded once, and not for each of them
 /// @throws InvalidArgument if the blocks depend on one another in a circle
-[[nodiscard]] inline Workload contracted(const Workload& fine, const Partition& partition) {
+[[nodiscard]] inline Workload contracted(const Workload& fine, const Partition& partition, Bytes bundle = Bytes(0)) {
   const QuotientGraph blocks = quotient(fine.graph, partition);
   Workload coarse;
   for (const NodeId block : blocks.nodes())
@@ -232,24 +365,13 @@ namespace detail {
     output.writer = node_of(partition.block_of(output.writer));
   coarse.loss_mode = fine.loss_mode;
   coarse.hash = fine.hash;
-  coarse.node_costs = detail::tabulated(blocks.node_count(), [&fine, partition](NodeId block, std::int64_t samples) {
-    const auto& costs = fine.node_costs(samples);
-    NodeCost sum;
-    for (const NodeId member : partition.members(BlockId(block.value()))) {
-      const NodeCost cost = costs[member.index()];
-      sum.forward += cost.forward;
-      sum.backward += cost.backward;
-      sum.backward_weight += cost.backward_weight;
-      sum.saved += cost.saved;
-      sum.workspace = std::max(sum.workspace, cost.workspace);
-    }
-    return sum;
-  });
+  coarse.node_costs = detail::block_costs(fine, partition);
   coarse.transfer = fine.transfer;
   coarse.all_reduce = fine.all_reduce;
   coarse.update = fine.update;
   coarse.least_all_reduce = fine.least_all_reduce;
   coarse.least_transfer = fine.least_transfer;
+  if (bundle > Bytes(0) && fine.parameters.size() >= detail::kMany) detail::bundle_parameters(coarse, bundle);
   return coarse;
 }
 

@@ -159,7 +159,8 @@ class Simulation {
     timeline_.busy.resize(program.ranks.size());
   }
 
-  [[nodiscard]] Timeline run() && {
+  /// Turns and messages; before anything else.
+  void play() {
     for (std::size_t r = 0; r < states_.size(); ++r) arrivals_.push({0, r});
     while (!arrivals_.empty()) {
       const auto [now, r] = arrivals_.top();
@@ -169,12 +170,19 @@ class Simulation {
     for (std::size_t r = 0; r < states_.size(); ++r) {
       if (states_[r].next + 1 < linked_.ranks[r].turns.size()) refuse(r);
     }
-    run_reductions();
+  }
+
+  /// The course with gradient sums that cost this; may be called again with other costs.
+  const Timeline& sum(const Costs& costs) {
+    run_reductions(costs);
+    timeline_.step = {};
     for (const auto& spans : timeline_.spans) {
       for (const Span& span : spans) timeline_.step = std::max(timeline_.step, span.end);
     }
-    return std::move(timeline_);
+    return timeline_;
   }
+
+  [[nodiscard]] Timeline take() && { return std::move(timeline_); }
 
  private:
   struct LastTurn {
@@ -275,7 +283,7 @@ class Simulation {
     return at;
   }
 
-  void run_reductions() {
+  void run_reductions(const Costs& costs) {
     std::vector<std::size_t> done(states_.size(), 0);
     std::vector<double> free_at(states_.size(), 0);
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
@@ -289,7 +297,7 @@ class Simulation {
           action = &program_.ranks[rank.index()][reductions[done[rank.index()]]];
           start = std::max({start, filled(states_[rank.index()], group, b), free_at[rank.index()]});
         }
-        const double end = start + costs_.reduce(*action).value();
+        const double end = start + costs.reduce(*action).value();
         for (const Rank rank : group.ranks) {
           free_at[rank.index()] = end;
           timeline_.spans[rank.index()][linked_.ranks[rank.index()].reductions[done[rank.index()]++]] = {Seconds(start),
@@ -326,7 +334,10 @@ class Simulation {
 /// @cost O(actions + turns * log(ranks)); 64 ranks x 64 micro-batches in a few milliseconds
 template <ProgramCosts Costs>
 [[nodiscard]] Timeline simulate(const Pipeline& pipeline, const Program& program, const Costs& costs) {
-  return detail::Simulation<Costs>(pipeline, program, costs).run();
+  detail::Simulation<Costs> simulation(pipeline, program, costs);
+  simulation.play();
+  (void)simulation.sum(costs);
+  return std::move(simulation).take();
 }
 
 /// Most that each rank holds for forwards whose backward, or last part of it, is to come; `size(stage, samples)` says how much one forward

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/pipeline_of.hpp>
+#include <autopar/plan/savings.hpp>
+#include <autopar/plan/staging.hpp>
+#include <autopar/plan/workload.hpp>
+#include <autopar/schedule/simulate.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// Bytes of the trainable parameters that each stage reads.
+[[nodiscard]] inline std::vector<Bytes> trainable_by_stage(const Workload& work, const Staging& staging) {
+  std::vector<Bytes> bytes(staging.replicas.size());
+  std::vector<int> counted(work.parameters.size(), -1);
+  const auto nodes = nodes_by_stage(staging);
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    for (const NodeId node : nodes[s]) {
+      for (const ParameterId parameter : work.graph[node].parameters) {
+        if (counted[parameter.index()] == static_cast<int>(s) || !work.parameters[parameter.index()].trainable) continue;
+        counted[parameter.index()] = static_cast<int>(s);
+        bytes[s] += work.parameters[parameter.index()].bytes;
+      }
+    }
+  }
+  return bytes;
+}
+
+/// What one rank of several updates, under ZeRO its share.
+[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
+  const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
+  return Bytes((trainable.value() + parts - 1) / parts);
+}
+
+/// Summing into shares and gathering shares are the two halves of a sum that everyone gets.
+inline constexpr double kHalfOfASum = 0.5;
+
+}  // namespace detail
+
+/// Costs of one staging as the simulator asks for them.
+class StagingCosts {
+ public:
+  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized, const Savings& savings = {})
+      : work_(work),
+        sized_(sized),
+        zero_(savings.zero),
+        nodes_(nodes_by_stage(staging)),
+        again_(savings.recomputed),
+        trainable_(detail::trainable_by_stage(work, staging)),
+        known_(nodes_.size()) {}
+
+  [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
+  [[nodiscard]] Seconds backward(StageId stage, std::int64_t samples) const { return at(stage, samples).backward; }
+  [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t samples) const {
+    return at(stage, samples).backward - at(stage, samples).backward_weight;
+  }
+  [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t samples) const {
+    return at(stage, samples).backward_weight;
+  }
+  [[nodiscard]] Seconds message(Rank from, const Action& action) const {
+    const auto& size = sized_.channels[static_cast<std::size_t>(action.channel)];
+    return work_.transfer(
+        detail::bytes_at(action.flow == Flow::kValue ? size.value : size.gradient, action.samples.size()), from,
+        action.peer);
+  }
+  [[nodiscard]] Seconds reduce(const Action& action) const {
+    const auto group = static_cast<std::size_t>(action.group);
+    const Bytes bytes = sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)];
+    if (sums_.empty()) sums_.resize(sized_.pipeline.groups.size());
+    auto& [of_bytes, sum] = sums_[group];  // neighbouring buckets are often equal
+    if (of_bytes != bytes) {
+      sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
+      of_bytes = bytes;
+    }
+    return in_shares(group) ? sum * detail::kHalfOfASum : sum;
+  }
+  /// Sum of so many gradient bytes over a group.
+  [[nodiscard]] Seconds sum_of(std::size_t group, Bytes bytes) const {
+    const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
+    return in_shares(group) ? sum * detail::kHalfOfASum : sum;
+  }
+  /// Whether all turns that these costs were asked for take as long under others.
+  [[nodiscard]] bool turns_last_as_long(const StagingCosts& others) const {
+    for (std::size_t s = 0; s < known_.size(); ++s) {
+      for (const Known& known : known_[s]) {
+        const Known& other = others.at(StageId::of(s), known.samples);
+        if (std::tie(known.forward, known.backward, known.backward_weight) !=
+            std::tie(other.forward, other.backward, other.backward_weight)) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+  /// The optimizer's step and what must follow it before the next one's first forward.
+  [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
+    const Bytes bytes = trainable_[stage.index()];
+    const auto replicas = sized_.pipeline.stages[stage.index()].size();
+    const Seconds own = work_.update(detail::updated_bytes(bytes, zero_, replicas), state_factor);
+    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage) : own;
+  }
+
+ private:
+  /// Gradients of parameters tied across stages go to every holder whole, for each stage has shares of its own.
+  [[nodiscard]] bool in_shares(std::size_t group) const {
+    return zero_ > 0 && sized_.pipeline.groups[group].stage.valid();
+  }
+
+  struct Known {
+    std::int64_t samples;
+    Seconds forward, backward, backward_weight;
+  };
+  [[nodiscard]] const Known& at(StageId stage, std::int64_t samples) const {
+    auto& row = known_[stage.index()];
+    for (const Known& known : row) {
+      if (known.samples == samples) return known;
+    }
+    Known sum{samples, {}, {}, {}};
+    const auto& costs = work_.node_costs(samples);
+    for (const NodeId node : nodes_[stage.index()]) {
+      const Seconds totals = add_totals(stage, work_.graph[node].totals);
+      sum.forward += costs[node.index()].forward + totals;
+      sum.backward += costs[node.index()].backward + totals;
+      sum.backward_weight += costs[node.index()].backward_weight;
+    }
+    if (!again_.empty()) {
+      for (const auto& segment : again_[stage.index()]) {
+        for (const NodeId node : segment) sum.backward += costs[node.index()].forward;
+      }
+    }
+    // Gathered and summed beside the computing, which waits for them only where they take longer.
+    const Seconds half = zero_ >= 2 ? half_of_a_sum(stage) : Seconds{};
+    if (zero_ >= 3) sum.forward = std::max(sum.forward, half);
+    if (zero_ >= 2) sum.backward = std::max(sum.backward, half * (zero_ >= 3 ? 2 : 1));
+    return row.emplace_back(sum);
+  }
+
+  [[nodiscard]] Seconds half_of_a_sum(StageId stage) const {
+    const auto& ranks = sized_.pipeline.stages[stage.index()];
+    const Bytes bytes = trainable_[stage.index()];
+    return ranks.size() > 1 && bytes > Bytes(0) ? work_.all_reduce(bytes, ranks) * detail::kHalfOfASum : Seconds{};
+  }
+
+  [[nodiscard]] Seconds add_totals(StageId stage, Bytes bytes) const {
+    const auto& ranks = sized_.pipeline.stages[stage.index()];
+    return bytes > Bytes(0) && ranks.size() > 1 ? work_.all_reduce(bytes, ranks) : Seconds{};
+  }
+
+  const Workload& work_;
+  const SizedPipeline& sized_;
+  int zero_;
+  std::vector<std::vector<NodeId>> nodes_;
+  std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
+  std::vector<Bytes> trainable_;                         // by stage
+  mutable std::vector<std::vector<Known>> known_;  // by stage; a handful of different shares
+  mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
+};
+static_assert(SplitBackwardCosts<StagingCosts>);
+
+}  // namespace autopar
