@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -162,6 +163,7 @@ struct ChunkedStaging {
         if (constraints.stages > 0 && positions != constraints.stages) continue;
         const auto replicas = of_positions(positions);
         if (static_cast<int>(replicas.size()) != positions) continue;
+        if (std::accumulate(replicas.begin(), replicas.end(), 0) > constraints.world) continue;
         for (const int microbatches : constraints.microbatches) {
           for (const ScheduleKind kind : {ScheduleKind::kZbH1, ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
             if (!allows(constraints, kind) && !synthesises(objective_)) continue;

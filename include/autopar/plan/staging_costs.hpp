@@ -72,7 +72,7 @@ class StagingCosts {
   [[nodiscard]] Seconds reduce(const Action& action) const {
     const auto group = static_cast<std::size_t>(action.group);
     const Bytes bytes = sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)];
-    if (sums_.empty()) sums_.resize(sized_.pipeline.groups.size());
+    if (sums_.empty()) sums_.resize(sized_.pipeline.groups.size(), {Bytes(-1), {}});
     auto& [of_bytes, sum] = sums_[group];  // neighbouring buckets are often equal
     if (of_bytes != bytes) {
       sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
