@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -11,9 +10,11 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
+#include <autopar/plan/bottleneck/growing_stage.hpp>
+#include <autopar/plan/bottleneck/least_needs.hpp>
 #include <autopar/plan/bottleneck/rest_devices.hpp>
+#include <autopar/plan/bottleneck/stage_fit.hpp>
 #include <autopar/plan/bottleneck/tables.hpp>
-#include <autopar/plan/bottleneck/variant_fit.hpp>
 
 namespace autopar::detail {
 
@@ -30,9 +31,15 @@ enum class Answer { kYes, kNo, kUnknown };
 class BottleneckCheck {
  public:
   BottleneckCheck(const VariantTables& tables, const DownsetLattice& tails)
-      : tables_(tables), tails_(tails), rest_(tables, tails), fit_(tables), blocks_((tables.tensor_degrees.size() + 3) / 4) {
-    tabulate();
+      : tables_(tables), tails_(tails), least_(tables), rest_(tables, tails), stage_(tables, least_, rest_),
+        fit_(tables, least_) {
+    fronts_.resize(tails_.size());
+    by_size_.resize(tables.graph.node_count());
+    for (std::size_t i = 0; i + 1 < tails_.size(); ++i)
+      by_size_[tails_.cardinality(DownsetId::of(i))].push_back(DownsetId::of(i));
   }
+  BottleneckCheck(const BottleneckCheck&) = delete;  // parts refer to each other
+  BottleneckCheck& operator=(const BottleneckCheck&) = delete;
 
   /// @param width   most tails of each size that are extended, those that waste the fewest devices first; if there are
   ///                more, a no is no proof
@@ -96,9 +103,7 @@ class BottleneckCheck {
  private:
   static constexpr double kRounding = 1e-13;  // sums of doubles in another order
   static constexpr std::int64_t kTryStates = 4;  // a stage whose variants are looked at costs as much as so many visits
-  static constexpr std::size_t kLanes = 4;
-  static constexpr double kAny = 1e30;
-  using Lanes = std::array<double, kLanes>;
+  static constexpr std::size_t kTogether = 4;  // labels that one look at the front may rule out
 
   struct Label {
     int sum, devices;
@@ -110,98 +115,9 @@ class BottleneckCheck {
     int sum, devices;
     std::int32_t label;
   };
-  /// What a node adds to a stage, or the sum of it, under four tensor degrees.
-  struct Terms {
-    Lanes devices{};  ///< that its work and its crossing edges need at least
-    Lanes waste{};    ///< see RestDevices
-    Lanes bytes{};    ///< at least
-
-    [[nodiscard]] Terms plus(const Terms& other) const {
-      Terms sum;
-      for (std::size_t i = 0; i < kLanes; ++i) {
-        sum.devices[i] = devices[i] + other.devices[i];
-        sum.waste[i] = waste[i] + other.waste[i];
-        sum.bytes[i] = bytes[i] + other.bytes[i];
-      }
-      return sum;
-    }
-  };
-  /// Of one node under one tensor degree: the least of each over variants, and the variant with the least work.
-  struct Least {
-    double work = std::numeric_limits<double>::infinity();  ///< if it cannot run so
-    double parameters = 0, in_flight = 0, bytes = 0, all_in = 0;
-    double least_in_flight = 0, least_bytes = 0;
-    std::vector<double> in{}, out{};
-  };
+  using Front = std::vector<FrontLabel>;
 
   [[nodiscard]] static int in_flight(int sum, int replicas) { return 1 + (sum + replicas - 1) / replicas; }
-
-  void tabulate() {
-    const std::size_t nodes = tables_.graph.node_count(), degrees = tables_.tensor_degrees.size();
-    least_.assign(nodes * degrees, {});
-    for (int waiting = 1; waiting <= tables_.devices + 1; waiting = waiting < 4 ? waiting + 1 : waiting + waiting / 4)
-      held_at_.push_back(waiting);
-    held_.assign(held_at_.size() * nodes * degrees, std::numeric_limits<double>::infinity());
-    for (std::size_t n = 0; n < nodes; ++n) {
-      for (std::size_t t = 0; t < degrees; ++t) {
-        const auto& variants = tables_.variants[n][t];
-        if (!variants.empty()) least_[n * degrees + t] = least_of(variants);
-        for (const NodeVariant& v : variants) {
-          for (std::size_t y = 0; y < held_at_.size(); ++y) {
-            double& held = held_[(y * nodes + n) * degrees + t];
-            held = std::min(held, v.bytes_in_flight * held_at_[y] + v.bytes);
-          }
-          uniform_ = uniform_ && v.parameters == variants[0].parameters && v.in == variants[0].in &&
-                     v.out == variants[0].out;
-        }
-      }
-    }
-    work_share_ = border_share_ = std::numeric_limits<double>::infinity();
-    for (std::size_t d = 0; d < tables_.replicas.size(); ++d) {
-      work_share_ = std::min(work_share_, tables_.replicas[d] * tables_.work_share[d]);
-      border_share_ = std::min(border_share_, tables_.replicas[d] * tables_.border_cost[d]);
-    }
-    position_in_.resize(tables_.graph.edge_count());
-    for (const NodeId node : tables_.graph.nodes()) {
-      std::size_t e = 0;
-      for (const EdgeId edge : tables_.graph.in_edges(node))
-        position_in_[edge.index()] = e++;
-    }
-    terms_.assign(nodes * blocks_, {});
-    stamp_.assign(nodes, 0);
-    in_stage_.assign(nodes, 0);
-    frames_.assign((nodes + 1) * blocks_, {});
-    fronts_.resize(tails_.size());
-    by_size_.resize(nodes);
-    for (std::size_t i = 0; i + 1 < tails_.size(); ++i)
-      by_size_[tails_.cardinality(DownsetId::of(i))].push_back(DownsetId::of(i));
-  }
-
-  [[nodiscard]] static Least least_of(const std::vector<NodeVariant>& variants) {
-    Least least;
-    least.parameters = variants[0].parameters;
-    least.least_in_flight = variants[0].bytes_in_flight;
-    least.least_bytes = variants[0].bytes;
-    least.in = variants[0].in;
-    least.out = variants[0].out;
-    for (const NodeVariant& v : variants) {
-      if (v.work < least.work || (v.work == least.work && v.bytes_in_flight < least.in_flight)) {
-        least.work = v.work;
-        least.in_flight = v.bytes_in_flight;
-        least.bytes = v.bytes;
-      }
-      least.parameters = std::min(least.parameters, v.parameters);
-      least.least_in_flight = std::min(least.least_in_flight, v.bytes_in_flight);
-      least.least_bytes = std::min(least.least_bytes, v.bytes);
-      for (std::size_t e = 0; e < v.in.size(); ++e)
-        least.in[e] = std::min(least.in[e], v.in[e]);
-      for (std::size_t e = 0; e < v.out.size(); ++e)
-        least.out[e] = std::min(least.out[e], v.out[e]);
-    }
-    for (const double bytes : least.in)
-      least.all_in += bytes;
-    return least;
-  }
 
   /// The tails of one size that can be completed.
   void choose(const std::vector<DownsetId>& tails, std::size_t width) {
@@ -220,13 +136,13 @@ class BottleneckCheck {
     chosen_.resize(width);
   }
 
-  [[nodiscard]] bool affordable(int devices, float rest) const {
-    return devices + static_cast<double>(rest) <= tables_.devices;
+  [[nodiscard]] bool affordable(DownsetId tail, int sum, int devices) const {
+    return devices + static_cast<double>(rest_.at(tail, sum)) <= tables_.devices;
   }
 
   /// Keeps the labels of a tail free of dominated ones: ascending sums, descending devices.
   void add(DownsetId tail, const Label& label) {
-    auto& front = fronts_[tail.index()];
+    Front& front = fronts_[tail.index()];
     auto at = front.begin();
     while (at != front.end() && at->sum < label.sum)
       ++at;
@@ -247,142 +163,37 @@ class BottleneckCheck {
   void extend(DownsetId from) {
     open_.clear();
     for (const FrontLabel& label : fronts_[from.index()]) {
-      if (affordable(label.devices, rest_.at(from, label.sum))) open_.push_back(label);
+      if (affordable(from, label.sum, label.devices)) open_.push_back(label);
     }
     if (open_.empty()) return;
-    begin(from);
+    fewest_ = open_.back().devices;
+    const int lowest = open_.front().sum;
+    row_ = rest_.row_of(lowest);
+    room_ = tables_.devices - fewest_ + 1e-5;
+    spare_ = room_ - static_cast<double>(rest_.at(from, lowest));
+    stage_.begin(tails_.members(from), limit_, row_, fewest_, lowest);
     tails_.for_each_superset(
         from,
         [&](NodeId node, DownsetId to) {
-          in_stage_[node.index()] = 1;
-          nodes_.push_back(node);
-          enter(node);
+          stage_.enter(node);
           --states_left_;
           if (end_ >= 0 || states_left_ < 0) return false;
           return look_at(to);
         },
-        [&](NodeId node) {
-          in_stage_[node.index()] = 0;
-          nodes_.pop_back();
-        });
-  }
-
-  /// What all stages that end at a tail share.
-  void begin(DownsetId from) {
-    fewest_ = open_.back().devices;
-    lowest_ = open_.front().sum;
-    row_ = rest_.row_of(lowest_);
-    room_ = tables_.devices - fewest_ + 1e-5;
-    spare_ = room_ - static_cast<double>(rest_.at(from, lowest_));
-    const std::size_t degrees = tables_.tensor_degrees.size();
-    held_now_.assign(degrees, 0);
-    for (std::size_t t = 0; t < degrees; ++t) {
-      const int most = std::min((tables_.devices - fewest_) / tables_.tensor_degrees[t], tables_.most_replicas - lowest_);
-      const int waiting = most < 1 ? 1 : in_flight(lowest_, most);
-      held_now_[t] = static_cast<std::size_t>(std::upper_bound(held_at_.begin(), held_at_.end(), waiting) - held_at_.begin()) - 1;
-    }
-    in_tail_.assign(tables_.graph.node_count(), 0);
-    for (const NodeId node : tails_.members(from))
-      in_tail_[node.index()] = 1;
-    ++now_;
-    nodes_.clear();
-    std::fill_n(frames_.begin(), blocks_, Terms{});
-  }
-
-  void enter(NodeId node) {
-    if (stamp_[node.index()] != now_) {
-      stamp_[node.index()] = now_;
-      describe(node);
-    }
-    const std::size_t depth = nodes_.size();
-    for (std::size_t b = 0; b < blocks_; ++b)
-      frames_[depth * blocks_ + b] = frames_[(depth - 1) * blocks_ + b].plus(terms_[node.index() * blocks_ + b]);
-  }
-
-  /// All successors of a node that joins a stage are in it or in the tail: what it adds depends on the tail alone.
-  void describe(NodeId node) {
-    constexpr double kNever = std::numeric_limits<double>::infinity();
-    const std::size_t degrees = tables_.tensor_degrees.size(), nodes = tables_.graph.node_count();
-    for (std::size_t t = 0; t < blocks_ * kLanes; ++t) {
-      Terms& terms = terms_[node.index() * blocks_ + t / kLanes];
-      const std::size_t lane = t % kLanes;
-      if (t >= degrees) {
-        terms.waste[lane] = kNever;
-        continue;
-      }
-      const Least& least = least_[node.index() * degrees + t];
-      terms.devices[lane] = tables_.tensor_degrees[t] / limit_ *
-                            (least.work * work_share_ + border_of(node, least, t) * border_share_);
-      terms.waste[lane] = rest_.waste(row_, node, t);
-      terms.bytes[lane] = held_[(held_now_[t] * nodes + node.index()) * degrees + t];
-    }
-  }
-  [[nodiscard]] double border_of(NodeId node, const Least& least, std::size_t t) const {
-    if (least.work == std::numeric_limits<double>::infinity()) return 0;
-    double border = least.all_in;
-    std::size_t e = 0;
-    for (const EdgeId edge : tables_.graph.out_edges(node)) {
-      const NodeId after = tables_.graph.target(edge);
-      if (in_tail_[after.index()]) {
-        border += least.out[e];
-      } else {
-        const Least& other = least_[after.index() * tables_.tensor_degrees.size() + t];
-        if (!other.in.empty()) border -= other.in[position_in_[edge.index()]];
-      }
-      ++e;
-    }
-    return border;
+        [&](NodeId node) { stage_.leave(node); });
   }
 
   /// @return whether larger stages can be right: what only grows with a stage decides
   [[nodiscard]] bool look_at(DownsetId to) {
     const double room = room_ - static_cast<double>(rest_.in_row(row_, to));
     bool possible = false;
-    for (std::size_t b = 0; b < blocks_; ++b) {
-      const Terms& terms = frames_[nodes_.size() * blocks_ + b];
-      unsigned grows = 0, now = 0;
-      for (unsigned lane = 0; lane < kLanes; ++lane) {
-        const unsigned can = (terms.waste[lane] <= spare_) & (terms.bytes[lane] <= tables_.memory);
-        grows |= can << lane;
-        now |= (can & static_cast<unsigned>(terms.devices[lane] <= room)) << lane;
-      }
-      possible |= grows != 0;
-      for (; now != 0; now &= now - 1)
-        offer(to, b * kLanes + static_cast<std::size_t>(std::countr_zero(now)), room);
+    for (std::size_t b = 0; b < stage_.blocks(); ++b) {
+      GrowingStage::Lanes lanes = stage_.possible(b, spare_, room);
+      possible |= lanes.grows != 0;
+      for (; lanes.now != 0; lanes.now &= lanes.now - 1)
+        offer(to, b * GrowingStage::kLanes + static_cast<std::size_t>(std::countr_zero(lanes.now)), room);
     }
     return possible;
-  }
-
-  struct Needs {
-    double work, border, parameters, in_flight, bytes;
-    double most_waiting;  ///< micro-batches in flight above which no variants fit
-  };
-  /// Of the stage that grows, with the least of each over the variants of a node.
-  [[nodiscard]] Needs needs(std::size_t t) const {
-    const std::size_t degrees = tables_.tensor_degrees.size();
-    Needs sum{0, 0, 0, 0, 0, 0};
-    double in_flight = 0, bytes = 0;
-    for (const NodeId node : nodes_) {
-      const Least& least = least_[node.index() * degrees + t];
-      sum.work += least.work;
-      sum.parameters += least.parameters;
-      sum.in_flight += least.in_flight;
-      sum.bytes += least.bytes;
-      in_flight += least.least_in_flight;
-      bytes += least.least_bytes;
-      std::size_t e = 0;
-      for (const EdgeId edge : tables_.graph.in_edges(node)) {
-        if (!in_stage_[tables_.graph.source(edge).index()]) sum.border += least.in[e];
-        ++e;
-      }
-      e = 0;
-      for (const EdgeId edge : tables_.graph.out_edges(node)) {
-        if (!in_stage_[tables_.graph.target(edge).index()]) sum.border += least.out[e];
-        ++e;
-      }
-    }
-    sum.most_waiting = in_flight > 0 ? (tables_.memory - bytes) / in_flight : bytes <= tables_.memory ? kAny : 0;
-    return sum;
   }
 
   /// Position of the first data degree of at least so many replicas.
@@ -390,77 +201,73 @@ class BottleneckCheck {
     const auto at = std::lower_bound(tables_.replicas.begin(), tables_.replicas.end(), replicas);
     return static_cast<std::size_t>(at - tables_.replicas.begin());
   }
+  /// @param at  labels with a smaller or equal sum; moves on as sums rise
+  [[nodiscard]] static bool dominated(const Front& front, std::size_t& at, int sum, std::int64_t devices) {
+    while (at < front.size() && front[at].sum <= sum)
+      ++at;
+    return at > 0 && front[at - 1].devices <= devices;
+  }
 
+  /// The stage that has grown, under a tensor degree, in front of each label. From label to label the least data degree
+  /// that will do only rises.
   void offer(DownsetId to, std::size_t t, double room) {
     --states_left_;
-    const int most = fewest_ + static_cast<int>(room);
-    const int degree = tables_.tensor_degrees[t];
-    const double devices = frames_[nodes_.size() * blocks_ + t / kLanes].devices[t % kLanes];
-    std::size_t d = first_degree(devices / degree - 1e-9);
-    std::optional<Needs> stage;
-    std::size_t at = 0;  // labels of `to` before it have a smaller or equal sum
-    for (const FrontLabel& label : open_) {
+    const int most = fewest_ + static_cast<int>(room), degree = tables_.tensor_degrees[t];
+    std::size_t d = first_degree(stage_.devices(t) / degree - 1e-9);
+    std::optional<StageFit::Needs> needs;
+    std::size_t at = 0;
+    const Front& front = fronts_[to.index()];
+    for (std::size_t i = 0; i < open_.size() && d < tables_.replicas.size(); ++i) {
+      const FrontLabel& label = open_[i];
+      if (i % kTogether == 0) {
+        const int replicas = tables_.replicas[d];
+        const std::int64_t fewest =
+            open_[std::min(i + kTogether, open_.size()) - 1].devices + static_cast<std::int64_t>(replicas) * degree;
+        if (label.sum + replicas > tables_.most_replicas) return;  // and so would all later labels
+        if (fewest > most || dominated(front, at, label.sum + replicas, fewest)) {
+          i += kTogether - 1;
+          continue;
+        }
+      }
       for (; d < tables_.replicas.size(); ++d) {
         const int replicas = tables_.replicas[d], sum = label.sum + replicas;
-        if (sum > tables_.most_replicas) return;  // and so would all later labels
-        if (label.devices + static_cast<std::int64_t>(replicas) * degree > most) break;
-        const int used = label.devices + replicas * degree;
-        const auto& front = fronts_[to.index()];
-        while (at < front.size() && front[at].sum <= sum)
-          ++at;
-        if (at > 0 && front[at - 1].devices <= used) break;
-        if (!affordable(used, rest_.at(to, sum))) break;
+        if (sum > tables_.most_replicas) return;
+        const std::int64_t wide = label.devices + static_cast<std::int64_t>(replicas) * degree;
+        if (wide > most) break;
+        const int used = static_cast<int>(wide);
+        if (dominated(front, at, sum, used) || !affordable(to, sum, used)) break;
         states_left_ -= kTryStates;
-        if (!stage) {
-          stage = needs(t);
-          if (stage->most_waiting < 2 && label.sum > 0) return;
-        }
+        if (!needs) needs = fit_.needs(stage_, t);
+        if (label.sum > 0 && needs->most_waiting < 2) return;
         // Waiting stages have at least one micro-batch in flight and one for each stage behind: straight to the degree
         // that leaves few enough.
-        if (label.sum > 0 && in_flight(label.sum, replicas) > stage->most_waiting) {
-          const double enough = label.sum / (std::floor(stage->most_waiting) - 1);
+        const int waiting = in_flight(label.sum, replicas);
+        if (label.sum > 0 && waiting > needs->most_waiting) {
+          const double enough = label.sum / (std::floor(needs->most_waiting) - 1);
           d = std::max(d + 1, first_degree(enough * (1 - 1e-12))) - 1;
           continue;
         }
-        if (!runs(t, d, in_flight(label.sum, replicas), *stage)) continue;
+        if (!fit_.runs(*needs, stage_, t, d, waiting, limit_)) continue;
         add(to, {sum, used, label.label, to, static_cast<std::int16_t>(t), static_cast<std::int16_t>(d)});
         at = 0;
         break;
       }
-      if (d == tables_.replicas.size()) return;
     }
-  }
-
-  [[nodiscard]] bool runs(std::size_t t, std::size_t d, int waiting, const Needs& stage) {
-    const double took = seconds(stage, d);
-    if (took > limit_) return false;
-    if (uniform_ && stage.in_flight * waiting + stage.bytes <= tables_.memory) return true;
-    const VariantFit::Stage whole{nodes_, in_stage_, t, d, waiting};
-    return uniform_ ? fit_.fits_with(whole, (limit_ - took) / tables_.work_share[d]) : fit_.fits_within(whole, limit_);
-  }
-  [[nodiscard]] double seconds(const Needs& stage, std::size_t d) const {
-    return stage.work * tables_.work_share[d] + stage.border * tables_.border_cost[d] +
-           stage.parameters * tables_.parameter_cost[d];
   }
 
   const VariantTables& tables_;
   const DownsetLattice& tails_;
+  LeastNeeds least_;
   RestDevices rest_;
-  VariantFit fit_;
-  std::size_t blocks_;        // of four tensor degrees
-  bool uniform_ = true;       // variants of a node differ in work and bytes only
-  std::vector<Least> least_;  // [node][tensor degree]
-  double work_share_ = 0, border_share_ = 0;  // least device-seconds of a second, of a byte
-  std::vector<std::size_t> position_in_;      // of an edge among those of its target
-  std::vector<int> held_at_;                  // micro-batches in flight, ascending
-  std::vector<double> held_;                  // least bytes then, [position above][node][tensor degree]
+  GrowingStage stage_;
+  StageFit fit_;
 
   double limit_ = 0;
   bool complete_ = true;
   std::int64_t states_left_ = 0;
   std::vector<Label> labels_;
-  std::vector<std::vector<FrontLabel>> fronts_;  // by tail
-  std::int32_t end_ = -1;                        // label of all nodes
+  std::vector<Front> fronts_;  // by tail
+  std::int32_t end_ = -1;      // label of all nodes
   std::vector<std::vector<DownsetId>> by_size_;
   struct Chosen {
     double devices;
@@ -468,17 +275,10 @@ class BottleneckCheck {
   };
   std::vector<Chosen> chosen_;
 
-  // The tail that is extended, and the stage that grows in front of it.
-  std::vector<FrontLabel> open_;
-  int fewest_ = 0, lowest_ = 0;
+  Front open_;  // of the tail that is extended
+  int fewest_ = 0;
   std::size_t row_ = 0;
-  double room_ = 0, spare_ = 0;        // devices for the stage and the rest; of it for waste
-  std::vector<std::size_t> held_now_;  // by tensor degree
-  std::vector<char> in_tail_, in_stage_;
-  std::vector<std::uint32_t> stamp_;
-  std::uint32_t now_ = 0;
-  std::vector<Terms> terms_, frames_;  // [node][block], [nodes in the stage][block]
-  std::vector<NodeId> nodes_;
+  double room_ = 0, spare_ = 0;  // devices for the stage and the rest; of it for waste
 };
 
 }  // namespace autopar::detail

@@ -17,8 +17,10 @@ namespace autopar::detail {
 /// - Time. Its work and its gradient sums take at most T, so that t * d * work * work_share[d] / (T - parameters *
 ///   parameter_cost[d]), summed over its nodes, is at most t * d. Crossing edges add t * d * bytes * border_cost[d] / T.
 /// - Memory M, once. It holds bytes_in_flight * y + bytes <= M, so that with any price p >= 0 the time sum plus
-///   p * (those bytes) - p * M is at most t * d. The credit p * M of each stage is paid back by what its border costs:
-///   borders are nested tails, of each size one, and each costs at least the cheapest cut of its size.
+///   p * (those bytes) - p * M is at most t * d. The credit p * M of each stage is paid back by what its borders cost.
+///   Borders are nested tails, of each size one. Of the stage behind a border some node has all its predecessors in
+///   front, of the stage in front of it some node has all its successors behind: each border costs at least the edges
+///   of such a pair. (Not the whole cut: an edge over many borders is paid once.)
 /// - Memory, all devices. y * d >= s + d, so that t * (bytes_in_flight * (s + d) + bytes * d) / M <= t * d.
 /// So is any mean of the last with the others. Each node chooses tensor degree and variant for itself, and the d of its
 /// stage is at least what the node alone needs.
@@ -90,29 +92,41 @@ class RestDevices {
     std::vector<double> share, under;   ///< [node], [node and tensor degree]
   };
 
-  /// What the edges across each border cost, in device-seconds, by size of the tail; and what a node that joins a tail
-  /// adds to what earlier stages pay.
+  /// What a node that joins a tail adds to what earlier stages pay for the edges into it, and what each border costs at
+  /// least: device-seconds.
   void tabulate_cuts() {
     double cost = kNever;
     for (std::size_t d = 0; d < tables_.replicas.size(); ++d)
       cost = std::min(cost, tables_.replicas[d] * tables_.border_cost[d]);
     const std::size_t nodes = tables_.graph.node_count();
     joins_.assign(nodes, 0);
-    std::vector<double> both(nodes, 0);
+    std::vector<double> sends(nodes, 0), takes(nodes, 0);
     for (const EdgeId edge : tables_.graph.edges()) {
       const NodeId from = tables_.graph.source(edge), to = tables_.graph.target(edge);
-      const double sends = cost * least_bytes(from, edge, false), takes = cost * least_bytes(to, edge, true);
-      joins_[to.index()] += sends;
-      joins_[from.index()] -= sends;
-      both[to.index()] += sends + takes;
-      both[from.index()] -= sends + takes;
+      const double sent = cost * least_bytes(from, edge, false);
+      joins_[to.index()] += sent;
+      joins_[from.index()] -= sent;
+      sends[from.index()] += sent;
+      takes[to.index()] += cost * least_bytes(to, edge, true);
     }
-    cheapest_cut_.assign(nodes + 1, kNever);
-    std::vector<double> cut(tails_.size(), 0);
-    for (std::size_t i = 1; i < cut.size(); ++i) {
-      cut[i] = cut[reached_by_[i].before] + both[reached_by_[i].added.index()];
-      double& cheapest = cheapest_cut_[tails_.cardinality(DownsetId::of(i))];
-      cheapest = std::min(cheapest, std::max(0.0, cut[i] * (1 - 1e-9)));
+    tabulate_borders(sends, takes);
+  }
+  void tabulate_borders(const std::vector<double>& sends, const std::vector<double>& takes) {
+    sent_.assign(tails_.size(), kNever);
+    std::vector<double> taken(tails_.size(), kNever);
+    for (std::size_t i = 0; i < tails_.size(); ++i) {
+      for (const auto& cover : tails_.covers(DownsetId::of(i))) {
+        sent_[i] = std::min(sent_[i], sends[cover.added.index()]);
+        taken[cover.result.index()] = std::min(taken[cover.result.index()], takes[cover.added.index()]);
+      }
+    }
+    sent_.front() = sent_.back() = 0;  // no border
+    cheapest_border_.assign(tables_.graph.node_count() + 1, kNever);
+    cheapest_taken_ = cheapest_border_;
+    for (std::size_t i = 1; i + 1 < tails_.size(); ++i) {
+      const std::size_t size = tails_.cardinality(DownsetId::of(i));
+      cheapest_border_[size] = std::min(cheapest_border_[size], (sent_[i] + taken[i]) * (1 - 1e-9));
+      cheapest_taken_[size] = std::min(cheapest_taken_[size], taken[i] * (1 - 1e-9));
     }
   }
   [[nodiscard]] double least_bytes(NodeId node, EdgeId edge, bool incoming) const {
@@ -185,8 +199,8 @@ class RestDevices {
   /// A credit is paid back where a cut costs more than it: around those costs a price says most.
   [[nodiscard]] std::vector<double> sensible_prices() const {
     std::vector<double> cuts;
-    for (std::size_t size = 1; size + 1 < cheapest_cut_.size(); ++size)
-      cuts.push_back(cheapest_cut_[size] / limit_);
+    for (std::size_t size = 1; size + 1 < cheapest_border_.size(); ++size)
+      cuts.push_back(cheapest_border_[size] / limit_);
     std::sort(cuts.begin(), cuts.end());
     std::vector<double> prices{0};
     for (const double at : {0.1, 0.3, 0.5, 0.7, 0.9}) {
@@ -203,7 +217,7 @@ class RestDevices {
     const std::size_t degrees = tables_.tensor_degrees.size();
     row.share.assign(ways_.size(), 1e9);  // if no degree is fast enough: no plan
     row.under.assign(ways_.size() * degrees, kNever);
-    row.all = owed(row, 0);
+    row.all = owed(row, 0, cheapest_border_);
     for (std::size_t n = 0; n < ways_.size(); ++n) {
       for (std::size_t w = 0; w < ways_[n].size(); ++w) {
         if (held[n][w] == kNever) continue;
@@ -228,32 +242,38 @@ class RestDevices {
     return kNever;
   }
 
-  /// Credits that the stages in front of a tail may have left over.
-  [[nodiscard]] double owed(const Row& row, std::size_t size) const {
+  /// Credits that the stages in front of a tail may have left over. @param borders  what each pays back, by size
+  [[nodiscard]] double owed(const Row& row, std::size_t size, const std::vector<double>& borders) const {
     const double credit = row.price * tables_.memory;
     double sum = -credit;
-    for (std::size_t later = size + 1; later + 1 < cheapest_cut_.size(); ++later)
-      sum -= std::max(0.0, credit - cheapest_cut_[later] / limit_);
+    for (std::size_t later = size + 1; later + 1 < borders.size(); ++later)
+      sum -= std::max(0.0, credit - borders[later] / limit_);
     return row.mix * sum;
   }
 
   void tabulate_tails() {
     rest_.resize(tails_.size() * sums_.size());
-    std::vector<double> exact(tails_.size()), credits(cheapest_cut_.size());
+    // What goes over the border of the tail itself: all edges into it, or those of one node; only with the latter may the
+    // stages in front of further borders be charged for theirs.
+    std::vector<double> exact(tails_.size()), by_edges(cheapest_border_.size()), by_nodes(cheapest_border_.size());
+    std::vector<double> joined(tails_.size(), 0);
+    for (std::size_t i = 1; i < joined.size(); ++i)
+      joined[i] = joined[reached_by_[i].before] + joins_[reached_by_[i].added.index()];
     for (std::size_t r = 0; r < rows_.size(); ++r) {
       const Row& row = rows_[r];
-      for (std::size_t size = 0; size < credits.size(); ++size)
-        credits[size] = owed(row, size);
+      for (std::size_t size = 0; size < by_edges.size(); ++size) {
+        by_edges[size] = owed(row, size, cheapest_taken_);
+        by_nodes[size] = owed(row, size, cheapest_border_);
+      }
       exact[0] = 0;
       for (const double share : row.share)
         exact[0] += share;
       for (std::size_t i = 0; i < exact.size(); ++i) {
-        if (i > 0) {
-          const std::size_t added = reached_by_[i].added.index();
-          exact[i] = exact[reached_by_[i].before] - row.share[added] + row.mix * joins_[added] / limit_;
-        }
-        const double rest = exact[i] + credits[tails_.cardinality(DownsetId::of(i))];
-        rest_[r * exact.size() + i] = static_cast<float>(std::max(0.0, rest * (1 - 1e-6) - 1e-6));
+        if (i > 0) exact[i] = exact[reached_by_[i].before] - row.share[reached_by_[i].added.index()];
+        const std::size_t size = tails_.cardinality(DownsetId::of(i));
+        const double border = std::max(row.mix * joined[i] / limit_ + by_edges[size],
+                                       row.mix * sent_[i] / limit_ + by_nodes[size]);
+        rest_[r * exact.size() + i] = static_cast<float>(std::max(0.0, (exact[i] + border) * (1 - 1e-6) - 1e-6));
       }
     }
   }
@@ -263,7 +283,8 @@ class RestDevices {
   std::vector<int> sums_;             // ascending from 0, by row
   std::vector<std::uint8_t> row_of_;  // by sum
   std::vector<Step> reached_by_;      // by tail
-  std::vector<double> joins_, cheapest_cut_;  // device-seconds, by node and by size of a tail
+  std::vector<double> joins_, sent_;                       // device-seconds, by node, by tail
+  std::vector<double> cheapest_border_, cheapest_taken_;  // device-seconds, by size of a tail
 
   double limit_ = 0, chosen_for_ = 0;
   std::vector<std::vector<Way>> ways_;  // by node

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <random>
 
 #include <autopar/plan/bottleneck/certificate.hpp>
 #include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
@@ -130,6 +131,55 @@ VariantTables branching_tables(std::uint64_t seed) {
   return tables;
 }
 
+/// A chain with expensive edges over most of it, and memory that lets nodes run again: borders pay for an edge over
+/// several of them only once.
+VariantTables skipping_tables(std::uint64_t seed) {
+  std::mt19937 random(static_cast<std::uint32_t>(seed));
+  const auto below = [&](unsigned most) { return static_cast<int>(random() % most); };
+  const auto cost = [&](double low, double high) { return low + (high - low) * (random() >> 8) * 0x1p-24; };
+  VariantTables tables;
+  const int n = 5 + below(3);
+  std::vector<double> bytes;
+  const auto connect = [&](int from, int to, double value) {
+    tables.graph.add_edge(NodeId(from), NodeId(to), 0);
+    bytes.push_back(value);
+  };
+  for (int i = 0; i < n; ++i)
+    tables.graph.add_node(i);
+  for (int i = 0; i + 1 < n; ++i)
+    connect(i, i + 1, cost(0, 2));
+  for (int skips = 1 + below(2); skips > 0; --skips) {
+    const int from = below(2), to = n - 1 - below(2);
+    connect(from, to, cost(5, 60));
+  }
+  tables.tensor_degrees = {1};
+  tables.devices = 4 + below(8);
+  tables.most_replicas = 12;
+  for (const int d : {1, 2, 3, 4, 6, 12}) {
+    if (d > tables.devices) continue;
+    tables.replicas.push_back(d);
+    tables.work_share.push_back(1.0 / d);
+    tables.border_cost.push_back(0.05 / d);
+    tables.parameter_cost.push_back(0);
+  }
+  tables.memory = 100;
+  for (const NodeId node : tables.graph.nodes()) {
+    auto& choices = tables.variants.emplace_back(1);
+    const double work = cost(8, 12), in_flight = cost(10, 20);
+    for (const bool again : {false, true}) {
+      NodeVariant one{.name = again ? "again" : "whole", .work = work * (again ? 1.5 : 1)};
+      one.bytes_in_flight = in_flight * (again ? 0.1 : 1);
+      one.bytes = cost(20, 60);
+      for (const EdgeId edge : tables.graph.in_edges(node))
+        one.in.push_back(bytes[edge.index()]);
+      for (const EdgeId edge : tables.graph.out_edges(node))
+        one.out.push_back(bytes[edge.index()]);
+      choices[0].push_back(std::move(one));
+    }
+  }
+  return tables;
+}
+
 /// Every stage of every node, every degree, every variant.
 class EveryPlan {
  public:
@@ -238,6 +288,22 @@ TEST_CASE("the bottleneck search finds what brute force finds, and its certifica
   }
   CHECK(feasible > 500);
   CHECK(pipelined > 100);
+}
+
+TEST_CASE("edges over several borders are planned exactly", "[equality]") {
+  int pipelined = 0;
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    CAPTURE(seed);
+    const VariantTables tables = skipping_tables(seed);
+    const BottleneckResult found = solve_bottleneck(tables);
+    const CertificateVerdict verdict = check_certificate(tables, {found.stages, found.seconds, found.lower_bound});
+    CAPTURE(verdict.reason);
+    REQUIRE(verdict.accepted);
+    if (found.stages.empty()) continue;
+    REQUIRE(verdict.gap <= 1e-8);
+    pipelined += found.stages.size() > 2 ? 1 : 0;
+  }
+  CHECK(pipelined > 800);
 }
 
 TEST_CASE("branching graphs are planned exactly: the certificate holds, raised by 0.1 % it does not", "[equality]") {
