@@ -1,17 +1,20 @@
-// What plans predict against what their steps take, on two ranks of this machine: time, peak memory, and which part of the
-// prediction is furthest off. One JSON line a case, then a table, the errors, and the pairs of plans of a model that differ
-// by more than 10 % in measured time and are not predicted in that order.
+// What plans predict against what their steps take, on two ranks of this machine: time, peak memory, and which part
+// of the prediction is furthest off. One JSON line a case, then a table, the errors, and the pairs of plans of a
+// model that differ by more than 10 % in measured time and are not predicted in that order.
 //
-//   predictions [steps = 15] [mpiexec = mpiexec]        starts `mpiexec -n 2` for each case by itself; about two minutes
+//   predictions [steps = 15] [mpiexec = mpiexec]     starts `mpiexec -n 2` for each case by itself; two minutes
 //
-// Time: the median over the steps, after three to warm up, of the slowest rank's zero_grad, forward, backward and optimizer
-// step, which all ranks start together; predicted is Plan::step with costs = "profiled", measured once a model.
-// Memory: VmHWM, reset when the model is warm, less what was resident before the model was deployed, of the worst rank:
-// parameters, gradients, optimizer state, activations and messages that are alive, and the session's own few MiB. Taken in
-// processes of their own, whose allocator gives back freed blocks of 64 KiB and more (MALLOC_MMAP_THRESHOLD_). By default,
-// as where times are taken, glibc keeps many of them: "resident_bytes". libtorch's code is not counted: a plain copy of the
-// model has run before. Predicted is the largest StagePlan::peak_memory.
-// Terms (terms.hpp) come from traces of further steps: what the plan's simulated step has on a rank, and the trace has.
+// Time: the median over the steps, after three to warm up, of the slowest rank's zero_grad, forward, backward and
+// optimizer step, which all ranks start together; predicted is Plan::step with costs = "profiled", measured once a
+// model.
+// Memory: VmHWM, reset when the model is warm, less what was resident before the model was deployed, of the worst
+// rank: parameters, gradients, optimizer state, activations and messages that are alive, and the session's own few
+// MiB. Taken in processes of their own, whose allocator gives back freed blocks of 64 KiB and more
+// (MALLOC_MMAP_THRESHOLD_). By default, as where times are taken, glibc keeps many of them: "resident_bytes".
+// libtorch's code is not counted: a plain copy of the model has run before. Predicted is the largest
+// StagePlan::peak_memory.
+// Terms (terms.hpp) come from traces of further steps: what the plan's simulated step has on a rank, and the trace
+// has.
 
 #include <array>
 #include <chrono>
@@ -23,10 +26,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -67,7 +68,8 @@ struct GivenShare {
     const auto& graph = objective.work().graph;
     ap::Staging staging{std::vector<int>(graph.node_count(), 1), {1, 1}, constraints.microbatches.front(),
                         constraints.schedules.front()};
-    const auto& costs = objective.work().node_costs(std::max<std::int64_t>(1, constraints.batch / staging.microbatches));
+    const auto samples = std::max<std::int64_t>(1, constraints.batch / staging.microbatches);
+    const auto& costs = objective.work().node_costs(samples);
     double all = 0, taken = 0;
     for (const auto& cost : costs) all += (cost.forward + cost.backward).value();
     for (const auto node : ap::topological_order(graph)) {
@@ -90,8 +92,8 @@ struct Planned {
 Planned planned;
 
 struct RecordingPlanner {
-  [[nodiscard]] ap::Plan plan(const ap::ModelProfile& profile, const ap::ProfiledCost& costs, const ap::Cluster& cluster,
-                              const ap::PlanRequest& request) const {
+  [[nodiscard]] ap::Plan plan(const ap::ModelProfile& profile, const ap::ProfiledCost& costs,
+                              const ap::Cluster& cluster, const ap::PlanRequest& request) const {
     ap::Planner<GivenShare, ap::NoCoarsening> given;  // whose cuts would be improved
     given.staging.share = planned.first_share;
     auto plan = planned.first_share > 0 ? given.plan(profile, costs, cluster, request)

@@ -86,7 +86,8 @@ struct Wrong {
   const auto wrong = most_wrong(row);
   out << R"({"benchmark":"predictions","model":")" << row.model << R"(","plan":")" << row.plan
       << R"(","predicted_s":)" << row.predicted_seconds << R"(,"measured_s":)" << row.seconds << R"(,"fastest_s":)"
-      << row.fastest << R"(,"predicted_bytes":)" << row.predicted_bytes << R"(,"measured_bytes":)" << row.bytes << R"(,"resident_bytes":)" << row.resident_bytes
+      << row.fastest << R"(,"predicted_bytes":)" << row.predicted_bytes << R"(,"measured_bytes":)" << row.bytes
+      << R"(,"resident_bytes":)" << row.resident_bytes
       << R"(,"largest_wrong_term":{"term":")" << wrong.term << R"(","rank":)" << wrong.rank << R"(,"predicted_s":)"
       << wrong.predicted << R"(,"measured_s":)" << wrong.measured << R"(},"predicted_terms":)";
   terms(row.predicted_terms);
@@ -128,7 +129,8 @@ inline void print_order(std::ostream& out, const std::vector<Row>& rows) {
       wrong << line;
     }
   }
-  out << "order: " << agree << " of " << pairs << " pairs that differ by more than 10 % are predicted in the measured order\n"
+  out << "order: " << agree << " of " << pairs
+      << " pairs that differ by more than 10 % are predicted in the measured order\n"
       << wrong.str();
 }
 
@@ -143,7 +145,8 @@ inline void print(std::ostream& out, const std::vector<Row>& rows) {
   for (const auto& row : rows) {
     const auto wrong = most_wrong(row);
     std::snprintf(line, sizeof(line),
-                  "%-12s %-25s %7.2f ms %7.2f ms %+5.0f %% %6.1f MiB %6.1f MiB %+5.0f %%  %s of rank %zu: %.2f, %.2f ms\n",
+                  "%-12s %-25s %7.2f ms %7.2f ms %+5.0f %% %6.1f MiB %6.1f MiB %+5.0f %%  "
+                  "%s of rank %zu: %.2f, %.2f ms\n",
                   row.model.c_str(), row.plan.c_str(), 1e3 * row.predicted_seconds, 1e3 * row.seconds,
                   100 * row.time_error(), row.predicted_bytes / 1048576, row.bytes / 1048576, 100 * row.memory_error(),
                   wrong.term.c_str(), wrong.rank, 1e3 * wrong.predicted, 1e3 * wrong.measured);

@@ -37,7 +37,9 @@ struct Bar {
   double start = 0, end = 0;
 };
 
-[[nodiscard]] inline bool is(const Bar& bar, std::string_view kind) { return std::string_view(bar.name).starts_with(kind); }
+[[nodiscard]] inline bool is(const Bar& bar, std::string_view kind) {
+  return std::string_view(bar.name).starts_with(kind);
+}
 [[nodiscard]] inline bool is_turn(const Bar& bar) { return is(bar, "forward") || is(bar, "backward"); }
 
 /// Everything but messages and update.

@@ -94,7 +94,8 @@ class ProfiledCost {
     const auto nearest = std::min_element(updates.begin(), updates.end(), [&](const auto& a, const auto& b) {
       return std::abs(a.first - state_factor) < std::abs(b.first - state_factor);
     });
-    return seconds(nearest->second, tensor_) * (static_cast<double>(parameters.value()) / static_cast<double>(tensor_.value()));
+    const double tensors = static_cast<double>(parameters.value()) / static_cast<double>(tensor_.value());
+    return seconds(nearest->second, tensor_) * tensors;
   }
 
   [[nodiscard]] const Cluster& cluster() const { return roofline_.cluster(); }

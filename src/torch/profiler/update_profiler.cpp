@@ -20,7 +20,7 @@ namespace autopar {
 namespace {
 
 constexpr std::array<std::int64_t, 3> kTensorBytes{1 << 10, 1 << 17, 1 << 22};
-constexpr std::int64_t kMostBytes = 16 << 20;  // in all tensors of a probe: more than caches hold, where tensors are large
+constexpr std::int64_t kMostBytes = 16 << 20;  // in all tensors of a probe
 constexpr std::int64_t kCacheBytes = 32 << 20;
 constexpr int kMostTensors = 32;
 constexpr int kUpdateRepetitions = 7;
