@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -130,6 +131,13 @@ class VariantFit {
     std::stable_sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.rate < b.rate; });
   }
 
+  /// Steps that save equally many bytes.
+  struct Group {
+    double bytes;
+    std::vector<double> cost;          ///< of the cheapest so many together
+    std::vector<std::size_t> members;  ///< positions in `open_`
+  };
+
   struct Known {
     std::vector<double> bytes{};  ///< of the variant with the least work, by node
     std::vector<Step> steps{};    ///< of all nodes
@@ -176,32 +184,61 @@ class VariantFit {
     return Verdict::kNo;
   }
 
-  /// Whether some of the steps, each taken or left, save enough bytes at little enough cost: depth first, cheapest bytes
-  /// first, cut off by the linear relaxation.
+  /// Whether some of the steps, each taken or left, save enough bytes at little enough cost. Of steps that save equally
+  /// much the cheapest are taken, so that only how many is open: layers of one kind are one choice.
   [[nodiscard]] bool choose(const std::vector<Step>& steps, const std::vector<char>& inside, double over, double spare) {
     open_.clear();
     for (const Step& step : steps) {
       if (inside[step.node.index()] && step.cost <= spare) open_.push_back(step);
     }
+    groups_.clear();
+    for (std::size_t i = 0; i < open_.size(); ++i) {  // ascending rates are ascending costs where bytes are equal
+      const auto same = std::find_if(groups_.begin(), groups_.end(),
+                                     [&](const Group& group) { return group.bytes == open_[i].bytes; });
+      Group& group = same != groups_.end() ? *same : groups_.emplace_back(Group{open_[i].bytes, {0}, {}});
+      group.cost.push_back(group.cost.back() + open_[i].cost);
+      group.members.push_back(i);
+    }
+    // How many of the largest group follows from the others.
+    std::stable_sort(groups_.begin(), groups_.end(),
+                     [](const Group& x, const Group& y) { return x.members.size() < y.members.size(); });
+    group_of_.resize(open_.size());
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      for (const std::size_t i : groups_[g].members) group_of_[i] = g;
+    }
     return choose_from(0, over, spare);
   }
   [[nodiscard]] bool choose_from(std::size_t first, double over, double spare) const {
-    double bytes = over, cost = spare;
-    for (std::size_t i = first; bytes > 0; ++i) {
-      if (i == open_.size()) return false;
-      const Step& step = open_[i];
-      const double part = std::min(1.0, bytes / step.bytes);
-      cost -= part * step.cost;
-      if (cost < 0) return false;
-      bytes -= part * step.bytes;
-      if (part == 1 && bytes <= 0) return true;
+    if (over <= 0) return true;
+    if (first == groups_.size()) return false;
+    const Group& group = groups_[first];
+    const std::size_t size = group.members.size();
+    if (first + 1 == groups_.size()) {
+      const double wanted = std::ceil(over / group.bytes);
+      if (wanted > static_cast<double>(size)) return false;
+      auto count = static_cast<std::size_t>(wanted);
+      if (static_cast<double>(count) * group.bytes < over) ++count;  // the quotient was rounded
+      return count <= size && group.cost[count] <= spare;
     }
-    for (std::size_t i = first; i < open_.size(); ++i) {  // the first step that is taken
-      if (open_[i].cost > spare) continue;
-      if (open_[i].bytes >= over || choose_from(i + 1, over - open_[i].bytes, spare - open_[i].cost)) return true;
-      if (open_[i].rate * over > spare) return false;  // later bytes cost more
+    if (!relaxation_fits(first, over, spare)) return false;
+    for (std::size_t count = 0; count <= size && group.cost[count] <= spare; ++count) {
+      const double left = over - static_cast<double>(count) * group.bytes;
+      if (choose_from(first + 1, left, spare - group.cost[count])) return true;
+      if (left <= 0) break;
     }
     return false;
+  }
+  /// With a part of one step allowed, cheapest bytes first.
+  [[nodiscard]] bool relaxation_fits(std::size_t first, double over, double spare) const {
+    for (std::size_t i = 0; over > 0; ++i) {
+      if (i == open_.size()) return false;
+      if (group_of_[i] < first) continue;
+      const double part = std::min(1.0, over / open_[i].bytes);
+      spare -= part * open_[i].cost;
+      if (spare < 0) return false;
+      over -= open_[i].bytes;
+    }
+    return true;
   }
 
   [[nodiscard]] double exact(const Stage& stage, bool whole_cost) {
@@ -234,6 +271,8 @@ class VariantFit {
   std::vector<std::vector<Known>> known_;  // [tensor degree][micro-batches in flight]
   std::vector<Item> items_;
   std::vector<Step> own_, open_;
+  std::vector<Group> groups_;
+  std::vector<std::size_t> group_of_;  // by position in `open_`
   double least_cost_ = 0;
 };
 
