@@ -220,11 +220,7 @@ cmake_is_new_enough() {
 configure() {
   cmake_is_new_enough || { echo "cmake $kMinimumCmake or later is needed; $(cmake --version | head -n 1) was found"; return 1; }
   local -a options=(-G Ninja -U 'LibTorch_*' -DCMAKE_BUILD_TYPE=Release "-DLibTorch_ROOT=$libtorch" -DAUTOPAR_UNITY=ON)
-  if [ "$mode" = test ]; then
-    options+=(-DAUTOPAR_BUILD_TESTS=ON -DAUTOPAR_BUILD_BENCHMARKS=ON)
-  else
-    options+=(-DAUTOPAR_BUILD_TESTS=OFF -DAUTOPAR_BUILD_BENCHMARKS=OFF)
-  fi
+  if [ "$mode" = test ]; then options+=(-DAUTOPAR_BUILD_TESTS=ON); else options+=(-DAUTOPAR_BUILD_TESTS=OFF); fi
   if uses_openmpi; then
     options+=(-DMPI_CXX_COMPILER=/usr/bin/mpicxx.openmpi -DMPIEXEC_EXECUTABLE=/usr/bin/mpiexec.openmpi)
   fi
