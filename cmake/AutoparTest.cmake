@@ -54,6 +54,9 @@ function(autopar_add_unit_test name)
   add_test(NAME ${arg_LABEL}.${name} COMMAND ${name})
   set_tests_properties(${arg_LABEL}.${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT}
     ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
+  if(NOT arg_LABEL STREQUAL "unit" OR name MATCHES "_huge$") # threads of their own, or limits of time
+    set_tests_properties(${arg_LABEL}.${name} PROPERTIES PROCESSORS 2)
+  endif()
   autopar_has_nightly(nightly ${arg_FILES})
   if(nightly)
     add_test(NAME nightly.${name} COMMAND ${name} [nightly])

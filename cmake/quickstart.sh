@@ -227,13 +227,18 @@ configure() {
   cmake -S "$source_dir" -B "$build_dir" "${options[@]}"
 }
 
+# nproc alone would answer 1 where threads are limited for the ranks of a run.
+core_count() {
+  env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc
+}
+
 job_count() {
   if [ -n "${AUTOPAR_JOBS:-}" ]; then
     printf '%s' "$AUTOPAR_JOBS"
     return
   fi
   local cores by_memory
-  cores=$(nproc)
+  cores=$(core_count)
   by_memory=$(awk '/MemAvailable/ { print int($2 / 3145728) }' /proc/meminfo)
   if [ "$by_memory" -lt 1 ]; then by_memory=1; fi
   if [ "$cores" -lt "$by_memory" ]; then printf '%s' "$cores"; else printf '%s' "$by_memory"; fi
@@ -265,7 +270,7 @@ train() {
 
 run_tests() {
   launcher_environment
-  ctest --test-dir "$build_dir" --label-exclude nightly --parallel "$(nproc)" --output-on-failure --no-tests=error
+  ctest --test-dir "$build_dir" --label-exclude nightly --parallel "$(core_count)" --output-on-failure --no-tests=error
 }
 
 # ---------------------------------------------------------------- all of it
