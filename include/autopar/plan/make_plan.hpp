@@ -156,7 +156,8 @@ class PlanMaker {
       ++rank;
       finalists.push_back({expanded(candidate.staging, blocks), candidate.terms});
       expand(finalists.back().terms.savings, blocks);
-      if (!candidate.staging.position_of.empty()) continue;
+      // Moving nodes and ranks knows nothing of stages that share ranks, comparing nothing of synthesised orders.
+      if (!candidate.staging.position_of.empty() || candidate.staging.schedule == ScheduleKind::kSynthesised) continue;
       Staging staging = candidate.staging;
       staging.stage_of.clear();
       for (const NodeId piece : pieces.work.graph.nodes()) {
