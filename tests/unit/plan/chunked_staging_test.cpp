@@ -6,38 +6,13 @@
 #include <autopar/plan/planner.hpp>
 #include <autopar/schedule/validate.hpp>
 
+#include "equal_nodes.hpp"
 #include "random_models.hpp"
 
 using namespace autopar;
 using test::Dice;
 
 namespace {
-
-/// A chain of nodes that take 1 s forward and 2 s backward, half of it for weights, a micro-batch; free links.
-struct EqualNodes {
-  Graph<int, int> graph;
-  Cluster cluster = test::small_cluster(4);
-  Constraints constraints;
-
-  explicit EqualNodes(int nodes) {
-    for (int i = 0; i < nodes; ++i) graph.add_node(i);
-    for (int i = 0; i + 1 < nodes; ++i) graph.add_edge(NodeId(i), NodeId(i + 1), i);
-    for (auto& level : cluster.levels) level.link = {Seconds(0), BytesPerSecond(1e30)};
-    constraints.world = 4;
-    constraints.batch = 256;  // no micro-batch is empty
-    constraints.memory = Bytes(1'000'000);
-  }
-  auto cost() const {
-    return WeightedCost(
-        cluster,
-        [](const auto&, NodeId, double) {
-          return NodeCost{Seconds(1), Seconds(2), Bytes(10), Bytes(3), Seconds(1)};
-        },
-        [](const auto&, EdgeId e) {
-          return ValueProfile{e.value(), {0, 0}, true};
-        });
-  }
-};
 
 Staging chunked(ScheduleKind kind, int microbatches) {
   if (kind == ScheduleKind::kZbH1) return {{0, 1, 2, 3}, {1, 1, 1, 1}, microbatches, kind};
@@ -88,7 +63,7 @@ TEST_CASE("the objective gives chunked and parted schedules their closed forms, 
     for (const auto& [kind, nodes, step, idle] :
          {std::tuple{ScheduleKind::kZbH1, 4, 3.0 * m + 3, 3.0}, {ScheduleKind::kInterleaved, 8, 6.0 * m + 9, 9.0},
           {ScheduleKind::kZbV, 8, 6.0 * m + 3, 3.0}}) {
-      const EqualNodes equal(nodes);
+      const test::EqualNodes equal(nodes, 256, 0);
       const auto cost = equal.cost();
       const Workload work = make_workload(equal.graph, cost);
       const StepObjective objective(work, equal.cluster, equal.constraints);
@@ -102,7 +77,7 @@ TEST_CASE("the objective gives chunked and parted schedules their closed forms, 
 }
 
 TEST_CASE("memory of ranks with several stages is the sum of their stages' at the schedule's law") {
-  const EqualNodes equal(8);
+  const test::EqualNodes equal(8, 256, 0);
   const auto cost = equal.cost();
   const Workload work = make_workload(equal.graph, cost);
   const StepObjective objective(work, equal.cluster, equal.constraints);

@@ -6,45 +6,13 @@
 #include <autopar/cost/weighted.hpp>
 #include <autopar/plan/estimate.hpp>
 
+#include "equal_nodes.hpp"
 #include "random_models.hpp"
 
 using namespace autopar;
 
-namespace {
-
-/// Four nodes of 1 s forward and 2 s backward a micro-batch, free links.
-struct Equal {
-  Graph<int, int> graph;
-  Cluster cluster = test::small_cluster(4);
-  Constraints constraints;
-
-  explicit Equal(int nodes) {
-    for (int i = 0; i < nodes; ++i)
-      graph.add_node(i);
-    for (int i = 0; i + 1 < nodes; ++i)
-      graph.add_edge(NodeId(i), NodeId(i + 1), i);
-    for (auto& level : cluster.levels)
-      level.link = {Seconds(0), BytesPerSecond(1e30)};
-    constraints.world = 4;
-    constraints.batch = 64;
-    constraints.memory = Bytes(1'000'000);
-  }
-  auto cost() const {
-    return WeightedCost(
-        cluster,
-        [](const auto&, NodeId, double) {
-          return NodeCost{Seconds(1), Seconds(2), Bytes(10), Bytes(3)};
-        },
-        [](const auto&, EdgeId e) {
-          return ValueProfile{e.value(), {1, 0}, true};
-        });
-  }
-};
-
-}  // namespace
-
 TEST_CASE("equal stages take (microbatches + stages - 1) rounds, GPipe and 1F1B alike") {
-  const Equal equal(4);
+  const test::EqualNodes equal(4, 64, 1);
   const auto cost = equal.cost();
   const Workload work = make_workload(equal.graph, cost);
   const StepObjective objective(work, equal.cluster, equal.constraints);
@@ -61,7 +29,7 @@ TEST_CASE("equal stages take (microbatches + stages - 1) rounds, GPipe and 1F1B 
 }
 
 TEST_CASE("memory counts what the schedule keeps in flight") {
-  const Equal equal(4);
+  const test::EqualNodes equal(4, 64, 1);
   const auto cost = equal.cost();
   const Workload work = make_workload(equal.graph, cost);
   const StepObjective objective(work, equal.cluster, equal.constraints);
@@ -129,7 +97,7 @@ TEST_CASE("a value read by two stages travels to both, and once to each") {
 }
 
 TEST_CASE("replicas pay for the totals that they add up, forward and backward") {
-  const Equal equal(2);
+  const test::EqualNodes equal(2, 64, 1);
   const auto cost = equal.cost();
   Workload work = make_workload(equal.graph, cost);
   const auto step = [&](std::vector<int> replicas) {
