@@ -12,29 +12,16 @@
 
 #include <catch_shim.hpp>
 
+#include "../profiled.hpp"
+
 namespace {
 
 using namespace autopar;
 using at::Tensor;
+using test::profile;
+using test::Profiled;
 using Tensors = std::vector<Tensor>;
 namespace F = torch::nn::functional;
-
-struct Profiled {
-  OpGraph graph;
-  BatchPlan plan;
-  GraphProfile profile;
-};
-
-template <class Forward>
-Profiled profile(const torch::nn::Module& net, const Tensors& inputs, const Forward& forward) {
-  std::vector<InputSpec> specs;
-  for (const auto& input : inputs) specs.push_back(input_spec(input));
-  Profiled result;
-  result.graph = fold_linear(capture(net, specs, [&](const Tensors& in) -> Tensors { return {forward(in)}; }));
-  result.plan = analyze_batch(result.graph);
-  result.profile = profile_graph(result.graph, result.plan);
-  return result;
-}
 
 Work total(const ModelProfile& model, OpClass op_class, bool forward) {
   Work sum;

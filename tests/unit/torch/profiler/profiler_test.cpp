@@ -15,32 +15,18 @@
 
 #include <catch_shim.hpp>
 
+#include "../profiled.hpp"
+
 namespace profiler_test {
 
 using namespace autopar;
 using at::Tensor;
+using test::profile;
+using test::Profiled;
 using Tensors = std::vector<Tensor>;
 namespace F = torch::nn::functional;
 
 const c10::Device kCpu(c10::kCPU);
-
-struct Profiled {
-  OpGraph graph;
-  BatchPlan plan;
-  GraphProfile profile;
-  [[nodiscard]] const ModelGraph& model() const { return profile.model.graph; }
-};
-
-template <class Forward>
-Profiled profile(const torch::nn::Module& net, const Tensors& inputs, const Forward& forward) {
-  std::vector<InputSpec> specs;
-  for (const auto& input : inputs) specs.push_back(input_spec(input));
-  Profiled result;
-  result.graph = fold_linear(capture(net, specs, [&](const Tensors& in) -> Tensors { return {forward(in)}; }));
-  result.plan = analyze_batch(result.graph);
-  result.profile = profile_graph(result.graph, result.plan);
-  return result;
-}
 
 MeasuredCosts measure_alone(const Profiled& p, const MeasureOptions& options, const MeasuredCosts& known = {}) {
   MeasuredCosts costs;

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/torch/capture.hpp>
+#include <autopar/torch/profile.hpp>
+#include <autopar/torch/rewrite/linear_fold.hpp>
+
+namespace autopar::test {
+
+/// A captured module on its way to the planner, as a session prepares it.
+struct Profiled {
+  OpGraph graph;
+  BatchPlan plan;
+  GraphProfile profile;
+  [[nodiscard]] const ModelGraph& model() const { return profile.model.graph; }
+};
+
+/// @param forward  of the inputs, by the module
+template <class Forward>
+Profiled profile(const torch::nn::Module& net, const std::vector<at::Tensor>& inputs, const Forward& forward) {
+  std::vector<InputSpec> specs;
+  for (const auto& input : inputs) specs.push_back(input_spec(input));
+  Profiled result;
+  result.graph = fold_linear(
+      capture(net, specs, [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> { return {forward(in)}; }));
+  result.plan = analyze_batch(result.graph);
+  result.profile = profile_graph(result.graph, result.plan);
+  return result;
+}
+
+}  // namespace autopar::test
