@@ -73,17 +73,19 @@ class BranchAndBound {
     const auto nodes_before = tables_.tails().node_count() - tables_.tails().cardinality(to);
     if (constraints_.stages > 0 && first != (stages_before == 0)) return !first;
     if (static_cast<int>(nodes_before) < stages_before) return false;
-    int low = 1, high = constraints_.world - used - stages_before;
+    // A larger stage may be the first one, which leaves no rank to others: under ZeRO more replicas hold less each.
+    int low = 1, high = constraints_.world - used - stages_before, widest = constraints_.world - used;
     if (constraints_.replicas_of_each > 0) {
-      low = high = constraints_.replicas_of_each;
+      low = high = widest = constraints_.replicas_of_each;
       if (used + high * (1 + stages_before) > constraints_.world) return true;
     } else if (!constraints_.replicas.empty()) {
-      low = high = constraints_.replicas[static_cast<std::size_t>(stages_before)];
+      low = high = widest = constraints_.replicas[static_cast<std::size_t>(stages_before)];
     } else if ((nodes & tables_.whole_batch()) != 0) {
       high = std::min(high, 1);
+      widest = 1;
     }
     if ((nodes & tables_.whole_batch()) != 0 && low > 1) return false;
-    if (tables_.held(from, to, nodes, std::max(1, high)) > constraints_.memory.value()) return false;
+    if (tables_.held(from, to, nodes, widest) > constraints_.memory.value()) return false;
     const Boundary& boundary = tables_.boundary(nodes);
     for (int replicas = high; replicas >= low; --replicas) {
       ++result_.states;

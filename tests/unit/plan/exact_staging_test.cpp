@@ -68,6 +68,25 @@ TEST_CASE("a single number of replicas holds for each stage of the plan") {
   }
 }
 
+TEST_CASE("a stage that fits on no rank but its replicas' shares is found where it is the first one") {
+  ModelProfile model = test::chain(3, 1e6, 1000, 100);
+  model.parameters[1].bytes = Bytes(100'000);  // states of 1 MB, which two ranks may share
+  model.graph[NodeId(2)].whole_batch = true;   // and no third one
+  const Cluster cluster = test::small_cluster(3, Bytes(1'000'000));
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  PlanRequest request;
+  request.batch = 24;
+  request.options.memory_margin = 0;
+  request.options.optimizer_state_factor = 10;
+  request.runtime.max_zero = 1;
+  const Constraints constraints = resolve(request, work, cluster);
+  const SearchResult found = ExactStaging{.seeds = 0}.search(StepObjective(work, cluster, constraints));
+  REQUIRE(found.candidates.any_fits());
+  CHECK(found.candidates.best().staging.replicas == std::vector{2, 1});
+  CHECK(found.candidates.best().staging.stage_of == std::vector{0, 0, 1});
+}
+
 TEST_CASE("of equally fast plans the one with fewer micro-batches wins, whatever the order of the search") {
   Candidates candidates(Bytes(1000));
   const auto offer = [&](double step, int microbatches) {
