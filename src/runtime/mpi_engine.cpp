@@ -114,6 +114,7 @@ bool MpiEngine::take_new() {
     if (stopping_) return false;
     fresh.swap(submitted_);
   }
+  if (!fresh.empty()) idle_rounds_ = 0;  // what begins soon ends, or needs a few steps
   for (auto& task : fresh) {
     task->start();
     active_.push_back(std::move(task));
@@ -121,25 +122,38 @@ bool MpiEngine::take_new() {
   return true;
 }
 
-void MpiEngine::nap(int idle_rounds) {
-  if (idle_rounds < kEagerRounds) {
+void MpiEngine::waiting(bool begins) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    waiters_ += begins ? 1 : -1;
+  }
+  if (begins) wake_.notify_one();
+}
+
+void MpiEngine::nap() {
+  if (idle_rounds_ < kEagerRounds) {
     std::this_thread::yield();
     return;
   }
-  const auto longest = waiters_.load(std::memory_order_relaxed) > 0 ? kLongestNapWaited : kLongestNap;
-  const int doublings = std::min((idle_rounds - kEagerRounds) / 4, 8);
-  std::this_thread::sleep_for(std::min<std::chrono::microseconds>(kShortestNap * (1 << doublings), longest));
+  const int doublings = std::min((idle_rounds_ - kEagerRounds) / 4, 8);
+  const auto wanted = std::min<std::chrono::microseconds>(kShortestNap * (1 << doublings), kLongestNap);
+  std::unique_lock lock(mutex_);
+  const auto length = [&] {
+    return waiters_ > 0 ? std::min<std::chrono::microseconds>(wanted, kLongestNapWaited) : wanted;
+  };
+  const auto planned = length();
+  wake_.wait_for(lock, planned, [&] { return stopping_ || !submitted_.empty() || length() < planned; });
 }
 
 void MpiEngine::loop() {
-  int idle_rounds = 0;
   while (take_new()) {
     const std::size_t before = active_.size();
     std::erase_if(active_, [](const std::unique_ptr<MpiTask>& task) { return task->advance(); });
     if (active_.size() < before) {
-      idle_rounds = 0;
+      idle_rounds_ = 0;
     } else {
-      nap(idle_rounds++);
+      nap();
+      ++idle_rounds_;
     }
   }
   std::function<void()> last;

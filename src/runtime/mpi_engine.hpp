@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <future>
@@ -59,19 +58,22 @@ class MpiEngine {
   /// Runs MPI_Abort on the thread, which ends the job; tasks are left alone.
   void abort(MPI_Comm communicator) noexcept;
 
-  void waiting(bool begins) noexcept { waiters_.fetch_add(begins ? 1 : -1, std::memory_order_relaxed); }
+  /// A thread begins or ends to wait for a task.
+  void waiting(bool begins) noexcept;
 
  private:
   void loop();
   /// Takes over new tasks; sleeps while there is nothing to do. False when the thread shall end.
   bool take_new();
-  void nap(int idle_rounds);
+  /// Until it is time to test again, something is submitted, or somebody begins to wait for what was tested at leisure.
+  void nap();
 
-  std::atomic<int> waiters_{0};
   std::vector<std::unique_ptr<MpiTask>> active_;  ///< the thread's own
+  int idle_rounds_ = 0;                           ///< likewise: tests in a row that changed nothing
 
   std::mutex mutex_;
   std::condition_variable wake_;
+  int waiters_ = 0;
   std::vector<std::unique_ptr<MpiTask>> submitted_;
   bool running_ = false;
   bool stopping_ = false;
