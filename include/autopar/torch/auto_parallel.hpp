@@ -243,11 +243,16 @@ class AutoParallelImpl : public torch::nn::Module {
     }
     for (const auto& item : base.named_buffers(false)) register_buffer(item.key(), item.value());
     for (const auto& item : base.named_children()) register_module(item.key(), item.value());
-    const auto planner = [](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
-                            const PlanRequest& request) {
-      return PlannerType{}.plan(profile, costs, cluster, request);
-    };
-    session_ = std::make_shared<Session>(world, module_, std::move(options), planner, std::move(init));
+    session_ = std::make_shared<Session>(world, module_, std::move(options), plan_function(), std::move(init));
+  }
+
+  static PlanFunction plan_function() {
+    if constexpr (std::same_as<PlannerType, Planner<>>) {
+      return plan_with_defaults;
+    } else {
+      return [](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
+                const PlanRequest& request) { return PlannerType{}.plan(profile, costs, cluster, request); };
+    }
   }
 
   template <class... Args>

@@ -43,6 +43,10 @@ using ForwardFunction = std::function<CallResult(const std::vector<at::Tensor>&)
 using PlanFunction =
     std::function<Plan(const ModelProfile&, const ProfiledCost&, const Cluster&, const PlanRequest&)>;
 
+/// `Planner<>{}.plan`, compiled once: to instantiate a planner takes a compiler longer than the rest of most programs.
+[[nodiscard]] Plan plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
+                                      const PlanRequest& request);
+
 /// Figures of the calls so far, on this rank.
 struct SessionStats {
   std::int64_t calls = 0;           ///< of forward

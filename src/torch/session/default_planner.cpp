@@ -1,0 +1,12 @@
+#include <autopar/cost/profiled.hpp>
+#include <autopar/plan/planner.hpp>
+#include <autopar/torch/session.hpp>
+
+namespace autopar {
+
+Plan plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
+                        const PlanRequest& request) {
+  return Planner<>{}.plan(profile, costs, cluster, request);
+}
+
+}  // namespace autopar
