@@ -60,6 +60,7 @@ const std::vector<Field>& fields() {
       {"trace_file", &Options::trace_file},
       {"report_file", &Options::report_file},
       {"device", &Options::device, 0, 0, {"auto", "cpu", "cuda"}},
+      {"keep_memory", &Options::keep_memory},
       {"cluster_file", &Options::cluster_file},
       {"costs", &Options::costs, 0, 0, {"roofline", "profiled"}},
       {"cost_file", &Options::cost_file},

@@ -1,6 +1,9 @@
 #include "host_transport.hpp"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <autopar/core/assert.hpp>
@@ -14,8 +17,25 @@ using namespace std::chrono_literals;
 
 /// How often a waiting thread looks for failures; completion wakes it at once.
 constexpr auto kLook = 5ms;
+/// Tests in a row before the first nap of a thread that helps, and the naps: a core that all ranks share is needed.
+constexpr int kEagerRounds = 20;
+constexpr auto kHelpersNap = 20us;
 /// A message that a rank sent before it left arrives within this.
 constexpr auto kLeaverGrace = 2s;
+
+/// A nap of microseconds would last 50 µs longer under the default slack of a thread's timers.
+class ShortNaps {
+ public:
+  ShortNaps() : slack_(prctl(PR_GET_TIMERSLACK)) { prctl(PR_SET_TIMERSLACK, 1000UL); }
+  ShortNaps(const ShortNaps&) = delete;
+  ShortNaps& operator=(const ShortNaps&) = delete;
+  ~ShortNaps() {
+    if (slack_ > 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_));
+  }
+
+ private:
+  int slack_;
+};
 
 std::string name(Rank rank) { return "rank " + std::to_string(rank.value()); }
 
@@ -135,7 +155,7 @@ HostTransport::Ticket HostTransport::all_reduce(Buffer buffer, DType dtype, Grou
   return start(std::move(operation), action);
 }
 
-void HostTransport::waiting(bool) noexcept {}
+bool HostTransport::help() { return false; }
 
 void HostTransport::complete(HostOperation& operation, std::string error, int code) {
   {
@@ -186,25 +206,29 @@ void HostTransport::wait(const Ticket& ticket) {
   await(ticket, describe(operation));
 }
 
+bool HostTransport::wait_a_while(HostOperation& operation) {
+  const auto done = [&] { return operation.done.load(std::memory_order_acquire); };
+  const auto end = Clock::now() + kLook;
+  std::optional<ShortNaps> short_naps;
+  for (int round = 0; !done(); ++round) {
+    const auto now = Clock::now();
+    if (now >= end) return false;
+    const bool helps = help();
+    if (helps && round < kEagerRounds) continue;
+    if (helps && !short_naps) short_naps.emplace();
+    std::unique_lock lock(mutex_);
+    completed_.wait_until(lock, helps ? now + kHelpersNap : end, done);
+  }
+  return true;
+}
+
 void HostTransport::await(const Ticket& ticket, std::string_view action, Patience patience) {
   auto& operation = static_cast<HostOperation&>(*ticket);
-  struct Hurry {
-    HostTransport& transport;
-    explicit Hurry(HostTransport& t) : transport(t) { transport.waiting(true); }
-    Hurry(const Hurry&) = delete;
-    Hurry& operator=(const Hurry&) = delete;
-    ~Hurry() { transport.waiting(false); }
-  } const hurry(*this);
-
   const StallLimits limits = health_->limits();
   const auto begin = Clock::now();
   Clock::time_point seen_leaving{};
   bool warned = false;
-  while (true) {
-    {
-      std::unique_lock lock(mutex_);
-      if (completed_.wait_for(lock, kLook, [&] { return operation.done.load(std::memory_order_relaxed); })) break;
-    }
+  while (!wait_a_while(operation)) {
     health_->check(action);
     const Rank peer{operation.awaited.load()};
     const auto now = Clock::now();

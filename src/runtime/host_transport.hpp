@@ -77,8 +77,9 @@ class HostTransport : public TransportBackend {
  protected:
   virtual void post(std::shared_ptr<HostOperation> operation) = 0;
   virtual void group_made(GroupId group, const std::vector<Rank>& ranks) = 0;
-  /// Called around a wait; lets a communication thread hurry.
-  virtual void waiting(bool begins) noexcept;
+  /// Called again and again by a thread that waits: does what is to be done for messages under way, if this transport
+  /// leaves that to those who wait. @return whether it does
+  virtual bool help();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -86,6 +87,8 @@ class HostTransport : public TransportBackend {
   Ticket start(std::shared_ptr<HostOperation> operation, std::string_view action);
   void check_peer(Rank peer, const char* what) const;
   void throw_if_broken(const HostOperation& operation, std::string_view action);
+  /// Until the operation is done or it is time to look for failures. @return whether it is done
+  [[nodiscard]] bool wait_a_while(HostOperation& operation);
   [[noreturn]] void throw_left(Rank peer, std::string_view action);
   [[noreturn]] void throw_stalled(Rank peer, std::string_view action, Seconds waited);
 

@@ -12,10 +12,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kEagerRounds = 50;          ///< tests in a row, yielding in between, before the first sleep
-constexpr auto kShortestNap = 5us;
-constexpr auto kLongestNapWaited = 20us;  ///< while a thread waits for something
-constexpr auto kLongestNap = 200us;       ///< while all compute
+/// Between tests of what nobody waits for. Each takes some 10 µs, from a core that may be computing.
+constexpr auto kNap = 500us;
 
 class Call final : public MpiTask {
  public:
@@ -78,7 +76,19 @@ void MpiEngine::submit(std::unique_ptr<MpiTask> task) {
     }
     submitted_.push_back(std::move(task));
   }
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (turn.owns_lock()) start_submitted();
+  const std::lock_guard lock(mutex_);
+  if (!asleep_ && submitted_.empty()) return;  // it tests soon by itself
+  asleep_ = false;
   wake_.notify_one();
+}
+
+void MpiEngine::help() {
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn.owns_lock()) return;
+  start_submitted();
+  advance_all();
 }
 
 void MpiEngine::perform(std::function<void()> call) {
@@ -106,56 +116,51 @@ void MpiEngine::abort(MPI_Comm communicator) noexcept {
   }
 }
 
-bool MpiEngine::take_new() {
+void MpiEngine::start_submitted() {
   std::vector<std::unique_ptr<MpiTask>> fresh;
   {
-    std::unique_lock lock(mutex_);
-    if (active_.empty()) wake_.wait(lock, [&] { return stopping_ || !submitted_.empty(); });
-    if (stopping_) return false;
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
     fresh.swap(submitted_);
   }
-  if (!fresh.empty()) idle_rounds_ = 0;  // what begins soon ends, or needs a few steps
   for (auto& task : fresh) {
     task->start();
-    active_.push_back(std::move(task));
+    if (!task->advance()) active_.push_back(std::move(task));
   }
-  return true;
 }
 
-void MpiEngine::waiting(bool begins) noexcept {
+void MpiEngine::advance_all() {
+  std::erase_if(active_, [](const std::unique_ptr<MpiTask>& task) { return task->advance(); });
+}
+
+bool MpiEngine::nap() {
   {
     const std::lock_guard lock(mutex_);
-    waiters_ += begins ? 1 : -1;
+    asleep_ = true;  // before it is looked whether anything is under way: what begins afterwards sees it
   }
-  if (begins) wake_.notify_one();
-}
-
-void MpiEngine::nap() {
-  if (idle_rounds_ < kEagerRounds) {
-    std::this_thread::yield();
-    return;
+  bool under_way = false;
+  {
+    const std::lock_guard turn(turn_);
+    under_way = !active_.empty();
   }
-  const int doublings = std::min((idle_rounds_ - kEagerRounds) / 4, 8);
-  const auto wanted = std::min<std::chrono::microseconds>(kShortestNap * (1 << doublings), kLongestNap);
   std::unique_lock lock(mutex_);
-  const auto length = [&] {
-    return waiters_ > 0 ? std::min<std::chrono::microseconds>(wanted, kLongestNapWaited) : wanted;
-  };
-  const auto planned = length();
-  wake_.wait_for(lock, planned, [&] { return stopping_ || !submitted_.empty() || length() < planned; });
+  if (under_way) {
+    asleep_ = false;
+    wake_.wait_for(lock, kNap, [&] { return stopping_ || !submitted_.empty(); });
+  } else {
+    wake_.wait(lock, [&] { return stopping_ || !asleep_ || !submitted_.empty(); });
+    asleep_ = false;
+  }
+  return !stopping_;
 }
 
 void MpiEngine::loop() {
-  while (take_new()) {
-    const std::size_t before = active_.size();
-    std::erase_if(active_, [](const std::unique_ptr<MpiTask>& task) { return task->advance(); });
-    if (active_.size() < before) {
-      idle_rounds_ = 0;
-    } else {
-      nap();
-      ++idle_rounds_;
-    }
+  while (nap()) {
+    const std::lock_guard turn(turn_);
+    start_submitted();
+    advance_all();
   }
+  const std::lock_guard turn(turn_);
   std::function<void()> last;
   {
     const std::lock_guard lock(mutex_);

@@ -24,7 +24,7 @@ struct MpiFailure {
 /// Text for a code other than MPI_SUCCESS.
 [[nodiscard]] MpiFailure mpi_failure(const char* function, int code);
 
-/// Work of the communication thread that takes several steps. Its members run on that thread only; they do not block.
+/// Work on MPI that takes several steps. Its members run on one thread at a time, not always the same; they do not block.
 class MpiTask {
  public:
   MpiTask() = default;
@@ -38,8 +38,9 @@ class MpiTask {
   [[nodiscard]] virtual bool advance() = 0;
 };
 
-/// The one thread of this process that calls MPI. It tests what is under way and sleeps a little in between: little
-/// while somebody waits for it, more while nobody does, entirely while nothing is under way.
+/// Tasks of this process on MPI, one thread at a time: who submits a task starts it, who waits for one tests all that are
+/// under way. A thread of its own does so while all compute, now and then, and sleeps while nothing is under way. Where
+/// ranks compute on all cores that thread may wait a few milliseconds for its turn, so nothing urgent is left to it.
 class MpiEngine {
  public:
   MpiEngine() = default;
@@ -51,30 +52,31 @@ class MpiEngine {
   void run(std::function<void()> first);
   /// Hands a task over. @throws TransportError when the engine has stopped.
   void submit(std::unique_ptr<MpiTask> task);
-  /// Runs `call` on the thread, which must not block, and returns when it has run.
+  /// Tests everything once, unless another thread is at it.
+  void help();
+  /// Runs `call`, which must not block, and returns when it has run.
   void perform(std::function<void()> call);
   /// Ends the thread: drops the tasks under way, runs `last` on it.
   void stop(std::function<void()> last = {}) noexcept;
-  /// Runs MPI_Abort on the thread, which ends the job; tasks are left alone.
+  /// Runs MPI_Abort, which ends the job; tasks are left alone.
   void abort(MPI_Comm communicator) noexcept;
-
-  /// A thread begins or ends to wait for a task.
-  void waiting(bool begins) noexcept;
 
  private:
   void loop();
-  /// Takes over new tasks; sleeps while there is nothing to do. False when the thread shall end.
-  bool take_new();
-  /// Until it is time to test again, something is submitted, or somebody begins to wait for what was tested at leisure.
-  void nap();
+  /// Starts what was submitted. @pre turn_ is held
+  void start_submitted();
+  /// Tests everything under way. @pre turn_ is held
+  void advance_all();
+  /// Until it is time to test again, or until something is submitted if nothing is under way. @return false to end
+  [[nodiscard]] bool nap();
 
-  std::vector<std::unique_ptr<MpiTask>> active_;  ///< the thread's own
-  int idle_rounds_ = 0;                           ///< likewise: tests in a row that changed nothing
+  std::mutex turn_;  ///< to run members of tasks; taken before mutex_
+  std::vector<std::unique_ptr<MpiTask>> active_;
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  int waiters_ = 0;
   std::vector<std::unique_ptr<MpiTask>> submitted_;
+  bool asleep_ = false;  ///< the thread, until something is submitted
   bool running_ = false;
   bool stopping_ = false;
   std::function<void()> last_;

@@ -22,21 +22,22 @@ class MpiTransport final : public HostTransport, public std::enable_shared_from_
   MpiTransport(std::shared_ptr<MpiEngine> engine, std::shared_ptr<Health> health, MPI_Comm messages, MPI_Comm sums,
                int tag_limit);
 
-  /// Work on the communication thread.
   class MessageTask;
   class SumTask;
 
  private:
   void post(std::shared_ptr<HostOperation> operation) override;
   void group_made(GroupId group, const std::vector<Rank>& ranks) override;
-  void waiting(bool begins) noexcept override { engine_->waiting(begins); }
+  bool help() override {
+    engine_->help();
+    return true;
+  }
 
   const std::shared_ptr<MpiEngine> engine_;
   const MPI_Comm messages_;
   const MPI_Comm sums_;
   const int tag_limit_;
-  /// The sums of each group that were started, oldest first: one at a time. The communication thread's own, but for
-  /// the outer vector, which grows only on it, too.
+  /// The sums of each group that were started, oldest first: one at a time. Touched by tasks alone.
   std::vector<std::deque<SumTask*>> queues_;
 };
 

@@ -38,6 +38,7 @@ struct Options {
   std::string trace_file{};                 ///< Chrome trace of the latest step; "t.json" is "t.RANK.json" where ranks are several
   std::string report_file{};                ///< the plan as text is written there
   std::string device = "auto";            ///< auto | cpu | cuda
+  bool keep_memory = true;                ///< on CPUs, memory that a step frees stays with the process for the next one
   std::string cluster_file{};               ///< plan for this cluster instead of the devices at hand
   std::string costs = "roofline";         ///< roofline: from peak rates | profiled: operators and links are run and timed
   std::string cost_file{};                  ///< profiled costs are kept there and read again; those of another device or

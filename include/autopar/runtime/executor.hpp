@@ -59,7 +59,6 @@ class ProgramRun {
   void run() {
     try {
       engine_.on_bucket_ready([this](int group, int bucket) { bucket_is_full(group, bucket); });
-      post_receives_ahead();
       for (const Action& action : actions_) {
         doing_ = turn_ = &action;
         execute(action);
@@ -128,7 +127,10 @@ class ProgramRun {
     }
   }
 
+  /// What a turn made has been sent before anything else is done: somebody may wait for it.
   void compute(const Action& action) {
+    post_receives_ahead();
+    drop_what_is_done();
     take_arrivals(action);
     doing_ = &action;
     const auto start = now();
@@ -139,8 +141,6 @@ class ProgramRun {
     run_turn(action);
     trace(action, start);
     ++turns_done_;
-    post_receives_ahead();
-    drop_what_is_done();
   }
 
   /// Hands over what came for a turn, in an order that depends on no schedule, so that sums do not either.
@@ -273,6 +273,7 @@ class ProgramRun {
   }
 
   void finish() {
+    post_receives_ahead();
     while (!results_.empty()) take_result();
     for (Transfer& reduction : reductions_) {
       doing_ = reduction.action;

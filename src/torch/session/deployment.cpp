@@ -26,6 +26,7 @@
 #include <autopar/torch/rewrite/linear_fold.hpp>
 
 #include "torch/session/graph_dot.hpp"
+#include "torch/session/host_memory.hpp"
 
 #ifdef AUTOPAR_TORCH_CUDA
 #include <c10/cuda/CUDAStream.h>
@@ -150,6 +151,7 @@ void Session::Impl::resolve_once() {
   }
   together(world_, "choosing devices", [&] { device_ = device_of(world_, options_.device); });
   log_.info("device " + device_.str());
+  if (options_.keep_memory && device_.is_cpu()) keep_freed_memory();
   resolved_ = true;
 }
 
@@ -257,6 +259,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   }
   build_runtime(*program);
   programs_[key] = program;
+  if (device_.is_cpu()) release_freed_memory();  // what planning needed
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   stats_.planning += Seconds(spent.count());
   log_.info("captured " + std::to_string(program->captured.ops.size()) + " operators, ready in " +
