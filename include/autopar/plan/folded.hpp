@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/course.hpp>
 #include <autopar/plan/memory.hpp>
 #include <autopar/plan/pipeline_of.hpp>
 #include <autopar/plan/staging.hpp>
@@ -83,15 +84,9 @@ class FoldedCourse {
       : staging_(staging), sized_(sized), costs_(costs), last_(staging.replicas.size()),
         end_(staging.replicas_of_positions().size(), 0) {
     const FoldedPipeline folded(work, staging, sized, std::move(share), microbatches, costs_);
-    const auto play = [&](Phase phase) {
+    for (const Phase phase : phases(work.loss_mode)) {
       const Program program = make_program(folded.pipeline(), folded.layout(), staging.schedule, phase);
       read(program, simulate(folded.pipeline(), program, folded));
-    };
-    if (work.loss_mode) {
-      play(Phase::kStep);
-    } else {
-      play(Phase::kForward);
-      play(Phase::kBackward);
     }
   }
 

@@ -1,19 +1,19 @@
 #pragma once
 
 #include <algorithm>
-#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <autopar/plan/certificate.hpp>
+#include <autopar/plan/coarsened.hpp>
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/least_memory.hpp>
 #include <autopar/plan/plan.hpp>
-#include <autopar/plan/refine.hpp>
-#include <autopar/plan/remedy.hpp>
+#include <autopar/plan/refusal.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/text.hpp>
+#include <autopar/plan/uncoarsen.hpp>
 
 namespace autopar {
 
@@ -54,249 +54,25 @@ namespace detail {
   return replicas;
 }
 
-/// Bytes by which a rank may hold more than blocks say whose parameters were put together.
-[[nodiscard]] inline Bytes rounding(const Workload& work, const Workload& coarse, const Constraints& constraints) {
-  if (coarse.parameters.size() == work.parameters.size()) return {};
-  return Bytes(static_cast<std::int64_t>(work.parameters.size()) * (constraints.gradient_copies + 2));
-}
-
 /// Turns what a search found into a plan that explains itself, or into an error that says what would fit.
 class PlanMaker {
  public:
   PlanMaker(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints)
-      : work_(work),
-        cluster_(cluster),
-        request_(request),
-        constraints_(constraints),
-        objective_(work, cluster, constraints) {}
+      : work_(work), cluster_(cluster), request_(request), constraints_(constraints) {}
 
-  [[nodiscard]] Plan make(const Workload& coarse, const Partition& blocks, bool whole, SearchResult found) const {
-    if (!found.candidates.any_fits()) rescue(coarse, found);
-    const bool large = !whole && (work_.graph.node_count() >= kMany || rounding(work_, coarse, constraints_) > Bytes(0));
-    std::optional<Pieces> pieces;
-    if (large) pieces.emplace(work_, blocks, cluster_, searched(coarse));
-    const Candidates fine = large ? refined_in_pieces(*pieces, blocks, found) : refined(blocks, whole, found);
-    Plan plan = describe_best(fine, large ? pieces->objective : objective_,
-                              large ? pieces->partition : Partition::singletons(work_.graph.node_count()));
-    add_proof(plan, found, whole, blocks.block_count());
+  /// @param found  stagings of the blocks of `coarse`
+  [[nodiscard]] Plan make(const Coarsened& coarse, SearchResult found) const {
+    if (!found.candidates.any_fits())
+      Refusal(work_, cluster_, request_, constraints_).fit_least(coarse, found);
+    const StepObjective objective(work_, cluster_, constraints_);
+    const Uncoarsening uncoarsening(objective, coarse);
+    Plan plan = describe_best(uncoarsening.refined(found), uncoarsening);
+    add_proof(plan, found, coarse);
     return plan;
   }
 
  private:
-  static constexpr std::size_t kRefined = 4;  // of the best, if nodes were put together
-  static constexpr int kEstimates = 1500;
-  static constexpr int kEstimatesOfPieces = 300;
-  static constexpr std::size_t kPieces = 640;
-  static constexpr std::int64_t kSimulated = 400'000;  // actions, of refined stagings of many nodes
-
-  /// Blocks cut along a topological order, so that many moves of parts of them can be tried, of however many nodes.
-  struct Pieces {
-    Partition partition;
-    Workload work;
-    Constraints constraints;
-    StepObjective objective;
-
-    Pieces(const Workload& fine, const Partition& blocks, const Cluster& cluster, Constraints searched)
-        : partition(cut(fine, blocks)), work(contracted(fine, partition, kBucketBytes)),
-          constraints(std::move(searched)), objective(work, cluster, constraints) {
-      if (fine.segment_of.empty()) return;
-      for (const NodeId piece : work.graph.nodes())
-        work.segment_of.push_back(fine.segment_of[partition.members(BlockId(piece.value())).front().index()]);
-    }
-
-    [[nodiscard]] static Partition cut(const Workload& fine, const Partition& blocks) {
-      const std::size_t size = (blocks.node_count() + kPieces - 1) / kPieces;
-      std::vector<std::size_t> seen(blocks.block_count(), 0);
-      std::vector<BlockId> open(blocks.block_count()), piece_of(blocks.node_count());
-      std::int32_t count = 0;
-      for (const NodeId node : topological_order(fine.graph)) {
-        const std::size_t block = blocks.block_of(node).index();
-        if (seen[block]++ % size == 0) open[block] = BlockId(count++);
-        piece_of[node.index()] = open[block];
-      }
-      return Partition(std::move(piece_of));
-    }
-  };
-
-  /// The constraints under which nothing that fits in blocks does not fit in nodes.
-  [[nodiscard]] Constraints searched(const Workload& coarse) const {
-    Constraints out = constraints_;
-    out.memory -= rounding(work_, coarse, constraints_);
-    return out;
-  }
-
-  [[nodiscard]] Candidates refined(const Partition& blocks, bool whole, const SearchResult& found) const {
-    Candidates fine(constraints_.memory);
-    std::size_t rank = 0;
-    for (Candidate& candidate : found.candidates.ranked()) {
-      Staging staging = expanded(candidate.staging, blocks);
-      // Moving nodes and ranks knows nothing of stages that share ranks.
-      if (!whole && candidate.staging.position_of.empty() && rank++ < kRefined) {
-        const Staging better = LocalSearch(objective_).improve(staging, kEstimates).first;
-        fine.offer({better, objective_(better)});
-      }
-      expand(candidate.terms.savings, blocks);
-      // Blocks do not know the modules of their nodes.
-      if (!whole && !constraints_.recomputed_modules.empty()) candidate.terms = objective_(staging);
-      fine.offer({std::move(staging), std::move(candidate.terms)});
-    }
-    return fine;
-  }
-
-  /// The best stagings are improved in pieces and simulated with all nodes. The others keep what was predicted of them in
-  /// blocks, and are not better than the best.
-  [[nodiscard]] Candidates refined_in_pieces(const Pieces& pieces, const Partition& blocks,
-                                             const SearchResult& found) const {
-    std::vector<Candidate> ranked = found.candidates.ranked();
-    std::vector<Candidate> finalists;
-    LocalSearch local(pieces.objective);
-    std::size_t rank = 0;
-    for (const Candidate& candidate : ranked) {
-      if (rank == kRefined || !found.candidates.fits(candidate)) break;
-      ++rank;
-      finalists.push_back({expanded(candidate.staging, blocks), candidate.terms});
-      expand(finalists.back().terms.savings, blocks);
-      // Moving nodes and ranks knows nothing of stages that share ranks, comparing nothing of synthesised orders.
-      if (!candidate.staging.position_of.empty() || candidate.staging.schedule == ScheduleKind::kSynthesised) continue;
-      Staging staging = candidate.staging;
-      staging.stage_of.clear();
-      for (const NodeId piece : pieces.work.graph.nodes()) {
-        const NodeId first = pieces.partition.members(BlockId(piece.value())).front();
-        staging.stage_of.push_back(candidate.staging.stage_of[blocks.block_of(first).index()]);
-      }
-      const Staging better = local.improve(staging, kEstimatesOfPieces).first;
-      if (better == staging) continue;
-      finalists.push_back({expanded(better, pieces.partition), pieces.objective.folded(better)});
-      expand(finalists.back().terms.savings, pieces.partition);
-    }
-    std::stable_sort(finalists.begin(), finalists.end(),
-                     [](const Candidate& a, const Candidate& b) { return a.terms.step < b.terms.step; });
-    Candidates fine(constraints_.memory);
-    std::int64_t left = kSimulated;
-    for (Candidate& finalist : finalists) {
-      if (left <= 0 && fine.any_fits()) break;
-      left -= objective_.actions(finalist.staging);
-      StepTerms terms = with_all_nodes(finalist);
-      fine.offer({std::move(finalist.staging), std::move(terms)});
-    }
-    for (Candidate& candidate : ranked) {
-      if (found.candidates.fits(candidate) && candidate.terms.step <= fine.best_step()) continue;
-      candidate.staging.stage_of.clear();  // only the best one's is asked for
-      candidate.terms.savings.recomputed.clear();
-      fine.offer(std::move(candidate));
-    }
-    return fine;
-  }
-
-  [[nodiscard]] StepTerms with_all_nodes(const Candidate& candidate) const {
-    // Blocks do not know the modules of their nodes.
-    if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
-    const SizedPipeline sized =
-        make_pipeline(work_, candidate.staging, candidate.terms.ranks, constraints_.world);
-    return objective_.evaluate(candidate.staging, sized, candidate.terms.savings);
-  }
-
-  /// From blocks to nodes.
-  static void expand(Savings& savings, const Partition& blocks) {
-    for (auto& segments : savings.recomputed) {
-      for (auto& segment : segments) {
-        std::vector<NodeId> nodes;
-        for (const NodeId block : segment) {
-          const auto& members = blocks.members(BlockId(block.value()));
-          nodes.insert(nodes.end(), members.begin(), members.end());
-        }
-        std::sort(nodes.begin(), nodes.end());
-        segment = std::move(nodes);
-      }
-    }
-  }
-
-  /// Nothing that was searched fits: the staging that needs least memory, or the error.
-  void rescue(const Workload& coarse, SearchResult& found) const {
-    const Constraints tight = searched(coarse);
-    const StepObjective objective(coarse, cluster_, tight);
-    auto least = least_memory(objective);
-    if (!least) {
-      refuse_all(found.candidates.ranked());
-      refuse_no_staging();
-    }
-    if (least->peak <= tight.memory) {
-      found.candidates.offer({least->staging, objective(least->staging)});
-      if (found.candidates.any_fits()) return;
-    }
-    least->peak += rounding(work_, coarse, constraints_);
-    const auto remedies = find_remedies(coarse, cluster_, request_, tight, least->peak);
-    throw InfeasiblePlan(
-        "no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
-            " (memory_margin taken off): the plan that needs least, " +
-            describe(least->staging.replicas, least->staging.microbatches, least->staging.schedule) + ", needs " +
-            readable(least->peak) + " on each rank of stage " + std::to_string(least->stage.value()) + ", " +
-            readable(least->peak - constraints_.memory) + " more than there is" + too_large_node(),
-        least->stage, least->peak, constraints_.memory, describe(remedies, cluster_, request_, constraints_));
-  }
-
-  /// No plain schedule is allowed, and what was tried under the others is too large.
-  void refuse_all(const std::vector<Candidate>& tried) const {
-    if (tried.empty()) return;
-    const auto peak = [](const Candidate& candidate) { return StepObjective::peak(candidate.terms); };
-    const Candidate& least = *std::min_element(
-        tried.begin(), tried.end(), [&](const Candidate& a, const Candidate& b) { return peak(a) < peak(b); });
-    throw InfeasiblePlan("no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
-                             " (memory_margin taken off): of those that were tried, the one that needs least, " +
-                             describe(least.staging.replicas, least.staging.microbatches, least.staging.schedule) +
-                             ", needs " + readable(peak(least)) + " on a rank",
-                         StageId(0), peak(least), constraints_.memory,
-                         "schedule = 1f1b or auto may need less; else use more ranks or more memory");
-  }
-
-  /// The node that needs most by itself, if no rank can hold it even with one sample; else empty.
-  [[nodiscard]] std::string too_large_node() const {
-    const auto& costs = work_.node_costs(1);
-    Bytes most{};
-    NodeId largest = NodeId::none();
-    for (const NodeId node : work_.graph.nodes()) {
-      Bytes own = work_.graph[node].resident + costs[node.index()].saved + costs[node.index()].workspace;
-      for (const ParameterId parameter : work_.graph[node].parameters)
-        own += Bytes(least_held(work_.parameters[parameter.index()], constraints_).at(constraints_.world));
-      if (own <= most) continue;
-      most = own;
-      largest = node;
-    }
-    if (most <= constraints_.memory) return "";
-    const WorkNode& unit = work_.graph[largest];
-    return "; no cut helps, for " + unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") +
-           " alone needs " + readable(most) + " with one sample";
-  }
-
-  [[noreturn]] void refuse_no_staging() const {
-    for (const NodeId node : work_.graph.nodes()) {
-      const WorkNode& unit = work_.graph[node];
-      if (!unit.whole_batch) continue;
-      throw CaptureError(unit.name, unit.path,
-                         "mixes the samples of a batch, so its stage must have one replica, which stages = " +
-                             std::to_string(constraints_.stages) + " with replicas = " +
-                             listed(request_.options.replicas) +
-                             " do not allow; leave them to the planner");
-    }
-    throw InfeasiblePlan("no division into stages meets stages = " + std::to_string(constraints_.stages) +
-                         " and replicas = " + listed(request_.options.replicas) +
-                         (request_.options.schedule == "auto" ? "" : " under schedule = " + request_.options.schedule) +
-                         "; leave them to the planner");
-  }
-
-  /// From blocks to the nodes of the work itself.
-  [[nodiscard]] static Staging expanded(const Staging& staging, const Partition& blocks) {
-    Staging fine = staging;
-    fine.stage_of.assign(blocks.node_count(), 0);
-    for (std::size_t node = 0; node < fine.stage_of.size(); ++node) {
-      fine.stage_of[node] = staging.stage_of[blocks.block_of(NodeId::of(node)).index()];
-    }
-    return fine;
-  }
-
-  /// @param pieces  of which the objective's nodes are made
-  [[nodiscard]] Plan describe_best(const Candidates& candidates, const StepObjective& objective,
-                                   const Partition& pieces) const {
+  [[nodiscard]] Plan describe_best(const Candidates& candidates, const Uncoarsening& uncoarsening) const {
     const Candidate& best = candidates.best();
     Plan plan;
     plan.model = work_.hash;
@@ -313,7 +89,7 @@ class PlanMaker {
     plan.bubble = best.terms.bubble;
     add_stages(plan, best);
     add_runners_up(plan, candidates);
-    plan.binding = binding(candidates, objective, pieces);
+    plan.binding = binding(candidates, uncoarsening);
     plan.notes = constraints_.notes;
     add_idle_note(plan, candidates);
     return plan;
@@ -403,22 +179,17 @@ class PlanMaker {
 
   /// Memory if a faster shape does not fit; else the largest part of the average rank's step: computing,
   /// what free links would save, or the rest, which is waiting for other stages.
-  [[nodiscard]] Binding binding(const Candidates& candidates, const StepObjective& objective,
-                                const Partition& pieces) const {
+  [[nodiscard]] Binding binding(const Candidates& candidates, const Uncoarsening& uncoarsening) const {
     const Candidate& best = candidates.best();
     for (const Candidate& other : candidates.ranked()) {
       if (!candidates.fits(other) && other.terms.step < best.terms.step) return Binding::kMemory;
     }
+    const StepObjective& objective = uncoarsening.comparing();
     Workload free_links = objective.work();
     free_links.transfer = [](Bytes, Rank, Rank) { return Seconds{}; };
     free_links.all_reduce = [](Bytes, std::span<const Rank>) { return Seconds{}; };
     const StepObjective free(free_links, cluster_, objective.constraints());
-    Staging staging = best.staging;
-    staging.stage_of.clear();
-    for (const NodeId piece : free_links.graph.nodes()) {
-      const NodeId first = pieces.members(BlockId(piece.value())).front();
-      staging.stage_of.push_back(best.staging.stage_of[first.index()]);
-    }
+    const Staging staging = uncoarsening.comparable(best.staging);
     const bool many = objective.actions(staging) > StepObjective::kManyActions &&
                       staging.schedule != ScheduleKind::kSynthesised;
     const StepTerms unhindered = many ? free.folded(staging) : free.evaluate(staging, best.terms.ranks);
@@ -456,11 +227,12 @@ class PlanMaker {
                  : "no plan that uses more ranks came out of the search";
   }
 
-  void add_proof(Plan& plan, const SearchResult& found, bool whole, std::size_t blocks) const {
+  void add_proof(Plan& plan, const SearchResult& found, const Coarsened& coarse) const {
+    const bool whole = coarse.whole();
     plan.certificate = make_certificate(work_, constraints_, plan.step);
     plan.certificate.searched_to_end = found.proven && whole;
     if (whole) plan.certificate.searched_bound = found.proven ? plan.step : found.lower_bound;
-    const std::string scope = whole ? "" : " of " + std::to_string(blocks) + " blocks of operators";
+    const std::string scope = whole ? "" : " of " + std::to_string(coarse.blocks.block_count()) + " blocks of operators";
     if (found.proven) {
       plan.notes.push_back("searched to the end: no plan" + scope + " has a shorter predicted step");
     } else if (found.lower_bound > Seconds(0)) {
@@ -473,7 +245,6 @@ class PlanMaker {
   const Cluster& cluster_;
   const PlanRequest& request_;
   const Constraints& constraints_;
-  StepObjective objective_;
 };
 
 }  // namespace detail

@@ -1,15 +1,15 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <deque>
 #include <map>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include <autopar/plan/course.hpp>
 #include <autopar/plan/folded.hpp>
 #include <autopar/plan/memory.hpp>
 #include <autopar/plan/pipeline_of.hpp>
@@ -17,6 +17,7 @@
 #include <autopar/plan/shares.hpp>
 #include <autopar/plan/staging.hpp>
 #include <autopar/plan/staging_costs.hpp>
+#include <autopar/plan/step_terms.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
@@ -27,28 +28,6 @@ namespace autopar {
 /// Marks what a planner may minimise, see `Objective`.
 struct objective_policy_tag {};
 struct SearchResult;
-
-/// What a stage contributes to a step.
-struct StageTerms {
-  Seconds forward{};  ///< of the largest share of a micro-batch
-  Seconds backward{};
-  Seconds communication{};  ///< messages of one micro-batch, of the rank that has the most, both ways
-  Seconds reduction{};      ///< its gradient sums, one after the other
-  Seconds update{};         ///< optimizer step; under ZeRO 1 and 2 also gathering what it changed
-  StageMemory memory;
-};
-
-/// Predicted step of one staging, with the terms that explain it.
-struct StepTerms {
-  Seconds step{};
-  double bubble = 0;    ///< share of the step in which the average rank in use does not compute
-  Seconds computing{};  ///< of the busiest rank, update included
-  Seconds summing{};    ///< gradient sums of the rank that has the most
-  std::vector<StageTerms> stages;
-  std::vector<std::vector<Rank>> ranks;  ///< [stage][replica]
-  std::vector<std::vector<Turn>> orders; ///< [rank] of a synthesised schedule
-  Savings savings;                       ///< with which it was predicted
-};
 
 /// Predicted seconds of one optimizer step: the program of an even batch on the simulator, gradient sums and the
 /// optimizer's update included; and the peak memory of every stage. Refers to its arguments, which must outlive it.
@@ -96,11 +75,9 @@ class StepObjective {
   /// second; as no turn gets shorter by running more again, no longer run of them is faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<std::vector<Rank>> ranks) const {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
-    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
     std::optional<StepTerms> best;
-    std::optional<Played> played;
-    for (const int level : constraints_.zero_levels) {
-      if (best && !shares) break;
+    std::optional<detail::PlayedPipeline> played;
+    for (const int level : zero_levels(staging)) {
       keep_better(best, evaluate(staging, sized, savings(staging, sized, level, constraints_.memory), played));
     }
     return std::move(*best);
@@ -108,7 +85,7 @@ class StepObjective {
 
   /// Time and memory on given ranks, under given savings.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings) const {
-    std::optional<Played> played;
+    std::optional<detail::PlayedPipeline> played;
     return evaluate(staging, sized, std::move(savings), played);
   }
 
@@ -157,14 +134,18 @@ class StepObjective {
     StepTerms terms;
   };
 
+  /// Levels that differ: without replicas there is nobody to share with.
+  [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
+    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
+    return std::span(constraints_.zero_levels).first(shares ? constraints_.zero_levels.size() : 1);
+  }
+
   [[nodiscard]] FoldedChoice folded_choice(const Staging& staging) const {
     std::optional<FoldedChoice> best;
-    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
       const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
       std::optional<detail::FoldedCourse> course;
-      for (const int level : constraints_.zero_levels) {
-        if (level != constraints_.zero_levels.front() && !shares) break;
+      for (const int level : zero_levels(staging)) {
         auto terms = folded(staging, sized, savings(staging, sized, level, constraints_.memory), course);
         if (!best || is_better(terms, best->terms)) best = FoldedChoice{placement, std::move(terms)};
       }
@@ -172,16 +153,9 @@ class StepObjective {
     return std::move(*best);
   }
 
-  /// What was played through: the programs of a staging and the courses of their turns.
-  struct Played {
-    StagingCosts costs;
-    std::deque<Program> programs;  // that simulations refer to
-    std::deque<detail::Simulation<StagingCosts>> simulations;
-  };
-
   /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings,
-                                   std::optional<Played>& played) const {
+                                   std::optional<detail::PlayedPipeline>& played) const {
     const StagingCosts costs(work_, staging, sized, savings);
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
@@ -197,14 +171,9 @@ class StepObjective {
     if (synthesised) terms.orders = orders.orders;
     for (std::size_t s = 0; s < memory.size(); ++s)
       terms.stages.push_back({.memory = memory[s]});
-    if (synthesised || !played || !played->costs.turns_last_as_long(costs)) {
-      played.reset();
-      play(played.emplace(Played{costs, {}, {}}), staging, sized, layout, orders);
-    }
-    Course course(constraints_.world);
-    for (std::size_t p = 0; p < played->programs.size(); ++p)
-      course.add(played->programs[p], played->simulations[p].sum(costs));
-    explain(terms, staging, sized, costs, course);
+    if (synthesised || !played || !played->holds_for(costs))
+      played.emplace(work_.loss_mode, sized.pipeline, layout, staging.schedule, orders, costs);
+    explain(terms, staging, sized, costs, played->course(costs));
     terms.savings = std::move(savings);
     return terms;
   }
@@ -240,39 +209,6 @@ class StepObjective {
       times = std::max(times, shares_.at(staging.microbatches, replicas, staging.stages()).busy_times());
     return times;
   }
-
-  void play(Played& played, const Staging& staging, const SizedPipeline& sized, const BatchLayout& layout,
-            const GivenOrders& orders) const {
-    const auto phases = work_.loss_mode ? std::vector{Phase::kStep} : std::vector{Phase::kForward, Phase::kBackward};
-    for (const Phase phase : phases) {
-      played.programs.push_back(make_program(sized.pipeline, layout, staging.schedule, phase, orders));
-      played.simulations.emplace_back(sized.pipeline, played.programs.back(), played.costs).play();
-    }
-  }
-
-  /// Phases one after the other.
-  struct Course {
-    explicit Course(int world)
-        : busy(static_cast<std::size_t>(world)), end(busy.size()), communicating(busy.size()), summing(busy.size()) {}
-
-    void add(const Program& actions, const Timeline& timeline) {
-      const Seconds before = step;
-      step += timeline.step;
-      for (std::size_t r = 0; r < busy.size(); ++r) {
-        busy[r] += timeline.busy[r];
-        end[r] = before;
-        for (std::size_t i = 0; i < timeline.spans[r].size(); ++i) {
-          const Span& span = timeline.spans[r][i];
-          const ActionKind kind = actions.ranks[r][i].kind;
-          end[r] = std::max(end[r], before + span.end);
-          if (kind == ActionKind::kSend || kind == ActionKind::kReceive) communicating[r] += span.end - span.start;
-          if (kind == ActionKind::kReduce) summing[r] += span.end - span.start;
-        }
-      }
-    }
-    Seconds step{};
-    std::vector<Seconds> busy, end, communicating, summing;  // by rank
-  };
 
   /// What fits before what does not, then the shorter step, then what came first.
   void keep_better(std::optional<StepTerms>& best, StepTerms terms) const {
@@ -379,7 +315,7 @@ class StepObjective {
   }
 
   void explain(StepTerms& terms, const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
-               const Course& course) const {
+               const detail::Course& course) const {
     terms.step = course.step;
     std::vector<Seconds> updates(course.busy.size());  // of all stages of a rank
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {

@@ -8,6 +8,7 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/coarsen/heavy_edge.hpp>
+#include <autopar/plan/coarsened.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/exact_staging.hpp>
 #include <autopar/plan/make_plan.hpp>
@@ -134,20 +135,14 @@ class Planner {
   [[nodiscard]] Plan plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request) const {
     const Constraints constraints = resolve(request, work, cluster);
     const std::int64_t samples = std::max<std::int64_t>(1, constraints.batch / constraints.world);
-    Partition blocks = coarsening.coarsen(work, samples, std::max(1, constraints.stages));
+    detail::Coarsened coarse(work, coarsening.coarsen(work, samples, std::max(1, constraints.stages)), cluster,
+                             constraints);
     observe("coarsened " + std::to_string(work.graph.node_count()) + " nodes to " +
-            std::to_string(blocks.block_count()));
-    const bool whole = blocks.block_count() == work.graph.node_count();
-    if (whole) blocks = Partition::singletons(blocks.block_count());
-    Workload coarse = whole ? work : contracted(work, blocks, kBucketBytes);
-    set_segments(work, coarse, blocks, constraints, samples);
-    Constraints searched = constraints;
-    searched.memory -= detail::rounding(work, coarse, constraints);
-    const StepObjective objective(coarse, cluster, searched);
-    SearchResult found = staging.search(objective);
+            std::to_string(coarse.blocks.block_count()));
+    set_segments(work, coarse.work, coarse.blocks, constraints, samples);
+    SearchResult found = staging.search(coarse.objective);
     observe("searched " + std::to_string(found.states) + " states" + (found.proven ? ", all there are" : ""));
-    const detail::PlanMaker maker(work, cluster, request, constraints);
-    Plan result = maker.make(coarse, blocks, whole, std::move(found));
+    Plan result = detail::PlanMaker(work, cluster, request, constraints).make(coarse, std::move(found));
     observe("planned " + describe(detail::replicas_of(result), result.microbatches, result.schedule));
     return result;
   }
