@@ -26,7 +26,8 @@ class StepBound {
   StepBound(const Workload& work, const Constraints& constraints)
       : work_(work), constraints_(constraints), order_(topological_order(work.graph)) {
     std::vector<bool> counted(work.parameters.size(), false);
-    for (const NodeId node : order_) {
+    for (const NodeId node : work.graph.nodes()) {
+      count_work(node);
       mixes_ = mixes_ || work.graph[node].whole_batch;
       once_ = once_ || mixes_ || work.graph[node].totals > Bytes(0);
       for (const ParameterId parameter : work.graph[node].parameters) {
@@ -39,9 +40,7 @@ class StepBound {
 
   /// Cases that cover every number of micro-batches; none if no node is known to have economy of scale.
   [[nodiscard]] std::vector<BoundCase> cases() const {
-    const bool known =
-        std::any_of(order_.begin(), order_.end(), [this](NodeId node) { return work_.graph[node].economy_of_scale; });
-    if (!known) return {};
+    if (std::all_of(scaling_.begin(), scaling_.end(), [](int nodes) { return nodes == 0; })) return {};
     if (once_) {
       const Seconds work = work_seconds(1), path = path_seconds(1);
       return {work >= path ? BoundCase{BoundKind::kWork, 1, 1, work} : BoundCase{BoundKind::kPath, 1, 1, path}};
@@ -71,11 +70,10 @@ class StepBound {
     std::int64_t largest = 0;
     for (const auto local : constraints_.local_batches())
       largest += (local + microbatches - 1) / microbatches;
-    const auto& costs = work_.node_costs(largest);
+    const auto& costs = costs_of_classes(largest);
     double sum = 0;
-    for (const NodeId node : work_.graph.nodes()) {
-      if (!work_.graph[node].economy_of_scale) continue;
-      sum += (costs[node.index()].forward + costs[node.index()].backward).value();
+    for (std::size_t one = 0; one < scaling_.size(); ++one) {
+      if (scaling_[one] > 0) sum += scaling_[one] * (costs[one].forward + costs[one].backward).value();
     }
     sum *= static_cast<double>(constraints_.batch) / static_cast<double>(largest);
     sum += work_.update(trainable_, constraints_.optimizer_state_factor).value();
@@ -85,8 +83,8 @@ class StepBound {
   /// Longest way of one micro-batch down and up again.
   [[nodiscard]] Seconds path_seconds(int microbatches) const {
     const std::int64_t least = std::max<std::int64_t>(1, constraints_.batch / constraints_.world / microbatches);
-    const auto& costs = work_.node_costs(least);
-    const auto* whole = mixes_ ? &work_.node_costs(constraints_.batch) : nullptr;
+    const auto& costs = costs_of_classes(least);
+    const auto* whole = mixes_ ? &costs_of_classes(constraints_.batch) : nullptr;
     std::vector<double> down(order_.size(), 0), up(order_.size(), 0);
     double longest = 0;
     for (const NodeId node : order_) {
@@ -96,7 +94,7 @@ class StepBound {
         before = std::max(before, down[source]);
         if (work_.graph[edge].differentiable) after = std::max(after, up[source]);
       }
-      const NodeCost& cost = (work_.graph[node].whole_batch ? *whole : costs)[node.index()];
+      const NodeCost& cost = (work_.graph[node].whole_batch ? *whole : costs)[class_of(node)];
       down[node.index()] = before + cost.forward.value();
       const double weights = cost.backward_weight.value();
       up[node.index()] = cost.backward.value() - weights + std::max(after, weights);
@@ -105,9 +103,23 @@ class StepBound {
     return Seconds(longest);
   }
 
+  /// Each node is its own class where nothing is known of equal ones.
+  [[nodiscard]] std::size_t class_of(NodeId node) const {
+    return work_.class_of.empty() ? node.index() : static_cast<std::size_t>(work_.class_of[node.index()]);
+  }
+  [[nodiscard]] const std::vector<NodeCost>& costs_of_classes(std::int64_t samples) const {
+    return work_.class_of.empty() ? work_.node_costs(samples) : work_.class_costs(samples);
+  }
+  void count_work(NodeId node) {
+    const std::size_t one = class_of(node);
+    if (one >= scaling_.size()) scaling_.resize(one + 1, 0);
+    scaling_[one] += work_.graph[node].economy_of_scale ? 1 : 0;
+  }
+
   const Workload& work_;
   const Constraints& constraints_;
   std::vector<NodeId> order_;
+  std::vector<int> scaling_;  // nodes of each class that have economy of scale
   Bytes trainable_{};
   bool mixes_ = false;  // an atom needs all samples on one rank
   bool once_ = false;   // one micro-batch only

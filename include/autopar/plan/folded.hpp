@@ -78,31 +78,27 @@ static_assert(SplitBackwardCosts<FoldedPipeline>);
 /// The course of a folded pipeline, to which gradient sums are added: buckets are taken as equal.
 class FoldedCourse {
  public:
+  /// @param orders  [rank] of a synthesised schedule, else none
   /// @pre the workload, the staging and its pipeline outlive it
   FoldedCourse(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-               std::vector<std::int64_t> share, int microbatches, const StagingCosts& costs)
+               std::vector<std::int64_t> share, int microbatches, const std::vector<std::vector<Turn>>& orders,
+               const StagingCosts& costs)
       : staging_(staging), sized_(sized), costs_(costs), last_(staging.replicas.size()),
-        end_(staging.replicas_of_positions().size(), 0) {
+        positions_(staging.replicas_of_positions().size()) {
     const FoldedPipeline folded(work, staging, sized, std::move(share), microbatches, costs_);
+    const GivenOrders given{orders.empty() ? orders : of_positions(orders), staging.microbatches};
     for (const Phase phase : phases(work.loss_mode)) {
-      const Program program = make_program(folded.pipeline(), folded.layout(), staging.schedule, phase);
+      const Program program = make_program(folded.pipeline(), folded.layout(), staging.schedule, phase, given);
       read(program, simulate(folded.pipeline(), program, folded));
     }
   }
 
   [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.turns_last_as_long(costs); }
 
-  /// With these gradient sums and updates.
-  [[nodiscard]] Seconds step(const StagingCosts& costs, double state_factor) const {
-    std::vector<double> free_at(end_.size(), 0), updates(end_.size(), 0);
-    std::vector<std::size_t> position_of;  // by rank
-    for (std::size_t s = 0; s < last_.size(); ++s) {
-      updates[position(s)] += costs.update(StageId::of(s), state_factor).value();
-      for (const Rank rank : sized_.pipeline.stages[s]) {
-        if (rank.index() >= position_of.size()) position_of.resize(rank.index() + 1);
-        position_of[rank.index()] = position(s);
-      }
-    }
+  /// With these gradient sums; every rank does what its position does.
+  [[nodiscard]] Course course(const StagingCosts& costs) const {
+    std::vector<double> free_at(positions_.size(), 0), summing(positions_.size(), 0);
+    const std::vector<std::size_t> position_of = positions_of_ranks();
     for (std::size_t g = 0; g < sized_.pipeline.groups.size(); ++g) {
       const ReduceGroup& group = sized_.pipeline.groups[g];
       std::vector<std::size_t> positions;
@@ -120,37 +116,75 @@ class FoldedCourse {
         last = std::max(last, filled(group, p, group.buckets - 1));
       }
       const double end = std::max(first + each * group.buckets, last + each);
-      for (const std::size_t p : positions) free_at[p] = end;
+      for (const std::size_t p : positions) {
+        free_at[p] = end;
+        summing[p] += each * group.buckets;
+      }
     }
-    double step = 0;
-    for (std::size_t p = 0; p < end_.size(); ++p) step = std::max(step, std::max(end_[p], free_at[p]) + updates[p]);
-    return Seconds(step);
+    return of_ranks(position_of, free_at, summing);
   }
 
  private:
   struct Last {
     double start = 0, end = 0;
   };
+  struct Position {
+    double busy = 0, communicating = 0;
+    double computed = 0;  // end of the last turn
+    double end = 0;       // of the last turn or message
+  };
 
   /// One phase after the other.
   void read(const Program& program, const Timeline& timeline) {
     const double before = begin_;
-    for (std::size_t p = 0; p < end_.size(); ++p) {
+    for (std::size_t p = 0; p < positions_.size(); ++p) {
+      Position& mine = positions_[p];
+      mine.busy += timeline.busy[p].value();
       for (std::size_t i = 0; i < program.ranks[p].size(); ++i) {
         const Action& action = program.ranks[p][i];
-        const Span& span = timeline.spans[p][i];
-        end_[p] = std::max(end_[p], before + span.end.value());
-        if (gives_weight_gradients(action.kind))
-          last_[action.stage.index()] = {before + span.start.value(), before + span.end.value()};
+        const double start = before + timeline.spans[p][i].start.value(), end = before + timeline.spans[p][i].end.value();
+        mine.end = std::max(mine.end, end);
+        if (is_turn(action.kind)) mine.computed = std::max(mine.computed, end);
+        else mine.communicating += end - start;
+        if (gives_weight_gradients(action.kind)) last_[action.stage.index()] = {start, end};
       }
     }
     begin_ += timeline.step.value();
   }
 
+  [[nodiscard]] Course of_ranks(const std::vector<std::size_t>& position_of, const std::vector<double>& free_at,
+                                const std::vector<double>& summing) const {
+    Course out(position_of.size());
+    for (const auto& ranks : sized_.pipeline.stages) {
+      for (const Rank rank : ranks) {
+        const std::size_t r = rank.index(), p = position_of[r];
+        out.busy[r] = Seconds(positions_[p].busy);
+        out.end[r] = Seconds(std::max(positions_[p].end, free_at[p]));
+        out.communicating[r] = Seconds(positions_[p].communicating);
+        out.summing[r] = Seconds(summing[p]);
+        out.step = std::max(out.step, out.end[r]);
+      }
+    }
+    return out;
+  }
+
   [[nodiscard]] double filled(const ReduceGroup& group, std::size_t p, int b) const {
-    if (!group.stage.valid()) return end_[p];
+    if (!group.stage.valid()) return positions_[p].computed;
     const Last& last = last_[group.stage.index()];
     return last.start + (b + 1.0) / group.buckets * (last.end - last.start);
+  }
+  [[nodiscard]] std::vector<std::size_t> positions_of_ranks() const {
+    std::vector<std::size_t> position_of(static_cast<std::size_t>(sized_.pipeline.ranks), 0);
+    for (std::size_t s = 0; s < last_.size(); ++s) {
+      for (const Rank rank : sized_.pipeline.stages[s]) position_of[rank.index()] = position(s);
+    }
+    return position_of;
+  }
+  /// Of the first rank at each.
+  [[nodiscard]] std::vector<std::vector<Turn>> of_positions(const std::vector<std::vector<Turn>>& orders) const {
+    std::vector<std::vector<Turn>> out(positions_.size());
+    for (std::size_t s = 0; s < last_.size(); ++s) out[position(s)] = orders[sized_.pipeline.stages[s].front().index()];
+    return out;
   }
   [[nodiscard]] std::size_t position(std::size_t stage) const {
     return static_cast<std::size_t>(staging_.position(static_cast<int>(stage)));
@@ -158,10 +192,10 @@ class FoldedCourse {
 
   const Staging& staging_;
   const SizedPipeline& sized_;
-  StagingCosts costs_;        // with which it was played
-  std::vector<Last> last_;    // by stage: backward
-  std::vector<double> end_;   // by position: of the last turn
-  double begin_ = 0;          // of the phase that comes next
+  StagingCosts costs_;               // with which it was played
+  std::vector<Last> last_;           // by stage: backward
+  std::vector<Position> positions_;
+  double begin_ = 0;                 // of the phase that comes next
 };
 
 }  // namespace autopar::detail

@@ -78,15 +78,19 @@ class StepObjective {
     std::optional<StepTerms> best;
     std::optional<detail::PlayedPipeline> played;
     for (const int level : zero_levels(staging)) {
-      keep_better(best, evaluate(staging, sized, savings(staging, sized, level, constraints_.memory), played));
+      keep_better(best, evaluate(staging, sized, savings(staging, sized, level), {}, played));
     }
     return std::move(*best);
   }
 
+  using Orders = std::vector<std::vector<Turn>>;
+
   /// Time and memory on given ranks, under given savings.
-  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings) const {
+  /// @param orders  [rank] of a synthesised schedule; where there are none, they are synthesised
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings,
+                                   Orders orders = {}) const {
     std::optional<detail::PlayedPipeline> played;
-    return evaluate(staging, sized, std::move(savings), played);
+    return evaluate(staging, sized, std::move(savings), std::move(orders), played);
   }
 
   /// Memory as it is, and a step in which each stage's replicas are one: no message from or to the caller, none waits for
@@ -94,6 +98,19 @@ class StepObjective {
   /// @pre the schedule is not synthesised
   /// @cost O(actions of one rank a position)
   [[nodiscard]] StepTerms folded(const Staging& staging) const { return folded_choice(staging).terms; }
+
+  /// The same on given ranks, under given savings; the schedule may be synthesised.
+  /// @param orders  as for `evaluate`
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings,
+                                 Orders orders = {}) const {
+    std::optional<detail::FoldedCourse> course;
+    return folded(staging, sized, std::move(savings), std::move(orders), course);
+  }
+
+  /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them smallest.
+  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero) const {
+    return savings(staging, sized, zero, constraints_.memory);
+  }
 
   /// About how many actions one simulation of a staging has: turns with their messages, and gradient sums.
   [[nodiscard]] std::int64_t actions(const Staging& staging) const {
@@ -146,7 +163,7 @@ class StepObjective {
       const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
       std::optional<detail::FoldedCourse> course;
       for (const int level : zero_levels(staging)) {
-        auto terms = folded(staging, sized, savings(staging, sized, level, constraints_.memory), course);
+        auto terms = folded(staging, sized, savings(staging, sized, level), {}, course);
         if (!best || is_better(terms, best->terms)) best = FoldedChoice{placement, std::move(terms)};
       }
     }
@@ -154,42 +171,43 @@ class StepObjective {
   }
 
   /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long
-  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings,
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
                                    std::optional<detail::PlayedPipeline>& played) const {
     const StagingCosts costs(work_, staging, sized, savings);
-    StepTerms terms;
-    terms.ranks = sized.pipeline.stages;
     const BatchLayout layout{shares_.local(), staging.microbatches};
-    const GivenOrders orders = orders_of(staging, sized, layout, costs, savings);
-    const auto in_flight =
-        staging.schedule == ScheduleKind::kSynthesised
-            ? in_flight_of(orders.orders, staging.microbatches,
-                           held_by_microbatch(work_, staging, sized, shares_, savings))
-            : in_flight_of_positions(staging, sized, savings);
-    const auto memory = memory_of(staging, sized, in_flight, savings);
-    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
-    if (synthesised) terms.orders = orders.orders;
-    for (std::size_t s = 0; s < memory.size(); ++s)
-      terms.stages.push_back({.memory = memory[s]});
-    if (synthesised || !played || !played->holds_for(costs))
-      played.emplace(work_.loss_mode, sized.pipeline, layout, staging.schedule, orders, costs);
+    StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
+    if (!terms.orders.empty() || !played || !played->holds_for(costs)) {
+      const GivenOrders given{terms.orders, staging.microbatches};
+      played.emplace(work_.loss_mode, sized.pipeline, layout, staging.schedule, given, costs);
+    }
     explain(terms, staging, sized, costs, played->course(costs));
-    terms.savings = std::move(savings);
     return terms;
   }
 
   /// @param course  of the same staging on the same ranks; is played anew unless its turns last as long
-  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings,
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
                                  std::optional<detail::FoldedCourse>& course) const {
     const StagingCosts costs(work_, staging, sized, savings);
+    StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
+    if (!terms.orders.empty() || !course || !course->holds_for(costs))
+      course.emplace(work_, staging, sized, largest_shares(staging), busy_times(staging), terms.orders, costs);
+    explain(terms, staging, sized, costs, course->course(costs));
+    return terms;
+  }
+
+  /// Memory and, of a synthesised schedule, orders.
+  [[nodiscard]] StepTerms untimed(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
+                                  Savings savings, Orders orders) const {
+    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
-    const auto in_flight = in_flight_of_positions(staging, sized, savings);
+    if (synthesised) terms.orders = orders.empty() ? orders_of(staging, sized, costs, savings) : std::move(orders);
+    const auto in_flight = synthesised
+                               ? in_flight_of(terms.orders, staging.microbatches,
+                                              held_by_microbatch(work_, staging, sized, shares_, savings))
+                               : in_flight_of_positions(staging, sized, savings);
     for (const StageMemory& memory : memory_of(staging, sized, in_flight, savings))
       terms.stages.push_back({.memory = memory});
-    if (!course || !course->holds_for(costs))
-      course.emplace(work_, staging, sized, largest_shares(staging), busy_times(staging), costs);
-    terms.step = course->step(costs, constraints_.optimizer_state_factor);
     terms.savings = std::move(savings);
     return terms;
   }
@@ -268,21 +286,20 @@ class StepObjective {
     }
   }
 
-  /// Orders of ranks, where there is no law of memory for single stages; none for the other schedules.
-  [[nodiscard]] GivenOrders orders_of(const Staging& staging, const SizedPipeline& sized, const BatchLayout& layout,
-                                      const StagingCosts& costs, const Savings& savings) const {
+  /// Of the ranks, synthesised.
+  [[nodiscard]] Orders orders_of(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
+                                 const Savings& savings) const {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
-    if (staging.schedule != ScheduleKind::kSynthesised) return fixed_orders(staging, pipeline);
-    if (actions(staging) <= kFewActions) return synthesised(staging, sized, savings, pipeline, layout, costs);
+    if (actions(staging) <= kFewActions)
+      return synthesised(staging, sized, savings, pipeline, {shares_.local(), microbatches}, costs);
     // Replicas take their turns in the same order, so one of each decides it.
     const detail::FoldedPipeline folded(work_, staging, sized, largest_shares(staging), microbatches, costs);
-    const GivenOrders of_positions =
-        synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
-    GivenOrders orders{std::vector<std::vector<Turn>>(static_cast<std::size_t>(pipeline.ranks)), microbatches};
+    const Orders of_positions = synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
+    Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {
       for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)])
-        orders.orders[rank.index()] = of_positions.orders[static_cast<std::size_t>(staging.position(s))];
+        orders[rank.index()] = of_positions[static_cast<std::size_t>(staging.position(s))];
     }
     return orders;
   }
@@ -292,8 +309,8 @@ class StepObjective {
 
   /// @param pipeline  of the staging itself, or with one rank a position
   template <SplitBackwardCosts Costs>
-  [[nodiscard]] GivenOrders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
-                                        const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
+  [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
+                                   const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
     Synthesised<Costs> policy{.costs = costs, .local = layout.local,
                               .held = held_by_microbatch(work_, staging, sized, shares_, savings).next,
                               .budget = kSynthesisBudget};
@@ -311,7 +328,7 @@ class StepObjective {
       if (least[r] > policy.limits[r]) policy.limits.clear();
       if (policy.limits.empty()) break;
     }
-    return policy.synthesise(pipeline, layout.microbatches).orders;
+    return policy.synthesise(pipeline, layout.microbatches).orders.orders;
   }
 
   void explain(StepTerms& terms, const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,

@@ -54,6 +54,8 @@ struct Workload {
   /// Costs of the classes of nodes, if there are any.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> class_costs;
 
+  /// Costs of one node for a share of `samples` > 0, worked out anew.
+  std::function<NodeCost(NodeId, std::int64_t samples)> node_cost;
   /// Costs of all nodes of `graph` for a share of `samples` > 0; the reference stays valid as long as the workload.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> node_costs;
   std::function<Seconds(Bytes, Rank, Rank)> transfer;
@@ -70,43 +72,28 @@ struct Workload {
 
 namespace detail {
 
+/// @throws InvalidArgument if a cost is no amount of time or bytes
+[[nodiscard]] inline const NodeCost& checked(const NodeCost& cost, NodeId node, std::int64_t samples) {
+  const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
+  const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
+  if (!legal(cost.forward) || !legal(cost.backward) || !parts || cost.saved < Bytes(0) || cost.workspace < Bytes(0)) {
+    throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
+                          " samples is negative, infinite or not a number; correct the cost model");
+  }
+  return cost;
+}
+
 /// The costs of nodes change with the share alone: each share is asked for once, all nodes together.
-class CostTable {
- public:
-  CostTable(std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost)
-      : nodes_(nodes), cost_(std::move(cost)) {}
-
-  [[nodiscard]] const std::vector<NodeCost>& at(std::int64_t samples) {
-    auto& row = rows_[samples];
-    if (row.empty() && nodes_ > 0) {
-      row.reserve(nodes_);
-      for (const NodeId node : id_range<NodeId>(nodes_))
-        row.push_back(checked(node, samples));
-    }
-    return row;
-  }
-
- private:
-  [[nodiscard]] NodeCost checked(NodeId node, std::int64_t samples) const {
-    const NodeCost cost = cost_(node, samples);
-    const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
-    const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
-    if (!legal(cost.forward) || !legal(cost.backward) || !parts || cost.saved < Bytes(0) || cost.workspace < Bytes(0)) {
-      throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
-                            " samples is negative, infinite or not a number; correct the cost model");
-    }
-    return cost;
-  }
-
-  std::size_t nodes_;
-  std::function<NodeCost(NodeId, std::int64_t)> cost_;
-  std::map<std::int64_t, std::vector<NodeCost>> rows_;
-};
-
 [[nodiscard]] inline std::function<const std::vector<NodeCost>&(std::int64_t)> tabulated(
     std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost) {
-  auto table = std::make_shared<CostTable>(nodes, std::move(cost));
-  return [table](std::int64_t samples) -> const std::vector<NodeCost>& { return table->at(samples); };
+  auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
+  return [nodes, cost = std::move(cost), rows](std::int64_t samples) -> const std::vector<NodeCost>& {
+    auto& row = (*rows)[samples];
+    if (!row.empty()) return row;
+    row.reserve(nodes);
+    for (const NodeId node : id_range<NodeId>(nodes)) row.push_back(cost(node, samples));
+    return row;
+  };
 }
 
 template <class M>
@@ -145,9 +132,10 @@ template <BidirectionalGraph G, CostModel<G> M>
   for (const EdgeId edge : edges_of(graph)) {
     work.graph.add_edge(graph.source(edge), graph.target(edge), model.value(graph, edge));
   }
-  work.node_costs = detail::tabulated(graph.node_count(), [&graph, &model](NodeId node, std::int64_t samples) {
-    return model.node(graph, node, static_cast<double>(samples));
-  });
+  work.node_cost = [&graph, &model](NodeId node, std::int64_t samples) {
+    return detail::checked(model.node(graph, node, static_cast<double>(samples)), node, samples);
+  };
+  work.node_costs = detail::tabulated(graph.node_count(), work.node_cost);
   detail::set_link_costs(work, model);
   return work;
 }
@@ -182,8 +170,7 @@ inline constexpr std::size_t kMany = 4096;
 }
 
 /// Costs of many nodes by their classes, if that is less work.
-template <class M>
-void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& graph, const M& model) {
+inline void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& graph) {
   if (graph.node_count() < kMany) return;
   auto representatives = std::make_shared<std::vector<NodeId>>();
   work.class_of = classes_of(graph, *representatives);
@@ -191,8 +178,9 @@ void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& graph, co
     work.class_of.clear();
     return;
   }
-  work.class_costs = tabulated(representatives->size(), [&graph, &model, representatives](NodeId one, std::int64_t samples) {
-    return model.node(graph, (*representatives)[one.index()], static_cast<double>(samples));
+  work.class_costs = tabulated(representatives->size(), [node_cost = work.node_cost, representatives](
+                                                            NodeId one, std::int64_t samples) {
+    return node_cost((*representatives)[one.index()], samples);
   });
   auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
   work.node_costs = [rows, class_of = work.class_of,
@@ -243,7 +231,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
   }
   work.loss_mode = profile.loss_mode;
   work.hash = profile.hash;
-  if constexpr (CostsByValue<M>) detail::set_classes(work, profile.graph, model);
+  if constexpr (CostsByValue<M>) detail::set_classes(work, profile.graph);
   return work;
 }
 
@@ -271,9 +259,9 @@ namespace detail {
   return block;
 }
 
-/// Sums over the members of each block.
-[[nodiscard]] inline std::function<const std::vector<NodeCost>&(std::int64_t)> block_costs(const Workload& fine,
-                                                                                           const Partition& partition) {
+/// Sums over the members of a block, as far as costs are sums.
+[[nodiscard]] inline std::function<NodeCost(NodeId, std::int64_t)> block_cost(const Workload& fine,
+                                                                              const Partition& partition) {
   const auto add = [](NodeCost& sum, const NodeCost& cost, double times) {
     sum.forward += cost.forward * times;
     sum.backward += cost.backward * times;
@@ -282,21 +270,20 @@ namespace detail {
     sum.workspace = std::max(sum.workspace, cost.workspace);
   };
   if (fine.class_of.empty()) {
-    return tabulated(partition.block_count(), [&fine, partition, add](NodeId block, std::int64_t samples) {
-      const auto& costs = fine.node_costs(samples);
+    return [&fine, partition, add](NodeId block, std::int64_t samples) {
       NodeCost sum;
-      for (const NodeId member : partition.members(BlockId(block.value()))) add(sum, costs[member.index()], 1);
+      for (const NodeId member : partition.members(BlockId(block.value()))) add(sum, fine.node_cost(member, samples), 1);
       return sum;
-    });
+    };
   }
   std::vector<std::map<int, int>> counts(partition.block_count());  // (class, nodes) of each block
   for (const NodeId node : fine.graph.nodes()) ++counts[partition.block_of(node).index()][fine.class_of[node.index()]];
-  return tabulated(partition.block_count(), [&fine, counts, add](NodeId block, std::int64_t samples) {
+  return [&fine, counts = std::move(counts), add](NodeId block, std::int64_t samples) {
     const auto& costs = fine.class_costs(samples);
     NodeCost sum;
     for (const auto& [one, times] : counts[block.index()]) add(sum, costs[static_cast<std::size_t>(one)], times);
     return sum;
-  });
+  };
 }
 
 /// Puts parameters together that one node alone reads, neighbours of one kind, until they fill a bucket of gradients: of
@@ -365,7 +352,8 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
     output.writer = node_of(partition.block_of(output.writer));
   coarse.loss_mode = fine.loss_mode;
   coarse.hash = fine.hash;
-  coarse.node_costs = detail::block_costs(fine, partition);
+  coarse.node_cost = detail::block_cost(fine, partition);
+  coarse.node_costs = detail::tabulated(partition.block_count(), coarse.node_cost);
   coarse.transfer = fine.transfer;
   coarse.all_reduce = fine.all_reduce;
   coarse.update = fine.update;
