@@ -123,7 +123,7 @@ struct ChunkedStaging {
       if (!meets(objective.constraints(), objective.work(), staging)) continue;
       left -= objective.actions(staging);
       ++result.states;
-      result.candidates.offer({staging, objective(staging)});
+      result.candidates.offer({staging, objective(staging, result.candidates.best_step())});
     }
   }
 
@@ -142,7 +142,9 @@ struct ChunkedStaging {
       ++result.states;
       const SizedPipeline sized = make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks),
                                                 objective.constraints().world);
-      StepTerms terms = objective.evaluate(staging, sized, std::move(candidate.terms.savings));
+      StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.savings));
+      if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
+        terms = objective.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));
       result.candidates.offer({std::move(staging), std::move(terms)});
     }
   }

@@ -83,4 +83,16 @@ struct Coarsened {
   return savings;
 }
 
+/// Segments of nodes as ones of blocks: those with nodes in them.
+[[nodiscard]] inline Savings restricted(Savings savings, const Partition& blocks) {
+  for (auto& segments : savings.recomputed) {
+    for (auto& segment : segments) {
+      for (NodeId& node : segment) node = node_of(blocks.block_of(node));
+      std::sort(segment.begin(), segment.end());
+      segment.erase(std::unique(segment.begin(), segment.end()), segment.end());
+    }
+  }
+  return savings;
+}
+
 }  // namespace autopar::detail

@@ -37,8 +37,8 @@ class QuickEstimate {
     }
   }
 
-  /// Seconds of a step; infinite if a stage does not fit.
-  [[nodiscard]] double operator()(const Staging& staging) {
+  /// Seconds of a step; infinite if a stage does not fit, or if its turns and updates alone take `limit` or longer.
+  [[nodiscard]] double operator()(const Staging& staging, double limit = std::numeric_limits<double>::infinity()) {
     const auto stages = static_cast<std::size_t>(staging.stages());
     stages_.assign(stages, {});
     for (std::size_t s = 0; s < stages; ++s) {
@@ -47,7 +47,8 @@ class QuickEstimate {
     }
     add_nodes(staging);
     add_tied(staging);
-    if (!make_fit(staging)) return std::numeric_limits<double>::infinity();
+    if (!make_fit(staging) || busiest(staging.microbatches) * (1 - 1e-9) >= limit)
+      return std::numeric_limits<double>::infinity();
     add_messages(staging);
     return course(staging);
   }
@@ -102,6 +103,16 @@ class QuickEstimate {
       stage.backward += stage.forward * (static_cast<double>(over.value()) / static_cast<double>(saved.value()));
     }
     return true;
+  }
+
+  /// Turns and update of one stage.
+  [[nodiscard]] double busiest(int microbatches) const {
+    double most = 0;
+    for (const Stage& stage : stages_) {
+      const Seconds update = work_.update(stage.trainable, objective_.constraints().optimizer_state_factor);
+      most = std::max(most, microbatches * (stage.forward + stage.backward) + update.value());
+    }
+    return most;
   }
 
   void add_messages(const Staging& staging) {

@@ -189,10 +189,11 @@ class PlanMaker {
     free_links.transfer = [](Bytes, Rank, Rank) { return Seconds{}; };
     free_links.all_reduce = [](Bytes, std::span<const Rank>) { return Seconds{}; };
     const StepObjective free(free_links, cluster_, objective.constraints());
-    const Staging staging = uncoarsening.comparable(best.staging);
-    const bool many = objective.actions(staging) > StepObjective::kManyActions &&
-                      staging.schedule != ScheduleKind::kSynthesised;
-    const StepTerms unhindered = many ? free.folded(staging) : free.evaluate(staging, best.terms.ranks);
+    const auto [staging, terms] = uncoarsening.comparable(best);
+    const bool many = objective.actions(staging) > StepObjective::kManyActions || !terms.orders.empty();
+    const SizedPipeline sized = make_pipeline(free_links, staging, terms.ranks, constraints_.world);
+    const StepTerms unhindered = many ? free.folded(staging, sized, terms.savings, terms.orders)
+                                      : free.evaluate(staging, terms.ranks);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
     const double bubble = best.terms.bubble - links;
     if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;

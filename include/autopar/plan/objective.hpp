@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -55,17 +56,18 @@ class StepObjective {
 
   /// Time and memory under the best placement and the best savings, also of stagings that do not fit. Of many actions the
   /// placement and the ZeRO level that are best when the replicas of each stage are one.
-  [[nodiscard]] StepTerms operator()(const Staging& staging) const {
-    std::optional<StepTerms> best;
+  /// @param limit  steps that are longer are of interest only roughly: of many actions as `folded` says
+  [[nodiscard]] StepTerms operator()(const Staging& staging,
+                                     Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised) {
-      FoldedChoice choice = folded_choice(staging);
-      const SizedPipeline sized =
-          make_pipeline(work_, staging, place(staging, choice.placement), constraints_.world);
-      return evaluate(staging, sized, std::move(choice.terms.savings));
+      StepTerms choice = folded(staging);
+      if (choice.step > limit * (1 + kFoldedAbove)) return choice;
+      const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.ranks), constraints_.world);
+      return evaluate(staging, sized, std::move(choice.savings));
     }
-    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
+    std::optional<StepTerms> best;
+    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_))
       keep_better(best, evaluate(staging, place(staging, placement)));
-    }
     return std::move(*best);
   }
 
@@ -94,10 +96,21 @@ class StepObjective {
   }
 
   /// Memory as it is, and a step in which each stage's replicas are one: no message from or to the caller, none waits for
-  /// another of its replica. For comparing many stagings on many ranks; within 1 ‰ of the step where no share is empty.
+  /// another of its replica. For comparing many stagings on many ranks: where no share is empty at most 1 % above the step
+  /// (buckets are taken as equal), and below it by what those messages and waits take, which is little where turns are
+  /// long and most of the step where they are as short as messages.
   /// @pre the schedule is not synthesised
   /// @cost O(actions of one rank a position)
-  [[nodiscard]] StepTerms folded(const Staging& staging) const { return folded_choice(staging).terms; }
+  [[nodiscard]] StepTerms folded(const Staging& staging) const {
+    std::optional<StepTerms> best;
+    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
+      const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
+      std::optional<detail::FoldedCourse> course;
+      for (const int level : zero_levels(staging))
+        keep_better(best, folded(staging, sized, savings(staging, sized, level), {}, course));
+    }
+    return std::move(*best);
+  }
 
   /// The same on given ranks, under given savings; the schedule may be synthesised.
   /// @param orders  as for `evaluate`
@@ -127,6 +140,9 @@ class StepObjective {
   /// Bytes of all parameters that are trained.
   [[nodiscard]] Bytes trainable() const { return trainable_; }
 
+  /// By how much of the step `folded` may be above it.
+  static constexpr double kFoldedAbove = 0.01;
+
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
   static constexpr std::int64_t kManyActions = 30'000;
 
@@ -146,28 +162,10 @@ class StepObjective {
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
 
  private:
-  struct FoldedChoice {
-    Placement placement;
-    StepTerms terms;
-  };
-
   /// Levels that differ: without replicas there is nobody to share with.
   [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
     const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
     return std::span(constraints_.zero_levels).first(shares ? constraints_.zero_levels.size() : 1);
-  }
-
-  [[nodiscard]] FoldedChoice folded_choice(const Staging& staging) const {
-    std::optional<FoldedChoice> best;
-    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
-      const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
-      std::optional<detail::FoldedCourse> course;
-      for (const int level : zero_levels(staging)) {
-        auto terms = folded(staging, sized, savings(staging, sized, level), {}, course);
-        if (!best || is_better(terms, best->terms)) best = FoldedChoice{placement, std::move(terms)};
-      }
-    }
-    return std::move(*best);
   }
 
   /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long

@@ -25,7 +25,7 @@ class LocalSearch {
       double found = best;
       for (Staging& neighbour : neighbours(staging)) {
         if (budget-- <= 0) break;
-        const double step = estimate_(neighbour);
+        const double step = estimate_(neighbour, found);
         if (step < found * (1 - 1e-9)) {
           found = step;
           better = std::move(neighbour);

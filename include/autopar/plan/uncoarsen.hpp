@@ -1,7 +1,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
+#include <cstddef>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -36,66 +36,93 @@ class Uncoarsening {
     return pieces_ ? refined_in_pieces(found) : refined_in_nodes(found);
   }
 
-  /// An objective with which a staging of the nodes is soon compared with others: that of `comparable` ones.
+  /// An objective with which a candidate for the nodes is soon compared with others, and the candidate for it.
   [[nodiscard]] const StepObjective& comparing() const { return pieces_ ? pieces_->objective : objective_; }
-  [[nodiscard]] Staging comparable(const Staging& fine) const {
-    return pieces_ ? restricted(fine, pieces_->blocks) : fine;
+  [[nodiscard]] Candidate comparable(Candidate fine) const {
+    if (!pieces_) return fine;
+    return {restricted(fine.staging, pieces_->blocks), with(std::move(fine.terms), [this](Savings savings) {
+              return restricted(std::move(savings), pieces_->blocks);
+            })};
   }
 
  private:
   static constexpr std::size_t kRefined = 4;  // of the best
+  static constexpr double kHopeless = 1.5;    // times the best step: moving parts of blocks does not make up for that
   static constexpr int kEstimates = 1500;
   static constexpr int kEstimatesOfPieces = 300;
   static constexpr std::size_t kPieces = 640;
-  static constexpr std::int64_t kSimulated = 400'000;  // actions, of refined stagings of many nodes
+
+  template <class Change>
+  [[nodiscard]] static StepTerms with(StepTerms terms, Change change) {
+    terms.savings = change(std::move(terms.savings));
+    return terms;
+  }
+  [[nodiscard]] static Candidate projected_from(const Partition& blocks, Candidate candidate) {
+    return {projected(candidate.staging, blocks), with(std::move(candidate.terms), [&](Savings savings) {
+              return projected(std::move(savings), blocks);
+            })};
+  }
 
   [[nodiscard]] Candidates refined_in_nodes(const SearchResult& found) const {
     Candidates fine(constraints_.memory);
+    LocalSearch local(objective_);
+    const Seconds hopeless = found.candidates.best_step() * kHopeless;
     std::size_t rank = 0;
-    for (Candidate& candidate : found.candidates.ranked()) {
-      Staging staging = projected(candidate.staging, coarse_.blocks);
+    for (const Candidate& candidate : found.candidates.ranked()) {
+      Candidate own = projected_from(coarse_.blocks, candidate);
       // Moving nodes and ranks knows nothing of stages that share ranks.
-      if (!coarse_.whole() && candidate.staging.position_of.empty() && rank++ < kRefined) {
-        const Staging better = LocalSearch(objective_).improve(staging, kEstimates).first;
-        fine.offer({better, objective_(better)});
+      const bool improvable = candidate.staging.position_of.empty() && candidate.terms.step <= hopeless;
+      if (!coarse_.whole() && improvable && rank++ < kRefined) {
+        const Staging better = local.improve(own.staging, kEstimates).first;
+        if (better != own.staging)
+          fine.offer({better, predicted(better, std::min(found.candidates.best_step(), fine.best_step()))});
       }
-      candidate.terms.savings = projected(std::move(candidate.terms.savings), coarse_.blocks);
       // Blocks do not know the modules of their nodes.
-      if (!coarse_.whole() && !constraints_.recomputed_modules.empty()) candidate.terms = objective_(staging);
-      fine.offer({std::move(staging), std::move(candidate.terms)});
+      if (!coarse_.whole() && !constraints_.recomputed_modules.empty()) own.terms = objective_(own.staging);
+      fine.offer(std::move(own));
     }
     return fine;
   }
 
-  /// The best stagings are improved in pieces and simulated with all nodes. The others keep what was predicted of them in
-  /// blocks, and are not better than the best.
+  /// @param limit  as the objective's. Of many actions orders are synthesised on the ranks and at the ZeRO level of the
+  ///               schedule that they start from.
+  [[nodiscard]] StepTerms predicted(const Staging& staging, Seconds limit) const {
+    const bool many = objective_.actions(staging) > StepObjective::kManyActions;
+    if (!many || staging.schedule != ScheduleKind::kSynthesised) return objective_(staging, limit);
+    Staging start = staging;
+    start.schedule = ScheduleKind::kZbH1;
+    StepTerms terms = objective_.folded(start);
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(terms.ranks), constraints_.world);
+    terms = objective_.folded(staging, sized, std::move(terms.savings));
+    if (terms.step > limit * (1 + StepObjective::kFoldedAbove)) return terms;
+    return objective_.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));
+  }
+
+  /// The best stagings are improved in pieces, the best of all is predicted with all nodes. The others keep what was
+  /// predicted of them in blocks, of which the nodes' own differs by where buckets end, and are not better than the best.
   [[nodiscard]] Candidates refined_in_pieces(const SearchResult& found) const {
     std::vector<Candidate> ranked = found.candidates.ranked();
     std::vector<Candidate> finalists;
     LocalSearch local(pieces_->objective);
-    std::size_t rank = 0;
-    for (const Candidate& candidate : ranked) {
-      if (rank == kRefined || !found.candidates.fits(candidate)) break;
-      ++rank;
-      finalists.push_back({projected(candidate.staging, coarse_.blocks), candidate.terms});
-      finalists.back().terms.savings = projected(candidate.terms.savings, coarse_.blocks);
+    for (std::size_t rank = 0; rank < std::min(kRefined, ranked.size()); ++rank) {
+      const Candidate& candidate = ranked[rank];
+      if (!found.candidates.fits(candidate) || candidate.terms.step > found.candidates.best_step() * kHopeless) break;
+      finalists.push_back(projected_from(coarse_.blocks, candidate));
       // Moving nodes and ranks knows nothing of stages that share ranks, comparing nothing of synthesised orders.
       if (!candidate.staging.position_of.empty() || candidate.staging.schedule == ScheduleKind::kSynthesised) continue;
       const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
-      const Staging better = local.improve(staging, kEstimatesOfPieces).first;
+      Staging better = local.improve(staging, kEstimatesOfPieces).first;
       if (better == staging) continue;
-      finalists.push_back({projected(better, pieces_->blocks), pieces_->objective.folded(better)});
-      finalists.back().terms.savings = projected(std::move(finalists.back().terms.savings), pieces_->blocks);
+      StepTerms terms = pieces_->objective(better, found.candidates.best_step());
+      finalists.push_back(projected_from(pieces_->blocks, {std::move(better), std::move(terms)}));
     }
     std::stable_sort(finalists.begin(), finalists.end(),
                      [](const Candidate& a, const Candidate& b) { return a.terms.step < b.terms.step; });
     Candidates fine(constraints_.memory);
-    std::int64_t left = kSimulated;
     for (Candidate& finalist : finalists) {
-      if (left <= 0 && fine.any_fits()) break;
-      left -= objective_.actions(finalist.staging);
       StepTerms terms = with_all_nodes(finalist);
       fine.offer({std::move(finalist.staging), std::move(terms)});
+      if (fine.any_fits()) break;
     }
     for (Candidate& candidate : ranked) {
       if (found.candidates.fits(candidate) && candidate.terms.step <= fine.best_step()) continue;
@@ -111,7 +138,7 @@ class Uncoarsening {
     if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
     const SizedPipeline sized =
         make_pipeline(work_, candidate.staging, candidate.terms.ranks, constraints_.world);
-    return objective_.evaluate(candidate.staging, sized, candidate.terms.savings);
+    return objective_.evaluate(candidate.staging, sized, candidate.terms.savings, candidate.terms.orders);
   }
 
   const StepObjective& objective_;
