@@ -7,45 +7,10 @@
 #include <autopar/plan/rest_bottleneck.hpp>
 #include <autopar/plan/segments.hpp>
 
-#include "random_models.hpp"
+#include "random_stagings.hpp"
 
 using namespace autopar;
 using test::Dice;
-
-namespace {
-
-/// Any pipeline of the graph: random cuts of a random topological order.
-Staging random_staging(Dice& dice, const Workload& work, const Constraints& constraints) {
-  const int n = static_cast<int>(work.graph.node_count());
-  const int stages = dice(1, std::min(n, constraints.world));
-  Staging staging;
-  staging.stage_of.assign(static_cast<std::size_t>(n), 0);
-  std::vector<NodeId> order;
-  std::vector<bool> placed(static_cast<std::size_t>(n), false);
-  while (static_cast<int>(order.size()) < n) {
-    const NodeId node(dice(0, n - 1));
-    bool ready = !placed[node.index()];
-    for (const NodeId before : work.graph.predecessors(node))
-      ready = ready && placed[before.index()];
-    if (!ready) continue;
-    placed[node.index()] = true;
-    order.push_back(node);
-  }
-  for (int s = 0, at = 0; s < stages; ++s) {
-    const int end = s + 1 == stages ? n : dice(at + 1, n - (stages - s - 1));
-    for (; at < end; ++at)
-      staging.stage_of[order[static_cast<std::size_t>(at)].index()] = s;
-    staging.replicas.push_back(1);
-  }
-  for (int spare = constraints.world - stages; spare > 0; --spare) {
-    if (dice.chance(60)) ++staging.replicas[static_cast<std::size_t>(dice(0, stages - 1))];
-  }
-  staging.microbatches = dice(1, 6);
-  staging.schedule = dice.chance(50) ? ScheduleKind::kGPipe : ScheduleKind::kOneFOneB;
-  return staging;
-}
-
-}  // namespace
 
 TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
   double tightness = 0;
@@ -73,7 +38,7 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       work.segment_of = recompute_segments(work, constraints, dice(1, 8));
     }
     const StepObjective objective(work, cluster, constraints);
-    const Staging staging = random_staging(dice, work, constraints);
+    const Staging staging = test::random_staging(dice, work, constraints.world);
     const StepTerms terms = objective(staging);
     const double step = terms.step.value();
 
