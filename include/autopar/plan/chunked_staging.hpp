@@ -23,9 +23,9 @@ struct ChunkedStaging {
   using policy_category = staging_policy_tag;
   int max_chunks = 4;                         ///< stages a position
   int synthesised = 6;                        ///< stagings for which orders are synthesised
-  std::int64_t simulated = 600'000;           ///< actions of all shapes up to which all are simulated
-  std::int64_t compared = 600'000;            ///< actions of shapes that are compared otherwise, one rank a position
-  std::int64_t simulated_of_best = 600'000;   ///< actions of the best of those, which are simulated
+  std::int64_t simulated = 300'000;           ///< actions of all shapes up to which all are simulated
+  std::int64_t compared = 300'000;            ///< actions of shapes that are compared otherwise, one rank a position
+  std::int64_t simulated_of_best = 300'000;   ///< actions of the best of those, which are simulated
 
   [[nodiscard]] static bool is_plain(ScheduleKind kind) {
     return kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB;

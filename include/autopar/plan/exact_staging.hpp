@@ -297,7 +297,7 @@ struct ExactStaging {
 
   /// The more ranks, the less of all there is can be searched, and the longer a state takes.
   [[nodiscard]] std::int64_t most_states(const StepObjective& objective) const {
-    constexpr int kFull = 64;
+    constexpr int kFull = 8;
     return max_states / std::max(1, objective.constraints().world / kFull);
   }
 
