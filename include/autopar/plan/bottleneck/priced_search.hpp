@@ -45,17 +45,18 @@ class PricedSearch {
     for (int round = 0; round < kMostRounds && states > 0; ++round) {
       const double before = value;
       value = raise(states);
-      if (value > tables_.devices + kMargin) return value;
+      if (too_many(value)) return value;
       const double left = tables_.devices - value;
-      if (round > 0 && value - before < 0.03 * left && margin_ >= left) break;
-      if (round > 0 && value - before < 0.003 * left) break;
+      if (round > 0 && value - before < 0.05 * left) break;
     }
     return value;
   }
 
+  [[nodiscard]] bool too_many(double devices) const { return devices > tables_.devices + kMargin; }
+
   [[nodiscard]] Answer run(double limit, std::int64_t& states) {
     double value = bound(limit, states);
-    if (value > tables_.devices + kMargin) return Answer::kNo;
+    if (too_many(value)) return Answer::kNo;
     const bool all = catalog_.build(limit_, prices_, tables_.devices - value + 4 * kMargin, kMostAtLast);
     charge(states, catalog_.size());
     if (!all) return Answer::kUnknown;

@@ -221,20 +221,51 @@ class StagePrices {
       nodes_.push_back(NodeId::of(catalog_[at].node));
       inside_[nodes_.back().index()] = 1;
     }
-    const int most = in_flight(std::max(0, most_sum_ - tables_.replicas[d]), tables_.replicas[d]);
-    const auto fits = [&](int y) { return fit_.fits_within({nodes_, inside_, t, d, y}, catalog_.limit()); };
-    if (!fits(1)) return 0;
-    int low = 1, high = 2;
-    while (high <= most && fits(high)) {
-      low = high;
-      high *= 2;
+    double work = 0, border = 0, parameters = 0, held = 0, kept = 0, least_held = 0, least_kept = 0;
+    for (const NodeId node : nodes_) {
+      const LeastNeeds::Node& least = least_.at(node, t);
+      work += least.work;
+      parameters += least.parameters;
+      held += least.in_flight;
+      kept += least.bytes;
+      least_held += least.least_in_flight;
+      least_kept += least.least_bytes;
+      std::size_t e = 0;
+      for (const NodeId before : tables_.graph.predecessors(node)) {
+        if (!inside_[before.index()]) border += least.in[e];
+        ++e;
+      }
+      e = 0;
+      for (const NodeId after : tables_.graph.successors(node)) {
+        if (!inside_[after.index()]) border += least.out[e];
+        ++e;
+      }
     }
-    high = std::min(high, most + 1);
+    const double took = work * tables_.work_share[d] + border * tables_.border_cost[d] +
+                        parameters * tables_.parameter_cost[d];
+    if (took > catalog_.limit()) return 0;
+    const int most = in_flight(std::max(0, most_sum_ - tables_.replicas[d]), tables_.replicas[d]);
+    const int fastest = least_.uniform() ? within(held, kept, most) : 0;
+    const auto fits = [&](int y) {
+      return least_.uniform()
+                 ? fit_.fits_with({nodes_, inside_, t, d, y}, (catalog_.limit() - took) / tables_.work_share[d])
+                 : fit_.fits_within({nodes_, inside_, t, d, y}, catalog_.limit());
+    };
+    int low = fastest, high = within(least_held, least_kept, most) + 1;
     while (high - low > 1) {
       const int middle = low + (high - low) / 2;
       (fits(middle) ? low : high) = middle;
     }
     return low;
+  }
+  /// Micro-batches in flight that fit, at most `most`.
+  [[nodiscard]] int within(double held, double kept, int most) const {
+    if (kept > tables_.memory) return 0;
+    const double left = tables_.memory - kept;
+    int y = held * most <= left ? most : static_cast<int>(left / held);
+    while (y > 0 && held * y + kept > tables_.memory)  // the quotient was rounded
+      --y;
+    return y;
   }
 
   const VariantTables& tables_;
