@@ -41,12 +41,13 @@ class PricedCheck {
   [[nodiscard]] Answer run(double bound, std::int64_t& states) {
     states_left_ = states;
     end_ = -1;
+    end_seconds_ = std::numeric_limits<float>::infinity();
     labels_.clear();
     for (auto& front : fronts_)
       front.clear();
     price_tails();
     find_useful(tables_.devices - bound + kMargin);
-    add(tails_.empty_set(), {0, 0, -1, tails_.empty_set(), 0, 0});
+    add(tails_.empty_set(), {0, 0, -1, tails_.empty_set(), 0, 0}, 0);
     for (std::size_t i = 0; i + 1 < tails_.size() && states_left_ >= 0; ++i) {
       --states_left_;
       if (!fronts_[i].empty()) extend(DownsetId::of(i));
@@ -86,11 +87,13 @@ class PricedCheck {
   struct FrontLabel {
     int sum, devices;
     std::int32_t label;
+    float seconds;  ///< of the slowest stage, with its fastest variants: decides between labels that are alike
   };
   using Front = std::vector<FrontLabel>;
   struct Option {
     int replicas, devices, most_sum;
     float costs;  ///< above the worth of its nodes, where that is least
+    float seconds;
     std::int16_t t, d;
   };
   /// A set that a useful one grows from.
@@ -126,6 +129,7 @@ class PricedCheck {
         least = std::min(least, prices_.path(at + tables_.replicas[d]) - prices_.path(at));
         rises_[d][sum] = least;
       }
+      rises_[d].back() = least;
     }
   }
 
@@ -167,7 +171,7 @@ class PricedCheck {
       const Useful& parent = useful_[place[catalog_[set].parent]];
       followers_[parent.first_follower + rank(parent, position_[catalog_[set].node])] = place[set];
     }
-    states_left_ -= static_cast<std::int64_t>(catalog_.size() + options_.size());
+    states_left_ -= static_cast<std::int64_t>(catalog_.size() / 2 + options_.size()) + prices_.spent();
   }
   /// How many followers stand before one.
   [[nodiscard]] static std::uint32_t rank(const Useful& set, std::size_t position) {
@@ -179,6 +183,7 @@ class PricedCheck {
 
   void list_options(std::size_t set, double slack) {
     const double worth = prices_.of(set);
+    if (static_cast<double>(catalog_.devices(set)) - worth > slack) return;
     for (std::size_t t = 0; t < tables_.tensor_degrees.size(); ++t) {
       const std::size_t first = catalog_.first_degree(set, t);
       if (first == StageCatalog::kNever) continue;
@@ -189,6 +194,7 @@ class PricedCheck {
         if (wide > tables_.devices || replicas > prices_.most_sum()) break;
         const double costs = static_cast<double>(wide) - worth;
         if (costs > slack) break;
+        if (costs + rises_[d].back() > slack) continue;
         const int y = prices_.reach(set, t, d);
         if (y == 0) continue;
         const int most_sum = static_cast<int>(std::min<std::int64_t>(
@@ -197,7 +203,7 @@ class PricedCheck {
         reached = most_sum;
         const double all = costs + rises_[d][static_cast<std::size_t>(most_sum)];
         if (all > slack) continue;
-        options_.push_back({replicas, static_cast<int>(wide), most_sum, static_cast<float>(all - kMargin),
+        options_.push_back({replicas, static_cast<int>(wide), most_sum, static_cast<float>(all - kMargin), prices_.seconds(set, t, d),
                             static_cast<std::int16_t>(t), static_cast<std::int16_t>(d)});
       }
     }
@@ -235,6 +241,7 @@ class PricedCheck {
   /// A stage in front of each label; under each tensor degree with the least data degree that will do.
   void offer(DownsetId to, std::span<const Option> options, double spare) {
     const double rest = left_[to.index()];
+    states_left_ -= static_cast<std::int64_t>(open_.size() / 4);
     for (std::size_t begin = 0, end; begin < options.size(); begin = end) {
       end = begin;
       while (end < options.size() && options[end].t == options[begin].t)
@@ -249,31 +256,36 @@ class PricedCheck {
         --states_left_;
         const int sum = label.sum + option.replicas, devices = label.devices + option.devices;
         if (devices + rest + prices_.path(sum) > tables_.devices + kMargin) continue;
-        add(to, {sum, devices, label.label, to, option.t, option.d});
+        add(to, {sum, devices, label.label, to, option.t, option.d}, std::max(label.seconds, option.seconds));
       }
     }
   }
 
   /// Keeps the labels of a tail free of dominated ones: ascending sums, descending devices.
-  void add(DownsetId tail, const Label& label) {
+  void add(DownsetId tail, const Label& label, float seconds) {
     Front& front = fronts_[tail.index()];
-    auto at = front.begin();
-    while (at != front.end() && at->sum < label.sum)
-      ++at;
+    const auto at = std::lower_bound(front.begin(), front.end(), label.sum,
+                                     [](const FrontLabel& other, int sum) { return other.sum < sum; });
+    states_left_ -= static_cast<std::int64_t>(front.size() / 16);
     if (at != front.begin() && (at - 1)->devices <= label.devices) return;
-    if (at != front.end() && at->sum == label.sum && at->devices <= label.devices) return;
+    const bool alike = at != front.end() && at->sum == label.sum && at->devices == label.devices;
+    if (alike && at->seconds <= seconds) return;
+    if (!alike && at != front.end() && at->sum == label.sum && at->devices <= label.devices) return;
     auto last = at;
     while (last != front.end() && last->devices >= label.devices)
       ++last;
     const auto id = static_cast<std::int32_t>(labels_.size());
     labels_.push_back(label);
     if (last == at) {
-      front.insert(at, {label.sum, label.devices, id});
+      front.insert(at, {label.sum, label.devices, id, seconds});
     } else {
-      *at = {label.sum, label.devices, id};
+      *at = {label.sum, label.devices, id, seconds};
       front.erase(at + 1, last);
     }
-    if (tail == tails_.all_nodes()) end_ = id;
+    if (tail == tails_.all_nodes() && seconds < end_seconds_) {
+      end_ = id;
+      end_seconds_ = seconds;
+    }
   }
 
   const VariantTables& tables_;
@@ -292,6 +304,7 @@ class PricedCheck {
   std::vector<Front> fronts_;  // by tail
   std::vector<FrontLabel> open_;  // of the tail that is extended
   std::int32_t end_ = -1;         // label of all nodes
+  float end_seconds_ = 0;
 };
 
 }  // namespace autopar::detail

@@ -40,14 +40,16 @@ class PricedSearch {
 
   /// Devices that any pipeline needs. @param states  budget, what is used is taken off
   [[nodiscard]] double bound(double limit, std::int64_t& states) {
+    std::size_t most = prices_.empty() ? kFewestSets : kMostSets;
     start_at(limit * (1 + kRounding));
     double value = 0;
     for (int round = 0; round < kMostRounds && states > 0; ++round) {
       const double before = value;
-      value = raise(states);
+      value = raise(most, states);
       if (too_many(value)) return value;
-      const double left = tables_.devices - value;
-      if (round > 0 && value - before < 0.05 * left) break;
+      if (round == 0 || value - before > 0.25 * (tables_.devices - value)) continue;
+      if (most >= kMostSets) break;
+      most = std::min(most * 3, kMostSets);
     }
     return value;
   }
@@ -55,13 +57,24 @@ class PricedSearch {
   [[nodiscard]] bool too_many(double devices) const { return devices > tables_.devices + kMargin; }
 
   [[nodiscard]] Answer run(double limit, std::int64_t& states) {
-    double value = bound(limit, states);
-    if (too_many(value)) return Answer::kNo;
-    const bool all = catalog_.build(limit_, prices_, tables_.devices - value + 4 * kMargin, kMostAtLast);
-    charge(states, catalog_.size());
-    if (!all) return Answer::kUnknown;
+    double value = 0;
+    const double tighter = limit * (1 + kRounding);
+    if (tighter <= complete_for_ && tighter > 0.995 * complete_for_) {
+      catalog_.tighten(tighter);  // as good as a new one, at the prices that it was made for
+    } else {
+      value = bound(limit, states);
+      if (too_many(value)) return Answer::kNo;
+      if (states <= 0) return Answer::kUnknown;
+      const bool all = catalog_.build(limit_, prices_, tables_.devices - value + 4 * kMargin, kMostAtLast);
+      charge(states, catalog_.size());
+      if (!all) return Answer::kUnknown;
+      complete_for_ = limit_;
+    }
     stages_.reset();
-    value = stages_.evaluate(prices_, gradient_);
+    value = stages_.evaluate(catalog_.prices(), gradient_);
+    charge(states, 0);
+    if (too_many(value)) return Answer::kNo;
+    if (states <= 0) return Answer::kUnknown;
     return check_.run(value, states);
   }
 
@@ -89,11 +102,12 @@ class PricedSearch {
  private:
   static constexpr double kRounding = 1e-13;  // sums of doubles in another order
   static constexpr double kMargin = 1e-6;
-  static constexpr std::size_t kMostSets = 100'000, kMostAtLast = 1'000'000;
-  static constexpr int kMostRounds = 12, kMostSteps = 60;
+  static constexpr std::size_t kFewestSets = 20'000, kMostSets = 100'000, kMostAtLast = 600'000;
+  static constexpr int kMostRounds = 20, kMostSteps = 60;
 
-  /// A catalogue costs a state for every set, one look at all its prices a tenth.
-  static void charge(std::int64_t& states, std::size_t sets) { states -= static_cast<std::int64_t>(sets); }
+  void charge(std::int64_t& states, std::size_t sets) {
+    states -= 2 * static_cast<std::int64_t>(sets) + stages_.spent();
+  }
 
   /// Prices of the limit before are as many devices more as the limit is shorter.
   void start_at(double limit) {
@@ -112,27 +126,28 @@ class PricedSearch {
     limit_ = limit;
   }
 
-  [[nodiscard]] double raise(std::int64_t& states) {
-    if (catalog_.build(limit_, prices_, margin_, kMostSets)) {
-      charge(states, catalog_.size());
-    } else {
-      if (!std::isfinite(margin_)) margin_ = tables_.devices / 2.0;
-      do {
+  [[nodiscard]] double raise(std::size_t most, std::int64_t& states) {
+    complete_for_ = 0;
+    const bool all = catalog_.build(limit_, prices_, margin_, std::isfinite(margin_) ? most : kMostSets);
+    charge(states, catalog_.size());
+    if (!all) {
+      if (!std::isfinite(margin_)) margin_ = tables_.devices / 4.0;
+      while (!catalog_.build(limit_, prices_, margin_, most) && margin_ > kMargin) {
         charge(states, catalog_.size());
         margin_ *= 0.6;
-      } while (!catalog_.build(limit_, prices_, margin_, kMostSets) && margin_ > kMargin);
+      }
       charge(states, catalog_.size());
     }
     stages_.reset();
     const double first = stages_.evaluate(prices_, gradient_);
     const double norm = std::inner_product(gradient_.begin(), gradient_.end(), gradient_.begin(), 0.0);
     ProximalBundle bundle(prices_, first, gradient_, std::max(0.01 * tables_.devices, 0.2 * (tables_.devices - first)) / std::max(1.0, norm));
-    for (int step = 0; step < kMostSteps && bundle.value() <= tables_.devices + kMargin; ++step) {
+    for (int step = 0; step < kMostSteps && states > 0 && bundle.value() <= tables_.devices + kMargin; ++step) {
       const std::vector<double> at = bundle.propose();
       if (bundle.promised() < 0.02 * (tables_.devices - bundle.value()) + kMargin) break;
       const double value = stages_.evaluate(at, gradient_);
       bundle.learn(at, value, gradient_);
-      charge(states, catalog_.size() / 10);
+      charge(states, 0);
     }
     prices_ = bundle.best();
     if (std::isfinite(margin_)) margin_ *= 1.3;
@@ -147,6 +162,7 @@ class PricedSearch {
   PricedCheck check_;
   VariantFit fit_;
   double limit_ = 0, margin_ = std::numeric_limits<double>::infinity();
+  double complete_for_ = 0;  ///< limit for which the catalogue has all sets that a pipeline may have
   std::vector<double> prices_, gradient_;
 };
 

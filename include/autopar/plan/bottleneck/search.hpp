@@ -64,11 +64,11 @@ class BottleneckSearch {
     BottleneckResult best = std::move(start);
     best.lower_bound = std::max(best.lower_bound, even_share(tables_));
     const std::int64_t all = left_ = max_states;
-    reserve_ = all / 5 * 4;
+    reserve_ = all / 20 * 16;
     for (const std::size_t width : {3, 8, 20}) {
       if (width == 3 || check_.widest() > width) approach(width, best);
     }
-    reserve_ = all / 10 * 7;
+    reserve_ = all / 20 * 15;
     prove(best);
     reserve_ = 0;
     if (priced_ && !proven(best)) {
@@ -143,7 +143,7 @@ class BottleneckSearch {
     }
     for (double step = kGap; !proven(best);) {
       const double middle = best.lower_bound + (best.seconds - best.lower_bound) / 2;
-      const bool near = best.lower_bound > 0.95 * best.seconds && best.lower_bound < (1 - 1e-4) * best.seconds;
+      const bool near = !use_prices_ && best.lower_bound > 0.95 * best.seconds && best.lower_bound < (1 - 1e-4) * best.seconds;
       const double seconds = near ? middle : std::max(best.lower_bound, best.seconds * (1 - step));
       const detail::Answer answer = ask(seconds, kAll, best);
       if (answer == detail::Answer::kUnknown) return;
@@ -160,6 +160,10 @@ class BottleneckSearch {
       if (answer != detail::Answer::kYes) return;
     }
     start_of_climb(best);
+    const std::int64_t all = left_;
+    reserve_ = all / 3;
+    prove(best);
+    reserve_ = 0;
     for (double step = 0.004; !proven(best);) {
       const double below = best.seconds * (1 - kGap), gap = best.seconds / best.lower_bound - 1;
       const double seconds = gap < 0.002 ? below : std::min(best.lower_bound * (1 + std::min(step, gap / 2)), below);

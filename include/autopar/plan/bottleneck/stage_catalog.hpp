@@ -55,6 +55,11 @@ class StageCatalog {
     }
     tabulate_edges();
     frames_.resize((nodes + 1) * degrees_);
+    devices_.resize(degrees_ * tables.replicas.size());
+    for (std::size_t t = 0; t < degrees_; ++t) {
+      for (std::size_t d = 0; d < tables.replicas.size(); ++d)
+        devices_[t * tables.replicas.size() + d] = static_cast<double>(tables.replicas[d]) * tables.tensor_degrees[t];
+    }
   }
 
   /// @param prices  devices that a node is worth
@@ -67,17 +72,23 @@ class StageCatalog {
     prices_ = prices;
     most_ = most;
     sets_.assign(1, {0, 0});
+    fewest_.assign(1, std::numeric_limits<float>::infinity());
     first_degree_.assign(degrees_, kNever);
     border_.clear();
     for (const int degree : tables_.tensor_degrees)
       border_.push_back(least_.border_share() * degree / limit);
-    tabulate_gains();
+    tabulate_items();
     std::fill_n(frames_.begin(), degrees_, Sums{});
     return grow(0, 0, 0, Nodes{}, Nodes{});
   }
 
+  /// The sets stay: a smaller limit leaves none out that is a stage. Their least data degrees may be too small then.
+  void tighten(double limit) { limit_ = limit; }
+
   [[nodiscard]] std::size_t size() const { return sets_.size(); }
   [[nodiscard]] const Set& operator[](std::size_t set) const { return sets_[set]; }  ///< 0 is the empty set
+  /// Fewest devices of a set as a stage; infinite if it is none.
+  [[nodiscard]] float devices(std::size_t set) const { return fewest_[set]; }
   /// Position of the least data degree, or `kNever`.
   [[nodiscard]] std::size_t first_degree(std::size_t set, std::size_t t) const {
     return first_degree_[set * degrees_ + t];
@@ -104,36 +115,53 @@ class StageCatalog {
   };
 
   void tabulate_edges() {
-    edges_.resize(order_.size() * degrees_);
-    for (const EdgeId edge : tables_.graph.edges()) {
-      const NodeId from = tables_.graph.source(edge), to = tables_.graph.target(edge);
-      const auto outs = tables_.graph.out_edges(from), ins = tables_.graph.in_edges(to);
-      const auto out = static_cast<std::size_t>(std::find(outs.begin(), outs.end(), edge) - outs.begin());
-      const auto in = static_cast<std::size_t>(std::find(ins.begin(), ins.end(), edge) - ins.begin());
+    for (std::size_t n = 0; n < order_.size(); ++n) {
       for (std::size_t t = 0; t < degrees_; ++t) {
-        const auto& source = least_.at(from, t).out;
-        const auto& target = least_.at(to, t).in;
-        edges_[from.index() * degrees_ + t].push_back(
-            {to.index(), source.empty() ? 0 : source[out], target.empty() ? 0 : target[in]});
+        first_edge_.push_back(static_cast<std::uint32_t>(edges_.size()));
+        std::size_t out = 0;
+        for (const EdgeId edge : tables_.graph.out_edges(NodeId::of(n))) {
+          const NodeId to = tables_.graph.target(edge);
+          const auto ins = tables_.graph.in_edges(to);
+          const auto in = static_cast<std::size_t>(std::find(ins.begin(), ins.end(), edge) - ins.begin());
+          const auto& source = least_.at(NodeId::of(n), t).out;
+          const auto& target = least_.at(to, t).in;
+          edges_.push_back({to.index(), source.empty() ? 0 : source[out], target.empty() ? 0 : target[in]});
+          ++out;
+        }
       }
     }
+    first_edge_.push_back(static_cast<std::uint32_t>(edges_.size()));
   }
 
-  /// What the nodes from a position on may bring in: at most all that they are worth more than they take.
-  void tabulate_gains() {
+  /// Of a node under a tensor degree, and what the nodes after it in the order may bring in: at most all that they are
+  /// worth more than they take, and at most the best of them a byte.
+  struct Item {
+    double work = 0, parameters = 0, bytes = 0, border = 0;
+    double lost = 0;
+    double gain = 0, rate = 0;  ///< devices, devices a byte
+    std::uint32_t first_edge = 0, last_edge = 0;
+  };
+  void tabulate_items() {
     const std::size_t nodes = order_.size();
-    under_.assign(nodes * degrees_, 0);
-    gain_.assign((nodes + 1) * degrees_, 0);
-    rate_.assign((nodes + 1) * degrees_, 0);
-    for (std::size_t i = nodes; i-- > 0;) {
-      const std::size_t n = order_[i].index();
-      for (std::size_t t = 0; t < degrees_; ++t) {
-        const double bytes = least_.held(0, order_[i], t);
-        under_[n * degrees_ + t] = least_.at(order_[i], t).work * least_.work_share() * tables_.tensor_degrees[t] / limit_;
-        const double gain = bytes <= tables_.memory ? std::max(0.0, prices_[n] - under_[n * degrees_ + t]) : 0;
-        gain_[i * degrees_ + t] = gain_[(i + 1) * degrees_ + t] + gain;
-        rate_[i * degrees_ + t] =
-            std::max(rate_[(i + 1) * degrees_ + t], gain == 0 ? 0 : bytes > 0 ? gain / bytes : 1e30);
+    items_.assign(nodes * degrees_, {});
+    for (std::size_t t = 0; t < degrees_; ++t) {
+      double gain = 0, rate = 0;
+      for (std::size_t i = nodes; i-- > 0;) {
+        const std::size_t n = order_[i].index();
+        const LeastNeeds::Node& least = least_.at(order_[i], t);
+        Item& item = items_[i * degrees_ + t];
+        item.work = least.work;
+        item.parameters = least.parameters;
+        item.bytes = least_.held(0, order_[i], t);
+        item.border = least.all_in;
+        item.lost = least.work * least_.work_share() * tables_.tensor_degrees[t] / limit_ - prices_[n];
+        item.gain = gain;
+        item.rate = rate;
+        item.first_edge = first_edge_[n * degrees_ + t];
+        item.last_edge = first_edge_[n * degrees_ + t + 1];
+        const double more = item.bytes <= tables_.memory ? std::max(0.0, -item.lost) : 0;
+        gain += more;
+        rate = std::max(rate, more == 0 ? 0 : item.bytes > 0 ? more / item.bytes : 1e30);
       }
     }
   }
@@ -149,6 +177,7 @@ class StageCatalog {
         if (add(i, depth, set, &first_degree_[row])) {
           const auto id = static_cast<std::uint32_t>(sets_.size());
           sets_.push_back({parent, static_cast<std::uint8_t>(node)});
+          fewest_.push_back(fewest_of(row));
           Nodes with = set;
           with.set(node);
           if (!grow(i + 1, depth + 1, id, with, above | before_[node])) return false;
@@ -165,38 +194,51 @@ class StageCatalog {
   void leave_out(std::size_t node, std::size_t depth, const Nodes& set) {
     for (std::size_t t = 0; t < degrees_; ++t) {
       Sums& sums = frames_[depth * degrees_ + t];
-      for (const Out& edge : edges_[node * degrees_ + t]) {
-        if (set[edge.to]) sums.lost += edge.taken * border_[t];
+      for (std::size_t e = first_edge_[node * degrees_ + t]; e < first_edge_[node * degrees_ + t + 1]; ++e) {
+        if (set[edges_[e].to]) sums.lost += edges_[e].taken * border_[t];
       }
     }
+  }
+  [[nodiscard]] float fewest_of(std::size_t row) const {
+    double fewest = std::numeric_limits<double>::infinity();
+    for (std::size_t t = 0; t < degrees_; ++t) {
+      const std::size_t d = first_degree_[row + t];
+      if (d != kNever) fewest = std::min(fewest, devices_[t * tables_.replicas.size() + d]);
+    }
+    return static_cast<float>(fewest);
   }
 
   /// @return whether a set with the node may be a stage, or a larger one
   [[nodiscard]] bool add(std::size_t i, std::size_t depth, const Nodes& set, std::uint8_t* first) {
     bool possible = false;
-    const std::size_t node = order_[i].index();
     for (std::size_t t = 0; t < degrees_; ++t) {
+      const Sums& before = frames_[depth * degrees_ + t];
       Sums& sums = frames_[(depth + 1) * degrees_ + t];
-      sums = frames_[depth * degrees_ + t];
-      if (!sums.grows) continue;
-      const LeastNeeds::Node& least = least_.at(order_[i], t);
-      sums.work += least.work;
-      sums.parameters += least.parameters;
-      sums.bytes += least_.held(0, order_[i], t);
-      sums.worth += prices_[node];
-      sums.lost += under_[node * degrees_ + t] - prices_[node];
-      sums.border += least.all_in;
-      for (const Out& edge : edges_[node * degrees_ + t]) {
-        sums.border += set[edge.to] ? -edge.taken : edge.sent;
-        if (!set[edge.to]) sums.lost += edge.sent * border_[t];
+      sums.grows = false;
+      if (!before.grows) continue;
+      const Item& item = items_[i * degrees_ + t];
+      sums.bytes = before.bytes + item.bytes;
+      if (sums.bytes > tables_.memory) continue;
+      sums.lost = before.lost + item.lost;
+      sums.border = before.border + item.border;
+      for (std::size_t e = item.first_edge; e < item.last_edge; ++e) {
+        if (set[edges_[e].to]) {
+          sums.border -= edges_[e].taken;
+        } else {
+          sums.border += edges_[e].sent;
+          sums.lost += edges_[e].sent * border_[t];
+        }
       }
+      const double gain = std::min(item.gain, (tables_.memory - sums.bytes) * item.rate);
+      if (sums.lost - gain > margin_ * (1 + 1e-9) + 1e-9) continue;
+      sums.work = before.work + item.work;
+      sums.d = before.d;
       while (sums.d < tables_.replicas.size() && sums.work * tables_.work_share[sums.d] > limit_)
         ++sums.d;
-      const double gain = std::min(gain_[(i + 1) * degrees_ + t],
-                                   (tables_.memory - sums.bytes) * rate_[(i + 1) * degrees_ + t]);
-      sums.grows = sums.bytes <= tables_.memory && has(sums.d, t) && sums.lost - gain <= margin_ * (1 + 1e-9) + 1e-9;
-      if (!sums.grows) continue;
-      possible = true;
+      if (!has(sums.d, t)) continue;
+      sums.parameters = before.parameters + item.parameters;
+      sums.worth = before.worth + prices_[order_[i].index()];
+      sums.grows = possible = true;
       first[t] = first_of(sums, t);
     }
     return possible;
@@ -206,14 +248,13 @@ class StageCatalog {
       if (sums.work * tables_.work_share[d] + sums.border * tables_.border_cost[d] +
               sums.parameters * tables_.parameter_cost[d] > limit_)
         continue;
-      const double devices = static_cast<double>(tables_.replicas[d]) * tables_.tensor_degrees[t];
+      const double devices = devices_[t * tables_.replicas.size() + d];
       return devices - sums.worth <= margin_ ? static_cast<std::uint8_t>(d) : kNever;
     }
     return kNever;
   }
   [[nodiscard]] bool has(std::size_t d, std::size_t t) const {
-    return d < tables_.replicas.size() &&
-           static_cast<std::int64_t>(tables_.replicas[d]) * tables_.tensor_degrees[t] <= tables_.devices;
+    return d < tables_.replicas.size() && devices_[t * tables_.replicas.size() + d] <= tables_.devices;
   }
 
   const VariantTables& tables_;
@@ -221,16 +262,18 @@ class StageCatalog {
   std::vector<NodeId> order_;
   std::size_t degrees_;
   std::vector<Nodes> before_, after_, next_;
-  std::vector<std::vector<Out>> edges_;  // [node][tensor degree]
+  std::vector<Out> edges_;
+  std::vector<std::uint32_t> first_edge_;  // in edges_, by node and tensor degree
+  std::vector<double> devices_;            // by tensor degree and data degree
 
   double limit_ = 0, margin_ = 0;
   std::size_t most_ = 0;
   std::vector<double> prices_;
-  std::vector<double> under_;         // devices for the work, by node and tensor degree
-  std::vector<double> gain_, rate_;   // of the nodes from a position on, by tensor degree: devices, devices a byte
-  std::vector<double> border_;        // devices a crossing byte, by tensor degree
+  std::vector<Item> items_;     // [position][tensor degree]
+  std::vector<double> border_;  // devices a crossing byte, by tensor degree
   std::vector<Sums> frames_;           // [depth][tensor degree]
   std::vector<Set> sets_;
+  std::vector<float> fewest_;               // by set
   std::vector<std::uint8_t> first_degree_;  // [set][tensor degree]
 };
 

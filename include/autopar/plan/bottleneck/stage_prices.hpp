@@ -48,6 +48,7 @@ class StagePrices {
   void reset() {
     first_reach_.assign(catalog_.size() * degrees_, -1);
     reach_.clear();
+    seconds_.clear();
   }
 
   /// The bound, and how often the cheapest sequence has each node more or less than once.
@@ -92,16 +93,27 @@ class StagePrices {
     if (row < 0) {
       row = static_cast<std::int64_t>(reach_.size());
       reach_.resize(reach_.size() + tables_.replicas.size() - first, kUnknown);
+      seconds_.resize(reach_.size(), 0);
     }
     std::int32_t& known = reach_[static_cast<std::size_t>(row) + d - first];
-    if (known == kUnknown) known = largest_in_flight(set, t, d);
+    if (known == kUnknown)
+      known = largest_in_flight(set, t, d, seconds_[static_cast<std::size_t>(row) + d - first]);
     return known;
   }
+  /// Seconds of a set with its fastest variants. @pre `reach` was asked for it
+  [[nodiscard]] float seconds(std::size_t set, std::size_t t, std::size_t d) const {
+    const std::int64_t row = first_reach_[set * degrees_ + t];
+    return seconds_[static_cast<std::size_t>(row) + d - catalog_.first_degree(set, t)];
+  }
+
+  /// States that were spent since the last call.
+  [[nodiscard]] std::int64_t spent() { return std::exchange(spent_, 0); }
 
   [[nodiscard]] static int in_flight(int sum, int replicas) { return 1 + (sum + replicas - 1) / replicas; }
 
  private:
   static constexpr std::int32_t kUnknown = -1;
+  static constexpr std::int64_t kReachStates = 10;
   static constexpr int kStop = -1, kMissing = -2;
 
   struct Best {
@@ -124,9 +136,11 @@ class StagePrices {
       columns_[i].used = false;
     }
     of_set_.resize(catalog_.size());
+    spent_ += static_cast<std::int64_t>(catalog_.size() / 8);
     of_set_[0] = 0;
     for (std::size_t set = 1; set < catalog_.size(); ++set) {
       const double price = of_set_[set] = of_set_[catalog_[set].parent] + prices_[catalog_[set].node];
+      if (price <= static_cast<double>(catalog_.devices(set))) continue;
       for (std::size_t t = 0; t < degrees_; ++t) {
         const std::size_t first = catalog_.first_degree(set, t);
         if (first == StageCatalog::kNever) continue;
@@ -158,6 +172,7 @@ class StagePrices {
     for (const std::size_t i : order_) {
       if (columns_[i].used) used_.push_back(i);
     }
+    spent_ += static_cast<std::int64_t>(sums * used_.size() / 16);
     for (std::size_t sum = sums; sum-- > 0;) {
       for (const std::size_t i : used_) {
         const Column& column = columns_[i];
@@ -213,7 +228,8 @@ class StagePrices {
     }
   }
 
-  [[nodiscard]] int largest_in_flight(std::size_t set, std::size_t t, std::size_t d) {
+  [[nodiscard]] int largest_in_flight(std::size_t set, std::size_t t, std::size_t d, float& seconds) {
+    spent_ += kReachStates;
     for (const NodeId node : nodes_)
       inside_[node.index()] = 0;
     nodes_.clear();
@@ -243,6 +259,7 @@ class StagePrices {
     }
     const double took = work * tables_.work_share[d] + border * tables_.border_cost[d] +
                         parameters * tables_.parameter_cost[d];
+    seconds = static_cast<float>(took);
     if (took > catalog_.limit()) return 0;
     const int most = in_flight(std::max(0, most_sum_ - tables_.replicas[d]), tables_.replicas[d]);
     const int fastest = least_.uniform() ? within(held, kept, most) : 0;
@@ -281,8 +298,10 @@ class StagePrices {
   std::vector<std::size_t> order_, used_;  // columns that devices and sums allow; that are worth it
   std::vector<std::int64_t> first_reach_;  // [set][tensor degree]
   std::vector<std::int32_t> reach_;        // by data degree from the first one on
+  std::vector<float> seconds_;             // the same
   std::vector<NodeId> nodes_;
   std::vector<char> inside_;
+  std::int64_t spent_ = 0;
 };
 
 }  // namespace autopar::detail
