@@ -215,7 +215,7 @@ class PricedCheck {
     const double rest = left_[from.index()];
     for (const FrontLabel& label : fronts_[from.index()]) {
       const double left = tables_.devices + kMargin - (label.devices + rest + prices_.path(label.sum));
-      if (left < 0) continue;
+      if (left < 0 || label.devices > tables_.devices) continue;
       open_.push_back(label);
       spare = std::max(spare, left);
     }
@@ -255,7 +255,7 @@ class PricedCheck {
         if (static_cast<double>(option.costs) > spare) continue;
         --states_left_;
         const int sum = label.sum + option.replicas, devices = label.devices + option.devices;
-        if (devices + rest + prices_.path(sum) > tables_.devices + kMargin) continue;
+        if (devices + std::max(0.0, rest + prices_.path(sum)) > tables_.devices + kMargin) continue;
         add(to, {sum, devices, label.label, to, option.t, option.d}, std::max(label.seconds, option.seconds));
       }
     }
