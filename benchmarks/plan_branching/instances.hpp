@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "text.hpp"
+
 namespace branching {
 
 /// How a generated graph branches.
@@ -142,11 +144,6 @@ class Instance {
       if (!text.empty()) text += ",";
       text += "\"" + std::to_string(incoming ? from : to) + "\":" + number(bytes);
     }
-    return text;
-  }
-  static std::string precise(double value) {
-    char text[40];
-    std::snprintf(text, sizeof text, "%.17g", value);
     return text;
   }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
+#include <autopar/plan/bottleneck/answer.hpp>
 #include <autopar/plan/bottleneck/growing_stage.hpp>
 #include <autopar/plan/bottleneck/least_needs.hpp>
 #include <autopar/plan/bottleneck/rest_devices.hpp>
@@ -17,8 +18,6 @@
 #include <autopar/plan/bottleneck/tables.hpp>
 
 namespace autopar::detail {
-
-enum class Answer { kYes, kNo, kUnknown };
 
 /// Decides whether a pipeline exists whose stages all take at most a limit.
 ///

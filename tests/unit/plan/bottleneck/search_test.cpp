@@ -9,6 +9,7 @@
 
 #include <autopar/plan/bottleneck/certificate.hpp>
 #include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
+#include <autopar/plan/bottleneck/priced_search.hpp>
 
 #include "../random_models.hpp"
 
@@ -69,6 +70,18 @@ VariantTables random_tables(std::uint64_t seed, int max_nodes) {
   return tables;
 }
 
+/// Data degrees that divide twelve micro-batches, up to the devices.
+void add_replicas(VariantTables& tables, double parameter_cost) {
+  tables.most_replicas = 12;
+  for (const int d : {1, 2, 3, 4, 6, 12}) {
+    if (d > tables.devices) continue;
+    tables.replicas.push_back(d);
+    tables.work_share.push_back(1.0 / d);
+    tables.border_cost.push_back(0.05 / d);
+    tables.parameter_cost.push_back(parameter_cost * (d - 1) / d);
+  }
+}
+
 /// A fork, branches of one to three nodes, a join; costs that no two nodes share; up to five tensor degrees.
 VariantTables branching_tables(std::uint64_t seed) {
   Dice dice(seed + 900'000);
@@ -91,14 +104,7 @@ VariantTables branching_tables(std::uint64_t seed) {
   for (int degrees = dice(1, 5), t = 1; degrees > 0; --degrees, t *= 2)
     tables.tensor_degrees.push_back(t);
   tables.devices = dice(2, 24);
-  tables.most_replicas = 12;
-  for (const int d : {1, 2, 3, 4, 6, 12}) {
-    if (d > tables.devices) continue;
-    tables.replicas.push_back(d);
-    tables.work_share.push_back(1.0 / d);
-    tables.border_cost.push_back(0.05 / d);
-    tables.parameter_cost.push_back(0.02 * (d - 1) / d);
-  }
+  add_replicas(tables, 0.02);
   tables.memory = cost(30, 300);
   const bool uniform = dice.chance(60);
   for (const NodeId node : tables.graph.nodes()) {
@@ -154,14 +160,7 @@ VariantTables skipping_tables(std::uint64_t seed) {
   }
   tables.tensor_degrees = {1};
   tables.devices = 4 + below(8);
-  tables.most_replicas = 12;
-  for (const int d : {1, 2, 3, 4, 6, 12}) {
-    if (d > tables.devices) continue;
-    tables.replicas.push_back(d);
-    tables.work_share.push_back(1.0 / d);
-    tables.border_cost.push_back(0.05 / d);
-    tables.parameter_cost.push_back(0);
-  }
+  add_replicas(tables, 0);
   tables.memory = 100;
   for (const NodeId node : tables.graph.nodes()) {
     auto& choices = tables.variants.emplace_back(1);
@@ -327,6 +326,43 @@ TEST_CASE("branching graphs are planned exactly: the certificate holds, raised b
   }
   CHECK(feasible > 200);
   CHECK(pipelined > 100);
+}
+
+TEST_CASE("prices of nodes decide alone what the search decides, and never bound away a plan", "[equality]") {
+  int bounded = 0, decided = 0;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    CAPTURE(seed);
+    VariantTables tables = branching_tables(seed);
+    tables.memory *= 0.6;  // tight
+    tables.devices *= 2;
+    tables.replicas.clear();
+    tables.work_share.clear();
+    tables.border_cost.clear();
+    tables.parameter_cost.clear();
+    add_replicas(tables, 0.02);
+    const BottleneckResult exact = solve_bottleneck(tables);
+    if (exact.stages.empty()) continue;
+    REQUIRE(check_certificate(tables, {exact.stages, exact.seconds, exact.lower_bound}).accepted);
+    const auto tails = tails_of(tables, 10'000);
+    REQUIRE(tails);
+    detail::PricedSearch prices(tables, *tails);
+    double devices = 0;
+    for (const VariantStage& stage : exact.stages)
+      devices += stage.replicas * stage.tensor_degree;
+    for (const double limit : {exact.seconds * 1.3, exact.seconds * (1 + 1e-9), exact.seconds * (1 - 1e-8),
+                               exact.seconds * 0.7}) {
+      std::int64_t states = 100'000'000;
+      const double least = prices.bound(limit, states);
+      if (limit > exact.seconds) REQUIRE(least <= devices + 1e-6);
+      bounded += prices.too_many(least) ? 1 : 0;
+      const detail::Answer answer = prices.run(limit, states);
+      REQUIRE(answer == (limit > exact.seconds ? detail::Answer::kYes : detail::Answer::kNo));
+      if (answer == detail::Answer::kYes) CHECK(slowest_of(tables, prices.stages()) <= limit * (1 + 1e-12));
+      ++decided;
+    }
+  }
+  CHECK(decided > 800);
+  CHECK(bounded > 100);
 }
 
 TEST_CASE("a budget that ends leaves a plan, a bound that holds, and the gap between them") {
