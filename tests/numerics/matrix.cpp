@@ -25,7 +25,7 @@ struct MatrixPlanner {
   template <class Costs>
   autopar::Plan plan(const autopar::ModelProfile& profile, const Costs& costs, const autopar::Cluster& cluster,
                      autopar::PlanRequest request) const {
-    if (wanted == nullptr || wanted->chunks == 0) return autopar::Planner<>{}.plan(profile, costs, cluster, request);
+    if (wanted == nullptr || wanted->chunks == 0) return autopar::plan_with_defaults(profile, costs, cluster, request);
     autopar::ModelProfile pipelined = profile;
     pipelined.loss_mode = true;  // the order is the schedule's in each direction, whatever comes between them
     auto& replicas = request.options.replicas;

@@ -77,7 +77,7 @@ struct Trained {
   ap::Plan plan;
 };
 
-/// Three steps. @param load, save  folders, empty = none
+/// Three steps and an evaluation. @param load, save  folders, empty = none
 Trained train(int ranks, const ap::Options& options, const std::string& load = "", const std::string& save = "") {
   Trained out;
   torch::set_num_threads(1);
@@ -92,6 +92,12 @@ Trained train(int ranks, const ap::Options& options, const std::string& load = "
       optimizer.step();
       if (world.rank() == 0) out.losses.push_back(loss.detach());
     }
+    model->eval();
+    const auto evaluated = [&] {
+      const torch::NoGradGuard no_grad;
+      return model(ids(5, world.rank()), labels(5, world.rank()));
+    }();
+    if (world.rank() == 0) out.losses.push_back(evaluated);
     if (!save.empty()) model->save(save, optimizer);
     const auto state = model->gather_state();
     if (world.rank() != 0) return;
@@ -139,7 +145,7 @@ TEST_CASE("draws, statistics of micro-batches and tied parameters are the same u
       INFO(schedule << ", " << replicas << " replicas");
       const auto other = train(2 * replicas, options_for(schedule, replicas));
       CHECK(ap::name_of(other.plan.schedule) == schedule);
-      CHECK_NOTHROW(check_same(other, plain, 1e-12));
+      CHECK_NOTHROW(check_same(other, plain, schedule == "zb-h1" ? 0 : 1e-12));  // to the bit: the sums have one order
     }
   }
 }
