@@ -90,6 +90,7 @@ void require_costs(const ModelProfile& profile, const std::string& path) {
     }
     check(op.saved, atom, "saved bytes");
     check(op.workspace, atom, "workspace");
+    check(op.put_off, atom, "bytes that are put off");
   }
   for (const EdgeId edge : profile.graph.edges())
     check(profile.graph[edge].bytes, profile.graph.source(edge), "value");
