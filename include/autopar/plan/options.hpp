@@ -15,7 +15,7 @@ inline constexpr int kShared = -1;
 /// The same names are keys of autopar.toml and, in capitals after AUTOPAR_, environment variables;
 /// defaults < file < code < environment.
 struct Options {
-  int stages = 0;               ///< pipeline stages, or positions where a schedule has several stages a rank; 0 = the planner chooses
+  int stages = 0;               ///< pipeline stages, or positions where a rank runs several; 0 = the planner chooses
   int microbatches = 0;         ///< micro-batches of a step; 0 = the planner chooses
   int min_microbatches = 1;
   int max_microbatches = 64;
