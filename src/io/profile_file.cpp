@@ -62,6 +62,7 @@ Json atom_json(const OpProfile& atom) {
           {"work", std::move(work)},
           {"saved", affine_json(atom.saved)},
           {"workspace", affine_json(atom.workspace)},
+          {"put_off", affine_json(atom.put_off)},
           {"parameters", detail::id_list(atom.parameters)},
           {"whole_batch", atom.whole_batch},
           {"totals", atom.totals.value()},
@@ -86,6 +87,7 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
   });
   atom.saved = read_affine(reader, "saved");
   atom.workspace = read_affine(reader, "workspace");
+  atom.put_off = read_affine(reader, "put_off");
   atom.parameters = reader.ids<ParameterId>("parameters", 0, parameters - 1);
   atom.whole_batch = reader.flag("whole_batch");
   atom.totals = Bytes(reader.whole("totals", 0, std::int64_t{1} << 40));
@@ -128,7 +130,7 @@ std::string to_json(const ModelProfile& profile) {
   for (const auto& output : profile.outputs) {
     outputs.push_back({{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
   }
-  const Json root{{"version", 1},
+  const Json root{{"version", 2},
                   {"hash", detail::hash_text(profile.hash)},
                   {"loss_mode", profile.loss_mode},
                   {"parameters", std::move(parameters)},
@@ -143,7 +145,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
   const Json root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
   ModelProfile profile;
-  if (reader.whole("version", 0, kMaxId) != 1) reader.fail("version", "this autopar reads profiles of version 1");
+  if (reader.whole("version", 0, kMaxId) != 2) reader.fail("version", "this autopar reads profiles of version 2; write it anew");
   profile.hash = reader.hash("hash");
   profile.loss_mode = reader.flag("loss_mode");
   reader.each("parameters", [&](JsonReader& row) {

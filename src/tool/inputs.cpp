@@ -90,6 +90,7 @@ void require_costs(const ModelProfile& profile, const std::string& path) {
     }
     check(op.saved, atom, "saved bytes");
     check(op.workspace, atom, "workspace");
+    check(op.put_off, atom, "bytes that are put off");
   }
   for (const EdgeId edge : profile.graph.edges())
     check(profile.graph[edge].bytes, profile.graph.source(edge), "value");
@@ -183,7 +184,7 @@ Problem load_problem(const ProblemArguments& arguments) {
   problem.notes = resolved.notes;
   PlanRequest& request = problem.request;
   request.options = resolved.options;
-  if (arguments.all) request.runtime = planner_capabilities();
+  request.runtime = arguments.all ? planner_capabilities() : runtime_capabilities();
   const std::int64_t world = arguments.world > 0 ? arguments.world : problem.cluster.devices;
   if (arguments.world < 0 || world > kMostRanks) {
     throw InvalidArgument("a world of " + std::to_string(arguments.world != 0 ? arguments.world : world) +

@@ -37,7 +37,7 @@ void add_settings(CLI::App& command, ProblemArguments& problem) {
       {"microbatches", "of a step"},
       {"min-microbatches", "fewest that are tried"},
       {"max-microbatches", "most that are tried"},
-      {"schedule", "auto | gpipe | 1f1b"},
+      {"schedule", "auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth"},
       {"tensor-parallel", "degree"},
       {"zero", "level"},
       {"recompute", "auto | none"},

@@ -34,12 +34,16 @@ struct Setup {
   Optimizer optimizer = Optimizer::kSgd;
   int accumulate = 1;   ///< calls for each step; all but the last under no_sync
   double clip_norm = 0; ///< p of a gradient clipping to 0.5; 0 = none
+  int chunks = 0;       ///< stages of each position; 0 = one, as the planner chooses them
+  bool synthesise = false;  ///< orders made for the stages of the options' schedule, in place of its own
 
   std::string describe() const {
     std::ostringstream out;
     out << options.stages << " stages, replicas";
     for (const int r : options.replicas) out << ' ' << r;
-    out << ", " << options.microbatches << " micro-batches, " << options.schedule << ", samples";
+    out << ", " << options.microbatches << " micro-batches, " << options.schedule;
+    if (chunks > 0) out << (synthesise ? ", synthesised" : "") << ", stages in " << chunks << " chunks";
+    out << ", samples";
     for (const auto& step : local) {
       out << " [";
       for (const auto n : step) out << n << ' ';

@@ -6,11 +6,51 @@
 #include <limits>
 #include <memory>
 
+#include <autopar/plan/chunked_staging.hpp>
+#include <autopar/plan/runnable.hpp>
+#include <autopar/schedule/synthesised.hpp>
+
+#include "../unit/schedule/equal_times.hpp"
 #include "models.hpp"
 
 namespace numerics {
 
 namespace {
+
+/// Plans what a setup wants of several stages a rank, other setups as usual. On fewer positions where the model has not so
+/// many operators that may be separated.
+struct MatrixPlanner {
+  static thread_local const Setup* wanted;  ///< of the rank that plans
+
+  template <class Costs>
+  autopar::Plan plan(const autopar::ModelProfile& profile, const Costs& costs, const autopar::Cluster& cluster,
+                     autopar::PlanRequest request) const {
+    if (wanted == nullptr || wanted->chunks == 0) return autopar::plan_with_defaults(profile, costs, cluster, request);
+    autopar::ModelProfile pipelined = profile;
+    pipelined.loss_mode = true;  // the order is the schedule's in each direction, whatever comes between them
+    auto& replicas = request.options.replicas;
+    const int nodes = static_cast<int>(profile.graph.node_count()), chunks = std::min(nodes, wanted->chunks);
+    while (static_cast<int>(replicas.size()) * chunks > nodes) replicas.pop_back();
+    request.options.stages = static_cast<int>(replicas.size());
+    if (chunks == 1) request.options.schedule = "zb-h1";
+    autopar::Planner<autopar::ChunkedStaging> planner;
+    planner.staging.max_chunks = chunks;
+    auto plan = planner.plan(pipelined, costs, cluster, request);
+    if (wanted->synthesise) synthesise(plan);
+    return plan;
+  }
+
+  static void synthesise(autopar::Plan& plan) {
+    auto pipeline = autopar::testing::in_a_row(autopar::stages_of(plan).stages);
+    pipeline.ranks = plan.world;
+    const auto layout = autopar::testing::even_layout(pipeline, plan.microbatches);
+    const autopar::Synthesised<autopar::testing::EqualTimes> policy{
+        .costs = {}, .local = layout.local, .parts_backwards = true, .budget = 40};
+    plan.orders = policy.rank_orders(pipeline, plan.microbatches);
+    plan.schedule = autopar::ScheduleKind::kSynthesised;
+  }
+};
+thread_local const Setup* MatrixPlanner::wanted = nullptr;
 
 template <class Net>
 MatrixModel model(std::string name, int max_stages, Traits traits = {}, autopar::Options extra = {},
@@ -26,7 +66,8 @@ MatrixModel model(std::string name, int max_stages, Traits traits = {}, autopar:
         torch::manual_seed(seed);
         return make();
       }();
-      autopar::AutoParallel<Net> distributed(world, net, options);
+      MatrixPlanner::wanted = &setup;
+      autopar::AutoParallel<Net, MatrixPlanner> distributed(world, net, options);
       check_rank<Net>(world, distributed, *reference, setup, traits);
     };
   };
@@ -153,6 +194,55 @@ std::string MatrixFactors::describe(const std::vector<int>& row) {
   const auto plan = setup(row);
   return matrix_models()[static_cast<size_t>(row[0])].name + " on " + std::to_string(ranks(row)) + " ranks: " +
          (plan ? plan->describe() : "not allowed by the model");
+}
+
+// ---------------------------------------------------------------- several stages a rank, backwards in parts
+
+namespace {
+
+struct ChunkedKind {
+  const char* schedule;
+  int chunks;
+  bool synthesise;
+};
+constexpr ChunkedKind kChunkedKinds[] = {{"interleaved", 2, false}, {"interleaved", 3, false}, {"zb-h1", 1, false},
+                                         {"zb-v", 2, false},        {"zb-v", 2, true},         {"interleaved", 2, true}};
+
+const std::vector<Shape>& positions() {
+  static const std::vector<Shape> all = {{1, {1}}, {2, {1, 1}}, {2, {2}}, {3, {1, 2}}, {3, {1, 1, 1}}, {4, {2, 2}}};
+  return all;
+}
+
+}  // namespace
+
+std::vector<int> ChunkedFactors::levels() {
+  return {static_cast<int>(matrix_models().size()), static_cast<int>(std::size(kChunkedKinds)),
+          static_cast<int>(positions().size()), 5, 4, 2, 2, 2};
+}
+
+int ChunkedFactors::ranks(const std::vector<int>& row) { return positions()[static_cast<size_t>(row[2])].ranks; }
+
+std::optional<Setup> ChunkedFactors::setup(const std::vector<int>& row) {
+  const auto& model = matrix_models()[static_cast<size_t>(row[0])];
+  const auto& kind = kChunkedKinds[row[1]];
+  const auto& shape = positions()[static_cast<size_t>(row[2])];
+  Setup setup;
+  setup.chunks = kind.chunks;
+  setup.synthesise = kind.synthesise;
+  setup.options.schedule = kind.schedule;
+  setup.options.stages = static_cast<int>(shape.replicas.size());
+  setup.options.replicas = shape.replicas;
+  setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[3]];
+  setup.local = layout(row[4], shape.ranks);
+  setup.optimizer = row[5] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
+  setup.accumulate = kAccumulate[row[6]];
+  setup.clip_norm = kClip[row[7]];
+  return setup;
+}
+
+std::string ChunkedFactors::describe(const std::vector<int>& row) {
+  return matrix_models()[static_cast<size_t>(row[0])].name + " on " + std::to_string(ranks(row)) + " ranks: " +
+         setup(row)->describe();
 }
 
 }  // namespace numerics

@@ -32,4 +32,14 @@ struct MatrixFactors {
   static std::string describe(const std::vector<int>& row);
 };
 
+/// The schedules with several stages a rank or with backwards in two parts, likewise.
+struct ChunkedFactors {
+  /// Levels of: model, schedule, positions and replicas, micro-batches, layout of samples, optimizer, accumulation,
+  /// clipping.
+  static std::vector<int> levels();
+  static int ranks(const std::vector<int>& row);
+  static std::optional<Setup> setup(const std::vector<int>& row);
+  static std::string describe(const std::vector<int>& row);
+};
+
 }  // namespace numerics

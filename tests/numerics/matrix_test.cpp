@@ -11,12 +11,27 @@ using namespace numerics;
 
 namespace {
 
+template <class Factors>
 void run_row(const std::vector<int>& row) {
-  const auto setup = MatrixFactors::setup(row);
+  const auto setup = Factors::setup(row);
   if (!setup) return;
-  INFO(MatrixFactors::describe(row));
+  INFO(Factors::describe(row));
   const auto body = matrix_models()[static_cast<std::size_t>(row[0])].prepare(*setup, 17);
-  CHECK_NOTHROW(autopar::loopback::run(MatrixFactors::ranks(row), body));
+  CHECK_NOTHROW(autopar::loopback::run(Factors::ranks(row), body));
+}
+
+template <class Factors>
+void run_full_product() {
+  const auto levels = Factors::levels();
+  std::vector<int> row(levels.size(), 0);
+  for (bool more = true; more;) {
+    run_row<Factors>(row);
+    more = false;
+    for (std::size_t f = 0; f < row.size() && !more; ++f) {
+      more = ++row[f] < levels[f];
+      if (!more) row[f] = 0;
+    }
+  }
 }
 
 struct DoublePrecision {
@@ -29,7 +44,13 @@ struct DoublePrecision {
 TEST_CASE("every pair of model, plan and training option equals one process, over threads") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
-  for (const auto& row : pairwise_rows(MatrixFactors::levels(), 20261121)) run_row(row);
+  for (const auto& row : pairwise_rows(MatrixFactors::levels(), 20261121)) run_row<MatrixFactors>(row);
+}
+
+TEST_CASE("every pair of model and schedule with several stages a rank or parted backwards equals one process") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  for (const auto& row : pairwise_rows(ChunkedFactors::levels(), 20261122)) run_row<ChunkedFactors>(row);
 }
 
 TEST_CASE("the planner's own plan equals one process on 5, 6 and 7 ranks with ragged batches") {
@@ -51,14 +72,6 @@ TEST_CASE("the planner's own plan equals one process on 5, 6 and 7 ranks with ra
 TEST_CASE("the full product equals one process, over threads", "[.nightly]") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
-  const auto levels = MatrixFactors::levels();
-  std::vector<int> row(levels.size(), 0);
-  for (bool more = true; more;) {
-    run_row(row);
-    more = false;
-    for (std::size_t f = 0; f < row.size() && !more; ++f) {
-      more = ++row[f] < levels[f];
-      if (!more) row[f] = 0;
-    }
-  }
+  run_full_product<MatrixFactors>();
+  run_full_product<ChunkedFactors>();
 }

@@ -694,3 +694,45 @@ TEST_CASE("the trace has every action once, with its span", "[executor]") {
     }
   }
 }
+
+TEST_CASE("turns are traced in the program's order, which is that of the simulated course, under every schedule", "[executor]") {
+  for (const auto kind : kScheduleKinds) {
+    for (std::uint32_t seed = 0; seed < 12; ++seed) {
+      const auto placed = kind == ScheduleKind::kSynthesised ? (seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kZbH1) : kind;
+      const auto example = testing::random_placed_case(seed, placed, 5, 6);
+      const auto& [pipeline, layout] = example;
+      const Synthesised<testing::EqualTimes> synthesised{.costs = {}, .local = layout.local, .parts_backwards = true, .budget = 40};
+      const auto program = kind == ScheduleKind::kSynthesised ? make_program(pipeline, layout, synthesised)
+                                                              : make_program(pipeline, layout, kind);
+      auto models = make_models(example);
+      Ledger ledger;
+      std::vector<std::vector<Turn>> traced(program.ranks.size());
+      loopback::run(pipeline.ranks, [&, &pipeline = pipeline](World& world) {
+        const auto r = index_of(world);
+        auto transport = world.make_transport();
+        const auto groups = make_groups(transport, pipeline);
+        FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger);
+        ExecutorHooks hooks;
+        hooks.trace = [&](const Action& action, auto, auto) {
+          if (is_turn(action.kind)) traced[r].push_back({action.kind, action.microbatch, action.stage});
+        };
+        Executor(engine, transport, groups, hooks).run(program.ranks[r]);
+      });
+      INFO(to_string(kind) << ", seed " << seed);
+      CHECK(traced == testing::turns_of(program));
+      const auto course = simulate(pipeline, program, testing::EqualTimes{});
+      for (std::size_t r = 0; r < traced.size(); ++r) {
+        Seconds before{};
+        std::vector<Turn> simulated;
+        for (std::size_t i = 0; i < program.ranks[r].size(); ++i) {
+          const Action& action = program.ranks[r][i];
+          if (!is_turn(action.kind)) continue;
+          CHECK(course.spans[r][i].start >= before);
+          before = course.spans[r][i].end;
+          simulated.push_back({action.kind, action.microbatch, action.stage});
+        }
+        CHECK(traced[r] == simulated);
+      }
+    }
+  }
+}

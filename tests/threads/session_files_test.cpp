@@ -153,7 +153,7 @@ TEST_CASE("profile, report and graph are written when the model is planned", "[f
 
 TEST_CASE("a trace has each action of the latest step once, on every rank", "[files]") {
   const Folder folder;
-  train(2, {.stages = 2, .microbatches = 3, .trace_file = folder / "trace.json"});
+  train(2, {.stages = 2, .microbatches = 3, .schedule = "1f1b", .trace_file = folder / "trace.json"});
   for (int rank = 0; rank < 2; ++rank) {
     const auto trace = ap::read_text_file(folder / ("trace." + std::to_string(rank) + ".json").c_str());
     CAPTURE(trace);

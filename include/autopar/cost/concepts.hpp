@@ -17,6 +17,7 @@ struct NodeCost {
   Bytes saved{};       ///< kept from the node's forward until its backward
   Bytes workspace{};   ///< extra bytes while it runs
   Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be put off
+  Bytes put_off{};  ///< kept besides `saved` until what was put off is done
   friend bool operator==(const NodeCost&, const NodeCost&) = default;
 };
 

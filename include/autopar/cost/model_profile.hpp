@@ -50,6 +50,7 @@ struct OpProfile {
   std::vector<WorkItem> work;
   Affine saved;                          ///< bytes kept from forward until backward
   Affine workspace;                      ///< extra bytes while it runs
+  Affine put_off;                        ///< gradients of results that wait with gradients of parameters, see NodeCost
   std::vector<ParameterId> parameters;   ///< read by it; the same id at several atoms is one tensor (tied)
   bool whole_batch = false;              ///< mixes samples: exact only with one micro-batch and one replica
   Bytes totals{};                        ///< sums over the whole batch that it takes, which replicas add up inside their

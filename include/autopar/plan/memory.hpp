@@ -21,7 +21,7 @@ struct StageMemory {
   Bytes parameters{};  ///< parameters and buffers; a tied one counts in every stage that reads it
   Bytes gradients{};   ///< `gradient_copies` x trainable: the bucket and `.grad`
   Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
-  Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward
+  Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is put off
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
   Bytes workspace{};   ///< of the largest operator, and what nodes hold besides parameters
   Bytes rebuilt{};     ///< activations of the largest segment that is run again
@@ -42,6 +42,11 @@ struct StageMemory {
   }
   if (schedule == ScheduleKind::kZbH1) return ZbH1{}.peak_activations(StageId(stage), stages, microbatches);
   return OneFOneB{}.peak_activations(StageId(stage), stages, microbatches);
+}
+
+/// Bytes that a node keeps for a micro-batch from its forward until the end of its backward.
+[[nodiscard]] inline Bytes kept_in_flight(const NodeCost& cost, ScheduleKind schedule) {
+  return keeps_backwards_whole(schedule) ? cost.saved : cost.saved + cost.put_off;
 }
 
 /// Bytes that one more micro-batch in flight takes, by stage.
@@ -214,7 +219,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
     share[s] = shares.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
     const auto& costs = work.node_costs(share[s]);
     for (const NodeId node : nodes[s]) {
-      saved += costs[node.index()].saved;
+      saved += kept_in_flight(costs[node.index()], staging.schedule);
       workspace = std::max(workspace, costs[node.index()].workspace);
     }
     memory[s].saved = saved * in_flight[s];

@@ -15,7 +15,7 @@ inline constexpr int kShared = -1;
 /// The same names are keys of autopar.toml and, in capitals after AUTOPAR_, environment variables;
 /// defaults < file < code < environment.
 struct Options {
-  int stages = 0;               ///< pipeline stages; 0 = the planner chooses
+  int stages = 0;               ///< pipeline stages, or positions where a rank runs several; 0 = the planner chooses
   int microbatches = 0;         ///< micro-batches of a step; 0 = the planner chooses
   int min_microbatches = 1;
   int max_microbatches = 64;
@@ -23,7 +23,7 @@ struct Options {
   int zero = -1;                ///< ZeRO level; -1 = the planner chooses; 0 is what this version runs, the tool plans 1 to 3
   std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
-  std::string schedule = "auto";          ///< auto | gpipe | 1f1b (interleaved | zb-h1 | zb-v | synth are planned, not run yet)
+  std::string schedule = "auto";          ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
   std::string recompute = "auto";         ///< auto | none | full | modules' names, with commas (what runs again is planned, not run yet)
   std::string precision = "module";       ///< module (tf32 | bf16 | fp16 are not run yet)
   std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)

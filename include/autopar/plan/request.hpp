@@ -14,7 +14,8 @@
 
 namespace autopar {
 
-/// What the runtime that will run a plan can do, and how much memory it spends on it.
+/// What the runtime that will run a plan can do, and how much memory it spends on it. By default the least that one does,
+/// under which plans are searched exactly.
 struct Capabilities {
   std::vector<std::string> schedules{"gpipe", "1f1b"};
   int max_tensor_parallel = 1;
@@ -27,11 +28,17 @@ struct Capabilities {
   friend bool operator==(const Capabilities&, const Capabilities&) = default;
 };
 
+/// What autopar's own runtime does: live plans use this and no more.
+[[nodiscard]] inline Capabilities runtime_capabilities() {
+  Capabilities runtime;
+  runtime.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
+  return runtime;
+}
+
 /// Everything that a planner can plan, whether or not the runtime runs it yet: a capability that the planner learns is
-/// added here first, and to `Capabilities{}` once the runtime has it.
+/// added here first, and to `runtime_capabilities` once the runtime has it.
 [[nodiscard]] inline Capabilities planner_capabilities() {
-  Capabilities all;
-  all.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
+  Capabilities all = runtime_capabilities();
   all.max_zero = 3;
   all.recompute = true;
   return all;
@@ -143,7 +150,9 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     if ((options.schedule == "auto" || options.schedule == name_of(kind)) && runs(name_of(kind))) kinds.push_back(kind);
   }
   if (kinds.empty()) {
-    refuse("schedule = " + options.schedule + " is not run by this version; use 'auto', 'gpipe' or '1f1b'");
+    std::string known = "'auto'";
+    for (const auto& name : runtime.schedules) known += ", '" + name + "'";
+    refuse("schedule = " + options.schedule + " is not run by this runtime; use one of " + known);
   }
   return kinds;
 }
@@ -347,10 +356,10 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.optimizer_state_factor = options.optimizer_state_factor;
   out.gradient_copies = request.runtime.gradient_copies;
   if (!work.loss_mode) {
-    if (options.schedule == "1f1b") {
+    if (options.schedule != "auto" && options.schedule != "gpipe") {
       out.notes.push_back(
           "results leave the call before its backwards start, so all forwards run first: the order is "
-          "gpipe's although schedule = 1f1b");
+          "gpipe's although schedule = " + options.schedule);
     }
     out.schedules = {ScheduleKind::kGPipe};
   }

@@ -84,13 +84,13 @@ class LinearCuts {
     }
   }
 
-  [[nodiscard]] Sums sums(std::int64_t share) const {
+  [[nodiscard]] Sums sums(std::int64_t share, ScheduleKind schedule) const {
     const auto& costs = objective_.work().node_costs(share);
     Sums out{{0}, {0}, {0}, {}};
     for (const NodeId node : order_) {
       out.forward.push_back(out.forward.back() + costs[node.index()].forward.value());
       out.time.push_back(out.time.back() + (costs[node.index()].forward + costs[node.index()].backward).value());
-      out.saved.push_back(out.saved.back() + costs[node.index()].saved.value());
+      out.saved.push_back(out.saved.back() + kept_in_flight(costs[node.index()], schedule).value());
       out.workspace.push_back(costs[node.index()].workspace.value());
     }
     return out;
@@ -105,7 +105,7 @@ class LinearCuts {
     std::vector<std::vector<std::size_t>> from(stages, std::vector<std::size_t>(n + 1, n));
     for (std::size_t s = 0; s < stages; ++s) {
       const auto share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-      const Sums total = sums(share);
+      const Sums total = sums(share, staging.schedule);
       const int in_flight = peak_in_flight(staging.schedule, objective_.work().loss_mode, static_cast<int>(s),
                                            staging.stages(), staging.microbatches);
       std::vector<double> next(n + 1, kNever);

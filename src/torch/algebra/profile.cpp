@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include <autopar/torch/engine/split_backward.hpp>
+
 #include "torch/algebra/work.hpp"
 
 namespace autopar {
@@ -100,6 +102,7 @@ class Profiler {
       const auto op = context(id);
       add_work(atom, algebra::work_of(op));
       add_workspace(atom, op);
+      add_put_off(atom, op);
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
       if (plan_.treatment(id).total) add_total(atom, ops, op);
@@ -164,6 +167,14 @@ class Profiler {
     for (const auto& need : {results, gradients}) {
       atom.workspace.per_sample = std::max(atom.workspace.per_sample, need.per_sample);
       atom.workspace.fixed = std::max(atom.workspace.fixed, need.fixed);
+    }
+  }
+
+  // Gradients of parameters are computed from those of results, which wait with them.
+  void add_put_off(OpProfile& atom, const OpContext& op) const {
+    const auto split = split_backward_of(graph_, plan_, op.id());
+    if (split && graph_.value(split->weight).requires_grad) {
+      atom.put_off += algebra::bytes_of(graph_, op.results().front());
     }
   }
 

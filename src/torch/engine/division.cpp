@@ -164,9 +164,10 @@ StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPa
     part_of[atom] = {stage, several ? level[atom] : 0};
     parts.emplace(part_of[atom], StageId::none());
   }
-  StageMap cut{stages.stage_of, {}};
+  StageMap cut{stages.stage_of, {}, std::vector<std::vector<StageId>>(stages.stage_ranks.size())};
   for (auto& [part, id] : parts) {
     id = StageId::of(cut.stage_ranks.size());
+    cut.parts[part.first.index()].push_back(id);
     cut.stage_ranks.push_back(stages.stage_ranks[part.first.index()]);
   }
   for (std::size_t i = 0; i < cut.stage_of.size(); ++i) {

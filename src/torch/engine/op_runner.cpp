@@ -1,5 +1,6 @@
 #include <autopar/torch/engine/op_runner.hpp>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/Reduction.h>
@@ -67,24 +68,34 @@ std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
 }  // namespace
 
 OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-                   c10::Device device)
+                   c10::Device device, bool splits_backwards)
     : graph_(graph), plan_(plan), device_(device),
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       replayer_(graph, ops, keep, device) {
   for (const auto op : ops) {
-    if (is_treated(plan.treatment(op)) || layout_matters_[op.index()]) {
-      replayer_.treat(op, [this](ReplayCall& call) { treat(call); });
+    auto split = splits_backwards ? split_backward_of(graph, plan, op) : std::nullopt;
+    if (split) {
+      deferrable_.push_back(split->weight);
+      if (split->bias.valid()) deferrable_.push_back(split->bias);
+    }
+    if (split || is_treated(plan.treatment(op)) || layout_matters_[op.index()]) {
+      replayer_.treat(op, [this, split = std::move(split)](ReplayCall& call) { treat(call, split); });
     }
   }
+  std::sort(deferrable_.begin(), deferrable_.end());
+  deferrable_.erase(std::unique(deferrable_.begin(), deferrable_.end()), deferrable_.end());
 }
 
-void OpRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics) {
+void OpRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+                   std::shared_ptr<DeferredGradients> deferred) {
   share_ = &share;
   statistics_ = &statistics;
+  deferred_ = std::move(deferred);
   replayer_.run(values, {share.samples, share.batch});
+  deferred_.reset();
 }
 
-void OpRunner::treat(ReplayCall& call) const {
+void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split) const {
   const auto& treatment = plan_.treatment(call.id);
   if (treatment.reduction_argument >= 0) {
     argument(call, treatment.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
@@ -99,6 +110,8 @@ void OpRunner::treat(ReplayCall& call) const {
     call.stack.emplace_back(std::move(squeezed));
   } else if (treatment.draw != Draw::kNone) {
     call_random(call, treatment.draw);
+  } else if (split) {
+    proceed_splitting(call, *split, deferred_);
   } else {
     call.proceed();
   }

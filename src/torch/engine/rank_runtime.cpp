@@ -7,8 +7,10 @@
 namespace autopar {
 
 RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank,
-                         c10::Device device, const StageRuntime::Lookup& lookup)
-    : program_{&graph, &plan, division.pipeline, division.stage_ops, division.channel_values, {}, device}, rank_(rank) {
+                         c10::Device device, const StageRuntime::Lookup& lookup, bool splits_backwards)
+    : program_{&graph, &plan, division.pipeline, division.stage_ops, division.channel_values, {}, device,
+               splits_backwards},
+      rank_(rank) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();
     for (const auto value : values) {

@@ -34,7 +34,6 @@ ShareContext StageRun::share_context(const Action& action) const {
 }
 
 void StageRun::forward(const Action& action) {
-  release_sent();
   auto& share = this->share(action);
   share.samples = action.samples;
   const auto context = share_context(action);
@@ -42,7 +41,10 @@ void StageRun::forward(const Action& action) {
   try {
     bring_inputs(share, context);
     share.norms.resize(stage_.plan().batch_norms.size());
-    stage_.runner().run(stage_.environment(), context, share.norms);
+    if (context_.differentiate && stage_.program().splits_backwards) {
+      share.deferred = std::make_shared<DeferredGradients>();
+    }
+    stage_.runner().run(stage_.environment(), context, share.norms, share.deferred);
     keep_results(share, context);
   } catch (...) {
     stage_.clear_environment();
@@ -106,8 +108,6 @@ void StageRun::keep_results(Share& share, const ShareContext& context) {
 }
 
 BackwardRoots StageRun::begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients) {
-  release_sent();
-  --backwards_left_;
   auto& share = this->share(action);
   BackwardRoots roots;
   const auto add = [&](const at::Tensor& value, at::Tensor gradient) {
@@ -131,7 +131,7 @@ BackwardRoots StageRun::begin_backward(const Action& action, const std::map<Valu
   return roots;
 }
 
-// Messages follow their producer directly, so at the next turn of the stage they have been packed.
+// Messages follow their producer directly, so at the rank's next turn they have been packed.
 void StageRun::release_sent() {
   if (sent_share_ < 0) return;
   auto& share = shares_[static_cast<std::size_t>(sent_share_)];

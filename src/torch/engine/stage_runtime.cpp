@@ -66,7 +66,7 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   auto kept = outgoing_;
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  runner_ = std::make_unique<OpRunner>(graph(), plan(), ops(), kept, device());
+  runner_ = std::make_unique<OpRunner>(graph(), plan(), ops(), kept, device(), program_.splits_backwards);
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(lookup);
@@ -136,6 +136,10 @@ void StageRuntime::refresh_leaves() {
     accumulators_.erase(value);
     if (leaf.requires_grad()) hold_accumulator(value);
   }
+}
+
+bool StageRuntime::defers(ValueId parameter) const {
+  return std::binary_search(runner_->deferrable().begin(), runner_->deferrable().end(), parameter);
 }
 
 bool StageRuntime::is_resident(ValueId value) const {

@@ -1,11 +1,13 @@
 #include <autopar/torch/engine/torch_engine.hpp>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <autopar/core/assert.hpp>
 
@@ -52,22 +54,78 @@ StageRun& TorchEngine::run_of(StageId stage) {
 
 // ---------------------------------------------------------------- turns
 
-void TorchEngine::forward(const Action& action) { run_of(action.stage).forward(action); }
+StageRun& TorchEngine::begin_turn(StageId stage) {
+  for (auto& run : runs_) run.release_sent();
+  return run_of(stage);
+}
+
+void TorchEngine::forward(const Action& action) { begin_turn(action.stage).forward(action); }
 
 void TorchEngine::backward(const Action& action) {
-  auto& run = run_of(action.stage);
+  auto& run = begin_turn(action.stage);
+  const bool last = run.is_last_backward();
+  run_backward(run, action, last);
+  run_deferred(run, action, last);
+}
+
+void TorchEngine::backward_input(const Action& action) { run_backward(begin_turn(action.stage), action, false); }
+
+void TorchEngine::backward_weight(const Action& action) {
+  auto& run = begin_turn(action.stage);
+  const bool last = run.is_last_backward();
+  if (last && bucket_ready_) {
+    for (const auto parameter : run.stage().parameters()) {
+      if (!run.stage().defers(parameter)) count_down(parameter);
+    }
+  }
+  run_deferred(run, action, last);
+}
+
+void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
+  auto& stage = run.stage();
   const auto roots = run.begin_backward(action, sum_gradients_);
   for (const auto& value : roots.values) spent_.push_back(value.grad_fn());
-  if (run.backwards_left() == 0 && bucket_ready_) {
-    run.stage().on_gradient([this](ValueId parameter) { count_down(parameter); });
+  if (last && bucket_ready_) {
+    stage.on_gradient([this, &stage](ValueId parameter) {
+      if (!stage.defers(parameter)) count_down(parameter);
+    });
   }
   if (!roots.values.empty()) {
-    bind_gradients(run.stage());
+    bind_gradients(stage);
     torch::autograd::backward(roots.values, roots.gradients);
-    unbind_gradients(run.stage());
+    unbind_gradients(stage);
   }
-  run.stage().on_gradient({});
+  stage.on_gradient({});
   run.end_backward(action);
+}
+
+// What is put off is added last: only then is a bucket full.
+void TorchEngine::run_deferred(StageRun& run, const Action& action, bool last) {
+  auto* deferred = run.deferred(action);
+  if (deferred == nullptr) return;
+  auto& stage = run.stage();
+  const bool counts = last && bucket_ready_;
+  std::set<ValueId> added;
+  deferred->compute([&](ValueId parameter, at::Tensor gradient) {
+    add_gradient(stage, parameter, std::move(gradient));
+    added.insert(parameter);
+    if (counts) count_down(parameter);
+  });
+  for (const auto parameter : stage.parameters()) {
+    if (counts && stage.defers(parameter) && added.count(parameter) == 0) count_down(parameter);
+  }
+}
+
+void TorchEngine::add_gradient(const StageRuntime& stage, ValueId parameter, at::Tensor gradient) {
+  auto& sum = gradients_[runtime_.position_of(parameter)];
+  const auto& variable = stage.compute_copy(parameter);
+  if (sum.defined()) {
+    sum.add_(gradient);
+  } else if (torch::autograd::utils::obeys_layout_contract(gradient, variable)) {
+    sum = std::move(gradient);
+  } else {
+    sum = torch::autograd::utils::clone_obey_contract(gradient, variable);
+  }
 }
 
 void TorchEngine::count_down(ValueId parameter) {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -10,7 +12,15 @@
 
 namespace autopar {
 
-GlobalSums& Session::Impl::stage_sums(StageId stage) { return stage_sums_.at(stage); }
+/// A batch norm whose running statistics this rank holds, and what its shares saw.
+struct Session::Impl::NormPool {
+  const BatchNormPlan* norm;
+  std::vector<NormSample> samples;
+};
+
+GlobalSums Session::Impl::sums_over(const std::vector<Rank>& holders) {
+  return {wire_, group_of(holders), static_cast<int>(holders.size()), device_};
+}
 
 void Session::Impl::update_buffers(Call& call) {
   const at::NoGradGuard no_grad;
@@ -40,25 +50,32 @@ void Session::Impl::update_buffers(Call& call) {
     const auto results = call.engine->buffer_results(update.result);
     auto total = at::zeros_like(handle);
     for (const auto& result : results) total.add_(result);
-    handle.detach().copy_(stage_sums(stage_).sum({total})[0]);
+    handle.detach().copy_(sums_over(tensor.holders).sum({total})[0]);
   }
 }
 
-// Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
+// Norms with the same holders are pooled together. Every rank goes through the holders in the same order.
 void Session::Impl::pool_batch_norms(Call& call) {
-  const auto& plan = call.program->plan;
   const auto& graph = call.program->graph;
-  struct Pool {
-    const BatchNormPlan* norm;
-    std::vector<NormSample> samples;
-  };
-  std::vector<Pool> pools;
+  const auto& norms = call.program->plan.batch_norms;
+  std::vector<std::pair<std::vector<Rank>, std::vector<NormPool>>> pools;
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    if (!norms[i].running_mean.valid()) continue;
+    const auto& mean = registry_.named(graph.value(norms[i].running_mean).name);
+    if (!holds(mean)) continue;
+    auto of_holders = std::find_if(pools.begin(), pools.end(), [&](const auto& p) { return p.first == mean.holders; });
+    if (of_holders == pools.end()) of_holders = pools.insert(pools.end(), {mean.holders, {}});
+    of_holders->second.push_back({&norms[i], call.engine->norm_samples(i)});
+  }
+  for (const auto& [holders, of_holders] : pools) pool_over(holders, of_holders, graph);
+}
+
+// Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
+void Session::Impl::pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools, const OpGraph& graph) {
+  auto total = sums_over(holders);
   std::vector<at::Tensor> addends;
-  for (std::size_t i = 0; i < plan.batch_norms.size(); ++i) {
-    const auto& norm = plan.batch_norms[i];
-    if (!norm.running_mean.valid() || !holds(registry_.named(graph.value(norm.running_mean).name))) continue;
-    auto& pool = pools.emplace_back(Pool{&norm, call.engine->norm_samples(i)});
-    const auto channels = handle_of(graph, norm.running_mean).sizes();
+  for (const auto& pool : pools) {
+    const auto channels = handle_of(graph, pool.norm->running_mean).sizes();
     auto sums = at::zeros(channels, at::TensorOptions().dtype(at::kDouble).device(device_));
     auto count = at::zeros({}, sums.options());
     for (const auto& sample : pool.samples) {
@@ -68,8 +85,7 @@ void Session::Impl::pool_batch_norms(Call& call) {
     addends.push_back(sums);
     addends.push_back(count);
   }
-  if (pools.empty()) return;
-  const auto first = stage_sums(stage_).sum(addends);
+  const auto first = total.sum(addends);
   std::vector<at::Tensor> squares;
   for (std::size_t k = 0; k < pools.size(); ++k) {
     const auto mean = first[2 * k].div(first[2 * k + 1]);
@@ -80,7 +96,7 @@ void Session::Impl::pool_batch_norms(Call& call) {
     }
     squares.push_back(sum);
   }
-  const auto second = stage_sums(stage_).sum(squares);
+  const auto second = total.sum(squares);
   for (std::size_t k = 0; k < pools.size(); ++k) {
     const auto& norm = *pools[k].norm;
     const auto& count = first[2 * k + 1];

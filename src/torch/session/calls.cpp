@@ -172,7 +172,7 @@ void Session::Impl::run_forward(Call& call) {
 void Session::Impl::execute(Call& call, Phase phase) {
   auto& program = *call.program;
   const bool reduce = phase != Phase::kForward && !call.accumulate;
-  const auto& actions = program.actions(call.layout, plan_->schedule, phase, reduce, world_.rank_id());
+  const auto& actions = program.actions(call.layout, *plan_, phase, reduce, world_.rank_id());
   ExecutorHooks hooks;
   hooks.fail = [this](std::string_view action, std::string_view message) { world_.fail(action, message); };
   if (!options_.trace_file.empty()) {

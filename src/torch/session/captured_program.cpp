@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <autopar/plan/runnable.hpp>
+#include <autopar/schedule/parts.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
 
@@ -31,16 +33,29 @@ const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>&
   return known->second;
 }
 
-const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, ScheduleKind schedule, Phase phase,
-                                                    bool reduce, Rank rank) {
+const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, const Plan& by, Phase phase, bool reduce,
+                                                    Rank rank) {
   const Key key{layout.local, layout.microbatches, phase, reduce};
   if (const auto known = actions_.find(key); known != actions_.end()) return known->second;
   auto pipeline = runtime->pipeline();
   if (!reduce) pipeline.groups.clear();
-  auto program = make_program(pipeline, layout, schedule, phase);
-  validate(pipeline, layout, phase, program);
+  auto made = program(pipeline, layout, by, phase);
+  validate(pipeline, layout, phase, made);
   if (actions_.size() >= kRememberedLayouts) actions_.clear();
-  return actions_.emplace(key, std::move(program.ranks[rank.index()])).first->second;
+  return actions_.emplace(key, std::move(made.ranks[rank.index()])).first->second;
+}
+
+// Orders of ranks name the plan's stages, wherever these lie; orders of stages hold for any stages.
+Program CapturedProgram::program(const Pipeline& pipeline, const BatchLayout& layout, const Plan& by, Phase phase) const {
+  const auto make = [&]<SchedulePolicy Policy>(const Policy& policy) {
+    if constexpr (RankOrderPolicy<Policy>) {
+      auto orders = orders_of_parts(policy.rank_orders(stages_of(by), layout.microbatches), parts);
+      return make_program(pipeline, layout, GivenOrders{std::move(orders), layout.microbatches}, phase);
+    } else {
+      return make_program(pipeline, layout, policy, phase);
+    }
+  };
+  return with_policy(by.schedule, make, {by.orders, by.microbatches});
 }
 
 }  // namespace autopar

@@ -29,6 +29,7 @@ struct CapturedProgram {
   OpGraph graph;                              ///< `captured` with rewrites: what is planned and run
   BatchPlan plan;
   Division division;
+  std::vector<std::vector<StageId>> parts;    ///< [stage of the plan] stages of the division, ascending
   std::vector<InputSpec> inputs;
   std::shared_ptr<const void> prototype;      ///< see CallResult
   std::vector<std::size_t> result_positions;  ///< of the graph's outputs among the flattened results
@@ -43,13 +44,16 @@ struct CapturedProgram {
 
   /// Whether a constant was written since the capture.
   [[nodiscard]] bool is_stale() const;
-  /// This rank's actions of a call; made and validated once for each layout and phase.
-  [[nodiscard]] const std::vector<Action>& actions(const BatchLayout& layout, ScheduleKind schedule, Phase phase,
-                                                   bool reduce, Rank rank);
+  /// This rank's actions of a call under the plan that it was divided by; made and validated once for each layout and
+  /// phase.
+  [[nodiscard]] const std::vector<Action>& actions(const BatchLayout& layout, const Plan& by, Phase phase, bool reduce,
+                                                   Rank rank);
   /// Parameters of this rank whose gradient is defined when `roots` get gradients; found once for each roots.
   [[nodiscard]] const std::vector<ValueId>& reached(const std::vector<ValueId>& roots);
 
  private:
+  [[nodiscard]] Program program(const Pipeline& pipeline, const BatchLayout& layout, const Plan& by, Phase phase) const;
+
   using Key = std::tuple<std::vector<std::int64_t>, int, Phase, bool>;
   std::map<Key, std::vector<Action>> actions_;
   std::map<std::vector<ValueId>, std::vector<ValueId>> reached_;

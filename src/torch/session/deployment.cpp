@@ -241,9 +241,10 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   together(world_, "dividing the model", [&] {
     stage_of = stages_of_ops(*program, profile.atoms);
     require_whole_batches(*program, stage_of);
-    StageMap stages{stage_of, {}};
+    StageMap stages{stage_of, {}, {}};
     for (const auto& stage : plan_->stages) stages.stage_ranks.push_back(stage.ranks);
     stages = cut_at_totals(program->graph, program->plan, profile.atoms, stages);
+    program->parts = stages.parts;
     program->division = divide(program->graph, program->plan, stages, world_.size());
   });
   if (!deployed_) {
@@ -295,6 +296,7 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
                                                      : read_cluster(options_.cluster_file);
   PlanRequest request;
   request.options = options_;
+  request.runtime = runtime_capabilities();
   for (const auto* optimizer : optimizers_) {
     request.options.optimizer_state_factor = optimizer == optimizers_.front()
                                                  ? state_factor(*optimizer)
@@ -324,7 +326,7 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
     throw InvalidArgument("the plan was made for " + std::to_string(plan.world) + " ranks, but the world has " +
                           std::to_string(world_.size()) + "; start as many ranks, or remove the plan to plan again");
   }
-  if (!options_.plan_only) require_runnable(plan, Capabilities{});
+  if (!options_.plan_only) require_runnable(plan, runtime_capabilities());
   plan_ = std::move(plan);
 }
 
@@ -402,6 +404,7 @@ void Session::Impl::place_state(const CapturedProgram& program, const std::vecto
       tensor.holders.insert(tensor.holders.end(), ranks.begin(), ranks.end());
     }
     std::sort(tensor.holders.begin(), tensor.holders.end());
+    tensor.holders.erase(std::unique(tensor.holders.begin(), tensor.holders.end()), tensor.holders.end());
   }
   for (const auto leaf : program.plan.prologue_leaves) {
     registry_.named(program.graph.value(leaf).name).holders = everyone;
@@ -506,12 +509,6 @@ void Session::Impl::make_transports() {
   std::vector<Rank> everyone;
   for (int r = 0; r < world_.size(); ++r) everyone.push_back(Rank(r));
   world_sums_ = GlobalSums(wire_, group_of(everyone), world_.size(), device_);
-  for (std::size_t s = 0; s < plan_->stages.size(); ++s) {
-    auto ranks = plan_->stages[s].ranks;
-    std::sort(ranks.begin(), ranks.end());
-    stage_sums_[StageId::of(s)] = GlobalSums(wire_, group_of(ranks), static_cast<int>(ranks.size()), device_);
-    if (std::binary_search(ranks.begin(), ranks.end(), world_.rank_id())) stage_ = StageId::of(s);
-  }
 }
 
 GroupId Session::Impl::group_of(const std::vector<Rank>& ranks) {
@@ -526,7 +523,7 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
   const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
   together(world_, "preparing the stages", [&] {
     program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), device_,
-                                                    lookup);
+                                                    lookup, parts_backwards(*plan_));
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
   });

@@ -35,11 +35,11 @@ struct HandleGradient {
   at::Tensor gradient;
 };
 
-/// Gradients of one backward of this rank's stage.
+/// Gradients of one backward of this rank's stages.
 struct StageGradients {
   std::shared_ptr<CapturedProgram> program;
   const std::vector<ValueId>* reached = nullptr;  ///< parameters whose gradient is defined
-  std::deque<at::Tensor> by_position;             ///< of the stage's parameters
+  std::deque<at::Tensor> by_position;             ///< of the rank's parameters
   std::vector<std::shared_ptr<torch::autograd::Node>> spent;  ///< see TorchEngine::take_spent
 };
 
@@ -150,9 +150,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- buffers.cpp
   void update_buffers(Call& call);
   void pool_batch_norms(Call& call);
-  void update_running(const BatchNormPlan& norm, const OpGraph& graph, const at::Tensor& mean,
-                      const at::Tensor& variance, double count);
-  [[nodiscard]] GlobalSums& stage_sums(StageId stage);
+  struct NormPool;
+  void pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools, const OpGraph& graph);
+  [[nodiscard]] GlobalSums sums_over(const std::vector<Rank>& holders);
 
   // ---- checkpoint
   [[nodiscard]] std::vector<PlacedTensor> placed() const;
@@ -170,11 +170,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   c10::Device device_ = c10::Device(c10::kCPU);
   bool deployed_ = false;
   std::optional<Plan> plan_, given_plan_;
-  StageId stage_ = StageId::none();
   AnyTransport wire_;
   std::map<std::vector<Rank>, GroupId> groups_;
   GlobalSums world_sums_;
-  std::map<StageId, GlobalSums> stage_sums_;
   std::map<std::string, std::shared_ptr<CapturedProgram>> programs_;
 
   std::uint64_t serial_ = 0;

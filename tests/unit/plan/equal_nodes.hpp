@@ -29,7 +29,7 @@ struct EqualNodes {
     return WeightedCost(
         cluster,
         [](const auto&, NodeId, double) {
-          return NodeCost{Seconds(1), Seconds(2), Bytes(10), Bytes(3), Seconds(1)};
+          return NodeCost{Seconds(1), Seconds(2), Bytes(10), Bytes(3), Seconds(1), Bytes(7)};
         },
         [bytes = value_bytes](const auto&, EdgeId e) {
           return ValueProfile{e.value(), {bytes, 0}, true};

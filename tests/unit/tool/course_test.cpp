@@ -140,8 +140,9 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
 TEST_CASE("the timeline page is whole in itself and its bars stand where the step has them", "[tool]") {
   const ToolFolder folder("tool_html");
   REQUIRE(
-      folder.plan({"--batch", "32", "--stages", "2", "--microbatches", "4", "--out", folder.at("plan.json")}).status ==
-      0);
+      folder
+          .plan({"--batch", "32", "--stages", "2", "--microbatches", "4", "--schedule", "1f1b", "--out", folder.at("plan.json")})
+          .status == 0);
   const auto result =
       run_tool({"simulate", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml"), "--html",
                 folder.at("t.html"), "--trace", folder.at("t.json")});

@@ -42,6 +42,7 @@ TEST_CASE("plan prints the table, writes the plan, and is the planner's own", "[
   CHECK(result.err.empty());
   PlanRequest request;
   request.batch = 32;
+  request.runtime = runtime_capabilities();
   const Plan expected = Planner<>{}.plan(folder.model, folder.cluster, request);
   CHECK(result.out == to_text(expected));
   CHECK(folder.text("plan.json") == to_json(expected));
@@ -56,7 +57,7 @@ TEST_CASE("options come from a file and from the command line, which wins", "[to
   ToolFolder folder("tool_options");
   folder.cluster.device.memory = Bytes(4 << 20);
   folder.write();
-  folder.put("autopar.toml", "stages = 2\nmicrobatches = 4\nmax_microbatches = 8\n");
+  folder.put("autopar.toml", "stages = 2\nmicrobatches = 4\nmax_microbatches = 8\nschedule = \"1f1b\"\n");
   const auto planned = [&](std::vector<std::string> more) {
     more.insert(more.end(), {"--batch", "32", "--json", "--options", folder.at("autopar.toml")});
     const auto result = folder.plan(std::move(more));
@@ -89,7 +90,7 @@ TEST_CASE("check accepts a plan, rejects what was tampered with, and passes a wo
   ToolFolder folder("tool_check");
   folder.cluster.device.memory = Bytes(4 << 20);
   folder.write();
-  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  REQUIRE(folder.plan({"--batch", "32", "--schedule", "1f1b", "--out", folder.at("plan.json")}).status == 0);
   const auto check = [&](const std::string& plan, std::vector<std::string> more = {}) {
     more.insert(more.begin(), {"check", folder.at(plan), folder.at("profile.json"), folder.at("cluster.toml")});
     return run_tool(std::move(more));
@@ -137,6 +138,7 @@ TEST_CASE("measured costs plan, explain, check and simulate as peak rates do", "
   REQUIRE(planned.status == 0);
   PlanRequest request;
   request.batch = 32;
+  request.runtime = runtime_capabilities();
   const Plan expected =
       Planner<>{}.plan(folder.model, ProfiledCost(folder.cluster, measured), folder.cluster, request);
   CHECK(folder.text("plan.json") == to_json(expected));
@@ -191,6 +193,7 @@ TEST_CASE("explain says what binds and what changes of the machines would buy", 
   // The answers are those of planning again.
   PlanRequest request;
   request.batch = 32;
+  request.runtime = runtime_capabilities();
   request.world = 5;
   Cluster larger = folder.cluster;
   larger.devices = 5;
@@ -275,9 +278,9 @@ TEST_CASE("a profile that is no sound graph is refused by name", "[tool]") {
   refused(replaced(good, "300000.0,0.0", "1e999,0.0"), {"JSON"});
   refused(replaced(good, "[4000.0,16.0]", "[0.0,-16.0]"), {"saved bytes"});
   refused(replaced(good, "\"writer\":5", "\"writer\":-1"), {"written by no atom"});
-  refused(replaced(good, "\"version\":1", "\"version\":9"), {"version"});
+  refused(replaced(good, "\"version\":2", "\"version\":9"), {"version"});
   refused(
-      "{\"version\":1,\"hash\":\"000000000000002a\",\"loss_mode\":true,\"parameters\":[],\"atoms\":[],\"edges\":[],"
+      "{\"version\":2,\"hash\":\"000000000000002a\",\"loss_mode\":true,\"parameters\":[],\"atoms\":[],\"edges\":[],"
       "\"inputs\":[],\"outputs\":[]}",
       {"no atom"});
   folder.put("profile.json", replaced(good, "[4000.0,16.0]", "[1e25,16.0]"));
@@ -301,7 +304,7 @@ TEST_CASE("a cluster without devices, or that is none, is refused by line", "[to
 
 TEST_CASE("a plan of another model, world or version is refused with the difference", "[tool]") {
   ToolFolder folder("tool_foreign");
-  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  REQUIRE(folder.plan({"--batch", "32", "--schedule", "1f1b", "--out", folder.at("plan.json")}).status == 0);
   const std::string plan = folder.text("plan.json");
   const auto refused = [&](const std::vector<std::string>& parts) {
     for (const std::string command : {"check", "simulate"})

@@ -77,6 +77,7 @@ class CheckedCosts {
       sum.backward += one.backward + adding;
       sum.backward_weight += one.backward_weight;
       sum.saved += one.saved;
+      sum.put_off += one.put_off;
       sum.workspace = std::max(sum.workspace, one.workspace);
     }
     for (const auto& segment : plan.recomputed) {

@@ -23,7 +23,7 @@ class CheckedMemory {
       Stage& stage = of(s);
       stage.share = stated.largest_share(s);
       const NodeCost& cost = costs.of_stage(s, stage.share);
-      stage.kept = cost.saved.value();
+      stage.kept = cost.saved.value() + (parts_backwards(stated.plan().schedule) ? cost.put_off.value() : 0);
       stage.always = cost.workspace.value();
       add_parameters(s);
       add_segments(s);
@@ -103,6 +103,10 @@ class CheckedMemory {
     if (stated_.replicas(s) < 2) return;
     if (plan.zero == 2) stage.always += largest;      // its gradient
     if (plan.zero == 3) stage.always += 3 * largest;  // and its parameters, and those of the next
+  }
+
+  [[nodiscard]] static bool parts_backwards(ScheduleKind kind) {
+    return kind == ScheduleKind::kZbH1 || kind == ScheduleKind::kZbV || kind == ScheduleKind::kSynthesised;
   }
 
   /// What runs again keeps what enters it from the stage; one segment is whole at a time.

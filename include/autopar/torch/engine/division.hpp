@@ -23,13 +23,15 @@ struct Division {
 struct StageMap {
   std::vector<StageId> stage_of;               ///< by OpId; ops outside the pipeline are not looked at
   std::vector<std::vector<Rank>> stage_ranks;  ///< [stage][replica]
+  std::vector<std::vector<StageId>> parts;     ///< [stage of the plan] what it was cut into, ascending
 };
 
 /// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
 [[nodiscard]] Division divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world);
 
 /// Cuts every stage that has several replicas once more before each level of totals, so that what the replicas add up can
-/// travel between them: several stages of the result then run on the same ranks.
+/// travel between them: several stages of the result then run on the same ranks. Stages without ops are left out.
+/// @param stages  those of the plan; `parts` is not looked at
 /// @throws CaptureError if a total and its addend may not be separated
 [[nodiscard]] StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                                      const StageMap& stages);

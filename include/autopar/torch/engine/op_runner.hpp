@@ -1,11 +1,15 @@
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include <c10/core/Device.h>
 
 #include <autopar/torch/batch_algebra.hpp>
+#include <autopar/torch/engine/deferred_gradients.hpp>
 #include <autopar/torch/engine/share.hpp>
+#include <autopar/torch/engine/split_backward.hpp>
 #include <autopar/torch/op_graph.hpp>
 #include <autopar/torch/replay.hpp>
 
@@ -16,8 +20,9 @@ class OpRunner {
  public:
   /// @param ops   ascending; `graph` and `plan` must outlive the runner
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
+  /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put off to
   OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-           c10::Device device);
+           c10::Device device, bool splits_backwards = false);
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
@@ -25,11 +30,16 @@ class OpRunner {
   [[nodiscard]] Environment environment() const { return replayer_.environment(); }
 
   /// @param statistics  by BatchPlan::batch_norms
+  /// @param deferred    takes the weight gradients of split backwards; null = they stay whole
   /// @throws what an operator throws
-  void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics);
+  void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+           std::shared_ptr<DeferredGradients> deferred = nullptr);
+
+  /// Parameters with gradients that may be put off, ascending, each once.
+  [[nodiscard]] const std::vector<ValueId>& deferrable() const { return deferrable_; }
 
  private:
-  void treat(ReplayCall& call) const;
+  void treat(ReplayCall& call, const std::optional<SplitBackward>& split) const;
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) const;
@@ -41,6 +51,8 @@ class OpRunner {
   Replayer replayer_;
   const ShareContext* share_ = nullptr;               ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;
+  std::shared_ptr<DeferredGradients> deferred_;
+  std::vector<ValueId> deferrable_;
 };
 
 }  // namespace autopar

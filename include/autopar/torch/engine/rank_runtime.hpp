@@ -17,8 +17,9 @@ namespace autopar {
 class RankRuntime {
  public:
   /// @param lookup  see StageRuntime
+  /// @param splits_backwards  whether programs have backwards in two parts
   RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank, c10::Device device,
-              const StageRuntime::Lookup& lookup);
+              const StageRuntime::Lookup& lookup, bool splits_backwards = false);
   RankRuntime(const RankRuntime&) = delete;
   RankRuntime& operator=(const RankRuntime&) = delete;
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -39,15 +40,21 @@ class StageRun {
   [[nodiscard]] StageRuntime& stage() { return stage_; }
 
   void forward(const Action& action);
-  /// Counts the backward of a share as begun. @param sum_gradients  of complete sums
+  /// @param sum_gradients  of complete sums
   [[nodiscard]] BackwardRoots begin_backward(const Action& action,
                                              const std::map<ValueId, at::Tensor>& sum_gradients);
   /// The share's gradients are there.
   void end_backward(const Action& action) { sent_share_ = action.microbatch; }
+  /// Lets go of what the messages of the last turn took along. Before the rank's next turn, whichever stage's it is.
+  void release_sent();
 
-  /// Shares with samples: each will have one backward. To be called before the first.
+  /// What the share's backward put off; null where backwards are whole.
+  [[nodiscard]] DeferredGradients* deferred(const Action& action) { return share(action).deferred.get(); }
+
+  /// Shares with samples: each will have one backward, whole or in two parts. To be called before the first.
   void expect_backwards();
-  [[nodiscard]] int backwards_left() const { return backwards_left_; }
+  /// Counts a share's backward as ended, as far as parameters are concerned. @return whether it was the last
+  [[nodiscard]] bool is_last_backward() { return --backwards_left_ == 0; }
 
   /// What a message takes away: the samples of a value, or of its gradient.
   [[nodiscard]] at::Tensor departing(const Action& action, const Channel& channel, ValueId value);
@@ -67,6 +74,7 @@ class StageRun {
     std::map<ValueId, Assembly> arriving;   ///< values, then gradients
     std::map<ValueId, at::Tensor> leaves;   ///< boundary inputs as autograd saw them
     std::vector<NormSample> norms;
+    std::shared_ptr<DeferredGradients> deferred;
   };
 
   [[nodiscard]] Share& share(const Action& action) { return shares_[static_cast<std::size_t>(action.microbatch)]; }
@@ -74,7 +82,6 @@ class StageRun {
   [[nodiscard]] Interval own_share(int microbatch) const;
   void bring_inputs(Share& share, const ShareContext& context);
   void keep_results(Share& share, const ShareContext& context);
-  void release_sent();
 
   StageRuntime& stage_;
   const CallContext& context_;

@@ -30,6 +30,7 @@ struct DividedProgram {
   std::vector<std::vector<ValueId>> channel_values;     ///< by channel, the order in messages
   std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
+  bool splits_backwards = false;                        ///< backwards of its stages come in two parts
 };
 
 /// A value that every share adds to, and that is complete when all ranks' sums are added.
@@ -78,6 +79,8 @@ class StageRuntime {
 
   /// The compute copy of a parameter of this stage.
   [[nodiscard]] const at::Tensor& compute_copy(ValueId parameter) const { return environment_[parameter.index()]; }
+  /// Whether weight backwards may add to the gradient of a parameter.
+  [[nodiscard]] bool defers(ValueId parameter) const;
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
   /// Follows handles whose memory or requires_grad changed since. O(parameters of the stage).

@@ -16,7 +16,7 @@
 
 namespace autopar {
 
-/// Runs this rank's shares of one call: models StageEngine. Made for each call; backwards may come much later.
+/// Runs this rank's shares of one call: models SplitBackwardEngine. Made for each call; backwards may come much later.
 class TorchEngine {
  public:
   TorchEngine(RankRuntime& runtime, CallContext context);
@@ -35,6 +35,8 @@ class TorchEngine {
   // StageEngine
   void forward(const Action& action);
   void backward(const Action& action);
+  void backward_input(const Action& action);
+  void backward_weight(const Action& action);
   [[nodiscard]] Buffer pack(const Action& action);
   [[nodiscard]] Buffer landing(const Action& action);
   void accept(const Action& action, const Buffer& buffer);
@@ -60,6 +62,10 @@ class TorchEngine {
 
  private:
   [[nodiscard]] StageRun& run_of(StageId stage);
+  [[nodiscard]] StageRun& begin_turn(StageId stage);
+  void run_backward(StageRun& run, const Action& action, bool last);
+  void run_deferred(StageRun& run, const Action& action, bool last);
+  void add_gradient(const StageRuntime& stage, ValueId parameter, at::Tensor gradient);
   [[nodiscard]] const Channel& channel_of(const Action& action) const;
   [[nodiscard]] const std::vector<ValueId>& message_values(const Action& action) const;
   [[nodiscard]] std::vector<TensorForm> message_forms(const Action& action) const;
@@ -89,6 +95,6 @@ class TorchEngine {
   std::map<std::pair<int, int>, int> missing_;
 };
 
-static_assert(StageEngine<TorchEngine>);
+static_assert(SplitBackwardEngine<TorchEngine>);
 
 }  // namespace autopar

@@ -117,6 +117,21 @@ TEST_CASE("convolutions count kernel times result") {
   CHECK(total(p.profile.model, OpClass::kConvolution, true).flops == Affine{2.0 * 6 * 64 * (2 * 9), 0});
 }
 
+TEST_CASE("gradients of results that weight gradients wait with are counted") {
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).padding(1));
+  const auto put_off = [&](const auto& forward) {
+    const auto p = profile(*conv, {torch::randn({2, 4, 8, 8})}, [&](const Tensors& in) { return forward(in[0]).sum(); });
+    Affine sum;
+    for (const auto node : p.profile.model.graph.nodes()) sum += p.profile.model.graph[node].put_off;
+    return sum;
+  };
+  const auto plain = [&](const Tensor& x) { return torch::relu(conv->forward(x)); };
+  CHECK(put_off(plain) == Affine{6 * 8 * 8 * 4, 0});
+  CHECK(put_off([&](const Tensor& x) { return torch::conv2d(x, conv->weight * 2, conv->bias); }) == Affine{});
+  conv->weight.set_requires_grad(false);
+  CHECK(put_off(plain) == Affine{});
+}
+
 TEST_CASE("equal layers have equal structure, others do not") {
   torch::nn::Sequential net;
   for (int i = 0; i < 3; ++i) net->push_back(torch::nn::Linear(6, 6));

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <autopar/torch/batch_algebra.hpp>
+#include <autopar/torch/engine/deferred_gradients.hpp>
+#include <autopar/torch/op_graph.hpp>
+#include <autopar/torch/replay.hpp>
+
+namespace autopar {
+
+/// An operator y = f(x, weight, bias) whose backward can be run in two parts: the gradient of x, and later those of the
+/// parameters. Linear layers, convolutions and embeddings have such formulas (those of libtorch's own backwards).
+struct SplitBackward {
+  /// The gradient of x from that of y; empty if x never has one (indices).
+  std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight)> input;
+  /// The gradient of the weight and, if wanted, that of the bias.
+  std::function<std::vector<at::Tensor>(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                                        bool with_bias)>
+      weights;
+  int x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1 = has none
+  ValueId weight, bias;                      ///< the parameters; no bias if the call has none
+};
+
+/// How the backward of an operator of the graph is split, nothing if it has to stay whole: another operator, a weight
+/// that is computed from parameters, or one that the batch algebra changes.
+[[nodiscard]] std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op);
+
+/// Runs the operator like `call.proceed()`, with the same result. In the backward it gives the gradient of x and puts off
+/// those of the parameters. Plain where nothing is gained: without gradients, with a frozen weight, with complex numbers.
+void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred);
+
+}  // namespace autopar

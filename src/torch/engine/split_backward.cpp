@@ -1,0 +1,174 @@
+#include <autopar/torch/engine/split_backward.hpp>
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+namespace autopar {
+
+namespace {
+
+using torch::autograd::variable_list;
+
+/// The history of a split call's result.
+class SplitNode : public torch::autograd::Node {
+ public:
+  SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight, bool with_bias,
+            std::shared_ptr<DeferredGradients> deferred)
+      : split_(split), with_bias_(with_bias), x_(x, false), weight_(weight, false), deferred_(std::move(deferred)) {
+    set_next_edges(torch::autograd::collect_next_edges(x));
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    variable_list of_x(1);
+    const auto& gradient = gradients[0];
+    if (!gradient.defined()) return of_x;
+    const auto x = x_.unpack().detach(), weight = weight_.unpack().detach();
+    if (split_.input && task_should_compute_output(0)) of_x[0] = split_.input(gradient, x, weight);
+    std::vector<ValueId> parameters{split_.weight};
+    if (with_bias_) parameters.push_back(split_.bias);
+    deferred_->put_off({std::move(parameters), [weights = &split_.weights, with_bias = with_bias_, gradient, x, weight] {
+                          return (*weights)(gradient, x, weight, with_bias);
+                        }});
+    return of_x;
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    x_.reset_data();
+    weight_.reset_data();
+  }
+
+  std::string name() const override { return "SplitBackward"; }
+
+ private:
+  const SplitBackward& split_;  // of the runner, which outlives its runs
+  bool with_bias_;
+  torch::autograd::SavedVariable x_, weight_;
+  std::shared_ptr<DeferredGradients> deferred_;
+};
+
+// ---------------------------------------------------------------- formulas
+
+void make_linear(SplitBackward& split) {
+  split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
+    return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
+  };
+  split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
+    const auto rows = gradient.reshape({-1, weight.size(0)});
+    std::vector<at::Tensor> gradients{rows.t().mm(x.reshape({-1, weight.size(1)}))};
+    if (with_bias) gradients.push_back(rows.sum(0));
+    return gradients;
+  };
+}
+
+void make_embedding(SplitBackward& split, const std::vector<c10::IValue>& args) {
+  split.x_at = 1;
+  split.weight_at = 0;
+  split.bias_at = -1;
+  split.weights = [padding = args[2].toInt(), by_frequency = args[3].toBool()](
+                      const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool) {
+    return std::vector{at::embedding_dense_backward(gradient, x, weight.size(0), padding, by_frequency)};
+  };
+}
+
+/// What a convolution is besides its tensors.
+struct ConvolutionForm {
+  std::vector<std::int64_t> stride, padding, dilation, output_padding;
+  bool transposed = false;
+  std::int64_t groups = 1;
+  bool has_bias = false;
+
+  [[nodiscard]] auto backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                              std::array<bool, 3> wanted) const {
+    const std::int64_t outputs[] = {gradient.size(1)};
+    const auto bias_sizes = has_bias ? at::OptionalIntArrayRef(outputs) : at::OptionalIntArrayRef();
+    return at::convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+                                    groups, wanted);
+  }
+};
+
+void make_convolution(SplitBackward& split, ConvolutionForm form) {
+  split.input = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
+    return std::get<0>(form.backward(gradient, x, weight, {true, false, false}));
+  };
+  split.weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
+    auto [none, of_weight, of_bias] = form.backward(gradient, x, weight, {false, true, with_bias});
+    std::vector<at::Tensor> gradients{std::move(of_weight)};
+    if (with_bias) gradients.push_back(std::move(of_bias));
+    return gradients;
+  };
+}
+
+bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
+  const std::string_view name = node.op.schema().name(), overload = node.op.schema().overload_name();
+  const auto& args = node.args;
+  if (name == "aten::linear") {
+    make_linear(split);
+  } else if (name == "aten::embedding" && !args[4].toBool()) {
+    make_embedding(split, args);
+  } else if ((name == "aten::conv1d" || name == "aten::conv2d" || name == "aten::conv3d") && overload.empty()) {
+    const auto none = std::vector<std::int64_t>(args[3].toIntVector().size(), 0);
+    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), none, false,
+                             args[6].toInt(), has_bias});
+  } else if (name == "aten::conv_transpose1d" || name == "aten::conv_transpose2d" || name == "aten::conv_transpose3d") {
+    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[7].toIntVector(), args[5].toIntVector(), true,
+                             args[6].toInt(), has_bias});
+  } else if (name == "aten::convolution") {
+    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), args[7].toIntVector(),
+                             args[6].toBool(), args[8].toInt(), has_bias});
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool is_convolution(const SplitBackward& split, const OpNode& node) {
+  return split.bias_at >= 0 && node.op.schema().name() != "aten::linear";
+}
+
+}  // namespace
+
+std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op) {
+  const auto& node = graph.op(op);
+  if (!node.grad_enabled || !plan.treatment(op).weighted_arguments.empty()) return std::nullopt;
+  SplitBackward split;
+  if (!make_formulas(split, node, node.args.size() > 2 && graph.input(op, 2).valid())) return std::nullopt;
+  split.weight = graph.input(op, split.weight_at);
+  if (!split.weight.valid() || graph.value(split.weight).kind != ValueKind::kParameter) return std::nullopt;
+  if (split.bias_at >= 0) split.bias = graph.input(op, split.bias_at);
+  if (split.bias.valid() && graph.value(split.bias).kind != ValueKind::kParameter) return std::nullopt;
+  return split;
+}
+
+void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred) {
+  const auto at = [&](int position) { return call.stack[static_cast<std::size_t>(position)].toTensor(); };
+  const auto x = at(split.x_at), weight = at(split.weight_at);
+  const bool in_batches = !is_convolution(split, call.node) || x.dim() == weight.dim();
+  const bool real = weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type());
+  if (deferred == nullptr || !at::GradMode::is_enabled() || !weight.requires_grad() || !real || !in_batches) {
+    call.proceed();
+    return;
+  }
+  const bool with_bias = split.bias.valid() && at(split.bias_at).requires_grad();
+  {
+    const at::AutoDispatchBelowADInplaceOrView no_history;
+    call.proceed();
+  }
+  const std::shared_ptr<SplitNode> node(new SplitNode(split, x, weight, with_bias, deferred),
+                                        torch::autograd::deleteNode);
+  auto result = call.stack[0].toTensor();
+  torch::autograd::set_history(result, node);
+}
+
+}  // namespace autopar

@@ -1,0 +1,189 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/plan/runnable.hpp>
+#include <autopar/runtime/loopback.hpp>
+#include <autopar/schedule/schedule.hpp>
+
+#include <unistd.h>
+
+#include "fidelity.hpp"
+
+// Schedules with several stages a rank and with backwards in two parts, where one process is no reference: random draws
+// and statistics of micro-batches; and what is recorded of them.
+namespace schedules_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using torch::Tensor;
+
+const std::vector<std::string> kSchedules{"interleaved", "zb-h1", "zb-v", "synth"};
+
+struct DoublePrecision {
+  DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<double>()); }
+  ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
+};
+
+/// Draws, statistics of micro-batches, an embedding, a convolution, and a table that the first and the last operators read.
+struct Net : nn::Module {
+  Net() {
+    register_module("table", table);
+    register_module("conv", conv);
+    register_module("norm", norm);
+    register_module("a", a);
+    register_module("drop", drop);
+    register_module("b", b);
+    register_module("late", late);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    const auto x = table(ids).transpose(1, 2);
+    auto h = drop(torch::relu(norm(conv(x)))).flatten(1);
+    h = late(torch::tanh(b(drop(torch::relu(a(h))))));
+    return F::cross_entropy(F::linear(h, table->weight), y);
+  }
+  nn::Embedding table{9, 4};
+  nn::Conv1d conv{nn::Conv1dOptions(4, 6, 3).padding(1)};
+  nn::BatchNorm1d norm{6};
+  nn::Linear a{30, 12};
+  nn::Dropout drop{0.5};
+  nn::Linear b{12, 7};
+  nn::Linear late{7, 4};
+};
+
+std::shared_ptr<Net> made() {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(7);
+  return std::make_shared<Net>();
+}
+
+constexpr int64_t kSamples = 6;  // of each rank
+Tensor ids(int step, int rank) { return (torch::arange(kSamples * 5, torch::kLong) * (3 + step) + 2 * rank).remainder(9).view({kSamples, 5}); }
+Tensor labels(int step, int rank) { return (torch::arange(kSamples, torch::kLong) * 2 + step + rank).remainder(9); }
+
+struct Trained {
+  std::vector<Tensor> losses;
+  numerics::Snapshot state;
+  ap::Plan plan;
+};
+
+/// Three steps and an evaluation. @param load, save  folders, empty = none
+Trained train(int ranks, const ap::Options& options, const std::string& load = "", const std::string& save = "") {
+  Trained out;
+  torch::set_num_threads(1);
+  ap::loopback::run(ranks, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, made(), options);
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2).eps(1e-3));
+    if (!load.empty()) model->load(load, optimizer);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      const auto loss = model(ids(step, world.rank()), labels(step, world.rank()));
+      loss.backward();
+      optimizer.step();
+      if (world.rank() == 0) out.losses.push_back(loss.detach());
+    }
+    if (options.trace_file.empty()) {  // which is of the latest call
+      model->eval();
+      const torch::NoGradGuard no_grad;
+      const auto loss = model(ids(5, world.rank()), labels(5, world.rank()));
+      if (world.rank() == 0) out.losses.push_back(loss);
+    }
+    if (!save.empty()) model->save(save, optimizer);
+    const auto state = model->gather_state();
+    if (world.rank() != 0) return;
+    for (const auto& item : state) out.state.emplace_back(item.key(), item.value().clone());
+    out.plan = model->plan();
+  });
+  return out;
+}
+
+/// On two positions, or as many as one rank a position gives.
+ap::Options options_for(const std::string& schedule, int replicas) {
+  return {.stages = 2, .microbatches = 3, .replicas = {replicas, replicas}, .schedule = schedule};
+}
+
+void check_same(const Trained& got, const Trained& want, double tolerance) {
+  REQUIRE(got.losses.size() == want.losses.size());
+  for (size_t i = 0; i < got.losses.size(); ++i) {
+    numerics::check_close(got.losses[i], want.losses[i], tolerance, "loss " + std::to_string(i));
+  }
+  REQUIRE(got.state.size() == want.state.size());
+  for (const auto& [name, tensor] : want.state) numerics::check_close(numerics::find(got.state, name), tensor, tolerance, name);
+}
+
+struct Folder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("autopar_schedules_" + std::to_string(::getpid()));
+  Folder() {
+    std::filesystem::remove_all(path);
+    std::filesystem::create_directories(path);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+TEST_CASE("draws, statistics of micro-batches and tied parameters are the same under every schedule") {
+  const DoublePrecision guard;
+  for (const int replicas : {1, 2}) {
+    const auto plain = train(2 * replicas, options_for("1f1b", replicas));
+    for (const auto& schedule : kSchedules) {
+      INFO(schedule << ", " << replicas << " replicas");
+      const auto other = train(2 * replicas, options_for(schedule, replicas));
+      CHECK(ap::name_of(other.plan.schedule) == schedule);
+      CHECK_NOTHROW(check_same(other, plain, schedule == "zb-h1" ? 0 : 1e-12));  // to the bit: the sums have one order
+    }
+  }
+}
+
+TEST_CASE("a checkpoint of one schedule goes on under another") {
+  const DoublePrecision guard;
+  const Folder folder;
+  static_cast<void>(train(2, options_for("interleaved", 1), "", folder / "interleaved"));
+  static_cast<void>(train(2, options_for("zb-v", 1), "", folder / "zb-v"));
+  const auto plain = train(2, options_for("1f1b", 1), folder / "interleaved");
+  CHECK_NOTHROW(check_same(train(2, options_for("zb-v", 1), folder / "interleaved"), plain, 1e-12));
+  CHECK_NOTHROW(check_same(train(2, options_for("1f1b", 1), folder / "zb-v"), plain, 1e-12));
+  CHECK_NOTHROW(check_same(train(4, options_for("interleaved", 2), folder / "zb-v"),
+                           train(4, options_for("1f1b", 2), folder / "interleaved"), 1e-12));
+}
+
+TEST_CASE("ranks compute in the order of the plan's schedule, as their traces say") {
+  const DoublePrecision guard;
+  const Folder folder;
+  for (const auto& schedule : {std::string("gpipe"), std::string("1f1b"), kSchedules[0], kSchedules[1], kSchedules[2], kSchedules[3]}) {
+    auto options = options_for(schedule, 1);
+    options.trace_file = folder / (schedule + ".json");
+    const auto plan = train(2, options).plan;
+    REQUIRE(ap::name_of(plan.schedule) == schedule);
+    const auto program = ap::make_program(ap::stages_of(plan), {{kSamples, kSamples}, plan.microbatches}, plan.schedule,
+                                          ap::Phase::kStep, {plan.orders, plan.microbatches});
+    for (size_t rank = 0; rank < 2; ++rank) {
+      const auto trace = ap::read_text_file(folder / (schedule + "." + std::to_string(rank) + ".json"));
+      size_t turns = 0, at = 0;
+      for (auto found = trace.find(" of stage "); found != std::string::npos; found = trace.find(" of stage ", found + 1)) ++turns;
+      CHECK(turns == program.ranks[rank].size());
+      for (const auto& action : program.ranks[rank]) {
+        INFO(schedule << ", rank " << rank << ": " << ap::describe(action));
+        at = trace.find("\"name\":\"" + ap::describe(action) + "\"", at);
+        REQUIRE(at != std::string::npos);
+      }
+    }
+  }
+}
+
+}  // namespace schedules_test

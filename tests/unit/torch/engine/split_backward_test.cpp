@@ -1,0 +1,184 @@
+#include <autopar/torch/engine/split_backward.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <autopar/torch/capture.hpp>
+#include <autopar/torch/engine/op_runner.hpp>
+#include <autopar/torch/rewrite/linear_fold.hpp>
+
+#include <catch_shim.hpp>
+
+// Backwards in two parts, each against libtorch's whole one.
+namespace split_backward_test {
+
+using namespace autopar;
+using torch::Tensor;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+
+/// A module of parameters made by a test.
+struct Net : nn::Module {
+  explicit Net(const std::vector<std::vector<std::int64_t>>& sizes) {
+    for (const auto& size : sizes) {
+      p.push_back(register_parameter("p" + std::to_string(p.size()), torch::randn(size, torch::kDouble)));
+    }
+  }
+  std::vector<Tensor> p;
+};
+
+struct Case {
+  std::vector<std::vector<std::int64_t>> parameters;
+  Tensor input;
+  std::function<Tensor(const std::vector<Tensor>& p, const Tensor& x)> function;
+  std::size_t put_off;  ///< parameters that the input backward leaves without a gradient
+};
+
+struct Gradients {
+  Tensor result, of_input;
+  std::vector<Tensor> of_parameters, after_input;
+};
+
+/// @param splits  run the backward in two parts
+Gradients run(const Case& example, bool splits) {
+  torch::manual_seed(3);
+  Net net(example.parameters);
+  const std::vector<InputSpec> specs{input_spec(example.input)};
+  const auto graph = fold_linear(capture(net, specs, [&](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{example.function(net.p, in[0])};
+  }));
+  const auto plan = analyze_batch(graph, {});
+  OpRunner runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, splits);
+  auto environment = runner.environment();
+  bind_state(graph, net, environment);
+  auto input = example.input.detach().clone();
+  if (example.input.requires_grad()) input.set_requires_grad(true);
+  environment[graph.inputs[0].index()] = input;
+  ShareContext share;
+  share.samples = share.batch = input.size(0);
+  std::vector<NormSample> norms;
+  const auto deferred = std::make_shared<DeferredGradients>();
+  runner.run(environment, share, norms, deferred);
+  Gradients out;
+  out.result = environment[graph.outputs[0].index()];
+  (out.result * torch::linspace(-1, 2, out.result.numel(), torch::kDouble).cos().view(out.result.sizes())).sum().backward();
+  out.of_input = input.grad();
+  for (const auto& p : net.p) out.after_input.push_back(p.grad().defined() ? p.grad().clone() : Tensor());
+  deferred->compute([&](ValueId parameter, const Tensor& gradient) {
+    const auto& name = graph.value(parameter).name;
+    auto& grad = net.p[static_cast<std::size_t>(std::stoi(name.substr(1)))].mutable_grad();
+    if (grad.defined()) grad.add_(gradient);
+    else grad = gradient;
+  });
+  for (const auto& p : net.p) out.of_parameters.push_back(p.grad());
+  return out;
+}
+
+void check_same(const Tensor& a, const Tensor& b, double tolerance) {
+  REQUIRE(a.defined() == b.defined());
+  if (!a.defined()) return;
+  REQUIRE(a.sizes() == b.sizes());
+  CHECK((a - b).abs().max().item<double>() <= tolerance);
+}
+
+/// @param tolerance  0 = to the bit
+void check(const Case& example, double tolerance = 0) {
+  const auto whole = run(example, false), split = run(example, true);
+  check_same(whole.result.detach(), split.result.detach(), tolerance);
+  check_same(whole.of_input, split.of_input, tolerance);
+  std::size_t put_off = 0;
+  for (std::size_t i = 0; i < whole.of_parameters.size(); ++i) {
+    INFO("parameter " << i);
+    REQUIRE(whole.of_parameters[i].defined());
+    check_same(whole.of_parameters[i], split.of_parameters[i], tolerance);
+    put_off += split.after_input[i].defined() ? 0 : 1;
+  }
+  CHECK(put_off == example.put_off);
+}
+
+Tensor samples(std::vector<std::int64_t> sizes) { return torch::randn(sizes, torch::kDouble).requires_grad_(); }
+
+TEST_CASE("linear layers put off both gradients, to the bit") {
+  const auto layer = [](const auto& p, const Tensor& x) { return F::linear(x, p[0], p[1]); };
+  check({{{5, 4}, {5}}, samples({6, 4}), layer, 2});
+  check({{{5, 4}, {5}}, samples({6, 4}).detach(), layer, 2});  // the first of a model: its input has no gradient
+  check({{{5, 4}, {5}}, samples({6, 3, 4}), layer, 2});
+  check({{{5, 4}}, samples({6, 2, 3, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0]); }, 1});
+}
+
+TEST_CASE("what follows may write the result in place, and views of it") {
+  check({{{6, 4}, {6}, {3, 6}}, samples({5, 2, 4}), [](const auto& p, const Tensor& x) {
+           auto y = F::linear(x, p[0], p[1]);
+           y.add_(1.0);
+           y.select(1, 0).mul_(0.5);
+           return F::linear(y, p[2]);
+         }, 3});
+}
+
+TEST_CASE("a layer that is used twice gets the sum of both") {
+  check({{{4, 4}, {4}}, samples({6, 4}), [](const auto& p, const Tensor& x) {
+           return F::linear(torch::tanh(F::linear(x, p[0], p[1])), p[0], p[1]);
+         }, 2});
+}
+
+TEST_CASE("convolutions of every kind put off both gradients") {
+  using torch::conv1d, torch::conv2d, torch::conv3d;
+  check({{{4, 3, 3}, {4}}, samples({5, 3, 9}), [](const auto& p, const Tensor& x) { return conv1d(x, p[0], p[1], 2, 1); }, 2});
+  check({{{4, 1, 3, 2}, {4}}, samples({5, 2, 7, 6}),
+         [](const auto& p, const Tensor& x) { return conv2d(x, p[0], p[1], 1, {1, 0}, {2, 1}, 2); }, 2});
+  check({{{4, 2, 3, 3}}, samples({5, 2, 7, 6}), [](const auto& p, const Tensor& x) { return conv2d(x, p[0]); }, 1});
+  check({{{3, 2, 2, 2, 2}, {3}}, samples({3, 2, 4, 4, 4}), [](const auto& p, const Tensor& x) { return conv3d(x, p[0], p[1]); }, 2});
+  check({{{2, 3, 3}, {3}}, samples({4, 2, 5}), [](const auto& p, const Tensor& x) { return torch::conv_transpose1d(x, p[0], p[1], 2); }, 2});
+  check({{{2, 3, 2, 2}, {3}}, samples({4, 2, 3, 3}),
+         [](const auto& p, const Tensor& x) { return torch::conv_transpose2d(x, p[0], p[1], 2, 1, 1); }, 2});
+}
+
+TEST_CASE("embeddings put off their only gradient") {
+  const auto ids = torch::randint(7, {6, 5}, torch::kLong);
+  for (const std::int64_t padding : {-1, 2}) {
+    check({{{7, 3}, {2, 3}}, ids, [padding](const auto& p, const Tensor& x) {
+             return F::linear(torch::embedding(p[0], x, padding), p[1]);
+           }, 2});
+  }
+}
+
+TEST_CASE("other operators, and weights that are computed, have whole backwards") {
+  check({{{5, 4}, {5}}, samples({6, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0] * 2, p[1]); }, 0});
+  check({{{6, 4}}, samples({6, 4}), [](const auto& p, const Tensor& x) { return x * p[0].sum(0); }, 0});
+  check({{{4}, {4}, {3, 4}}, samples({6, 4}), [](const auto& p, const Tensor& x) {
+           return F::linear(torch::layer_norm(x, {4}, p[0], p[1]), p[2]);
+         }, 1});
+}
+
+TEST_CASE("a parameter that one operator puts off and another does not gets both") {
+  check({{{4, 4}}, samples({6, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0]) + p[0].sum(0); }, 0}, 1e-13);
+}
+
+TEST_CASE("a frozen weight makes the operator a plain one") {
+  torch::manual_seed(3);
+  Net net({{5, 4}, {5}});
+  net.p[0].set_requires_grad(false);
+  const auto x = samples({6, 4});
+  const auto graph = fold_linear(capture(net, {input_spec(x)}, [&](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{F::linear(in[0], net.p[0], net.p[1])};
+  }));
+  const auto plan = analyze_batch(graph, {});
+  OpRunner runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, true);
+  auto environment = runner.environment();
+  bind_state(graph, net, environment);
+  environment[graph.inputs[0].index()] = x;
+  ShareContext share;
+  share.samples = share.batch = 6;
+  std::vector<NormSample> norms;
+  const auto deferred = std::make_shared<DeferredGradients>();
+  runner.run(environment, share, norms, deferred);
+  environment[graph.outputs[0].index()].sum().backward();
+  deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be put off"); });
+  CHECK(net.p[1].grad().defined());
+  CHECK_FALSE(net.p[0].grad().defined());
+}
+
+}  // namespace split_backward_test
