@@ -39,7 +39,7 @@ namespace detail {
 /// @cost bounded by `max_states`, about 30 to 60 ns each
 struct ExactBottleneckStaging {
   using policy_category = staging_policy_tag;
-  std::int64_t max_states = 12'000'000;
+  std::int64_t max_states = 9'000'000;
   std::size_t max_tails = 200'000;  ///< graphs with more cuts are planned along one order only
 
   [[nodiscard]] BottleneckResult search(const SlowestStage& objective) const {

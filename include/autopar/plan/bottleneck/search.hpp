@@ -64,13 +64,13 @@ class BottleneckSearch {
     BottleneckResult best = std::move(start);
     best.lower_bound = std::max(best.lower_bound, even_share(tables_));
     const std::int64_t all = left_ = max_states;
-    reserve_ = all / 20 * 16;
+    reserve_ = all / 3 * 2;
     for (const std::size_t width : {3, 8, 20}) {
       if (width == 3 || check_.widest() > width) approach(width, best);
     }
-    reserve_ = all / 20 * 15;
+    reserve_ = all / 3;
     prove(best);
-    reserve_ = 0;
+    reserve_ = all / 8;
     if (priced_ && !proven(best)) {
       use_prices_ = true;
       climb(best);
@@ -160,10 +160,10 @@ class BottleneckSearch {
       if (answer != detail::Answer::kYes) return;
     }
     start_of_climb(best);
-    const std::int64_t all = left_;
-    reserve_ = all / 3;
+    const std::int64_t kept = reserve_;
+    reserve_ += (left_ - kept) / 3;
     prove(best);
-    reserve_ = 0;
+    reserve_ = kept;
     for (double step = 0.004; !proven(best);) {
       const double below = best.seconds * (1 - kGap), gap = best.seconds / best.lower_bound - 1;
       const double seconds = gap < 0.002 ? below : std::min(best.lower_bound * (1 + std::min(step, gap / 2)), below);
@@ -175,8 +175,10 @@ class BottleneckSearch {
   /// The devices that prices say are about inverse to the limit.
   void start_of_climb(BottleneckResult& best) {
     double seconds = best.seconds * (1 - kGap);
-    for (int round = 0; round < 5 && left_ > 0 && seconds > best.lower_bound; ++round) {
-      const double devices = priced_->bound(seconds, left_);
+    for (int round = 0; round < 5 && left_ > reserve_ && seconds > best.lower_bound; ++round) {
+      std::int64_t states = left_ - reserve_;
+      const double devices = priced_->bound(seconds, states);
+      left_ = reserve_ + states;
       if (priced_->too_many(devices)) {
         best.lower_bound = seconds;
         return;
