@@ -129,6 +129,31 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   CHECK(contains(other_version, "plan.json"));
 }
 
+TEST_CASE("plan files of every schedule are read and run; stages that lie elsewhere than it wants are refused", "[files]") {
+  const Folder folder;
+  const auto file = [&](std::string_view schedule) { return folder / (std::string(schedule) + ".json").c_str(); };
+  for (const auto kind : ap::kScheduleKinds) {
+    const std::string schedule(to_string(kind));
+    CAPTURE(schedule);
+    const auto made = train(2, {.stages = 2, .microbatches = 3, .schedule = schedule, .plan_file = file(schedule)});
+    CHECK(made.schedule == kind);
+    if (wants_chunks(kind)) CHECK(made.stages.size() >= 4);
+    CHECK(train(2, {.plan_file = file(schedule)}) == made);
+  }
+  for (const char* schedule : {"interleaved", "zb-v"}) {
+    auto elsewhere = ap::read_plan(file(schedule));
+    std::swap(elsewhere.stages[0].ranks, elsewhere.stages[1].ranks);
+    ap::write_plan(file(schedule), elsewhere);
+    const auto refused = refusal([&] { train(2, {.plan_file = file(schedule)}); });
+    CAPTURE(refused);
+    CHECK(contains(refused, "the stages must"));
+  }
+  ::setenv("AUTOPAR_SCHEDULE", "zb-h1", 1);
+  const auto plan = train(2, {.stages = 2});
+  ::unsetenv("AUTOPAR_SCHEDULE");
+  CHECK(plan.schedule == ap::ScheduleKind::kZbH1);
+}
+
 TEST_CASE("profile, report and graph are written when the model is planned", "[files]") {
   const Folder folder;
   const auto plan = train(2, {.stages = 2,
