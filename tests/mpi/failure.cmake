@@ -7,8 +7,8 @@ foreach(scenario IN ITEMS none late slow throws tells leaves stalls dies exits d
     set(test mpi.failure.${scenario}.${ranks})
     add_test(NAME ${test} COMMAND "${CMAKE_CURRENT_LIST_DIR}/failure.sh" $<TARGET_FILE:mpi_failure_ranks>
       "${MPIEXEC_EXECUTABLE}" "${MPIEXEC_NUMPROC_FLAG}" ${scenario} ${ranks})
-    set_tests_properties(${test} PROPERTIES LABELS mpi TIMEOUT 90 # waits more than it computes: needs no core of its own
-     
+    # They wait more than they compute: none needs a core for each rank.
+    set_tests_properties(${test} PROPERTIES LABELS mpi TIMEOUT 90
       ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
   endforeach()
 endforeach()

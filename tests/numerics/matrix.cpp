@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <span>
 
 #include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/runnable.hpp>
@@ -115,6 +116,14 @@ std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
   return out;
 }
 
+/// What a row's factors of training say, whichever plan runs it: layout of samples, optimizer, accumulation, clipping.
+void set_training(Setup& setup, int ranks, std::span<const int, 4> factors) {
+  setup.local = layout(factors[0], ranks);
+  setup.optimizer = factors[1] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
+  setup.accumulate = kAccumulate[factors[2]];
+  setup.clip_norm = kClip[factors[3]];
+}
+
 }  // namespace
 
 const std::vector<MatrixModel>& matrix_models() {
@@ -183,10 +192,7 @@ std::optional<Setup> MatrixFactors::setup(const std::vector<int>& row) {
   setup.options.replicas = shape.replicas;
   setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[2]];
   setup.options.schedule = row[3] == 0 || !model.loss_inside ? "gpipe" : "1f1b";
-  setup.local = layout(row[4], shape.ranks);
-  setup.optimizer = row[5] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
-  setup.accumulate = kAccumulate[row[6]];
-  setup.clip_norm = kClip[row[7]];
+  set_training(setup, shape.ranks, std::span(row).last<4>());
   return setup;
 }
 
@@ -233,10 +239,7 @@ std::optional<Setup> ChunkedFactors::setup(const std::vector<int>& row) {
   setup.options.stages = static_cast<int>(shape.replicas.size());
   setup.options.replicas = shape.replicas;
   setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[3]];
-  setup.local = layout(row[4], shape.ranks);
-  setup.optimizer = row[5] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
-  setup.accumulate = kAccumulate[row[6]];
-  setup.clip_norm = kClip[row[7]];
+  set_training(setup, shape.ranks, std::span(row).last<4>());
   return setup;
 }
 
