@@ -337,8 +337,10 @@ int run_all(int steps, const std::string& mpiexec) {
     for (const auto& model : cases::kModels) {
       for (std::size_t i = 0; i < cases::kCases.size(); ++i, ++next) {
         auto row = summary::from_text(result_of(model, i, steps));
+        row.slowest = round == 0 ? row.seconds : std::max(row.seconds, rows[next].slowest);
         if (round == 0) rows.push_back(row);
-        if (row.seconds < rows[next].seconds) rows[next] = row;
+        else if (row.seconds < rows[next].seconds) rows[next] = row;
+        else rows[next].slowest = row.slowest;
       }
     }
   }

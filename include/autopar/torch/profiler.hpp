@@ -39,7 +39,8 @@ struct MeasureOptions {
                                         NodeId atom, c10::Device device, const MeasureOptions& options);
 
 /// Measures one atom of each structure that `known` lacks, shared out among the ranks, and gives every rank all of them,
-/// known ones included. An atom that cannot be run alone is left out, with a warning: it costs what the roofline says.
+/// known ones included. On a CPU as much memory is touched before each run as the host's ranks move between two turns of an
+/// atom, so that caches hold what they do in a step. An atom that cannot be run alone is left out, with a warning: it costs what the roofline says.
 /// Then every rank runs the beginning of the model, up to 512 MiB, as a stage does; by how much that takes longer than
 /// the sum of its atoms, those that were measured now are made longer.
 /// Collective. @cost (distinct atoms / ranks + 1 beginning of the model) x probes x repetitions runs

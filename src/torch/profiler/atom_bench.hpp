@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <autopar/core/units.hpp>
 #include <autopar/torch/engine/op_runner.hpp>
 #include <autopar/torch/partition.hpp>
 
@@ -24,7 +25,9 @@ class AtomBench {
   AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device);
 
   /// Runs it on `samples` samples and takes the time of one run.
-  [[nodiscard]] Times run(std::int64_t samples);
+  /// @param elsewhere  bytes that the model's other atoms move between two turns of this one: a CPU's caches hold as much
+  ///                   less of its parameters and of what it saved
+  [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere);
 
  private:
   void find_boundary(const std::vector<OpId>& ops);
@@ -33,6 +36,9 @@ class AtomBench {
   void bring(std::int64_t samples);
   [[nodiscard]] Environment fresh_environment() const;
   [[nodiscard]] ShareContext share(std::int64_t samples) const;
+  /// Leaves in a CPU's caches what a step leaves there when a turn comes to the atom: what others moved, then `fresh`.
+  void pass_through_caches(Bytes elsewhere, const std::vector<at::Tensor>& fresh);
+  [[nodiscard]] std::vector<at::Tensor> made_by_others() const;
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
@@ -43,6 +49,7 @@ class AtomBench {
   OpRunner runner_;
   std::vector<at::Tensor> counts_;
   std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run
+  at::Tensor others_;               ///< stands for the memory of other atoms
   std::int64_t samples_ = 0;
   double latest_ = 1;               ///< seconds of the latest forward; much until one is known
 };

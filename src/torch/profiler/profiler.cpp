@@ -38,15 +38,26 @@ void check_probes(const MeasureOptions& options) {
   }
 }
 
-MeasuredAtom measure_bench(AtomBench bench, double start, const MeasureOptions& options) {
+/// Bytes that turns of an atom move, by samples: its parameters with their gradients, and what it saves.
+Affine moved_bytes(const ModelProfile& model, NodeId node) {
+  Affine moved = model.graph[node].saved;
+  for (const auto parameter : model.graph[node].parameters) {
+    moved.fixed += 2 * static_cast<double>(model.parameters[parameter.index()].bytes.value());
+  }
+  return moved;
+}
+
+/// @param elsewhere  bytes that the rest of the model moves meanwhile, by samples
+MeasuredAtom measure_bench(AtomBench bench, double start, const Affine& elsewhere, const MeasureOptions& options) {
   constexpr double kLong = 0.05;  // seconds: such a run is the same each time
   constexpr int kFewest = 3;
   std::vector<MeasuredPoint> forward, backward;
   for (const auto samples : options.samples) {
-    static_cast<void>(bench.run(samples));  // kernels are loaded, memory is there
+    const Bytes others(static_cast<std::int64_t>(std::max(0.0, elsewhere.at(static_cast<double>(samples)))));
+    static_cast<void>(bench.run(samples, others));  // kernels are loaded, memory is there
     std::vector<double> forwards, backwards;
     for (int i = 0; i < options.repetitions; ++i) {
-      const auto times = bench.run(samples);
+      const auto times = bench.run(samples, others);
       forwards.push_back(times.forward);
       backwards.push_back(times.has_backward ? std::max(0.0, times.backward - start) : 0);
       if (i + 1 >= kFewest && times.forward + times.backward > kLong) break;
@@ -102,13 +113,15 @@ double ratio_together(double whole, const Alone& alone) {
 /// Runs the beginning of the model as a stage does. @return ratios of forwards, then of backwards, by size
 std::vector<double> measure_together(const OpGraph& graph, const BatchPlan& plan, const GraphProfile& profile,
                                      c10::Device device, const MeasureOptions& options,
-                                     const std::map<std::uint64_t, MeasuredAtom>& fresh, const MeasuredCosts& known) {
+                                     const std::map<std::uint64_t, MeasuredAtom>& fresh, const MeasuredCosts& known,
+                                     Affine elsewhere) {
   const auto sizes = options.samples.size();
   std::vector<double> ratios(2 * sizes, 1);
   const auto largest = *std::max_element(options.samples.begin(), options.samples.end());
   const auto beginning = beginning_that_fits(profile, static_cast<double>(largest));
   if (beginning.atoms.size() < 2) return ratios;
-  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, device), 0, options);
+  for (const NodeId node : beginning.atoms) elsewhere -= moved_bytes(profile.model, node);
+  const auto whole = measure_bench(AtomBench(graph, plan, beginning.ops, device), 0, elsewhere, options);
   std::vector<Alone> forward(sizes), backward(sizes);
   for (const NodeId node : beginning.atoms) {
     const auto structure = profile.model.graph[node].structure;
@@ -162,7 +175,7 @@ std::vector<std::int64_t> probe_samples(std::int64_t batch, int world) {
 MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms, NodeId atom,
                           c10::Device device, const MeasureOptions& options) {
   check_probes(options);
-  return measure_bench(AtomBench(graph, plan, atoms.atoms[atom.index()], device), detail::start_of_backward(device),
+  return measure_bench(AtomBench(graph, plan, atoms.atoms[atom.index()], device), detail::start_of_backward(device), {},
                        options);
 }
 
@@ -173,13 +186,17 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
   const auto todo = atoms_to_measure(model, known);
   const auto log = world.logger(LogModule::kProfiler);
   std::vector<AtomRow> rows;
+  Affine moved;  // by the ranks of a host together: they share the largest cache
+  for (const NodeId node : model.nodes()) moved += moved_bytes(profile.model, node) * world.local_size();
   const double start = todo.empty() ? 0 : detail::start_of_backward(device);
   for (std::size_t i = 0; i < todo.size(); ++i) {
     if (i % static_cast<std::size_t>(world.size()) != static_cast<std::size_t>(world.rank())) continue;
     const auto& atom = model[todo[i]];
     try {
-      const auto measured = measure_bench(
-          AtomBench(graph, plan, profile.atoms.atoms[todo[i].index()], device), start, options);
+      auto elsewhere = moved;
+      elsewhere -= moved_bytes(profile.model, todo[i]);
+      const auto measured = measure_bench(AtomBench(graph, plan, profile.atoms.atoms[todo[i].index()], device), start,
+                                          elsewhere, options);
       rows.push_back({atom.structure, measured.forward, measured.backward});
     } catch (const std::exception& error) {
       log.warn(atom.name + (atom.path.empty() ? "" : " (near " + atom.path + ")") +
@@ -197,7 +214,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
   std::vector<double> ratios(2 * sizes, 1);
   if (!fresh.empty()) {
     try {
-      ratios = measure_together(graph, plan, profile, device, options, fresh, known);
+      ratios = measure_together(graph, plan, profile, device, options, fresh, known, moved);
     } catch (const std::exception& error) {
       log.warn(std::string("operators cannot be run one after the other alone: ") + error.what());
     }

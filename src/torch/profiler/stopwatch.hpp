@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <vector>
 
 #include <time.h>
@@ -11,6 +12,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace autopar::detail {
+
+/// What a CPU's caches hold at most, or thereabouts.
+inline constexpr std::int64_t kCacheBytes = 32 << 20;
 
 /// Waits until the device has done what it was given.
 inline void synchronise(c10::Device device) {

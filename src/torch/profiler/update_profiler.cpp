@@ -21,7 +21,6 @@ namespace {
 
 constexpr std::array<std::int64_t, 3> kTensorBytes{1 << 10, 1 << 17, 1 << 22};
 constexpr std::int64_t kMostBytes = 16 << 20;  // in all tensors of a probe
-constexpr std::int64_t kCacheBytes = 32 << 20;
 constexpr int kMostTensors = 32;
 constexpr int kUpdateRepetitions = 7;
 
@@ -45,7 +44,7 @@ double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, c10::Dev
   }
   const auto optimizer = make(tensors);
   static_cast<void>(optimizer->step());  // makes the state
-  auto rest_of_step = at::empty({kCacheBytes / 4}, at::TensorOptions().dtype(at::kFloat).device(device));
+  auto rest_of_step = at::empty({detail::kCacheBytes / 4}, at::TensorOptions().dtype(at::kFloat).device(device));
   std::vector<double> times;
   for (int i = 0; i < kUpdateRepetitions; ++i) {
     rest_of_step.fill_(i);  // what a step does before its update leaves nothing of the parameters in caches
