@@ -51,6 +51,7 @@ const std::vector<Field>& fields() {
       {"batch_norm", &Options::batch_norm, 0, 0, {"microbatch", "exact"}},
       {"device_memory", &Options::device_memory, 0, 9e18},
       {"memory_margin", &Options::memory_margin, 0, 0.999},
+      {"gradient_accumulation", &Options::gradient_accumulation},
       {"optimizer_state_factor", &Options::optimizer_state_factor, 0, 1e3},
       {"plan_file", &Options::plan_file},
       {"load_plan", &Options::load_plan},

@@ -165,6 +165,7 @@ std::string to_json(const Plan& plan) {
                   {"stages", std::move(stages)},
                   {"device", plan.device},
                   {"device_memory_bytes", plan.device_memory.value()},
+                  {"gradient_copies", plan.gradient_copies},
                   {"optimizer_state_factor", plan.optimizer_state_factor},
                   {"step_s", plan.step.value()},
                   {"bubble", plan.bubble},
@@ -186,6 +187,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
                                std::to_string(plan.version) +
                                (plan.version == 1   ? ", which has no certificate"
                                 : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
+                                : plan.version == 3 ? ", which counted each gradient twice"
                                                     : "") +
                                "; remove the file to plan again");
   }
@@ -200,6 +202,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");
   plan.device = reader.text("device");
   plan.device_memory = Bytes(reader.whole("device_memory_bytes", 0, kMaxBytes));
+  plan.gradient_copies = static_cast<int>(reader.whole("gradient_copies", 1, 2));
   plan.optimizer_state_factor = reader.number("optimizer_state_factor");
   plan.step = Seconds(reader.number("step_s"));
   plan.bubble = reader.number("bubble", 0, 1);

@@ -40,6 +40,7 @@ class PlanDifferences {
     add("batch", first.batch, second.batch);
     add("devices", first.device, second.device);
     add("memory of a rank", first.device_memory, second.device_memory);
+    add("copies of gradients", first.gradient_copies, second.gradient_copies);
     add("optimizer_state_factor", first.optimizer_state_factor, second.optimizer_state_factor);
     add("stages", first.stages.size(), second.stages.size());
     add("micro-batches", first.microbatches, second.microbatches);

@@ -167,6 +167,7 @@ void adopt(const Plan& plan, Problem& problem) {
   PlanRequest& request = problem.request;
   request.world = plan.world;
   request.batch = plan.batch;
+  request.options.gradient_accumulation = plan.gradient_copies > 1;
   request.options.optimizer_state_factor = plan.optimizer_state_factor;
   request.options.device_memory = plan.device_memory;
   request.options.memory_margin = 0;

@@ -84,6 +84,7 @@ class PlanMaker {
     plan.zero = best.terms.savings.zero;
     plan.device = cluster_.device.name;
     plan.device_memory = constraints_.memory;
+    plan.gradient_copies = constraints_.gradient_copies;
     plan.optimizer_state_factor = constraints_.optimizer_state_factor;
     plan.step = best.terms.step;
     plan.bubble = best.terms.bubble;

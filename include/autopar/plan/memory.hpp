@@ -19,16 +19,17 @@ namespace autopar {
 /// Peak bytes of the worst rank of a stage, term by term.
 struct StageMemory {
   Bytes parameters{};  ///< parameters and buffers; a tied one counts in every stage that reads it
-  Bytes gradients{};   ///< `gradient_copies` x trainable: the bucket and `.grad`
+  Bytes gradients{};   ///< `gradient_copies` x trainable
   Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
   Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is put off
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
   Bytes workspace{};   ///< of the largest operator, and what nodes hold besides parameters
   Bytes rebuilt{};     ///< activations of the largest segment that is run again
   Bytes gathered{};    ///< whole gradients and parameters of the operators at work, under ZeRO 2 and 3
+  Bytes update{};      ///< temporaries of the optimizer's step, when nothing but parameters and their state is left
 
   [[nodiscard]] Bytes total() const {
-    return parameters + gradients + optimizer + saved + boundary + workspace + rebuilt + gathered;
+    return parameters + gradients + optimizer + std::max(saved + boundary + workspace + rebuilt + gathered, update);
   }
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
 };
@@ -179,6 +180,14 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 
 }  // namespace detail
 
+/// What libtorch's optimizers make beside the state of a parameter while they step it: as many tensors as its state has,
+/// two at most (Adam's denominator).
+/// @param largest  of the parameters, at least; of which the rank steps one of so many shares
+[[nodiscard]] inline Bytes update_memory(Bytes largest, double optimizer_state_factor, int shares) {
+  const auto tensors = static_cast<std::int64_t>(std::min(2.0, std::ceil(optimizer_state_factor)));
+  return Bytes((largest.value() + shares - 1) / shares * tensors);
+}
+
 /// What the parameters of each stage take, and whatever else does not depend on the batch.
 [[nodiscard]] inline std::vector<StageMemory> fixed_memory(const Workload& work, const Constraints& constraints,
                                                            const Staging& staging, int zero) {
@@ -200,6 +209,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
       largest = std::max(largest, work.graph[node].largest_trained);
       memory[s].workspace += work.graph[node].resident;
     }
+    memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
     if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 3 : 1);
   }
   return memory;

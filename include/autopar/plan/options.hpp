@@ -29,6 +29,7 @@ struct Options {
   std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
   double memory_margin = 0.1;             ///< share of it kept free, [0, 1)
+  bool gradient_accumulation = false;     ///< calls find gradients of calls before in `.grad` or under no_sync(): room for both
   double optimizer_state_factor = 2;      ///< optimizer state bytes / parameter bytes, unless an optimizer is attached
   std::string plan_file{};                  ///< read if it exists, else written
   bool load_plan = true;                  ///< read plan_file if it exists

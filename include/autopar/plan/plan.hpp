@@ -11,8 +11,8 @@
 
 namespace autopar {
 
-/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are run again.
-inline constexpr int kPlanVersion = 3;
+/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are run again. 4: and copies of gradients.
+inline constexpr int kPlanVersion = 4;
 
 /// What bounds the step time or the choice of a plan.
 enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
@@ -83,6 +83,7 @@ struct Plan {
   std::vector<std::vector<Turn>> orders;  ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
   std::string device;           ///< name of the device model the predictions come from
   Bytes device_memory{};        ///< what a stage may use: memory less margin
+  int gradient_copies = 1;      ///< of each gradient that a rank holds at the peak (Options::gradient_accumulation)
   double optimizer_state_factor = 0;
   Seconds step{};               ///< predicted step of the simulated schedule
   double bubble = 0;            ///< share of the step in which the average busy rank waits, [0, 1)

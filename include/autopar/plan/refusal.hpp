@@ -52,12 +52,15 @@ class Refusal {
     const auto peak = [](const Candidate& candidate) { return StepObjective::peak(candidate.terms); };
     const Candidate& least = *std::min_element(
         tried.begin(), tried.end(), [&](const Candidate& a, const Candidate& b) { return peak(a) < peak(b); });
+    Remedies remedies;
+    remedies.device_memory = memory_for(peak(least), request_.options.memory_margin);
     throw InfeasiblePlan("no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +
                              " (memory_margin taken off): of those that were tried, the one that needs least, " +
                              describe(least.staging.replicas, least.staging.microbatches, least.staging.schedule) +
                              ", needs " + readable(peak(least)) + " on a rank",
                          StageId(0), peak(least), constraints_.memory,
-                         "schedule = 1f1b or auto may need less; else use more ranks or more memory");
+                         describe(remedies, cluster_, request_, constraints_) +
+                             "; schedule = 1f1b or auto may need less");
   }
 
   /// The node that needs most by itself, if no rank can hold it even with one sample; else empty.

@@ -24,6 +24,15 @@ struct Remedies {
   std::optional<int> zero;                       ///< least level that fits, if a lower one was fixed
 };
 
+/// The least Options::device_memory of which `peak` bytes may be used.
+[[nodiscard]] inline Bytes memory_for(Bytes peak, double memory_margin) {
+  const double share = 1 - memory_margin;
+  auto whole = static_cast<std::int64_t>(std::ceil(static_cast<double>(peak.value()) / share));
+  while (std::floor(static_cast<double>(whole) * share) < static_cast<double>(peak.value()))
+    ++whole;
+  return Bytes(whole);
+}
+
 namespace detail {
 
 class RemedySearch {
@@ -34,7 +43,7 @@ class RemedySearch {
   /// @param least  peak under the request as it is
   [[nodiscard]] Remedies find(Bytes least) const {
     Remedies out;
-    out.device_memory = whole_memory(least);
+    out.device_memory = memory_for(least, request_.options.memory_margin);
     if (constraints_.replicas.empty()) {
       out.world = least_world();
       if (constraints_.stages > 0) out.stages = least_stages();
@@ -53,15 +62,6 @@ class RemedySearch {
     return least && least->peak <= constraints.memory;
   }
   [[nodiscard]] bool fits(const Constraints& constraints) const { return fits(constraints, cluster_); }
-
-  /// Device memory of which the usable part is at least `peak`.
-  [[nodiscard]] Bytes whole_memory(Bytes peak) const {
-    const double share = 1 - request_.options.memory_margin;
-    auto whole = static_cast<std::int64_t>(std::ceil(static_cast<double>(peak.value()) / share));
-    while (std::floor(static_cast<double>(whole) * share) < static_cast<double>(peak.value()))
-      ++whole;
-    return Bytes(whole);
-  }
 
   [[nodiscard]] std::optional<int> least_world() const {
     const auto fits_on = [&](int world) {

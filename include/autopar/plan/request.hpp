@@ -22,9 +22,6 @@ struct Capabilities {
   int max_zero = 0;
   bool recompute = false;
   bool precision = false;  ///< other element types than the module's
-  /// Copies of each gradient that a rank holds at the peak: the bucket that backwards add to and reductions sum, and
-  /// the `.grad` that the optimizer reads.
-  int gradient_copies = 2;
   friend bool operator==(const Capabilities&, const Capabilities&) = default;
 };
 
@@ -73,7 +70,7 @@ struct Constraints {
   std::vector<std::string> recomputed_modules;  ///< with kAlways: a segment each, nothing else; empty = everything
   Bytes memory{};                       ///< what one rank may use, margin taken off
   double optimizer_state_factor = 2;
-  int gradient_copies = 2;
+  int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak
   std::vector<std::string> notes;  ///< what the plan should tell the user
 
   [[nodiscard]] bool replicas_are_fixed() const { return replicas_of_each > 0 || !replicas.empty(); }
@@ -354,7 +351,8 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
                    "use 0 for plain SGD, 2 for Adam");
   }
   out.optimizer_state_factor = options.optimizer_state_factor;
-  out.gradient_copies = request.runtime.gradient_copies;
+  // The sum that backwards add to becomes `.grad`, unless there is one already.
+  out.gradient_copies = options.gradient_accumulation ? 2 : 1;
   if (!work.loss_mode) {
     if (options.schedule != "auto" && options.schedule != "gpipe") {
       out.notes.push_back(

@@ -164,6 +164,13 @@ class Profiler {
         if (graph_.value(value).requires_grad) gradients += algebra::bytes_of(graph_, value);
       }
     }
+    if (op.traits().op_class == OpClass::kConvolution) {  // kernels lay out what they read and write anew
+      Affine copies;
+      for (const auto value : op.tensors()) copies += algebra::bytes_of(graph_, value);
+      for (const auto value : op.results()) copies += algebra::bytes_of(graph_, value);
+      results += copies;
+      gradients += copies;
+    }
     for (const auto& need : {results, gradients}) {
       atom.workspace.per_sample = std::max(atom.workspace.per_sample, need.per_sample);
       atom.workspace.fixed = std::max(atom.workspace.fixed, need.fixed);

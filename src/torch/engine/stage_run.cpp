@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <autopar/core/assert.hpp>
@@ -136,6 +137,10 @@ void StageRun::release_sent() {
   if (sent_share_ < 0) return;
   auto& share = shares_[static_cast<std::size_t>(sent_share_)];
   share.results.clear();
+  for (auto& [value, leaf] : share.leaves) {  // nodes that are kept until the call ends still refer to them
+    leaf.mutable_grad().reset();
+    leaf.set_data(at::empty({0}, leaf.options().requires_grad(false)));
+  }
   share.leaves.clear();
   sent_share_ = -1;
 }

@@ -127,6 +127,7 @@ void Session::Impl::run_forward(Call& call) {
   program.runtime->refresh_leaves();
   call.differentiate = at::GradMode::is_enabled() && any_differentiable(program.plan);
   call.loss_mode = call.differentiate && program.plan.loss_mode;
+  if (call.differentiate) warn_of_second_gradients();
 
   const BatchSplit split(program.runtime->pipeline(), call.layout);
   CallContext context{split, world_.rank_id(), call.batch, {seed_, static_cast<std::uint64_t>(stats_.calls)},

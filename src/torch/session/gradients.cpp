@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -9,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/plan/text.hpp>
 
 #include "torch/session/session_impl.hpp"
 
@@ -92,6 +94,25 @@ void Session::Impl::reduce_pending() {
     if (waiting.gradient.defined()) waiting.gradient.add_(sum.gradient);
     else waiting = std::move(sum);
   }
+}
+
+void Session::Impl::warn_of_second_gradients() {
+  if (warned_of_second_gradients_ || plan_->gradient_copies > 1) return;
+  Bytes first, planned;
+  for (const auto& [impl, sum] : pending_) first += Bytes(static_cast<std::int64_t>(sum.gradient.nbytes()));
+  for (const auto& tensor : registry_.tensors()) {
+    const auto& grad = tensor.handle.grad();
+    if (tensor.is_parameter && grad.defined()) first += Bytes(static_cast<std::int64_t>(grad.nbytes()));
+  }
+  if (first == Bytes(0)) return;
+  for (const auto& stage : plan_->stages) {
+    if (std::ranges::find(stage.ranks, world_.rank_id()) != stage.ranks.end()) planned += stage.peak_memory;
+  }
+  if (planned + first <= plan_->device_memory) return;
+  warned_of_second_gradients_ = true;
+  log_.warn("a call makes gradients while there are some of earlier calls; the plan counts one set (" + readable(planned) +
+            " of " + readable(plan_->device_memory) + "), so memory may run out: set gradient_accumulation = true to plan" +
+            " for two, or call zero_grad() before the model");
 }
 
 void Session::Impl::sync_gradients() {

@@ -146,6 +146,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate);
   void reduce_pending();
   void flush_reduced();
+  void warn_of_second_gradients();
 
   // ---- buffers.cpp
   void update_buffers(Call& call);
@@ -184,6 +185,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::optional<std::pair<std::string, std::vector<torch::optim::Optimizer*>>> load_at_deployment_;
 
   bool accumulating_ = false;
+  bool warned_of_second_gradients_ = false;
   std::map<const void*, HandleGradient> pending_;  ///< by handle: accumulated, not reduced
   std::map<const void*, HandleGradient> reduced_;  ///< by handle: for the next backward
 };

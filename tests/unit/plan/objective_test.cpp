@@ -43,7 +43,7 @@ TEST_CASE("memory counts what the schedule keeps in flight") {
   CHECK(saved(ScheduleKind::kOneFOneB) == std::vector<std::int64_t>{40, 30, 20, 10});
 }
 
-TEST_CASE("a stage holds parameters, two gradients, state, tied parameters in each stage") {
+TEST_CASE("a stage holds parameters, gradients, state, temporaries of a step, tied parameters in each stage") {
   ModelProfile model = test::chain(3, 1e6, 1000, 40);
   model.graph[NodeId(2)].parameters.push_back(ParameterId(0));  // tied to the first
   model.parameters[1].trainable = false;
@@ -59,8 +59,9 @@ TEST_CASE("a stage holds parameters, two gradients, state, tied parameters in ea
   const auto check = [&](std::size_t s, std::int64_t parameters, std::int64_t trainable) {
     const StageMemory& memory = terms.stages[s].memory;
     CHECK(memory.parameters == Bytes(parameters));
-    CHECK(memory.gradients == Bytes(2 * trainable));
+    CHECK(memory.gradients == Bytes(trainable));
     CHECK(memory.optimizer == Bytes(trainable * 3 / 2));
+    CHECK(memory.update == Bytes(trainable * 2));
     CHECK(memory.workspace == Bytes(40 / 4 * 3 + 64));
   };
   check(0, 1000, 1000);

@@ -123,3 +123,8 @@ TEST_CASE("a model with batch statistics is not cut into ever smaller samples of
   CHECK(resolved({}, 4, 3, model).microbatches == std::vector<int>{1});
   CHECK(resolved({.microbatches = 9}, 4, 3, model).microbatches == std::vector<int>{9});
 }
+
+TEST_CASE("gradients are held twice only where calls accumulate them") {
+  CHECK(resolved({}).gradient_copies == 1);
+  CHECK(resolved({.gradient_accumulation = true}).gradient_copies == 2);
+}

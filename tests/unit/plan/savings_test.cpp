@@ -164,7 +164,7 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
     CAPTURE(zero);
     const StageMemory& memory = levels[static_cast<std::size_t>(zero)].stages[0].memory;
     CHECK(memory.optimizer == (zero >= 1 ? whole * 2 / 4 : whole * 2));
-    CHECK(memory.gradients == (zero >= 2 ? whole * 2 / 4 : whole * 2));
+    CHECK(memory.gradients == (zero >= 2 ? whole / 4 : whole));
     CHECK(memory.parameters == (zero >= 3 ? whole / 4 : whole));
     CHECK(memory.gathered == Bytes(zero >= 3 ? 3 * 40'000 : zero == 2 ? 40'000 : 0));
   }

@@ -41,7 +41,7 @@ class CheckedMemory {
   /// With so many micro-batches in flight; the next one to arrive is on its way then.
   [[nodiscard]] std::int64_t bytes(int s, std::int64_t flying) const {
     const Stage& stage = stages_[static_cast<std::size_t>(s)];
-    return stage.always + (stage.kept + stage.leaving) * flying + stage.arriving * std::min(count(), flying + 1);
+    return stage.owned + std::max(stage.update, running(stage, flying));
   }
 
   /// Bytes of each stage when its rank holds most; of its ranks the one with most of its micro-batches in flight.
@@ -63,11 +63,15 @@ class CheckedMemory {
  private:
   struct Stage {
     std::int64_t share = 0;                  // samples
-    std::int64_t always = 0, kept = 0;       // bytes; kept: for a micro-batch
+    std::int64_t owned = 0, update = 0;      // bytes: of parameters; of the optimizer's step, after everything else
+    std::int64_t always = 0, kept = 0;       // of the rest; kept: for a micro-batch
     std::int64_t arriving = 0, leaving = 0;  // values of a micro-batch from and to other stages
   };
   using Held = std::vector<std::pair<int, std::int64_t>>;  // stage, micro-batches
 
+  [[nodiscard]] std::int64_t running(const Stage& stage, std::int64_t flying) const {
+    return stage.always + (stage.kept + stage.leaving) * flying + stage.arriving * std::min(count(), flying + 1);
+  }
   [[nodiscard]] Stage& of(int stage) { return stages_[static_cast<std::size_t>(stage)]; }
   [[nodiscard]] std::int64_t count() const { return stated_.plan().microbatches; }
   [[nodiscard]] static std::int64_t bytes_of(const Affine& size, std::int64_t samples) {
@@ -85,11 +89,11 @@ class CheckedMemory {
     for (const ParameterId id : stated_.parameters(s)) {
       const std::int64_t bytes = parameters[id.index()].bytes.value();
       if (!parameters[id.index()].trainable) {
-        stage.always += bytes;
+        stage.owned += bytes;
         continue;
       }
       const double state = std::ceil(static_cast<double>(bytes) * plan.optimizer_state_factor);
-      stage.always += share(bytes, 3) + kGradientCopies * share(bytes, 2) + share(static_cast<std::int64_t>(state), 1);
+      stage.owned += share(bytes, 3) + plan.gradient_copies * share(bytes, 2) + share(static_cast<std::int64_t>(state), 1);
     }
     std::int64_t largest = 0;
     for (const NodeId atom : plan.stages[static_cast<std::size_t>(s)].atoms) {
@@ -100,6 +104,9 @@ class CheckedMemory {
       largest = std::max(largest, trained);
       stage.always += costs_.resident(atom).value();
     }
+    const std::int64_t parts = plan.zero > 0 ? stated_.replicas(s) : 1;
+    const double temporaries = std::ceil(std::min(plan.optimizer_state_factor, 2.0));
+    stage.update = (largest + parts - 1) / parts * static_cast<std::int64_t>(temporaries);
     if (stated_.replicas(s) < 2) return;
     if (plan.zero == 2) stage.always += largest;      // its gradient
     if (plan.zero == 3) stage.always += 3 * largest;  // and its parameters, and those of the next
@@ -140,7 +147,7 @@ class CheckedMemory {
     const auto total = [&] {
       std::int64_t sum = 0;
       for (const auto& [stage, held] : now)
-        sum += bytes(stage, held);
+        sum += running(stages_[static_cast<std::size_t>(stage)], held);
       return sum;
     };
     Held at_peak = now;
@@ -159,8 +166,6 @@ class CheckedMemory {
     }
     return at_peak;
   }
-
-  static constexpr std::int64_t kGradientCopies = 2;  // the bucket and `.grad`
 
   const StatedPlan& stated_;
   const CheckedCosts<M>& costs_;
