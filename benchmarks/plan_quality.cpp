@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 
+#include <autopar/io/file.hpp>
 #include <autopar/io/variant_file.hpp>
 #include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/plan/planner.hpp>
@@ -61,14 +62,6 @@ Arguments parse(int argc, char** argv) {
   return arguments;
 }
 
-std::string read(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw ap::InvalidArgument("cannot read " + path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 std::string json_number(double value) {
   std::ostringstream out;
   out << std::setprecision(17) << value;
@@ -91,7 +84,7 @@ std::string why_infeasible(const ap::PlanningInstance& instance, const ap::Bottl
 int main(int argc, char** argv) {
   try {
     const Arguments arguments = parse(argc, argv);
-    const auto instance = ap::parse_instance(read(arguments.instance), arguments.instance, arguments.target);
+    const auto instance = ap::parse_instance(ap::read_text_file(arguments.instance), arguments.instance, arguments.target);
     const auto begin = std::chrono::steady_clock::now();
     const ap::BottleneckResult result = ap::Planner<ap::SlowestStage>{}.plan(instance.graph, instance.costs, instance.limits);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;

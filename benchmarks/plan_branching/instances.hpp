@@ -38,16 +38,8 @@ class Instance {
   [[nodiscard]] std::string json() {
     std::vector<double> carried;  // bytes, by edge
     for (std::size_t e = 0; e < edges_.size(); ++e) carried.push_back(std::floor(uniform(0.2, 1.5) * 30e6));
-    std::string text = R"({"maxDevices":64,"maxMemoryPerDevice":8589934592,"bandwidth":26843545600,"mbsInBatch":1920,)";
-    text += "\n\"nodes\":[";
-    for (int node = 0; node < nodes_; ++node)
-      text += (node > 0 ? ",\n" : "\n") + node_json(node);
-    text += "],\n\"edges\":[";
-    for (std::size_t e = 0; e < edges_.size(); ++e) {
-      text += std::string(e > 0 ? ",\n" : "\n") + "{\"sourceId\":" + std::to_string(edges_[e].first) +
-              ",\"destId\":" + std::to_string(edges_[e].second) + ",\"communicationCost\":" + number(carried[e]) + "}";
-    }
-    return text + "]}\n";
+    return instance_json(1920, nodes_, edges_, [&](int node) { return node_json(node); },
+                         [&](std::size_t edge) { return number(carried[edge]); });
   }
 
  private:

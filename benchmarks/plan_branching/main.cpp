@@ -12,14 +12,13 @@
 #include <cstdlib>
 #include <ctime>
 #include <exception>
-#include <fstream>
 #include <iostream>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
+#include <autopar/io/file.hpp>
 #include <autopar/io/variant_file.hpp>
 #include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/plan/planner.hpp>
@@ -125,17 +124,9 @@ Arguments parse(int argc, char** argv) {
   return arguments;
 }
 
-std::string read(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw ap::InvalidArgument("cannot read " + path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 std::vector<Case> make_cases(const Arguments& arguments) {
   std::optional<ap::PlanningInstance> profile;
-  if (!arguments.profile.empty()) profile = ap::parse_instance(read(arguments.profile), arguments.profile);
+  if (!arguments.profile.empty()) profile = ap::parse_instance(ap::read_text_file(arguments.profile), arguments.profile);
   std::vector<Case> cases;
   const auto wanted = [&](const char* family) { return arguments.family.empty() || arguments.family == family; };
   for (const Wiring wiring : {Wiring::kTowers, Wiring::kForkJoin, Wiring::kSkips, Wiring::kGlue, Wiring::kMasks}) {

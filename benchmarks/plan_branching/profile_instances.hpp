@@ -40,16 +40,8 @@ class ProfileInstance {
 
   /// @cost linear in the text
   [[nodiscard]] std::string json() const {
-    std::string text = R"({"maxDevices":64,"maxMemoryPerDevice":8589934592,"bandwidth":26843545600,"mbsInBatch":)" +
-                       std::to_string(profile_.costs.most_replicas()) + ",\n\"nodes\":[";
-    for (int node = 0; node < nodes(); ++node)
-      text += (node > 0 ? ",\n" : "\n") + node_json(node);
-    text += "],\n\"edges\":[";
-    for (std::size_t e = 0; e < edges_.size(); ++e) {
-      text += std::string(e > 0 ? ",\n" : "\n") + "{\"sourceId\":" + std::to_string(edges_[e].first) +
-              ",\"destId\":" + std::to_string(edges_[e].second) + ",\"communicationCost\":" + precise(bytes_[e]) + "}";
-    }
-    return text + "]}\n";
+    return instance_json(profile_.costs.most_replicas(), nodes(), edges_, [&](int node) { return node_json(node); },
+                         [&](std::size_t edge) { return precise(bytes_[edge]); });
   }
 
  private:

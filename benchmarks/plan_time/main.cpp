@@ -1,6 +1,6 @@
 // How long planning takes, and what it buys against RaNNC's search. One JSON line a case:
 // chains of operators, with and without repetition, on growing clusters; BERT 4.9 B and ResNet152x8 from profiles that
-// are made of shapes ("profile":"synthetic"), not captured.
+// are made of shapes ("profile":"synthetic"), not captured; a transformer of a trillion parameters on 3072 devices.
 //
 // Everything that the planner can plan is allowed, as with the tool's --all: all schedules, ZeRO, recomputation; the
 // models are also planned for what the runtime runs today. "seconds" by the clock, "cpu_seconds" of the thread that plans.
@@ -12,6 +12,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/rannc_staging.hpp>
@@ -48,20 +49,49 @@ std::string shape_of(const ap::Plan& plan) {
          ap::describe(ap::savings_of(plan));
 }
 
+struct Timed {
+  std::optional<ap::Plan> plan;
+  double seconds, cpu_seconds;
+};
+
+Timed timed(const ap::ModelProfile& model, const ap::Cluster& cluster, const ap::PlanRequest& request) {
+  const auto start = Clock::now();
+  const double cpu = cpu_seconds();
+  auto plan = planned(model, cluster, request);
+  return {std::move(plan), since(start), cpu_seconds() - cpu};
+}
+
+std::ostream& operator<<(std::ostream& out, const Timed& timed) {
+  return out << R"("seconds":)" << timed.seconds << R"(,"cpu_seconds":)" << timed.cpu_seconds << R"(,"step":)"
+             << (timed.plan ? timed.plan->step.value() : 0) << R"(,"plan":")"
+             << (timed.plan ? shape_of(*timed.plan) : "infeasible") << '"';
+}
+
+std::int64_t parameters_of(const ap::ModelProfile& model) {
+  std::int64_t parameters = 0;
+  for (const auto& parameter : model.parameters) parameters += parameter.elements;
+  return parameters;
+}
+
 void run_chain(int operators, int devices, bool repeated) {
-  const auto model = models::chain(operators, repeated);
-  const auto cluster = models::a100s(devices);
   ap::PlanRequest request;
   request.batch = 16 * devices;
   request.runtime = ap::planner_capabilities();
-  const auto start = Clock::now();
-  const double cpu = cpu_seconds();
-  const auto plan = planned(model, cluster, request);
-  const double seconds = since(start), busy = cpu_seconds() - cpu;
+  const Timed result = timed(models::chain(operators, repeated), models::a100s(devices), request);
   std::cout << R"({"operators":)" << operators << R"(,"devices":)" << devices << R"(,"repeated":)"
-            << (repeated ? "true" : "false") << R"(,"seconds":)" << seconds << R"(,"cpu_seconds":)" << busy
-            << R"(,"step":)" << (plan ? plan->step.value() : 0) << R"(,"plan":")" << (plan ? shape_of(*plan) : "infeasible") << "\"}"
-            << std::endl;
+            << (repeated ? "true" : "false") << ',' << result << '}' << std::endl;
+}
+
+/// A transformer of a trillion parameters on 3072 A100 of 80 GB.
+void run_trillion() {
+  const auto model = models::transformer(25600, 128, 160, 512, 51200);
+  ap::PlanRequest request;
+  request.batch = 3072;
+  request.runtime = ap::planner_capabilities();
+  const Timed result = timed(model, models::a100s(3072, 80), request);
+  std::cout << R"({"model":"transformer-1t","profile":"synthetic","parameters":)" << parameters_of(model)
+            << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":3072,"batch":3072,"all":true,)" << result
+            << '}' << std::endl;
 }
 
 /// `"rannc_step":…,"speedup":…` of RaNNC's plan under the same objective.
@@ -86,24 +116,17 @@ void run_model(const std::string& name, const ap::ModelProfile& model, int devic
   ap::PlanRequest request;
   request.batch = batch;
   if (all) request.runtime = ap::planner_capabilities();
-  const auto start = Clock::now();
-  const double cpu = cpu_seconds();
-  const auto plan = planned(model, cluster, request);
-  const double seconds = since(start), busy = cpu_seconds() - cpu;
-  std::int64_t parameters = 0;
-  for (const auto& parameter : model.parameters) parameters += parameter.elements;
-  std::cout << R"({"model":")" << name << R"(","profile":"synthetic","parameters":)" << parameters
+  const Timed result = timed(model, cluster, request);
+  std::cout << R"({"model":")" << name << R"(","profile":"synthetic","parameters":)" << parameters_of(model)
             << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":)" << devices << R"(,"batch":)" << batch
-            << R"(,"all":)" << (all ? "true" : "false") << R"(,"seconds":)" << seconds << R"(,"cpu_seconds":)" << busy
-            << R"(,"step":)" << (plan ? plan->step.value() : 0) << R"(,"plan":")"
-            << (plan ? shape_of(*plan) : "infeasible") << '"';
+            << R"(,"all":)" << (all ? "true" : "false") << ',' << result;
   const ap::RooflineCost cost(cluster);
   const ap::Workload work = ap::make_workload(model, cost);
   request.runtime = {};  // RaNNC knows GPipe and its own recomputation
   const ap::Constraints constraints = ap::resolve(request, work, cluster);
   const ap::StepObjective objective(work, cluster, constraints);
-  against_rannc("rannc", ap::RanncStaging{}, objective, plan);
-  against_rannc("rannc_that_recomputes", ap::RanncStaging{.recompute = true}, objective, plan);
+  against_rannc("rannc", ap::RanncStaging{}, objective, result.plan);
+  against_rannc("rannc_that_recomputes", ap::RanncStaging{.recompute = true}, objective, result.plan);
   std::cout << '}' << std::endl;
 }
 
@@ -117,6 +140,7 @@ int main(int argc, char** argv) {
     run_model("bert-4.9b", models::bert(), 32, 256, all);
     run_model("resnet152x8", models::resnet152x8(), 32, 1024, all);
   }
+  run_trillion();
   for (int operators = 100; operators <= most_operators; operators *= 10) {
     for (int devices = 8;; devices = devices * 8 > most_devices ? most_devices : devices * 8) {
       for (const bool repeated : {true, false}) run_chain(operators, devices, repeated);

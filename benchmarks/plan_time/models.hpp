@@ -82,9 +82,10 @@ inline ap::ModelProfile chain(int operators, bool repeated) {
   return net.finish(first, 4096, last);
 }
 
-/// BERT of reference/003: hidden size 2048, 96 layers, 32 heads, 512 tokens, 4.9 billion parameters.
-inline ap::ModelProfile bert() {
-  const double h = 2048, s = 512, heads = 32, vocabulary = 30522, value = 4 * s * h;
+/// Encoder layers of equal shape between an embedding and a decoder.
+/// @param h, s  hidden size, tokens
+inline ap::ModelProfile transformer(double h, int layers, double heads, double s, double vocabulary) {
+  const double value = 4 * s * h;
   Synthetic net;
   const auto linear = [&](double in, double out) {
     return Synthetic::Shape{ap::OpClass::kMatmul, 2 * s * in * out, 4 * s * (in + out), 4 * s * out, 4 * s * in,
@@ -95,7 +96,7 @@ inline ap::ModelProfile bert() {
   const auto first = net.add("aten::embedding",
                              {ap::OpClass::kMemory, 0, 3 * value, value, 1.25 * value, (vocabulary + s + 2) * h, 5}, {});
   ap::NodeId x = first;
-  for (int layer = 0; layer < 96; ++layer) {
+  for (int layer = 0; layer < layers; ++layer) {
     const auto qkv = net.add("aten::linear", linear(h, 3 * h), {x});
     const double scores = 4 * heads * s * s;
     const auto attention = net.add(
@@ -117,6 +118,9 @@ inline ap::ModelProfile bert() {
   const auto loss = net.add("aten::nll_loss", {ap::OpClass::kMemory, 0, 3 * logits, 0, logits, 0, 3}, {scores});
   return net.finish(first, 5 * 8 * s, loss);
 }
+
+/// BERT of reference/003: hidden size 2048, 96 layers, 32 heads, 512 tokens, 4.9 billion parameters.
+inline ap::ModelProfile bert() { return transformer(2048, 96, 32, 512, 30522); }
 
 /// ResNet-152 with filters eight times as wide on 224 x 224 pixels, 3.7 billion parameters (reference/000).
 inline ap::ModelProfile resnet152x8() {
@@ -173,9 +177,9 @@ inline ap::Cluster of_nodes(std::string name, int devices, ap::Device device, ap
   return cluster;
 }
 
-inline ap::Cluster a100s(int devices) {
-  const ap::Device device{"A100-40",
-                          ap::Bytes(std::int64_t{40} << 30),
+inline ap::Cluster a100s(int devices, std::int64_t gib = 40) {
+  const ap::Device device{"A100-" + std::to_string(gib),
+                          ap::Bytes(gib << 30),
                           ap::BytesPerSecond(1.555e12),
                           ap::FlopsPerSecond(9.7e12),
                           ap::FlopsPerSecond(19.5e12),
@@ -184,7 +188,7 @@ inline ap::Cluster a100s(int devices) {
                           ap::FlopsPerSecond(312e12),
                           0.6,
                           ap::Seconds(5e-6)};
-  return of_nodes("a100-40", devices, device, {"NVLink", 8, {ap::Seconds(5e-6), ap::BytesPerSecond(250e9)}},
+  return of_nodes("a100-" + std::to_string(gib), devices, device, {"NVLink", 8, {ap::Seconds(5e-6), ap::BytesPerSecond(250e9)}},
                   {"InfiniBand", devices, {ap::Seconds(1e-5), ap::BytesPerSecond(22e9)}});
 }
 

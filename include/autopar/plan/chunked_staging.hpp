@@ -25,7 +25,7 @@ struct ChunkedStaging {
   int synthesised = 6;                        ///< stagings for which orders are synthesised
   std::int64_t simulated = 300'000;           ///< actions of all shapes up to which all are simulated
   std::int64_t compared = 300'000;            ///< actions of shapes that are compared otherwise, one rank a position
-  std::int64_t simulated_of_best = 300'000;   ///< actions of the best of those, which are simulated
+  std::int64_t simulated_of_best = 150'000;   ///< actions of the best of those, which are simulated
 
   [[nodiscard]] static bool is_plain(ScheduleKind kind) {
     return kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB;
@@ -123,7 +123,7 @@ struct ChunkedStaging {
       if (!meets(objective.constraints(), objective.work(), staging)) continue;
       left -= objective.actions(staging);
       ++result.states;
-      result.candidates.offer({staging, objective(staging, result.candidates.best_step())});
+      result.candidates.offer({staging, objective.simulated(staging, candidate.terms, result.candidates.best_step())});
     }
   }
 

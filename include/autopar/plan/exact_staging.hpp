@@ -123,7 +123,7 @@ class BranchAndBound {
         staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = static_cast<int>(i);
       }
     }
-    result_.states += 4 * microbatches_ * staging.ranks();  // a simulation costs as much as about so many states
+    result_.states += objective_.actions(staging) * 2 / 3;  // a simulation costs as much as about so many states
     StepTerms terms = objective_(staging);
     result_.candidates.offer({std::move(staging), std::move(terms)});
   }
@@ -248,14 +248,18 @@ struct ExactStaging {
     for (std::size_t i = 0; i < found.size(); ++i) {
       const bool plain = found[i].staging.stages() == 1;  // the plan that everybody knows: to compare with
       if (static_cast<int>(i) >= seeds && !plain) continue;
-      stagings.push_back(found[i].staging);
+      add_new(stagings, found[i].staging);
       const std::int64_t each = work_of_estimate(objective, found[i].staging);
       const auto budget = static_cast<int>(std::min<std::int64_t>(estimates, left / each));
       if (budget <= 0) continue;
       left -= budget * each;
-      stagings.push_back(local.improve(std::move(found[i].staging), budget).first);
+      add_new(stagings, local.improve(std::move(found[i].staging), budget).first);
     }
     offer_all(objective, stagings, result);
+  }
+
+  static void add_new(std::vector<Staging>& stagings, Staging staging) {
+    if (std::find(stagings.begin(), stagings.end(), staging) == stagings.end()) stagings.push_back(std::move(staging));
   }
 
   /// Elementary steps of all local searches.
@@ -266,8 +270,8 @@ struct ExactStaging {
            2 * stages * staging.microbatches + 4 * staging.ranks();
   }
 
-  /// Simulates all of them; of those with many actions the best with one rank for each stage's replicas. Of the others
-  /// that is known closely enough, as they are slower.
+  /// Simulates all of them; of those with many actions the best with one rank for each stage's replicas, until some take
+  /// as long as that said. Of the others it is known closely enough, as they are slower.
   static void offer_all(const StepObjective& objective, const std::vector<Staging>& stagings, SearchResult& result) {
     std::vector<Candidate> many;
     std::int64_t left = kCompared;
@@ -280,15 +284,22 @@ struct ExactStaging {
       }
     }
     Candidates::rank(many, objective.constraints().memory);
-    int simulated = 0;
+    int simulated = 0, as_compared = 0;
     for (Candidate& candidate : many) {
       const bool fits = objective.fits(candidate.terms);
       const bool faster = fits && candidate.terms.step < result.candidates.best_step();
-      if (faster && simulated++ < kSimulated) offer(objective, candidate.staging, result);
-      else if (!faster) result.candidates.offer(std::move(candidate));
+      if (faster && simulated < kSimulated && as_compared < kAsCompared) {
+        const Seconds compared = candidate.terms.step;
+        StepTerms terms = objective.simulated(candidate.staging, std::move(candidate.terms));
+        ++simulated;
+        as_compared += terms.step <= compared * (1 + StepObjective::kFoldedClose) ? 1 : 0;
+        result.candidates.offer({std::move(candidate.staging), std::move(terms)});
+      } else if (!faster) {
+        result.candidates.offer(std::move(candidate));
+      }
     }
   }
-  static constexpr int kSimulated = 2;
+  static constexpr int kAsCompared = 2, kSimulated = 6;
   static constexpr std::int64_t kCompared = 400'000;  // elementary steps
 
   static void offer(const StepObjective& objective, const Staging& staging, SearchResult& result) {

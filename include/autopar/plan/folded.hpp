@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <optional>
@@ -19,25 +20,92 @@
 
 namespace autopar::detail {
 
-/// The pipeline of a staging with one rank for each position, and what its turns and messages take: those of the largest
-/// share, between the first ranks of both stages.
+/// The messages of a micro-batch that a rank sends or gets over one channel, one after the other: those of the rank that
+/// has most of them, as long as all together take.
+class RankMessages {
+ public:
+  /// @param share  [stage] samples, the largest of any replica @pre the arguments outlive it
+  RankMessages(const Workload& work, const SizedPipeline& sized, std::vector<std::int64_t> share)
+      : work_(work), sized_(sized), share_(std::move(share)), known_(2 * sized.channels.size()) {}
+
+  [[nodiscard]] std::int64_t share(StageId stage) const { return share_[stage.index()]; }
+
+  /// @param c  a channel of the staging that is not wholly the callers'
+  [[nodiscard]] Seconds over(std::size_t c, Flow flow) const {
+    auto& known = known_[2 * c + (flow == Flow::kGradient ? 1 : 0)];
+    if (!known) known = all(c, flow);
+    return *known;
+  }
+
+ private:
+  [[nodiscard]] Seconds all(std::size_t c, Flow flow) const {
+    const Channel& channel = sized_.pipeline.channels[c];
+    const StageId from = writer_of(channel, flow), to = reader_of(channel, flow);
+    const Affine& size = flow == Flow::kValue ? sized_.channels[c].value : sized_.channels[c].gradient;
+    if (!from.valid()) return with_callers(size, to, false);
+    if (!to.valid()) return with_callers(size, from, true);
+    const auto senders = ranks(from).size(), readers = ranks(to).size();
+    const auto few = std::min(senders, readers), many = std::max(senders, readers);
+    const std::int64_t samples = std::max(share(from), share(to));
+    const bool batched = channel.kind == ChannelKind::kBatched;
+    const auto count =
+        batched ? std::min(samples, overlaps(few, many)) : static_cast<std::int64_t>((many + few - 1) / few);
+    const Bytes each = bytes_at(size, batched ? (samples + count - 1) / count : samples);
+    return work_.transfer(each, ranks(from).front(), ranks(to).front()) * static_cast<double>(count);
+  }
+
+  /// Every rank has a piece of the batch: the last replica's are those of the last ranks.
+  [[nodiscard]] Seconds with_callers(const Affine& size, StageId stage, bool sends) const {
+    const Rank own = ranks(stage).back();
+    const std::int64_t samples = share(stage), world = sized_.pipeline.ranks;
+    const std::int64_t count = std::min(samples, overlaps(ranks(stage).size(), static_cast<std::size_t>(world)));
+    const Bytes each = bytes_at(size, (samples + count - 1) / count);
+    Seconds sum{};
+    for (std::int64_t i = 0; i < count; ++i) {
+      const Rank other(static_cast<std::int32_t>(world - 1 - i));
+      if (other != own) sum += sends ? work_.transfer(each, own, other) : work_.transfer(each, other, own);
+    }
+    return sum;
+  }
+
+  /// Most of `many` equal intervals that one of `few` equal intervals of the same whole meets.
+  [[nodiscard]] static std::int64_t overlaps(std::size_t few, std::size_t many) {
+    std::size_t most = 1;
+    for (std::size_t q = 0; q < few; ++q) most = std::max(most, ((q + 1) * many + few - 1) / few - q * many / few);
+    return static_cast<std::int64_t>(most);
+  }
+  [[nodiscard]] const std::vector<Rank>& ranks(StageId stage) const { return sized_.pipeline.stages[stage.index()]; }
+
+  const Workload& work_;
+  const SizedPipeline& sized_;
+  std::vector<std::int64_t> share_;
+  mutable std::vector<std::optional<Seconds>> known_;  // [2 * channel + flow]
+};
+
+/// The pipeline of a staging with one rank for each position, and what its turns and messages take: turns those of the
+/// largest share, messages those of the rank that has most. One more rank, without turns, stands for all callers.
 class FoldedPipeline {
  public:
   /// @param share         [stage] samples, the largest of any replica
   /// @param microbatches  of which a replica has samples @pre the arguments outlive it
   FoldedPipeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
                  std::vector<std::int64_t> share, int microbatches, const StagingCosts& costs)
-      : work_(work), sized_(sized), share_(std::move(share)), costs_(costs) {
+      : costs_(costs), messages_(work, sized, std::move(share)) {
     const auto positions = staging.replicas_of_positions().size();
-    pipeline_.ranks = static_cast<int>(positions);
     for (int s = 0; s < staging.stages(); ++s) pipeline_.stages.push_back({Rank(staging.position(s))});
+    layout_ = {std::vector<std::int64_t>(positions, 0), microbatches};
+    layout_.local.push_back(microbatches);
+    pipeline_.ranks = static_cast<int>(layout_.local.size());
+    const bool callers_run_it = staging.stages() == 1 && staging.replicas.front() == sized.pipeline.ranks;
     for (std::size_t c = 0; c < sized.channels.size(); ++c) {
       const Channel& channel = sized.pipeline.channels[c];
-      if (!channel.from.valid() || !channel.to.valid()) continue;
+      const bool inside = channel.from.valid() && channel.to.valid();
+      // What is not batched every caller has or gets by itself.
+      if (!inside && (callers_run_it || channel.kind != ChannelKind::kBatched)) continue;
+      if (!channel.from.valid() && !channel.to.valid()) continue;
       pipeline_.channels.push_back(channel);
       channel_.push_back(c);
     }
-    layout_ = {std::vector<std::int64_t>(positions, microbatches), microbatches};
   }
 
   [[nodiscard]] const Pipeline& pipeline() const { return pipeline_; }
@@ -52,23 +120,15 @@ class FoldedPipeline {
     return costs_.backward_weight(stage, share(stage));
   }
   [[nodiscard]] Seconds message(Rank, const Action& action) const {
-    const std::size_t c = channel_[static_cast<std::size_t>(action.channel)];
-    const Channel& channel = sized_.pipeline.channels[c];
-    const auto& size = sized_.channels[c];
-    const StageId from = writer_of(channel, action.flow), to = reader_of(channel, action.flow);
-    return work_.transfer(
-        bytes_at(action.flow == Flow::kValue ? size.value : size.gradient, std::max(share(from), share(to))),
-        sized_.pipeline.stages[from.index()].front(), sized_.pipeline.stages[to.index()].front());
+    return messages_.over(channel_[static_cast<std::size_t>(action.channel)], action.flow);
   }
   [[nodiscard]] Seconds reduce(const Action&) const { return {}; }  // it has no groups
 
  private:
-  [[nodiscard]] std::int64_t share(StageId stage) const { return share_[stage.index()]; }
+  [[nodiscard]] std::int64_t share(StageId stage) const { return messages_.share(stage); }
 
-  const Workload& work_;
-  const SizedPipeline& sized_;
-  std::vector<std::int64_t> share_;
   const StagingCosts& costs_;
+  RankMessages messages_;
   Pipeline pipeline_;
   BatchLayout layout_;
   std::vector<std::size_t> channel_;  // of the staging, by the folded pipeline's
@@ -86,7 +146,8 @@ class FoldedCourse {
       : staging_(staging), sized_(sized), costs_(costs), last_(staging.replicas.size()),
         positions_(staging.replicas_of_positions().size()) {
     const FoldedPipeline folded(work, staging, sized, std::move(share), microbatches, costs_);
-    const GivenOrders given{orders.empty() ? orders : of_positions(orders), staging.microbatches};
+    GivenOrders given{orders, staging.microbatches};
+    if (!orders.empty()) given.orders = of_positions(orders, static_cast<std::size_t>(folded.pipeline().ranks));
     for (const Phase phase : phases(work.loss_mode)) {
       const Program program = make_program(folded.pipeline(), folded.layout(), staging.schedule, phase, given);
       read(program, simulate(folded.pipeline(), program, folded));
@@ -180,9 +241,10 @@ class FoldedCourse {
     }
     return position_of;
   }
-  /// Of the first rank at each.
-  [[nodiscard]] std::vector<std::vector<Turn>> of_positions(const std::vector<std::vector<Turn>>& orders) const {
-    std::vector<std::vector<Turn>> out(positions_.size());
+  /// Of the first rank at each. @param ranks  of the folded pipeline
+  [[nodiscard]] std::vector<std::vector<Turn>> of_positions(const std::vector<std::vector<Turn>>& orders,
+                                                            std::size_t ranks) const {
+    std::vector<std::vector<Turn>> out(ranks);
     for (std::size_t s = 0; s < last_.size(); ++s) out[position(s)] = orders[sized_.pipeline.stages[s].front().index()];
     return out;
   }

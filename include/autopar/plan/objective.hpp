@@ -59,16 +59,20 @@ class StepObjective {
   /// @param limit  steps that are longer are of interest only roughly: of many actions as `folded` says
   [[nodiscard]] StepTerms operator()(const Staging& staging,
                                      Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
-    if (actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised) {
-      StepTerms choice = folded(staging);
-      if (choice.step > limit * (1 + kFoldedAbove)) return choice;
-      const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.ranks), constraints_.world);
-      return evaluate(staging, sized, std::move(choice.savings));
-    }
+    if (is_compared_first(staging)) return simulated(staging, folded(staging), limit);
     std::optional<StepTerms> best;
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_))
       keep_better(best, evaluate(staging, place(staging, placement)));
     return std::move(*best);
+  }
+
+  /// The same of a staging that was compared. @param choice  what `folded` said of it
+  [[nodiscard]] StepTerms simulated(const Staging& staging, StepTerms choice,
+                                    Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
+    if (!is_compared_first(staging)) return (*this)(staging, limit);
+    if (choice.step > limit * (1 + kFoldedAbove)) return choice;
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.ranks), constraints_.world);
+    return evaluate(staging, sized, std::move(choice.savings));
   }
 
   /// Time and memory on given ranks, under the best savings.
@@ -95,10 +99,10 @@ class StepObjective {
     return evaluate(staging, sized, std::move(savings), std::move(orders), played);
   }
 
-  /// Memory as it is, and a step in which each stage's replicas are one: no message from or to the caller, none waits for
-  /// another of its replica. For comparing many stagings on many ranks: where no share is empty at most 1 % above the step
-  /// (buckets are taken as equal), and below it by what those messages and waits take, which is little where turns are
-  /// long and most of the step where they are as short as messages.
+  /// Memory as it is, and a step in which each stage's replicas are one, whose messages are those of the replica that has
+  /// most, the callers' too. For comparing many stagings on many ranks: within a few per cent of the step, but for
+  /// replicas that wait for one another where shares of neighbouring stages do not align: those may make the step half
+  /// as long again.
   /// @pre the schedule is not synthesised
   /// @cost O(actions of one rank a position)
   [[nodiscard]] StepTerms folded(const Staging& staging) const {
@@ -140,8 +144,10 @@ class StepObjective {
   /// Bytes of all parameters that are trained.
   [[nodiscard]] Bytes trainable() const { return trainable_; }
 
-  /// By how much of the step `folded` may be above it.
-  static constexpr double kFoldedAbove = 0.01;
+  /// By how much of the step `folded` may be above it, unless replicas are very uneven.
+  static constexpr double kFoldedAbove = 0.02;
+  /// By how much of it the step is longer at most where shares align.
+  static constexpr double kFoldedClose = 0.05;
 
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
   static constexpr std::int64_t kManyActions = 30'000;
@@ -162,6 +168,10 @@ class StepObjective {
   [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
 
  private:
+  [[nodiscard]] bool is_compared_first(const Staging& staging) const {
+    return actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised;
+  }
+
   /// Levels that differ: without replicas there is nobody to share with.
   [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
     const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });

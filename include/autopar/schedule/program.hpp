@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <queue>
@@ -18,6 +20,27 @@
 namespace autopar {
 
 namespace detail {
+
+/// Numbers of which there are seldom more than two.
+class Few {
+ public:
+  void push_back(int value) {
+    if (size_ < few_.size()) {
+      few_[size_] = value;
+    } else {
+      if (size_ == few_.size()) many_.assign(few_.begin(), few_.end());
+      many_.push_back(value);
+    }
+    ++size_;
+  }
+  [[nodiscard]] const int* begin() const { return size_ <= few_.size() ? few_.data() : many_.data(); }
+  [[nodiscard]] const int* end() const { return begin() + size_; }
+
+ private:
+  std::array<int, 2> few_{};
+  std::size_t size_ = 0;
+  std::vector<int> many_;
+};
 
 /// Plays all units (one replica of one stage) against each other with nominal durations and writes down one total
 /// order: a turn when it starts, its messages right behind it, each at both of its ends. What a rank sees of that order
@@ -91,8 +114,8 @@ class ProgramBuilder {
   struct Slot {  // what a forward, or a backward that gives input gradients, needs and makes
     int missing = 0;
     std::int64_t ready_at = 0;
-    std::vector<int> inputs;   // messages from the source or the sink
-    std::vector<int> outputs;  // messages that this turn makes
+    Few inputs;   // messages from the source or the sink
+    Few outputs;  // messages that this turn makes
   };
   struct Unit {
     Rank rank;
@@ -284,7 +307,7 @@ class ProgramBuilder {
   /// Writes the reductions whose members are all through with the turns that fill their buckets, in the pipeline's order
   /// on every rank.
   void emit_reductions() {
-    if (phase_ == Phase::kForward) return;
+    if (phase_ == Phase::kForward || !any_is_through()) return;
     std::vector<bool> held_up(program_.ranks.size(), false);  // by an earlier group that must wait
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
       if (emitted_[g]) continue;
@@ -297,6 +320,19 @@ class ProgramBuilder {
       }
       emitted_[g] = ready;
     }
+  }
+
+  /// Whether all members of some group are through. Looks first at the one that was not the last time.
+  [[nodiscard]] bool any_is_through() {
+    awaited_.resize(pipeline_.groups.size(), 0);
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      const ReduceGroup& group = pipeline_.groups[g];
+      if (emitted_[g]) continue;
+      std::size_t& at = awaited_[g];  // those before it are through, and stay so
+      while (at < group.ranks.size() && is_through(group.ranks[at], group.stage)) ++at;
+      if (at == group.ranks.size()) return true;
+    }
+    return false;
   }
 
   /// @param stage  invalid: all stages of the rank
@@ -336,7 +372,8 @@ class ProgramBuilder {
   std::vector<std::vector<int>> units_of_rank_;
   std::vector<Lane> lanes_;
   std::vector<Message> messages_;
-  std::vector<bool> emitted_;  // by group
+  std::vector<bool> emitted_;         // by group
+  std::vector<std::size_t> awaited_;  // by group: the first member that is not through
   using Start = std::pair<std::int64_t, std::size_t>;  // time, lane
   std::priority_queue<Start, std::vector<Start>, std::greater<>> startable_;
 };

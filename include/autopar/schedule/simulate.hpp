@@ -75,7 +75,8 @@ class LinkedProgram {
     std::size_t at = 0;                   // position
     int missing = 0;                      // messages
     double ready_at = 0;                  // the messages are there
-    std::vector<std::int32_t> sends, receives;  // since the turn before
+    std::int32_t first_send = 0, last_send = 0;  // messages since the turn before
+    std::vector<std::int32_t> receives;          // likewise
   };
   struct RankTurns {
     std::vector<Turn> turns;  // one more than there are: what follows the last
@@ -94,19 +95,23 @@ class LinkedProgram {
  private:
   void read_rank(const Program& program, std::size_t r, std::vector<std::vector<std::int32_t>>& sent_to) {
     auto& mine = ranks[r];
-    mine.turns.emplace_back();
+    const auto begin = [&] {  // what a rank sends is numbered in its order
+      const auto next = static_cast<std::int32_t>(messages.size());
+      mine.turns.push_back({.first_send = next, .last_send = next, .receives = {}});
+    };
+    begin();
     const auto& actions = program.ranks[r];
     for (std::size_t i = 0; i < actions.size(); ++i) {
       if (actions[i].kind == ActionKind::kSend) {
         const auto id = static_cast<std::int32_t>(messages.size());
         messages.push_back({.from = r, .to = actions[i].peer.index(), .send_at = i});
-        mine.turns.back().sends.push_back(id);
+        mine.turns.back().last_send = id + 1;
         sent_to[actions[i].peer.index()].push_back(id);
       } else if (actions[i].kind == ActionKind::kReduce) {
         mine.reductions.push_back(i);
       } else if (actions[i].kind != ActionKind::kReceive) {
         mine.turns.back().at = i;
-        mine.turns.emplace_back();
+        begin();
       }
     }
   }
@@ -205,7 +210,7 @@ class Simulation {
     for (; state.posted < std::min(state.next + kReceivesAhead + 1, turns.size()); ++state.posted) {
       for (const auto id : turns[state.posted].receives) issue(id, now);
     }
-    for (const auto id : turns[state.next].sends) issue(id, now);
+    for (auto id = turns[state.next].first_send; id < turns[state.next].last_send; ++id) issue(id, now);
     state.waiting = true;
     state.since = now;
     start_if_ready(r);

@@ -75,7 +75,9 @@ struct Synthesised {
         : policy_(policy), pipeline_(pipeline), layout_{policy.local, microbatches},
           reader_(pipeline, layout_, policy.costs),
           problem_(reader_.read(policy.held, policy.limits, policy.parts_backwards)), budget_(policy.budget) {
-      for (const auto& lane : problem_.lanes) {
+      for (auto& lane : problem_.lanes) {
+        // With room for all micro-batches there is nothing to watch.
+        if (layout_.microbatches * lane.held * (1 + 1e-9) <= lane.limit) lane.limit = std::numeric_limits<double>::infinity();
         if (lane.held <= lane.limit) continue;
         throw InvalidArgument("schedule synth: rank " + std::to_string(lane.ranks.front().value()) + " may hold " +
                               std::to_string(lane.limit) + " bytes, but one micro-batch in its stages takes " +
@@ -165,7 +167,7 @@ struct Synthesised {
             for (const double patience : {0.0, 0.5, 1.0}) {
               if (budget_ <= policy_.budget / 4 || (!starts_.empty() && is_bound(fastest().makespan))) return;
               --budget_;
-              keep(scheduler.run({.kinds = kinds, .chunks = chunks, .slack = slack, .patience = patience}));
+              keep(scheduler.run({.kinds = kinds, .chunks = chunks, .slack = slack, .patience = patience}, slowest_kept()));
             }
           }
         }
@@ -177,8 +179,14 @@ struct Synthesised {
                                [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
     }
 
+    /// Slower courses are not kept.
+    [[nodiscard]] double slowest_kept() const {
+      return starts_.size() < kStarts ? std::numeric_limits<double>::infinity() : starts_.back().makespan;
+    }
+
     /// Keeps the fastest courses, each makespan once.
     void keep(detail::SynthesisCourse course) {
+      if (course.makespan == std::numeric_limits<double>::infinity()) return;  // given up
       for (const Start& start : starts_) {
         if (start.makespan == course.makespan && start.origin == ScheduleKind::kSynthesised) return;
       }

@@ -1,5 +1,8 @@
 #include <autopar/plan/folded.hpp>
 
+#include <algorithm>
+#include <vector>
+
 #include <catch_shim.hpp>
 
 #include <autopar/cost/roofline.hpp>
@@ -13,14 +16,16 @@ using test::Dice;
 
 namespace {
 
-/// A random model and everything that its stagings need; equal micro-batches and nothing from or to the caller, of which
-/// folding knows nothing.
+/// A random model and everything that its stagings need; equal micro-batches.
 struct Foldable {
-  explicit Foldable(std::uint64_t seed) : dice(seed), model(test::random_model(dice, 12)) {
-    model.inputs.clear();
-    for (auto& output : model.outputs) output.bytes = {0, 8};
+  /// @param callers  something comes from the callers, and may go to them
+  explicit Foldable(std::uint64_t seed, bool callers = false) : dice(seed), model(test::random_model(dice, 12)) {
+    if (!callers) {
+      model.inputs.clear();
+      for (auto& output : model.outputs) output.bytes = {0, 8};
+    }
     work = make_workload(model, cost);
-    constraints.world = cluster.devices;
+    constraints.world = 6;
     constraints.memory = Bytes(dice(50, 800) * 1000);
     constraints.zero_levels = {0, 1, 2, 3};
     constraints.recompute = dice.chance(50) ? Recompute::kToFit : Recompute::kNever;
@@ -33,7 +38,7 @@ struct Foldable {
 
   Dice dice;
   ModelProfile model;
-  Cluster cluster = test::small_cluster(6);
+  Cluster cluster = test::small_cluster(18);
   RooflineCost cost{cluster};
   Workload work;
   Constraints constraints;
@@ -63,4 +68,48 @@ TEST_CASE("with one replica a stage the folded step is the simulated one", "[law
   }
   CHECK(several_stages > 300);
   CHECK(tied > 50);
+}
+
+TEST_CASE("with equally many replicas of each stage, and callers, the folded step is close to the simulated one", "[laws]") {
+  std::vector<double> ratios;
+  for (std::uint64_t seed = 0; seed < 600; ++seed) {
+    CAPTURE(seed);
+    Foldable it(seed + 91'000, true);
+    const int stages = it.staging.stages(), replicas = it.dice(1, 3);
+    it.staging.replicas.assign(it.staging.replicas.size(), replicas);
+    it.constraints.world = stages * replicas;
+    it.set_samples(it.constraints.world * it.dice(1, 5));
+    const StepObjective objective(it.work, it.cluster, it.constraints);
+    const StepTerms folded = objective.folded(it.staging);
+    const auto sized = make_pipeline(it.work, it.staging, folded.ranks, it.constraints.world);
+    const StepTerms simulated = objective.evaluate(it.staging, sized, folded.savings);
+    ratios.push_back(folded.step / simulated.step);
+    CHECK(ratios.back() > 0.8);
+    CHECK(ratios.back() < 1 + StepObjective::kFoldedAbove);
+  }
+  std::sort(ratios.begin(), ratios.end());
+  CHECK(ratios[ratios.size() / 10] > 1 - StepObjective::kFoldedClose);
+}
+
+TEST_CASE("what many callers send to few ranks is in the folded step") {
+  const ModelProfile model = test::chain(64, 1e3, 4000, 200);
+  const Cluster cluster = test::small_cluster(64);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = cluster.devices;
+  constraints.batch = 16 * cluster.devices;
+  constraints.memory = Bytes(1 << 30);
+  const StepObjective objective(work, cluster, constraints);
+  for (const int stages : {2, 8, 64}) {
+    for (const int microbatches : {1, 4, 16}) {
+      CAPTURE(stages, microbatches);
+      Staging staging{std::vector<int>(64), std::vector<int>(static_cast<std::size_t>(stages), 64 / stages), microbatches};
+      for (int i = 0; i < 64; ++i) staging.stage_of[static_cast<std::size_t>(i)] = i * stages / 64;
+      const StepTerms folded = objective.folded(staging);
+      const auto sized = make_pipeline(work, staging, folded.ranks, constraints.world);
+      const double simulated = objective.evaluate(staging, sized, folded.savings).step.value();
+      CHECK(folded.step.value() == Approx(simulated).epsilon(0.15).margin(0));
+    }
+  }
 }

@@ -10,7 +10,6 @@
 
 #include <autopar/graph/algorithms/downsets.hpp>
 #include <autopar/plan/bottleneck/check.hpp>
-#include <autopar/plan/bottleneck/priced_search.hpp>
 #include <autopar/plan/bottleneck/result.hpp>
 #include <autopar/plan/bottleneck/tables.hpp>
 
@@ -52,9 +51,7 @@ class BottleneckSearch {
  public:
   /// @param tails  of the tables' graph, see `tails_of`
   BottleneckSearch(const VariantTables& tables, const DownsetLattice& tails)
-      : tables_(tables), tails_(tails), check_(tables, tails_) {
-    if (detail::PricedSearch::handles(tables)) priced_.emplace(tables, tails);
-  }
+      : tables_(tables), check_(tables, tails) {}
 
   static constexpr double kGap = 1e-9;
 
@@ -68,14 +65,8 @@ class BottleneckSearch {
     for (const std::size_t width : {3, 8, 20}) {
       if (width == 3 || check_.widest() > width) approach(width, best);
     }
-    reserve_ = all / 3;
+    reserve_ = all / 4;
     prove(best);
-    reserve_ = all / 8;
-    if (priced_ && !proven(best)) {
-      use_prices_ = true;
-      climb(best);
-      use_prices_ = false;
-    }
     reserve_ = all / 10;
     for (const std::size_t width : {20, 50, 120}) {
       if (!proven(best) && check_.widest() > width) approach(width, best);
@@ -143,47 +134,11 @@ class BottleneckSearch {
     }
     for (double step = kGap; !proven(best);) {
       const double middle = best.lower_bound + (best.seconds - best.lower_bound) / 2;
-      const bool near = !use_prices_ && best.lower_bound > 0.95 * best.seconds && best.lower_bound < (1 - 1e-4) * best.seconds;
+      const bool near = best.lower_bound > 0.95 * best.seconds && best.lower_bound < (1 - 1e-4) * best.seconds;
       const double seconds = near ? middle : std::max(best.lower_bound, best.seconds * (1 - step));
       const detail::Answer answer = ask(seconds, kAll, best);
       if (answer == detail::Answer::kUnknown) return;
       step = answer == detail::Answer::kNo ? kGap : std::min(0.25, std::max(1e-4, step * 4));
-    }
-  }
-
-  /// From the bound that prices give upwards, where little is possible and checks are cheap, until a plan is found; then
-  /// between the two.
-  void climb(BottleneckResult& best) {
-    if (best.stages.empty()) {
-      const detail::Answer answer = ask(most_seconds(), kAll, best);
-      if (answer == detail::Answer::kNo && best.stages.empty()) best.lower_bound = kNever;
-      if (answer != detail::Answer::kYes) return;
-    }
-    start_of_climb(best);
-    const std::int64_t kept = reserve_;
-    reserve_ += (left_ - kept) / 3;
-    prove(best);
-    reserve_ = kept;
-    for (double step = 0.004; !proven(best);) {
-      const double below = best.seconds * (1 - kGap), gap = best.seconds / best.lower_bound - 1;
-      const double seconds = gap < 0.002 ? below : std::min(best.lower_bound * (1 + std::min(step, gap / 2)), below);
-      const detail::Answer answer = ask(seconds, kAll, best);
-      if (answer == detail::Answer::kUnknown) return;
-      if (answer == detail::Answer::kNo) step *= 2;
-    }
-  }
-  /// The devices that prices say are about inverse to the limit.
-  void start_of_climb(BottleneckResult& best) {
-    double seconds = best.seconds * (1 - kGap);
-    for (int round = 0; round < 5 && left_ > reserve_ && seconds > best.lower_bound; ++round) {
-      std::int64_t states = left_ - reserve_;
-      const double devices = priced_->bound(seconds, states);
-      left_ = reserve_ + states;
-      if (priced_->too_many(devices)) {
-        best.lower_bound = seconds;
-        return;
-      }
-      seconds *= std::max(0.1, devices / tables_.devices) * 0.999;
     }
   }
 
@@ -202,17 +157,15 @@ class BottleneckSearch {
     ++best.checks;
     std::int64_t states = left_ - reserve_;
     if (states <= 0) return detail::Answer::kUnknown;
-    const bool priced = use_prices_ && width == kAll;
-    const detail::Answer answer = priced ? priced_->run(seconds, states) : check_.run(seconds, width, states);
-    const bool complete = priced || check_.complete();
+    const detail::Answer answer = check_.run(seconds, width, states);
     left_ = reserve_ + states;
-    if (answer == detail::Answer::kNo && complete && !best.stages.empty())
+    if (answer == detail::Answer::kNo && check_.complete() && !best.stages.empty())
       best.lower_bound = std::max(best.lower_bound, seconds);
     if (answer != detail::Answer::kYes) return answer;
-    auto stages = priced ? priced_->stages() : check_.stages();
+    auto stages = check_.stages();
     const double found = slowest_of(tables_, stages);
     if (!best.stages.empty() && found >= best.seconds) {  // sums in another order: nothing is better beyond the last digits
-      if (complete) best.lower_bound = std::max(best.lower_bound, seconds);
+      if (check_.complete()) best.lower_bound = std::max(best.lower_bound, seconds);
       return detail::Answer::kNo;
     }
     best.stages = std::move(stages);
@@ -222,10 +175,7 @@ class BottleneckSearch {
 
   static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
   const VariantTables& tables_;
-  const DownsetLattice& tails_;
   detail::BottleneckCheck check_;
-  std::optional<detail::PricedSearch> priced_;
-  bool use_prices_ = false;
   std::int64_t left_ = 0, reserve_ = 0;  // states
 };
 

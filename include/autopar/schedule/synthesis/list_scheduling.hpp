@@ -41,11 +41,22 @@ struct SynthesisRule {
 class ListScheduler {
  public:
   explicit ListScheduler(const SynthesisProblem& problem) : problem_(problem) {
-    for (const auto& stage : problem.stages) shares_lanes_ = shares_lanes_ || stage.lanes.size() > 1;
+    waiting_.resize(problem.stages.size());
+    work_.assign(problem.lanes.size(), 0);
+    for (std::size_t s = 0; s < problem.stages.size(); ++s) {
+      const auto& stage = problem.stages[s];
+      shares_lanes_ = shares_lanes_ || stage.lanes.size() > 1;
+      for (const auto& link : stage.values) waiting_[link.stage].forwards.push_back(stage.lanes.front());
+      for (const auto& link : stage.gradients) waiting_[link.stage].backwards.push_back(stage.lanes.front());
+      const double backward = stage.split ? stage.input + stage.weight : stage.backward;
+      for (const std::size_t l : stage.lanes) work_[l] += problem.microbatches * (stage.forward + backward);
+    }
   }
 
-  [[nodiscard]] SynthesisCourse run(const SynthesisRule& rule) {
+  /// @param limit  nothing is wanted whose makespan is this or more: it is given up, its makespan infinite
+  [[nodiscard]] SynthesisCourse run(const SynthesisRule& rule, double limit = kNever) {
     reset(rule);
+    limit_ = limit * (1 + 1e-9);  // what is left is a sum in another order
     for (;;) {
       std::size_t next = choices_.size();
       for (std::size_t l = 0; l < choices_.size(); ++l) {
@@ -55,12 +66,17 @@ class ListScheduler {
       }
       if (next == choices_.size()) break;
       perform(choices_[next]);
+      if (course_.makespan == kNever) break;
     }
     return std::move(course_);
   }
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
+  /// Lanes with a turn that needs one of a stage.
+  struct Waiting {
+    std::vector<std::size_t> forwards, backwards;
+  };
   struct Choice {
     SynthesisTurn turn;
     double start = kNever;
@@ -79,6 +95,7 @@ class ListScheduler {
     course_.makespan = 0;
     passed_.assign(problem_.stages.size(), {});
     free_at_.assign(lanes, 0);
+    left_ = work_;
     last_was_forward_.assign(lanes, false);
     choices_.assign(lanes, {});
     stale_.assign(lanes, true);
@@ -211,6 +228,8 @@ class ListScheduler {
     for (const std::size_t l : stage.lanes) {
       course_.orders[l].push_back(turn);
       free_at_[l] = end;
+      left_[l] -= end - choice.start;
+      if (end + left_[l] >= limit_) course_.makespan = kNever;
       stale_[l] = true;
       if (turn.kind != ActionKind::kBackwardWeight) last_was_forward_[l] = turn.kind == ActionKind::kForward;
     }
@@ -220,22 +239,21 @@ class ListScheduler {
 
   /// Lanes that may have waited for the turn.
   void wake_neighbours(const SynthesisTurn& turn) {
-    for (std::size_t s = 0; s < problem_.stages.size(); ++s) {
-      const auto& stage = problem_.stages[s];
-      for (const auto& link : turn.kind == ActionKind::kForward ? stage.values : stage.gradients) {
-        if (link.stage == turn.stage) stale_[stage.lanes.front()] = true;
-      }
-    }
+    const Waiting& waiting = waiting_[turn.stage];
+    for (const std::size_t l : turn.kind == ActionKind::kForward ? waiting.forwards : waiting.backwards) stale_[l] = true;
   }
 
   const SynthesisProblem& problem_;
   bool shares_lanes_ = false;  // a stage has several lanes, so a turn holds up all that share one of them
+  std::vector<Waiting> waiting_;  // by stage
+  std::vector<double> work_;      // seconds, by lane
   SynthesisRule rule_;
+  double limit_ = kNever;
   SynthesisCourse course_;
   std::vector<Passed> passed_;  // by stage
-  std::vector<double> free_at_;
+  std::vector<double> free_at_, left_;  // of the work
   std::vector<int> most_;       // micro-batches in flight, by stage
-  std::vector<bool> last_was_forward_, stale_;
+  std::vector<char> last_was_forward_, stale_;
   std::vector<Choice> choices_;
   mutable std::vector<Choice> candidates_;
 };

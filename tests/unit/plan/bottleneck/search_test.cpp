@@ -9,7 +9,6 @@
 
 #include <autopar/plan/bottleneck/certificate.hpp>
 #include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
-#include <autopar/plan/bottleneck/priced_search.hpp>
 
 #include "../random_models.hpp"
 
@@ -326,43 +325,6 @@ TEST_CASE("branching graphs are planned exactly: the certificate holds, raised b
   }
   CHECK(feasible > 200);
   CHECK(pipelined > 100);
-}
-
-TEST_CASE("prices of nodes decide alone what the search decides, and never bound away a plan", "[equality]") {
-  int bounded = 0, decided = 0;
-  for (std::uint64_t seed = 0; seed < 400; ++seed) {
-    CAPTURE(seed);
-    VariantTables tables = branching_tables(seed);
-    tables.memory *= 0.6;  // tight
-    tables.devices *= 2;
-    tables.replicas.clear();
-    tables.work_share.clear();
-    tables.border_cost.clear();
-    tables.parameter_cost.clear();
-    add_replicas(tables, 0.02);
-    const BottleneckResult exact = solve_bottleneck(tables);
-    if (exact.stages.empty()) continue;
-    REQUIRE(check_certificate(tables, {exact.stages, exact.seconds, exact.lower_bound}).accepted);
-    const auto tails = tails_of(tables, 10'000);
-    REQUIRE(tails);
-    detail::PricedSearch prices(tables, *tails);
-    double devices = 0;
-    for (const VariantStage& stage : exact.stages)
-      devices += stage.replicas * stage.tensor_degree;
-    for (const double limit : {exact.seconds * 1.3, exact.seconds * (1 + 1e-9), exact.seconds * (1 - 1e-8),
-                               exact.seconds * 0.7}) {
-      std::int64_t states = 100'000'000;
-      const double least = prices.bound(limit, states);
-      if (limit > exact.seconds) REQUIRE(least <= devices + 1e-6);
-      bounded += prices.too_many(least) ? 1 : 0;
-      const detail::Answer answer = prices.run(limit, states);
-      REQUIRE(answer == (limit > exact.seconds ? detail::Answer::kYes : detail::Answer::kNo));
-      if (answer == detail::Answer::kYes) CHECK(slowest_of(tables, prices.stages()) <= limit * (1 + 1e-12));
-      ++decided;
-    }
-  }
-  CHECK(decided > 800);
-  CHECK(bounded > 100);
 }
 
 TEST_CASE("a budget that ends leaves a plan, a bound that holds, and the gap between them") {
