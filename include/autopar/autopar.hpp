@@ -13,5 +13,7 @@
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/global_mean.hpp>
 #include <autopar/torch/join.hpp>
+#include <autopar/torch/optim/fused.hpp>
+#include <autopar/torch/optim/lamb.hpp>
 #include <autopar/torch/parameter_handles.hpp>
 #include <autopar/version.hpp>

@@ -12,7 +12,7 @@ class Optimizer;
 
 namespace autopar {
 
-enum class OptimizerKind { kSgd, kAdam, kAdamW, kRmsProp, kAdagrad };
+enum class OptimizerKind { kSgd, kAdam, kAdamW, kRmsProp, kAdagrad, kLamb };
 
 /// @throws InvalidArgument naming the class of any other optimizer: its state is not known
 [[nodiscard]] OptimizerKind optimizer_kind(const torch::optim::Optimizer& optimizer);

@@ -195,17 +195,29 @@ std::string metadata_at(const SafetensorsReader& reader, const std::string& key)
   return found->second;
 }
 
+bool is_state(const std::string& entry) { return entry.starts_with("optimizer."); }
+
+/// Parameters with state in the file: only those that have been stepped have any.
+std::set<std::string> parameters_with_state(const SafetensorsReader& reader) {
+  std::set<std::string> names;
+  for (const auto& entry : reader.entries()) {
+    if (is_state(entry.name)) names.insert(entry.name.substr(0, entry.name.rfind('.')));
+  }
+  return names;
+}
+
 /// Rank 0: what is wrong with the file for this model and these optimizers; empty if nothing.
 std::string mismatch(const SafetensorsReader& reader, const std::vector<Row>& rows,
-                     const std::vector<torch::optim::Optimizer*>& optimizers, bool has_state) {
+                     const std::vector<torch::optim::Optimizer*>& optimizers, bool has_optimizers) {
   if (metadata_at(reader, "autopar.format") != kFormat) return "it has another format version";
   std::set<std::string> known;
+  const auto stepped = parameters_with_state(reader);
   for (const auto& row : rows) {
     known.insert(row.entry.name);
     const auto* entry = reader.find(row.entry.name);
-    const bool is_state = row.entry.name.starts_with("optimizer.");
     if (entry == nullptr) {
-      if (is_state && !has_state) continue;
+      const auto& name = row.entry.name;
+      if (is_state(name) && !stepped.contains(name.substr(0, name.rfind('.')))) continue;
       return "it lacks '" + row.entry.name + "'";
     }
     if (*entry == row.entry) continue;
@@ -215,10 +227,10 @@ std::string mismatch(const SafetensorsReader& reader, const std::vector<Row>& ro
     return out.str();
   }
   for (const auto& entry : reader.entries()) {
-    if (optimizers.empty() && entry.name.starts_with("optimizer.")) continue;
+    if (optimizers.empty() && is_state(entry.name)) continue;
     if (!known.contains(entry.name)) return "the model has no '" + entry.name + "'";
   }
-  for (std::size_t i = 0; i < optimizers.size() && has_state; ++i) {
+  for (std::size_t i = 0; i < optimizers.size() && has_optimizers; ++i) {
     const auto kind = metadata_at(reader, "autopar.optimizer." + std::to_string(i));
     const std::string mine = name_of(optimizer_kind(*optimizers[i]));
     if (kind != mine) return "its optimizer " + std::to_string(i) + " is " + kind + ", this one is " + mine;
@@ -226,10 +238,7 @@ std::string mismatch(const SafetensorsReader& reader, const std::vector<Row>& ro
   return {};
 }
 
-bool has_optimizer_state(const SafetensorsReader& reader) {
-  return std::any_of(reader.entries().begin(), reader.entries().end(),
-                     [](const auto& entry) { return entry.name.starts_with("optimizer."); });
-}
+bool saved_with_optimizers(const SafetensorsReader& reader) { return reader.metadata().contains("autopar.optimizer.0"); }
 
 /// Rank 0's data to every holder.
 void from_root(World& world, const SafetensorsReader* reader, const Row& row) {
@@ -290,11 +299,13 @@ CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder
   if (world.rank() == 0) {
     try {
       reader.emplace(folder / kFile);
-      const bool has_state = has_optimizer_state(*reader);
-      error = mismatch(*reader, rows, optimizers, has_state);
+      const bool has_optimizers = saved_with_optimizers(*reader);
+      error = mismatch(*reader, rows, optimizers, has_optimizers);
       std::ostringstream out;
-      out << metadata_at(*reader, "autopar.seed") << ' ' << metadata_at(*reader, "autopar.calls") << ' ' << has_state;
-      for (std::size_t i = 0; i < optimizers.size() && has_state; ++i) {
+      out << metadata_at(*reader, "autopar.seed") << ' ' << metadata_at(*reader, "autopar.calls") << ' ' << has_optimizers;
+      out << " :";
+      for (const auto& row : rows) out << (reader->find(row.entry.name) != nullptr ? '1' : '0');
+      for (std::size_t i = 0; i < optimizers.size() && has_optimizers; ++i) {
         out << ' ' << metadata_at(*reader, "autopar.optimizer." + std::to_string(i) + ".lr");
       }
       header = out.str();
@@ -306,17 +317,20 @@ CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder
   agree(world, error, "header of a checkpoint");
   std::istringstream fields(tell(world, header, Rank(0), "header of a checkpoint"));
   CheckpointInfo info;
-  bool has_state = false;
-  fields >> info.seed >> info.calls >> has_state;
-  for (const auto& row : rows) {
-    if (!has_state && row.entry.name.starts_with("optimizer.")) continue;
-    from_root(world, reader ? &*reader : nullptr, row);
+  bool has_optimizers = false;
+  std::string in_file;  // ':' and a digit for each row
+  fields >> info.seed >> info.calls >> has_optimizers >> in_file;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (in_file.at(i + 1) == '1') from_root(world, reader ? &*reader : nullptr, rows[i]);
   }
   for (const auto& tensor : tensors) {
+    auto* optimizer = has_optimizers ? optimizer_of(optimizers, tensor.handle) : nullptr;
+    if (optimizer == nullptr) continue;
     const auto found = arrived->find(tensor.handle.unsafeGetTensorImpl());
-    if (found != arrived->end()) set_state(*optimizer_of(optimizers, tensor.handle), tensor.handle, found->second);
+    if (found != arrived->end()) set_state(*optimizer, tensor.handle, found->second);
+    else optimizer->state().erase(tensor.handle.unsafeGetTensorImpl());
   }
-  for (std::size_t i = 0; i < optimizers.size() && has_state; ++i) {
+  for (std::size_t i = 0; i < optimizers.size() && has_optimizers; ++i) {
     std::string rates;
     fields >> rates;
     set_learning_rates(*optimizers[i], numbers_of(rates));

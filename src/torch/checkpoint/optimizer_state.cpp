@@ -14,12 +14,11 @@
 #include <torch/optim/sgd.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/optim/lamb.hpp>
 
 namespace autopar {
 
 namespace {
-
-namespace optim = torch::optim;
 
 at::Tensor counter(std::int64_t value) { return at::full({}, value, at::TensorOptions().dtype(at::kLong)); }
 
@@ -49,39 +48,46 @@ template <class State>
 const std::vector<Entry<State>>& entries();
 
 template <>
-const std::vector<Entry<optim::SGDParamState>>& entries() {
-  static const std::vector<Entry<optim::SGDParamState>> all{
-      AUTOPAR_TENSOR_ENTRY(optim::SGDParamState, momentum_buffer)};
+const std::vector<Entry<torch::optim::SGDParamState>>& entries() {
+  static const std::vector<Entry<torch::optim::SGDParamState>> all{
+      AUTOPAR_TENSOR_ENTRY(torch::optim::SGDParamState, momentum_buffer)};
   return all;
 }
 template <>
-const std::vector<Entry<optim::AdamParamState>>& entries() {
-  static const std::vector<Entry<optim::AdamParamState>> all{
-      step_entry<optim::AdamParamState>(), AUTOPAR_TENSOR_ENTRY(optim::AdamParamState, exp_avg),
-      AUTOPAR_TENSOR_ENTRY(optim::AdamParamState, exp_avg_sq),
-      AUTOPAR_TENSOR_ENTRY(optim::AdamParamState, max_exp_avg_sq)};
+const std::vector<Entry<torch::optim::AdamParamState>>& entries() {
+  static const std::vector<Entry<torch::optim::AdamParamState>> all{
+      step_entry<torch::optim::AdamParamState>(), AUTOPAR_TENSOR_ENTRY(torch::optim::AdamParamState, exp_avg),
+      AUTOPAR_TENSOR_ENTRY(torch::optim::AdamParamState, exp_avg_sq),
+      AUTOPAR_TENSOR_ENTRY(torch::optim::AdamParamState, max_exp_avg_sq)};
   return all;
 }
 template <>
-const std::vector<Entry<optim::AdamWParamState>>& entries() {
-  static const std::vector<Entry<optim::AdamWParamState>> all{
-      step_entry<optim::AdamWParamState>(), AUTOPAR_TENSOR_ENTRY(optim::AdamWParamState, exp_avg),
-      AUTOPAR_TENSOR_ENTRY(optim::AdamWParamState, exp_avg_sq),
-      AUTOPAR_TENSOR_ENTRY(optim::AdamWParamState, max_exp_avg_sq)};
+const std::vector<Entry<torch::optim::AdamWParamState>>& entries() {
+  static const std::vector<Entry<torch::optim::AdamWParamState>> all{
+      step_entry<torch::optim::AdamWParamState>(), AUTOPAR_TENSOR_ENTRY(torch::optim::AdamWParamState, exp_avg),
+      AUTOPAR_TENSOR_ENTRY(torch::optim::AdamWParamState, exp_avg_sq),
+      AUTOPAR_TENSOR_ENTRY(torch::optim::AdamWParamState, max_exp_avg_sq)};
   return all;
 }
 template <>
-const std::vector<Entry<optim::RMSpropParamState>>& entries() {
-  static const std::vector<Entry<optim::RMSpropParamState>> all{
-      step_entry<optim::RMSpropParamState>(), AUTOPAR_TENSOR_ENTRY(optim::RMSpropParamState, square_avg),
-      AUTOPAR_TENSOR_ENTRY(optim::RMSpropParamState, momentum_buffer),
-      AUTOPAR_TENSOR_ENTRY(optim::RMSpropParamState, grad_avg)};
+const std::vector<Entry<torch::optim::RMSpropParamState>>& entries() {
+  static const std::vector<Entry<torch::optim::RMSpropParamState>> all{
+      step_entry<torch::optim::RMSpropParamState>(), AUTOPAR_TENSOR_ENTRY(torch::optim::RMSpropParamState, square_avg),
+      AUTOPAR_TENSOR_ENTRY(torch::optim::RMSpropParamState, momentum_buffer),
+      AUTOPAR_TENSOR_ENTRY(torch::optim::RMSpropParamState, grad_avg)};
   return all;
 }
 template <>
-const std::vector<Entry<optim::AdagradParamState>>& entries() {
-  static const std::vector<Entry<optim::AdagradParamState>> all{
-      step_entry<optim::AdagradParamState>(), AUTOPAR_TENSOR_ENTRY(optim::AdagradParamState, sum)};
+const std::vector<Entry<torch::optim::AdagradParamState>>& entries() {
+  static const std::vector<Entry<torch::optim::AdagradParamState>> all{
+      step_entry<torch::optim::AdagradParamState>(), AUTOPAR_TENSOR_ENTRY(torch::optim::AdagradParamState, sum)};
+  return all;
+}
+template <>
+const std::vector<Entry<optim::LAMBParamState>>& entries() {
+  static const std::vector<Entry<optim::LAMBParamState>> all{
+      step_entry<optim::LAMBParamState>(), AUTOPAR_TENSOR_ENTRY(optim::LAMBParamState, exp_avg),
+      AUTOPAR_TENSOR_ENTRY(optim::LAMBParamState, exp_avg_sq)};
   return all;
 }
 
@@ -89,18 +95,20 @@ const std::vector<Entry<optim::AdagradParamState>>& entries() {
 
 /// Calls `body` with the state class of the optimizer as a null pointer of that type.
 template <class Body>
-auto with_state_class(const optim::Optimizer& optimizer, Body body) {
+auto with_state_class(const torch::optim::Optimizer& optimizer, Body body) {
   switch (optimizer_kind(optimizer)) {
-    case OptimizerKind::kSgd: return body(static_cast<optim::SGDParamState*>(nullptr));
-    case OptimizerKind::kAdam: return body(static_cast<optim::AdamParamState*>(nullptr));
-    case OptimizerKind::kAdamW: return body(static_cast<optim::AdamWParamState*>(nullptr));
-    case OptimizerKind::kRmsProp: return body(static_cast<optim::RMSpropParamState*>(nullptr));
+    case OptimizerKind::kSgd: return body(static_cast<torch::optim::SGDParamState*>(nullptr));
+    case OptimizerKind::kAdam: return body(static_cast<torch::optim::AdamParamState*>(nullptr));
+    case OptimizerKind::kAdamW: return body(static_cast<torch::optim::AdamWParamState*>(nullptr));
+    case OptimizerKind::kRmsProp: return body(static_cast<torch::optim::RMSpropParamState*>(nullptr));
+    case OptimizerKind::kLamb: return body(static_cast<optim::LAMBParamState*>(nullptr));
     case OptimizerKind::kAdagrad: break;
   }
-  return body(static_cast<optim::AdagradParamState*>(nullptr));
+  return body(static_cast<torch::optim::AdagradParamState*>(nullptr));
 }
 
-const optim::OptimizerOptions& options_for(const optim::Optimizer& optimizer, const at::Tensor& parameter) {
+const torch::optim::OptimizerOptions& options_for(const torch::optim::Optimizer& optimizer,
+                                                  const at::Tensor& parameter) {
   for (const auto& group : optimizer.param_groups()) {
     const auto holds = [&](const at::Tensor& other) { return other.is_same(parameter); };
     if (std::any_of(group.params().begin(), group.params().end(), holds)) return group.options();
@@ -108,24 +116,29 @@ const optim::OptimizerOptions& options_for(const optim::Optimizer& optimizer, co
   throw InvalidArgument("the optimizer does not hold this parameter");
 }
 
-std::vector<std::string> names_under(OptimizerKind kind, const optim::OptimizerOptions& options) {
+std::vector<std::string> adam_names(bool amsgrad) {
+  std::vector<std::string> names{"step", "exp_avg", "exp_avg_sq"};
+  if (amsgrad) names.emplace_back("max_exp_avg_sq");
+  return names;
+}
+
+std::vector<std::string> names_under(OptimizerKind kind, const torch::optim::OptimizerOptions& options) {
   switch (kind) {
     case OptimizerKind::kSgd:
-      if (static_cast<const optim::SGDOptions&>(options).momentum() != 0) return {"momentum_buffer"};
+      if (static_cast<const torch::optim::SGDOptions&>(options).momentum() != 0) return {"momentum_buffer"};
       return {};
     case OptimizerKind::kAdam:
-      if (static_cast<const optim::AdamOptions&>(options).amsgrad()) return {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
-      return {"step", "exp_avg", "exp_avg_sq"};
+      return adam_names(static_cast<const torch::optim::AdamOptions&>(options).amsgrad());
     case OptimizerKind::kAdamW:
-      if (static_cast<const optim::AdamWOptions&>(options).amsgrad()) return {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
-      return {"step", "exp_avg", "exp_avg_sq"};
+      return adam_names(static_cast<const torch::optim::AdamWOptions&>(options).amsgrad());
     case OptimizerKind::kRmsProp: {
       std::vector<std::string> names{"step", "square_avg"};
-      const auto& rms = static_cast<const optim::RMSpropOptions&>(options);
+      const auto& rms = static_cast<const torch::optim::RMSpropOptions&>(options);
       if (rms.momentum() > 0) names.emplace_back("momentum_buffer");
       if (rms.centered()) names.emplace_back("grad_avg");
       return names;
     }
+    case OptimizerKind::kLamb: return adam_names(false);
     case OptimizerKind::kAdagrad: break;
   }
   return {"step", "sum"};
@@ -133,14 +146,16 @@ std::vector<std::string> names_under(OptimizerKind kind, const optim::OptimizerO
 
 }  // namespace
 
-OptimizerKind optimizer_kind(const optim::Optimizer& optimizer) {
-  if (dynamic_cast<const optim::SGD*>(&optimizer) != nullptr) return OptimizerKind::kSgd;
-  if (dynamic_cast<const optim::Adam*>(&optimizer) != nullptr) return OptimizerKind::kAdam;
-  if (dynamic_cast<const optim::AdamW*>(&optimizer) != nullptr) return OptimizerKind::kAdamW;
-  if (dynamic_cast<const optim::RMSprop*>(&optimizer) != nullptr) return OptimizerKind::kRmsProp;
-  if (dynamic_cast<const optim::Adagrad*>(&optimizer) != nullptr) return OptimizerKind::kAdagrad;
+OptimizerKind optimizer_kind(const torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<const torch::optim::SGD*>(&optimizer) != nullptr) return OptimizerKind::kSgd;
+  if (dynamic_cast<const torch::optim::Adam*>(&optimizer) != nullptr) return OptimizerKind::kAdam;
+  if (dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr) return OptimizerKind::kAdamW;
+  if (dynamic_cast<const torch::optim::RMSprop*>(&optimizer) != nullptr) return OptimizerKind::kRmsProp;
+  if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer) != nullptr) return OptimizerKind::kAdagrad;
+  if (dynamic_cast<const optim::LAMB*>(&optimizer) != nullptr) return OptimizerKind::kLamb;
   throw InvalidArgument("the optimizer " + c10::demangle(typeid(optimizer).name()) +
-                        " is not supported: its state is not known; use torch::optim::SGD, Adam, AdamW, RMSprop or Adagrad");
+                        " is not supported: its state is not known; use torch::optim::SGD, Adam, AdamW, RMSprop or "
+                        "Adagrad, or autopar::optim::SGD, Adam, AdamW or LAMB");
 }
 
 const char* name_of(OptimizerKind kind) {
@@ -149,12 +164,13 @@ const char* name_of(OptimizerKind kind) {
     case OptimizerKind::kAdam: return "Adam";
     case OptimizerKind::kAdamW: return "AdamW";
     case OptimizerKind::kRmsProp: return "RMSprop";
+    case OptimizerKind::kLamb: return "LAMB";
     case OptimizerKind::kAdagrad: break;
   }
   return "Adagrad";
 }
 
-double state_factor(const optim::Optimizer& optimizer) {
+double state_factor(const torch::optim::Optimizer& optimizer) {
   const auto kind = optimizer_kind(optimizer);
   std::ptrdiff_t most = 0;
   for (const auto& group : optimizer.param_groups()) {
@@ -164,11 +180,11 @@ double state_factor(const optim::Optimizer& optimizer) {
   return static_cast<double>(most);
 }
 
-std::vector<std::string> state_names(const optim::Optimizer& optimizer, const at::Tensor& parameter) {
+std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
   return names_under(optimizer_kind(optimizer), options_for(optimizer, parameter));
 }
 
-std::vector<StateEntry> state_of(optim::Optimizer& optimizer, const at::Tensor& parameter) {
+std::vector<StateEntry> state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
   const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
   if (found == optimizer.state().end()) return {};
   return with_state_class(optimizer, [&]<class State>(State*) {
@@ -181,7 +197,7 @@ std::vector<StateEntry> state_of(optim::Optimizer& optimizer, const at::Tensor& 
   });
 }
 
-void set_state(optim::Optimizer& optimizer, const at::Tensor& parameter, const std::vector<StateEntry>& given) {
+void set_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const std::vector<StateEntry>& given) {
   with_state_class(optimizer, [&]<class State>(State*) {
     auto state = std::make_unique<State>();
     for (const auto& [name, value] : given) {
@@ -198,13 +214,13 @@ void set_state(optim::Optimizer& optimizer, const at::Tensor& parameter, const s
   });
 }
 
-std::vector<double> learning_rates(const optim::Optimizer& optimizer) {
+std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
   std::vector<double> rates;
   for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
   return rates;
 }
 
-void set_learning_rates(optim::Optimizer& optimizer, const std::vector<double>& rates) {
+void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates) {
   auto& groups = optimizer.param_groups();
   if (groups.size() != rates.size()) {
     throw CheckpointError("the checkpoint's optimizer has " + std::to_string(rates.size()) + " parameter groups, this one " +

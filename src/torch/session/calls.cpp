@@ -83,6 +83,10 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
     else if (call->differentiate) attach_output_history(call, results);
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     ++stats_.calls;
+    if (call->loss_mode) {
+      losses_.add(results[static_cast<std::size_t>(call->program->plan.loss)], stats_.calls);
+      stats_.losses_not_finite = losses_.not_finite();
+    }
     stats_.microbatches = call->layout.microbatches;
     stats_.global_samples = call->batch;
     stats_.last_call = Seconds(spent.count());

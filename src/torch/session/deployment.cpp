@@ -119,7 +119,8 @@ void add_once(std::vector<StageId>& stages, StageId stage) {
 Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
                     std::shared_ptr<InitRecord> init)
     : world_(world), module_(std::move(module)), code_(std::move(code)), options_(code_), planner_(std::move(planner)),
-      init_(std::move(init)), registry_(*module_), log_(world.logger(LogModule::kSession)) {
+      init_(std::move(init)), registry_(*module_), log_(world.logger(LogModule::kSession)),
+      losses_(world.rank() == 0 ? log_ : Logger()) {
   for (const auto& part : module_->modules()) modules_.push_back(part.get());
 }
 

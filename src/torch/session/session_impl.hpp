@@ -25,6 +25,7 @@
 #include "torch/session/captured_program.hpp"
 #include "torch/session/global_sums.hpp"
 #include "torch/session/handshake.hpp"
+#include "torch/session/loss_watch.hpp"
 #include "torch/session/state_registry.hpp"
 
 namespace autopar {
@@ -179,6 +180,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::uint64_t serial_ = 0;
   std::uint64_t seed_ = 0;  ///< rank 0's
   SessionStats stats_;
+  LossWatch losses_;  ///< of rank 0: all ranks have the same
   std::vector<TraceEvent> trace_;  ///< of the latest step, when asked for
   std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;

@@ -3,6 +3,7 @@
 #include <catch_shim.hpp>
 
 #include <filesystem>
+#include <mutex>
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -110,6 +111,37 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
   refused("momentum_buffer", [](Fixture&) {}, false);
   std::filesystem::remove_all(folder.path);
   refused("cannot open", [](Fixture&) {});
+}
+
+TEST_CASE("what has no state is saved and loaded without: frozen parameters, optimizers before their first step") {
+  const Folder folder;
+  loopback::run(2, [&](World& world) {
+    Fixture fixture(world.rank(), 2, 5);
+    fixture.tensors[1].set_requires_grad(false);
+    (fixture.tensors[0] * 2).sum().backward();
+    fixture.optimizer->step();
+    set_learning_rates(*fixture.optimizer, {0.05});
+    save_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()}, {});
+  });
+  const auto load_into_stepped = [&](bool adam) {
+    loopback::run(2, [&](World& world) {
+      Fixture fixture(world.rank(), 2, 5, adam);
+      fixture.step(world.rank(), 2);
+      (void)load_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()});
+      static std::mutex mutex;
+      const std::lock_guard lock(mutex);
+      CHECK(state_of(*fixture.optimizer, fixture.tensors[0]).size() == (adam ? 4 : 0));
+      CHECK(state_of(*fixture.optimizer, fixture.tensors[1]).empty());
+      CHECK(learning_rates(*fixture.optimizer) == std::vector<double>{0.05});
+    });
+  };
+  load_into_stepped(true);
+  loopback::run(2, [&](World& world) {
+    Fixture fixture(world.rank(), 2, 5, false);
+    set_learning_rates(*fixture.optimizer, {0.05});
+    save_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()}, {});
+  });
+  load_into_stepped(false);
 }
 
 TEST_CASE("every supported optimizer's state is read and written") {

@@ -1,0 +1,139 @@
+#include <autopar/torch/optim/fused.hpp>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+
+#include "torch/optim/tensor_lists.hpp"
+
+namespace autopar::optim {
+
+namespace {
+
+using detail::GaplessParameters;
+using detail::key_of;
+using detail::laid_out_like;
+using detail::ListKey;
+using detail::state_like;
+
+template <class State>
+State& state_made_for(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  auto& state = optimizer.state()[parameter.unsafeGetTensorImpl()];
+  if (state == nullptr) state = std::make_unique<State>();
+  return static_cast<State&>(*state);
+}
+
+template <class State>
+struct AdamLists {
+  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs;
+  std::vector<State*> states;
+};
+
+template <class State>
+std::map<ListKey, AdamLists<State>> adam_lists(torch::optim::Optimizer& optimizer,
+                                               const std::vector<at::Tensor>& parameters, bool amsgrad,
+                                               GaplessParameters& gapless) {
+  std::map<ListKey, AdamLists<State>> lists;
+  for (const auto& parameter : parameters) {
+    if (!parameter.grad().defined()) continue;
+    auto& state = state_made_for<State>(optimizer, parameter);
+    auto& list = lists[key_of(parameter, state.step())];
+    const auto& memory = list.parameters.emplace_back(gapless.of(parameter));
+    list.gradients.push_back(laid_out_like(parameter.grad(), memory));
+    list.exp_avgs.push_back(state_like(state.exp_avg(), memory));
+    list.exp_avg_sqs.push_back(state_like(state.exp_avg_sq(), memory));
+    if (amsgrad) list.max_exp_avg_sqs.push_back(state_like(state.max_exp_avg_sq(), memory));
+    list.states.push_back(&state);
+  }
+  return lists;
+}
+
+/// @param kernel  at::_fused_adam_ or at::_fused_adamw_
+template <class Options, class State, class Kernel>
+void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
+  for (auto& group : optimizer.param_groups()) {
+    const auto& options = static_cast<const Options&>(group.options());
+    const auto [beta1, beta2] = options.betas();
+    GaplessParameters gapless;
+    for (auto& [key, list] : adam_lists<State>(optimizer, group.params(), options.amsgrad(), gapless)) {
+      const auto steps = key.steps + 1;
+      const auto count = at::full({}, steps, list.parameters.front().options().dtype(at::kFloat));
+      kernel(list.parameters, list.gradients, list.exp_avgs, list.exp_avg_sqs, list.max_exp_avg_sqs,
+             std::vector<at::Tensor>(list.parameters.size(), count), options.lr(), beta1, beta2, options.weight_decay(),
+             options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
+      for (auto* state : list.states) state->step(steps);
+    }
+    gapless.write_back();
+  }
+}
+
+struct SgdLists {
+  std::vector<at::Tensor> parameters, gradients, momentum_buffers;
+};
+
+std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
+                                      bool has_momentum, GaplessParameters& gapless) {
+  std::map<ListKey, SgdLists> lists;
+  for (const auto& parameter : parameters) {
+    if (!parameter.grad().defined()) continue;
+    const auto memory = gapless.of(parameter);
+    auto key = key_of(parameter, 0);
+    at::Tensor* buffer = nullptr;
+    if (has_momentum) {
+      buffer = &state_made_for<torch::optim::SGDParamState>(optimizer, parameter).momentum_buffer();
+      if (buffer->defined()) key.steps = 1;
+      *buffer = buffer->defined() ? laid_out_like(*buffer, memory) : at::empty_like(memory);
+    }
+    auto& list = lists[key];
+    list.parameters.push_back(memory);
+    list.gradients.push_back(laid_out_like(parameter.grad(), memory));
+    if (buffer != nullptr) list.momentum_buffers.push_back(*buffer);
+  }
+  return lists;
+}
+
+}  // namespace
+
+at::Tensor SGD::step(LossClosure closure) {
+  auto loss = detail::loss_of(closure);
+  const at::NoGradGuard no_grad;
+  detail::require_dense_real(*this, "SGD");
+  for (auto& group : param_groups()) {
+    const auto& options = static_cast<const SGDOptions&>(group.options());
+    GaplessParameters gapless;
+    for (const auto& [key, list] : sgd_lists(*this, group.params(), options.momentum() != 0, gapless)) {
+      at::_fused_sgd_(list.parameters, list.gradients, list.momentum_buffers, options.weight_decay(),
+                      options.momentum(), options.lr(), options.dampening(), options.nesterov(),
+                      /*maximize=*/false, /*is_first_step=*/key.steps == 0);
+    }
+    gapless.write_back();
+  }
+  return loss;
+}
+
+at::Tensor Adam::step(LossClosure closure) {
+  auto loss = detail::loss_of(closure);
+  const at::NoGradGuard no_grad;
+  detail::require_dense_real(*this, "Adam");
+  step_adam<AdamOptions, torch::optim::AdamParamState>(*this, [](auto&&... lists) { at::_fused_adam_(lists...); });
+  return loss;
+}
+
+at::Tensor AdamW::step(LossClosure closure) {
+  auto loss = detail::loss_of(closure);
+  const at::NoGradGuard no_grad;
+  detail::require_dense_real(*this, "AdamW");
+  step_adam<AdamWOptions, torch::optim::AdamWParamState>(*this, [](auto&&... lists) { at::_fused_adamw_(lists...); });
+  return loss;
+}
+
+}  // namespace autopar::optim
