@@ -145,7 +145,7 @@ void check_same(const Trained& got, const Trained& want, double tolerance) {
   for (size_t i = 0; i < got.losses.size(); ++i) {
     numerics::check_close(got.losses[i], want.losses[i], tolerance, "loss " + std::to_string(i));
   }
-  for (const auto* both : {&Trained::gradients, &Trained::state}) {
+  for (const auto both : {&Trained::gradients, &Trained::state}) {
     REQUIRE((got.*both).size() == (want.*both).size());
     for (const auto& [name, tensor] : want.*both) {
       numerics::check_close(numerics::find(got.*both, name), tensor, tolerance, name);
