@@ -178,17 +178,24 @@ struct Folder {
 
 TEST_CASE("draws, statistics, counters and attention are the same whatever runs again, under every schedule") {
   const DoublePrecision guard;
+  const Folder folder;
   for (const int replicas : {1, 2}) {
     for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
-      const auto once = train(2 * replicas, options_for(schedule, 2, replicas, "none"));
-      REQUIRE(once.segments() == 0);
       for (const std::string recompute : {"full", "heads,conv,table"}) {
         INFO(schedule << ", " << replicas << " replicas, recompute = " << recompute);
-        const auto again = train(2 * replicas, options_for(schedule, 2, replicas, recompute));
+        auto options = options_for(schedule, 2, replicas, recompute);
+        const auto again = train(2 * replicas, options);
         CHECK(again.segments() > 0);
         CHECK(ap::name_of(again.plan.schedule) == schedule);
-        // To the bit as long as the synthesised order is the same: its turns have other lengths.
-        CHECK_NOTHROW(check_same(again, once, schedule == "synth" ? 1e-12 : 0));
+        auto plan = again.plan;  // the same cuts and orders
+        for (auto& stage : plan.stages) stage.recomputed.clear();
+        options.plan_file = folder / "once.json";
+        ap::write_plan(options.plan_file, plan);
+        const auto once = train(2 * replicas, options);
+        REQUIRE(once.segments() == 0);
+        // To the bit, where what runs once has libtorch's own backwards and not the formulas of parted ones.
+        const bool parts = schedule.starts_with("zb") || schedule == "synth";
+        CHECK_NOTHROW(check_same(again, once, parts ? 1e-12 : 0));
       }
     }
   }
