@@ -40,7 +40,7 @@ void add_settings(CLI::App& command, ProblemArguments& problem) {
       {"schedule", "auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth"},
       {"tensor-parallel", "degree"},
       {"zero", "level"},
-      {"recompute", "auto | none"},
+      {"recompute", "auto | none | full | names of modules"},
       {"device-memory", "of a rank, e.g. 16GiB, instead of the cluster's"},
       {"memory-margin", "share of it that stays free"},
       {"optimizer-state-factor", "state bytes / parameter bytes: 0 for SGD, 2 for Adam"}};

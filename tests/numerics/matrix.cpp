@@ -70,6 +70,10 @@ MatrixModel model(std::string name, int max_stages, Traits traits = {}, autopar:
       MatrixPlanner::wanted = &setup;
       autopar::AutoParallel<Net, MatrixPlanner> distributed(world, net, options);
       check_rank<Net>(world, distributed, *reference, setup, traits);
+      const auto once = [](const autopar::StagePlan& stage) { return stage.recomputed.empty(); };
+      if (options.recompute == "full" && std::ranges::any_of(distributed->plan().stages, once)) {
+        throw Failure("a stage runs nothing again");
+      }
     };
   };
   return {std::move(name), max_stages, true, extra.batch_norm == "exact", prepare};

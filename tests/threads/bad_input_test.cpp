@@ -181,8 +181,12 @@ TEST_CASE("options that contradict one another or the world name both values") {
 TEST_CASE("what this version does not run is refused by name") {
   check_all(train(1, {.zero = 1}), "InvalidArgument", {"zero"});
   check_all(train(1, {.tensor_parallel = 2}), "InvalidArgument", {"tensor_parallel"});
-  check_all(train(1, {.recompute = "full"}), "InvalidArgument", {"recompute"});
   check_all(train(1, {.precision = "bf16"}), "InvalidArgument", {"precision", "bf16"});
+}
+
+TEST_CASE("modules to run again that the model does not have are refused by name") {
+  check_all(train(1, {.recompute = "nowhere"}), "InvalidArgument", {"recompute", "nowhere"});
+  check_all(train(1, {.recompute = ""}), "InvalidArgument", {"recompute"});
 }
 
 TEST_CASE("options that differ between ranks name both values and ranks") {

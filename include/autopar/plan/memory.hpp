@@ -45,11 +45,6 @@ struct StageMemory {
   return OneFOneB{}.peak_activations(StageId(stage), stages, microbatches);
 }
 
-/// Bytes that a node keeps for a micro-batch from its forward until the end of its backward.
-[[nodiscard]] inline Bytes kept_in_flight(const NodeCost& cost, ScheduleKind schedule) {
-  return keeps_backwards_whole(schedule) ? cost.saved : cost.saved + cost.put_off;
-}
-
 /// Bytes that one more micro-batch in flight takes, by stage.
 struct HeldByMicrobatch {
   std::vector<Bytes> next;  ///< while more are to come
@@ -172,7 +167,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   const auto pieces = measured_pieces(work, staging, savings.recomputed, share);
   for (std::size_t s = 0; s < memory.size(); ++s) {
     for (const SegmentPiece& piece : pieces[s]) {
-      memory[s].saved += (piece.entering - piece.saved) * in_flight[s];
+      memory[s].saved += (piece.entering - piece.kept) * in_flight[s];
       memory[s].rebuilt = std::max(memory[s].rebuilt, piece.saved);
     }
   }

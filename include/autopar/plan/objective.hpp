@@ -253,11 +253,23 @@ class StepObjective {
     std::vector<Bytes> plain;
     for (const StageMemory& stage : memory_of(staging, sized, in_flight, out))
       plain.push_back(stage.total());
+    if (constraints_.recompute == Recompute::kToFit && positions_fit(staging, plain, memory)) return out;
     detail::RecomputeChoice choice(
         detail::measured_pieces(work_, staging, detail::segments_in_stages(work_, staging), share), staging,
         std::move(plain), in_flight);
     out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
     return out;
+  }
+
+  /// Whether the stages of each position fit together.
+  [[nodiscard]] static bool positions_fit(const Staging& staging, const std::vector<Bytes>& stages, Bytes memory) {
+    std::vector<Bytes> held(staging.replicas_of_positions().size());
+    for (int s = 0; s < staging.stages(); ++s) {
+      Bytes& sum = held[static_cast<std::size_t>(staging.position(s))];
+      sum += stages[static_cast<std::size_t>(s)];
+      if (sum > memory) return false;
+    }
+    return true;
   }
 
   /// States that a synthesiser may use on one staging.

@@ -24,7 +24,7 @@ struct Options {
   std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
   std::string schedule = "auto";          ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
-  std::string recompute = "auto";         ///< auto | none | full | modules' names, with commas (what runs again is planned, not run yet)
+  std::string recompute = "auto";         ///< auto | none | full | modules' names, with commas: what runs its forward again before its backward
   std::string precision = "module";       ///< module (tf32 | bf16 | fp16 are not run yet)
   std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has

@@ -29,6 +29,7 @@ struct Capabilities {
 [[nodiscard]] inline Capabilities runtime_capabilities() {
   Capabilities runtime;
   runtime.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
+  runtime.recompute = true;
   return runtime;
 }
 
@@ -37,7 +38,6 @@ struct Capabilities {
 [[nodiscard]] inline Capabilities planner_capabilities() {
   Capabilities all = runtime_capabilities();
   all.max_zero = 3;
-  all.recompute = true;
   return all;
 }
 

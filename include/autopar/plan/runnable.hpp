@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include <autopar/core/error.hpp>
@@ -28,6 +29,24 @@ namespace autopar {
   return pipeline;
 }
 
+namespace detail {
+
+/// @throws InvalidArgument unless what each stage runs again are atoms of its own, each in one segment
+inline void check_segments(const Plan& plan) {
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    std::set<NodeId> left(plan.stages[s].atoms.begin(), plan.stages[s].atoms.end());
+    for (const auto& segment : plan.stages[s].recomputed) {
+      for (const NodeId atom : segment) {
+        if (left.erase(atom) == 1) continue;
+        throw InvalidArgument("the plan lets stage " + std::to_string(s) + " run atom " + std::to_string(atom.value()) +
+                              " again, which is not in that stage or is in another segment already; plan again");
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
 /// Refuses a plan, from a file or a caller, that asks for more than a runtime can do, or whose stages do not lie where its
 /// schedule wants them.
 /// @throws InvalidArgument that names what it asks for, or what is wrong
@@ -40,6 +59,7 @@ inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
     refuse("schedule " + name_of(plan.schedule));
   if (plan.zero > runtime.max_zero) refuse("ZeRO " + std::to_string(plan.zero));
   if (!runtime.recompute && savings_of(plan).recomputes()) refuse("recomputation");
+  detail::check_segments(plan);
   const auto check = [&]<SchedulePolicy Policy>(const Policy& policy) {
     if constexpr (RankOrderPolicy<Policy>) {
       const Pipeline stages = stages_of(plan);

@@ -23,7 +23,8 @@ struct Savings {
   /// micro-batch ahead of its forward and of its backward.
   /// @source Rajbhandari et al., "ZeRO", SC 2020
   int zero = 0;
-  /// [stage][segment]: nodes that keep what enters them alone and run their forward again before their backward.
+  /// [stage][segment]: nodes that keep what enters them alone and run their forward again before their backward, which
+  /// is whole under every schedule.
   std::vector<std::vector<std::vector<NodeId>>> recomputed{};
 
   [[nodiscard]] bool recomputes() const {
@@ -52,6 +53,11 @@ struct Savings {
   return text.empty() ? "" : " (" + text + ")";
 }
 
+/// Bytes that a node keeps for a micro-batch from its forward until the end of its backward.
+[[nodiscard]] inline Bytes kept_in_flight(const NodeCost& cost, ScheduleKind schedule) {
+  return keeps_backwards_whole(schedule) ? cost.saved : cost.saved + cost.put_off;
+}
+
 namespace detail {
 
 [[nodiscard]] inline Bytes bytes_at(const Affine& size, std::int64_t samples) {
@@ -61,7 +67,8 @@ namespace detail {
 /// The part of a segment that is in one stage, and what it takes to run it again.
 struct SegmentPiece {
   std::vector<NodeId> nodes;  ///< ascending
-  Bytes saved{};              ///< what its nodes keep of a micro-batch unless it is run again
+  Bytes kept{};               ///< what its nodes keep of a micro-batch unless it is run again
+  Bytes saved{};              ///< of that, what its second run makes; its backward is whole, so nothing waits for it
   Bytes entering{};           ///< values of other nodes of the stage that it reads
   Seconds forward{};
 };
@@ -98,6 +105,7 @@ struct SegmentPiece {
       piece.nodes = segments[s][i];
       for (const NodeId node : piece.nodes) {
         piece_of[node.index()] = &piece;
+        piece.kept += kept_in_flight(costs[node.index()], staging.schedule);
         piece.saved += costs[node.index()].saved;
         piece.forward += costs[node.index()].forward;
       }
@@ -156,8 +164,8 @@ class RecomputeChoice {
       for (const std::size_t s : stages) {
         for (std::size_t p = 0; p < pieces_[s].size(); ++p) {
           const SegmentPiece& piece = pieces_[s][p];
-          if (useless || piece.saved > piece.entering)
-            items.push_back({s, p, (piece.saved - piece.entering) * in_flight_[s], piece.forward.value()});
+          if (useless || piece.kept > piece.entering)
+            items.push_back({s, p, (piece.kept - piece.entering) * in_flight_[s], piece.forward.value()});
         }
       }
       std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {

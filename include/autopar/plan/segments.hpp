@@ -5,8 +5,10 @@
 #include <deque>
 #include <limits>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include <autopar/graph/algorithms/acyclic_splitting.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/workload.hpp>
@@ -114,8 +116,29 @@ class SegmentCuts {
 
 }  // namespace detail
 
+namespace detail {
+
+/// Segments as they can run: what takes totals over the whole batch is in none, and where something outside a segment
+/// comes between two halves of it, they are two.
+[[nodiscard]] inline std::vector<int> runnable_segments(const Workload& work, std::vector<int> segment_of) {
+  for (const NodeId node : work.graph.nodes()) {
+    if (work.graph[node].totals > Bytes(0)) segment_of[node.index()] = -1;
+  }
+  int segments = 0;
+  std::vector<int> out(segment_of.size(), -1);
+  for (const auto& part : acyclic_splitting(work.graph, segment_of)) {
+    if (segment_of[part.front().index()] < 0) continue;
+    for (const NodeId node : part) out[node.index()] = segments;
+    ++segments;
+  }
+  return out;
+}
+
+}  // namespace detail
+
 /// `Workload::segment_of` for a request: what the user names, or runs of a topological order that make the largest
 /// segment's activations and what is kept between segments small together. Empty if nothing is to be run again.
+/// The quotient by segments is acyclic.
 /// @param samples  the share at which activations are weighed
 /// @cost O(log(nodes) * (nodes + edges))
 /// @source Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4
@@ -130,7 +153,7 @@ class SegmentCuts {
         segment_of[node.index()] = static_cast<int>(m);
     }
   }
-  return segment_of;
+  return detail::runnable_segments(work, std::move(segment_of));
 }
 
 /// Sets the segments of a workload and of the coarser one that is searched, alike.
@@ -147,6 +170,9 @@ inline void set_segments(Workload& fine, Workload& coarse, const Partition& bloc
     if (by_name) of_block = std::max(of_block, of_node);
     else of_node = of_block;
   }
+  const bool interrupted =
+      std::ranges::any_of(fine.graph.nodes(), [&](NodeId node) { return fine.graph[node].totals > Bytes(0); });
+  if (!by_name && interrupted) fine.segment_of = detail::runnable_segments(fine, std::move(fine.segment_of));
 }
 
 }  // namespace autopar

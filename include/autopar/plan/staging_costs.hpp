@@ -131,7 +131,10 @@ class StagingCosts {
     }
     if (!again_.empty()) {
       for (const auto& segment : again_[stage.index()]) {
-        for (const NodeId node : segment) sum.backward += costs[node.index()].forward;
+        for (const NodeId node : segment) {
+          sum.backward += costs[node.index()].forward;
+          sum.backward_weight = std::max(Seconds{}, sum.backward_weight - costs[node.index()].backward_weight);
+        }
       }
     }
     // Gathered and summed beside the computing, which waits for them only where they take longer.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -52,7 +53,8 @@ struct ReplayStep;
 /// same grad mode. Autograd records as usual. One thread at a time; the graph must outlive the replayer.
 class Replayer {
  public:
-  /// @param ops     what to run, ascending
+  /// @param ops     what to run, in an order in which every value is made before it is read and memory is written
+  ///                before and after the same reads as in program order; ascending is one
   /// @param keep    values that a run leaves in the environment; all other computed values and arguments are dropped after
   ///                their last use. Parameters, buffers and constants are never dropped
   /// @param device  replaces every device argument; constants are copied to it (0-dim ones stay)
@@ -72,14 +74,18 @@ class Replayer {
 
   /// @pre the required values are defined. Integers are resolved once for each distinct `sizes`.
   /// @throws whatever an operator throws; the environment is then incomplete
-  void run(Environment& environment, BatchSizes sizes);
+  void run(Environment& environment, BatchSizes sizes) { run(environment, sizes, 0, steps()); }
+  /// Operators `first` to `last` of the order alone, the last not included.
+  void run(Environment& environment, BatchSizes sizes, std::size_t first, std::size_t last);
 
  private:
   struct Resolved;
   const Resolved& resolve(BatchSizes sizes);
+  [[nodiscard]] std::size_t steps() const;
 
   const OpGraph* graph_;
   std::vector<detail::ReplayStep> steps_;
+  std::vector<std::size_t> by_op_;  ///< positions in steps_, by OpId ascending
   std::vector<ValueId> required_;
   std::vector<std::pair<ValueId, at::Tensor>> constants_;
   std::map<BatchSizes, std::unique_ptr<Resolved>> resolved_;

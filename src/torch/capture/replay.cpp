@@ -1,6 +1,7 @@
 #include <autopar/torch/replay.hpp>
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -124,6 +125,9 @@ Replayer::Replayer(const OpGraph& graph, std::vector<OpId> ops, const std::vecto
       last_use[value.index()] = i + 1;
     });
   }
+  by_op_.resize(steps_.size());
+  std::iota(by_op_.begin(), by_op_.end(), std::size_t{0});
+  std::sort(by_op_.begin(), by_op_.end(), [&](std::size_t a, std::size_t b) { return steps_[a].id < steps_[b].id; });
   for (auto value : keep) {  // a constant may be a result without any operator
     const auto& info = graph.value(value);
     if (info.kind == ValueKind::kConstant && !defined[value.index()]) constants_.emplace_back(value, info.constant.to(device));
@@ -138,12 +142,12 @@ Replayer::Replayer(Replayer&&) noexcept = default;
 Replayer& Replayer::operator=(Replayer&&) noexcept = default;
 
 void Replayer::treat(OpId op, Treatment treatment) {
-  const auto step = std::lower_bound(steps_.begin(), steps_.end(), op,
-                                     [](const detail::ReplayStep& s, OpId id) { return s.id < id; });
-  if (step == steps_.end() || step->id != op) {
+  const auto found = std::lower_bound(by_op_.begin(), by_op_.end(), op,
+                                      [&](std::size_t step, OpId id) { return steps_[step].id < id; });
+  if (found == by_op_.end() || steps_[*found].id != op) {
     throw InvalidArgument("treat: operator " + graph_->describe(op) + " is not one that this replayer runs");
   }
-  step->treatment = std::move(treatment);
+  steps_[*found].treatment = std::move(treatment);
 }
 
 Environment Replayer::environment() const {
@@ -167,10 +171,13 @@ const Replayer::Resolved& Replayer::resolve(BatchSizes sizes) {
   return *resolved_.emplace(sizes, std::move(made)).first->second;
 }
 
-void Replayer::run(Environment& environment, BatchSizes sizes) {
+std::size_t Replayer::steps() const { return steps_.size(); }
+
+void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first, std::size_t last) {
   const auto& resolved = resolve(sizes);
   GradModeSwitch grad_mode;
-  for (const auto& step : steps_) {
+  for (std::size_t i = first; i < last; ++i) {
+    const auto& step = steps_[i];
     const auto& node = *step.node;
     const auto& arguments = node.integers.empty() ? step.arguments : resolved.arguments[step.resolved];
     grad_mode.want(node.grad_enabled);

@@ -7,6 +7,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/squeeze.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <autopar/core/assert.hpp>
 #include <autopar/torch/engine/draws.hpp>
@@ -68,12 +70,13 @@ std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
 }  // namespace
 
 OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-                   c10::Device device, bool splits_backwards)
+                   c10::Device device, bool splits_backwards, const std::vector<OpId>& whole)
     : graph_(graph), plan_(plan), device_(device),
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
-      replayer_(graph, ops, keep, device) {
+      count_(ops.size()), replayer_(graph, ops, keep, device) {
   for (const auto op : ops) {
-    auto split = splits_backwards ? split_backward_of(graph, plan, op) : std::nullopt;
+    const bool may_split = splits_backwards && !std::binary_search(whole.begin(), whole.end(), op);
+    auto split = may_split ? split_backward_of(graph, plan, op) : std::nullopt;
     if (split) {
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
@@ -88,10 +91,16 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
 
 void OpRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
                    std::shared_ptr<DeferredGradients> deferred) {
+  run(values, share, statistics, std::move(deferred), {0, count_});
+}
+
+void OpRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+                   std::shared_ptr<DeferredGradients> deferred, OpRange ops) {
+  const c10::impl::ExcludeDispatchKeyGuard as_captured(c10::autocast_dispatch_keyset);
   share_ = &share;
   statistics_ = &statistics;
   deferred_ = std::move(deferred);
-  replayer_.run(values, {share.samples, share.batch});
+  replayer_.run(values, {share.samples, share.batch}, ops.first, ops.last);
   deferred_.reset();
 }
 

@@ -1,15 +1,17 @@
 #include <autopar/torch/engine/rank_runtime.hpp>
 
 #include <algorithm>
+#include <utility>
 
 #include <autopar/core/assert.hpp>
 
 namespace autopar {
 
 RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank,
-                         c10::Device device, const StageRuntime::Lookup& lookup, bool splits_backwards)
+                         c10::Device device, const StageRuntime::Lookup& lookup, bool splits_backwards,
+                         RecomputedAtoms recomputed)
     : program_{&graph, &plan, division.pipeline, division.stage_ops, division.channel_values, {}, device,
-               splits_backwards},
+               splits_backwards, std::move(recomputed)},
       rank_(rank) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();

@@ -66,7 +66,8 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   auto kept = outgoing_;
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  runner_ = std::make_unique<OpRunner>(graph(), plan(), ops(), kept, device(), program_.splits_backwards);
+  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts_of_stage(graph(), ops(), program_.recomputed), kept,
+                                          device(), program_.splits_backwards);
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(lookup);

@@ -6,6 +6,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
@@ -82,6 +84,7 @@ void TorchEngine::backward_weight(const Action& action) {
 }
 
 void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
+  const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);  // whose casts are operators
   auto& stage = run.stage();
   const auto roots = run.begin_backward(action, sum_gradients_);
   for (const auto& value : roots.values) spent_.push_back(value.grad_fn());
@@ -103,6 +106,7 @@ void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
 void TorchEngine::run_deferred(StageRun& run, const Action& action, bool last) {
   auto* deferred = run.deferred(action);
   if (deferred == nullptr) return;
+  const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);
   auto& stage = run.stage();
   const bool counts = last && bucket_ready_;
   std::set<ValueId> added;

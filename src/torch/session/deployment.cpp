@@ -247,6 +247,8 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     stages = cut_at_totals(program->graph, program->plan, profile.atoms, stages);
     program->parts = stages.parts;
     program->division = divide(program->graph, program->plan, stages, world_.size());
+    if (!deployed_) segments_ = PlannedSegments(*plan_, program->graph, profile.atoms);
+    program->recomputed = segments_.in(program->graph, profile.atoms);
   });
   if (!deployed_) {
     make_transports();
@@ -524,7 +526,7 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
   const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
   together(world_, "preparing the stages", [&] {
     program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), device_,
-                                                    lookup, parts_backwards(*plan_));
+                                                    lookup, parts_backwards(*plan_), program.recomputed);
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
   });

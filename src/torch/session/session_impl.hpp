@@ -26,6 +26,7 @@
 #include "torch/session/global_sums.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
+#include "torch/session/planned_segments.hpp"
 #include "torch/session/state_registry.hpp"
 
 namespace autopar {
@@ -172,6 +173,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   c10::Device device_ = c10::Device(c10::kCPU);
   bool deployed_ = false;
   std::optional<Plan> plan_, given_plan_;
+  PlannedSegments segments_;  ///< of plan_
   AnyTransport wire_;
   std::map<std::vector<Rank>, GroupId> groups_;
   GlobalSums world_sums_;

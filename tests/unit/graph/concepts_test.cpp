@@ -5,6 +5,7 @@
 
 #include <archetypes/graph.hpp>
 #include <autopar/graph/algorithms/acyclic_coarsening.hpp>
+#include <autopar/graph/algorithms/acyclic_splitting.hpp>
 #include <autopar/graph/algorithms/connected_components.hpp>
 #include <autopar/graph/algorithms/convexity.hpp>
 #include <autopar/graph/algorithms/critical_path.hpp>
@@ -51,6 +52,7 @@ TEST_CASE("algorithms on directed graphs need DirectedGraph alone", "[graph][arc
 
 TEST_CASE("algorithms that walk backwards need BidirectionalGraph alone", "[graph][archetype]") {
   const archetypes::Bidirectional graph(4, kEdges);
+  CHECK(acyclic_splitting(graph, {0, 0, 0, -1}).size() == 2);
   CHECK(reaching(graph, NodeSet(4, {NodeId(0)})) == NodeSet(4, {NodeId(0), NodeId(2)}));
   CHECK(convex_closure(graph, NodeSet(4, {NodeId(2), NodeId(1)})) == NodeSet(4, {NodeId(0), NodeId(1), NodeId(2)}));
   const auto path = critical_path(

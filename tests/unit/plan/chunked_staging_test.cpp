@@ -28,6 +28,7 @@ PlanRequest request_for_all(int world, std::int64_t batch, const std::string& sc
   request.options.schedule = schedule;
   request.options.optimizer_state_factor = 0;
   request.runtime = runtime_capabilities();
+  request.runtime.recompute = false;  // its choice has tests of its own
   return request;
 }
 

@@ -244,11 +244,74 @@ TEST_CASE("the user chooses what runs again: everything, or modules by name") {
   CHECK(run_again("auto").empty());
   CHECK(run_again("none").empty());
   CHECK(run_again("full").size() == 12);
+  const auto one_segment_each = [&](const std::string& recompute) {
+    request.options.recompute = recompute;
+    return Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
+  };
+  CHECK(one_segment_each("layer").size() == 1);
   CHECK(run_again("layer.3,layer.10") == std::vector<NodeId>{NodeId(3), NodeId(10)});
   CHECK(run_again("layer").size() == 12);
   CHECK_THROWS_WITH(run_again("layer.99"), Catch::Contains("layer.99") && Catch::Contains("modules"));
   CHECK_THROWS_WITH(run_again("layer.1,"), Catch::Contains("''"));
   CHECK_THROWS_AS(run_again(""), InvalidArgument);
+}
+
+TEST_CASE("a segment that something outside leads back into is two, and so are its prices") {
+  ModelProfile model = deep(400);
+  model.graph[NodeId(5)].path = "between.0";
+  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  PlanRequest request = saving_request(8);
+  request.options.microbatches = 1;
+  request.options.recompute = "layer";
+  const auto segments = Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
+  REQUIRE(segments.size() == 2);
+  CHECK(segments[0].size() == 5);
+  CHECK(segments[1].front() == NodeId(6));
+}
+
+TEST_CASE("what runs again has its backward at one stretch, and nothing of it waits") {
+  ModelProfile model = deep(40'000);
+  for (const NodeId node : model.graph.nodes()) model.graph[node].put_off = {10'000, 0};
+  const Cluster cluster = test::small_cluster(2, Bytes(1 << 30));
+  const RooflineCost cost(cluster);
+  Workload work = make_workload(model, cost);
+  Staging staging;
+  for (int i = 0; i < 12; ++i) staging.stage_of.push_back(i < 6 ? 0 : 1);
+  staging.replicas = {1, 1};
+  staging.microbatches = 4;
+  staging.schedule = ScheduleKind::kZbH1;
+  Constraints constraints;
+  constraints.world = 2;
+  constraints.batch = 8;
+  const SizedPipeline sized = make_pipeline(work, staging, {{Rank(0)}, {Rank(1)}}, 2);
+  const Savings again{0, {{{NodeId(0), NodeId(1), NodeId(2)}}, {}}};
+  const ShareTable shares(constraints);
+  const auto plain = predict_memory(work, constraints, staging, sized, shares);
+  const auto saving = predict_memory(work, constraints, staging, sized, shares, in_flight_by_law(work, staging), again);
+  const auto share = shares.at(4, 1, 2).largest;
+  const int in_flight = in_flight_by_law(work, staging)[0];
+  CHECK((plain[0].saved - saving[0].saved).value() == 3 * 50'000 * share * in_flight);
+  CHECK(saving[0].rebuilt.value() == 3 * 40'000 * share);
+  CHECK(saving[1] == plain[1]);
+  const StagingCosts before(work, staging, sized), after(work, staging, sized, again);
+  CHECK(after.backward_weight(StageId(0), 1).value() == Approx(before.backward_weight(StageId(0), 1).value() / 2));
+  CHECK(after.backward_weight(StageId(1), 1) == before.backward_weight(StageId(1), 1));
+  CHECK(after.backward(StageId(0), 1).value() ==
+        Approx((before.backward(StageId(0), 1) + before.forward(StageId(0), 1) * 0.5).value()));
+}
+
+TEST_CASE("a plan whose segments are not of its stages is refused") {
+  Plan plan;
+  plan.world = 1;
+  plan.stages.resize(1);
+  plan.stages[0].ranks = {Rank(0)};
+  plan.stages[0].atoms = {NodeId(0), NodeId(1)};
+  plan.stages[0].recomputed = {{NodeId(0)}, {NodeId(1)}};
+  CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
+  plan.stages[0].recomputed = {{NodeId(0)}, {NodeId(1), NodeId(0)}};
+  CHECK_THROWS_WITH(require_runnable(plan, runtime_capabilities()), Catch::Contains("atom 0"));
+  plan.stages[0].recomputed = {{NodeId(2)}};
+  CHECK_THROWS_WITH(require_runnable(plan, runtime_capabilities()), Catch::Contains("atom 2"));
 }
 
 TEST_CASE("ZeRO levels are chosen, fixed or refused by name") {

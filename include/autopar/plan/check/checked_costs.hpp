@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,8 @@ class CheckedCosts {
   [[nodiscard]] NodeCost worked_out(int stage, std::int64_t samples) const {
     NodeCost sum;
     const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(stage)];
+    std::set<NodeId> again;
+    for (const auto& segment : plan.recomputed) again.insert(segment.begin(), segment.end());
     for (const NodeId atom : plan.atoms) {
       const Bytes totals = stated_.model().graph[atom].totals;  // added up by the replicas, in both directions
       const bool adds_up = totals > Bytes(0) && plan.ranks.size() > 1;
@@ -75,14 +78,14 @@ class CheckedCosts {
       const NodeCost one = of_atom(atom, samples);
       sum.forward += one.forward + adding;
       sum.backward += one.backward + adding;
-      sum.backward_weight += one.backward_weight;
       sum.saved += one.saved;
-      sum.put_off += one.put_off;
       sum.workspace = std::max(sum.workspace, one.workspace);
-    }
-    for (const auto& segment : plan.recomputed) {
-      for (const NodeId atom : segment)
-        sum.backward += of_atom(atom, samples).forward;
+      if (again.contains(atom)) {
+        sum.backward += one.forward;
+        continue;
+      }
+      sum.backward_weight += one.backward_weight;  // of what runs again nothing is put off
+      sum.put_off += one.put_off;
     }
     const Seconds half = level() >= 2 ? half_of_a_sum(stage) : Seconds{};
     if (level() == 2) sum.backward = std::max(sum.backward, half);

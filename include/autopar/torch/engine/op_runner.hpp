@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -15,25 +16,35 @@
 
 namespace autopar {
 
-/// Runs some operators of a captured graph, in program order, on shares of the batch, each as the batch algebra says.
+/// Operators of an OpRunner, by their positions in its order; the last is not included.
+struct OpRange {
+  std::size_t first = 0, last = 0;
+};
+
+/// Runs some operators of a captured graph on shares of the batch, each as the batch algebra says.
 class OpRunner {
  public:
-  /// @param ops   ascending; `graph` and `plan` must outlive the runner
+  /// @param ops   see Replayer; `graph` and `plan` must outlive the runner
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
   /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put off to
+  /// @param whole  operators whose backwards are not split all the same, ascending
   OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-           c10::Device device, bool splits_backwards = false);
+           c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {});
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
   /// An environment with the constants in place.
   [[nodiscard]] Environment environment() const { return replayer_.environment(); }
 
+  /// The caller's autocast state does not matter: the graph has the casts of the capture.
   /// @param statistics  by BatchPlan::batch_norms
   /// @param deferred    takes the weight gradients of split backwards; null = they stay whole
   /// @throws what an operator throws
   void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
            std::shared_ptr<DeferredGradients> deferred = nullptr);
+  /// Some of the operators.
+  void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+           std::shared_ptr<DeferredGradients> deferred, OpRange ops);
 
   /// Parameters with gradients that may be put off, ascending, each once.
   [[nodiscard]] const std::vector<ValueId>& deferrable() const { return deferrable_; }
@@ -48,6 +59,7 @@ class OpRunner {
   const BatchPlan& plan_;
   c10::Device device_;
   std::vector<bool> layout_matters_;                  ///< by op: views of its results were captured
+  std::size_t count_;                                 ///< operators
   Replayer replayer_;
   const ShareContext* share_ = nullptr;               ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;

@@ -18,8 +18,9 @@ class RankRuntime {
  public:
   /// @param lookup  see StageRuntime
   /// @param splits_backwards  whether programs have backwards in two parts
+  /// @param recomputed        what stages run again before its backward
   RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank, c10::Device device,
-              const StageRuntime::Lookup& lookup, bool splits_backwards = false);
+              const StageRuntime::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {});
   RankRuntime(const RankRuntime&) = delete;
   RankRuntime& operator=(const RankRuntime&) = delete;
 

@@ -12,7 +12,8 @@
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/engine/message.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
+#include <autopar/torch/engine/stage_parts.hpp>
+#include <autopar/torch/engine/stage_runner.hpp>
 #include <autopar/torch/op_graph.hpp>
 
 namespace torch::autograd {
@@ -31,6 +32,7 @@ struct DividedProgram {
   std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
   bool splits_backwards = false;                        ///< backwards of its stages come in two parts
+  RecomputedAtoms recomputed;                           ///< what stages run again before its backward
 };
 
 /// A value that every share adds to, and that is complete when all ranks' sums are added.
@@ -92,7 +94,7 @@ class StageRuntime {
   void clear_environment();
   /// Whether a value stays in the environment from share to share.
   [[nodiscard]] bool is_resident(ValueId value) const;
-  [[nodiscard]] OpRunner& runner() { return *runner_; }
+  [[nodiscard]] StageRunner& runner() { return *runner_; }
   /// A copy of what the user's handle of a leaf of the stage refers to now.
   [[nodiscard]] const at::Tensor& handle(ValueId leaf) const { return handles_[leaf.index()]; }
 
@@ -113,7 +115,7 @@ class StageRuntime {
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
-  std::unique_ptr<OpRunner> runner_;
+  std::unique_ptr<StageRunner> runner_;
 };
 
 }  // namespace autopar

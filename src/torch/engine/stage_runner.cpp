@@ -1,0 +1,112 @@
+#include <autopar/torch/engine/stage_runner.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+#include "torch/engine/segment_node.hpp"
+
+namespace autopar {
+
+namespace {
+
+std::vector<OpId> in_order(const std::vector<StagePart>& parts) {
+  std::vector<OpId> ops;
+  for (const auto& part : parts) ops.insert(ops.end(), part.ops.begin(), part.ops.end());
+  return ops;
+}
+
+std::vector<OpId> run_again(const std::vector<StagePart>& parts) {
+  std::vector<OpId> ops;
+  for (const auto& part : parts) {
+    if (part.again) ops.insert(ops.end(), part.ops.begin(), part.ops.end());
+  }
+  std::sort(ops.begin(), ops.end());
+  return ops;
+}
+
+}  // namespace
+
+StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
+                         const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards)
+    : graph_(graph), plan_(plan),
+      ops_(graph, plan, in_order(parts), keep, device, splits_backwards, run_again(parts)) {
+  std::vector<std::vector<OpId>> uses;  // within the stage
+  const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
+  if (any) {
+    uses.resize(graph.values.size());
+    for (const auto op : in_order(parts)) {
+      for_each_input(graph.op(op), [&](ValueId value) { uses[value.index()].push_back(op); });
+    }
+  }
+  std::size_t first = 0;
+  for (const auto& part : parts) {
+    const OpRange range{first, first + part.ops.size()};
+    first = range.last;
+    if (part.again) find_segment(part, range, uses, keep);
+    parts_.push_back({range, part.again ? &segments_.back() : nullptr});
+  }
+}
+
+void StageRunner::find_segment(const StagePart& part, OpRange range, const std::vector<std::vector<OpId>>& uses,
+                               const std::vector<ValueId>& keep) {
+  auto& segment = segments_.emplace_back();
+  segment.ops = range;
+  const auto inside = [&](OpId op) { return std::binary_search(part.ops.begin(), part.ops.end(), op); };
+  const auto kept = [&](ValueId value) { return std::find(keep.begin(), keep.end(), value) != keep.end(); };
+  std::vector<bool> seen(graph_.values.size(), false);
+  for (const auto op : part.ops) {
+    for_each_input(graph_.op(op), [&](ValueId value) {
+      const auto& info = graph_.value(value);
+      if (seen[value.index()] || info.kind == ValueKind::kConstant || (info.definer.valid() && inside(info.definer))) return;
+      seen[value.index()] = true;
+      auto entry = entry_of(value, part, uses[value.index()]);
+      if (entry == Segment::Entry::kOwn && kept(value)) entry = Segment::Entry::kThrough;
+      segment.entering.push_back({value, entry});
+    });
+    for_each_output(graph_.op(op), [&](ValueId value) {
+      segment.made.push_back(value);
+      const auto& readers = uses[value.index()];
+      if (kept(value) || !std::all_of(readers.begin(), readers.end(), inside)) segment.leaving.push_back(value);
+    });
+  }
+}
+
+Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const std::vector<OpId>& uses) const {
+  const auto& info = graph_.value(value);
+  const auto inside = [&](OpId op) { return std::binary_search(part.ops.begin(), part.ops.end(), op); };
+  if (info.kind == ValueKind::kParameter && std::all_of(uses.begin(), uses.end(), inside)) return Segment::Entry::kOwn;
+  if (info.kind != ValueKind::kBuffer) return Segment::Entry::kThrough;
+  for (const auto& update : plan_.buffer_updates) {
+    if (update.buffer == value) return Segment::Entry::kCopy;
+  }
+  bool updated = false;
+  const auto updates = [&](OpId op) {
+    const auto norm = plan_.treatment(op).batch_norm;
+    if (norm < 0) return false;
+    const auto& plan = plan_.batch_norms[static_cast<std::size_t>(norm)];
+    return plan.running_mean == value || plan.running_var == value;
+  };
+  for (const auto& norm : plan_.batch_norms) updated = updated || norm.running_mean == value || norm.running_var == value;
+  if (!updated) return Segment::Entry::kThrough;
+  return std::all_of(uses.begin(), uses.end(), updates) ? Segment::Entry::kUnread : Segment::Entry::kCopy;
+}
+
+void StageRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+                      const std::shared_ptr<DeferredGradients>& deferred) {
+  for (const auto& part : parts_) {
+    if (part.segment != nullptr && at::GradMode::is_enabled()) run_segment(*part.segment, values, share, statistics);
+    else ops_.run(values, share, statistics, deferred, part.ops);
+  }
+}
+
+void StageRunner::run_segment(const Segment& segment, Environment& values, const ShareContext& share,
+                              std::vector<NormSample>& statistics) {
+  const std::shared_ptr<SegmentNode> node(new SegmentNode(ops_, segment, values, share, plan_.batch_norms.size()),
+                                          torch::autograd::deleteNode);
+  ops_.run(values, share, statistics, nullptr, segment.ops);
+  SegmentNode::attach(node);
+}
+
+}  // namespace autopar

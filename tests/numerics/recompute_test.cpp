@@ -1,0 +1,404 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <autopar/autopar.hpp>
+#include <autopar/io/plan_file.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include <unistd.h>
+
+#include "fidelity.hpp"
+#include "matrix.hpp"
+#include "pairwise.hpp"
+
+// Segments that run again, in whole trainings: against the same plan without them, to the bit; against one process; and the
+// bytes that they save against what the plan says.
+namespace recompute_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using torch::Tensor;
+
+struct DoublePrecision {
+  DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<double>()); }
+  ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
+};
+
+/// Draws, statistics of micro-batches, attention, a write in place, a counter, and a table that both ends read.
+struct Net : nn::Module {
+  Net() {
+    register_module("table", table);
+    register_module("conv", conv);
+    register_module("norm", norm);
+    register_module("heads", heads);
+    register_module("out", out);
+    register_module("drop", drop);
+    register_module("late", late);
+    calls = register_buffer("calls", torch::zeros({}));
+  }
+  Tensor hidden(const Tensor& ids) {
+    calls.add_(1);
+    auto h = torch::relu(norm(conv(table(ids).transpose(1, 2)))).transpose(1, 2);
+    const auto length = h.size(1);
+    const auto parts = heads(h).view({h.size(0), length, 3, 2, 3}).permute({2, 0, 3, 1, 4});
+    const auto a = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, is_training() ? 0.3 : 0.0, true);
+    h = h + drop(out(a.transpose(1, 2).reshape({h.size(0), length, 6})));
+    auto pooled = torch::tanh(late(h)).mean(1);
+    pooled.mul_(0.5);
+    return pooled;
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) { return F::cross_entropy(F::linear(hidden(ids), table->weight), y); }
+
+  nn::Embedding table{9, 4};
+  nn::Conv1d conv{nn::Conv1dOptions(4, 6, 3).padding(1)};
+  nn::BatchNorm1d norm{6};
+  nn::Linear heads{6, 18}, out{6, 6};
+  nn::Dropout drop{0.5};
+  nn::Linear late{6, 4};
+  Tensor calls;
+};
+
+/// The same with results in place of a loss.
+struct Features : Net {
+  Tensor forward(const Tensor& ids) { return hidden(ids); }
+};
+
+template <class Module>
+std::shared_ptr<Module> made() {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(7);
+  return std::make_shared<Module>();
+}
+
+constexpr int64_t kSamples = 6;  // of each rank
+Tensor ids(int step, int rank, int64_t length = 5) {
+  return (torch::arange(kSamples * length, torch::kLong) * (3 + step) + 2 * rank).remainder(9).view({kSamples, length});
+}
+Tensor labels(int step, int rank) { return (torch::arange(kSamples, torch::kLong) * 2 + step + rank).remainder(9); }
+
+struct Trained {
+  std::vector<Tensor> losses;
+  numerics::Snapshot gradients, state;
+  ap::Plan plan;
+
+  [[nodiscard]] std::size_t segments() const {
+    std::size_t count = 0;
+    for (const auto& stage : plan.stages) count += stage.recomputed.size();
+    return count;
+  }
+};
+
+/// Rank 0's view of a training: three steps of two accumulated calls each, the last with another length, and an evaluation.
+Trained train(int ranks, const ap::Options& options) {
+  Trained out;
+  torch::set_num_threads(1);
+  ap::loopback::run(ranks, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, made<Net>(), options);
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2).eps(1e-3));
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      const auto call = [&](int64_t length) {
+        const auto loss = model(ids(step, world.rank(), length), labels(step, world.rank()));
+        loss.backward();
+        if (world.rank() == 0) out.losses.push_back(loss.detach());
+      };
+      {
+        const auto guard = model->no_sync();
+        call(5);
+      }
+      call(step == 2 ? 7 : 5);
+      if (world.rank() == 0 && step == 0) out.gradients = numerics::gradients_of(model->named_parameters());
+      optimizer.step();
+    }
+    model->eval();
+    {
+      const torch::NoGradGuard no_grad;
+      const auto loss = model(ids(5, world.rank()), labels(5, world.rank()));
+      if (world.rank() == 0) out.losses.push_back(loss);
+    }
+    const auto loss = model(ids(6, world.rank()), labels(6, world.rank()));  // an evaluation with gradients
+    loss.backward();
+    if (world.rank() == 0) out.losses.push_back(loss.detach());
+    const auto state = model->gather_state();
+    if (world.rank() != 0) return;
+    for (const auto& item : state) out.state.emplace_back(item.key(), item.value().clone());
+    out.plan = model->plan();
+  });
+  return out;
+}
+
+void check_same(const Trained& got, const Trained& want, double tolerance) {
+  REQUIRE(got.losses.size() == want.losses.size());
+  for (size_t i = 0; i < got.losses.size(); ++i) {
+    numerics::check_close(got.losses[i], want.losses[i], tolerance, "loss " + std::to_string(i));
+  }
+  for (const auto both : {&Trained::gradients, &Trained::state}) {
+    REQUIRE((got.*both).size() == (want.*both).size());
+    for (const auto& [name, tensor] : want.*both) {
+      numerics::check_close(numerics::find(got.*both, name), tensor, tolerance, name);
+    }
+  }
+}
+
+ap::Options options_for(const std::string& schedule, int positions, int replicas, const std::string& recompute) {
+  return {.stages = positions,
+          .microbatches = 3,
+          .replicas = std::vector<int>(static_cast<size_t>(positions), replicas),
+          .schedule = schedule,
+          .recompute = recompute};
+}
+
+struct Folder {
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("autopar_recompute_" + std::to_string(::getpid()));
+  Folder() {
+    std::filesystem::remove_all(path);
+    std::filesystem::create_directories(path);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+TEST_CASE("draws, statistics, counters and attention are the same whatever runs again, under every schedule") {
+  const DoublePrecision guard;
+  const Folder folder;
+  for (const int replicas : {1, 2}) {
+    for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
+      for (const std::string recompute : {"full", "heads,conv,table"}) {
+        INFO(schedule << ", " << replicas << " replicas, recompute = " << recompute);
+        auto options = options_for(schedule, 2, replicas, recompute);
+        const auto again = train(2 * replicas, options);
+        CHECK(again.segments() > 0);
+        CHECK(ap::name_of(again.plan.schedule) == schedule);
+        auto plan = again.plan;  // the same cuts and orders
+        for (auto& stage : plan.stages) stage.recomputed.clear();
+        options.plan_file = folder / "once.json";
+        ap::write_plan(options.plan_file, plan);
+        const auto once = train(2 * replicas, options);
+        REQUIRE(once.segments() == 0);
+        // To the bit, where what runs once has libtorch's own backwards and not the formulas of parted ones.
+        const bool parts = schedule.starts_with("zb") || schedule == "synth";
+        CHECK_NOTHROW(check_same(again, once, parts ? 1e-12 : 0));
+      }
+    }
+  }
+}
+
+TEST_CASE("a plan file with segments that run again is read and run") {
+  const DoublePrecision guard;
+  const Folder folder;
+  auto options = options_for("1f1b", 2, 1, "full");
+  options.plan_file = folder / "plan.json";
+  const auto written = train(2, options);
+  REQUIRE(written.segments() > 0);
+  options.recompute = "none";  // what the file says is run
+  const auto read = train(2, options);
+  CHECK(read.plan == written.plan);
+  CHECK_NOTHROW(check_same(read, written, 0));
+  CHECK_NOTHROW(check_same(read, train(2, options_for("1f1b", 2, 1, "none")), 0));
+  auto plan = written.plan;
+  plan.stages[0].recomputed[0].push_back(plan.stages[1].atoms[0]);
+  ap::write_plan(options.plan_file, plan);
+  CHECK_THROWS_WITH(train(2, options), Catch::Contains("atom " + std::to_string(plan.stages[1].atoms[0].value())));
+}
+
+TEST_CASE("results leave the call, buffers change and other calls come before their backward") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const auto train_features = [](const std::string& recompute) {
+    numerics::Snapshot out;
+    ap::loopback::run(2, [&](ap::World& world) {
+      ap::AutoParallel<Features> model(world, made<Features>(), options_for("auto", 2, 1, recompute));
+      const auto first = model(ids(0, world.rank())), second = model(ids(1, world.rank()));
+      (first * second).sum().backward();
+      const auto gradients = numerics::gradients_of(model->named_parameters());
+      const auto state = model->gather_state();
+      if (world.rank() != 0) return;
+      out = gradients;
+      out.emplace_back("results", torch::stack({first, second}).detach());
+      for (const auto& item : state) out.emplace_back("state of " + item.key(), item.value().clone());
+    });
+    return out;
+  };
+  const auto once = train_features("none"), again = train_features("full");
+  REQUIRE(once.size() == again.size());
+  for (const auto& [name, tensor] : once) CHECK_NOTHROW(numerics::check_close(numerics::find(again, name), tensor, 0, name));
+}
+
+// ---------------------------------------------------------------- against one process
+
+template <class Factors>
+void run_again(std::vector<int> row) {
+  auto setup = Factors::setup(row);
+  if (!setup) return;
+  setup->options.recompute = "full";
+  INFO(Factors::describe(row) << ", everything runs again");
+  const auto body = numerics::matrix_models()[static_cast<std::size_t>(row[0])].prepare(*setup, 17);
+  CHECK_NOTHROW(autopar::loopback::run(Factors::ranks(row), body));
+}
+
+/// Pairs with the model and the schedule, each once; the other factors take turns.
+template <class Factors>
+void run_models_and_schedules(std::size_t schedule_factor) {
+  const auto levels = Factors::levels();
+  int turn = 0;
+  for (int model = 0; model < levels[0]; ++model) {
+    for (int schedule = 0; schedule < levels[schedule_factor]; ++schedule) {
+      std::vector<int> row(levels.size());
+      ++turn;
+      for (std::size_t f = 1; f < row.size(); ++f) row[f] = (turn * static_cast<int>(2 * f + 1) + turn / levels[f]) % levels[f];
+      row[0] = model;
+      row[schedule_factor] = schedule;
+      run_again<Factors>(row);
+    }
+  }
+}
+
+TEST_CASE("every model under every schedule equals one process with everything run again") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  run_models_and_schedules<numerics::MatrixFactors>(3);
+  run_models_and_schedules<numerics::ChunkedFactors>(1);
+}
+
+TEST_CASE("every pair of model, plan and training option equals one process with everything run again", "[.nightly]") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  for (const auto& row : numerics::pairwise_rows(numerics::MatrixFactors::levels(), 20261123)) run_again<numerics::MatrixFactors>(row);
+  for (const auto& row : numerics::pairwise_rows(numerics::ChunkedFactors::levels(), 20261124)) run_again<numerics::ChunkedFactors>(row);
+}
+
+// ---------------------------------------------------------------- memory
+
+/// Bytes of tensors on the CPU that were made while this is installed in the thread.
+class LiveBytes : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+    now += size;
+    peak = std::max(peak, now);
+  }
+  [[nodiscard]] bool memoryProfilingEnabled() const override { return true; }
+  std::int64_t now = 0, peak = 0;
+};
+
+/// Residual layers with wide insides.
+struct Deep : nn::Module {
+  Deep() {
+    for (int i = 0; i < 12; ++i) {
+      up.push_back(register_module("up" + std::to_string(i), nn::Linear(32, 96)));
+      down.push_back(register_module("down" + std::to_string(i), nn::Linear(96, 32)));
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    auto h = x;
+    for (size_t i = 0; i < up.size(); ++i) h = h + torch::dropout(down[i](torch::gelu(up[i](h))), 0.1, is_training());
+    return h.pow(2).mean();
+  }
+  std::vector<nn::Linear> up, down;
+};
+
+/// Layers with attention.
+struct Encoder : nn::Module {
+  Encoder() {
+    for (int i = 0; i < 6; ++i) {
+      heads.push_back(register_module("heads" + std::to_string(i), nn::Linear(16, 48)));
+      out.push_back(register_module("out" + std::to_string(i), nn::Linear(16, 16)));
+      norm.push_back(register_module("norm" + std::to_string(i), nn::LayerNorm(nn::LayerNormOptions({16}))));
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    auto h = x.view({x.size(0), 2, 16});
+    for (size_t i = 0; i < heads.size(); ++i) {
+      const auto p = heads[i](norm[i](h)).view({h.size(0), 2, 3, 2, 8}).permute({2, 0, 3, 1, 4});
+      const auto a = torch::softmax(torch::matmul(p[0], p[1].transpose(-2, -1)) * 0.35, -1);
+      h = h + out[i](torch::matmul(a, p[2]).transpose(1, 2).reshape({h.size(0), 2, 16}));
+    }
+    return h.pow(2).mean();
+  }
+  std::vector<nn::Linear> heads, out;
+  std::vector<nn::LayerNorm> norm;
+};
+
+struct Memory {
+  ap::Plan plan;
+  double measured = 0;  ///< bytes: parameters and the most that a step adds to them
+  [[nodiscard]] double predicted() const { return static_cast<double>(plan.stages[0].peak_memory.value()); }
+};
+
+/// A step on one rank, after one that warms up.
+template <class Module>
+Memory measure(ap::Options options, int64_t samples) {
+  Memory out;
+  torch::set_num_threads(1);
+  ap::loopback::run(1, [&](ap::World& world) {
+    ap::AutoParallel<Module> model(world, made<Module>(), options);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(1e-3));
+    model->attach(optimizer);
+    const auto x = torch::linspace(-1, 1, samples * 32).view({samples, 32});
+    const auto step = [&] {
+      optimizer.zero_grad();
+      model(x).backward();
+      optimizer.step();
+    };
+    step();
+    optimizer.zero_grad();
+    for (const auto& parameter : model->parameters()) out.measured += static_cast<double>(parameter.nbytes());
+    const auto live = std::make_shared<LiveBytes>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+    step();
+    out.measured += static_cast<double>(live->peak);
+    out.plan = model->plan();
+  });
+  return out;
+}
+
+template <class Module>
+void check_memory(const std::string& name) {
+  constexpr int64_t kBatch = 2048;
+  for (const int microbatches : {1, 4}) {
+    ap::Options options{.stages = 1, .microbatches = microbatches, .replicas = {1}, .schedule = "gpipe", .recompute = "none"};
+    const auto once = measure<Module>(options, kBatch);
+    options.recompute = "full";
+    const auto again = measure<Module>(options, kBatch);
+    INFO(name << ", " << microbatches << " micro-batches: without " << once.measured / 1e6 << " of " << once.predicted() / 1e6
+              << " MB, with " << again.measured / 1e6 << " of " << again.predicted() / 1e6 << " MB");
+    CHECK(again.measured <= again.predicted());
+    CHECK(again.measured >= 0.75 * again.predicted());
+    CHECK(again.measured < 0.6 * once.measured);
+    // Between the two: as few segments as fit.
+    options.recompute = "auto";
+    options.memory_margin = 0;
+    options.device_memory = ap::Bytes((once.plan.stages[0].peak_memory.value() + again.plan.stages[0].peak_memory.value()) / 2);
+    const auto fits = measure<Module>(options, kBatch);
+    CHECK(fits.plan.stages[0].recomputed.size() > 0);
+    CHECK(fits.plan.stages[0].recomputed.size() < again.plan.stages[0].recomputed.size());
+    CHECK(fits.measured <= static_cast<double>(options.device_memory.value()));
+    options.recompute = "none";
+    CHECK_THROWS_AS(measure<Module>(options, kBatch), ap::InfeasiblePlan);
+  }
+}
+
+TEST_CASE("a plan with segments that run again needs the memory that it says, and far less than without") {
+  const DoublePrecision guard;
+  check_memory<Deep>("residual layers");
+  check_memory<Encoder>("attention");
+}
+
+}  // namespace recompute_test
