@@ -21,7 +21,7 @@ struct Capabilities {
   int max_tensor_parallel = 1;
   int max_zero = 0;
   bool recompute = false;
-  bool precision = false;  ///< other element types than the module's
+  bool precision = false;  ///< other element types than the module's: tf32, bf16, fp16
   /// Copies of each gradient that a rank holds at the peak: the bucket that backwards add to and reductions sum, and
   /// the `.grad` that the optimizer reads.
   int gradient_copies = 2;
@@ -32,6 +32,7 @@ struct Capabilities {
 [[nodiscard]] inline Capabilities runtime_capabilities() {
   Capabilities runtime;
   runtime.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
+  runtime.precision = true;
   return runtime;
 }
 
@@ -132,6 +133,10 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   }
   if (options.recompute.empty())
     refuse("recompute is empty; use 'auto', 'none', 'full' or names of modules, with commas between them");
+  if (options.precision != "module" && options.precision != "tf32" && options.precision != "bf16" &&
+      options.precision != "fp16") {
+    refuse(setting("precision", options.precision) + " is unknown; use 'module', 'tf32', 'bf16' or 'fp16'");
+  }
   if (options.precision != "module" && !runtime.precision) {
     refuse(setting("precision", options.precision) + " is not run by this version; use 'module'");
   }

@@ -169,11 +169,26 @@ std::vector<double> numbers_of(const std::string& text) {
     double number = 0;
     const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
     if (error != std::errc() || end != item.data() + item.size()) {
-      throw CheckpointError("the checkpoint's learning rates are damaged: '" + text + "'");
+      throw CheckpointError("the checkpoint's numbers are damaged: '" + text + "'");
     }
     numbers.push_back(number);
   }
   return numbers;
+}
+
+constexpr const char* kScalerKey = "autopar.loss_scaler";
+const std::string kNoScaler = "-";
+
+std::optional<LossScaler::State> scaler_of(const std::string& text) {
+  if (text == kNoScaler) return std::nullopt;
+  const auto numbers = numbers_of(text);
+  constexpr double kMostSteps = 1e15;
+  const auto counts = [&](std::size_t i) { return numbers[i] >= 0 && numbers[i] <= kMostSteps; };
+  if (numbers.size() != 3 || !(numbers[0] >= LossScaler::kSmallest && numbers[0] <= LossScaler::kLargest) || !counts(1) ||
+      !counts(2)) {
+    throw CheckpointError("the checkpoint's loss scale is damaged: '" + text + "'");
+  }
+  return LossScaler::State{numbers[0], static_cast<std::int64_t>(numbers[1]), static_cast<std::int64_t>(numbers[2])};
 }
 
 std::map<std::string, std::string> metadata_of(const CheckpointInfo& info,
@@ -181,6 +196,10 @@ std::map<std::string, std::string> metadata_of(const CheckpointInfo& info,
   std::map<std::string, std::string> out{{"autopar.format", kFormat},
                                          {"autopar.seed", std::to_string(info.seed)},
                                          {"autopar.calls", std::to_string(info.calls)}};
+  if (info.scaler) {
+    out[kScalerKey] = numbers_text({info.scaler->scale, static_cast<double>(info.scaler->good_steps),
+                                    static_cast<double>(info.scaler->skipped)});
+  }
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
     const auto key = "autopar.optimizer." + std::to_string(i);
     out[key] = name_of(optimizer_kind(*optimizers[i]));
@@ -293,7 +312,11 @@ CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder
       const bool has_state = has_optimizer_state(*reader);
       error = mismatch(*reader, rows, optimizers, has_state);
       std::ostringstream out;
-      out << metadata_at(*reader, "autopar.seed") << ' ' << metadata_at(*reader, "autopar.calls") << ' ' << has_state;
+      const auto scaler = reader->metadata().find(kScalerKey);
+      const auto scaler_text = scaler == reader->metadata().end() ? kNoScaler : scaler->second;
+      static_cast<void>(scaler_of(scaler_text));
+      out << metadata_at(*reader, "autopar.seed") << ' ' << metadata_at(*reader, "autopar.calls") << ' '
+          << scaler_text << ' ' << has_state;
       for (std::size_t i = 0; i < optimizers.size() && has_state; ++i) {
         out << ' ' << metadata_at(*reader, "autopar.optimizer." + std::to_string(i) + ".lr");
       }
@@ -307,7 +330,9 @@ CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder
   std::istringstream fields(tell(world, header, Rank(0), "header of a checkpoint"));
   CheckpointInfo info;
   bool has_state = false;
-  fields >> info.seed >> info.calls >> has_state;
+  std::string scaler;
+  fields >> info.seed >> info.calls >> scaler >> has_state;
+  info.scaler = scaler_of(scaler);
   for (const auto& row : rows) {
     if (!has_state && row.entry.name.starts_with("optimizer.")) continue;
     from_root(world, reader ? &*reader : nullptr, row);

@@ -144,11 +144,11 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   if (!node.grad_enabled || !plan.treatment(op).weighted_arguments.empty()) return std::nullopt;
   SplitBackward split;
   if (!make_formulas(split, node, node.args.size() > 2 && graph.input(op, 2).valid())) return std::nullopt;
-  split.weight = graph.input(op, split.weight_at);
-  if (!split.weight.valid() || graph.value(split.weight).kind != ValueKind::kParameter) return std::nullopt;
-  if (split.bias_at >= 0) split.bias = graph.input(op, split.bias_at);
-  if (split.bias.valid() && graph.value(split.bias).kind != ValueKind::kParameter) return std::nullopt;
-  return split;
+  split.weight = plan.parameter_behind(graph, graph.input(op, split.weight_at));
+  if (!split.weight.valid()) return std::nullopt;
+  const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
+  split.bias = plan.parameter_behind(graph, bias);
+  return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
 }
 
 void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred) {

@@ -24,7 +24,7 @@ struct SplitBackward {
                                         bool with_bias)>
       weights;
   int x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1 = has none
-  ValueId weight, bias;                      ///< the parameters; no bias if the call has none
+  ValueId weight, bias;                      ///< the parameters, or those whose casts are read; no bias if the call has none
 };
 
 /// How the backward of an operator of the graph is split, nothing if it has to stay whole: another operator, a weight

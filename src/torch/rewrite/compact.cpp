@@ -1,0 +1,50 @@
+#include "torch/rewrite/compact.hpp"
+
+#include <utility>
+
+namespace autopar::detail {
+
+void compact(OpGraph& graph, const std::vector<bool>& removed) {
+  std::vector<bool> used(graph.values.size(), false);
+  std::vector<OpId> op_map(graph.ops.size());
+  std::vector<OpNode> ops;
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    if (removed[i]) continue;
+    op_map[i] = OpId::of(ops.size());
+    const auto mark = [&](ValueId value) { used[value.index()] = true; };
+    for_each_input(graph.ops[i], mark);
+    for_each_output(graph.ops[i], mark);
+    ops.push_back(std::move(graph.ops[i]));
+  }
+  std::vector<ValueId> value_map(graph.values.size());
+  std::vector<ValueInfo> values;
+  for (std::size_t v = 0; v < graph.values.size(); ++v) {
+    if (!used[v] && !graph.values[v].is_leaf()) continue;
+    value_map[v] = ValueId::of(values.size());
+    values.push_back(std::move(graph.values[v]));
+  }
+  const auto renumber = [&](ValueId& value) {
+    if (value.valid()) value = value_map[value.index()];
+  };
+  for (auto& node : ops) {
+    for (auto* slots : {&node.inputs, &node.outputs}) {
+      for (auto& slot : *slots) {
+        for (auto& value : slot.values) renumber(value);
+      }
+    }
+  }
+  for (auto& info : values) {
+    if (info.definer.valid()) info.definer = op_map[info.definer.index()];
+    renumber(info.previous);
+  }
+  for (auto* list : {&graph.inputs, &graph.outputs}) {
+    for (auto& value : *list) renumber(value);
+  }
+  for (auto* list : {&graph.parameters, &graph.buffers}) {
+    for (auto& named : *list) renumber(named.value);
+  }
+  graph.ops = std::move(ops);
+  graph.values = std::move(values);
+}
+
+}  // namespace autopar::detail
