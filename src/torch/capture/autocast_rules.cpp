@@ -46,6 +46,7 @@ at::Tensor refuse_binary_cross_entropy(const at::Tensor&, const at::Tensor&, con
 #define AUTOPAR_PROMOTE(...) KERNEL_CPU(__VA_ARGS__, promote)
 
 KernelTable cuda_kernels() {
+  using namespace at;  // which the lists are written for
   KernelTable m;
   AT_FORALL_LOWER_PRECISION_FP(AUTOPAR_LOWER)
   AT_FORALL_FP32(AUTOPAR_FP32)
@@ -90,10 +91,11 @@ bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device,
 }
 
 bool is_free_of_autocast(const c10::OperatorHandle& op) {
-  static constexpr std::array<std::string_view, 11> kNames{
+  static constexpr std::array<std::string_view, 12> kNames{
       "aten::batch_norm",          "aten::instance_norm",         "aten::layer_norm",         "aten::group_norm",
       "aten::dropout",             "aten::alpha_dropout",         "aten::feature_dropout",    "aten::feature_alpha_dropout",
-      "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d",   "aten::max_pool2d"};
+      "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d",   "aten::max_pool2d",
+      "autopar::total"};
   return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
 }
 

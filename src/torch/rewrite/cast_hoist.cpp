@@ -89,6 +89,7 @@ class Hoist {
     const auto written = written_storages(graph_);
     std::vector<std::optional<ViewedCast>> casts;
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) casts.push_back(match(graph_, written, OpId::of(i)));
+    if (std::none_of(casts.begin(), casts.end(), [](const auto& cast) { return cast.has_value(); })) return;
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       if (casts[i]) replace(*casts[i]);
       else add(graph_.ops[i]);
@@ -148,6 +149,7 @@ class Hoist {
       --readers[graph_.input(definer, 0).index()];
     }
     detail::compact(graph_, removed);
+    detail::order_values(graph_);
   }
 
   OpGraph& graph_;

@@ -10,4 +10,7 @@ namespace autopar::detail {
 /// @param removed  by OpId
 void compact(OpGraph& graph, const std::vector<bool>& removed);
 
+/// Numbers values as captures do, in the order in which they come to be: leaves first, then the results of each op.
+void order_values(OpGraph& graph);
+
 }  // namespace autopar::detail

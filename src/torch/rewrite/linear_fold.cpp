@@ -23,10 +23,12 @@ class Facts {
     return users.size() == 1 && !is_output_[value.index()] ? users.front() : OpId::none();
   }
 
-  /// Whether the storage of `value` is written by an op in (first, last].
+  /// Whether the storage of `value` is written by an op in (first, last], once the value is there.
   [[nodiscard]] bool written_between(ValueId value, OpId first, OpId last) const {
     const auto storage = graph_.value(value).storage;
-    for (auto i = first.index() + 1; i <= last.index(); ++i) {
+    const auto definer = graph_.value(value).definer;
+    const auto begin = definer.valid() ? std::max(first, definer) : first;
+    for (auto i = begin.index() + 1; i <= last.index(); ++i) {
       for (auto written : graph_.ops[i].writes) {
         if (written == storage) return true;
       }
