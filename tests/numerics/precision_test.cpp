@@ -525,27 +525,25 @@ TEST_CASE("a plan file says its precision and is refused for another") {
   }
 }
 
-TEST_CASE("an autocast of the caller's own is captured as before") {
+TEST_CASE("an autocast of the caller's own goes on working, with its results to the bit") {
   torch::manual_seed(6);
-  const auto [x, y] = Mlp::batch(16);
-  const auto net = made<Mlp>();
-  Tensor want;
-  {
-    const CpuAutocast autocast(at::kBFloat16);
-    want = net->forward(x, y);
-  }
-  want.backward();
+  const auto [x, y] = Mlp::batch(kBatch);
+  const auto exact = one_process<Mlp>(std::tuple(x, y), at::kDouble), want = one_process<Mlp>(std::tuple(x, y), at::kBFloat16);
   ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
-    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {});
+    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.microbatches = 1});
     Tensor loss;
     {
       const CpuAutocast autocast(at::kBFloat16);
       loss = model(x, y);
     }
     loss.backward();
-    CHECK(torch::equal(loss.detach(), want.detach()));
-    const auto expected = net->named_parameters();
-    for (const auto& item : model->named_parameters()) CHECK(torch::equal(item.value().grad(), expected[item.key()].grad()));
+    CHECK(torch::equal(loss.detach(), numerics::find(want.tensors, "loss")));
+    for (const auto& item : model->named_parameters()) {
+      INFO(item.key());
+      const auto true_gradient = numerics::find(exact.tensors, "gradient of " + item.key());
+      CHECK(distance(item.value().grad(), true_gradient) <=
+            distance(numerics::find(want.tensors, "gradient of " + item.key()), true_gradient));
+    }
   });
 }
 

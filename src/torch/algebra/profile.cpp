@@ -172,6 +172,11 @@ class Profiler {
         if (graph_.value(value).requires_grad) gradients += algebra::bytes_of(graph_, value);
       }
     }
+    const auto split = split_backward_of(graph_, plan_, op.id());
+    if (split && split->of_cast) {  // gradients of parameters are summed in single precision, of copies in it
+      gradients += (algebra::bytes_of(graph_, op.results().front()) + algebra::bytes_of(graph_, graph_.input(op.id(), split->x_at))) * 2.0;
+      gradients += algebra::bytes_of(graph_, split->weight);
+    }
     for (const auto& need : {results, gradients}) {
       atom.workspace.per_sample = std::max(atom.workspace.per_sample, need.per_sample);
       atom.workspace.fixed = std::max(atom.workspace.fixed, need.fixed);

@@ -73,8 +73,9 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       replayer_(graph, ops, keep, device) {
   for (const auto op : ops) {
-    auto split = splits_backwards ? split_backward_of(graph, plan, op) : std::nullopt;
-    if (split) {
+    auto split = split_backward_of(graph, plan, op);
+    if (split && !splits_backwards && !split->of_cast) split.reset();
+    if (split && splits_backwards) {
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }

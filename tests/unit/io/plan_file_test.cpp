@@ -19,6 +19,7 @@ Plan sample_plan() {
   plan.microbatches = 4;
   plan.schedule = ScheduleKind::kGPipe;
   plan.zero = 2;
+  plan.precision = "bf16";
   plan.device = "A \"100\"";
   plan.device_memory = Bytes(std::int64_t{40} << 30);
   plan.optimizer_state_factor = 2;

@@ -13,6 +13,7 @@
 #include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/engine/message.hpp>
 #include <autopar/torch/engine/op_runner.hpp>
+#include <autopar/torch/engine/sum_type.hpp>
 #include <autopar/torch/op_graph.hpp>
 
 namespace torch::autograd {
@@ -44,11 +45,6 @@ struct GlobalSum {
   ValueId value;
   Share share = Share::kAddend;
 };
-
-/// Element type in which the shares' values of a sum are added: 16-bit ones in single precision.
-[[nodiscard]] constexpr c10::ScalarType sum_type(c10::ScalarType type) {
-  return type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16 ? c10::ScalarType::Float : type;
-}
 
 /// Sums that a call of the graph completes over all ranks: results that are not batched, and inputs of the epilogue.
 /// Each value once, ascending.
