@@ -93,9 +93,11 @@ TEST_CASE("a file that is no plan says what is wrong") {
       CHECK(std::string(error.what()).find("plan.json") == 0);
     }
   };
-  refused(replaced(text, "\"version\": 3", "\"version\": 4"), "plans of version 3, not 4");
-  refused(replaced(text, "\"version\": 3", "\"version\": 1"), "not 1, which has no certificate");
-  refused(replaced(text, "\"version\": 3", "\"version\": 2"), "not 2, which says nothing of ZeRO");
+  refused(replaced(text, "\"version\": 4", "\"version\": 5"), "plans of version 4, not 5");
+  refused(replaced(text, "\"version\": 4", "\"version\": 1"), "not 1, which has no certificate");
+  refused(replaced(text, "\"version\": 4", "\"version\": 2"), "not 2, which says nothing of ZeRO");
+  refused(replaced(text, "\"version\": 4", "\"version\": 3"), "not 3, which says nothing of element types");
+  refused(replaced(text, "\"bf16\"", "\"bf61\""), "module, tf32, bf16, fp16");
   refused(replaced(text, "\"zero\": 2", "\"zero\": 4"), "zero");
   refused(replaced(text, "\"certificate\"", "\"certificat\""), "certificate: is missing");
   refused(replaced(text, "\"because\": \"path\"", "\"because\": \"luck\""), "work | path");
