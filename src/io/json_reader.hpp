@@ -43,6 +43,9 @@ class JsonReader {
     if (!json_.is_object()) fail("", "expected an object");
   }
 
+  /// Whether there is such a member: for those that may be left out.
+  [[nodiscard]] bool has(const char* key) const { return json_.contains(key); }
+
   [[nodiscard]] std::int64_t whole(const char* key, std::int64_t least, std::int64_t most) {
     const auto& value = member(key);
     if (!value.is_number_integer() ||

@@ -34,6 +34,8 @@ const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute,
                                                              {Binding::kBubble, "bubble"},
                                                              {Binding::kMemory, "memory"}};
 
+constexpr std::array<std::string_view, 4> kPrecisions{"module", "tf32", "bf16", "fp16"};
+
 const std::vector<std::pair<BoundKind, const char*>> kBoundKinds{{BoundKind::kWork, "work"}, {BoundKind::kPath, "path"}};
 
 template <class Enum>
@@ -162,6 +164,7 @@ std::string to_json(const Plan& plan) {
                   {"microbatches", plan.microbatches},
                   {"schedule", word_of(plan.schedule, kSchedules)},
                   {"zero", plan.zero},
+                  {"precision", plan.precision},
                   {"stages", std::move(stages)},
                   {"device", plan.device},
                   {"device_memory_bytes", plan.device_memory.value()},
@@ -187,7 +190,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
                                std::to_string(plan.version) +
                                (plan.version == 1   ? ", which has no certificate"
                                 : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
-                                : plan.version == 3 ? ", which counted each gradient twice"
+                                : plan.version == 3 ? ", which counted each gradient twice and says nothing of element types"
                                                     : "") +
                                "; remove the file to plan again");
   }
@@ -197,6 +200,10 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, 1 << 24));
   plan.schedule = reader.word("schedule", kSchedules);
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
+  plan.precision = reader.text("precision");
+  if (std::find(kPrecisions.begin(), kPrecisions.end(), plan.precision) == kPrecisions.end()) {
+    reader.fail("precision", "'" + plan.precision + "' is none of module, tf32, bf16, fp16");
+  }
   if (plan.schedule == ScheduleKind::kSynthesised) plan.orders = read_orders(reader);
   reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });
   if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");

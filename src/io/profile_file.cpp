@@ -57,18 +57,20 @@ Json atom_json(const OpProfile& atom) {
                     {"forward", work_json(item.forward)},
                     {"backward", work_json(item.backward)}});
   }
-  return {{"name", atom.name},
-          {"path", atom.path},
-          {"work", std::move(work)},
-          {"saved", affine_json(atom.saved)},
-          {"workspace", affine_json(atom.workspace)},
-          {"put_off", affine_json(atom.put_off)},
-          {"parameters", detail::id_list(atom.parameters)},
-          {"whole_batch", atom.whole_batch},
-          {"totals", atom.totals.value()},
-          {"batch_statistic", atom.batch_statistic},
-          {"structure", detail::hash_text(atom.structure)},
-          {"ops", detail::id_list(atom.ops)}};
+  Json json{{"name", atom.name},
+            {"path", atom.path},
+            {"work", std::move(work)},
+            {"saved", affine_json(atom.saved)},
+            {"workspace", affine_json(atom.workspace)},
+            {"put_off", affine_json(atom.put_off)},
+            {"parameters", detail::id_list(atom.parameters)},
+            {"whole_batch", atom.whole_batch},
+            {"totals", atom.totals.value()},
+            {"batch_statistic", atom.batch_statistic},
+            {"structure", detail::hash_text(atom.structure)},
+            {"ops", detail::id_list(atom.ops)}};
+  if (atom.resident > Bytes(0)) json["resident"] = atom.resident.value();
+  return json;
 }
 
 OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
@@ -87,6 +89,7 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
   });
   atom.saved = read_affine(reader, "saved");
   atom.workspace = read_affine(reader, "workspace");
+  if (reader.has("resident")) atom.resident = Bytes(reader.whole("resident", 0, std::int64_t{1} << 44));
   atom.put_off = read_affine(reader, "put_off");
   atom.parameters = reader.ids<ParameterId>("parameters", 0, parameters - 1);
   atom.whole_batch = reader.flag("whole_batch");

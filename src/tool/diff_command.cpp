@@ -46,6 +46,7 @@ class PlanDifferences {
     add("micro-batches", first.microbatches, second.microbatches);
     add("schedule", name_of(first.schedule), name_of(second.schedule));
     add("ZeRO level", first.zero, second.zero);
+    add("precision", first.precision, second.precision);
     const std::size_t stages = std::max(first.stages.size(), second.stages.size());
     for (std::size_t s = 0; s < stages; ++s) {
       static const StagePlan none{};

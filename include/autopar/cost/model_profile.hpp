@@ -50,6 +50,7 @@ struct OpProfile {
   std::vector<WorkItem> work;
   Affine saved;                          ///< bytes kept from forward until backward
   Affine workspace;                      ///< extra bytes while it runs
+  Bytes resident{};                      ///< casts of its parameters, made once a step and kept for all micro-batches
   Affine put_off;                        ///< gradients of results that wait with gradients of parameters, see NodeCost
   std::vector<ParameterId> parameters;   ///< read by it; the same id at several atoms is one tensor (tied)
   bool whole_batch = false;              ///< mixes samples: exact only with one micro-batch and one replica

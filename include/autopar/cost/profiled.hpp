@@ -49,6 +49,8 @@ class ProfiledCost {
   }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 
+  [[nodiscard]] Bytes resident(const ModelGraph& graph, NodeId id) const { return roofline_.resident(graph, id); }
+
   /// Whether it costs no less a sample in a small share than in a large one.
   [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
     const auto found = measured_.atoms.find(graph[id].structure);

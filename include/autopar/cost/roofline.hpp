@@ -70,6 +70,9 @@ class RooflineCost {
   }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 
+  /// Casts of parameters, which are kept for all micro-batches.
+  [[nodiscard]] Bytes resident(const ModelGraph& graph, NodeId id) const { return graph[id].resident; }
+
   /// Whether no part of its work shrinks faster than the samples do.
   [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
     const auto scales = [](const Work& work) {

@@ -82,6 +82,7 @@ class PlanMaker {
     plan.schedule = best.staging.schedule;
     plan.orders = best.terms.orders;
     plan.zero = best.terms.savings.zero;
+    plan.precision = request_.options.precision;
     plan.device = cluster_.device.name;
     plan.device_memory = constraints_.memory;
     plan.gradient_copies = constraints_.gradient_copies;

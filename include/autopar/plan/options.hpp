@@ -25,7 +25,7 @@ struct Options {
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
   std::string schedule = "auto";          ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
   std::string recompute = "auto";         ///< auto | none | full | modules' names, with commas: what runs its forward again before its backward
-  std::string precision = "module";       ///< module (tf32 | bf16 | fp16 are not run yet)
+  std::string precision = "module";       ///< module (its own element types) | tf32 | bf16 | fp16 (as in autocast; parameters, sums of gradients: float32)
   std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
   double memory_margin = 0.1;             ///< share of it kept free, [0, 1)

@@ -11,7 +11,8 @@
 
 namespace autopar {
 
-/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are run again. 4: and copies of gradients.
+/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are run again. 4: and copies of gradients and the
+/// element types.
 inline constexpr int kPlanVersion = 4;
 
 /// What bounds the step time or the choice of a plan.
@@ -80,6 +81,7 @@ struct Plan {
   int microbatches = 1;
   ScheduleKind schedule = ScheduleKind::kOneFOneB;
   int zero = 0;                 ///< ZeRO level, among the replicas of each stage
+  std::string precision = "module";  ///< Options::precision that it was made for
   std::vector<std::vector<Turn>> orders;  ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
   std::string device;           ///< name of the device model the predictions come from
   Bytes device_memory{};        ///< what a stage may use: memory less margin

@@ -100,7 +100,8 @@ namespace detail {
   for (const auto& stage : plan.stages)
     replicas.push_back(static_cast<int>(stage.ranks.size()));
   if (replicas.empty()) return "empty plan\n";
-  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(savings_of(plan)) + "; " +
+  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(savings_of(plan)) +
+                     (plan.precision == "module" ? "" : ", " + plan.precision) + "; " +
                      std::to_string(plan.world) + (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device +
                      ", batch " + std::to_string(plan.batch) + "\n";
   text += "predicted: step " + readable(plan.step);

@@ -21,7 +21,7 @@ struct Capabilities {
   int max_tensor_parallel = 1;
   int max_zero = 0;
   bool recompute = false;
-  bool precision = false;  ///< other element types than the module's
+  bool precision = false;  ///< other element types than the module's: tf32, bf16, fp16
   friend bool operator==(const Capabilities&, const Capabilities&) = default;
 };
 
@@ -30,6 +30,7 @@ struct Capabilities {
   Capabilities runtime;
   runtime.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
   runtime.recompute = true;
+  runtime.precision = true;
   return runtime;
 }
 
@@ -129,6 +130,10 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   }
   if (options.recompute.empty())
     refuse("recompute is empty; use 'auto', 'none', 'full' or names of modules, with commas between them");
+  if (options.precision != "module" && options.precision != "tf32" && options.precision != "bf16" &&
+      options.precision != "fp16") {
+    refuse(setting("precision", options.precision) + " is unknown; use 'module', 'tf32', 'bf16' or 'fp16'");
+  }
   if (options.precision != "module" && !runtime.precision) {
     refuse(setting("precision", options.precision) + " is not run by this version; use 'module'");
   }

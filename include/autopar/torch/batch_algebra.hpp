@@ -49,6 +49,7 @@ struct OpTreatment {
   std::vector<std::int64_t> squeeze_dims;
   Draw draw = Draw::kNone;
   std::int32_t batch_norm = -1;         ///< index into BatchPlan::batch_norms
+  bool once = false;                    ///< casts a parameter: run once a call, for all shares
 };
 
 /// Global count that the mean of a loss divides by: of the targets that are not `ignore_index`, each counted with its
@@ -144,6 +145,8 @@ struct BatchPlan {
   [[nodiscard]] const BatchType& type(ValueId value) const { return values[value.index()]; }
   [[nodiscard]] const OpTreatment& treatment(OpId op) const { return ops[op.index()]; }
   [[nodiscard]] bool is_prologue(ValueId value) const;
+  /// The parameter that a value is, or a cast of it that is made once a call; none for other values.
+  [[nodiscard]] ValueId parameter_behind(const OpGraph& graph, ValueId value) const;
   /// Whether what the op gives for a sample depends on which others are in its share: a batch norm in training mode.
   [[nodiscard]] bool normalises_by_share(OpId op) const;
   /// First op of a stage that needs the whole batch in one share; none if every op may be split.

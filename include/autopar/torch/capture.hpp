@@ -34,15 +34,24 @@ struct InputSpec {
 /// The user's forward on flat tensor arguments, with flat tensor results (its other arguments bound).
 using FlatForward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
+/// libtorch's autocast around a forward.
+struct Autocast {
+  c10::ScalarType dtype = c10::ScalarType::BFloat16;  ///< BFloat16 or Half
+  c10::DeviceType device = c10::DeviceType::CPU;      ///< CPU or CUDA: whose lists of operators, wherever the capture runs
+};
+
 struct CaptureOptions {
   /// Record batch norms in training mode as operators of which each treats samples alike, and `autopar::total`s.
   bool batch_norm_by_totals = false;
+  /// Run the forward inside autocast. Unlike there, results have the element types that they have without it, and what
+  /// sums or averages all elements of a tensor (a loss) gives float32.
+  std::optional<Autocast> autocast{};
   /// Batch sizes of the three captures. Neither multiples of one another nor of one parity, so that halves, parities
   /// and thresholds between them show.
   std::array<std::int64_t, 3> batch_sizes{7, 12, 18};
 };
 
-/// Runs `forward` three times on phantoms, under the caller's grad mode, autocast state and the module's train/eval flags,
+/// Runs `forward` three times (under `options.autocast` once more before) on phantoms, under the caller's grad mode, autocast state and the module's train/eval flags,
 /// and returns the one program that the three runs are instances of; everything that grows with the batch is a SizeExpr.
 ///
 /// No operator touches data: parameters, buffers, gradients and generators stay as they are, whether parameters are CPU or

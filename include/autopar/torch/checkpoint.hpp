@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/runtime/world.hpp>
+#include <autopar/torch/engine/loss_scaler.hpp>
 #include <autopar/torch/optimizer_state.hpp>
 
 namespace autopar {
@@ -24,6 +26,7 @@ struct PlacedTensor {
 struct CheckpointInfo {
   std::uint64_t seed = 0;   ///< of random draws
   std::int64_t calls = 0;   ///< of the model so far
+  std::optional<LossScaler::State> scaler{};  ///< with precision = fp16
 };
 
 /// Writes `folder`/model.safetensors on rank 0: every tensor, the state of the optimizers and their learning rates.

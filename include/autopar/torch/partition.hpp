@@ -20,7 +20,7 @@ struct AtomPartition {
 ///  - with all ops that touch a buffer that the forward writes,
 ///  - with the readers of a value that may not leave its share (sample indices, statistics),
 ///  - if they compute from parameters only, with the op that applies the parameter to samples, so that the parameter has
-///    one owner; if from constants only, with their first reader,
+///    one owner; if from constants only, with their first reader; views and casts of a parameter with their own reader,
 ///  - with what closes a circle between such groups.
 /// @cost O((ops + values) log ops)
 [[nodiscard]] AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan);

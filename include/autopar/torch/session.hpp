@@ -56,6 +56,8 @@ struct SessionStats {
   std::int64_t losses_not_finite = 0;  ///< of training calls: NaN or infinite; on GPUs as far as they have arrived
   Seconds planning{};               ///< first capture, plan and deployment
   Seconds last_call{};              ///< forward, and in loss mode backward, of the last call
+  double loss_scale = 1;            ///< of the next call; other than 1 with precision = fp16 only
+  std::int64_t skipped_steps = 0;   ///< of which no rank has gradients, because fp16 overflowed on some
 };
 
 /// Drives one model on all ranks: captures, plans and deploys it at the first call, then runs every call and applies its

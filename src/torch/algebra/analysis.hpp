@@ -64,6 +64,7 @@ class Analysis {
   [[nodiscard]] bool writes_buffer(OpId id, StorageId storage) const;
   void find_stage_ops();
   void use_prologue_value(ValueId value);
+  void find_parameter_casts();
   void decide_loss_mode();
 
   const OpGraph& graph_;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/rewrite/cast_hoist.hpp>
 
 #include "torch/algebra/analysis.hpp"
 
@@ -24,6 +25,7 @@ BatchPlan Analysis::run() {
   find_outputs();
   find_buffer_updates();
   find_stage_ops();
+  find_parameter_casts();
   decide_loss_mode();
   return std::move(plan_);
 }
@@ -281,6 +283,27 @@ void Analysis::find_stage_ops() {
   }
 }
 
+// A cast of a parameter that nothing writes to is the same for all shares.
+void Analysis::find_parameter_casts() {
+  std::vector<bool> written(static_cast<std::size_t>(graph_.storage_count), false);
+  const auto creators = graph_.storage_creators();
+  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+    for (const auto storage : graph_.ops[i].writes) {
+      written[storage.index()] = written[storage.index()] || creators[storage.index()] != OpId::of(i);
+    }
+  }
+  for (const auto output : graph_.outputs) {
+    if (const auto storage = graph_.value(output).storage; storage.valid()) written[storage.index()] = true;
+  }
+  for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+    auto& treatment = plan_.ops[i];
+    if (!treatment.in_stage || treatment.in_prologue || !casts_parameter(graph_, OpId::of(i))) continue;
+    const auto copy = graph_.output(OpId::of(i));
+    treatment.once = !written[graph_.value(copy).storage.index()] && plan_.type(copy).is(Spread::kReplicated) &&
+                     treatment.weighted_arguments.empty() && !treatment.whole_batch;
+  }
+}
+
 void Analysis::decide_loss_mode() {
   std::int32_t differentiable = 0;
   for (std::size_t k = 0; k < plan_.outputs.size(); ++k) {
@@ -302,6 +325,13 @@ namespace autopar {
 
 bool BatchPlan::is_prologue(ValueId value) const {
   return std::binary_search(prologue_values.begin(), prologue_values.end(), value);
+}
+
+ValueId BatchPlan::parameter_behind(const OpGraph& graph, ValueId value) const {
+  if (!value.valid()) return value;
+  const auto& info = graph.value(value);
+  if (info.kind == ValueKind::kParameter) return value;
+  return info.definer.valid() && treatment(info.definer).once ? graph.input(info.definer, 0) : ValueId::none();
 }
 
 bool BatchPlan::normalises_by_share(OpId op) const {

@@ -147,8 +147,9 @@ class Grouping {
     std::vector<NodeId> first_reader(ops_.size());
     const auto earlier = [](NodeId a, NodeId b) { return !a.valid() ? b : (!b.valid() ? a : std::min(a, b)); };
     std::vector<NodeId> applied(graph_.values.size());  // by parameter: first reader with samples, through views
-    const auto is_view = [&](NodeId node) {
-      return traits_of(graph_.name(ops_[node.index()])).op_class == OpClass::kView;
+    const auto is_view = [&](NodeId node) {  // or a cast, which every stage that needs it makes for itself
+      const auto op = ops_[node.index()];
+      return plan_.treatment(op).once || traits_of(graph_.name(op)).op_class == OpClass::kView;
     };
     for (std::size_t k = ops_.size(); k-- > 0;) {
       const auto node = NodeId::of(k);

@@ -53,6 +53,9 @@ class Profiler {
     list_parameters();
     creator_.assign(static_cast<std::size_t>(graph_.storage_count), NodeId::none());
     kept_.assign(static_cast<std::size_t>(graph_.storage_count), false);
+    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {  // is no activation
+      if (plan_.ops[i].once) kept_[graph_.value(graph_.output(OpId::of(i))).storage.index()] = true;
+    }
     for (const auto& ops : profile_.atoms.atoms) add_atom(ops);
     for (const auto& ops : profile_.atoms.atoms) add_saved(ops);
     add_edges();
@@ -100,9 +103,13 @@ class Profiler {
     StructureHash structure;
     for (const auto id : ops) {
       const auto op = context(id);
-      add_work(atom, algebra::work_of(op));
-      add_workspace(atom, op);
-      add_put_off(atom, op);
+      if (plan_.treatment(id).once) {
+        atom.resident += Bytes(static_cast<std::int64_t>(algebra::bytes_of(graph_, op.results().front()).fixed));
+      } else {
+        add_work(atom, algebra::work_of(op));
+        add_workspace(atom, op);
+        add_put_off(atom, op);
+      }
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
       if (plan_.treatment(id).total) add_total(atom, ops, op);
@@ -131,6 +138,7 @@ class Profiler {
     OpId best = ops.front();
     double most = -1;
     for (const auto id : ops) {
+      if (plan_.treatment(id).once) continue;
       const auto work = algebra::work_of(context(id)).forward;
       const double weight = work.flops.at(1) + work.bytes.at(1);
       if (weight <= most) continue;
@@ -170,6 +178,11 @@ class Profiler {
       for (const auto value : op.results()) copies += algebra::bytes_of(graph_, value);
       results += copies;
       gradients += copies;
+    }
+    const auto split = split_backward_of(graph_, plan_, op.id());
+    if (split && split->of_cast) {  // gradients of parameters are summed in single precision, of copies in it
+      gradients += (algebra::bytes_of(graph_, op.results().front()) + algebra::bytes_of(graph_, graph_.input(op.id(), split->x_at))) * 2.0;
+      gradients += algebra::bytes_of(graph_, split->weight);
     }
     for (const auto& need : {results, gradients}) {
       atom.workspace.per_sample = std::max(atom.workspace.per_sample, need.per_sample);

@@ -246,7 +246,8 @@ SavedBytes saved_by(const OpContext& op) {
       break;
     case SavedTensors::kNormalisation: {
       keep(operands.front());
-      const auto row = static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value());
+      // statistics of 16-bit values are kept in single precision
+      const auto row = std::max(4.0, static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value()));
       const auto& sizes = op.sizes(operands.front());
       if (op.traits().family == OpFamily::kLayerNorm) {
         double width = 1;

@@ -1,6 +1,8 @@
 #include <autopar/torch/capture.hpp>
 
+#include <algorithm>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -41,13 +43,38 @@ class NoAutocastCache {
   bool enabled_;
 };
 
+/// Autocast of phantoms, which are CPU tensors; the caller's on leaving.
+class AutocastScope {
+ public:
+  explicit AutocastScope(const std::optional<Autocast>& autocast)
+      : enabled_(at::autocast::is_autocast_enabled(at::kCPU)), dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
+    if (!autocast) return;
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, autocast->dtype);
+  }
+  ~AutocastScope() {
+    at::autocast::set_autocast_enabled(at::kCPU, enabled_);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype_);
+  }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  bool enabled_;
+  c10::ScalarType dtype_;
+};
+
+using Types = std::vector<c10::ScalarType>;
+
+/// @param result_types  what to cast results to; empty = leave them
 SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
-                      const FlatForward& forward, const CaptureOptions& options) {
+                      const FlatForward& forward, const CaptureOptions& options, const Types& result_types) {
   detail::Tracer tracer({.description = "it is a value inside the model while the model is captured",
                          .owner = {},
                          .constructing = false,
                          .make_real = detail::materialise_constant,
-                         .batch_norm_by_totals = options.batch_norm_by_totals});
+                         .batch_norm_by_totals = options.batch_norm_by_totals,
+                         .autocast_device = options.autocast ? std::optional(options.autocast->device) : std::nullopt});
   for (const auto& parameter : module.named_parameters()) {
     tracer.add_state(ValueKind::kParameter, parameter.key(), parameter.value());
   }
@@ -66,7 +93,13 @@ SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const
       const NoAutocastCache no_cache;
       CaptureSink sink(tracer);
       const detail::TraceScope scope(sink);
-      results = forward(arguments);
+      {
+        const AutocastScope autocast(options.autocast);
+        results = forward(arguments);
+      }
+      for (std::size_t i = 0; i < std::min(results.size(), result_types.size()); ++i) {
+        if (results[i].defined() && results[i].scalar_type() != result_types[i]) results[i] = results[i].to(result_types[i]);
+      }
     }
     for (const auto& result : results) {
       if (!result.defined()) throw CaptureError("forward", "", "one of its results is an undefined tensor");
@@ -79,6 +112,12 @@ SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const
                            error.what_without_backtrace());
   }
   return {batch, std::move(tracer.graph())};
+}
+
+Types result_types_of(const OpGraph& graph) {
+  Types types;
+  for (const auto output : graph.outputs) types.push_back(graph.value(output).dtype);
+  return types;
 }
 
 }  // namespace
@@ -100,7 +139,13 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
   install_meta_kernels();
   detail::install_tracer();
   const auto& sizes = options.batch_sizes;
-  const auto at = [&](std::int64_t batch) { return capture_at(batch, module, inputs, forward, options); };
+  Types types;
+  if (options.autocast) {
+    auto plain = options;
+    plain.autocast.reset();
+    types = result_types_of(capture_at(sizes[0], module, inputs, forward, plain, {}).graph);
+  }
+  const auto at = [&](std::int64_t batch) { return capture_at(batch, module, inputs, forward, options, types); };
   return solve_batch({at(sizes[0]), at(sizes[1]), at(sizes[2])});
 }
 
@@ -109,8 +154,9 @@ void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const
                     const CaptureOptions& options) {
   install_meta_kernels();
   detail::install_tracer();
+  const auto types = options.autocast ? result_types_of(graph) : Types{};
   for (const auto batch : batch_sizes) {
-    const auto again = capture_at(batch, module, inputs, forward, options);
+    const auto again = capture_at(batch, module, inputs, forward, options, types);
     const bool copies_left_out = batch == 1 && again.graph.ops.size() < graph.ops.size();
     if (copies_left_out) require_same_for_one_sample(graph, again);
     else require_instance(graph, again);

@@ -18,6 +18,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/torch/op_table.hpp>
 
+#include "torch/capture/autocast_rules.hpp"
 #include "torch/capture/norm_by_totals.hpp"
 
 namespace autopar::detail {
@@ -411,8 +412,11 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 /// Under autocast, the casts are recorded as operators of their own: an autocast kernel, run on the phantoms, calls
 /// `to` and the operator with autocast off; a composite is taken apart, because operators inside it are autocast too.
 bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  for (const auto key : {c10::DispatchKey::AutocastCPU, c10::DispatchKey::CompositeImplicitAutograd}) {
-    if (!op.hasKernelForDispatchKey(key)) continue;
+  constexpr auto kAutocast = c10::DispatchKey::AutocastCPU, kComposite = c10::DispatchKey::CompositeImplicitAutograd;
+  if (options_.autocast_device && call_autocast_kernel(op, *options_.autocast_device, stack)) return true;
+  if (is_free_of_autocast(op)) return false;
+  for (const auto key : {kAutocast, kComposite}) {
+    if (!op.hasKernelForDispatchKey(key) || (options_.autocast_device && key == kAutocast)) continue;
     op.callBoxedForDispatchKey(key, *stack);
     return true;
   }

@@ -39,6 +39,8 @@ class Tracer {
     std::function<bool(const at::Tensor&)> make_real;
     /// Batch norms in training mode are recorded as the operators of norm_by_totals.
     bool batch_norm_by_totals = false;
+    /// Autocast, where it is on, is that of `CaptureOptions::autocast` on this device; none: the caller's own.
+    std::optional<c10::DeviceType> autocast_device{};
   };
 
   explicit Tracer(Options options);

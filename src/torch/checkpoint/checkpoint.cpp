@@ -169,11 +169,26 @@ std::vector<double> numbers_of(const std::string& text) {
     double number = 0;
     const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
     if (error != std::errc() || end != item.data() + item.size()) {
-      throw CheckpointError("the checkpoint's learning rates are damaged: '" + text + "'");
+      throw CheckpointError("the checkpoint's numbers are damaged: '" + text + "'");
     }
     numbers.push_back(number);
   }
   return numbers;
+}
+
+constexpr const char* kScalerKey = "autopar.loss_scaler";
+const std::string kNoScaler = "-";
+
+std::optional<LossScaler::State> scaler_of(const std::string& text) {
+  if (text == kNoScaler) return std::nullopt;
+  const auto numbers = numbers_of(text);
+  constexpr double kMostSteps = 1e15;
+  const auto counts = [&](std::size_t i) { return numbers[i] >= 0 && numbers[i] <= kMostSteps; };
+  if (numbers.size() != 3 || !(numbers[0] >= LossScaler::kSmallest && numbers[0] <= LossScaler::kLargest) || !counts(1) ||
+      !counts(2)) {
+    throw CheckpointError("the checkpoint's loss scale is damaged: '" + text + "'");
+  }
+  return LossScaler::State{numbers[0], static_cast<std::int64_t>(numbers[1]), static_cast<std::int64_t>(numbers[2])};
 }
 
 std::map<std::string, std::string> metadata_of(const CheckpointInfo& info,
@@ -181,6 +196,10 @@ std::map<std::string, std::string> metadata_of(const CheckpointInfo& info,
   std::map<std::string, std::string> out{{"autopar.format", kFormat},
                                          {"autopar.seed", std::to_string(info.seed)},
                                          {"autopar.calls", std::to_string(info.calls)}};
+  if (info.scaler) {
+    out[kScalerKey] = numbers_text({info.scaler->scale, static_cast<double>(info.scaler->good_steps),
+                                    static_cast<double>(info.scaler->skipped)});
+  }
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
     const auto key = "autopar.optimizer." + std::to_string(i);
     out[key] = name_of(optimizer_kind(*optimizers[i]));
@@ -302,8 +321,11 @@ CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder
       const bool has_optimizers = saved_with_optimizers(*reader);
       error = mismatch(*reader, rows, optimizers, has_optimizers);
       std::ostringstream out;
-      out << metadata_at(*reader, "autopar.seed") << ' ' << metadata_at(*reader, "autopar.calls") << ' ' << has_optimizers;
-      out << " :";
+      const auto scaler = reader->metadata().find(kScalerKey);
+      const auto scaler_text = scaler == reader->metadata().end() ? kNoScaler : scaler->second;
+      static_cast<void>(scaler_of(scaler_text));
+      out << metadata_at(*reader, "autopar.seed") << ' ' << metadata_at(*reader, "autopar.calls") << ' ' << scaler_text << ' '
+          << has_optimizers << " :";
       for (const auto& row : rows) out << (reader->find(row.entry.name) != nullptr ? '1' : '0');
       for (std::size_t i = 0; i < optimizers.size() && has_optimizers; ++i) {
         out << ' ' << metadata_at(*reader, "autopar.optimizer." + std::to_string(i) + ".lr");
@@ -318,8 +340,9 @@ CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder
   std::istringstream fields(tell(world, header, Rank(0), "header of a checkpoint"));
   CheckpointInfo info;
   bool has_optimizers = false;
-  std::string in_file;  // ':' and a digit for each row
-  fields >> info.seed >> info.calls >> has_optimizers >> in_file;
+  std::string scaler, in_file;  // in_file: ':' and a digit for each row
+  fields >> info.seed >> info.calls >> scaler >> has_optimizers >> in_file;
+  info.scaler = scaler_of(scaler);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (in_file.at(i + 1) == '1') from_root(world, reader ? &*reader : nullptr, rows[i]);
   }

@@ -75,9 +75,10 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()), replayer_(graph, ops, keep, device) {
   for (const auto op : ops) {
-    const bool may_split = splits_backwards && !std::binary_search(whole.begin(), whole.end(), op);
-    auto split = may_split ? split_backward_of(graph, plan, op) : std::nullopt;
-    if (split) {
+    const bool may_defer = splits_backwards && !std::binary_search(whole.begin(), whole.end(), op);
+    auto split = split_backward_of(graph, plan, op);
+    if (split && !may_defer && !split->of_cast) split.reset();
+    if (split && may_defer) {
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }

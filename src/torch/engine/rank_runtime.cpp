@@ -63,6 +63,10 @@ void RankRuntime::refresh_leaves() {
   for (const auto& stage : stages_) stage->refresh_leaves();
 }
 
+void RankRuntime::drop_casts() {
+  for (const auto& stage : stages_) stage->drop_casts();
+}
+
 const at::Tensor& RankRuntime::handle(ValueId parameter) const {
   const auto reader = std::find_if(stages_.begin(), stages_.end(),
                                    [&](const auto& stage) { return stage->handle(parameter).defined(); });

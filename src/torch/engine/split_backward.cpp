@@ -1,5 +1,6 @@
 #include <autopar/torch/engine/split_backward.hpp>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -9,9 +10,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
+
+#include <autopar/torch/engine/sum_type.hpp>
 
 namespace autopar {
 
@@ -19,22 +23,25 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// The history of a split call's result.
+/// The history of a split call's result: of x, and of the parameters unless their gradients are put off.
 class SplitNode : public torch::autograd::Node {
  public:
   SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight, bool with_bias,
             std::shared_ptr<DeferredGradients> deferred)
-      : split_(split), with_bias_(with_bias), x_(x, false), weight_(weight, false), deferred_(std::move(deferred)) {
-    set_next_edges(torch::autograd::collect_next_edges(x));
-  }
+      : split_(split), with_bias_(with_bias), x_(x, false), weight_(weight, false), deferred_(std::move(deferred)) {}
 
   variable_list apply(variable_list&& gradients) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    variable_list of_x(1);
+    variable_list of_x(num_outputs());
     const auto& gradient = gradients[0];
     if (!gradient.defined()) return of_x;
     const auto x = x_.unpack().detach(), weight = weight_.unpack().detach();
     if (split_.input && task_should_compute_output(0)) of_x[0] = split_.input(gradient, x, weight);
+    if (!deferred_) {
+      auto own = split_.weights(gradient, x, weight, with_bias_);
+      std::move(own.begin(), own.end(), of_x.begin() + 1);
+      return of_x;
+    }
     std::vector<ValueId> parameters{split_.weight};
     if (with_bias_) parameters.push_back(split_.bias);
     deferred_->put_off({std::move(parameters), [weights = &split_.weights, with_bias = with_bias_, gradient, x, weight] {
@@ -60,14 +67,21 @@ class SplitNode : public torch::autograd::Node {
 
 // ---------------------------------------------------------------- formulas
 
+/// a^T b, with the sums of 16-bit numbers left in single precision.
+at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
+  const auto type = sum_type(a.scalar_type());
+  if (type == a.scalar_type()) return a.t().mm(b);
+  return a.is_cuda() ? at::mm(a.t(), b, type) : a.to(type).t().mm(b.to(type));
+}
+
 void make_linear(SplitBackward& split) {
   split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
     return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
   };
   split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
     const auto rows = gradient.reshape({-1, weight.size(0)});
-    std::vector<at::Tensor> gradients{rows.t().mm(x.reshape({-1, weight.size(1)}))};
-    if (with_bias) gradients.push_back(rows.sum(0));
+    std::vector<at::Tensor> gradients{product_over_rows(rows, x.reshape({-1, weight.size(1)}))};
+    if (with_bias) gradients.push_back(rows.sum(0, false, sum_type(rows.scalar_type())));
     return gradients;
   };
 }
@@ -103,7 +117,10 @@ void make_convolution(SplitBackward& split, ConvolutionForm form) {
     return std::get<0>(form.backward(gradient, x, weight, {true, false, false}));
   };
   split.weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
-    auto [none, of_weight, of_bias] = form.backward(gradient, x, weight, {false, true, with_bias});
+    const auto type = sum_type(gradient.scalar_type());
+    const bool widens = type != gradient.scalar_type() && gradient.is_cpu();
+    const auto wide = [&](const at::Tensor& tensor) { return widens ? tensor.to(type) : tensor; };
+    auto [none, of_weight, of_bias] = form.backward(wide(gradient), wide(x), wide(weight), {false, true, with_bias});
     std::vector<at::Tensor> gradients{std::move(of_weight)};
     if (with_bias) gradients.push_back(std::move(of_bias));
     return gradients;
@@ -144,11 +161,13 @@ std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const Batch
   if (!node.grad_enabled || !plan.treatment(op).weighted_arguments.empty()) return std::nullopt;
   SplitBackward split;
   if (!make_formulas(split, node, node.args.size() > 2 && graph.input(op, 2).valid())) return std::nullopt;
-  split.weight = graph.input(op, split.weight_at);
-  if (!split.weight.valid() || graph.value(split.weight).kind != ValueKind::kParameter) return std::nullopt;
-  if (split.bias_at >= 0) split.bias = graph.input(op, split.bias_at);
-  if (split.bias.valid() && graph.value(split.bias).kind != ValueKind::kParameter) return std::nullopt;
-  return split;
+  const auto weight = graph.input(op, split.weight_at);
+  split.weight = plan.parameter_behind(graph, weight);
+  if (!split.weight.valid()) return std::nullopt;
+  split.of_cast = split.weight != weight;
+  const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
+  split.bias = plan.parameter_behind(graph, bias);
+  return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
 }
 
 void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred) {
@@ -156,7 +175,7 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   const auto x = at(split.x_at), weight = at(split.weight_at);
   const bool in_batches = !is_convolution(split, call.node) || x.dim() == weight.dim();
   const bool real = weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type());
-  if (deferred == nullptr || !at::GradMode::is_enabled() || !weight.requires_grad() || !real || !in_batches) {
+  if ((deferred == nullptr && !split.of_cast) || !at::GradMode::is_enabled() || !weight.requires_grad() || !real || !in_batches) {
     call.proceed();
     return;
   }
@@ -167,6 +186,13 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   }
   const std::shared_ptr<SplitNode> node(new SplitNode(split, x, weight, with_bias, deferred),
                                         torch::autograd::deleteNode);
+  if (deferred) {
+    node->set_next_edges(torch::autograd::collect_next_edges(x));
+  } else {  // to the parameters themselves, not through their casts
+    const auto& parameter = call.environment[split.weight.index()];
+    const auto bias = with_bias ? call.environment[split.bias.index()] : at::Tensor();
+    node->set_next_edges(torch::autograd::collect_next_edges(x, parameter, bias));
+  }
   auto result = call.stack[0].toTensor();
   torch::autograd::set_history(result, node);
 }

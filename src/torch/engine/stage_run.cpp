@@ -78,7 +78,8 @@ void StageRun::keep_results(Share& share, const ShareContext& context) {
   const at::NoGradGuard no_grad;
   auto& values = stage_.environment();
   for (const auto& sum : stage_.sums()) {
-    const auto value = values[sum.value.index()].detach();
+    const auto& made = values[sum.value.index()];
+    const auto value = made.detach().to(sum_type(made.scalar_type()));
     auto& total = sums_[sum.value];
     if (sum.share == GlobalSum::Share::kFirst) {
       if (context.first_sample == 0) total = value.clone();

@@ -5,6 +5,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <autopar/torch/engine/split_backward.hpp>
+
 #include "torch/engine/segment_node.hpp"
 
 namespace autopar {
@@ -56,14 +58,24 @@ void StageRunner::find_segment(const StagePart& part, OpRange range, const std::
   const auto inside = [&](OpId op) { return std::binary_search(part.ops.begin(), part.ops.end(), op); };
   const auto kept = [&](ValueId value) { return std::find(keep.begin(), keep.end(), value) != keep.end(); };
   std::vector<bool> seen(graph_.values.size(), false);
+  const auto enter = [&](ValueId value, const auto& entry) {
+    const auto& info = graph_.value(value);
+    if (seen[value.index()] || info.kind == ValueKind::kConstant || (info.definer.valid() && inside(info.definer))) return;
+    seen[value.index()] = true;
+    segment.entering.push_back({value, entry()});
+  };
   for (const auto op : part.ops) {
+    // Gradients go past casts of parameters to the parameters, and their other parts come from outside.
+    if (const auto split = split_backward_of(graph_, plan_, op); split && split->of_cast) {
+      for (const auto parameter : {split->weight, split->bias}) {
+        if (parameter.valid()) enter(parameter, [] { return Segment::Entry::kThrough; });
+      }
+    }
     for_each_input(graph_.op(op), [&](ValueId value) {
-      const auto& info = graph_.value(value);
-      if (seen[value.index()] || info.kind == ValueKind::kConstant || (info.definer.valid() && inside(info.definer))) return;
-      seen[value.index()] = true;
-      auto entry = entry_of(value, part, uses[value.index()]);
-      if (entry == Segment::Entry::kOwn && kept(value)) entry = Segment::Entry::kThrough;
-      segment.entering.push_back({value, entry});
+      enter(value, [&] {
+        const auto entry = entry_of(value, part, uses[value.index()]);
+        return entry == Segment::Entry::kOwn && kept(value) ? Segment::Entry::kThrough : entry;
+      });
     });
     for_each_output(graph_.op(op), [&](ValueId value) {
       segment.made.push_back(value);

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -63,10 +64,12 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
     : program_(program), stage_(stage), reduced_(reduced) {
   find_boundary();
   find_sums();
+  find_casts();
   auto kept = outgoing_;
+  for (const auto op : casts_) kept.push_back(graph().output(op));
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts_of_stage(graph(), ops(), program_.recomputed), kept,
+  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts_of_stage(graph(), each_share_, program_.recomputed), kept,
                                           device(), program_.splits_backwards);
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
@@ -143,10 +146,36 @@ bool StageRuntime::defers(ValueId parameter) const {
   return std::binary_search(runner_->deferrable().begin(), runner_->deferrable().end(), parameter);
 }
 
-bool StageRuntime::is_resident(ValueId value) const {
-  const auto kind = graph().value(value).kind;
-  return kind == ValueKind::kParameter || kind == ValueKind::kBuffer || kind == ValueKind::kConstant;
+void StageRuntime::find_casts() {
+  for (const auto& info : graph().values) {
+    resident_.push_back(info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer ||
+                        info.kind == ValueKind::kConstant);
+  }
+  for (const auto op : ops()) {
+    const bool once = plan().treatment(op).once;
+    (once ? casts_ : each_share_).push_back(op);
+    if (once) resident_[graph().output(op).index()] = true;
+  }
 }
+
+// A parameter that is cast for several readers is cast once.
+void StageRuntime::make_casts(bool differentiate) {
+  std::map<std::pair<ValueId, c10::ScalarType>, at::Tensor> made;
+  for (const auto op : casts_) {
+    const at::AutoGradMode mode(differentiate && graph().op(op).grad_enabled);
+    const auto copy = graph().output(op);
+    const auto parameter = graph().input(op, 0);
+    auto& cast = made[{parameter, graph().value(copy).dtype}];
+    if (!cast.defined()) cast = environment_[parameter.index()].to(graph().value(copy).dtype);
+    environment_[copy.index()] = cast;
+  }
+}
+
+void StageRuntime::drop_casts() {
+  for (const auto op : casts_) environment_[graph().output(op).index()].reset();
+}
+
+bool StageRuntime::is_resident(ValueId value) const { return resident_[value.index()]; }
 
 void StageRuntime::clear_environment() {
   for (std::size_t i = 0; i < environment_.size(); ++i) {

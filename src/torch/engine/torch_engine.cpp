@@ -16,7 +16,10 @@
 namespace autopar {
 
 TorchEngine::TorchEngine(RankRuntime& runtime, CallContext context) : runtime_(runtime), context_(std::move(context)) {
-  for (const auto& stage : runtime_.stages()) runs_.emplace_back(*stage, context_);
+  for (const auto& stage : runtime_.stages()) {
+    stage->make_casts(context_.differentiate);
+    runs_.emplace_back(*stage, context_);
+  }
 }
 
 void TorchEngine::set_sum_gradient(ValueId value, at::Tensor gradient) { sum_gradients_[value] = std::move(gradient); }
@@ -123,6 +126,7 @@ void TorchEngine::run_deferred(StageRun& run, const Action& action, bool last) {
 void TorchEngine::add_gradient(const StageRuntime& stage, ValueId parameter, at::Tensor gradient) {
   auto& sum = gradients_[runtime_.position_of(parameter)];
   const auto& variable = stage.compute_copy(parameter);
+  if (gradient.scalar_type() != variable.scalar_type()) gradient = gradient.to(variable.scalar_type());
   if (sum.defined()) {
     sum.add_(gradient);
   } else if (torch::autograd::utils::obeys_layout_contract(gradient, variable)) {
@@ -256,7 +260,7 @@ at::Tensor TorchEngine::sum(ValueId value) const {
     if (auto total = run.sum(value); total.defined()) return total;
   }
   const auto& info = runtime_.graph().value(value);
-  return at::zeros(sizes_at(info, context_.batch), options_of(info, runtime_.device()));
+  return at::zeros(sizes_at(info, context_.batch), options_of(info, runtime_.device()).dtype(sum_type(info.dtype)));
 }
 
 at::Tensor TorchEngine::take_input_gradient(std::size_t position) {

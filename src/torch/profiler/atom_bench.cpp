@@ -54,6 +54,11 @@ std::vector<ValueId> made_for_others(const OpGraph& graph, const BatchPlan& plan
   return result;
 }
 
+std::vector<OpId> run_for_each_share(const BatchPlan& plan, std::vector<OpId> ops) {
+  std::erase_if(ops, [&](OpId op) { return plan.treatment(op).once; });
+  return ops;
+}
+
 /// What a run leaves to differentiate.
 struct Roots {
   std::vector<at::Tensor> values, gradients;
@@ -74,9 +79,10 @@ Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoin
 
 AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device)
     : graph_(graph), plan_(plan), device_(device), outgoing_(made_for_others(graph, plan, ops)),
-      runner_(graph, plan, ops, outgoing_, device) {
+      runner_(graph, plan, run_for_each_share(plan, ops), outgoing_, device) {
   find_boundary(ops);
   for (const auto op : ops) {
+    if (plan.treatment(op).once) casts_.push_back(op);
     const auto& treatment = plan.treatment(op);
     whole_batch_ = whole_batch_ || treatment.whole_batch || treatment.total;
   }
@@ -141,6 +147,10 @@ Environment AtomBench::fresh_environment() const {
       if (graph_.value(incoming_[i]).kind == ValueKind::kParameter) leaf.mutable_grad() = at::zeros_like(inputs_[i]);
     }
     values[incoming_[i].index()] = std::move(leaf);
+  }
+  for (const auto op : casts_) {
+    const auto copy = graph_.output(op);
+    values[copy.index()] = values[graph_.input(op, 0).index()].to(graph_.value(copy).dtype);
   }
   return values;
 }

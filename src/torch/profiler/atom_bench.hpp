@@ -46,6 +46,7 @@ class AtomBench {
   std::vector<ValueId> incoming_;   ///< what the ops take and do not make, constants left out
   std::vector<ValueId> outgoing_;   ///< what others take
   bool whole_batch_ = false;
+  std::vector<OpId> casts_;         ///< of parameters: made before each run, as they are before each call
   OpRunner runner_;
   std::vector<at::Tensor> counts_;
   std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "torch/rewrite/compact.hpp"
+
 namespace autopar {
 namespace {
 
@@ -21,10 +23,12 @@ class Facts {
     return users.size() == 1 && !is_output_[value.index()] ? users.front() : OpId::none();
   }
 
-  /// Whether the storage of `value` is written by an op in (first, last].
+  /// Whether the storage of `value` is written by an op in (first, last], once the value is there.
   [[nodiscard]] bool written_between(ValueId value, OpId first, OpId last) const {
     const auto storage = graph_.value(value).storage;
-    for (auto i = first.index() + 1; i <= last.index(); ++i) {
+    const auto definer = graph_.value(value).definer;
+    const auto begin = definer.valid() ? std::max(first, definer) : first;
+    for (auto i = begin.index() + 1; i <= last.index(); ++i) {
       for (auto written : graph_.ops[i].writes) {
         if (written == storage) return true;
       }
@@ -126,50 +130,6 @@ OpNode linear_node(const OpGraph& graph, const Fold& fold) {
   return node;
 }
 
-/// Drops the marked ops and the values that nothing names any more, and renumbers the rest.
-void compact(OpGraph& graph, const std::vector<bool>& removed) {
-  std::vector<bool> used(graph.values.size(), false);
-  std::vector<OpId> op_map(graph.ops.size());
-  std::vector<OpNode> ops;
-  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    if (removed[i]) continue;
-    op_map[i] = OpId::of(ops.size());
-    const auto mark = [&](ValueId value) { used[value.index()] = true; };
-    for_each_input(graph.ops[i], mark);
-    for_each_output(graph.ops[i], mark);
-    ops.push_back(std::move(graph.ops[i]));
-  }
-  std::vector<ValueId> value_map(graph.values.size());
-  std::vector<ValueInfo> values;
-  for (std::size_t v = 0; v < graph.values.size(); ++v) {
-    if (!used[v] && !graph.values[v].is_leaf()) continue;
-    value_map[v] = ValueId::of(values.size());
-    values.push_back(std::move(graph.values[v]));
-  }
-  const auto renumber = [&](ValueId& value) {
-    if (value.valid()) value = value_map[value.index()];
-  };
-  for (auto& node : ops) {
-    for (auto* slots : {&node.inputs, &node.outputs}) {
-      for (auto& slot : *slots) {
-        for (auto& value : slot.values) renumber(value);
-      }
-    }
-  }
-  for (auto& info : values) {
-    if (info.definer.valid()) info.definer = op_map[info.definer.index()];
-    renumber(info.previous);
-  }
-  for (auto* list : {&graph.inputs, &graph.outputs}) {
-    for (auto& value : *list) renumber(value);
-  }
-  for (auto* list : {&graph.parameters, &graph.buffers}) {
-    for (auto& named : *list) renumber(named.value);
-  }
-  graph.ops = std::move(ops);
-  graph.values = std::move(values);
-}
-
 }  // namespace
 
 OpGraph fold_linear(OpGraph graph) {
@@ -188,7 +148,7 @@ OpGraph fold_linear(OpGraph graph) {
       graph.op(fold.last()) = std::move(node);
     }
   }
-  compact(graph, removed);
+  detail::compact(graph, removed);
   return graph;
 }
 

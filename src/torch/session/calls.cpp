@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
@@ -12,6 +13,7 @@
 
 #include "torch/session/plan_only.hpp"
 #include "torch/session/result_node.hpp"
+#include "torch/session/tf32_scope.hpp"
 
 namespace autopar {
 
@@ -41,12 +43,14 @@ CallHeader Session::Impl::next_header(CallKind kind) {
   header.serial = ++serial_;
   header.accumulates = accumulating_ && (kind == CallKind::kForward || kind == CallKind::kBackward);
   header.has_pending = !pending_.empty();
+  header.loss_scale = scaler_ ? scaler_->scale() : 1;
   return header;
 }
 
 CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction& forward) {
   const auto start = std::chrono::steady_clock::now();
   resolve_once();
+  const Tf32Scope tf32(options_.precision == "tf32", device_);
   if (options_.plan_only) {
     prepare(arguments, forward);
     detail::end_well_where_plan_only_is_uncaught();
@@ -110,6 +114,7 @@ void Session::Impl::open(Call& call, const std::vector<CallHeader>& headers) {
 
 void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& forward) {
   resolve_once();
+  const Tf32Scope tf32(options_.precision == "tf32", device_);
   Call call;
   call.arguments = guarded("prepare", [&] { return inspect_arguments(arguments, options_); });
   const auto key = capture_key(call.arguments);
@@ -132,6 +137,7 @@ void Session::Impl::run_forward(Call& call) {
   call.differentiate = at::GradMode::is_enabled() && any_differentiable(program.plan);
   call.loss_mode = call.differentiate && program.plan.loss_mode;
   if (call.differentiate) warn_of_second_gradients();
+  if (call.differentiate && scaler_) call.loss_scale = scaler_->scale();
 
   const BatchSplit split(program.runtime->pipeline(), call.layout);
   CallContext context{split, world_.rank_id(), call.batch, {seed_, static_cast<std::uint64_t>(stats_.calls)},
@@ -151,18 +157,21 @@ void Session::Impl::run_forward(Call& call) {
   if (call.loss_mode) {
     const auto loss = program.plan.outputs[static_cast<std::size_t>(program.plan.loss)].value;
     const auto& info = program.graph.value(loss);
-    call.engine->set_sum_gradient(
-        loss, at::ones(sizes_at(info, call.batch), at::TensorOptions().dtype(info.dtype).device(device_)));
+    call.engine->set_sum_gradient(loss, at::full(sizes_at(info, call.batch), call.loss_scale,
+                                                 at::TensorOptions().dtype(info.dtype).device(device_)));
     call.engine->start_gradients();
   }
   execute(call, call.loss_mode ? Phase::kStep : Phase::kForward);
+  program.runtime->drop_casts();
 
   std::vector<at::Tensor> addends;
   const auto sums = global_sums(program.graph, program.plan);
   for (const auto& sum : sums) addends.push_back(call.engine->sum(sum.value));
   if (!sums.empty()) {
     const auto totals = world_sums_.sum(addends);
-    for (std::size_t i = 0; i < sums.size(); ++i) call.sums[sums[i].value] = totals[i];
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      call.sums[sums[i].value] = totals[i].to(program.graph.value(sums[i].value).dtype);
+    }
   }
   update_buffers(call);
   if (!program.epilogue->empty()) {
@@ -240,14 +249,15 @@ void Session::Impl::attach_loss_history(Call& call, std::vector<at::Tensor>& res
   auto gradients = gradients_of(call, {plan.outputs[loss].value});
   const auto arguments = call.arguments.tensors;
   auto of_inputs = input_gradients(call);
+  const auto outcome = std::make_shared<StepOutcome>(unscale(call, gradients, of_inputs));
   std::vector<at::Tensor> roots{results[loss]};
   attach_history(roots, arguments,
                  [self = shared_from_this(), gradients = std::move(gradients), of_inputs = std::move(of_inputs), arguments,
-                  accumulate = call.accumulate](const torch::autograd::variable_list& given, bool retain) {
+                  accumulate = call.accumulate, outcome](const torch::autograd::variable_list& given, bool retain) {
                    const at::NoGradGuard no_grad;
                    torch::autograd::variable_list out(arguments.size());
                    if (!given[0].defined()) return out;
-                   self->apply(gradients, given[0], retain, accumulate);
+                   if (accumulate || !self->skips(*outcome)) self->apply(gradients, given[0], retain, accumulate);
                    for (std::size_t i = 0; i < out.size(); ++i) {
                      if (of_inputs[i].defined()) {
                        out[i] = like_argument(multiplied(of_inputs[i], given[0]), arguments[i]);
@@ -303,6 +313,7 @@ void Session::Impl::attach_output_history(const std::shared_ptr<Call>& call, std
 std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
                                                            const std::vector<at::Tensor>& gradients) {
   const at::NoGradGuard no_grad;
+  const Tf32Scope tf32(options_.precision == "tf32", device_);
   std::uint64_t mine = 0;
   for (std::size_t k = 0; k < gradients.size(); ++k) mine |= gradients[k].defined() ? 1ULL << (k % 64) : 0;
   auto header = next_header(CallKind::kBackward);
@@ -316,7 +327,11 @@ std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std
     pending = pending || other.has_pending;
   }
   call.engine->start_gradients();
-  seed_output_gradients(call, outputs, gradients, defined);
+  auto scaled = gradients;
+  for (auto& gradient : scaled) {
+    if (call.loss_scale != 1 && gradient.defined()) gradient = gradient.mul(call.loss_scale);
+  }
+  seed_output_gradients(call, outputs, scaled, defined);
   execute(call, Phase::kBackward);
   if (pending && !call.accumulate) reduce_pending();
 
@@ -325,8 +340,10 @@ std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std
     if (defined & (1ULL << (k % 64))) roots.push_back(call.program->plan.outputs[outputs[k]].value);
   }
   const auto one = at::ones({}, at::TensorOptions().dtype(at::kDouble).device(device_));
-  apply(gradients_of(call, roots), one, false, call.accumulate);
+  auto of_stages = gradients_of(call, roots);
   auto of_inputs = input_gradients(call);
+  auto outcome = unscale(call, of_stages, of_inputs);
+  if (call.accumulate || !skips(outcome)) apply(of_stages, one, false, call.accumulate);
   for (std::size_t i = 0; i < of_inputs.size(); ++i) {
     of_inputs[i] = like_argument(of_inputs[i], call.arguments.tensors[i]);
   }

@@ -23,7 +23,8 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
                                             std::int64_t batch) {
   if (options_.costs != "profiled") return {};
   const auto here = describe_cluster(world_, device_);
-  const auto origin = cost_origin(world_, here, device_);
+  auto origin = cost_origin(world_, here, device_);
+  if (options_.precision == "tf32") origin.device += ", tf32";
   std::string decision;  // rank 0's, who alone looks at files: nothing to measure, or the costs that it knows
   together(world_, "reading measured costs", [&] {
     if (world_.rank() == 0 && !given_plan_ && !reads_plan()) decision = to_json(cached_costs(origin), {});

@@ -23,6 +23,7 @@
 #include <autopar/plan/print.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/phantom.hpp>
+#include <autopar/torch/rewrite/cast_hoist.hpp>
 #include <autopar/torch/rewrite/linear_fold.hpp>
 
 #include "torch/session/graph_dot.hpp"
@@ -153,6 +154,10 @@ void Session::Impl::resolve_once() {
   together(world_, "choosing devices", [&] { device_ = device_of(world_, options_.device); });
   log_.info("device " + device_.str());
   if (options_.keep_memory && device_.is_cpu()) keep_freed_memory();
+  if (options_.precision == "fp16") {
+    scaler_.emplace();
+    note_scaler();
+  }
   resolved_ = true;
 }
 
@@ -173,7 +178,28 @@ std::string Session::Impl::capture_key(const CallArguments& arguments) const {
 CaptureOptions Session::Impl::capture_options() const {
   CaptureOptions capture;
   capture.batch_norm_by_totals = options_.batch_norm == "exact";
+  if (options_.precision == "bf16") capture.autocast = Autocast{at::kBFloat16, device_.type()};
+  if (options_.precision == "fp16") capture.autocast = Autocast{at::kHalf, device_.type()};
   return capture;
+}
+
+// Autocast lowers single precision only, and one of several settings of element types would be silently without effect.
+void Session::Impl::require_one_precision() const {
+  if (options_.precision == "module" || options_.precision == "tf32") return;
+  const auto setting = "precision = " + options_.precision;
+  for (const auto type : {at::kCPU, at::kCUDA}) {
+    if (!at::autocast::is_autocast_enabled(type)) continue;
+    throw InvalidArgument("autocast is on around the call, but " + setting +
+                          " is set, which casts in its place; leave autocast off, or set precision = module");
+  }
+  const auto& tensors = registry_.tensors();
+  const auto is_single = [](const auto& tensor) { return tensor.is_parameter && tensor.handle.scalar_type() == at::kFloat; };
+  if (std::any_of(tensors.begin(), tensors.end(), is_single)) return;
+  const auto first = std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_parameter; });
+  if (first == tensors.end()) return;
+  throw InvalidArgument(setting + " keeps parameters in float32 and computes in 16 bits, but the module has none of float32: '" +
+                        first->name() + "' is " + c10::toString(first->handle.scalar_type()) +
+                        "; convert the module with to(torch::kFloat), or set precision = module");
 }
 
 bool Session::Impl::needs_capture(const std::string& key) const {
@@ -198,9 +224,10 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     }
     return defined;
   };
+  require_one_precision();
   program.inputs = arguments.specs;
   program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
-  program.graph = fold_linear(program.captured);
+  program.graph = fold_linear(hoist_parameter_casts(program.captured));
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   program.plan = analyze_batch(program.graph, algebra);
@@ -311,11 +338,18 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   const ProfiledCost model_costs(cluster, std::move(costs), mean_trained_tensor(profile.model));
   auto plan = planner_(profile.model, model_costs, cluster, request);
   note_batch_statistics(plan, program.plan, request.batch);
+  if (options_.precision == "tf32" && device_.is_cpu()) {
+    plan.notes.push_back("precision = tf32 changes nothing on CPUs, which have no such products");
+  }
   if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
   return plan;
 }
 
 void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
+  if (plan.precision != options_.precision) {
+    throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " + options_.precision +
+                          " is set; set it to the plan's, or remove the plan to plan again");
+  }
   if (plan.model != profile.model.hash) {
     std::size_t planned = 0, captured = 0;
     for (const auto& stage : plan.stages) planned += stage.ops.size();

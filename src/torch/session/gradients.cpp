@@ -3,9 +3,12 @@
 #include <limits>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -17,6 +20,23 @@
 namespace autopar {
 
 namespace {
+
+/// Divides tensors in place. Whether all their elements are finite.
+bool divide_and_check(const std::vector<at::Tensor>& tensors, double divisor, c10::Device device) {
+  std::vector<at::Tensor> real;
+  for (const auto& tensor : tensors) real.push_back(tensor.is_complex() ? at::view_as_real(tensor) : tensor);
+  if (real.empty()) return true;
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  auto found = at::zeros({1}, options);
+  at::_amp_foreach_non_finite_check_and_unscale_(real, found, at::full({1}, 1 / divisor, options));
+  return found.item<float>() == 0;
+}
+
+bool all_finite(const std::map<const void*, HandleGradient>& gradients, c10::Device device) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [impl, sum] : gradients) tensors.push_back(sum.gradient);
+  return divide_and_check(tensors, 1, device);
+}
 
 /// Adds to `.grad`. A tensor that nobody else uses may become the gradient itself.
 void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
@@ -117,11 +137,59 @@ void Session::Impl::warn_of_second_gradients() {
 
 void Session::Impl::sync_gradients() {
   require_deployed("sync_gradients");
-  exchange(world_, next_header(CallKind::kSync), "");
+  const auto headers = exchange(world_, next_header(CallKind::kSync), "");
+  const bool pending = std::any_of(headers.begin(), headers.end(), [](const auto& header) { return header.has_pending; });
   guarded("sync_gradients", [&] {
+    const at::NoGradGuard no_grad;
     reduce_pending();
-    flush_reduced();
+    StepOutcome outcome;
+    if (scaler_) outcome.overflow = any_overflow(!all_finite(reduced_, device_));
+    if (!scaler_ || !pending || !skips(outcome)) flush_reduced();
   });
+}
+
+// ---------------------------------------------------------------- half precision
+
+// What calls inside no_sync accumulate is looked at when it is reduced: what is not finite stays so.
+StepOutcome Session::Impl::unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs) {
+  StepOutcome outcome;
+  if (!scaler_) return outcome;
+  const at::NoGradGuard no_grad;
+  const auto& runtime = *call.program->runtime;
+  std::vector<at::Tensor> own;
+  for (const auto parameter : *gradients.reached) own.push_back(gradients.by_position[runtime.position_of(parameter)]);
+  const bool finite = divide_and_check(own, call.loss_scale, device_);
+  for (auto& gradient : of_inputs) {
+    if (gradient.defined()) gradient = gradient.div(call.loss_scale);
+  }
+  if (!call.accumulate) outcome.overflow = any_overflow(!finite || !all_finite(reduced_, device_));
+  return outcome;
+}
+
+bool Session::Impl::any_overflow(bool mine) {
+  const auto flag = at::full({}, mine ? 1.0 : 0.0, at::TensorOptions().dtype(at::kDouble).device(device_));
+  return world_sums_.sum({flag})[0].item<double>() > 0;
+}
+
+/// Whether the optimizers are to leave the parameters alone: an undefined gradient is one that they pass over.
+bool Session::Impl::skips(StepOutcome& outcome) {
+  if (!scaler_) return false;
+  if (!outcome.counted) {
+    scaler_->update(outcome.overflow);
+    note_scaler();
+    outcome.counted = true;
+  }
+  if (!outcome.overflow) return false;
+  reduced_.clear();
+  for (const auto& tensor : registry_.tensors()) {
+    if (tensor.is_parameter && holds(tensor)) tensor.handle.mutable_grad().reset();
+  }
+  return true;
+}
+
+void Session::Impl::note_scaler() {
+  stats_.loss_scale = scaler_->scale();
+  stats_.skipped_steps = scaler_->state().skipped;
 }
 
 void Session::Impl::drop_accumulated() {

@@ -92,6 +92,10 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
       refuse("the ranks have made different numbers of calls", 0, std::to_string(first.serial), r,
              std::to_string(other.serial), remedy);
     }
+    if (other.loss_scale != first.loss_scale) {
+      refuse("the ranks have different loss scales", 0, std::to_string(first.loss_scale), r,
+             std::to_string(other.loss_scale), "call backward for the same calls on every rank");
+    }
     if (other.accumulates != first.accumulates) {
       const auto text = [](bool inside) { return std::string(inside ? "a no_sync guard" : "no no_sync guard"); };
       refuse("some ranks are inside no_sync and some are not", 0, text(first.accumulates), r, text(other.accumulates),

@@ -26,6 +26,7 @@ struct CallHeader {
   std::uint64_t shared = 0;         ///< hash of the contents of shared arguments
   std::int64_t samples = 0;         ///< local batch
   std::uint64_t word = 0;           ///< of the kind's own: which results have gradients, …
+  double loss_scale = 1;            ///< of this call, or of the next
 };
 
 /// Every rank's header, by rank. Collective.

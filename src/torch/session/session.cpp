@@ -56,7 +56,7 @@ std::vector<std::pair<std::string, at::Tensor>> Session::Impl::gather_state() {
 void Session::Impl::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
   require_deployed("save");
   exchange(world_, next_header(CallKind::kSave), folder);
-  save_checkpoint(world_, folder, placed(), optimizers, {seed_, stats_.calls});
+  save_checkpoint(world_, folder, placed(), optimizers, {seed_, stats_.calls, scaler_ ? std::optional(scaler_->state()) : std::nullopt});
 }
 
 void Session::Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
@@ -68,6 +68,9 @@ void Session::Impl::load(const std::string& folder, const std::vector<torch::opt
   const auto info = load_checkpoint(world_, folder, placed(), optimizers);
   seed_ = info.seed;
   stats_.calls = info.calls;
+  if (!scaler_ || !info.scaler) return;
+  scaler_.emplace(*info.scaler);
+  note_scaler();
 }
 
 // ---------------------------------------------------------------- Session

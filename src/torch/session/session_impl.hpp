@@ -15,6 +15,7 @@
 #include <autopar/io/trace_file.hpp>
 #include <autopar/runtime/any_transport.hpp>
 #include <autopar/torch/checkpoint.hpp>
+#include <autopar/torch/engine/loss_scaler.hpp>
 #include <autopar/torch/engine/torch_engine.hpp>
 #include <autopar/torch/init_record.hpp>
 #include <autopar/torch/profile.hpp>
@@ -45,6 +46,12 @@ struct StageGradients {
   std::vector<std::shared_ptr<torch::autograd::Node>> spent;  ///< see TorchEngine::take_spent
 };
 
+/// What became of the gradients of a call, or of several whose sum they are.
+struct StepOutcome {
+  bool overflow = false;  ///< some rank has one that is infinite or not a number; known with precision = fp16 only
+  bool counted = false;   ///< by the loss scaler
+};
+
 /// One call on its way through the phases of Session::Impl.
 struct Call {
   CallArguments arguments;
@@ -56,6 +63,7 @@ struct Call {
   bool accumulate = false;  ///< inside no_sync
   PrologueResult known;
   std::shared_ptr<TorchEngine> engine;
+  double loss_scale = 1;    ///< of its gradients, until `unscale`
   std::map<ValueId, at::Tensor> sums;       ///< completed
   std::optional<EpilogueRun> tail;
 };
@@ -95,6 +103,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void resolve_once();
   [[nodiscard]] std::string capture_key(const CallArguments& arguments) const;
   [[nodiscard]] CaptureOptions capture_options() const;
+  void require_one_precision() const;
   [[nodiscard]] bool needs_capture(const std::string& key) const;
   void capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
                           const ForwardFunction& forward);
@@ -149,6 +158,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void reduce_pending();
   void flush_reduced();
   void warn_of_second_gradients();
+  [[nodiscard]] StepOutcome unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs);
+  [[nodiscard]] bool any_overflow(bool mine);
+  [[nodiscard]] bool skips(StepOutcome& outcome);
+  void note_scaler();
 
   // ---- buffers.cpp
   void update_buffers(Call& call);
@@ -188,6 +201,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::vector<torch::optim::Optimizer*> optimizers_;
   std::optional<std::pair<std::string, std::vector<torch::optim::Optimizer*>>> load_at_deployment_;
 
+  std::optional<LossScaler> scaler_;  ///< with precision = fp16
   bool accumulating_ = false;
   bool warned_of_second_gradients_ = false;
   std::map<const void*, HandleGradient> pending_;  ///< by handle: accumulated, not reduced

@@ -19,6 +19,7 @@ Plan sample_plan() {
   plan.microbatches = 4;
   plan.schedule = ScheduleKind::kGPipe;
   plan.zero = 2;
+  plan.precision = "bf16";
   plan.device = "A \"100\"";
   plan.device_memory = Bytes(std::int64_t{40} << 30);
   plan.optimizer_state_factor = 2;
@@ -96,6 +97,7 @@ TEST_CASE("a file that is no plan says what is wrong") {
   refused(replaced(text, "\"version\": 4", "\"version\": 1"), "not 1, which has no certificate");
   refused(replaced(text, "\"version\": 4", "\"version\": 2"), "not 2, which says nothing of ZeRO");
   refused(replaced(text, "\"version\": 4", "\"version\": 3"), "not 3, which counted each gradient twice");
+  refused(replaced(text, "\"bf16\"", "\"bf61\""), "module, tf32, bf16, fp16");
   refused(replaced(text, "\"zero\": 2", "\"zero\": 4"), "zero");
   refused(replaced(text, "\"certificate\"", "\"certificat\""), "certificate: is missing");
   refused(replaced(text, "\"because\": \"path\"", "\"because\": \"luck\""), "work | path");

@@ -66,6 +66,7 @@ TEST_CASE("what this version does not run is refused by name") {
   refused({.schedule = "zb-h1"}, {"zb-h1", "'1f1b'"});
   refused({.recompute = "full"}, {"recompute = full"});
   refused({.precision = "bf16"}, {"precision = bf16"});
+  refused({.precision = "fp8"}, {"precision = fp8", "'bf16'"});
   refused({.batch_norm = "sync"}, {"batch_norm = sync"});
   refused({.memory_margin = 1.0}, {"memory_margin"});
   refused({.optimizer_state_factor = -1}, {"optimizer_state_factor"});

@@ -34,6 +34,8 @@ class RankRuntime {
   [[nodiscard]] const std::vector<std::unique_ptr<StageRuntime>>& stages() const { return stages_; }  ///< ascending
   /// Follows handles whose memory or requires_grad changed since. O(parameters of the rank).
   void refresh_leaves();
+  /// Lets go of casts of parameters, which each call makes anew. What backwards need of them stays.
+  void drop_casts();
 
   [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }  ///< read by a stage, ascending
   /// Position in parameters(). @pre it is one of them

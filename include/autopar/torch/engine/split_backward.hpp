@@ -19,12 +19,14 @@ namespace autopar {
 struct SplitBackward {
   /// The gradient of x from that of y; empty if x never has one (indices).
   std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight)> input;
-  /// The gradient of the weight and, if wanted, that of the bias.
+  /// The gradient of the weight and, if wanted, that of the bias. Those of 16-bit operands are sums over the share in
+  /// single precision: rounded to 16 bits, they would add a rounding for each share (a convolution's on CUDA are rounded).
   std::function<std::vector<at::Tensor>(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                                         bool with_bias)>
       weights;
   int x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1 = has none
-  ValueId weight, bias;                      ///< the parameters; no bias if the call has none
+  bool of_cast = false;                      ///< what is read is a cast of the weight
+  ValueId weight, bias;                      ///< the parameters, or those whose casts are read; no bias if the call has none
 };
 
 /// How the backward of an operator of the graph is split, nothing if it has to stay whole: another operator, a weight
@@ -32,7 +34,8 @@ struct SplitBackward {
 [[nodiscard]] std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op);
 
 /// Runs the operator like `call.proceed()`, with the same result. In the backward it gives the gradient of x and puts off
-/// those of the parameters. Plain where nothing is gained: without gradients, with a frozen weight, with complex numbers.
+/// those of the parameters; without `deferred` it gives those too, past the cast. Plain where nothing is gained: without
+/// gradients, with a frozen weight, with complex numbers.
 void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred);
 
 }  // namespace autopar

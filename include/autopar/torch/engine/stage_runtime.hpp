@@ -14,6 +14,7 @@
 #include <autopar/torch/engine/message.hpp>
 #include <autopar/torch/engine/stage_parts.hpp>
 #include <autopar/torch/engine/stage_runner.hpp>
+#include <autopar/torch/engine/sum_type.hpp>
 #include <autopar/torch/op_graph.hpp>
 
 namespace torch::autograd {
@@ -57,7 +58,8 @@ struct GlobalSum {
 /// A stage of a captured program on one rank, prepared once and used by every call (see TorchEngine).
 ///
 /// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, so that gradients
-/// are gathered here and the handles' `.grad` holds complete sums only.
+/// are gathered here and the handles' `.grad` holds complete sums only. Casts of parameters are made of those once a call;
+/// gradients flow back through them, so that they are added up in the parameters' own element type.
 class StageRuntime {
  public:
   /// The owner handle of a parameter or buffer leaf; called for those of the stage only.
@@ -87,6 +89,10 @@ class StageRuntime {
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
   /// Follows handles whose memory or requires_grad changed since. O(parameters of the stage).
   void refresh_leaves();
+  /// Makes the casts of parameters anew, for the shares of a call. They stay until `drop_casts`.
+  /// @param differentiate  backwards will follow
+  void make_casts(bool differentiate);
+  void drop_casts();
   /// What the share that runs now works on: the leaves of the stage, to which it adds its values and takes them away
   /// again. One share at a time.
   [[nodiscard]] Environment& environment() { return environment_; }
@@ -103,6 +109,7 @@ class StageRuntime {
   void find_boundary();
   void find_sums();
   void find_leaves(const Lookup& lookup);
+  void find_casts();
   void hold_accumulator(ValueId parameter);
 
   const DividedProgram& program_;
@@ -111,6 +118,8 @@ class StageRuntime {
   std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
   std::vector<GlobalSum> sums_;
   std::vector<ValueId> state_;         ///< parameters and buffers that the stage reads
+  std::vector<OpId> casts_, each_share_;  ///< ops that run once a call, and the others
+  std::vector<bool> resident_;         ///< by ValueId, see `is_resident`
   Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.

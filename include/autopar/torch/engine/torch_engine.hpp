@@ -46,7 +46,7 @@ class TorchEngine {
 
   /// This rank's samples of a batched result. After the forwards; zero samples give an empty tensor.
   [[nodiscard]] at::Tensor take_result(ValueId value);
-  /// This rank's addend of a sum, zeros if it ran no share of it. Same sizes on every rank.
+  /// This rank's addend of a sum, zeros if it ran no share of it. Same sizes on every rank; in `sum_type`.
   [[nodiscard]] at::Tensor sum(ValueId value) const;
   /// Gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared ones.
   [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+namespace autopar {
+
+/// Element type in which numbers of `type` are added up: 16-bit ones in single precision.
+[[nodiscard]] constexpr c10::ScalarType sum_type(c10::ScalarType type) {
+  return type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16 ? c10::ScalarType::Float : type;
+}
+
+}  // namespace autopar

@@ -1,0 +1,102 @@
+#include "torch/capture/autocast_rules.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/boxing/KernelFunction.h>
+
+namespace autopar::detail {
+namespace {
+
+/// What libtorch's KERNEL macros register, kept here instead of in the dispatcher.
+class KernelTable {
+ public:
+  template <class Function>
+  void impl(const char* name, Function* kernel) {
+    kernels_.insert_or_assign(name, c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel));
+  }
+
+  [[nodiscard]] bool call(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
+    const auto& name = op.operator_name();
+    const auto found = kernels_.find(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
+    if (found == kernels_.end()) return false;
+    found->second.callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::AutocastCPU), stack);
+    return true;
+  }
+
+ private:
+  std::unordered_map<std::string, c10::KernelFunction> kernels_;
+};
+
+at::Tensor refuse_binary_cross_entropy(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                       std::int64_t) {
+  TORCH_CHECK(false,
+              "binary_cross_entropy is not safe under CUDA autocast: its gradient leaves the range of half precision; use "
+              "binary_cross_entropy_with_logits on the values before the sigmoid");
+}
+
+#define AUTOPAR_LOWER(...) KERNEL_CPU(__VA_ARGS__, lower_precision_fp)
+#define AUTOPAR_FP32(...) KERNEL_CPU(__VA_ARGS__, fp32)
+#define AUTOPAR_FP32_RESULT(...) KERNEL_CPU(__VA_ARGS__, fp32_set_opt_dtype)
+#define AUTOPAR_PROMOTE(...) KERNEL_CPU(__VA_ARGS__, promote)
+
+KernelTable cuda_kernels() {
+  using namespace at;  // which the lists are written for
+  KernelTable m;
+  AT_FORALL_LOWER_PRECISION_FP(AUTOPAR_LOWER)
+  AT_FORALL_FP32(AUTOPAR_FP32)
+  AT_FORALL_FP32_SET_OPT_DTYPE(AUTOPAR_FP32_RESULT)
+  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_CPU)
+  AT_FORALL_PROMOTE(AUTOPAR_PROMOTE)
+  m.impl("aten::binary_cross_entropy", &refuse_binary_cross_entropy);
+  return m;
+}
+
+KernelTable further_kernels() {
+  KernelTable m;
+  AUTOPAR_LOWER(einsum)
+  AUTOPAR_FP32(cross_entropy_loss)
+  AUTOPAR_FP32(lstm, input)
+  AUTOPAR_FP32(lstm, data)
+  AUTOPAR_FP32(gru, input)
+  AUTOPAR_FP32(gru, data)
+  AUTOPAR_FP32(rnn_tanh, input)
+  AUTOPAR_FP32(rnn_tanh, data)
+  AUTOPAR_FP32(rnn_relu, input)
+  AUTOPAR_FP32(rnn_relu, data)
+  AUTOPAR_FP32_RESULT(sum)
+  AUTOPAR_FP32_RESULT(mean)
+  return m;
+}
+
+#undef AUTOPAR_LOWER
+#undef AUTOPAR_FP32
+#undef AUTOPAR_FP32_RESULT
+#undef AUTOPAR_PROMOTE
+
+}  // namespace
+
+bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device, torch::jit::Stack* stack) {
+  static const KernelTable further = further_kernels(), cuda = cuda_kernels();
+  if (further.call(op, stack)) return true;
+  if (device == c10::DeviceType::CUDA) return cuda.call(op, stack);
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU)) return false;
+  op.callBoxedForDispatchKey(c10::DispatchKey::AutocastCPU, *stack);
+  return true;
+}
+
+bool is_free_of_autocast(const c10::OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 12> kNames{
+      "aten::batch_norm",          "aten::instance_norm",         "aten::layer_norm",         "aten::group_norm",
+      "aten::dropout",             "aten::alpha_dropout",         "aten::feature_dropout",    "aten::feature_alpha_dropout",
+      "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d",   "aten::max_pool2d",
+      "autopar::total"};
+  return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
+}
+
+}  // namespace autopar::detail

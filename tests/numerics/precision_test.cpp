@@ -1,0 +1,570 @@
+#include <torch/torch.h>
+
+#include <ATen/autocast_mode.h>
+#include <catch_shim.hpp>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include <unistd.h>
+
+#include "fidelity.hpp"
+
+// Computing in 16 bits: bf16 is to be as near to fp64 as libtorch's autocast in one process is, per tensor; fp16 must skip
+// a step everywhere or nowhere.
+namespace precision_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using numerics::Snapshot;
+using torch::Tensor;
+
+/// bf16 or fp16 autocast of one process on CPUs.
+class CpuAutocast {
+ public:
+  explicit CpuAutocast(at::ScalarType type) {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, type);
+  }
+  ~CpuAutocast() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  CpuAutocast(const CpuAutocast&) = delete;
+  CpuAutocast& operator=(const CpuAutocast&) = delete;
+};
+
+struct Mlp : nn::Module {
+  Mlp() {
+    register_module("net", net);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(net->forward(x), y); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 64}), torch::randint(32, {n}, torch::kLong)); }
+  nn::Sequential net{nn::Linear(64, 96), nn::ReLU(), nn::Linear(96, 96), nn::Tanh(), nn::Linear(96, 96), nn::GELU(), nn::Linear(96, 32)};
+};
+
+struct ConvNet : nn::Module {
+  ConvNet() {
+    register_module("conv1", conv1);
+    register_module("norm1", norm1);
+    register_module("conv2", conv2);
+    register_module("norm2", norm2);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    auto h = torch::relu(norm1(conv1(x)));
+    h = torch::relu(norm2(conv2(F::max_pool2d(h, F::MaxPool2dFuncOptions(2)))));
+    return F::cross_entropy(last(F::adaptive_avg_pool2d(h, F::AdaptiveAvgPool2dFuncOptions({2, 2})).flatten(1)), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 3, 12, 12}), torch::randint(10, {n}, torch::kLong)); }
+  nn::Conv2d conv1{nn::Conv2dOptions(3, 16, 3).padding(1)}, conv2{nn::Conv2dOptions(16, 32, 3).padding(1)};
+  nn::BatchNorm2d norm1{16}, norm2{32};
+  nn::Linear last{128, 10};
+};
+
+/// Attention, layer norms, and a table that the first and the last operators read.
+struct Transformer : nn::Module {
+  Transformer() {
+    register_module("table", table);
+    register_module("layers", layers);
+    for (int i = 0; i < 2; ++i) {
+      layers->push_back(nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.0)));
+    }
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    auto h = table(ids).transpose(0, 1);
+    for (const auto& layer : *layers) h = layer->as<nn::TransformerEncoderLayer>()->forward(h);
+    return F::cross_entropy(F::linear(h.mean(0), table->weight), y);
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randint(40, {n, 8}, torch::kLong), torch::randint(40, {n}, torch::kLong));
+  }
+  nn::Embedding table{40, 32};
+  nn::ModuleList layers;
+};
+
+struct Embedding : nn::Module {
+  Embedding() {
+    register_module("table", table);
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& target) {
+    return (b(torch::tanh(a(table(ids).flatten(1)))) - target).abs().mean();
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randint(30, {n, 4}, torch::kLong), torch::randn({n, 16})); }
+  nn::Embedding table{30, 24};
+  nn::Linear a{96, 64}, b{64, 16};
+};
+
+/// Results leave the model; the loss is the user's.
+struct Scores : nn::Module {
+  Scores() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x) { return b(torch::relu(a(x))); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 32})); }
+  nn::Linear a{32, 64}, b{64, 16};
+};
+
+template <class Net>
+std::shared_ptr<Net> made(uint64_t seed = 11) {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(seed);
+  return std::make_shared<Net>();
+}
+
+template <class Args>
+Args as(const Args& args, at::ScalarType type) {
+  auto tensors = ap::flatten(args).tensors;
+  for (auto& tensor : tensors) tensor = tensor.is_floating_point() ? tensor.detach().to(type) : tensor;
+  return ap::with_tensors(args, tensors);
+}
+
+/// Loss, gradients and buffers after one step's backward.
+struct Figures {
+  Snapshot tensors;
+};
+
+template <class Net, class Args>
+Figures one_process(const Args& args, at::ScalarType type) {
+  const auto net = made<Net>();
+  const bool whole = type == at::kDouble;
+  if (whole) net->to(torch::kDouble);
+  Tensor loss;
+  const auto given = whole ? as(args, torch::kDouble) : args;
+  const auto run = [&] { loss = std::apply([&](const auto&... each) { return net->forward(each...); }, given); };
+  if (whole) {
+    run();
+  } else {
+    const CpuAutocast autocast(type);
+    run();
+  }
+  loss.backward();
+  Figures out;
+  out.tensors.emplace_back("loss", loss.detach());
+  for (const auto& item : net->named_parameters()) out.tensors.emplace_back("gradient of " + item.key(), item.value().grad());
+  for (const auto& item : net->named_buffers()) out.tensors.emplace_back("buffer " + item.key(), item.value());
+  return out;
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  return (a.detach().to(torch::kDouble) - b.detach().to(torch::kDouble)).abs().max().item<double>();
+}
+
+template <class Args>
+Args local(const Args& args, const std::vector<int64_t>& samples, int rank) {
+  return numerics::local_args(args, {}, samples, rank);
+}
+
+struct Way {
+  std::vector<int64_t> local;
+  ap::Options options;
+  std::string describe() const {
+    std::ostringstream out;
+    out << local.size() << " ranks, " << options.stages << " stages, " << options.microbatches << " micro-batches, "
+        << options.schedule;
+    return out.str();
+  }
+};
+
+constexpr int64_t kBatch = 48;
+
+std::vector<Way> ways(bool whole_statistics) {
+  std::vector<Way> out;
+  const auto add = [&](std::vector<int64_t> local, int stages, std::vector<int> replicas, int microbatches,
+                       const std::string& schedule) {
+    ap::Options options{.stages = stages, .microbatches = whole_statistics ? 1 : microbatches, .replicas = replicas,
+                        .schedule = schedule, .precision = "bf16"};
+    if (whole_statistics) options.batch_norm = "exact";
+    out.push_back({std::move(local), options});
+  };
+  add({48}, 1, {1}, 1, "1f1b");
+  add({48}, 1, {1}, 6, "gpipe");
+  add({20, 28}, 1, {2}, 2, "1f1b");
+  add({24, 24}, 2, {1, 1}, 4, "1f1b");
+  add({30, 18}, 2, {1, 1}, 4, "zb-h1");
+  add({16, 16, 16}, 2, {2, 1}, 3, "gpipe");
+  add({10, 30, 8}, 3, {1, 1, 1}, 4, "zb-h1");
+  return out;
+}
+
+/// Every tensor of every rank against fp64 and against one-process autocast.
+template <class Net>
+void check_error_law(bool whole_statistics = false, uint64_t seed = 3) {
+  INFO("samples of seed " << seed);
+  torch::manual_seed(seed);
+  const auto args = Net::batch(kBatch);
+  const auto exact = one_process<Net>(args, at::kDouble), autocast = one_process<Net>(args, at::kBFloat16);
+  for (const auto& way : ways(whole_statistics)) {
+    INFO(way.describe());
+    std::mutex mutex;
+    ap::loopback::run(static_cast<int>(way.local.size()), [&](ap::World& world) {
+      ap::AutoParallel<Net> model(world, made<Net>(), way.options);
+      const auto mine = local(args, way.local, world.rank());
+      const auto loss = std::apply([&](const auto&... each) { return model(each...); }, mine);
+      loss.backward();
+      const std::lock_guard lock(mutex);
+      CHECK(loss.scalar_type() == torch::kFloat);
+      CHECK(model->plan().precision == "bf16");
+      const auto check = [&](const std::string& name, const Tensor& got) {
+        const auto want = numerics::find(exact.tensors, name);
+        const double allowed = 1.5 * distance(numerics::find(autocast.tensors, name), want);
+        INFO(name << " on rank " << world.rank());
+        CHECK(got.scalar_type() == numerics::find(autocast.tensors, name).scalar_type());
+        CHECK(distance(got, want) <= allowed);
+      };
+      check("loss", loss);
+      for (const auto& item : model->named_parameters()) {
+        if (model->owns(item.value())) check("gradient of " + item.key(), item.value().grad());
+      }
+      for (const auto& item : model->named_buffers()) {
+        if (model->owns(item.value())) check("buffer " + item.key(), item.value());
+      }
+    });
+  }
+}
+
+TEST_CASE("bf16 training of an MLP errs no more than 1.5 times autocast's") {
+  for (const uint64_t seed : {3, 4, 5, 6}) check_error_law<Mlp>(false, seed);
+}
+TEST_CASE("bf16 training of convolutions and batch norms errs no more than 1.5 times autocast's") { check_error_law<ConvNet>(true); }
+TEST_CASE("bf16 training of a transformer errs no more than 1.5 times autocast's") { check_error_law<Transformer>(); }
+TEST_CASE("bf16 training of an embedding errs no more than 1.5 times autocast's") {
+  for (const uint64_t seed : {3, 4, 5, 6}) check_error_law<Embedding>(false, seed);
+}
+
+TEST_CASE("atoms of bf16 are profiled as they run, and copies of parameters count as memory") {
+  torch::manual_seed(3);
+  const auto args = Mlp::batch(kBatch);
+  ap::loopback::run(2, [&](ap::World& world) {
+    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.stages = 2, .precision = "bf16", .costs = "profiled"});
+    const auto mine = local(args, {24, 24}, world.rank());
+    std::apply([&](const auto&... each) { return model(each...); }, mine).backward();
+    for (const auto& stage : model->plan().stages) {
+      CHECK(stage.forward > ap::Seconds(0));
+      // parameters, two copies of gradients, two states of the optimizer, and casts of half the size
+      CHECK(stage.peak_memory.value() > 5 * stage.parameter_bytes.value() + stage.parameter_bytes.value() / 2);
+    }
+  });
+}
+
+// ---------------------------------------------------------------- fp16
+
+/// A loss whose gradients one rank's samples can drive out of range.
+struct Sums : nn::Module {
+  Sums() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    return F::mse_loss(b(torch::relu(a(x))), target, F::MSELossFuncOptions().reduction(torch::kSum)) / 4;
+  }
+  nn::Linear a{8, 16}, b{16, 4};
+};
+
+struct Halves {
+  Tensor x = torch::randn({8, 8}) / 8, target = torch::randn({8, 4}) / 8;
+  /// With the second rank's targets far away.
+  [[nodiscard]] Tensor far() const {
+    auto out = target.clone();
+    out.slice(0, 4, 8).fill_(50.0);
+    return out;
+  }
+};
+
+std::vector<Way> half_ways() {
+  std::vector<Way> out;
+  for (const auto& [stages, replicas, schedule] :
+       std::vector<std::tuple<int, std::vector<int>, std::string>>{{1, {2}, "1f1b"}, {2, {1, 1}, "1f1b"}, {2, {1, 1}, "zb-h1"}}) {
+    out.push_back({{4, 4}, {.stages = stages, .microbatches = 2, .replicas = replicas, .schedule = schedule, .precision = "fp16"}});
+  }
+  return out;
+}
+
+/// Gradients of one process under fp16 autocast with a loss scale.
+Snapshot scaled_gradients(const Tensor& x, const Tensor& target, double scale) {
+  const auto net = made<Sums>();
+  Tensor loss;
+  {
+    const CpuAutocast autocast(at::kHalf);
+    loss = net->forward(x, target);
+  }
+  (loss * scale).backward();
+  Snapshot out;
+  for (const auto& item : net->named_parameters()) out.emplace_back(item.key(), item.value().grad() / scale);
+  return out;
+}
+
+template <class Model>
+void check_undefined(Model& model) {
+  for (const auto& parameter : model->parameters()) CHECK_FALSE(parameter.grad().defined());
+}
+
+template <class Model>
+void check_near(Model& model, const Snapshot& want) {
+  for (const auto& item : model->named_parameters()) {
+    if (!model->owns(item.value())) continue;
+    INFO(item.key());
+    const auto expected = numerics::find(want, item.key());
+    REQUIRE(item.value().grad().defined());
+    CHECK(distance(item.value().grad(), expected) <= 4e-3 * (1e-3 + expected.abs().max().template item<double>()));
+  }
+}
+
+TEST_CASE("an overflow on one rank skips the step on all and halves the scale; the next step is right") {
+  torch::manual_seed(4);
+  const Halves data;
+  const auto want = scaled_gradients(data.x, data.target, 1024);
+  for (const auto& way : half_ways()) {
+    INFO(way.describe());
+    std::mutex mutex;
+    ap::loopback::run(2, [&](ap::World& world) {
+      ap::AutoParallel<Sums> model(world, made<Sums>(), way.options);
+      torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+      model->attach(optimizer);
+      const auto mine = [&](const Tensor& all) { return all.slice(0, 4 * world.rank(), 4 * world.rank() + 4); };
+      model->prepare(mine(data.x), mine(data.target));
+      std::vector<Tensor> before;
+      for (const auto& parameter : model->owned_parameters()) before.push_back(parameter.detach().clone());
+      const auto step = [&](const Tensor& target) {
+        optimizer.zero_grad();
+        const auto loss = model(mine(data.x), mine(target));
+        loss.backward();
+        return model->clip_grad_norm_(1e6).template item<double>();
+      };
+      const auto first_norm = step(data.far());
+      {
+        const std::lock_guard lock(mutex);
+        check_undefined(model);
+        CHECK(first_norm == 0);
+        CHECK(model->stats().skipped_steps == 1);
+        CHECK(model->stats().loss_scale == 32768);
+      }
+      optimizer.step();
+      const auto owned = model->owned_parameters();
+      step(data.target);
+      {
+        const std::lock_guard lock(mutex);
+        for (size_t i = 0; i < owned.size(); ++i) CHECK(torch::equal(owned[i], before[i]));
+        CHECK(optimizer.state().empty());
+        CHECK(model->stats().skipped_steps == 1);
+        CHECK(model->stats().loss_scale == 32768);
+        check_near(model, want);
+      }
+      optimizer.step();
+      const std::lock_guard lock(mutex);
+      for (size_t i = 0; i < owned.size(); ++i) CHECK_FALSE(torch::equal(owned[i], before[i]));
+    });
+  }
+}
+
+TEST_CASE("an overflow inside no_sync skips what is accumulated with it, and only that") {
+  torch::manual_seed(4);
+  const Halves data;
+  auto twice = scaled_gradients(data.x, data.target, 1024);
+  for (auto& [name, gradient] : twice) gradient = gradient * 2;
+  for (const auto& way : half_ways()) {
+    INFO(way.describe());
+    std::mutex mutex;
+    ap::loopback::run(2, [&](ap::World& world) {
+      ap::AutoParallel<Sums> model(world, made<Sums>(), way.options);
+      const auto mine = [&](const Tensor& all) { return all.slice(0, 4 * world.rank(), 4 * world.rank() + 4); };
+      const auto accumulate = [&](const Tensor& first, bool sync) {
+        {
+          const auto guard = model->no_sync();
+          model(mine(data.x), mine(first)).backward();
+          if (sync) model(mine(data.x), mine(data.target)).backward();
+        }
+        if (sync) model->sync_gradients();
+        else model(mine(data.x), mine(data.target)).backward();
+      };
+      for (const bool sync : {false, true}) {
+        const auto skipped = model->stats().skipped_steps;
+        accumulate(data.far(), sync);
+        {
+          const std::lock_guard lock(mutex);
+          check_undefined(model);
+          CHECK(model->stats().skipped_steps == skipped + 1);
+        }
+        accumulate(data.target, sync);
+        const std::lock_guard lock(mutex);
+        CHECK(model->stats().skipped_steps == skipped + 1);
+        check_near(model, twice);
+        for (auto parameter : model->parameters()) parameter.mutable_grad().reset();
+      }
+    });
+  }
+}
+
+TEST_CASE("small gradients of a loss outside the model survive fp16") {
+  torch::manual_seed(5);
+  const auto args = Scores::batch(8);
+  const auto x = std::get<0>(args).clone().set_requires_grad(true);
+  constexpr double kTiny = 1e-7;  // gradients of results are zero in half precision
+  const auto net = made<Scores>();
+  (net->forward(x).pow(2).mean() * kTiny).backward();
+  for (const auto& way : half_ways()) {
+    INFO(way.describe());
+    std::mutex mutex;
+    ap::loopback::run(2, [&](ap::World& world) {
+      ap::AutoParallel<Scores> model(world, made<Scores>(), way.options);
+      const auto mine = x.detach().slice(0, 4 * world.rank(), 4 * world.rank() + 4).clone().set_requires_grad(true);
+      const auto scores = model(mine);
+      const auto loss = scores.pow(2).sum() / (8 * 16) * kTiny;
+      loss.backward();
+      const std::lock_guard lock(mutex);
+      CHECK(scores.scalar_type() == torch::kFloat);
+      CHECK(model->stats().skipped_steps == 0);
+      const auto close = [](const Tensor& got, const Tensor& want) {
+        return distance(got, want) <= 5e-3 * want.abs().max().item<double>();
+      };
+      CHECK(close(mine.grad(), x.grad().slice(0, 4 * world.rank(), 4 * world.rank() + 4)));
+      const auto expected = net->named_parameters();
+      for (const auto& item : model->named_parameters()) {
+        if (model->owns(item.value())) CHECK(close(item.value().grad(), expected[item.key()].grad()));
+      }
+    });
+  }
+}
+
+struct Folder {
+  Folder() : path(std::filesystem::temp_directory_path() / ("autopar-precision-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(path);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::filesystem::path path;
+};
+
+TEST_CASE("the loss scale is in the checkpoint") {
+  const Folder folder;
+  torch::manual_seed(4);
+  const Halves data;
+  const ap::Options options{.precision = "fp16"};
+  ap::loopback::run(1, [&](ap::World& world) {
+    ap::AutoParallel<Sums> first(world, made<Sums>(), options), second(world, made<Sums>(), options),
+        third(world, made<Sums>(), {});
+    first(data.x, data.far()).backward();
+    torch::optim::SGD sgd(first->parameters(), 0.1), other(second->parameters(), 0.1), plain(third->parameters(), 0.1);
+    first->save((folder.path / "step").string(), sgd);
+    second->load((folder.path / "step").string(), other);
+    third->load((folder.path / "step").string(), plain);
+    second(data.x, data.target).backward();
+    third(data.x, data.target).backward();
+    CHECK(first->stats().loss_scale == 32768);
+    CHECK(second->stats().loss_scale == 32768);
+    CHECK(second->stats().skipped_steps == 1);
+    CHECK(third->stats().loss_scale == 1);
+  });
+}
+
+// ---------------------------------------------------------------- settings
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_CASE("tf32 leaves results on CPUs and the process's settings as they are") {
+  torch::manual_seed(6);
+  const auto [x, y] = Mlp::batch(16);
+  const auto before = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+  std::vector<Tensor> losses;
+  ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
+    for (const auto* precision : {"module", "tf32"}) {
+      ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.precision = precision});
+      losses.push_back(model(x, y).detach());
+      CHECK(model->plan().precision == precision);
+    }
+  });
+  CHECK(torch::equal(losses[0], losses[1]));
+  CHECK(at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == before);
+}
+
+TEST_CASE("two settings of element types at once, and one without effect, are refused by name") {
+  torch::manual_seed(6);
+  const auto [x, y] = Mlp::batch(16);
+  ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
+    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.precision = "bf16"});
+    const auto both = message_of([&] {
+      const CpuAutocast autocast(at::kBFloat16);
+      model(x, y);
+    });
+    CHECK(contains(both, "autocast"));
+    CHECK(contains(both, "precision = bf16"));
+  });
+  ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
+    const auto net = made<Mlp>();
+    net->to(torch::kDouble);
+    ap::AutoParallel<Mlp> model(world, net, {.precision = "fp16"});
+    const auto message = message_of([&] { model(x.to(torch::kDouble), y); });
+    CHECK(contains(message, "precision = fp16"));
+    CHECK(contains(message, "net.0.weight"));
+    CHECK(contains(message, "Double"));
+  });
+}
+
+TEST_CASE("a plan file says its precision and is refused for another") {
+  const Folder folder;
+  torch::manual_seed(6);
+  const auto [x, y] = Mlp::batch(16);
+  const auto file = (folder.path / "plan.json").string();
+  const auto train = [&, x = x, y = y](const std::string& precision) {
+    return message_of([&] {
+      ap::loopback::run(1, [&](ap::World& world) {
+        ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.precision = precision, .plan_file = file});
+        model(x, y).backward();
+      });
+    });
+  };
+  CHECK(train("bf16").empty());
+  CHECK(contains(ap::read_text_file(file), "\"precision\": \"bf16\""));
+  CHECK(train("bf16").empty());
+  for (const auto* other : {"module", "tf32", "fp16"}) {
+    const auto message = train(other);
+    CHECK(contains(message, "precision = bf16"));
+    CHECK(contains(message, std::string("precision = ") + other));
+  }
+}
+
+TEST_CASE("an autocast of the caller's own goes on working, with its results to the bit") {
+  torch::manual_seed(6);
+  const auto [x, y] = Mlp::batch(kBatch);
+  const auto exact = one_process<Mlp>(std::tuple(x, y), at::kDouble), want = one_process<Mlp>(std::tuple(x, y), at::kBFloat16);
+  ap::loopback::run(1, [&, x = x, y = y](ap::World& world) {
+    ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.microbatches = 1});
+    Tensor loss;
+    {
+      const CpuAutocast autocast(at::kBFloat16);
+      loss = model(x, y);
+    }
+    loss.backward();
+    CHECK(torch::equal(loss.detach(), numerics::find(want.tensors, "loss")));
+    for (const auto& item : model->named_parameters()) {
+      INFO(item.key());
+      const auto true_gradient = numerics::find(exact.tensors, "gradient of " + item.key());
+      CHECK(distance(item.value().grad(), true_gradient) <=
+            distance(numerics::find(want.tensors, "gradient of " + item.key()), true_gradient));
+    }
+  });
+}
+
+}  // namespace precision_test
