@@ -96,6 +96,7 @@ constexpr int kMicrobatches[] = {1, 2, 4, 3, 40};
 constexpr int kAccumulate[] = {1, 2, 4};
 constexpr double kClip[] = {0, 2, std::numeric_limits<double>::infinity()};
 constexpr int kSteps = 3;
+constexpr int kZeroLevels = 3;
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
@@ -168,7 +169,7 @@ const std::vector<MatrixModel>& matrix_models() {
 }
 
 std::vector<int> MatrixFactors::levels() {
-  return {static_cast<int>(matrix_models().size()), static_cast<int>(shapes().size()), 5, 2, 4, 2, 3, 3};
+  return {static_cast<int>(matrix_models().size()), static_cast<int>(shapes().size()), 5, 2, 4, 4, 3, 3, kZeroLevels};
 }
 
 int MatrixFactors::ranks(const std::vector<int>& row) { return shapes()[static_cast<size_t>(row[1])].ranks; }
@@ -184,7 +185,8 @@ std::optional<Setup> MatrixFactors::setup(const std::vector<int>& row) {
   setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[2]];
   setup.options.schedule = row[3] == 0 || !model.loss_inside ? "gpipe" : "1f1b";
   setup.local = layout(row[4], shape.ranks);
-  setup.optimizer = row[5] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
+  setup.optimizer = static_cast<Optimizer>(row[5]);
+  setup.options.zero = row[8];
   setup.accumulate = kAccumulate[row[6]];
   setup.clip_norm = kClip[row[7]];
   return setup;
@@ -217,7 +219,7 @@ const std::vector<Shape>& positions() {
 
 std::vector<int> ChunkedFactors::levels() {
   return {static_cast<int>(matrix_models().size()), static_cast<int>(std::size(kChunkedKinds)),
-          static_cast<int>(positions().size()), 5, 4, 2, 2, 2};
+          static_cast<int>(positions().size()), 5, 4, 4, 2, 2, kZeroLevels};
 }
 
 int ChunkedFactors::ranks(const std::vector<int>& row) { return positions()[static_cast<size_t>(row[2])].ranks; }
@@ -234,7 +236,8 @@ std::optional<Setup> ChunkedFactors::setup(const std::vector<int>& row) {
   setup.options.replicas = shape.replicas;
   setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[3]];
   setup.local = layout(row[4], shape.ranks);
-  setup.optimizer = row[5] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
+  setup.optimizer = static_cast<Optimizer>(row[5]);
+  setup.options.zero = row[8];
   setup.accumulate = kAccumulate[row[6]];
   setup.clip_norm = kClip[row[7]];
   return setup;

@@ -130,7 +130,7 @@ class FakeEngine {
     }
     const Buffer buffer = make_buffer(limbs.size() * sizeof limbs[0], ledger_);
     std::memcpy(buffer.data, limbs.data(), buffer.bytes);
-    sums_.push_back(buffer);
+    sums_[{action.group, action.bucket, action.microbatch}] = buffer;
     return buffer;
   }
   DType bucket_dtype(const Action&) { return DType::kI64; }
@@ -165,7 +165,7 @@ class FakeEngine {
     count("reduced", action);
     std::array<std::int64_t, 4> limbs{};
     const auto own = action.kind == ActionKind::kReduce ? 0 : model_.position(action);
-    Buffer& sum = sums_.at(reduced_++);
+    Buffer& sum = sums_.at({action.group, action.bucket, action.microbatch});
     std::memcpy(limbs.data(), sum.data + own * sizeof limbs, sizeof limbs);
     sum = {};
     Word word = 0;
@@ -234,8 +234,7 @@ class FakeEngine {
   std::map<std::pair<int, int>, Buffer> gathering_;
   std::set<std::pair<StageId, int>> filled_;  // by weight gradients of a micro-batch
   std::vector<Action> to_report_;
-  std::vector<Buffer> sums_;
-  std::size_t reduced_ = 0;
+  std::map<std::tuple<int, int, int>, Buffer> sums_;
   std::size_t calls_ = 0;
   std::map<StageId, int> backwards_left_;
   std::map<std::tuple<StageId, int, Flow>, std::pair<int, Rank>> last_accepted_;

@@ -122,7 +122,8 @@ class ProgramRun {
         filled_by_.push_back(is_filled_by(action, last_turn) ? last_turn : nullptr);
       }
       if (action.kind == ActionKind::kForward || gives_input_gradients(action.kind)) turns_[slot(action)] = &action;
-      if (is_message(action) && action.peer != wire_.rank()) message = &action;
+      const bool gathers_for_turn = action.kind == ActionKind::kGather && is_of_turn(action);
+      if (gathers_for_turn || (is_message(action) && action.peer != wire_.rank())) message = &action;
     }
     full_.assign(reductions_.size(), false);
   }
@@ -270,7 +271,16 @@ class ProgramRun {
       return true;
     });
     while (!results_.empty() && (!results_.front().travels || wire_.done(results_.front().ticket))) take_result();
-    while (reduced_ < started_ && wire_.done(reductions_[reduced_].ticket)) finish_sum();
+    std::vector<int> waiting;  // groups, whose later sums wait, too
+    for (std::size_t i = 0; i < in_flight_.size();) {
+      const int group = in_flight_[i]->action->group;
+      if (std::find(waiting.begin(), waiting.end(), group) == waiting.end() && wire_.done(in_flight_[i]->ticket)) {
+        finish_sum(i);
+      } else {
+        waiting.push_back(group);
+        ++i;
+      }
+    }
   }
 
   void take_result() {
@@ -302,8 +312,16 @@ class ProgramRun {
     while (started_ < reductions_.size() && full_[started_] && may_start(started_)) {
       Transfer& reduction = reductions_[started_++];
       start_sum(reduction);
-      // A rank that sums into shares within its turns has no room for more whole buckets than these.
-      while (is_of_turn(*reduction.action) && started_ - reduced_ > kSumsInFlight) finish_sum();
+      if (is_of_turn(*reduction.action)) make_room();
+    }
+  }
+
+  /// A rank that sums into shares within its turns has no room for more whole buckets than these. Sums of whole calls are
+  /// not waited for: they may have started before the other members come to them.
+  void make_room() {
+    const auto of_turn = [](const Transfer* sum) { return is_of_turn(*sum->action); };
+    while (std::count_if(in_flight_.begin(), in_flight_.end(), of_turn) > kSumsInFlight) {
+      finish_sum(static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_turn) - in_flight_.begin()));
     }
   }
 
@@ -323,18 +341,19 @@ class ProgramRun {
     reduction.ticket = action.kind == ActionKind::kReduce ? wire_.all_reduce(reduction.buffer, dtype, group)
                                                           : wire_.reduce_scatter(reduction.buffer, dtype, group);
     reduction.travels = true;
+    in_flight_.push_back(&reduction);
   }
 
-  /// In the program's order, so that what is added up of several sums has the same bits every time.
-  void finish_sum() {
-    Transfer& reduction = reductions_[reduced_];
+  /// Sums of one bucket end in the program's order, so that what is added up of them has the same bits every time.
+  void finish_sum(std::size_t i) {
+    Transfer& reduction = *in_flight_[i];
     const Action* const outer = std::exchange(doing_, reduction.action);
     wire_.wait(reduction.ticket);
     reduction.travels = false;
     engine_.reduced(*reduction.action);
     reduction.buffer = {};
     trace(*reduction.action, reduction.start);
-    ++reduced_;
+    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
     doing_ = outer;
   }
 
@@ -342,7 +361,7 @@ class ProgramRun {
     post_receives_ahead();
     gathers_.finish_for_call(StageId::none(), ended());
     while (!results_.empty()) take_result();
-    while (reduced_ < reductions_.size()) finish_sum();
+    while (!in_flight_.empty()) finish_sum(0);
     for (; !sends_.empty(); sends_.pop_front()) {
       doing_ = sends_.front().action;
       wire_.wait(sends_.front().ticket);
@@ -409,7 +428,7 @@ class ProgramRun {
   const ExecutorHooks& hooks_;
   const std::vector<Action>& actions_;
   const bool in_order_;
-  static constexpr std::size_t kSumsInFlight = 2;
+  static constexpr int kSumsInFlight = 2;
 
   const Action* doing_ = nullptr;  // for messages of errors
   const Action* turn_ = nullptr;   // of the program, now
@@ -420,9 +439,9 @@ class ProgramRun {
   std::deque<Transfer> reductions_;
   std::vector<bool> full_;        // by position in reductions_
   std::vector<const Action*> filled_by_;       // likewise, of sums within turns: the turn; null on a rank without samples
-  std::vector<const Action*> message_before_;  // likewise: the program's last message with another rank before it
+  std::vector<const Action*> message_before_;  // likewise: the program's last message, or gathering, before it
   std::size_t started_ = 0;       // reductions
-  std::size_t reduced_ = 0;       // among them, seen to be over
+  std::deque<Transfer*> in_flight_;  // those of them that have not ended
   Gathers<Engine, Wire> gathers_;
   std::size_t posted_ = 0;        // actions whose receive is posted
   std::size_t turns_passed_ = 0;  // among them

@@ -45,10 +45,14 @@ at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef 
   return part.set_(flat.storage(), flat.storage_offset() + offset, sizes, c10::contiguous_strides(sizes));
 }
 
+std::int64_t BucketLayout::aligned(std::int64_t elements) {
+  return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
+}
+
 BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit) {
   std::int64_t used = 0;
   for (const auto& form : forms) {
-    const auto elements = (elements_of(form) + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
+    const auto elements = aligned(elements_of(form));
     if (buckets_.empty() || buckets_.back().dtype != form.dtype || used >= limit.value()) {
       buckets_.push_back({form.dtype, 0});
       used = 0;

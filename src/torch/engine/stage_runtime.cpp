@@ -58,9 +58,9 @@ std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<Val
   return reached;
 }
 
-StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const Lookup& lookup,
+StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const Leaves& leaves,
                            const std::vector<bool>& reduced)
-    : program_(program), stage_(stage), reduced_(reduced) {
+    : program_(program), stage_(stage), reduced_(reduced), compute_(leaves.compute) {
   find_boundary();
   find_sums();
   auto kept = outgoing_;
@@ -69,7 +69,7 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   runner_ = std::make_unique<OpRunner>(graph(), plan(), ops(), kept, device(), program_.splits_backwards);
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
-  find_leaves(lookup);
+  find_leaves(leaves.handle);
   refresh_leaves();
 }
 
@@ -129,13 +129,20 @@ void StageRuntime::refresh_leaves() {
       leaf = handle;
       continue;
     }
-    const bool same_memory = leaf.defined() && leaf.is_alias_of(handle) && leaf.sizes() == handle.sizes();
+    const auto memory = compute_memory(value);
+    const bool same_memory = leaf.defined() && leaf.is_alias_of(memory) && leaf.sizes() == memory.sizes() &&
+                             leaf.storage_offset() == memory.storage_offset();
     if (same_memory && leaf.requires_grad() == handle.requires_grad()) continue;
-    leaf = handle.detach();
+    leaf = memory.detach();
     leaf.set_requires_grad(handle.requires_grad());
     accumulators_.erase(value);
     if (leaf.requires_grad()) hold_accumulator(value);
   }
+}
+
+at::Tensor StageRuntime::compute_memory(ValueId parameter) const {
+  auto memory = compute_(parameter);
+  return memory.defined() ? memory : handles_[parameter.index()];
 }
 
 bool StageRuntime::defers(ValueId parameter) const {

@@ -54,16 +54,24 @@ struct GlobalSum {
 
 /// A stage of a captured program on one rank, prepared once and used by every call (see TorchEngine).
 ///
-/// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, so that gradients
-/// are gathered here and the handles' `.grad` holds complete sums only.
+/// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, or that of what is
+/// made of owners elsewhere, so that gradients are gathered here and the handles' `.grad` holds complete sums only.
 class StageRuntime {
  public:
   /// The owner handle of a parameter or buffer leaf; called for those of the stage only.
   using Lookup = std::function<at::Tensor(ValueId)>;
 
+  /// Where leaves come from.
+  struct Leaves {
+    Lookup handle;
+    /// What a parameter is computed with in place of its owner handle, of the whole parameter's sizes; undefined: the
+    /// handle itself. Whoever gives it brings it up to date before the stage runs.
+    Lookup compute = [](ValueId) { return at::Tensor(); };
+  };
+
   /// @param program  must outlive the stage
   /// @param reduced  by ValueId: parameters in a reduction group of this rank; must outlive the stage
-  StageRuntime(const DividedProgram& program, StageId stage, const Lookup& lookup, const std::vector<bool>& reduced);
+  StageRuntime(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced);
 
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
   [[nodiscard]] const BatchPlan& plan() const { return *program_.plan; }
@@ -83,7 +91,8 @@ class StageRuntime {
   [[nodiscard]] bool defers(ValueId parameter) const;
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
-  /// Follows handles whose memory or requires_grad changed since. O(parameters of the stage).
+  /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
+  /// O(parameters of the stage).
   void refresh_leaves();
   /// What the share that runs now works on: the leaves of the stage, to which it adds its values and takes them away
   /// again. One share at a time.
@@ -101,6 +110,7 @@ class StageRuntime {
   void find_boundary();
   void find_sums();
   void find_leaves(const Lookup& lookup);
+  [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
   void hold_accumulator(ValueId parameter);
 
   const DividedProgram& program_;
@@ -109,6 +119,7 @@ class StageRuntime {
   std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
   std::vector<GlobalSum> sums_;
   std::vector<ValueId> state_;         ///< parameters and buffers that the stage reads
+  Lookup compute_;
   Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
