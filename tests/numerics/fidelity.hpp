@@ -287,6 +287,13 @@ void check_rank(autopar::World& world, Model& model, const Reference<decltype(Ne
     }
     optimizer->step();
   }
+  bool trains = false, shares = false;
+  for (const auto& item : model->named_parameters()) {
+    trains = trains || (model->owns(item.value()) && item.value().grad().defined());
+    shares = shares || !model->shard(item.value()).whole;
+  }
+  const auto& replicas = setup.options.replicas;
+  if (setup.options.zero > 0 && trains && !shares && replicas.size() == 1 && replicas[0] > 1) throw Failure("nothing is in shares");
   const auto state = model->gather_state();
   if (rank != 0) return;
   for (const auto& item : state) {

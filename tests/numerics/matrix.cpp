@@ -96,7 +96,7 @@ constexpr int kMicrobatches[] = {1, 2, 4, 3, 40};
 constexpr int kAccumulate[] = {1, 2, 4};
 constexpr double kClip[] = {0, 2, std::numeric_limits<double>::infinity()};
 constexpr int kSteps = 3;
-constexpr int kZeroLevels = 3;
+constexpr int kZeroLevels = 4;
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {

@@ -200,7 +200,8 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
       largest = std::max(largest, work.graph[node].largest_trained);
       memory[s].workspace += work.graph[node].resident;
     }
-    if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 3 : 1);
+    // Of gradients one bucket is filled and one on its way; of parameters one is in use and the next on its way.
+    if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 4 : 2);
   }
   return memory;
 }

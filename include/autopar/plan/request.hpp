@@ -32,7 +32,7 @@ struct Capabilities {
 [[nodiscard]] inline Capabilities runtime_capabilities() {
   Capabilities runtime;
   runtime.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
-  runtime.max_zero = 2;
+  runtime.max_zero = 3;
   return runtime;
 }
 

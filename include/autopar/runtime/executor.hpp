@@ -50,9 +50,9 @@ template <StageEngine Engine, Transport Wire>
 class ProgramRun {
  public:
   ProgramRun(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, const ExecutorHooks& hooks,
-             const std::vector<Action>& actions)
+             const std::vector<Action>& actions, const std::vector<GroupId>& gather_groups)
       : engine_(engine), wire_(wire), groups_(groups), hooks_(hooks), actions_(actions), in_order_(wire.in_order()),
-        gathers_(engine, wire, groups) {
+        gathers_(engine, wire, gather_groups) {
     read_program();
   }
   ProgramRun(const ProgramRun&) = delete;
@@ -316,9 +316,10 @@ class ProgramRun {
     }
   }
 
-  /// A rank that sums into shares within its turns has no room for more whole buckets than these. Sums of whole calls are
+  /// A rank that sums into shares within its turns has no room for more whole buckets than this, and the one that is filled. Sums of whole calls are
   /// not waited for: they may have started before the other members come to them.
   void make_room() {
+    if (gathers_.within_turn()) return;  // members without samples gather first and sum then
     const auto of_turn = [](const Transfer* sum) { return is_of_turn(*sum->action); };
     while (std::count_if(in_flight_.begin(), in_flight_.end(), of_turn) > kSumsInFlight) {
       finish_sum(static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_turn) - in_flight_.begin()));
@@ -428,7 +429,7 @@ class ProgramRun {
   const ExecutorHooks& hooks_;
   const std::vector<Action>& actions_;
   const bool in_order_;
-  static constexpr int kSumsInFlight = 2;
+  static constexpr int kSumsInFlight = 1;
 
   const Action* doing_ = nullptr;  // for messages of errors
   const Action* turn_ = nullptr;   // of the program, now
@@ -468,12 +469,16 @@ template <StageEngine Engine, Transport Wire>
 class Executor {
  public:
   /// @param groups  for each of Pipeline::groups, what Transport::make_group gave
-  Executor(Engine& engine, Wire& wire, std::vector<GroupId> groups, ExecutorHooks hooks = {})
-      : engine_(engine), wire_(wire), groups_(std::move(groups)), hooks_(std::move(hooks)) {}
+  /// @param gather_groups  likewise, for gathering, which within turns has no fixed order with sums: other ids than any of
+  ///                       `groups` where a group has ZeRO level 3; empty: the same
+  Executor(Engine& engine, Wire& wire, std::vector<GroupId> groups, ExecutorHooks hooks = {},
+           std::vector<GroupId> gather_groups = {})
+      : engine_(engine), wire_(wire), groups_(std::move(groups)), hooks_(std::move(hooks)),
+        gather_groups_(gather_groups.empty() ? groups_ : std::move(gather_groups)) {}
 
   /// @pre the program these actions come from was accepted by `validate`
   void run(const std::vector<Action>& actions) {
-    detail::ProgramRun<Engine, Wire>(engine_, wire_, groups_, hooks_, actions).run();
+    detail::ProgramRun<Engine, Wire>(engine_, wire_, groups_, hooks_, actions, gather_groups_).run();
   }
 
  private:
@@ -481,6 +486,7 @@ class Executor {
   Wire& wire_;
   std::vector<GroupId> groups_;
   ExecutorHooks hooks_;
+  std::vector<GroupId> gather_groups_;
 };
 
 }  // namespace autopar

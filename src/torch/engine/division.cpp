@@ -193,6 +193,11 @@ void share_groups(Division& division, const OpGraph& graph, const SharedParamete
     const auto stage = stages.size() == 1 ? *stages.begin() : StageId::none();
     auto replicas = stage.valid() ? division.pipeline.stages[stage.index()] : std::vector<Rank>{};
     std::sort(replicas.begin(), replicas.end());
+    if (of_unit.zero >= 3 && replicas != of_unit.ranks) {
+      throw InvalidArgument("parameter '" + of_unit.places.front().names.front() +
+                            "' is gathered within the turns of one stage (ZeRO 3), but in this mode or with these arguments "
+                            "several parts of the model read it; call the model in this mode first, or set zero = 2");
+    }
     plan({of_unit.ranks, stage, 1, replicas == of_unit.ranks ? of_unit.zero : 1},
          {trained[unit].rbegin(), trained[unit].rend()}, unit);
   }

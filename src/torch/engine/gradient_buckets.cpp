@@ -49,17 +49,19 @@ std::int64_t BucketLayout::aligned(std::int64_t elements) {
   return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
 }
 
-BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit) {
+BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit, Fill fill) {
   std::int64_t used = 0;
   for (const auto& form : forms) {
     const auto elements = aligned(elements_of(form));
-    if (buckets_.empty() || buckets_.back().dtype != form.dtype || used >= limit.value()) {
+    const auto bytes = elements * static_cast<std::int64_t>(c10::elementSize(form.dtype));
+    const bool full = fill == Fill::kUntilFull ? used >= limit.value() : used > 0 && used + bytes > limit.value();
+    if (buckets_.empty() || buckets_.back().dtype != form.dtype || full) {
       buckets_.push_back({form.dtype, 0});
       used = 0;
     }
     places_.push_back({form, static_cast<int>(buckets_.size()) - 1, buckets_.back().elements});
     buckets_.back().elements += elements;
-    used += elements * static_cast<std::int64_t>(c10::elementSize(form.dtype));
+    used += bytes;
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <set>
 #include <utility>
 
 #include <autopar/core/assert.hpp>
@@ -27,6 +29,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
   }
   find_parameters(own);
   lay_out_buckets(division.group_parameters);
+  find_gathers(own);
   for (const auto stage : own) stages_.push_back(std::make_unique<StageRuntime>(program_, stage, leaves, reduced_));
 }
 
@@ -85,6 +88,32 @@ BucketLayout RankRuntime::layout_in(const ShardUnit& unit, const std::vector<Val
 Interval RankRuntime::within_part(int group, const BucketLayout::Place& place) const {
   const auto& memory = *shards_of(group);
   return memory.within_part(ShardUnit::Place{{}, place.form.sizes, place.offset});
+}
+
+// A view of a parameter is read like the parameter itself.
+void RankRuntime::find_gathers(const std::vector<StageId>& own) {
+  std::map<StorageId, int> group_of;
+  for (std::size_t g = 0; g < shared_.size(); ++g) {
+    if (program_.pipeline.groups[g].zero < 3 || shared_[g].memory == nullptr) continue;
+    for (const auto& [name, value] : graph().parameters) {
+      if (shared_[g].unit->find(name) != nullptr) group_of[graph().value(value).storage] = static_cast<int>(g);
+    }
+  }
+  if (group_of.empty()) return;
+  for (const auto stage : own) {
+    std::map<int, OpId> last;
+    for (const auto op : program_.stage_ops[stage.index()]) {
+      std::set<int> groups;
+      for_each_input(graph().op(op), [&](ValueId value) {
+        const auto found = group_of.find(graph().value(value).storage);
+        if (found != group_of.end()) groups.insert(found->second);
+      });
+      if (groups.empty()) continue;
+      program_.gathered_by[op].assign(groups.begin(), groups.end());
+      for (const int group : groups) last[group] = op;
+    }
+    for (const auto& [group, op] : last) program_.last_read_by[op].push_back(group);
+  }
 }
 
 void RankRuntime::refresh_leaves() {

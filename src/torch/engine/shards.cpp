@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/StorageImpl.h>
 
 #include <autopar/core/assert.hpp>
 
@@ -36,7 +38,7 @@ const ShardUnit::Place* ShardUnit::find(const std::string& name) const {
 
 std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names, const std::vector<GradientForm>& forms,
                                   const std::vector<Rank>& ranks, int zero, Bytes limit) {
-  const BucketLayout layout(forms, limit);
+  const BucketLayout layout(forms, limit, BucketLayout::Fill::kNotBeyond);
   std::vector<ShardUnit> units;
   for (const auto& bucket : layout.buckets()) {
     // A bucket's end is aligned, and so is each part's.
@@ -52,10 +54,15 @@ std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& n
 
 ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
     : unit_(std::move(unit)), rank_(rank),
-      whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.dtype).device(device))) {}
+      whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.dtype).device(device))) {
+  own_ = autopar::part_of(whole_, own().begin, {own().size()});
+  for (const auto& place : unit_.places) copies_.push_back(autopar::part_of(whole_, place.offset, place.sizes));
+}
 
-at::Tensor ShardMemory::compute_memory(const ShardUnit::Place& place) const {
-  return autopar::part_of(whole_, place.offset, place.sizes);
+const at::Tensor& ShardMemory::compute_memory(const ShardUnit::Place& place) const {
+  const auto* known = unit_.find(place.names.front());
+  AUTOPAR_ASSERT(known != nullptr, "a unit of shards is asked for a parameter that is not in it");
+  return copies_[static_cast<std::size_t>(known - unit_.places.data())];
 }
 
 Interval ShardMemory::within_part(const ShardUnit::Place& place) const {
@@ -66,7 +73,30 @@ Interval ShardMemory::within_part(const ShardUnit::Place& place) const {
 
 at::Tensor ShardMemory::owner_memory(const ShardUnit::Place& place) const {
   const auto within = within_part(place);
-  return autopar::part_of(whole_, own().begin + within.begin, {within.size()});
+  return autopar::part_of(own_, within.begin, {within.size()});
+}
+
+void ShardMemory::keep_own() {
+  if (unit_.zero < 3) return;
+  own_ = own_.clone();
+  release();
+}
+
+void ShardMemory::allocate() {
+  auto* storage = whole_.storage().unsafeGetStorageImpl();
+  if (unit_.zero < 3 || storage->nbytes() > 0) return;
+  const auto bytes = static_cast<std::size_t>(unit_.elements) * whole_.element_size();
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
+  storage->set_nbytes(bytes);
+  const at::NoGradGuard no_grad;
+  whole_.narrow(0, own().begin, own().size()).copy_(own_);
+}
+
+void ShardMemory::release() {
+  auto* storage = whole_.storage().unsafeGetStorageImpl();
+  if (unit_.zero < 3 || storage->nbytes() == 0) return;
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+  storage->set_nbytes(0);
 }
 
 }  // namespace autopar

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -66,11 +67,60 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   auto kept = outgoing_;
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  runner_ = std::make_unique<OpRunner>(graph(), plan(), ops(), kept, device(), program_.splits_backwards);
+  runner_ = std::make_unique<OpRunner>(graph(), plan(), ops(), kept, device(), program_.splits_backwards, hooks());
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);
   refresh_leaves();
+}
+
+namespace {
+
+/// Before a node of the backward runs: what its operator read is brought back.
+class NeedHook : public torch::autograd::FunctionPreHook {
+ public:
+  NeedHook(std::shared_ptr<ParameterNeeds> needs, std::vector<int> groups)
+      : needs_(std::move(needs)), groups_(std::move(groups)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    for (const int group : groups_) {
+      if (needs_->need) needs_->need(group);
+    }
+    return gradients;
+  }
+
+ private:
+  std::shared_ptr<ParameterNeeds> needs_;
+  std::vector<int> groups_;
+};
+
+void add_need(const at::Tensor& result, const std::shared_ptr<ParameterNeeds>& needs, const std::vector<int>& groups) {
+  if (!result.defined() || !result.requires_grad() || !result.grad_fn()) return;
+  result.grad_fn()->add_pre_hook(std::make_unique<NeedHook>(needs, groups));
+}
+
+}  // namespace
+
+OpHooks StageRuntime::hooks() const {
+  OpHooks hooks;
+  for (const auto op : ops()) {
+    if (program_.gathered_by.count(op) > 0) hooks.ops.insert(op);
+  }
+  hooks.before = [this, needs = needs_](OpId op) {
+    for (const int group : program_.gathered_by.at(op)) needs->need(group);
+  };
+  hooks.after = [this, needs = needs_](OpId op, const torch::jit::Stack& results) {
+    const auto& groups = program_.gathered_by.at(op);
+    for (const auto& result : results) {
+      if (result.isTensor()) add_need(result.toTensor(), needs, groups);
+      if (!result.isTensorList()) continue;
+      for (const at::Tensor& each : result.toTensorVector()) add_need(each, needs, groups);
+    }
+    const auto last = program_.last_read_by.find(op);
+    if (last == program_.last_read_by.end()) return;
+    for (const int group : last->second) needs->release(group);
+  };
+  return hooks;
 }
 
 void StageRuntime::find_boundary() {

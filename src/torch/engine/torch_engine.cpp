@@ -69,7 +69,16 @@ StageRun& TorchEngine::run_of(StageId stage) {
 
 StageRun& TorchEngine::begin_turn(StageId stage) {
   for (auto& run : runs_) run.release_sent();
-  return run_of(stage);
+  auto& run = run_of(stage);
+  run.stage().set_needs({[this](int group) {
+                           if (needed_) needed_(group, 0);
+                         },
+                         [this](int group) { release_group(group); }});
+  return run;
+}
+
+void TorchEngine::release_group(int group) {
+  if (there_.erase(group) > 0 && runtime_.zero_of(group) >= 3) runtime_.shards_of(group)->release();
 }
 
 void TorchEngine::forward(const Action& action) { begin_turn(action.stage).forward(action); }
@@ -125,16 +134,27 @@ void TorchEngine::run_deferred(StageRun& run, const Action& action, bool last) {
   if (deferred == nullptr) return;
   auto& stage = run.stage();
   std::set<ValueId> added;
-  deferred->compute([&](ValueId parameter, at::Tensor gradient) {
+  const auto need = [this](const std::vector<ValueId>& parameters) { need_deferred(parameters); };
+  const auto add = [&](ValueId parameter, at::Tensor gradient) {
     add_gradient(stage, parameter, std::move(gradient));
     if (sums_in_turns(parameter)) move_into_bucket(parameter);
     added.insert(parameter);
     if (is_complete(parameter, last)) count_down(parameter);
-  });
+  };
+  deferred->compute(add, need);
   for (const auto parameter : stage.parameters()) {
     if (!stage.defers(parameter) || added.count(parameter) > 0) continue;
     if (sums_in_turns(parameter)) move_into_bucket(parameter);  // what autograd added
     if (is_complete(parameter, last)) count_down(parameter);
+  }
+}
+
+/// The formulas of weight gradients get the weights themselves.
+void TorchEngine::need_deferred(const std::vector<ValueId>& parameters) {
+  for (const auto parameter : parameters) {
+    const auto bucket = bucket_of_.find(parameter);
+    if (bucket == bucket_of_.end() || runtime_.zero_of(bucket->second.first) < 3) continue;
+    if (needed_) needed_(bucket->second.first, bucket->second.second);
   }
 }
 
@@ -200,6 +220,7 @@ void TorchEngine::add_gradient(const StageRuntime& stage, ValueId parameter, at:
 void TorchEngine::count_down(ValueId parameter) {
   const auto found = bucket_of_.find(parameter);
   if (found == bucket_of_.end() || --missing_[found->second] > 0) return;
+  release_group(found->second.first);  // who read its parameters has run
   bucket_ready_(found->second.first, found->second.second);
 }
 
@@ -334,7 +355,11 @@ void TorchEngine::reduced(const Action& action) {
   buckets_[group].reset();
 }
 
-Buffer TorchEngine::gathering(const Action& action) { return buffer_of(runtime_.shards_of(action.group)->whole()); }
+Buffer TorchEngine::gathering(const Action& action) {
+  auto& memory = *runtime_.shards_of(action.group);
+  memory.allocate();
+  return buffer_of(memory.whole());
+}
 
 std::deque<at::Tensor> TorchEngine::take_gradients() {
   for (std::size_t group = 0; group < shares_.size(); ++group) {

@@ -541,7 +541,14 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
   });
-  for (const auto& group : division.pipeline.groups) program.groups.push_back(group_of(group.ranks));
+  for (const auto& group : division.pipeline.groups) {
+    program.groups.push_back(group_of(group.ranks));
+    program.gather_groups.push_back(program.groups.back());
+    if (group.zero < 3) continue;
+    auto [known, is_new] = gather_groups_.try_emplace(group.ranks);
+    if (is_new) known->second = wire_.make_group(group.ranks);
+    program.gather_groups.back() = known->second;
+  }
   std::vector<DirectedPair> pairs;
   for (const auto& channel : division.pipeline.channels) {
     const auto ranks_of = [&](StageId stage) {

@@ -125,6 +125,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void require_optimizers(const Plan& plan) const;
   void plan_shards(const CapturedProgram& program);
   [[nodiscard]] std::vector<bool> needed_whole(const CapturedProgram& program) const;
+  [[nodiscard]] std::vector<bool> leave_their_stage(const CapturedProgram& program) const;
   void hold_shards();
   void fit_optimizer(torch::optim::Optimizer& optimizer);
   [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
@@ -186,7 +187,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   bool deployed_ = false;
   std::optional<Plan> plan_, given_plan_;
   AnyTransport wire_;
-  std::map<std::vector<Rank>, GroupId> groups_;
+  std::map<std::vector<Rank>, GroupId> groups_, gather_groups_;
   GlobalSums world_sums_;
   std::vector<ShardUnit> units_;                      ///< of all ranks
   std::vector<std::shared_ptr<ShardMemory>> shards_;  ///< by unit; null where this rank is no member

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -8,6 +9,8 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
+#include <autopar/torch/engine/message.hpp>
+#include <autopar/torch/engine/stage_runtime.hpp>
 #include <autopar/torch/optimizer_state.hpp>
 #include <autopar/torch/phantom.hpp>
 #include <autopar/torch/shard_sums.hpp>
@@ -33,6 +36,21 @@ std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
   return elements;
 }
 
+/// Bytes of the parameters that one operator reads, of the one that reads most.
+Bytes largest_read(const OpGraph& graph) {
+  std::int64_t largest = 1;
+  for (const auto& op : graph.ops) {
+    std::int64_t bytes = 0;
+    for_each_input(op, [&](ValueId value) {
+      const auto& info = graph.value(value);
+      if (info.kind != ValueKind::kParameter) return;
+      bytes += elements_of(sizes_at(info, 0)) * static_cast<std::int64_t>(c10::elementSize(info.dtype));
+    });
+    largest = std::max(largest, bytes);
+  }
+  return Bytes(largest);
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- handles while a model is captured
@@ -40,7 +58,7 @@ std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
 WholeHandles::WholeHandles(const StateRegistry& registry) {
   for (const auto& tensor : registry.tensors()) {
     if (tensor.unit < 0 || is_phantom(tensor.handle)) continue;
-    kept_.emplace_back(tensor.handle, tensor.handle.variable_data());
+    kept_.push_back({tensor.handle, tensor.handle.variable_data(), std::exchange(tensor.handle.mutable_grad(), at::Tensor())});
     const auto phantom = make_phantom(tensor.sizes, tensor.handle.scalar_type(), false,
                                       "parameter '" + tensor.name() + "' is held in shares; use model->gather(p)");
     give_data(tensor.handle, phantom);
@@ -48,7 +66,10 @@ WholeHandles::WholeHandles(const StateRegistry& registry) {
 }
 
 WholeHandles::~WholeHandles() {
-  for (const auto& [handle, data] : kept_) give_data(handle, data);
+  for (const auto& [handle, data, gradient] : kept_) {
+    give_data(handle, data);
+    handle.mutable_grad() = gradient;
+  }
 }
 
 // ---------------------------------------------------------------- deployment
@@ -67,27 +88,54 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
 // Groups of the first program: what they train and no one needs whole outside the pipeline is held in shares.
 void Session::Impl::plan_shards(const CapturedProgram& program) {
   if (plan_->zero == 0) return;
-  const auto whole = needed_whole(program);
+  const auto whole = needed_whole(program), leaving = leave_their_stage(program);
   const auto& division = program.division;
+  const Bytes limit = plan_->zero < 2 ? kGradientBucket : std::min(kGradientBucket, largest_read(program.graph));
   for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
     const auto& group = division.pipeline.groups[g];
-    std::vector<std::vector<std::string>> names;
-    std::vector<GradientForm> forms;
     std::size_t replicas = 0;  // of the stage that has most
+    std::map<int, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_level;
     for (const auto parameter : division.group_parameters[g]) {
       const auto& tensor = registry_.named(program.graph.value(parameter).name);
       for (const auto stage : tensor.stages) replicas = std::max(replicas, plan_->stages[stage.index()].ranks.size());
       if (whole[parameter.index()]) continue;
+      const int level = !group.stage.valid() ? 1 : leaving[parameter.index()] ? std::min(plan_->zero, 2) : plan_->zero;
+      auto& [names, forms] = by_level[level];
       forms.push_back({names.size(), tensor.sizes, tensor.handle.scalar_type()});
       names.push_back(tensor.names);
     }
     if (replicas < 2) continue;
-    const int zero = group.stage.valid() ? plan_->zero : 1;
-    for (auto& unit : make_units(names, forms, group.ranks, zero)) {
-      for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
-      units_.push_back(std::move(unit));
+    for (const auto& [level, parameters] : by_level) {
+      for (auto& unit : make_units(parameters.first, parameters.second, group.ranks, level, limit)) {
+        for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
+        units_.push_back(std::move(unit));
+      }
     }
   }
+}
+
+/// By ValueId: parameters whose memory, or a view of it, is read where no one could ask for it: when the turns of its stage
+/// are over, or by nodes of a backward that do not lead to its gradient, or that autograd wraps in others.
+std::vector<bool> Session::Impl::leave_their_stage(const CapturedProgram& program) const {
+  const auto& graph = program.graph;
+  std::set<StorageId> storages;
+  const auto note = [&](ValueId value) { storages.insert(graph.value(value).storage); };
+  for (const auto& values : program.division.channel_values) std::for_each(values.begin(), values.end(), note);
+  for (const auto& sum : global_sums(graph, program.plan)) note(sum.value);
+  for (const auto& update : program.plan.buffer_updates) note(update.result);
+  std::set<StorageId> trained;
+  for (const auto& [name, value] : graph.parameters) {
+    if (graph.value(value).requires_grad) trained.insert(graph.value(value).storage);
+  }
+  for (const auto& op : graph.ops) {
+    for_each_input(op, [&](ValueId value) {
+      const auto& info = graph.value(value);
+      if (trained.count(info.storage) > 0 && (!info.requires_grad || op.op.schema().is_mutable())) note(value);
+    });
+  }
+  std::vector<bool> leaving(graph.values.size(), false);
+  for (const auto& [name, value] : graph.parameters) leaving[value.index()] = storages.count(graph.value(value).storage) > 0;
+  return leaving;
 }
 
 /// By ValueId: parameters that something outside the stages reads.
@@ -109,8 +157,11 @@ void Session::Impl::hold_shards() {
     if (!std::binary_search(unit.ranks.begin(), unit.ranks.end(), world_.rank_id())) continue;
     memory = std::make_shared<ShardMemory>(unit, world_.rank_id(), device_);
     for (const auto& place : unit.places) {
+      at::Tensor(memory->compute_memory(place)).copy_(registry_.named(place.names.front()).handle);
+    }
+    memory->keep_own();
+    for (const auto& place : unit.places) {
       const auto& handle = registry_.named(place.names.front()).handle;
-      memory->compute_memory(place).copy_(handle);
       const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
       give_data(handle, memory->owner_memory(place));
       if (!gradient.defined()) continue;
@@ -170,10 +221,15 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
 
 SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program) const {
   SharedParameters shared{units_, std::vector<int>(program.graph.values.size(), -1)};
-  const auto whole = needed_whole(program);
+  const auto whole = needed_whole(program), leaving = leave_their_stage(program);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = const_cast<StateRegistry&>(registry_).named(program.graph.value(value).name);
     shared.unit_of[value.index()] = tensor.unit;
+    const bool in_turns = tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero >= 3;
+    if (in_turns && leaving[value.index()] && program.graph.value(value).requires_grad) {
+      throw InvalidArgument("parameter '" + name + "' is gathered within turns (ZeRO 3), but a later mode or signature of the " +
+                            "model reads it elsewhere; call the model in this mode first, or set zero = 2");
+    }
     if (tensor.unit < 0 || !whole[value.index()]) continue;
     throw InvalidArgument("parameter '" + name + "' is held in shares (ZeRO), but a later mode or signature of the model " +
                           "needs it whole outside the pipeline; call the model in this mode first, or set zero = 0");

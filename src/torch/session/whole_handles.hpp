@@ -1,6 +1,5 @@
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +8,7 @@
 
 namespace autopar {
 
-/// While it lives, handles that refer to shares have the sizes of their parameters and no data: a capture sees the model as
+/// While it lives, handles that refer to shares have the sizes of their parameters and neither data nor gradient: a capture sees the model as
 /// the user wrote it.
 class WholeHandles {
  public:
@@ -19,7 +18,10 @@ class WholeHandles {
   WholeHandles& operator=(const WholeHandles&) = delete;
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;  // handle, data
+  struct Kept {
+    at::Tensor handle, data, gradient;
+  };
+  std::vector<Kept> kept_;
 };
 
 }  // namespace autopar

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -15,6 +17,13 @@
 
 namespace autopar {
 
+/// What happens around some operators of a runner.
+struct OpHooks {
+  std::set<OpId> ops;
+  std::function<void(OpId)> before;
+  std::function<void(OpId, const torch::jit::Stack& results)> after;
+};
+
 /// Runs some operators of a captured graph, in program order, on shares of the batch, each as the batch algebra says.
 class OpRunner {
  public:
@@ -22,7 +31,7 @@ class OpRunner {
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
   /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put off to
   OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-           c10::Device device, bool splits_backwards = false);
+           c10::Device device, bool splits_backwards = false, OpHooks hooks = {});
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
@@ -47,6 +56,7 @@ class OpRunner {
   const OpGraph& graph_;
   const BatchPlan& plan_;
   c10::Device device_;
+  OpHooks hooks_;
   std::vector<bool> layout_matters_;                  ///< by op: views of its results were captured
   Replayer replayer_;
   const ShareContext* share_ = nullptr;               ///< of the run under way

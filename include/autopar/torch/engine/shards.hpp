@@ -42,7 +42,7 @@ struct ShardUnit {
   [[nodiscard]] Interval shard_of(const Place& place, Rank rank) const;
 };
 
-/// Units for parameters of one group of ranks, in the order given, each of about `limit` bytes.
+/// Units for parameters of one group of ranks, in the order given, each of `limit` bytes at most, or of one parameter.
 /// @param forms  `key` is a position in `names`
 [[nodiscard]] std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
                                                 const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks,
@@ -50,7 +50,9 @@ struct ShardUnit {
 
 /// One unit's memory on one rank: its own part, which owner handles refer to, and the whole, which stages compute with.
 ///
-/// The own part lies within the whole, so that what an optimizer writes is in its place, and gathering needs no copies.
+/// Below ZeRO 3 the own part lies within the whole, so that what an optimizer writes is in its place, and gathering needs no
+/// copies. From 3 on it lies apart, and the whole has memory between `allocate` and `release` only, always the same storage,
+/// so that what refers to it (compute copies, what autograd saved of them) finds the data again.
 class ShardMemory {
  public:
   ShardMemory(ShardUnit unit, Rank rank, c10::Device device);
@@ -58,8 +60,13 @@ class ShardMemory {
   [[nodiscard]] const ShardUnit& unit() const { return unit_; }
   /// Flat, all elements. Complete between a gathering and the next change of an owner.
   [[nodiscard]] const at::Tensor& whole() const { return whole_; }
-  /// A parameter within the whole, with its sizes.
-  [[nodiscard]] at::Tensor compute_memory(const ShardUnit::Place& place) const;
+  /// A parameter within the whole, with its sizes; the same tensor each time.
+  [[nodiscard]] const at::Tensor& compute_memory(const ShardUnit::Place& place) const;
+  /// Takes over what `compute_memory` was filled with: each rank keeps its own part.
+  void keep_own();
+  /// Memory for the whole, with the own part in place. Below ZeRO 3 it is always there.
+  void allocate();
+  void release();
   /// This rank's elements of a parameter, flat.
   [[nodiscard]] at::Tensor owner_memory(const ShardUnit::Place& place) const;
   /// Elements of a parameter that lie in this rank's part, counted within the part.
@@ -69,7 +76,8 @@ class ShardMemory {
  private:
   ShardUnit unit_;
   Rank rank_;
-  at::Tensor whole_;
+  at::Tensor whole_, own_;
+  std::vector<at::Tensor> copies_;  // by place
 };
 
 /// A unit in one captured program: its reduction group, and which of the program's parameters are in it.

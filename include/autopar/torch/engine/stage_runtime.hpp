@@ -31,6 +31,9 @@ struct DividedProgram {
   std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
   bool splits_backwards = false;                        ///< backwards of its stages come in two parts
+  /// Reduction groups whose parameters are gathered for turns (ZeRO 3): by op, those that it reads, directly or through
+  /// views; and those that no later op of its stage reads.
+  std::map<OpId, std::vector<int>> gathered_by, last_read_by;
 };
 
 /// A value that every share adds to, and that is complete when all ranks' sums are added.
@@ -51,6 +54,11 @@ struct GlobalSum {
 
 /// Parameters whose gradient is defined when `roots` get gradients, by ValueId.
 [[nodiscard]] std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<ValueId>& roots);
+
+/// Who brings parameters that are not always there, and takes them away; during a turn.
+struct ParameterNeeds {
+  std::function<void(int group)> need, release;
+};
 
 /// A stage of a captured program on one rank, prepared once and used by every call (see TorchEngine).
 ///
@@ -91,6 +99,8 @@ class StageRuntime {
   [[nodiscard]] bool defers(ValueId parameter) const;
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
+  /// Whom to ask for parameters that are gathered for turns, while one runs.
+  void set_needs(ParameterNeeds needs) { *needs_ = std::move(needs); }
   /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
   /// O(parameters of the stage).
   void refresh_leaves();
@@ -111,6 +121,7 @@ class StageRuntime {
   void find_sums();
   void find_leaves(const Lookup& lookup);
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
+  [[nodiscard]] OpHooks hooks() const;
   void hold_accumulator(ValueId parameter);
 
   const DividedProgram& program_;
@@ -122,6 +133,7 @@ class StageRuntime {
   Lookup compute_;
   Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
+  std::shared_ptr<ParameterNeeds> needs_ = std::make_shared<ParameterNeeds>();
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::unique_ptr<OpRunner> runner_;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -46,9 +47,9 @@ class TorchEngine {
 
   // ShardingEngine
   [[nodiscard]] Buffer gathering(const Action& action);
-  void gathered(const Action& action) { static_cast<void>(action); }
-  void release(const Action& action) { static_cast<void>(action); }
-  void on_parameters_needed(std::function<void(int group, int bucket)> needed) { static_cast<void>(needed); }
+  void gathered(const Action& action) { there_.insert(action.group); }
+  void release(const Action& action) { release_group(action.group); }
+  void on_parameters_needed(std::function<void(int group, int bucket)> needed) { needed_ = std::move(needed); }
 
   /// This rank's samples of a batched result. After the forwards; zero samples give an empty tensor.
   [[nodiscard]] at::Tensor take_result(ValueId value);
@@ -84,6 +85,8 @@ class TorchEngine {
   void unbind_gradients(StageRuntime& stage);
   void count_down(ValueId parameter);
   [[nodiscard]] bool sums_in_turns(ValueId parameter) const;
+  void release_group(int group);
+  void need_deferred(const std::vector<ValueId>& parameters);
   [[nodiscard]] bool is_complete(ValueId parameter, bool last) const;
   void expect_gradients(const StageRuntime& stage);
   void report_rest(const StageRuntime& stage);
@@ -100,13 +103,14 @@ class TorchEngine {
   /// By group, null where not a member. Of sums into shares within turns: until the sum starts, from the first gradient on.
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within turns
+  std::set<int> there_;                               ///< groups whose parameters are gathered, not on their way
   bool sums_in_some_turns_ = false;
   std::vector<at::Tensor> shares_;                    ///< by group: this rank's part of sums into shares
   /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the last
   /// call has freed, which costs more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;
   std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
-  std::function<void(int, int)> bucket_ready_;
+  std::function<void(int, int)> bucket_ready_, needed_;
   std::map<ValueId, std::pair<int, int>> bucket_of_;  ///< parameter to (group, bucket)
   std::map<ValueId, std::size_t> place_of_;           ///< likewise, in the group's layout
   /// Gradients that stages have to add in their last backwards until the bucket is full.
