@@ -58,6 +58,10 @@ std::string describe(const HostOperation& operation) {
     case HostOperation::Kind::kReceive:
       return "receive from " + name(operation.peer) + ": " + text(operation.tag) + bytes;
     case HostOperation::Kind::kReduce: return "sum over group " + std::to_string(operation.group.value) + bytes;
+    case HostOperation::Kind::kReduceScatter:
+      return "sum into shares over group " + std::to_string(operation.group.value) + bytes;
+    case HostOperation::Kind::kAllGather:
+      return "gathering of shares over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kSetUp: break;
   }
   return "set-up of a transport";
@@ -134,21 +138,39 @@ HostTransport::Ticket HostTransport::all_reduce(Buffer buffer, DType dtype, Grou
 }
 
 HostTransport::Ticket HostTransport::all_reduce(Buffer buffer, DType dtype, GroupId group, std::string_view action) {
+  return start_collective(HostOperation::Kind::kReduce, std::move(buffer), dtype, group, action);
+}
+
+HostTransport::Ticket HostTransport::reduce_scatter(Buffer buffer, DType dtype, GroupId group) {
+  return start_collective(HostOperation::Kind::kReduceScatter, std::move(buffer), dtype, group, {});
+}
+
+HostTransport::Ticket HostTransport::all_gather(Buffer buffer, GroupId group) {
+  return start_collective(HostOperation::Kind::kAllGather, std::move(buffer), DType::kU8, group, {});
+}
+
+HostTransport::Ticket HostTransport::start_collective(HostOperation::Kind kind, Buffer buffer, DType dtype, GroupId group,
+                                                      std::string_view action) {
   if (group.value < 0 || static_cast<std::size_t>(group.value) >= groups_.size()) {
-    throw InvalidArgument("all_reduce over group " + std::to_string(group.value) + ", but this transport has " +
+    throw InvalidArgument("a collective over group " + std::to_string(group.value) + ", but this transport has " +
                           std::to_string(groups_.size()) + " groups; make_group gives the ids");
   }
   const auto& ranks = members(group);
   if (!std::binary_search(ranks.begin(), ranks.end(), rank())) {
     throw InvalidArgument(name(rank()) + " is no member of group " + std::to_string(group.value) +
-                          " and cannot take part in its sums");
+                          " and cannot take part in its collectives");
   }
-  if (!can_reduce(dtype) || buffer.bytes % static_cast<std::size_t>(size_of(dtype).value()) != 0) {
+  const auto element = static_cast<std::size_t>(size_of(dtype).value());
+  if (kind != HostOperation::Kind::kAllGather && (!can_reduce(dtype) || buffer.bytes % element != 0)) {
     throw InvalidArgument("cannot sum " + std::to_string(buffer.bytes) + " bytes of " + std::string(name_of(dtype)) +
                           "; sums take whole elements of f16, bf16, f32, f64, i32 or i64");
   }
+  if (kind != HostOperation::Kind::kReduce && buffer.bytes % (element * ranks.size()) != 0) {
+    throw InvalidArgument("cannot divide " + std::to_string(buffer.bytes) + " bytes into " + std::to_string(ranks.size()) +
+                          " equal parts of whole elements, one for each member of group " + std::to_string(group.value));
+  }
   auto operation = std::make_shared<HostOperation>();
-  operation->kind = HostOperation::Kind::kReduce;
+  operation->kind = kind;
   operation->buffer = std::move(buffer);
   operation->dtype = dtype;
   operation->group = group;

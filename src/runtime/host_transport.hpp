@@ -15,10 +15,10 @@
 
 namespace autopar::detail {
 
-/// One send, receive or sum in host memory.
+/// One send, receive or collective in host memory.
 class HostOperation final : public Operation {
  public:
-  enum class Kind : std::uint8_t { kSend, kReceive, kReduce, kSetUp };
+  enum class Kind : std::uint8_t { kSend, kReceive, kReduce, kReduceScatter, kAllGather, kSetUp };
 
   Kind kind = Kind::kSetUp;
   Buffer buffer;
@@ -54,6 +54,8 @@ class HostTransport : public TransportBackend {
   Ticket send(Buffer buffer, Rank peer, Tag tag) final;
   Ticket receive(Buffer buffer, Rank peer, Tag tag) final;
   Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) final;
+  Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) final;
+  Ticket all_gather(Buffer buffer, GroupId group) final;
   [[nodiscard]] bool done(const Ticket& ticket) final;
   void wait(const Ticket& ticket) final;
 
@@ -85,6 +87,7 @@ class HostTransport : public TransportBackend {
   using Clock = std::chrono::steady_clock;
 
   Ticket start(std::shared_ptr<HostOperation> operation, std::string_view action);
+  Ticket start_collective(HostOperation::Kind kind, Buffer buffer, DType dtype, GroupId group, std::string_view action);
   void check_peer(Rank peer, const char* what) const;
   void throw_if_broken(const HostOperation& operation, std::string_view action);
   /// Until the operation is done or it is time to look for failures. @return whether it is done

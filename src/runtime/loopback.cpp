@@ -60,6 +60,7 @@ class LoopbackContext {
 
   static void hand_over(const Posted& send, const Posted& receive);
   static void finish(const Sum& sum);
+  static void hand_out(const Sum& sum, const std::vector<const std::byte*>& addends);
 
   const std::size_t ranks_;
   std::mutex mutex_;
@@ -77,10 +78,11 @@ class LoopbackTransport final : public HostTransport, public std::enable_shared_
   void group_made(GroupId group, const std::vector<Rank>& ranks) override { context_->group_made(group, ranks); }
   void post(std::shared_ptr<HostOperation> operation) override {
     Posted posted{std::move(operation), weak_from_this()};
-    if (posted.operation->kind == HostOperation::Kind::kReduce) {
-      context_->sum(std::move(posted), rank());
-    } else {
+    const auto kind = posted.operation->kind;
+    if (kind == HostOperation::Kind::kSend || kind == HostOperation::Kind::kReceive) {
       context_->exchange(std::move(posted), rank());
+    } else {
+      context_->sum(std::move(posted), rank());
     }
   }
 
@@ -168,22 +170,40 @@ void LoopbackContext::finish(const Sum& sum) {
   std::vector<const std::byte*> addends;
   for (const Posted& part : sum.parts) {
     addends.push_back(part.operation->buffer.data);
-    if (part.operation->buffer.bytes != first.buffer.bytes || part.operation->dtype != first.dtype) {
+    const bool same = part.operation->kind == first.kind && part.operation->dtype == first.dtype;
+    if (part.operation->buffer.bytes != first.buffer.bytes || !same) {
       error = "the members of group " + std::to_string(first.group.value) + " sum buffers of different sizes or types (" +
               std::to_string(first.buffer.bytes) + " bytes of " + std::string(name_of(first.dtype)) + ", " +
               std::to_string(part.operation->buffer.bytes) + " of " + std::string(name_of(part.operation->dtype)) +
               "): the ranks do not run the same program";
     }
   }
-  if (error.empty() && first.buffer.bytes > 0) {
-    const auto elements = first.buffer.bytes / static_cast<std::size_t>(size_of(first.dtype).value());
-    std::byte* const total = sum.parts.front().operation->buffer.data;
-    add_in_order(total, addends, elements, first.dtype);
-    for (std::size_t i = 1; i < sum.parts.size(); ++i) {
-      std::copy_n(total, first.buffer.bytes, sum.parts[i].operation->buffer.data);
-    }
-  }
+  if (error.empty() && first.buffer.bytes > 0) hand_out(sum, addends);
   for (const Posted& part : sum.parts) part.complete(error);
+}
+
+/// Each member's own part of what came together, or all parts.
+void LoopbackContext::hand_out(const Sum& sum, const std::vector<const std::byte*>& addends) {
+  const HostOperation& first = *sum.parts.front().operation;
+  const auto element = static_cast<std::size_t>(size_of(first.dtype).value());
+  const auto data_of = [&](std::size_t member) { return sum.parts[member].operation->buffer.data; };
+  if (first.kind == HostOperation::Kind::kReduce) {
+    add_in_order(data_of(0), addends, first.buffer.bytes / element, first.dtype);
+    for (std::size_t i = 1; i < sum.parts.size(); ++i) std::copy_n(data_of(0), first.buffer.bytes, data_of(i));
+    return;
+  }
+  const auto part = first.buffer.bytes / sum.parts.size();
+  for (std::size_t owner = 0; owner < sum.parts.size(); ++owner) {
+    if (first.kind == HostOperation::Kind::kAllGather) {
+      for (std::size_t i = 0; i < sum.parts.size(); ++i) {
+        if (i != owner) std::copy_n(data_of(owner) + owner * part, part, data_of(i) + owner * part);
+      }
+      continue;
+    }
+    auto own = addends;
+    for (auto& addend : own) addend += owner * part;
+    add_in_order(data_of(owner) + owner * part, own, part / element, first.dtype);
+  }
 }
 
 /// What the threads of one loopback world share.

@@ -178,20 +178,23 @@ class MpiTransport::SumTask final : public MpiTask {
         self_(static_cast<std::size_t>(
             std::find(members_.begin(), members_.end(), transport_->rank()) - members_.begin())),
         element_(static_cast<std::size_t>(size_of(operation_->dtype).value())),
-        small_(operation_->buffer.bytes <= kSmallSum) {}
+        kind_(operation_->kind),
+        small_(kind_ == HostOperation::Kind::kReduce && operation_->buffer.bytes <= kSmallSum) {}
 
   void start() override { queue().push_back(this); }
 
   bool advance() override {
     if (queue().front() != this) return false;
     if (step_ == Step::kBegin) {
-      exchange();
-      step_ = Step::kExchange;
+      const bool adds = kind_ != HostOperation::Kind::kAllGather;
+      if (adds) exchange();
+      else share();
+      step_ = adds ? Step::kExchange : Step::kShare;
     }
     if (!requests_.test(*operation_)) return false;
     if (requests_.error().empty() && step_ == Step::kExchange) {
       add();
-      if (!small_) {
+      if (!small_ && kind_ == HostOperation::Kind::kReduce) {
         share();
         step_ = Step::kShare;
         if (!requests_.test(*operation_)) return false;
@@ -274,6 +277,7 @@ class MpiTransport::SumTask final : public MpiTask {
   const std::vector<Rank> members_;
   const std::size_t self_;
   const std::size_t element_;
+  const HostOperation::Kind kind_;
   const bool small_;
   Step step_ = Step::kBegin;
   std::vector<std::byte> received_;
@@ -291,7 +295,7 @@ void MpiTransport::group_made(GroupId group, const std::vector<Rank>&) {
 }
 
 void MpiTransport::post(std::shared_ptr<HostOperation> operation) {
-  if (operation->kind == HostOperation::Kind::kReduce) {
+  if (operation->kind != HostOperation::Kind::kSend && operation->kind != HostOperation::Kind::kReceive) {
     auto ranks = members(operation->group);
     engine_->submit(std::make_unique<SumTask>(shared_from_this(), std::move(operation), std::move(ranks)));
   } else {

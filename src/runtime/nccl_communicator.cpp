@@ -28,7 +28,7 @@ void check_cuda(const char* function, cudaError_t code, Rank self) {
 
 NcclCommunicator::NcclCommunicator(std::string name, const ncclUniqueId& id, int members, int position,
                                    std::shared_ptr<Health> health)
-    : name_(std::move(name)), health_(std::move(health)) {
+    : name_(std::move(name)), members_(members), position_(position), health_(std::move(health)) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   int lowest = 0;

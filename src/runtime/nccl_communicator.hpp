@@ -61,6 +61,8 @@ class NcclCommunicator {
   [[nodiscard]] ncclComm_t get() const { return communicator_; }
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
   [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int members() const { return members_; }
+  [[nodiscard]] int position() const { return position_; }  ///< among them
 
   /// Polls until what was called last is under way. @throws TransportError on errors, failures and stalls.
   void settle(const char* function, ncclResult_t code);
@@ -73,6 +75,8 @@ class NcclCommunicator {
   [[nodiscard]] bool finish_quietly() noexcept;
 
   const std::string name_;
+  const int members_;
+  const int position_;
   const std::shared_ptr<Health> health_;
   ncclComm_t communicator_ = nullptr;
   cudaStream_t stream_ = nullptr;

@@ -146,25 +146,43 @@ class NcclTransport final : public TransportBackend {
   }
 
   Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) override {
-    const auto index = static_cast<std::size_t>(group.value);
-    if (group.value < 0 || index >= groups_.size() || !groups_[index]) {
-      throw InvalidArgument(name(rank()) + " is no member of group " + std::to_string(group.value) +
-                            " and cannot take part in its sums");
-    }
-    const auto type = nccl_type(dtype);
-    const auto element = static_cast<std::size_t>(size_of(dtype).value());
-    if (!type || buffer.bytes % element != 0) {
-      throw InvalidArgument("cannot sum " + std::to_string(buffer.bytes) + " bytes of " + std::string(name_of(dtype)) +
-                            "; sums take whole elements of f16, bf16, f32, f64, i32 or i64");
-    }
+    NcclCommunicator& communicator = of_group(group);
+    const auto type = summed_type(buffer, dtype);
     if (buffer.bytes == 0) return {};
-    NcclCommunicator& communicator = *groups_[index];
     std::byte* const data = buffer.data;
-    const std::size_t elements = buffer.bytes / element;
+    const std::size_t elements = buffer.bytes / static_cast<std::size_t>(size_of(dtype).value());
     const std::string action =
         "sum over group " + std::to_string(group.value) + " (" + std::to_string(buffer.bytes) + " bytes)";
     return run(communicator, std::move(buffer), Rank::none(), action, [&] {
-      return ncclAllReduce(data, data, elements, *type, ncclSum, communicator.get(), communicator.stream());
+      return ncclAllReduce(data, data, elements, type, ncclSum, communicator.get(), communicator.stream());
+    });
+  }
+
+  Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) override {
+    NcclCommunicator& communicator = of_group(group);
+    const auto type = summed_type(buffer, dtype);
+    const auto element = static_cast<std::size_t>(size_of(dtype).value());
+    const std::size_t part = part_of(buffer, element, communicator);
+    if (buffer.bytes == 0) return {};
+    std::byte* const data = buffer.data;
+    std::byte* const own = data + part * static_cast<std::size_t>(communicator.position());
+    const std::string action =
+        "sum into shares over group " + std::to_string(group.value) + " (" + std::to_string(buffer.bytes) + " bytes)";
+    return run(communicator, std::move(buffer), Rank::none(), action, [&] {
+      return ncclReduceScatter(data, own, part / element, type, ncclSum, communicator.get(), communicator.stream());
+    });
+  }
+
+  Ticket all_gather(Buffer buffer, GroupId group) override {
+    NcclCommunicator& communicator = of_group(group);
+    const std::size_t part = part_of(buffer, 1, communicator);
+    if (buffer.bytes == 0) return {};
+    std::byte* const data = buffer.data;
+    const std::byte* const own = data + part * static_cast<std::size_t>(communicator.position());
+    const std::string action =
+        "gathering of shares over group " + std::to_string(group.value) + " (" + std::to_string(buffer.bytes) + " bytes)";
+    return run(communicator, std::move(buffer), Rank::none(), action, [&] {
+      return ncclAllGather(own, data, part, ncclInt8, communicator.get(), communicator.stream());
     });
   }
 
@@ -239,6 +257,28 @@ class NcclTransport final : public TransportBackend {
     communicator.settle("first sum", ncclAllReduce(scratch, scratch, 1, ncclFloat32, ncclSum, communicator.get(),
                                                    communicator.stream()));
     check_cuda("cudaFreeAsync", cudaFreeAsync(scratch, communicator.stream()), rank());
+  }
+
+  NcclCommunicator& of_group(GroupId group) {
+    const auto index = static_cast<std::size_t>(group.value);
+    if (group.value >= 0 && index < groups_.size() && groups_[index]) return *groups_[index];
+    throw InvalidArgument(name(rank()) + " is no member of group " + std::to_string(group.value) +
+                          " and cannot take part in its collectives");
+  }
+
+  static ncclDataType_t summed_type(const Buffer& buffer, DType dtype) {
+    const auto type = nccl_type(dtype);
+    if (type && buffer.bytes % static_cast<std::size_t>(size_of(dtype).value()) == 0) return *type;
+    throw InvalidArgument("cannot sum " + std::to_string(buffer.bytes) + " bytes of " + std::string(name_of(dtype)) +
+                          "; sums take whole elements of f16, bf16, f32, f64, i32 or i64");
+  }
+
+  /// Bytes of a member's part.
+  static std::size_t part_of(const Buffer& buffer, std::size_t element, const NcclCommunicator& communicator) {
+    const auto members = static_cast<std::size_t>(communicator.members());
+    if (buffer.bytes % (element * members) == 0) return buffer.bytes / members;
+    throw InvalidArgument("cannot divide " + std::to_string(buffer.bytes) + " bytes into " + std::to_string(members) +
+                          " equal parts of whole elements, one for each member of communicator " + communicator.name());
   }
 
   NcclCommunicator& between(Rank from, Rank to) {

@@ -20,6 +20,8 @@ BarKind kind_of(const Action& action) {
     case ActionKind::kReceive:
       return BarKind::kReceive;
     case ActionKind::kReduce:
+    case ActionKind::kReduceScatter:
+    case ActionKind::kGather:
       return BarKind::kReduce;
     case ActionKind::kBackwardInput:
       return BarKind::kBackwardInput;

@@ -123,12 +123,31 @@ void random_traffic_arrives(World& world, std::uint32_t seed) {
       if (std::find(members.begin(), members.end(), world.rank_id()) == members.end()) continue;
       std::vector<std::vector<std::byte>> addends;
       for (const Rank member : members) {
-        addends.push_back(whole_numbers(mixed + static_cast<std::uint32_t>(member.value()), step.sum.elements, step.sum.doubles));
+        addends.push_back(whole_numbers(mixed + static_cast<std::uint32_t>(member.value()), step.sum.whole(members.size()),
+                                        step.sum.doubles));
       }
       const auto self = static_cast<std::size_t>(std::find(members.begin(), members.end(), world.rank_id()) - members.begin());
       Buffer buffer = on_device(addends[self], stream);
-      auto ticket = transport.all_reduce(buffer, step.sum.doubles ? DType::kF64 : DType::kF32, ids[step.sum.group]);
-      pending.push_back({ticket, buffer, step.sum.doubles ? sum_of<double>(addends) : sum_of<float>(addends)});
+      auto ticket = transport_laws::start(transport, step.sum, buffer, ids[step.sum.group]);
+      const auto part = step.sum.elements * step.sum.element_bytes();
+      if (step.sum.kind == transport_laws::Collective::kAllGather) {
+        std::vector<std::byte> all;
+        for (std::size_t i = 0; i < members.size(); ++i) {
+          const auto from = addends[i].begin() + static_cast<std::ptrdiff_t>(i * part);
+          all.insert(all.end(), from, from + static_cast<std::ptrdiff_t>(part));
+        }
+        pending.push_back({ticket, buffer, all});
+        continue;
+      }
+      auto total = step.sum.doubles ? sum_of<double>(addends) : sum_of<float>(addends);
+      if (step.sum.kind == transport_laws::Collective::kReduceScatter) {
+        const auto from = total.begin() + static_cast<std::ptrdiff_t>(self * part);
+        total = {from, from + static_cast<std::ptrdiff_t>(part)};
+        const Buffer own{buffer.data + self * part, part, buffer.owner};
+        pending.push_back({ticket, own, total});
+        continue;
+      }
+      pending.push_back({ticket, buffer, total});
       continue;
     }
     const auto content = transport_laws::pattern(mixed, step.message.bytes);

@@ -25,7 +25,7 @@ inline std::mutex& generator_mutex() {
   return mutex;
 }
 
-enum class Optimizer { kSgd, kAdamW };
+enum class Optimizer { kSgd, kAdamW, kRmsProp, kAdagrad };
 
 /// One way to run a model.
 struct Setup {
@@ -49,7 +49,9 @@ struct Setup {
       for (const auto n : step) out << n << ' ';
       out << ']';
     }
-    out << ", accumulate " << accumulate << ", clip " << clip_norm << (optimizer == Optimizer::kSgd ? ", sgd" : ", adamw");
+    constexpr const char* kNames[] = {", sgd", ", adamw", ", rmsprop", ", adagrad"};
+    out << ", accumulate " << accumulate << ", clip " << clip_norm << kNames[static_cast<int>(optimizer)] << ", zero "
+        << options.zero;
     return out.str();
   }
 };
@@ -108,7 +110,19 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(Optimizer kind, c
   if (kind == Optimizer::kSgd) {
     return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.05).momentum(0.9));
   }
+  if (kind == Optimizer::kRmsProp) {
+    return std::make_unique<torch::optim::RMSprop>(parameters, torch::optim::RMSpropOptions(1e-2).eps(1e-3).momentum(0.5));
+  }
+  if (kind == Optimizer::kAdagrad) {
+    return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(1e-2).initial_accumulator_value(0.1));
+  }
   return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-2).eps(1e-3));
+}
+
+/// The elements that a rank holds, as its handle has them.
+inline Tensor held_part(const Tensor& whole, const autopar::ParameterShard& shard) {
+  if (!whole.defined() || shard.whole) return whole;
+  return whole.reshape({-1}).slice(0, shard.begin, shard.end);
 }
 
 /// The scalar that a user makes of results: a loss stays, other results are weighted by sample.
@@ -267,11 +281,19 @@ void check_rank(autopar::World& world, Model& model, const Reference<decltype(Ne
         if (item.value().grad().defined()) throw Failure("gradient of '" + item.key() + "', which this rank does not own");
         continue;
       }
-      check_close(item.value().grad(), find(reference.gradients[step], item.key()), traits.tolerance,
+      const auto want = held_part(find(reference.gradients[step], item.key()), model->shard(item.value()));
+      check_close(item.value().grad(), want, traits.tolerance,
                   "step " + std::to_string(step) + ", gradient of " + item.key());
     }
     optimizer->step();
   }
+  bool trains = false, shares = false;
+  for (const auto& item : model->named_parameters()) {
+    trains = trains || (model->owns(item.value()) && item.value().grad().defined());
+    shares = shares || !model->shard(item.value()).whole;
+  }
+  const auto& replicas = setup.options.replicas;
+  if (setup.options.zero > 0 && trains && !shares && replicas.size() == 1 && replicas[0] > 1) throw Failure("nothing is in shares");
   const auto state = model->gather_state();
   if (rank != 0) return;
   for (const auto& item : state) {

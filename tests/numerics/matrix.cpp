@@ -101,6 +101,7 @@ constexpr int kMicrobatches[] = {1, 2, 4, 3, 40};
 constexpr int kAccumulate[] = {1, 2, 4};
 constexpr double kClip[] = {0, 2, std::numeric_limits<double>::infinity()};
 constexpr int kSteps = 3;
+constexpr int kZeroLevels = 4;
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
@@ -120,12 +121,13 @@ std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
   return out;
 }
 
-/// What a row's factors of training say, whichever plan runs it: layout of samples, optimizer, accumulation, clipping.
-void set_training(Setup& setup, int ranks, std::span<const int, 4> factors) {
+/// What a row's factors of training say, whichever plan runs it: layout of samples, optimizer, accumulation, clipping, ZeRO.
+void set_training(Setup& setup, int ranks, std::span<const int, 5> factors) {
   setup.local = layout(factors[0], ranks);
-  setup.optimizer = factors[1] == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
+  setup.optimizer = static_cast<Optimizer>(factors[1]);
   setup.accumulate = kAccumulate[factors[2]];
   setup.clip_norm = kClip[factors[3]];
+  setup.options.zero = factors[4];
 }
 
 }  // namespace
@@ -181,7 +183,7 @@ const std::vector<MatrixModel>& matrix_models() {
 }
 
 std::vector<int> MatrixFactors::levels() {
-  return {static_cast<int>(matrix_models().size()), static_cast<int>(shapes().size()), 5, 2, 4, 2, 3, 3};
+  return {static_cast<int>(matrix_models().size()), static_cast<int>(shapes().size()), 5, 2, 4, 4, 3, 3, kZeroLevels};
 }
 
 int MatrixFactors::ranks(const std::vector<int>& row) { return shapes()[static_cast<size_t>(row[1])].ranks; }
@@ -196,7 +198,7 @@ std::optional<Setup> MatrixFactors::setup(const std::vector<int>& row) {
   setup.options.replicas = shape.replicas;
   setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[2]];
   setup.options.schedule = row[3] == 0 || !model.loss_inside ? "gpipe" : "1f1b";
-  set_training(setup, shape.ranks, std::span(row).last<4>());
+  set_training(setup, shape.ranks, std::span(row).last<5>());
   return setup;
 }
 
@@ -227,7 +229,7 @@ const std::vector<Shape>& positions() {
 
 std::vector<int> ChunkedFactors::levels() {
   return {static_cast<int>(matrix_models().size()), static_cast<int>(std::size(kChunkedKinds)),
-          static_cast<int>(positions().size()), 5, 4, 2, 2, 2};
+          static_cast<int>(positions().size()), 5, 4, 4, 2, 2, kZeroLevels};
 }
 
 int ChunkedFactors::ranks(const std::vector<int>& row) { return positions()[static_cast<size_t>(row[2])].ranks; }
@@ -243,7 +245,7 @@ std::optional<Setup> ChunkedFactors::setup(const std::vector<int>& row) {
   setup.options.stages = static_cast<int>(shape.replicas.size());
   setup.options.replicas = shape.replicas;
   setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[3]];
-  set_training(setup, shape.ranks, std::span(row).last<4>());
+  set_training(setup, shape.ranks, std::span(row).last<5>());
   return setup;
 }
 

@@ -22,8 +22,9 @@ const std::vector<MatrixModel>& matrix_models();
 
 /// The plans, layouts and training options that are combined with every model.
 struct MatrixFactors {
-  static constexpr int kFactors = 8;
-  /// Levels of: model, ranks and replicas, micro-batches, schedule, layout of samples, optimizer, accumulation, clipping.
+  static constexpr int kFactors = 9;
+  /// Levels of: model, ranks and replicas, micro-batches, schedule, layout of samples, optimizer, accumulation, clipping,
+  /// ZeRO.
   static std::vector<int> levels();
   /// Ranks that a row needs.
   static int ranks(const std::vector<int>& row);
@@ -35,7 +36,7 @@ struct MatrixFactors {
 /// The schedules with several stages a rank or with backwards in two parts, likewise.
 struct ChunkedFactors {
   /// Levels of: model, schedule, positions and replicas, micro-batches, layout of samples, optimizer, accumulation,
-  /// clipping.
+  /// clipping, ZeRO.
   static std::vector<int> levels();
   static int ranks(const std::vector<int>& row);
   static std::optional<Setup> setup(const std::vector<int>& row);

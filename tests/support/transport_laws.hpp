@@ -38,13 +38,22 @@ struct Message {
   Tag tag;
 };
 
+enum class Collective : std::uint8_t { kAllReduce, kReduceScatter, kAllGather };
+
 struct SumStep {
+  Collective kind = Collective::kAllReduce;
   std::size_t group = 0;
   std::size_t elements = 0;
   bool doubles = false;
+
+  /// Of the whole buffer: those that have a part for each member are larger.
+  [[nodiscard]] std::size_t whole(std::size_t members) const {
+    return kind == Collective::kAllReduce ? elements : elements * members;
+  }
+  [[nodiscard]] std::size_t element_bytes() const { return doubles ? 8 : 4; }
 };
 
-/// One step of the traffic that every rank derives from the seed: a message or a sum.
+/// One step of the traffic that every rank derives from the seed: a message or a collective.
 struct Step {
   bool is_sum = false;
   Message message;
@@ -60,7 +69,8 @@ inline std::vector<Step> random_traffic(std::uint32_t seed, int ranks, std::size
     Step step;
     step.is_sum = ranks == 1 || below(3) == 0;
     const std::size_t size = sizes[static_cast<std::size_t>(below(static_cast<int>(sizes.size())))];
-    step.sum = {static_cast<std::size_t>(below(static_cast<int>(groups))), size / 4 + size % 4, below(2) == 0};
+    step.sum = {static_cast<Collective>(below(3)), static_cast<std::size_t>(below(static_cast<int>(groups))),
+                size / 4 + size % 4, below(2) == 0};
     step.message = {below(ranks), 0, size, {below(9), below(9), below(2)}};
     if (ranks > 1) step.message.to = (step.message.from + 1 + below(ranks - 1)) % ranks;
     traffic.push_back(step);
@@ -96,20 +106,55 @@ std::vector<std::byte> expected_sum(std::uint32_t seed, std::size_t step, const 
   return {raw.begin(), raw.end()};
 }
 
-inline std::vector<std::byte> own_addend(std::uint32_t seed, std::size_t step, Rank self, const SumStep& sum) {
+inline std::vector<std::byte> own_addend(std::uint32_t seed, std::size_t step, Rank self, const SumStep& sum,
+                                         std::size_t members) {
   const auto mixed = seed + static_cast<std::uint32_t>(step * 31 + self.index());
   if (sum.doubles) {
-    const auto values = addend<double>(mixed, sum.elements);
+    const auto values = addend<double>(mixed, sum.whole(members));
     const auto raw = std::as_bytes(std::span(values));
     return {raw.begin(), raw.end()};
   }
-  const auto values = addend<float>(mixed, sum.elements);
+  const auto values = addend<float>(mixed, sum.whole(members));
   const auto raw = std::as_bytes(std::span(values));
   return {raw.begin(), raw.end()};
 }
 
+/// What a collective leaves in the buffer, and where: of a sum into shares only the own part is said.
+struct Outcome {
+  std::vector<std::byte> bytes;
+  std::size_t begin = 0;
+};
+inline Outcome outcome(std::uint32_t seed, std::size_t step, const std::vector<Rank>& members, Rank self, const SumStep& sum) {
+  const auto part = sum.elements * sum.element_bytes();
+  if (sum.kind == Collective::kAllGather) {
+    Outcome all;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const auto whole = own_addend(seed, step, members[i], sum, members.size());
+      const auto from = whole.begin() + static_cast<std::ptrdiff_t>(i * part);
+      all.bytes.insert(all.bytes.end(), from, from + static_cast<std::ptrdiff_t>(part));
+    }
+    return all;
+  }
+  auto total = sum.doubles ? expected_sum<double>(seed, step, members, sum.whole(members.size()))
+                           : expected_sum<float>(seed, step, members, sum.whole(members.size()));
+  if (sum.kind == Collective::kAllReduce) return {std::move(total), 0};
+  const auto position = static_cast<std::size_t>(std::find(members.begin(), members.end(), self) - members.begin());
+  const auto from = total.begin() + static_cast<std::ptrdiff_t>(position * part);
+  return {{from, from + static_cast<std::ptrdiff_t>(part)}, position * part};
+}
+
+inline AnyTransport::Ticket start(AnyTransport& transport, const SumStep& sum, Buffer buffer, GroupId group) {
+  const auto dtype = sum.doubles ? DType::kF64 : DType::kF32;
+  switch (sum.kind) {
+    case Collective::kAllReduce: return transport.all_reduce(std::move(buffer), dtype, group);
+    case Collective::kReduceScatter: return transport.reduce_scatter(std::move(buffer), dtype, group);
+    case Collective::kAllGather: break;
+  }
+  return transport.all_gather(std::move(buffer), group);
+}
+
 /// Every message arrives once, unchanged and in order; every sum has the bits of the additions in the order of ranks, on
-/// every member; nothing waits for ever although ranks wait at random times.
+/// every member, whole or in shares; what is gathered are the members' parts; nothing waits for ever although ranks wait at random times.
 inline void random_traffic_arrives(World& world, AnyTransport transport, std::uint32_t seed, int steps) {
   const int ranks = world.size();
   std::vector<std::vector<Rank>> groups;
@@ -123,7 +168,7 @@ inline void random_traffic_arrives(World& world, AnyTransport transport, std::ui
   struct Pending {
     AnyTransport::Ticket ticket;
     std::shared_ptr<std::vector<std::byte>> memory;
-    std::vector<std::byte> expected;
+    Outcome expected;
     std::size_t step;
   };
   std::vector<Pending> pending;
@@ -131,7 +176,8 @@ inline void random_traffic_arrives(World& world, AnyTransport transport, std::ui
   const auto finish = [&](std::size_t which) {
     transport.wait(pending[which].ticket);
     require(transport.done(pending[which].ticket), "an operation is done after wait");
-    require(*pending[which].memory == pending[which].expected,
+    const auto& [bytes, begin] = pending[which].expected;
+    require(std::equal(bytes.begin(), bytes.end(), pending[which].memory->begin() + static_cast<std::ptrdiff_t>(begin)),
             "step " + std::to_string(pending[which].step) + " of seed " + std::to_string(seed) + " has other bytes");
     pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(which));
   };
@@ -144,14 +190,13 @@ inline void random_traffic_arrives(World& world, AnyTransport transport, std::ui
     if (step.is_sum) {
       const auto& members = groups[step.sum.group];
       if (std::find(members.begin(), members.end(), world.rank_id()) == members.end()) continue;
-      next.memory = std::make_shared<std::vector<std::byte>>(own_addend(seed, i, world.rank_id(), step.sum));
-      next.expected = step.sum.doubles ? expected_sum<double>(seed, i, members, step.sum.elements)
-                                       : expected_sum<float>(seed, i, members, step.sum.elements);
-      next.ticket = transport.all_reduce(buffer_of(next.memory), step.sum.doubles ? DType::kF64 : DType::kF32,
-                                         ids[step.sum.group]);
+      next.memory = std::make_shared<std::vector<std::byte>>(
+          own_addend(seed, i, world.rank_id(), step.sum, members.size()));
+      next.expected = outcome(seed, i, members, world.rank_id(), step.sum);
+      next.ticket = start(transport, step.sum, buffer_of(next.memory), ids[step.sum.group]);
     } else {
       const auto content = pattern(seed + static_cast<std::uint32_t>(i), step.message.bytes);
-      next.expected = content;
+      next.expected = {content, 0};
       if (step.message.from == world.rank()) {
         next.memory = std::make_shared<std::vector<std::byte>>(content);
         next.ticket = transport.send(buffer_of(next.memory), Rank(step.message.to), step.message.tag);

@@ -71,7 +71,7 @@ class FakeEngine {
       : model_(model), phase_(phase), ledger_(ledger), script_(std::move(script)) {
     for (const Action& action : actions) {
       if (is_turn(action.kind) && action.kind != ActionKind::kForward) ++backwards_left_[action.stage];
-      if (action.kind == ActionKind::kReduce) to_report_.push_back(action);
+      if (action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter) to_report_.push_back(action);
     }
     Dice dice(script_.bucket_order);
     for (std::size_t i = to_report_.size(); i > 1; --i) {
@@ -81,6 +81,7 @@ class FakeEngine {
 
   void forward(const Action& action) {
     count("forward", action);
+    need_parameters(action);
     model_.forward(action);
   }
 
@@ -111,30 +112,66 @@ class FakeEngine {
 
   void on_bucket_ready(std::function<void(int, int)> ready) { ready_ = std::move(ready); }
 
+  void on_parameters_needed(std::function<void(int, int)> needed) { needed_ = std::move(needed); }
+
+  /// Of a sum into shares every member's part is the whole, so that each can be checked.
   Buffer bucket(const Action& action) {
     count("bucket", action);
     if (is_awaited(action)) {
       throw std::logic_error(describe(action) + ": the bucket is not full");
     }
-    model_.start_reduction(action);
-    std::array<std::int64_t, 4> limbs{};
-    for (std::size_t k = 0; k < 4; ++k) {
-      limbs[k] = static_cast<std::int64_t>(model_.bucket(action) >> (16 * k) & 0xffff);
+    const bool of_turn = action.microbatch >= 0;
+    if (!of_turn) model_.start_reduction(action);
+    const Word word = of_turn ? model_.take_bucket(action) : model_.bucket(action);
+    std::vector<std::int64_t> limbs;
+    const auto parts = action.kind == ActionKind::kReduce ? 1 : model_.members(action);
+    for (std::size_t part = 0; part < parts; ++part) {
+      for (std::size_t k = 0; k < 4; ++k) limbs.push_back(static_cast<std::int64_t>(word >> (16 * k) & 0xffff));
     }
-    const Buffer buffer = make_buffer(sizeof limbs, ledger_);
-    std::memcpy(buffer.data, limbs.data(), sizeof limbs);
-    sums_.push_back(buffer);
+    const Buffer buffer = make_buffer(limbs.size() * sizeof limbs[0], ledger_);
+    std::memcpy(buffer.data, limbs.data(), buffer.bytes);
+    sums_[{action.group, action.bucket, action.microbatch}] = buffer;
     return buffer;
   }
   DType bucket_dtype(const Action&) { return DType::kI64; }
 
+  /// A part names its owner and the bucket.
+  Buffer gathering(const Action& action) {
+    count("gathering", action);
+    const Buffer buffer = make_buffer(model_.members(action) * sizeof(Word), ledger_);
+    const Word own = part_of(action, model_.position(action));
+    std::memset(buffer.data, 0, buffer.bytes);
+    std::memcpy(buffer.data + model_.position(action) * sizeof(Word), &own, sizeof own);
+    gathering_[{action.group, action.bucket}] = buffer;
+    return buffer;
+  }
+  void gathered(const Action& action) {
+    count("gathered", action);
+    const Buffer& buffer = gathering_.at({action.group, action.bucket});
+    for (std::size_t member = 0; member < model_.members(action); ++member) {
+      Word part = 0;
+      std::memcpy(&part, buffer.data + member * sizeof part, sizeof part);
+      if (part != part_of(action, member)) throw std::logic_error(describe(action) + ": a part is wrong");
+    }
+    model_.gather(action);
+    if (action.microbatch < 0) gathering_.erase({action.group, action.bucket});
+  }
+  void release(const Action& action) {
+    count("release", action);
+    if (gathering_.erase({action.group, action.bucket}) == 0) throw std::logic_error(describe(action) + ": never there");
+  }
+
   void reduced(const Action& action) {
     count("reduced", action);
     std::array<std::int64_t, 4> limbs{};
-    std::memcpy(limbs.data(), sums_.at(reduced_++).data, sizeof limbs);
-    Word& word = model_.bucket(action);
-    word = 0;
+    const auto own = action.kind == ActionKind::kReduce ? 0 : model_.position(action);
+    Buffer& sum = sums_.at({action.group, action.bucket, action.microbatch});
+    std::memcpy(limbs.data(), sum.data + own * sizeof limbs, sizeof limbs);
+    sum = {};
+    Word word = 0;
     for (std::size_t k = 0; k < 4; ++k) word += static_cast<Word>(limbs[k]) << (16 * k);
+    if (action.microbatch >= 0) model_.add_to_share(action, word);
+    else model_.bucket(action) = word;
   }
 
   /// Calls of the engine so far.
@@ -143,9 +180,11 @@ class FakeEngine {
  private:
   void backward_turn(const char* call, const Action& action) {
     count(call, action);
+    need_parameters(action);
     if (action.kind == ActionKind::kBackwardWeight) model_.backward_weight(action);
     else model_.backward(action, phase_ == Phase::kBackward);
     --backwards_left_[action.stage];
+    if (gives_weight_gradients(action.kind)) filled_.insert({action.stage, action.microbatch});
     for (const Action& reduction : to_report_) {
       const bool last = !is_awaited(reduction) && (reduction.stage == action.stage || !reduction.stage.valid());
       if ((last || script_.eager) && ready_) ready_(reduction.group, reduction.bucket);
@@ -155,8 +194,21 @@ class FakeEngine {
 
   /// Whether backwards that fill the bucket are still to come.
   [[nodiscard]] bool is_awaited(const Action& reduction) const {
+    if (reduction.microbatch >= 0) {
+      return model_.computes(reduction) && !filled_.contains({reduction.stage, reduction.microbatch});
+    }
     return std::any_of(backwards_left_.begin(), backwards_left_.end(), [&](const auto& left) {
       return left.second > 0 && (left.first == reduction.stage || !reduction.stage.valid());
+    });
+  }
+
+  static Word part_of(const Action& action, std::size_t member) {
+    return testing::noise(action.group, action.bucket, static_cast<std::int64_t>(member));
+  }
+
+  void need_parameters(const Action& turn) {
+    model_.for_each_gathered_by(turn, [&](int group, int bucket) {
+      if (needed_) needed_(group, bucket);
     });
   }
 
@@ -178,15 +230,16 @@ class FakeEngine {
   Phase phase_;
   Ledger& ledger_;
   Script script_;
-  std::function<void(int, int)> ready_;
+  std::function<void(int, int)> ready_, needed_;
+  std::map<std::pair<int, int>, Buffer> gathering_;
+  std::set<std::pair<StageId, int>> filled_;  // by weight gradients of a micro-batch
   std::vector<Action> to_report_;
-  std::vector<Buffer> sums_;
-  std::size_t reduced_ = 0;
+  std::map<std::tuple<int, int, int>, Buffer> sums_;
   std::size_t calls_ = 0;
   std::map<StageId, int> backwards_left_;
   std::map<std::tuple<StageId, int, Flow>, std::pair<int, Rank>> last_accepted_;
 };
-static_assert(SplitBackwardEngine<FakeEngine>);
+static_assert(SplitBackwardEngine<FakeEngine> && ShardingEngine<FakeEngine>);
 
 /// A transport that tells what is started, and knows what nobody has seen the end of.
 class LoggedTransport {
@@ -210,6 +263,14 @@ class LoggedTransport {
   Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
     tell("all_reduce");
     return *open_.insert(transport_.all_reduce(std::move(buffer), dtype, group)).first;
+  }
+  Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) {
+    tell("reduce_scatter");
+    return *open_.insert(transport_.reduce_scatter(std::move(buffer), dtype, group)).first;
+  }
+  Ticket all_gather(Buffer buffer, GroupId group) {
+    tell("all_gather");
+    return *open_.insert(transport_.all_gather(std::move(buffer), group)).first;
   }
   bool done(const Ticket& ticket) {
     const bool over = transport_.done(ticket);
@@ -253,6 +314,12 @@ class HoldingTransport {
   Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
     return ended("reduce", Rank::none(), {group.value, 0, 0}, transport_.all_reduce(std::move(buffer), dtype, group));
   }
+  Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) {
+    return ended("scatter", Rank::none(), {group.value, 0, 0}, transport_.reduce_scatter(std::move(buffer), dtype, group));
+  }
+  Ticket all_gather(Buffer buffer, GroupId group) {
+    return ended("gather", Rank::none(), {group.value, 0, 0}, transport_.all_gather(std::move(buffer), group));
+  }
   bool done(const Ticket& ticket) { return transport_.done(ticket); }
   void wait(const Ticket& ticket) { transport_.wait(ticket); }
 
@@ -293,8 +360,11 @@ std::vector<std::string> messages_and_sums(const std::vector<Action>& actions, R
   std::vector<std::string> names;
   for (const Action& action : actions) {
     const Tag tag{action.channel, action.microbatch, static_cast<std::int32_t>(action.flow)};
-    if (action.kind == ActionKind::kReduce) {
-      names.push_back(HoldingTransport::name("reduce", Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0}));
+    if (is_collective(action.kind)) {
+      const char* name = action.kind == ActionKind::kReduce    ? "reduce"
+                         : action.kind == ActionKind::kGather ? "gather"
+                                                              : "scatter";
+      names.push_back(HoldingTransport::name(name, Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0}));
     } else if (action.peer != self && action.kind == ActionKind::kSend) {
       names.push_back(HoldingTransport::name("send", action.peer, tag));
     } else if (action.peer != self && action.kind == ActionKind::kReceive) {
@@ -343,7 +413,8 @@ std::string run_phases(const Case& example, const std::vector<Phase>& phases, co
 /// A step, and a forward and a backward phase, under an order that the seed chooses; whether ranks have several stages, too.
 template <class Wire = AnyTransport>
 std::string run_random_case(std::uint32_t seed) {
-  const auto example = seed % 2 == 0 ? testing::random_case(seed, 6, 6) : testing::random_chunked_case(seed, 5, 5);
+  auto example = seed % 2 == 0 ? testing::random_case(seed, 6, 6) : testing::random_chunked_case(seed, 5, 5);
+  if (seed % 5 > 1) example = testing::in_shares(example, seed);
   const auto run = [&](const auto& policy) {
     auto wrong = run_phases<Wire>(example, {Phase::kStep}, policy, seed);
     return wrong.empty() ? run_phases<Wire>(example, {Phase::kForward, Phase::kBackward}, policy, seed) : wrong;
@@ -358,7 +429,8 @@ std::string run_random_case(std::uint32_t seed) {
 /// The same under the schedules that part backwards or say where stages are.
 template <class Wire = AnyTransport>
 std::string run_random_placed_case(ScheduleKind kind, std::uint32_t seed) {
-  const auto example = testing::random_placed_case(seed, kind, 6, 7);
+  auto example = testing::random_placed_case(seed, kind, 6, 7);
+  if (seed % 5 > 1) example = testing::in_shares(example, seed);
   return with_policy(kind, [&](const auto& policy) {
     auto wrong = run_phases<Wire>(example, {Phase::kStep}, policy, seed);
     return wrong.empty() ? run_phases<Wire>(example, {Phase::kForward, Phase::kBackward}, policy, seed) : wrong;

@@ -205,7 +205,8 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
       memory[s].workspace += work.graph[node].resident;
     }
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
-    if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 3 : 1);
+    // Of gradients one bucket is filled and one on its way; of parameters one is in use and the next on its way.
+    if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 4 : 2);
   }
   return memory;
 }

@@ -51,6 +51,8 @@ class TransportBackend {
   virtual Ticket send(Buffer buffer, Rank peer, Tag tag) = 0;
   virtual Ticket receive(Buffer buffer, Rank peer, Tag tag) = 0;
   virtual Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) = 0;
+  virtual Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) = 0;
+  virtual Ticket all_gather(Buffer buffer, GroupId group) = 0;
   [[nodiscard]] virtual bool done(const Ticket& ticket) = 0;
   virtual void wait(const Ticket& ticket) = 0;
 };
@@ -61,7 +63,7 @@ class TransportBackend {
 /// Used by one thread at a time.
 ///
 /// A received message must have the tag and the size that the receiver expects, else `wait` throws TransportError:
-/// the ranks do not run the same program. `all_reduce` takes kF32, kF64, kF16, kBF16 and kI64. Host transports add in
+/// the ranks do not run the same program. Sums take kF32, kF64, kF16, kBF16 and kI64. Host transports add in
 /// the order of the group's ranks (16-bit types in fp32, rounded once), so loopback and MPI give the same bits.
 class AnyTransport {
  public:
@@ -88,6 +90,13 @@ class AnyTransport {
   [[nodiscard]] Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
     return backend_->all_reduce(std::move(buffer), dtype, group);
   }
+  /// In place: of the members' equal parts of the buffer, one after the other in the order of ranks, this rank's becomes
+  /// the sum; what the others become is not said. @throws InvalidArgument unless the parts are whole elements
+  [[nodiscard]] Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) {
+    return backend_->reduce_scatter(std::move(buffer), dtype, group);
+  }
+  /// In place: every part of the buffer becomes its member's. @throws InvalidArgument unless the parts are equal
+  [[nodiscard]] Ticket all_gather(Buffer buffer, GroupId group) { return backend_->all_gather(std::move(buffer), group); }
   /// Also the way to see a failure early: throws TransportError like `wait`.
   [[nodiscard]] bool done(const Ticket& ticket) { return !ticket || backend_->done(ticket); }
   void wait(const Ticket& ticket) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <autopar/core/error.hpp>
+#include <autopar/runtime/gathers.hpp>
 #include <autopar/runtime/stage_engine.hpp>
 #include <autopar/runtime/transport.hpp>
 #include <autopar/schedule/action.hpp>
@@ -49,8 +50,9 @@ template <StageEngine Engine, Transport Wire>
 class ProgramRun {
  public:
   ProgramRun(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, const ExecutorHooks& hooks,
-             const std::vector<Action>& actions)
-      : engine_(engine), wire_(wire), groups_(groups), hooks_(hooks), actions_(actions), in_order_(wire.in_order()) {
+             const std::vector<Action>& actions, const std::vector<GroupId>& gather_groups)
+      : engine_(engine), wire_(wire), groups_(groups), hooks_(hooks), actions_(actions), in_order_(wire.in_order()),
+        gathers_(engine, wire, gather_groups) {
     read_program();
   }
   ProgramRun(const ProgramRun&) = delete;
@@ -59,12 +61,15 @@ class ProgramRun {
   void run() {
     try {
       engine_.on_bucket_ready([this](int group, int bucket) { bucket_is_full(group, bucket); });
+      if constexpr (ShardingEngine<Engine>) {
+        engine_.on_parameters_needed([this](int group, int bucket) { gathers_.need(group, bucket, ended()); });
+      }
       for (const Action& action : actions_) {
         doing_ = turn_ = &action;
         execute(action);
       }
       finish();
-      engine_.on_bucket_ready({});
+      let_go_of_engine();
     } catch (...) {
       give_up();
     }
@@ -88,6 +93,13 @@ class ProgramRun {
   static bool is_message(const Action& action) {
     return action.kind == ActionKind::kSend || action.kind == ActionKind::kReceive;
   }
+  static bool is_sum(const Action& action) {
+    return action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter;
+  }
+  static bool is_of_turn(const Action& collective) { return collective.microbatch >= 0; }
+  static bool is_filled_by(const Action& sum, const Action* turn) {
+    return is_of_turn(sum) && turn != nullptr && turn->stage == sum.stage && turn->microbatch == sum.microbatch;
+  }
   using Slot = std::tuple<StageId, int, Flow>;  // stage, micro-batch
   static Slot slot(const Action& action) { return {action.stage, action.microbatch, action.flow}; }
   [[nodiscard]] Clock::time_point now() const { return hooks_.trace ? Clock::now() : Clock::time_point{}; }
@@ -97,17 +109,21 @@ class ProgramRun {
 
   void read_program() {
     const Action* message = nullptr;
+    const Action* last_turn = nullptr;  // that gives weight gradients
     for (const Action& action : actions_) {
       if (is_backward(action)) {
         ++backwards_left_;
         ++backwards_left_of_[action.stage];
       }
-      if (action.kind == ActionKind::kReduce) {
+      if (gives_weight_gradients(action.kind)) last_turn = &action;
+      if (is_sum(action)) {
         reductions_.push_back({&action, {}, {}, false});
         message_before_.push_back(message);
+        filled_by_.push_back(is_filled_by(action, last_turn) ? last_turn : nullptr);
       }
       if (action.kind == ActionKind::kForward || gives_input_gradients(action.kind)) turns_[slot(action)] = &action;
-      if (is_message(action) && action.peer != wire_.rank()) message = &action;
+      const bool gathers_for_turn = action.kind == ActionKind::kGather && is_of_turn(action);
+      if (gathers_for_turn || (is_message(action) && action.peer != wire_.rank())) message = &action;
     }
     full_.assign(reductions_.size(), false);
   }
@@ -123,8 +139,27 @@ class ProgramRun {
         if (action.peer == wire_.rank()) take_own(action);
         else if (in_order_) post(action);
         break;  // else it was posted ahead
-      case ActionKind::kReduce: bucket_is_full(action.group, action.bucket); break;
+      case ActionKind::kReduce:
+      case ActionKind::kReduceScatter: bucket_is_full(action.group, action.bucket); break;
+      case ActionKind::kGather: gather(action); break;
     }
+  }
+
+  /// What is gathered for a turn stands right before it, or, on a rank that has no samples in it, alone.
+  void gather(const Action& action) {
+    if (!is_of_turn(action)) {
+      gathers_.start_for_call(action);
+      return;
+    }
+    gathers_.add_to_turn(action);
+    const Action* next = &action + 1;
+    const bool more = next != actions_.data() + actions_.size() && next->stage == action.stage &&
+                      next->microbatch == action.microbatch && next->flow == action.flow &&
+                      (next->kind == ActionKind::kGather || is_turn(next->kind));
+    if (!more) gathers_.end_turn(ended());
+  }
+  [[nodiscard]] auto ended() const {
+    return [this](const Action& action, Clock::time_point start) { trace(action, start); };
   }
 
   /// What a turn made has been sent before anything else is done: somebody may wait for it.
@@ -133,6 +168,7 @@ class ProgramRun {
     drop_what_is_done();
     take_arrivals(action);
     doing_ = &action;
+    gathers_.finish_for_call(action.stage, ended());
     const auto start = now();
     if (is_backward(action)) {
       --backwards_left_;
@@ -140,6 +176,7 @@ class ProgramRun {
     }
     run_turn(action);
     trace(action, start);
+    gathers_.end_turn(ended());
     ++turns_done_;
   }
 
@@ -234,6 +271,16 @@ class ProgramRun {
       return true;
     });
     while (!results_.empty() && (!results_.front().travels || wire_.done(results_.front().ticket))) take_result();
+    std::vector<int> waiting;  // groups, whose later sums wait, too
+    for (std::size_t i = 0; i < in_flight_.size();) {
+      const int group = in_flight_[i]->action->group;
+      if (std::find(waiting.begin(), waiting.end(), group) == waiting.end() && wire_.done(in_flight_[i]->ticket)) {
+        finish_sum(i);
+      } else {
+        waiting.push_back(group);
+        ++i;
+      }
+    }
   }
 
   void take_result() {
@@ -247,7 +294,9 @@ class ProgramRun {
   }
 
   /// Whether a backward that may add to the bucket has still to begin.
-  [[nodiscard]] bool is_awaited(const Action& reduction) const {
+  [[nodiscard]] bool is_awaited(std::size_t i) const {
+    const Action& reduction = *reductions_[i].action;
+    if (is_of_turn(reduction)) return filled_by_[i] == nullptr ? &reduction > turn_ : filled_by_[i] > turn_;
     if (!reduction.stage.valid()) return backwards_left_ > 0;
     const auto left = backwards_left_of_.find(reduction.stage);
     return left != backwards_left_of_.end() && left->second > 0;
@@ -258,36 +307,72 @@ class ProgramRun {
   void bucket_is_full(int group, int bucket) {
     for (std::size_t i = started_; i < reductions_.size(); ++i) {
       const Action& action = *reductions_[i].action;
-      if (action.group == group && action.bucket == bucket && !is_awaited(action)) full_[i] = true;
+      if (action.group == group && action.bucket == bucket && !is_awaited(i)) full_[i] = true;
     }
-    while (started_ < reductions_.size() && full_[started_] && (!in_order_ || is_next(started_))) {
-      Transfer& reduction = reductions_[started_];
-      const Action& action = *reduction.action;
-      reduction.start = now();
-      reduction.buffer = engine_.bucket(action);
-      reduction.ticket = wire_.all_reduce(reduction.buffer, engine_.bucket_dtype(action),
-                                          groups_.at(static_cast<std::size_t>(action.group)));
-      reduction.travels = true;
-      ++started_;
+    while (started_ < reductions_.size() && full_[started_] && may_start(started_)) {
+      Transfer& reduction = reductions_[started_++];
+      start_sum(reduction);
+      if (is_of_turn(*reduction.action)) make_room();
     }
+  }
+
+  /// A rank that sums into shares within its turns has no room for more whole buckets than this, and the one that is filled. Sums of whole calls are
+  /// not waited for: they may have started before the other members come to them.
+  void make_room() {
+    if (gathers_.within_turn()) return;  // members without samples gather first and sum then
+    const auto of_turn = [](const Transfer* sum) { return is_of_turn(*sum->action); };
+    while (std::count_if(in_flight_.begin(), in_flight_.end(), of_turn) > kSumsInFlight) {
+      finish_sum(static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_turn) - in_flight_.begin()));
+    }
+  }
+
+  /// On a device all members must issue the same operations in the same order, so that, where a turn gathers, too, its sums
+  /// follow it.
+  [[nodiscard]] bool may_start(std::size_t i) const {
+    if (!in_order_) return true;
+    return is_next(i) && !(is_of_turn(*reductions_[i].action) && gathers_.within_turn());
+  }
+
+  void start_sum(Transfer& reduction) {
+    const Action& action = *reduction.action;
+    const GroupId group = groups_.at(static_cast<std::size_t>(action.group));
+    reduction.start = now();
+    reduction.buffer = engine_.bucket(action);
+    const DType dtype = engine_.bucket_dtype(action);
+    reduction.ticket = action.kind == ActionKind::kReduce ? wire_.all_reduce(reduction.buffer, dtype, group)
+                                                          : wire_.reduce_scatter(reduction.buffer, dtype, group);
+    reduction.travels = true;
+    in_flight_.push_back(&reduction);
+  }
+
+  /// Sums of one bucket end in the program's order, so that what is added up of them has the same bits every time.
+  void finish_sum(std::size_t i) {
+    Transfer& reduction = *in_flight_[i];
+    const Action* const outer = std::exchange(doing_, reduction.action);
+    wire_.wait(reduction.ticket);
+    reduction.travels = false;
+    engine_.reduced(*reduction.action);
+    reduction.buffer = {};
+    trace(*reduction.action, reduction.start);
+    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
+    doing_ = outer;
   }
 
   void finish() {
     post_receives_ahead();
+    gathers_.finish_for_call(StageId::none(), ended());
     while (!results_.empty()) take_result();
-    for (Transfer& reduction : reductions_) {
-      doing_ = reduction.action;
-      wire_.wait(reduction.ticket);
-      reduction.travels = false;
-      engine_.reduced(*reduction.action);
-      reduction.buffer = {};
-      trace(*reduction.action, reduction.start);
-    }
+    while (!in_flight_.empty()) finish_sum(0);
     for (; !sends_.empty(); sends_.pop_front()) {
       doing_ = sends_.front().action;
       wire_.wait(sends_.front().ticket);
       trace(*doing_, sends_.front().start);
     }
+  }
+
+  void let_go_of_engine() {
+    engine_.on_bucket_ready({});
+    if constexpr (ShardingEngine<Engine>) engine_.on_parameters_needed({});
   }
 
   // ---- failure
@@ -312,8 +397,9 @@ class ProgramRun {
   }
 
   void abandon(const std::string& action, const std::string& message) {
-    engine_.on_bucket_ready({});
+    let_go_of_engine();
     if (hooks_.fail) hooks_.fail(action, message);
+    gathers_.drain();
     for (auto& [needed_by, arrivals] : arrivals_) drain(arrivals);
     drain(results_);
     drain(reductions_);
@@ -343,6 +429,7 @@ class ProgramRun {
   const ExecutorHooks& hooks_;
   const std::vector<Action>& actions_;
   const bool in_order_;
+  static constexpr int kSumsInFlight = 1;
 
   const Action* doing_ = nullptr;  // for messages of errors
   const Action* turn_ = nullptr;   // of the program, now
@@ -352,8 +439,11 @@ class ProgramRun {
   std::deque<Transfer> sends_, own_;
   std::deque<Transfer> reductions_;
   std::vector<bool> full_;        // by position in reductions_
-  std::vector<const Action*> message_before_;  // likewise: the program's last message with another rank before it
+  std::vector<const Action*> filled_by_;       // likewise, of sums within turns: the turn; null on a rank without samples
+  std::vector<const Action*> message_before_;  // likewise: the program's last message, or gathering, before it
   std::size_t started_ = 0;       // reductions
+  std::deque<Transfer*> in_flight_;  // those of them that have not ended
+  Gathers<Engine, Wire> gathers_;
   std::size_t posted_ = 0;        // actions whose receive is posted
   std::size_t turns_passed_ = 0;  // among them
   std::size_t turns_done_ = 0;
@@ -366,7 +456,8 @@ class ProgramRun {
 /// Runs this rank's part of a program: the engine computes, the transport moves bytes beside it.
 ///
 /// Receives are posted kReceivesAhead turns before their use, in the program's order; an action waits only for its own
-/// messages; gradient buckets are summed in the program's order while the last backward of their stage fills them. On
+/// messages, and for the parameters that it is about to use; gradient buckets are summed in the program's order while the
+/// last backward of their stage fills them, or, into shares, every one. On
 /// a transport that is `in_order()`, messages and sums are issued exactly in the program's order instead: a sum starts
 /// within that backward only if no message comes before it.
 /// `run` returns when everything has ended. The executor owns no thread. Collective: every rank runs its part of the same
@@ -378,12 +469,16 @@ template <StageEngine Engine, Transport Wire>
 class Executor {
  public:
   /// @param groups  for each of Pipeline::groups, what Transport::make_group gave
-  Executor(Engine& engine, Wire& wire, std::vector<GroupId> groups, ExecutorHooks hooks = {})
-      : engine_(engine), wire_(wire), groups_(std::move(groups)), hooks_(std::move(hooks)) {}
+  /// @param gather_groups  likewise, for gathering, which within turns has no fixed order with sums: other ids than any of
+  ///                       `groups` where a group has ZeRO level 3; empty: the same
+  Executor(Engine& engine, Wire& wire, std::vector<GroupId> groups, ExecutorHooks hooks = {},
+           std::vector<GroupId> gather_groups = {})
+      : engine_(engine), wire_(wire), groups_(std::move(groups)), hooks_(std::move(hooks)),
+        gather_groups_(gather_groups.empty() ? groups_ : std::move(gather_groups)) {}
 
   /// @pre the program these actions come from was accepted by `validate`
   void run(const std::vector<Action>& actions) {
-    detail::ProgramRun<Engine, Wire>(engine_, wire_, groups_, hooks_, actions).run();
+    detail::ProgramRun<Engine, Wire>(engine_, wire_, groups_, hooks_, actions, gather_groups_).run();
   }
 
  private:
@@ -391,6 +486,7 @@ class Executor {
   Wire& wire_;
   std::vector<GroupId> groups_;
   ExecutorHooks hooks_;
+  std::vector<GroupId> gather_groups_;
 };
 
 }  // namespace autopar

@@ -35,7 +35,8 @@ struct GroupId {
 /// Moves bytes between ranks. All calls return at once with a ticket.
 ///
 /// Laws (tests/unit/runtime, tests/mpi): a message sent is received once, unchanged, in order for each directed pair;
-/// `all_reduce` gives the sum on every member, bit-identical on all; operations of one group start in the same order on
+/// `all_reduce` gives the sum on every member, bit-identical on all, `reduce_scatter` the same bits of a member's own of as
+/// many equal parts as there are members, and `all_gather` all members' parts to each, in place; operations of one group start in the same order on
 /// all its members; work enqueued on the compute stream after `wait(ticket)` sees the data, and for a send may overwrite
 /// the buffer. `wait` blocks the host only for host memory; it throws TransportError naming rank, peer and action when
 /// another rank failed or the stall limit passed. Nothing blocks for ever.
@@ -55,6 +56,8 @@ concept Transport = requires(T& transport, Buffer buffer, Rank peer, Tag tag, Gr
   { transport.send(buffer, peer, tag) } -> std::same_as<typename T::Ticket>;
   { transport.receive(buffer, peer, tag) } -> std::same_as<typename T::Ticket>;
   { transport.all_reduce(buffer, dtype, group) } -> std::same_as<typename T::Ticket>;
+  { transport.reduce_scatter(buffer, dtype, group) } -> std::same_as<typename T::Ticket>;
+  { transport.all_gather(buffer, group) } -> std::same_as<typename T::Ticket>;
   { transport.done(ticket) } -> std::convertible_to<bool>;
   transport.wait(ticket);
 };

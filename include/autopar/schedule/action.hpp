@@ -17,11 +17,18 @@ enum class ActionKind : std::uint8_t {
   kReduce,    ///< sum of one gradient bucket over a group; starts when the bucket is full
   kBackwardInput,   ///< B: gradients of the share's inputs; those of the parameters come with its kBackwardWeight
   kBackwardWeight,  ///< W: gradients of the stage's parameters, which its kBackwardInput left out
+  kReduceScatter,   ///< like kReduce, but each member gets its own share of the sum alone
+  kGather,          ///< the members' shares of one bucket of parameters, put together on each
 };
 
 /// Whether a rank computes: one turn of a stage. Everything else happens beside it.
 [[nodiscard]] constexpr bool is_turn(ActionKind kind) {
-  return kind != ActionKind::kSend && kind != ActionKind::kReceive && kind != ActionKind::kReduce;
+  return kind == ActionKind::kForward || kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||
+         kind == ActionKind::kBackwardWeight;
+}
+/// Whether all ranks of a group take part.
+[[nodiscard]] constexpr bool is_collective(ActionKind kind) {
+  return kind == ActionKind::kReduce || kind == ActionKind::kReduceScatter || kind == ActionKind::kGather;
 }
 /// Whether it needs and makes the gradients that travel between stages.
 [[nodiscard]] constexpr bool gives_input_gradients(ActionKind kind) {
@@ -55,13 +62,15 @@ struct Action {
   /// The stage of this rank that acts: runs, sends (kSource, kSink too) or receives, or whose gradients are summed
   /// (invalid for parameters tied across stages).
   StageId stage{};
-  int microbatch = -1;   ///< all but kReduce
+  /// All but kReduce; of kReduceScatter and kGather the micro-batch for whose turn they are, -1 for the whole call.
+  int microbatch = -1;
   int channel = -1;      ///< kSend, kReceive: index into Pipeline::channels
-  Flow flow = Flow::kValue;  ///< kGradient also for all kinds of backward and kReduce
+  /// kGradient also for all kinds of backward, the kGather for one, kReduce and kReduceScatter.
+  Flow flow = Flow::kValue;
   Rank peer{};           ///< kSend, kReceive; the rank itself for a copy between two stages, source or sink of its own
   Interval samples{};    ///< the share, or what the message carries (batched channels; others travel whole)
-  int group = -1;        ///< kReduce: index into Pipeline::groups
-  int bucket = -1;       ///< kReduce: bucket of that group, issued in ascending order
+  int group = -1;        ///< collectives: index into Pipeline::groups
+  int bucket = -1;       ///< collectives: bucket of that group; sums of whole calls are issued in ascending order
 
   friend bool operator==(const Action&, const Action&) = default;
 };
@@ -90,6 +99,12 @@ struct Action {
     case ActionKind::kReceive: return "receive of " + message() + ", from " + peer;
     case ActionKind::kReduce:
       return "reduction of bucket " + std::to_string(action.bucket) + " over group " + std::to_string(action.group);
+    case ActionKind::kReduceScatter:
+      return "reduction into shares of bucket " + std::to_string(action.bucket) + " over group " +
+             std::to_string(action.group) + (action.microbatch < 0 ? "" : microbatch);
+    case ActionKind::kGather:
+      return "gathering of bucket " + std::to_string(action.bucket) + " over group " + std::to_string(action.group) +
+             (action.microbatch < 0 ? "" : (action.flow == Flow::kValue ? ", forward" : ", backward") + microbatch);
   }
   return "unknown action";
 }

@@ -36,6 +36,10 @@ struct ReduceGroup {
   std::vector<Rank> ranks;  ///< ascending, at least two
   StageId stage;            ///< complete after its last backward; invalid (tied parameters): after the ranks' last
   int buckets = 1;
+  /// ZeRO level: what the members hold in shares. 1: sums go into shares, and parameters are gathered at the start of a
+  /// call. 2 (with a stage): sums into shares within every backward that gives weight gradients. 3 (with a stage):
+  /// parameters are gathered within every turn, too, instead of at the start.
+  int zero = 0;
   friend bool operator==(const ReduceGroup&, const ReduceGroup&) = default;
 };
 
@@ -63,6 +67,10 @@ enum class Phase : std::uint8_t {
   kForward,   ///< all forwards; results to the sink (output mode, inference)
   kBackward,  ///< all backwards; result gradients from the sink (output mode)
 };
+
+/// Whether a group's collectives stand around the turns of its stage: all replicas then take such a turn together.
+[[nodiscard]] constexpr bool gathers_in_turns(const ReduceGroup& group) { return group.zero >= 3 && group.buckets > 0; }
+[[nodiscard]] constexpr bool sums_in_turns(const ReduceGroup& group) { return group.zero >= 2 && group.buckets > 0; }
 
 /// The stage at the writing or the reading end of a message.
 [[nodiscard]] constexpr StageId writer_of(const Channel& channel, Flow flow) {

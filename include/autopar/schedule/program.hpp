@@ -55,6 +55,7 @@ class ProgramBuilder {
     units_of_rank_.resize(program_.ranks.size());
     emitted_.resize(pipeline.groups.size(), false);
     add_units();
+    find_joint_turns();
   }
 
   /// Every unit in its stage's order. @param turns  [stage]
@@ -82,6 +83,7 @@ class ProgramBuilder {
         add_messages(static_cast<int>(c), m, Flow::kGradient);
       }
     }
+    gather_for_call();
     for (std::size_t ahead = 0; ahead < kInputsAhead; ++ahead) {
       for (const Lane& lane : lanes_) emit_inputs(lane, ahead);
     }
@@ -91,7 +93,7 @@ class ProgramBuilder {
       const auto [start, l] = startable_.top();
       startable_.pop();
       if (lanes_[l].startable_at != start) continue;  // another turn of the rank came first
-      run_turn(first_of_rank(l, start), start);
+      run_turns(first_of_rank(l, start), start);
     }
     for (const Lane& lane : lanes_) {
       if (lane.next < lane.turns.size()) refuse_cycle(lane.turns[lane.next]);
@@ -146,8 +148,10 @@ class ProgramBuilder {
   static std::int64_t duration(ActionKind kind) { return kind == ActionKind::kBackward ? 2 : 1; }
 
   void add_units() {
+    units_of_stage_.resize(pipeline_.stages.size());
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
       for (std::size_t q = 0; q < pipeline_.stages[s].size(); ++q) {
+        units_of_stage_[s].push_back(units_.size());
         Unit unit{pipeline_.stages[s][q], StageId::of(s), static_cast<int>(q), {}};
         unit.slots.resize(2 * static_cast<std::size_t>(split_.microbatches()));
         units_of_rank_[unit.rank.index()].push_back(static_cast<int>(units_.size()));
@@ -226,14 +230,33 @@ class ProgramBuilder {
   void enqueue_if_ready(std::size_t l) {
     const Lane& lane = lanes_[l];
     if (lane.next == lane.turns.size()) return;
+    std::int64_t start = 0;
+    const auto together = taken_together(l);
+    const LaneTurn turn = lane.turns[lane.next];
+    for (const std::size_t each : together) {
+      const auto at = comes_to(each, turn) ? ready_at(each) : kNotStartable;
+      if (at == kNotStartable) return;
+      start = std::max(start, at);
+    }
+    for (const std::size_t each : together) enqueue(each, start);
+  }
+
+  /// Whether a lane's next turn is this one of its own replica.
+  [[nodiscard]] bool comes_to(std::size_t l, LaneTurn turn) const {
+    const Lane& lane = lanes_[l];
+    if (lane.next == lane.turns.size()) return false;
+    const LaneTurn own = lane.turns[lane.next];
+    return own.kind == turn.kind && own.microbatch == turn.microbatch && units_[own.unit].stage == units_[turn.unit].stage;
+  }
+
+  /// When a lane's next turn can start.
+  [[nodiscard]] std::int64_t ready_at(std::size_t l) {
+    const Lane& lane = lanes_[l];
     const LaneTurn turn = lane.turns[lane.next];
     const auto free_at = free_at_[lane.rank.index()];
-    if (turn.kind == ActionKind::kBackwardWeight) {
-      enqueue(l, free_at);
-      return;
-    }
+    if (turn.kind == ActionKind::kBackwardWeight) return free_at;
     const Slot& waiting = slot(units_[turn.unit], turn.microbatch, flow_of(turn.kind));
-    if (waiting.missing == 0) enqueue(l, std::max(free_at, waiting.ready_at));
+    return waiting.missing == 0 ? std::max(free_at, waiting.ready_at) : kNotStartable;
   }
 
   void enqueue(std::size_t l, std::int64_t start) {
@@ -261,15 +284,28 @@ class ProgramBuilder {
     for (const int u : units_of_rank_[rank.index()]) {
       const std::size_t lane = units_[static_cast<std::size_t>(u)].lane;
       const auto at = lanes_[lane].startable_at;
-      if (at != kNotStartable && at < free_at) enqueue(lane, free_at);
+      if (at != kNotStartable && at < free_at) enqueue_if_ready(lane);
     }
   }
 
-  void run_turn(std::size_t l, std::int64_t start) {
-    const std::size_t position = lanes_[l].next++;
-    const LaneTurn turn = lanes_[l].turns[position];
+  /// A lane's next turn, and those that the stage's other replicas take together with it, right between their collectives.
+  void run_turns(std::size_t l, std::int64_t start) {
+    const Lane& lane = lanes_[l];
+    const LaneTurn turn = lane.turns[lane.next];
+    const StageId stage = units_[turn.unit].stage;
+    const auto together = taken_together(l);
+    if (gathers_[stage.index()]) append_around(stage, ActionKind::kGather, flow_of(turn.kind), turn.microbatch);
+    for (const std::size_t each : together) begin_turn(each, start);
+    if (sums_[stage.index()] && gives_weight_gradients(turn.kind)) {
+      append_around(stage, ActionKind::kReduceScatter, Flow::kGradient, turn.microbatch);
+    }
+    for (const std::size_t each : together) end_turn(each);
+  }
+
+  void begin_turn(std::size_t l, std::int64_t start) {
+    const LaneTurn turn = lanes_[l].turns[lanes_[l].next++];
     Unit& unit = units_[turn.unit];
-    const auto end = free_at_[unit.rank.index()] = start + duration(turn.kind);
+    free_at_[unit.rank.index()] = start + duration(turn.kind);
     lanes_[l].startable_at = kNotStartable;
     hold_up(unit.rank);
     Action action;
@@ -279,19 +315,92 @@ class ProgramBuilder {
     action.flow = flow_of(turn.kind);
     action.samples = split_.share(unit.stage, unit.replica, turn.microbatch);
     program_.ranks[unit.rank.index()].push_back(action);
+  }
 
+  void end_turn(std::size_t l) {
+    const std::size_t position = lanes_[l].next - 1;
+    const LaneTurn turn = lanes_[l].turns[position];
+    Unit& unit = units_[turn.unit];
+    const Flow flow = flow_of(turn.kind);
     if (turn.kind != ActionKind::kBackwardWeight) {
-      for (const int message : slot(unit, turn.microbatch, action.flow).outputs) {
-        emit(message, end);
+      for (const int message : slot(unit, turn.microbatch, flow).outputs) {
+        emit(message, free_at_[unit.rank.index()]);
         const int reader = messages_[static_cast<std::size_t>(message)].reader;
         if (reader >= 0 && units_[static_cast<std::size_t>(reader)].lane != l) {
-          enqueue_if_awaited(static_cast<std::size_t>(reader), turn.microbatch, action.flow);
+          enqueue_if_awaited(static_cast<std::size_t>(reader), turn.microbatch, flow);
         }
       }
     }
     emit_inputs(lanes_[l], position + kInputsAhead);
     enqueue_if_ready(l);
     if (--unit.turns_left == 0) emit_reductions();
+  }
+
+  // ---- turns that all replicas of a stage take together
+
+  void find_joint_turns() {
+    gathers_.resize(pipeline_.stages.size(), false);
+    sums_.resize(pipeline_.stages.size(), false);
+    for (const ReduceGroup& group : pipeline_.groups) {
+      if (group.zero < 2) continue;
+      auto replicas = group.stage.valid() ? pipeline_.stages[group.stage.index()] : std::vector<Rank>{};
+      std::sort(replicas.begin(), replicas.end());
+      if (replicas != group.ranks) {
+        throw InvalidArgument("pipeline: a group that gathers or sums within turns must have all replicas of a stage as its "
+                              "members, and no others");
+      }
+      gathers_[group.stage.index()] = gathers_[group.stage.index()] || gathers_in_turns(group);
+      sums_[group.stage.index()] = sums_[group.stage.index()] || sums_in_turns(group);
+    }
+  }
+
+  /// The lanes of all replicas that take a lane's next turn together, whether they have come to it or not; the lane alone
+  /// if it is taken alone.
+  [[nodiscard]] std::vector<std::size_t> taken_together(std::size_t l) const {
+    const LaneTurn turn = lanes_[l].turns[lanes_[l].next];
+    const StageId stage = units_[turn.unit].stage;
+    const bool joint = gathers_[stage.index()] || (sums_[stage.index()] && gives_weight_gradients(turn.kind));
+    if (!joint) return {l};
+    std::vector<std::size_t> lanes;
+    for (const std::size_t u : units_of_stage_[stage.index()]) {
+      const Unit& unit = units_[u];
+      if (!split_.share(stage, unit.replica, turn.microbatch).empty()) lanes.push_back(unit.lane);
+    }
+    return lanes;
+  }
+
+  /// For every member, also one without samples.
+  void append_around(StageId stage, ActionKind kind, Flow flow, int microbatch) {
+    const auto append = [&](std::size_t g) {
+      const ReduceGroup& group = pipeline_.groups[g];
+      const bool wanted = kind == ActionKind::kGather ? gathers_in_turns(group) : sums_in_turns(group);
+      if (group.stage != stage || !wanted) return;
+      for (int b = 0; b < group.buckets; ++b) {
+        const int bucket = flow == Flow::kValue ? group.buckets - 1 - b : b;
+        for (const Rank rank : group.ranks) append_collective(rank, kind, static_cast<int>(g), bucket, flow, microbatch);
+      }
+    };
+    const auto groups = pipeline_.groups.size();
+    for (std::size_t g = 0; g < groups; ++g) append(flow == Flow::kValue ? groups - 1 - g : g);  // in the order of use
+  }
+
+  void append_collective(Rank rank, ActionKind kind, int group, int bucket, Flow flow, int microbatch = -1) {
+    program_.ranks[rank.index()].push_back({.kind = kind, .stage = pipeline_.groups[static_cast<std::size_t>(group)].stage,
+                                            .microbatch = microbatch, .flow = flow, .group = group, .bucket = bucket});
+  }
+
+  /// Parameters that stay whole for the call.
+  void gather_for_call() {
+    if (phase_ == Phase::kBackward) return;
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      const ReduceGroup& group = pipeline_.groups[g];
+      if (group.zero == 0 || group.zero >= 3) continue;
+      for (int b = 0; b < group.buckets; ++b) {
+        for (const Rank rank : group.ranks) {
+          append_collective(rank, ActionKind::kGather, static_cast<int>(g), b, Flow::kValue);
+        }
+      }
+    }
   }
 
   /// After a message: the reader may start now if its lane has come to the turn that needs it, and that misses nothing.
@@ -310,8 +419,8 @@ class ProgramBuilder {
     if (phase_ == Phase::kForward || !any_is_through()) return;
     std::vector<bool> held_up(program_.ranks.size(), false);  // by an earlier group that must wait
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
-      if (emitted_[g]) continue;
       const ReduceGroup& group = pipeline_.groups[g];
+      if (emitted_[g] || group.zero >= 2) continue;
       bool ready = true;
       for (const Rank rank : group.ranks) ready = ready && !held_up[rank.index()] && is_through(rank, group.stage);
       for (const Rank rank : group.ranks) {
@@ -346,14 +455,8 @@ class ProgramBuilder {
 
   void append_buckets(Rank rank, int group) {
     const ReduceGroup& reduced = pipeline_.groups[static_cast<std::size_t>(group)];
-    Action action;
-    action.kind = ActionKind::kReduce;
-    action.stage = reduced.stage;
-    action.flow = Flow::kGradient;
-    action.group = group;
-    for (action.bucket = 0; action.bucket < reduced.buckets; ++action.bucket) {
-      program_.ranks[rank.index()].push_back(action);
-    }
+    const auto kind = reduced.zero == 0 ? ActionKind::kReduce : ActionKind::kReduceScatter;
+    for (int b = 0; b < reduced.buckets; ++b) append_collective(rank, kind, group, b, Flow::kGradient);
   }
 
   [[noreturn]] void refuse_cycle(LaneTurn turn) const {
@@ -370,6 +473,8 @@ class ProgramBuilder {
   std::vector<std::int64_t> free_at_;  // by rank
   std::vector<Unit> units_;
   std::vector<std::vector<int>> units_of_rank_;
+  std::vector<std::vector<std::size_t>> units_of_stage_;
+  std::vector<bool> gathers_, sums_;  // by stage: within its turns
   std::vector<Lane> lanes_;
   std::vector<Message> messages_;
   std::vector<bool> emitted_;         // by group

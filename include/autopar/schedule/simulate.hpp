@@ -20,7 +20,8 @@
 namespace autopar {
 
 /// What the simulator asks about time. `message` gets the send; whole messages (replicated values, partial sums) have
-/// no samples. `reduce` gets the action of one member.
+/// no samples. `reduce` gets the action of one member: a sum, or what is gathered at the start. Turns take as long as what
+/// is gathered and summed within them, if that is longer.
 template <class C>
 concept ProgramCosts = requires(const C& costs, StageId stage, std::int64_t samples, Rank from, const Action& action) {
   { costs.forward(stage, samples) } -> std::same_as<Seconds>;
@@ -80,7 +81,8 @@ class LinkedProgram {
   };
   struct RankTurns {
     std::vector<Turn> turns;  // one more than there are: what follows the last
-    std::vector<std::size_t> reductions;
+    std::vector<std::size_t> gathers, reductions;  // for the whole call
+    std::vector<std::pair<std::size_t, std::int32_t>> within;  // collectives of turns: position, turn
   };
 
   explicit LinkedProgram(const Program& program) : ranks(program.ranks.size()) {
@@ -107,9 +109,12 @@ class LinkedProgram {
         messages.push_back({.from = r, .to = actions[i].peer.index(), .send_at = i});
         mine.turns.back().last_send = id + 1;
         sent_to[actions[i].peer.index()].push_back(id);
-      } else if (actions[i].kind == ActionKind::kReduce) {
-        mine.reductions.push_back(i);
-      } else if (actions[i].kind != ActionKind::kReceive) {
+      } else if (is_collective(actions[i].kind)) {
+        const auto turn = static_cast<std::int32_t>(mine.turns.size()) - 1;
+        const bool gathers = actions[i].kind == ActionKind::kGather;
+        if (actions[i].microbatch >= 0) mine.within.emplace_back(i, gathers ? turn : turn - 1);
+        else (gathers ? mine.gathers : mine.reductions).push_back(i);
+      } else if (is_turn(actions[i].kind)) {
         mine.turns.back().at = i;
         begin();
       }
@@ -166,7 +171,8 @@ class Simulation {
 
   /// Turns and messages; before anything else.
   void play() {
-    for (std::size_t r = 0; r < states_.size(); ++r) arrivals_.push({0, r});
+    const auto gathered = run_gathers();
+    for (std::size_t r = 0; r < states_.size(); ++r) arrivals_.push({gathered[r], r});
     while (!arrivals_.empty()) {
       const auto [now, r] = arrivals_.top();
       arrivals_.pop();
@@ -174,6 +180,7 @@ class Simulation {
     }
     for (std::size_t r = 0; r < states_.size(); ++r) {
       if (states_[r].next + 1 < linked_.ranks[r].turns.size()) refuse(r);
+      place_collectives_of_turns(r);
     }
   }
 
@@ -288,12 +295,44 @@ class Simulation {
     return at;
   }
 
+  /// What is gathered at the start, one after the other on each rank. @return [rank] when all is there
+  [[nodiscard]] std::vector<double> run_gathers() {
+    std::vector<double> free_at(states_.size(), 0);
+    std::vector<std::size_t> done(states_.size(), 0);
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      const ReduceGroup& group = pipeline_.groups[g];
+      for (int b = 0; b < group.buckets && group.zero > 0 && group.zero < 3; ++b) {
+        double start = 0;
+        for (const Rank rank : group.ranks) {
+          if (done[rank.index()] == linked_.ranks[rank.index()].gathers.size()) return free_at;  // a backward phase
+          start = std::max(start, free_at[rank.index()]);
+        }
+        for (const Rank rank : group.ranks) {
+          const auto at = linked_.ranks[rank.index()].gathers[done[rank.index()]++];
+          const double end = start + costs_.reduce(program_.ranks[rank.index()][at]).value();
+          timeline_.spans[rank.index()][at] = {Seconds(start), Seconds(end)};
+          free_at[rank.index()] = end;
+        }
+      }
+    }
+    return free_at;
+  }
+
+  /// They happen while the turn does, or, on a rank without samples, some time before its next.
+  void place_collectives_of_turns(std::size_t r) {
+    const auto& linked = linked_.ranks[r];
+    for (const auto& [at, turn] : linked.within) {
+      const bool is_there = turn >= 0 && static_cast<std::size_t>(turn) + 1 < linked.turns.size();
+      if (is_there) timeline_.spans[r][at] = timeline_.spans[r][linked.turns[static_cast<std::size_t>(turn)].at];
+    }
+  }
+
   void run_reductions(const Costs& costs) {
     std::vector<std::size_t> done(states_.size(), 0);
     std::vector<double> free_at(states_.size(), 0);
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
       const ReduceGroup& group = pipeline_.groups[g];
-      for (int b = 0; b < group.buckets; ++b) {
+      for (int b = 0; b < group.buckets && group.zero < 2; ++b) {
         double start = 0;
         const Action* action = nullptr;
         for (const Rank rank : group.ranks) {

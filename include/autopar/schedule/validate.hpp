@@ -42,6 +42,7 @@ class ProgramCheck {
     for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
       if (auto fault = check_dependencies(Rank::of(r))) return fault;
       if (auto fault = check_reductions(Rank::of(r))) return fault;
+      if (auto fault = check_collectives_of_turns(Rank::of(r))) return fault;
     }
     if (auto fault = check_pairs()) return fault;
     return check_progress();
@@ -70,17 +71,36 @@ class ProgramCheck {
         for (const Flow flow : {Flow::kValue, Flow::kGradient}) expect_messages(expected, static_cast<int>(c), m, flow);
       }
     }
-    if (phase_ == Phase::kForward) return expected;
-    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
-      for (const Rank rank : pipeline_.groups[g].ranks) {
-        for (int b = 0; b < pipeline_.groups[g].buckets; ++b) {
-          expected[rank.index()].push_back(
-              {.kind = ActionKind::kReduce, .stage = pipeline_.groups[g].stage, .flow = Flow::kGradient,
-               .group = static_cast<int>(g), .bucket = b});
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) expect_collectives(expected, static_cast<int>(g));
+    return expected;
+  }
+
+  void expect_collectives(std::vector<Actions>& expected, int g) const {
+    const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
+    const auto expect = [&](ActionKind kind, Flow flow, int microbatch = -1) {
+      for (const Rank rank : group.ranks) {
+        for (int b = 0; b < group.buckets; ++b) {
+          expected[rank.index()].push_back({.kind = kind, .stage = group.stage, .microbatch = microbatch, .flow = flow,
+                                            .group = g, .bucket = b});
         }
       }
+    };
+    const bool forwards = phase_ != Phase::kBackward, backwards = phase_ != Phase::kForward;
+    if (backwards && group.zero < 2) {
+      expect(group.zero == 0 ? ActionKind::kReduce : ActionKind::kReduceScatter, Flow::kGradient);
     }
-    return expected;
+    if (forwards && (group.zero == 1 || group.zero == 2)) expect(ActionKind::kGather, Flow::kValue);
+    for (int m = 0; m < split_.microbatches() && group.zero >= 2; ++m) {
+      const auto shares = split_.shares(group.stage, m);
+      if (shares.empty()) continue;
+      if (backwards) expect(ActionKind::kReduceScatter, Flow::kGradient, m);
+      if (group.zero < 3) continue;
+      if (forwards) expect(ActionKind::kGather, Flow::kValue, m);
+      if (!backwards) continue;
+      expect(ActionKind::kGather, Flow::kGradient, m);
+      const Action turn{.stage = group.stage, .microbatch = m};
+      if (is_split(turn, shares.front().rank)) expect(ActionKind::kGather, Flow::kGradient, m);
+    }
   }
 
   void expect_computation(std::vector<Actions>& expected, int m) const {
@@ -162,7 +182,13 @@ class ProgramCheck {
       const auto& computed = action.flow == Flow::kValue ? forward_done : gradient_done;
       const char* computation = action.flow == Flow::kValue ? "forward" : "backward";
       switch (action.kind) {
-        case ActionKind::kReduce: break;
+        case ActionKind::kReduce:
+        case ActionKind::kReduceScatter: break;
+        case ActionKind::kGather:
+          if (action.microbatch < 0 && has_computed(forward_done, action.stage)) {
+            return fault_at(rank, i, "comes after a forward that needs its parameters");
+          }
+          break;
         case ActionKind::kForward: forward_done.insert(turn); break;
         case ActionKind::kBackward:
         case ActionKind::kBackwardInput:
@@ -188,6 +214,12 @@ class ProgramCheck {
     return std::nullopt;
   }
 
+  /// Whether a micro-batch of the stage, or of any if it is invalid, is among these.
+  static bool has_computed(const std::set<std::pair<StageId, int>>& done, StageId stage) {
+    return std::any_of(done.begin(), done.end(),
+                       [&](const auto& turn) { return !stage.valid() || turn.first == stage; });
+  }
+
   [[nodiscard]] std::optional<ProgramFault> check_reductions(Rank rank) const {
     std::pair<int, int> last{-1, -1};
     std::set<StageId> reduced;  // none() stands for all
@@ -197,13 +229,60 @@ class ProgramCheck {
       if (backward && (reduced.contains(action.stage) || reduced.contains(StageId::none()))) {
         return fault_at(rank, i, "comes after a reduction; reductions follow the last backward");
       }
-      if (action.kind != ActionKind::kReduce) continue;
+      const bool sums = action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter;
+      if (!sums || action.microbatch >= 0) continue;
       const std::pair<int, int> here{action.group, action.bucket};
       if (here < last) return fault_at(rank, i, "is out of order; groups and their buckets are reduced ascending");
       last = here;
       reduced.insert(action.stage);
     }
     return std::nullopt;
+  }
+
+  // ---- what is gathered and summed for a turn stands right around it, so that it may happen within it
+
+  static bool is_of_turn(const Action& action) { return is_collective(action.kind) && action.microbatch >= 0; }
+
+  [[nodiscard]] std::optional<ProgramFault> check_collectives_of_turns(Rank rank) const {
+    const Actions& all = actions(rank);
+    std::set<std::pair<int, int>> gathered;  // right before the action: group, bucket
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto near = [&](std::size_t j, ActionKind kind) {
+        return j < all.size() && all[j].stage == all[i].stage && all[j].microbatch == all[i].microbatch &&
+               all[j].flow == all[i].flow && (all[j].kind == kind || is_turn(all[j].kind));
+      };
+      const bool of_turn = is_of_turn(all[i]) && takes_part(rank, all[i]);
+      if (of_turn && all[i].kind == ActionKind::kGather) {
+        if (!near(i + 1, ActionKind::kGather)) return fault_at(rank, i, "does not stand right before the turn that needs it");
+        gathered.emplace(all[i].group, all[i].bucket);
+        continue;
+      }
+      if (of_turn) {
+        const bool behind = i > 0 && near(i - 1, ActionKind::kReduceScatter) &&
+                            (!is_turn(all[i - 1].kind) || gives_weight_gradients(all[i - 1].kind));
+        if (!behind) return fault_at(rank, i, "does not stand right behind the turn that fills its bucket");
+      }
+      if (is_turn(all[i].kind) && gathered.size() != gathered_by_turns(all[i].stage)) {
+        return fault_at(rank, i, "comes before its parameters were gathered");
+      }
+      gathered.clear();
+    }
+    return std::nullopt;
+  }
+
+  /// Buckets that a turn of the stage gathers.
+  [[nodiscard]] std::size_t gathered_by_turns(StageId stage) const {
+    std::size_t buckets = 0;
+    for (const ReduceGroup& group : pipeline_.groups) {
+      if (group.stage == stage && gathers_in_turns(group)) buckets += static_cast<std::size_t>(group.buckets);
+    }
+    return buckets;
+  }
+
+  /// Whether the rank has samples in the turn that a collective is for.
+  [[nodiscard]] bool takes_part(Rank rank, const Action& collective) const {
+    const auto shares = split_.shares(collective.stage, collective.microbatch);
+    return std::any_of(shares.begin(), shares.end(), [&](const Share& share) { return share.rank == rank; });
   }
 
   // ---- both ends of every directed pair agree on the order of its messages
@@ -272,7 +351,9 @@ class ProgramCheck {
         if (!meets(rank, action)) return false;
         advance(action.peer);
         break;
-      case ActionKind::kReduce: {
+      case ActionKind::kReduce:
+      case ActionKind::kReduceScatter:
+      case ActionKind::kGather: {
         const auto& members = pipeline_.groups[static_cast<std::size_t>(action.group)].ranks;
         for (const Rank member : members) {
           if (head(member) == nullptr || !(*head(member) == action)) return false;
@@ -308,7 +389,7 @@ class ProgramCheck {
       others += (others.empty() ? "" : "; ") + std::string("rank ") + std::to_string(other.value()) +
                 (at == nullptr ? " is at its end" : " is at the " + describe(*at));
     };
-    if (action.kind == ActionKind::kReduce) {
+    if (is_collective(action.kind)) {
       for (const Rank member : pipeline_.groups[static_cast<std::size_t>(action.group)].ranks) tell(member);
     } else {
       tell(action.peer);
@@ -331,8 +412,8 @@ class ProgramCheck {
 /// The first law of `make_program` that `program` breaks, nothing if it keeps all of them: each forward, backward
 /// (whole or in two parts), message end and reduction of the pipeline once and nothing else; data before use; equal order
 /// of messages at both ends of a directed pair; reductions after the last backward of their stage (of any, for tied
-/// parameters), groups and buckets ascending; progress to the end under
-/// rendezvous sends and blocking reductions.
+/// parameters), groups and buckets ascending; parameters gathered before the first forward that needs them; what is
+/// gathered or summed within a turn right around it; progress to the end under rendezvous sends and blocking collectives.
 /// @throws InvalidArgument if pipeline or layout are malformed
 /// @cost O(actions * log(actions))
 [[nodiscard]] inline std::optional<ProgramFault> find_fault(const Pipeline& pipeline, const BatchLayout& layout,

@@ -127,6 +127,8 @@ class AutoParallelImpl : public torch::nn::Module {
   }
   [[nodiscard]] bool owns(const at::Tensor& parameter) const { return session_->owns(parameter); }
   [[nodiscard]] std::vector<at::Tensor> owned_parameters() const { return session_->owned_parameters(); }
+  /// Which elements of a parameter this rank holds: all, or under ZeRO its share, or none.
+  [[nodiscard]] ParameterShard shard(const at::Tensor& parameter) const { return session_->shard(parameter); }
   [[nodiscard]] std::int64_t parameter_count() const { return session_->parameter_count(); }
   /// The value of a parameter or buffer on every rank. Collective.
   [[nodiscard]] at::Tensor gather(const at::Tensor& parameter) { return session_->gather(parameter); }
@@ -138,7 +140,8 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   // ---- training
-  /// Tells the planner what state the optimizer keeps. It must outlive the model's planning.
+  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shares (ZeRO). It must outlive the
+  /// model's deployment.
   void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
   /// Scales all gradients so that their global norm is at most `max_norm`; returns the norm before. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) {

@@ -10,6 +10,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/runtime/world.hpp>
+#include <autopar/schedule/action.hpp>
 #include <autopar/torch/engine/loss_scaler.hpp>
 #include <autopar/torch/optimizer_state.hpp>
 
@@ -18,8 +19,11 @@ namespace autopar {
 /// A parameter or buffer and the ranks whose handle holds its data; the same list, in the same order, on all ranks.
 struct PlacedTensor {
   std::string name;
-  at::Tensor handle;           ///< sizes and dtype are right everywhere, data only on holders
-  std::vector<Rank> holders;   ///< ascending, at least one; their data are equal
+  at::Tensor handle;           ///< dtype is right everywhere, data only on holders
+  std::vector<Rank> holders;   ///< ascending, at least one; their data are equal, or shares
+  std::vector<std::int64_t> sizes{};  ///< of the whole, where holders have shares
+  /// By holder: elements that it has, flat, which together are all; empty: every holder has the whole.
+  std::vector<Interval> shards{};
 };
 
 /// What a checkpoint says besides tensors.

@@ -60,6 +60,14 @@ struct SessionStats {
   std::int64_t skipped_steps = 0;   ///< of which no rank has gradients, because fp16 overflowed on some
 };
 
+/// What a rank holds of a parameter or buffer.
+struct ParameterShard {
+  std::vector<std::int64_t> sizes;  ///< of the whole
+  std::int64_t begin = 0;           ///< first element here, counted in the whole's memory order
+  std::int64_t end = 0;             ///< behind the last
+  bool whole = true;                ///< held whole, with its own sizes; else the handle's data and `.grad` are flat
+};
+
 /// Drives one model on all ranks: captures, plans and deploys it at the first call, then runs every call and applies its
 /// gradients. The type-erased half of AutoParallel; every member marked collective is called by all ranks in one order.
 class Session {
@@ -91,6 +99,12 @@ class Session {
   [[nodiscard]] bool owns(const at::Tensor& handle) const;
   [[nodiscard]] std::vector<at::Tensor> owned_parameters() const;
   [[nodiscard]] std::int64_t parameter_count() const;  ///< elements, tied tensors once
+  /// What this rank holds of a parameter or buffer; nothing where it is a phantom. @pre deployed
+  [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
+  /// For optimizers that need sums over whole parameters (norms of layers): `partial` [i] in f64 is of this rank's elements
+  /// of `parameters` [i], anything where it has none; the sums over all elements come back, the same on every rank. All
+  /// ranks name the same parameters in the same order. Collective.
+  [[nodiscard]] at::Tensor sum_over_shards(const std::vector<at::Tensor>& parameters, const at::Tensor& partial);
   /// The value on every rank. Collective.
   [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
   /// All parameters and buffers by name on rank 0, nothing elsewhere. Collective.

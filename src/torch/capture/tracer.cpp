@@ -17,6 +17,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/torch/op_table.hpp>
+#include <autopar/torch/phantom.hpp>
 
 #include "torch/capture/autocast_rules.hpp"
 #include "torch/capture/norm_by_totals.hpp"
@@ -720,6 +721,20 @@ bool reads_types_only(const c10::OperatorHandle& op) {
   return op.schema().name() == "aten::_has_compatible_shallow_copy_type";
 }
 
+/// Optimizers make state like their parameters, some of them when they are made: of what another rank holds, too.
+bool makes_one_like_it(const c10::OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return name == "aten::full_like" || name == "aten::zeros_like" || name == "aten::ones_like" || name == "aten::empty_like";
+}
+
+void make_state_phantom(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::string& description) {
+  const auto arguments = op.schema().arguments().size();
+  const auto like = stack->at(stack->size() - arguments).toTensor();
+  auto made = make_phantom(like.sizes(), like.scalar_type(), false, "the state of an optimizer for it: " + description);
+  stack->resize(stack->size() - arguments);
+  stack->emplace_back(std::move(made));
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   if (reads_types_only(op)) {
     const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
@@ -729,6 +744,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
   std::string description;
   const auto owner = owner_of(*stack, stack->size() - op.schema().arguments().size(), &description);
   if (owner) return owner->handle(op, stack);
+  if (!description.empty() && makes_one_like_it(op)) return make_state_phantom(op, stack, description);
   if (!description.empty()) {
     throw InvalidArgument(op.schema().name() + " on a tensor without data: " + description);
   }

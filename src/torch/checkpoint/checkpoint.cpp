@@ -30,11 +30,14 @@ constexpr const char* kFormat = "1";
 struct Row {
   TensorEntry entry;
   std::vector<Rank> holders;
+  std::vector<Interval> shards;                    ///< by holder; empty: each has all of it
   std::function<at::Tensor()> read;                ///< on a holder
   std::function<void(const at::Tensor&)> write;    ///< on a holder, with a CPU tensor
 };
 
-std::vector<std::int64_t> sizes_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+std::vector<std::int64_t> sizes_of(const PlacedTensor& tensor) {
+  return tensor.shards.empty() ? tensor.handle.sizes().vec() : tensor.sizes;
+}
 
 at::Tensor to_cpu(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
@@ -91,8 +94,9 @@ std::vector<Row> model_rows(const std::vector<PlacedTensor>& tensors) {
   std::vector<Row> rows;
   for (const auto& tensor : tensors) {
     const auto handle = tensor.handle;
-    rows.push_back({{"model." + tensor.name, dtype_of(handle.scalar_type()), sizes_of(handle)},
+    rows.push_back({{"model." + tensor.name, dtype_of(handle.scalar_type()), sizes_of(tensor)},
                     tensor.holders,
+                    tensor.shards,
                     [handle] { return handle; },
                     [handle](const at::Tensor& value) {
                       const at::NoGradGuard no_grad;
@@ -116,8 +120,9 @@ std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
     for (const auto& name : state_names(*optimizer, handle)) {
       const bool is_counter = name == "step";
       rows.push_back({{"optimizer." + tensor.name + "." + name, is_counter ? DType::kI64 : dtype_of(handle.scalar_type()),
-                       is_counter ? std::vector<std::int64_t>{} : sizes_of(handle)},
+                       is_counter ? std::vector<std::int64_t>{} : sizes_of(tensor)},
                       tensor.holders,
+                      is_counter ? std::vector<Interval>{} : tensor.shards,
                       [optimizer, handle, name]() -> at::Tensor {
                         for (auto& [key, value] : state_of(*optimizer, handle)) {
                           if (key == name) return value;
@@ -140,19 +145,31 @@ std::vector<Row> all_rows(const std::vector<PlacedTensor>& tensors, const std::v
   return rows;
 }
 
+/// A share of a whole CPU tensor, flat.
+at::Tensor share_of(const at::Tensor& whole, Interval elements) {
+  return whole.view({-1}).narrow(0, elements.begin, elements.size());
+}
+
 /// The row's data on rank 0; an undefined tensor elsewhere.
 at::Tensor to_root(World& world, const Row& row) {
-  const Rank from = row.holders.front();
-  const bool mine = from == world.rank_id();
-  at::Tensor data = mine ? to_cpu(row.read()) : at::Tensor();
-  if (from != Rank(0)) {
-    if (mine) world.send(memory_of(data), Rank(0), row.entry.name);
-    if (world.rank() == 0) {
-      data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
-      world.receive(memory_of(data), from, row.entry.name);
-    }
+  const bool root = world.rank() == 0;
+  at::Tensor data;
+  const std::size_t senders = row.shards.empty() ? 1 : row.holders.size();
+  for (std::size_t h = 0; h < senders; ++h) {
+    const Rank from = row.holders[h];
+    const bool all = row.shards.empty();
+    if (!all && row.shards[h].empty()) continue;
+    const at::Tensor mine = from == world.rank_id() ? to_cpu(row.read()) : at::Tensor();
+    if (mine.defined() && !root) world.send(memory_of(mine), Rank(0), row.entry.name);
+    if (!root) continue;
+    if (mine.defined() && all) return mine;
+    if (!data.defined()) data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
+    const auto part = all ? data : share_of(data, row.shards[h]);
+    if (mine.defined()) part.copy_(mine.view_as(part));
+    else world.receive(memory_of(part), from, row.entry.name);
   }
-  return world.rank() == 0 ? data : at::Tensor();
+  if (root && !data.defined()) data = empty_for(row.entry, scalar_type_of(row.entry.dtype));  // without elements
+  return data;
 }
 
 std::string numbers_text(const std::vector<double>& numbers) {
@@ -265,14 +282,20 @@ void from_root(World& world, const SafetensorsReader* reader, const Row& row) {
   if (reader != nullptr) {
     data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
     reader->read(row.entry.name, memory_of(data));
-    for (const auto holder : row.holders) {
-      if (holder != Rank(0)) world.send(memory_of(data), holder, row.entry.name);
-    }
-  } else if (holds(row.holders, world)) {
-    data = empty_for(row.entry, scalar_type_of(row.entry.dtype));
-    world.receive(memory_of(data), Rank(0), row.entry.name);
   }
-  if (holds(row.holders, world)) row.write(data);
+  for (std::size_t h = 0; h < row.holders.size(); ++h) {
+    const bool mine = row.holders[h] == world.rank_id();
+    if (reader == nullptr && !mine) continue;
+    const bool all = row.shards.empty();
+    const Interval shard = all ? Interval{} : row.shards[h];
+    at::Tensor part;
+    if (reader != nullptr) part = all ? data : share_of(data, shard).clone();
+    else part = all ? empty_for(row.entry, scalar_type_of(row.entry.dtype))
+                    : at::empty({shard.size()}, at::TensorOptions().dtype(scalar_type_of(row.entry.dtype)));
+    if (reader != nullptr && !mine && (all || !shard.empty())) world.send(memory_of(part), row.holders[h], row.entry.name);
+    if (reader == nullptr && (all || !shard.empty())) world.receive(memory_of(part), Rank(0), row.entry.name);
+    if (mine) row.write(part);
+  }
 }
 
 }  // namespace
@@ -372,13 +395,19 @@ std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTen
 
 at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {
   const auto rows = model_rows({tensor});
-  const Rank root = tensor.holders.front();
-  const bool mine = root == world.rank_id();
-  const auto data = mine ? to_cpu(rows[0].read()).clone() : empty_for(rows[0].entry, tensor.handle.scalar_type());
-  const auto raw = memory_of(data);
-  const auto blob = world.broadcast(mine ? Blob(raw.begin(), raw.end()) : Blob(), root, "gather of " + tensor.name);
-  std::memcpy(data.data_ptr(), blob.data(), blob.size());
-  return data;
+  const auto& row = rows[0];
+  const auto whole = empty_for(row.entry, tensor.handle.scalar_type());
+  const std::size_t senders = row.shards.empty() ? 1 : row.holders.size();
+  for (std::size_t h = 0; h < senders; ++h) {
+    if (!row.shards.empty() && row.shards[h].empty()) continue;
+    const bool mine = row.holders[h] == world.rank_id();
+    const auto part = row.shards.empty() ? whole : share_of(whole, row.shards[h]);
+    if (mine) part.copy_(to_cpu(row.read()).view_as(part));
+    const auto raw = memory_of(part);
+    const auto blob = world.broadcast(mine ? Blob(raw.begin(), raw.end()) : Blob(), row.holders[h], "gather of " + tensor.name);
+    std::memcpy(part.data_ptr(), blob.data(), blob.size());
+  }
+  return whole;
 }
 
 }  // namespace autopar

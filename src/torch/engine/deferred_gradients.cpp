@@ -12,7 +12,8 @@ void DeferredGradients::put_off(Task task) {
   tasks_.push_back(std::move(task));
 }
 
-void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& add) {
+void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& add,
+                                const std::function<void(const std::vector<ValueId>&)>& need) {
   const at::NoGradGuard no_grad;
   auto tasks = [&] {
     const std::lock_guard lock(mutex_);
@@ -27,6 +28,7 @@ void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& 
     for (const auto parameter : task.parameters) ++sums[parameter].missing;
   }
   for (auto& task : tasks) {
+    if (need) need(task.parameters);
     auto gradients = task.compute();
     task.compute = nullptr;
     for (std::size_t i = 0; i < gradients.size(); ++i) {

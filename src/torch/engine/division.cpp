@@ -139,6 +139,79 @@ Division divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& sta
   return Divider(graph, plan, stages).divide(world);
 }
 
+namespace {
+
+/// A reduction group to be, and its place among the others.
+struct PlannedGroup {
+  ReduceGroup group;
+  std::vector<ValueId> parameters;
+  int unit = -1;
+  OpId last;  ///< that reads one of its parameters
+};
+
+/// Stage groups first, later stages before earlier ones, what is read last before the rest; then tied parameters.
+bool is_issued_before(const PlannedGroup& a, const PlannedGroup& b) {
+  const auto key = [](const PlannedGroup& each) {
+    return std::tuple(!each.group.stage.valid(), -each.group.stage.value(), -static_cast<std::int64_t>(each.last.value()));
+  };
+  return key(a) < key(b);
+}
+
+}  // namespace
+
+void share_groups(Division& division, const OpGraph& graph, const SharedParameters& shared) {
+  std::map<ValueId, OpId> last_read;
+  std::map<int, std::set<StageId>> readers;          // by unit
+  std::map<int, std::set<ValueId>> trained;          // likewise
+  for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
+    for (const auto op : division.stage_ops[s]) {
+      for_each_input(graph.op(op), [&](ValueId value) {
+        if (graph.value(value).kind != ValueKind::kParameter) return;
+        last_read[value] = std::max(last_read[value], op);
+        const int unit = shared.unit_of[value.index()];
+        if (unit < 0) return;
+        readers[unit].insert(StageId::of(s));
+        if (graph.value(value).requires_grad) trained[unit].insert(value);
+      });
+    }
+  }
+  std::vector<PlannedGroup> planned;
+  const auto plan = [&](ReduceGroup group, std::vector<ValueId> parameters, int unit) {
+    OpId last;
+    for (const auto parameter : parameters) last = std::max(last, last_read[parameter]);
+    planned.push_back({std::move(group), std::move(parameters), unit, last});
+  };
+  for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
+    std::vector<ValueId> whole;
+    for (const auto parameter : division.group_parameters[g]) {
+      if (shared.unit_of[parameter.index()] < 0) whole.push_back(parameter);
+    }
+    if (!whole.empty()) plan(division.pipeline.groups[g], std::move(whole), -1);
+  }
+  for (const auto& [unit, stages] : readers) {
+    const auto& of_unit = shared.units[static_cast<std::size_t>(unit)];
+    const auto stage = stages.size() == 1 ? *stages.begin() : StageId::none();
+    auto replicas = stage.valid() ? division.pipeline.stages[stage.index()] : std::vector<Rank>{};
+    std::sort(replicas.begin(), replicas.end());
+    if (of_unit.zero >= 3 && replicas != of_unit.ranks) {
+      throw InvalidArgument("parameter '" + of_unit.places.front().names.front() +
+                            "' is gathered within the turns of one stage (ZeRO 3), but in this mode or with these arguments "
+                            "several parts of the model read it; call the model in this mode first, or set zero = 2");
+    }
+    plan({of_unit.ranks, stage, 1, replicas == of_unit.ranks ? of_unit.zero : 1},
+         {trained[unit].rbegin(), trained[unit].rend()}, unit);
+  }
+  std::stable_sort(planned.begin(), planned.end(), is_issued_before);
+  division.pipeline.groups.clear();
+  division.group_parameters.clear();
+  division.group_units.clear();
+  for (auto& each : planned) {
+    division.pipeline.groups.push_back(std::move(each.group));
+    division.group_parameters.push_back(std::move(each.parameters));
+    division.group_units.push_back(each.unit);
+  }
+}
+
 StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms, const StageMap& stages) {
   std::vector<int> level(atoms.atoms.size(), 0);
   std::map<std::pair<StageId, int>, StageId> parts;  // by stage and level

@@ -45,17 +45,23 @@ at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef 
   return part.set_(flat.storage(), flat.storage_offset() + offset, sizes, c10::contiguous_strides(sizes));
 }
 
-BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit) {
+std::int64_t BucketLayout::aligned(std::int64_t elements) {
+  return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
+}
+
+BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit, Fill fill) {
   std::int64_t used = 0;
   for (const auto& form : forms) {
-    const auto elements = (elements_of(form) + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
-    if (buckets_.empty() || buckets_.back().dtype != form.dtype || used >= limit.value()) {
+    const auto elements = aligned(elements_of(form));
+    const auto bytes = elements * static_cast<std::int64_t>(c10::elementSize(form.dtype));
+    const bool full = fill == Fill::kUntilFull ? used >= limit.value() : used > 0 && used + bytes > limit.value();
+    if (buckets_.empty() || buckets_.back().dtype != form.dtype || full) {
       buckets_.push_back({form.dtype, 0});
       used = 0;
     }
     places_.push_back({form, static_cast<int>(buckets_.size()) - 1, buckets_.back().elements});
     buckets_.back().elements += elements;
-    used += elements * static_cast<std::int64_t>(c10::elementSize(form.dtype));
+    used += bytes;
   }
 }
 

@@ -70,8 +70,8 @@ std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
 }  // namespace
 
 OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-                   c10::Device device, bool splits_backwards, const std::vector<OpId>& whole)
-    : graph_(graph), plan_(plan), device_(device),
+                   c10::Device device, bool splits_backwards, const std::vector<OpId>& whole, OpHooks hooks)
+    : graph_(graph), plan_(plan), device_(device), hooks_(std::move(hooks)),
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()), replayer_(graph, ops, keep, device) {
   for (const auto op : ops) {
@@ -82,7 +82,7 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
-    if (split || is_treated(plan.treatment(op)) || layout_matters_[op.index()]) {
+    if (split || is_treated(plan.treatment(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0) {
       replayer_.treat(op, [this, split = std::move(split)](ReplayCall& call) { treat(call, split); });
     }
   }
@@ -107,6 +107,8 @@ void OpRunner::run(Environment& values, const ShareContext& share, std::vector<N
 
 void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split) const {
   const auto& treatment = plan_.treatment(call.id);
+  const bool hooked = hooks_.ops.count(call.id) > 0;
+  if (hooked) hooks_.before(call.id);
   if (treatment.reduction_argument >= 0) {
     argument(call, treatment.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
   }
@@ -134,6 +136,7 @@ void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split
     change_results(call.stack, [&](const at::Tensor& result) { return result.mul(share_->weight()); });
   }
   if (layout_matters_[call.id.index()]) restore_layout(call);
+  if (hooked) hooks_.after(call.id, call.stack);
 }
 
 void OpRunner::restore_layout(ReplayCall& call) const {

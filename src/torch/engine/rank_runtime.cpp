@@ -1,6 +1,9 @@
 #include <autopar/torch/engine/rank_runtime.hpp>
 
 #include <algorithm>
+#include <iterator>
+#include <map>
+#include <set>
 #include <utility>
 
 #include <autopar/core/assert.hpp>
@@ -8,11 +11,17 @@
 namespace autopar {
 
 RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank,
-                         c10::Device device, const StageRuntime::Lookup& lookup, bool splits_backwards,
-                         RecomputedAtoms recomputed)
-    : program_{&graph, &plan, division.pipeline, division.stage_ops, division.channel_values, {}, device,
-               splits_backwards, std::move(recomputed)},
-      rank_(rank) {
+                         c10::Device device, const StageRuntime::Leaves& leaves, bool splits_backwards,
+                         RecomputedAtoms recomputed, std::vector<SharedGroup> shared)
+    : program_{.graph = &graph,
+               .plan = &plan,
+               .pipeline = division.pipeline,
+               .stage_ops = division.stage_ops,
+               .channel_values = division.channel_values,
+               .device = device,
+               .splits_backwards = splits_backwards,
+               .recomputed = std::move(recomputed)},
+      rank_(rank), shared_(std::move(shared)) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();
     for (const auto value : values) {
@@ -26,7 +35,8 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
   }
   find_parameters(own);
   lay_out_buckets(division.group_parameters);
-  for (const auto stage : own) stages_.push_back(std::make_unique<StageRuntime>(program_, stage, lookup, reduced_));
+  find_gathers(own);
+  for (const auto stage : own) stages_.push_back(std::make_unique<StageRuntime>(program_, stage, leaves, reduced_));
 }
 
 void RankRuntime::find_parameters(const std::vector<StageId>& own) {
@@ -42,20 +52,69 @@ void RankRuntime::find_parameters(const std::vector<StageId>& own) {
 
 void RankRuntime::lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters) {
   reduced_.resize(graph().values.size(), false);
-  for (const auto& group : group_parameters) {
+  for (std::size_t g = 0; g < group_parameters.size(); ++g) {
+    const auto& group = group_parameters[g];
     std::vector<GradientForm> forms;
+    const auto is_read = [&](ValueId parameter) {
+      return std::binary_search(parameters_.begin(), parameters_.end(), parameter);
+    };
     bool member = !group.empty();
     for (const auto parameter : group) {
       const auto& info = graph().value(parameter);
       forms.push_back({parameter.index(), sizes_at(info, 0), info.dtype});
-      member = member && std::binary_search(parameters_.begin(), parameters_.end(), parameter);
+      member = member && is_read(parameter);
     }
-    bucket_layouts_.emplace_back(forms);
+    if (!shared_.empty() && shared_[g].unit != nullptr) {
+      member = shared_[g].memory != nullptr;
+      std::vector<ValueId> read;
+      std::copy_if(group.begin(), group.end(), std::back_inserter(read), is_read);
+      bucket_layouts_.push_back(layout_in(*shared_[g].unit, read));
+    } else {
+      bucket_layouts_.emplace_back(forms);
+    }
     member_.push_back(member);
     for (const auto& form : forms) reduced_[form.key] = reduced_[form.key] || member;
   }
   for (std::size_t g = 0; g < bucket_layouts_.size(); ++g) {
     program_.pipeline.groups[g].buckets = static_cast<int>(bucket_layouts_[g].buckets().size());
+  }
+}
+
+BucketLayout RankRuntime::layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const {
+  std::vector<BucketLayout::Place> places;
+  for (const auto parameter : parameters) {
+    const auto& info = graph().value(parameter);
+    const auto* place = unit.find(info.name);
+    AUTOPAR_ASSERT(place != nullptr, "a parameter is not in the unit that its gradient is summed in");
+    places.push_back({{parameter.index(), place->sizes, unit.dtype}, 0, place->offset});
+  }
+  return BucketLayout(BucketLayout::Bucket{unit.dtype, unit.elements}, std::move(places));
+}
+
+Interval RankRuntime::within_part(int group, const BucketLayout::Place& place) const {
+  const auto& memory = *shards_of(group);
+  return memory.within_part(ShardUnit::Place{{}, place.form.sizes, place.offset});
+}
+
+// A view of a parameter is read like the parameter itself.
+void RankRuntime::find_gathers(const std::vector<StageId>& own) {
+  std::map<StorageId, int> group_of;
+  for (std::size_t g = 0; g < shared_.size(); ++g) {
+    if (program_.pipeline.groups[g].zero < 3 || shared_[g].memory == nullptr) continue;
+    for (const auto& [name, value] : graph().parameters) {
+      if (shared_[g].unit->find(name) != nullptr) group_of[graph().value(value).storage] = static_cast<int>(g);
+    }
+  }
+  if (group_of.empty()) return;
+  for (const auto stage : own) {
+    for (const auto op : program_.stage_ops[stage.index()]) {
+      std::set<int> groups;
+      for_each_input(graph().op(op), [&](ValueId value) {
+        const auto found = group_of.find(graph().value(value).storage);
+        if (found != group_of.end()) groups.insert(found->second);
+      });
+      if (!groups.empty()) program_.gathered_by[op].assign(groups.begin(), groups.end());
+    }
   }
 }
 

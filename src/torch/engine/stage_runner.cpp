@@ -31,9 +31,9 @@ std::vector<OpId> run_again(const std::vector<StagePart>& parts) {
 }  // namespace
 
 StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
-                         const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards)
+                         const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards, OpHooks hooks)
     : graph_(graph), plan_(plan),
-      ops_(graph, plan, in_order(parts), keep, device, splits_backwards, run_again(parts)) {
+      ops_(graph, plan, in_order(parts), keep, device, splits_backwards, run_again(parts), std::move(hooks)) {
   std::vector<std::vector<OpId>> uses;  // within the stage
   const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
   if (any) {

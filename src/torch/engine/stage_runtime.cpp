@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -59,9 +60,9 @@ std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<Val
   return reached;
 }
 
-StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const Lookup& lookup,
+StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const Leaves& leaves,
                            const std::vector<bool>& reduced)
-    : program_(program), stage_(stage), reduced_(reduced) {
+    : program_(program), stage_(stage), reduced_(reduced), compute_(leaves.compute) {
   find_boundary();
   find_sums();
   find_casts();
@@ -69,12 +70,69 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   for (const auto op : casts_) kept.push_back(graph().output(op));
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts_of_stage(graph(), each_share_, program_.recomputed), kept,
-                                          device(), program_.splits_backwards);
+  const auto parts = parts_of_stage(graph(), each_share_, program_.recomputed);
+  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts, kept, device(), program_.splits_backwards, hooks(parts));
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
-  find_leaves(lookup);
+  find_leaves(leaves.handle);
   refresh_leaves();
+}
+
+namespace {
+
+/// Before a node of the backward runs: what its operator read is brought back.
+class NeedHook : public torch::autograd::FunctionPreHook {
+ public:
+  NeedHook(std::shared_ptr<ParameterNeeds> needs, std::vector<int> groups)
+      : needs_(std::move(needs)), groups_(std::move(groups)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    for (const int group : groups_) {
+      if (needs_->need) needs_->need(group);
+    }
+    return gradients;
+  }
+
+ private:
+  std::shared_ptr<ParameterNeeds> needs_;
+  std::vector<int> groups_;
+};
+
+void add_need(const at::Tensor& result, const std::shared_ptr<ParameterNeeds>& needs, const std::vector<int>& groups) {
+  if (!result.defined() || !result.requires_grad() || !result.grad_fn()) return;
+  result.grad_fn()->add_pre_hook(std::make_unique<NeedHook>(needs, groups));
+}
+
+}  // namespace
+
+OpHooks StageRuntime::hooks(const std::vector<StagePart>& parts) const {
+  OpHooks hooks;
+  std::map<int, OpId> last;  // reader of each group, in the order of the run
+  for (const auto& part : parts) {
+    for (const auto op : part.ops) {
+      const auto groups = program_.gathered_by.find(op);
+      if (groups == program_.gathered_by.end()) continue;
+      hooks.ops.insert(op);
+      for (const int group : groups->second) last[group] = op;
+    }
+  }
+  std::map<OpId, std::vector<int>> last_read_by;
+  for (const auto& [group, op] : last) last_read_by[op].push_back(group);
+  hooks.before = [this, needs = needs_](OpId op) {
+    for (const int group : program_.gathered_by.at(op)) needs->need(group);
+  };
+  hooks.after = [this, needs = needs_, last_read_by](OpId op, const torch::jit::Stack& results) {
+    const auto& groups = program_.gathered_by.at(op);
+    for (const auto& result : results) {
+      if (result.isTensor()) add_need(result.toTensor(), needs, groups);
+      if (!result.isTensorList()) continue;
+      for (const at::Tensor& each : result.toTensorVector()) add_need(each, needs, groups);
+    }
+    const auto last = last_read_by.find(op);
+    if (last == last_read_by.end()) return;
+    for (const int group : last->second) needs->release(group);
+  };
+  return hooks;
 }
 
 void StageRuntime::find_boundary() {
@@ -133,13 +191,20 @@ void StageRuntime::refresh_leaves() {
       leaf = handle;
       continue;
     }
-    const bool same_memory = leaf.defined() && leaf.is_alias_of(handle) && leaf.sizes() == handle.sizes();
+    const auto memory = compute_memory(value);
+    const bool same_memory = leaf.defined() && leaf.is_alias_of(memory) && leaf.sizes() == memory.sizes() &&
+                             leaf.storage_offset() == memory.storage_offset();
     if (same_memory && leaf.requires_grad() == handle.requires_grad()) continue;
-    leaf = handle.detach();
+    leaf = memory.detach();
     leaf.set_requires_grad(handle.requires_grad());
     accumulators_.erase(value);
     if (leaf.requires_grad()) hold_accumulator(value);
   }
+}
+
+at::Tensor StageRuntime::compute_memory(ValueId parameter) const {
+  auto memory = compute_(parameter);
+  return memory.defined() ? memory : handles_[parameter.index()];
 }
 
 bool StageRuntime::defers(ValueId parameter) const {

@@ -29,24 +29,37 @@ void TorchEngine::set_result_gradient(ValueId value, at::Tensor gradient) {
 }
 
 void TorchEngine::start_gradients() {
+  const auto groups = runtime_.bucket_layouts().size();
   buckets_.clear();
+  buckets_.resize(groups);
+  shares_.assign(groups, at::Tensor());
+  on_their_way_.assign(groups, {});
   gradients_.assign(runtime_.parameters().size(), at::Tensor());
-  for (std::size_t group = 0; group < runtime_.bucket_layouts().size(); ++group) {
-    auto& buckets = buckets_.emplace_back();
-    if (!runtime_.in_group(static_cast<int>(group))) continue;
+  for (std::size_t group = 0; group < groups; ++group) {
+    const int number = static_cast<int>(group);
+    if (!runtime_.in_group(number)) continue;
     const auto& layout = runtime_.bucket_layouts()[group];
-    buckets = std::make_unique<GradientBuckets>(layout, runtime_.device());
+    const bool in_turns = runtime_.zero_of(number) >= 2;
+    sums_in_some_turns_ = sums_in_some_turns_ || in_turns;
+    if (in_turns) {
+      const auto& unit = runtime_.shards_of(number)->unit();
+      shares_[group] = at::zeros({unit.part()}, at::TensorOptions().dtype(unit.dtype).device(runtime_.device()));
+    } else {
+      buckets_[group] = std::make_unique<GradientBuckets>(layout, runtime_.device());
+    }
     for (std::size_t i = 0; i < layout.places().size(); ++i) {
       const auto& place = layout.places()[i];
       const auto parameter = ValueId::of(place.form.key);
-      gradients_[runtime_.position_of(parameter)] = buckets->views()[i];
-      bucket_of_[parameter] = {static_cast<int>(group), place.bucket};
+      if (!in_turns) gradients_[runtime_.position_of(parameter)] = buckets_[group]->views()[i];
+      bucket_of_[parameter] = {number, place.bucket};
+      place_of_[parameter] = i;
     }
   }
   for (auto& run : runs_) {
     run.expect_backwards();
     for (const auto parameter : run.stage().parameters()) {
-      if (const auto bucket = bucket_of_.find(parameter); bucket != bucket_of_.end()) ++missing_[bucket->second];
+      const auto bucket = bucket_of_.find(parameter);
+      if (bucket != bucket_of_.end() && !sums_in_turns(parameter)) ++missing_[bucket->second];
     }
   }
 }
@@ -59,31 +72,48 @@ StageRun& TorchEngine::run_of(StageId stage) {
 
 // ---------------------------------------------------------------- turns
 
-StageRun& TorchEngine::begin_turn(StageId stage) {
+StageRun& TorchEngine::begin_turn(const Action& action) {
   for (auto& run : runs_) run.release_sent();
-  return run_of(stage);
+  auto& run = run_of(action.stage);
+  // What runs again in a backward reads parameters whose gradients are still to come: those end their stay then.
+  const bool releases = action.kind == ActionKind::kForward;
+  run.stage().set_needs({[this](int group) {
+                           if (needed_) needed_(group, 0);
+                         },
+                         [this, releases](int group) {
+                           if (releases) release_group(group);
+                         }});
+  return run;
 }
 
-void TorchEngine::forward(const Action& action) { begin_turn(action.stage).forward(action); }
+void TorchEngine::release_group(int group) {
+  if (there_.erase(group) > 0 && runtime_.zero_of(group) >= 3) runtime_.shards_of(group)->release();
+}
+
+void TorchEngine::forward(const Action& action) { begin_turn(action).forward(action); }
 
 void TorchEngine::backward(const Action& action) {
-  auto& run = begin_turn(action.stage);
+  auto& run = begin_turn(action);
   const bool last = run.is_last_backward();
+  expect_gradients(run.stage());
   run_backward(run, action, last);
   run_deferred(run, action, last);
+  report_rest(run.stage());
 }
 
-void TorchEngine::backward_input(const Action& action) { run_backward(begin_turn(action.stage), action, false); }
+void TorchEngine::backward_input(const Action& action) { run_backward(begin_turn(action), action, false); }
 
 void TorchEngine::backward_weight(const Action& action) {
-  auto& run = begin_turn(action.stage);
+  auto& run = begin_turn(action);
   const bool last = run.is_last_backward();
-  if (last && bucket_ready_) {
-    for (const auto parameter : run.stage().parameters()) {
-      if (!run.stage().defers(parameter)) count_down(parameter);
-    }
+  expect_gradients(run.stage());
+  for (const auto parameter : run.stage().parameters()) {
+    if (run.stage().defers(parameter)) continue;
+    if (sums_in_turns(parameter)) move_into_bucket(parameter);
+    if (is_complete(parameter, last)) count_down(parameter);
   }
   run_deferred(run, action, last);
+  report_rest(run.stage());
 }
 
 void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
@@ -91,9 +121,12 @@ void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
   auto& stage = run.stage();
   const auto roots = run.begin_backward(action, sum_gradients_);
   for (const auto& value : roots.values) spent_.push_back(value.grad_fn());
-  if (last && bucket_ready_) {
-    stage.on_gradient([this, &stage](ValueId parameter) {
-      if (!stage.defers(parameter)) count_down(parameter);
+  const bool gives_weights = gives_weight_gradients(action.kind);
+  if (gives_weights && (sums_in_some_turns_ || (last && bucket_ready_))) {
+    stage.on_gradient([this, &stage, last](ValueId parameter) {
+      if (stage.defers(parameter)) return;
+      if (sums_in_turns(parameter)) take_gradient(stage, parameter);
+      if (is_complete(parameter, last)) count_down(parameter);
     });
   }
   if (!roots.values.empty()) {
@@ -111,16 +144,76 @@ void TorchEngine::run_deferred(StageRun& run, const Action& action, bool last) {
   if (deferred == nullptr) return;
   const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);
   auto& stage = run.stage();
-  const bool counts = last && bucket_ready_;
   std::set<ValueId> added;
-  deferred->compute([&](ValueId parameter, at::Tensor gradient) {
+  const auto need = [this](const std::vector<ValueId>& parameters) { need_deferred(parameters); };
+  const auto add = [&](ValueId parameter, at::Tensor gradient) {
     add_gradient(stage, parameter, std::move(gradient));
+    if (sums_in_turns(parameter)) move_into_bucket(parameter);
     added.insert(parameter);
-    if (counts) count_down(parameter);
-  });
+    if (is_complete(parameter, last)) count_down(parameter);
+  };
+  deferred->compute(add, need);
   for (const auto parameter : stage.parameters()) {
-    if (counts && stage.defers(parameter) && added.count(parameter) == 0) count_down(parameter);
+    if (!stage.defers(parameter) || added.count(parameter) > 0) continue;
+    if (sums_in_turns(parameter)) move_into_bucket(parameter);  // what autograd added
+    if (is_complete(parameter, last)) count_down(parameter);
   }
+}
+
+/// The formulas of weight gradients get the weights themselves.
+void TorchEngine::need_deferred(const std::vector<ValueId>& parameters) {
+  for (const auto parameter : parameters) {
+    const auto bucket = bucket_of_.find(parameter);
+    if (bucket == bucket_of_.end() || runtime_.zero_of(bucket->second.first) < 3) continue;
+    if (needed_) needed_(bucket->second.first, bucket->second.second);
+  }
+}
+
+// ---------------------------------------------------------------- sums into shares within turns
+
+bool TorchEngine::sums_in_turns(ValueId parameter) const {
+  if (!sums_in_some_turns_) return false;
+  const auto bucket = bucket_of_.find(parameter);
+  return bucket != bucket_of_.end() && runtime_.zero_of(bucket->second.first) >= 2;
+}
+
+/// Whether nothing more will be added to a parameter's bucket once this turn has added its gradient.
+bool TorchEngine::is_complete(ValueId parameter, bool last) const {
+  return bucket_ready_ && (last || sums_in_turns(parameter));
+}
+
+/// Every turn that gives weight gradients fills the buckets that are summed within it.
+void TorchEngine::expect_gradients(const StageRuntime& stage) {
+  for (const auto parameter : stage.parameters()) {
+    if (sums_in_turns(parameter)) missing_[bucket_of_.at(parameter)] = 0;
+  }
+  for (const auto parameter : stage.parameters()) {
+    if (sums_in_turns(parameter)) ++missing_[bucket_of_.at(parameter)];
+  }
+}
+
+/// Gradients that the turn did not reach, or that came in no order that could be told.
+void TorchEngine::report_rest(const StageRuntime& stage) {
+  for (const auto parameter : stage.parameters()) {
+    if (sums_in_turns(parameter)) move_into_bucket(parameter);
+  }
+}
+
+/// What autograd has just added to the compute copy.
+void TorchEngine::take_gradient(StageRuntime& stage, ValueId parameter) {
+  gradients_[runtime_.position_of(parameter)] = std::move(stage.compute_copy(parameter).mutable_grad());
+  move_into_bucket(parameter);
+}
+
+void TorchEngine::move_into_bucket(ValueId parameter) {
+  auto& gradient = gradients_[runtime_.position_of(parameter)];
+  if (!gradient.defined()) return;
+  const at::NoGradGuard no_grad;
+  const auto group = static_cast<std::size_t>(bucket_of_.at(parameter).first);
+  auto& buckets = buckets_[group];
+  if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+  buckets->views()[place_of_.at(parameter)].add_(gradient);
+  gradient.reset();
 }
 
 void TorchEngine::add_gradient(const StageRuntime& stage, ValueId parameter, at::Tensor gradient) {
@@ -139,6 +232,7 @@ void TorchEngine::add_gradient(const StageRuntime& stage, ValueId parameter, at:
 void TorchEngine::count_down(ValueId parameter) {
   const auto found = bucket_of_.find(parameter);
   if (found == bucket_of_.end() || --missing_[found->second] > 0) return;
+  release_group(found->second.first);  // who read its parameters has run
   bucket_ready_(found->second.first, found->second.second);
 }
 
@@ -234,13 +328,61 @@ void TorchEngine::arrive_at_edge(const Action& action, const Channel& channel, V
              within_local(action), action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 
+namespace {
+
+Buffer buffer_of(const at::Tensor& flat) {
+  auto owner = std::make_shared<at::Tensor>(flat);
+  return {static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), std::move(owner)};
+}
+
+}  // namespace
+
 Buffer TorchEngine::bucket(const Action& action) {
-  const auto& buckets = buckets_[static_cast<std::size_t>(action.group)];
+  const auto group = static_cast<std::size_t>(action.group);
+  auto& buckets = buckets_[group];
+  if (action.microbatch >= 0) {
+    if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+    on_their_way_[group].push_back(buckets->flat(action.bucket));
+    buckets.reset();
+    return buffer_of(on_their_way_[group].back());
+  }
   AUTOPAR_ASSERT(buckets != nullptr, "a rank reduces gradients that it does not have");
-  auto flat = std::make_shared<at::Tensor>(buckets->flat(action.bucket));
-  auto* data = static_cast<std::byte*>(flat->data_ptr());
-  const auto bytes = static_cast<std::size_t>(flat->nbytes());
-  return {data, bytes, std::move(flat)};
+  return buffer_of(buckets->flat(action.bucket));
+}
+
+void TorchEngine::reduced(const Action& action) {
+  if (action.kind != ActionKind::kReduceScatter) return;
+  const at::NoGradGuard no_grad;
+  const auto group = static_cast<std::size_t>(action.group);
+  const auto own = runtime_.shards_of(action.group)->own();
+  if (action.microbatch >= 0) {
+    shares_[group].add_(on_their_way_[group].front().narrow(0, own.begin, own.size()));
+    on_their_way_[group].pop_front();
+    return;
+  }
+  shares_[group] = buckets_[group]->flat(action.bucket).narrow(0, own.begin, own.size()).clone();
+  for (const auto& place : runtime_.bucket_layouts()[group].places()) {
+    gradients_[runtime_.position_of(ValueId::of(place.form.key))].reset();
+  }
+  buckets_[group].reset();
+}
+
+Buffer TorchEngine::gathering(const Action& action) {
+  auto& memory = *runtime_.shards_of(action.group);
+  memory.allocate();
+  return buffer_of(memory.whole());
+}
+
+std::deque<at::Tensor> TorchEngine::take_gradients() {
+  for (std::size_t group = 0; group < shares_.size(); ++group) {
+    if (!shares_[group].defined()) continue;
+    for (const auto& place : runtime_.bucket_layouts()[group].places()) {
+      const auto within = runtime_.within_part(static_cast<int>(group), place);
+      gradients_[runtime_.position_of(ValueId::of(place.form.key))] = part_of(shares_[group], within.begin, {within.size()});
+    }
+  }
+  shares_.clear();
+  return std::move(gradients_);
 }
 
 DType TorchEngine::bucket_dtype(const Action& action) const {

@@ -203,7 +203,7 @@ void Session::Impl::execute(Call& call, Phase phase) {
                         since_start(end)});
     };
   }
-  Executor executor(*call.engine, wire_, reduce ? program.groups : std::vector<GroupId>{}, hooks);
+  Executor executor(*call.engine, wire_, program.groups, hooks, program.gather_groups);
   executor.run(actions);
   if (!options_.trace_file.empty()) write_trace();
 }

@@ -38,7 +38,9 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, c
   const Key key{layout.local, layout.microbatches, phase, reduce};
   if (const auto known = actions_.find(key); known != actions_.end()) return known->second;
   auto pipeline = runtime->pipeline();
-  if (!reduce) pipeline.groups.clear();
+  for (auto& group : pipeline.groups) {
+    if (!reduce && group.zero == 0) group.buckets = 0;
+  }
   auto made = program(pipeline, layout, by, phase);
   validate(pipeline, layout, phase, made);
   if (actions_.size() >= kRememberedLayouts) actions_.clear();

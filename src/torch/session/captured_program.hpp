@@ -42,6 +42,7 @@ struct CapturedProgram {
   std::unique_ptr<Prologue> prologue;
   std::unique_ptr<Epilogue> epilogue;
   std::vector<GroupId> groups;                ///< by reduction group of the pipeline
+  std::vector<GroupId> gather_groups;         ///< likewise, for parameters that are gathered
 
   /// Whether a constant was written since the capture.
   [[nodiscard]] bool is_stale() const;

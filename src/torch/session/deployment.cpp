@@ -28,6 +28,7 @@
 
 #include "torch/session/graph_dot.hpp"
 #include "torch/session/host_memory.hpp"
+#include "torch/session/whole_handles.hpp"
 
 #ifdef AUTOPAR_TORCH_CUDA
 #include <c10/cuda/CUDAStream.h>
@@ -226,6 +227,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   };
   require_one_precision();
   program.inputs = arguments.specs;
+  const WholeHandles whole(registry_);
   program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
   program.graph = fold_linear(hoist_parameter_casts(program.captured));
   AlgebraOptions algebra;
@@ -281,13 +283,22 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     make_transports();
     place_state(*program, stage_of);
     for (const auto& tensor : registry_.tensors()) static_cast<void>(group_of(tensor.holders));
+    together(world_, "checking optimizers", [&] { require_optimizers(*plan_); });
+    plan_shards(*program);
     materialise_state();
+    hold_shards();
     deployed_ = true;
+    together(world_, "fitting optimizers", [&] {
+      for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);
+    });
     if (load_at_deployment_) {
       const auto [folder, optimizers] = *std::exchange(load_at_deployment_, std::nullopt);
       load(folder, optimizers);
     }
   }
+  together(world_, "sharing parameters", [&] {
+    if (!units_.empty()) share_groups(program->division, program->graph, shared_parameters(*program));
+  });
   build_runtime(*program);
   programs_[key] = program;
   if (device_.is_cpu()) release_freed_memory();  // what planning needed
@@ -327,6 +338,7 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   PlanRequest request;
   request.options = options_;
   request.runtime = runtime_capabilities();
+  if (optimizers_.empty() && options_.zero < 0) request.runtime.max_zero = 0;  // nothing says that it steps element by element
   for (const auto* optimizer : optimizers_) {
     request.options.optimizer_state_factor = optimizer == optimizers_.front()
                                                  ? state_factor(*optimizer)
@@ -559,12 +571,21 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
   const auto& division = program.division;
   const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
   together(world_, "preparing the stages", [&] {
+    const auto compute = [this, &graph = program.graph](ValueId leaf) { return compute_memory_of(graph, leaf); };
     program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), device_,
-                                                    lookup, parts_backwards(*plan_), program.recomputed);
+                                                    StageRuntime::Leaves{lookup, compute}, parts_backwards(*plan_),
+                                                    program.recomputed, shared_groups(division));
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
   });
-  for (const auto& group : division.pipeline.groups) program.groups.push_back(group_of(group.ranks));
+  for (const auto& group : division.pipeline.groups) {
+    program.groups.push_back(group_of(group.ranks));
+    program.gather_groups.push_back(program.groups.back());
+    if (group.zero < 3) continue;
+    auto [known, is_new] = gather_groups_.try_emplace(group.ranks);
+    if (is_new) known->second = wire_.make_group(group.ranks);
+    program.gather_groups.back() = known->second;
+  }
   std::vector<DirectedPair> pairs;
   for (const auto& channel : division.pipeline.channels) {
     const auto ranks_of = [&](StageId stage) {
@@ -604,6 +625,7 @@ void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& 
     return defined;
   };
   together(world_, "verifying the capture", [&] {
+    const WholeHandles whole(registry_);
     verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes, capture_options());
   });
 }

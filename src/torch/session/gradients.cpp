@@ -90,7 +90,7 @@ void Session::Impl::reduce_pending() {
   std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
   for (const auto& tensor : registry_.tensors()) {
     const auto found = pending_.find(tensor.handle.unsafeGetTensorImpl());
-    if (found == pending_.end()) continue;
+    if (found == pending_.end() || tensor.unit >= 0) continue;  // shares hold sums already
     groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
   }
   for (auto& [key, members] : groups) {
@@ -207,7 +207,7 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   exchange(world_, next_header(CallKind::kClip), std::to_string(max_norm) + " " + std::to_string(norm_type));
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
   const bool largest = std::isinf(norm_type);
-  // Each gradient counts on the first rank that holds it; maxima go to a place of their own for each rank.
+  // Each gradient counts on the first rank that holds it, each share on its own; maxima go to a place of their own for each rank.
   auto own = at::zeros({largest ? world_.size() : 1}, options);
   auto mine = own.select(0, largest ? world_.rank() : 0);
   std::vector<at::Tensor> gradients;
@@ -216,7 +216,8 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
     if (tensor.is_parameter) dtype = tensor.handle.scalar_type();
     if (!tensor.is_parameter || !holds(tensor) || !tensor.handle.grad().defined()) continue;
     const auto& gradient = gradients.emplace_back(tensor.handle.grad());
-    if (tensor.holders.front() != world_.rank_id()) continue;
+    const bool counts = tensor.unit >= 0 || tensor.holders.front() == world_.rank_id();
+    if (!counts || gradient.numel() == 0) continue;
     const auto norm = at::linalg_vector_norm(gradient, norm_type, {}, false, at::kDouble);
     if (largest) mine.copy_(mine.maximum(norm));
     else mine.add_(norm.pow(norm_type));

@@ -31,15 +31,24 @@ void Session::Impl::require_deployed(const char* member) const {
 
 std::vector<PlacedTensor> Session::Impl::placed() const {
   std::vector<PlacedTensor> tensors;
-  for (const auto& tensor : registry_.tensors()) tensors.push_back({tensor.name(), tensor.handle, tensor.holders});
+  for (const auto& tensor : registry_.tensors()) tensors.push_back(placed(tensor));
   return tensors;
+}
+
+PlacedTensor Session::Impl::placed(const StateTensor& tensor) const {
+  PlacedTensor placed{tensor.name(), tensor.handle, tensor.holders, tensor.sizes, {}};
+  if (const auto* place = place_of(tensor); place != nullptr) {
+    const auto& unit = units_[static_cast<std::size_t>(tensor.unit)];
+    for (const auto holder : tensor.holders) placed.shards.push_back(unit.shard_of(*place, holder));
+  }
+  return placed;
 }
 
 at::Tensor Session::Impl::gather(const at::Tensor& handle) {
   require_deployed("gather");
   const auto& tensor = registry_.of(handle);
   exchange(world_, next_header(CallKind::kGather), tensor.name());
-  return guarded("gather", [&] { return gather_tensor(world_, {tensor.name(), tensor.handle, tensor.holders}); });
+  return guarded("gather", [&] { return gather_tensor(world_, placed(tensor)); });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Session::Impl::gather_state() {
@@ -105,11 +114,18 @@ std::vector<at::Tensor> Session::owned_parameters() const {
 std::int64_t Session::parameter_count() const {
   std::int64_t count = 0;
   for (const auto& tensor : impl_->registry().tensors()) {
-    if (tensor.is_parameter) count += tensor.handle.numel();
+    if (!tensor.is_parameter) continue;
+    std::int64_t elements = 1;
+    for (const auto size : tensor.sizes) elements *= size;
+    count += elements;
   }
   return count;
 }
 
+ParameterShard Session::shard(const at::Tensor& handle) const { return impl_->shard(handle); }
+at::Tensor Session::sum_over_shards(const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
+  return impl_->sum_over_shards(parameters, partial);
+}
 at::Tensor Session::gather(const at::Tensor& handle) { return impl_->gather(handle); }
 std::vector<std::pair<std::string, at::Tensor>> Session::gather_state() { return impl_->gather_state(); }
 void Session::attach(torch::optim::Optimizer& optimizer) { impl_->attach(optimizer); }

@@ -16,6 +16,7 @@
 #include <autopar/runtime/any_transport.hpp>
 #include <autopar/torch/checkpoint.hpp>
 #include <autopar/torch/engine/loss_scaler.hpp>
+#include <autopar/torch/engine/shards.hpp>
 #include <autopar/torch/engine/torch_engine.hpp>
 #include <autopar/torch/init_record.hpp>
 #include <autopar/torch/profile.hpp>
@@ -86,7 +87,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] bool holds(const StateTensor& tensor) const;
   [[nodiscard]] const StateRegistry& registry() const { return registry_; }
 
-  void attach(torch::optim::Optimizer& optimizer) { optimizers_.push_back(&optimizer); }
+  void attach(torch::optim::Optimizer& optimizer);
+  [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
+  [[nodiscard]] at::Tensor sum_over_shards(const std::vector<at::Tensor>& handles, const at::Tensor& partial);
   [[nodiscard]] at::Tensor clip_grad_norm(double max_norm, double norm_type);
   void set_accumulating(bool accumulating) { accumulating_ = accumulating; }
   [[nodiscard]] bool accumulating() const { return accumulating_; }
@@ -128,6 +131,18 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                     const BatchLayout& layout);
   void require_deployed(const char* member) const;
   [[nodiscard]] at::Tensor handle_of(const OpGraph& graph, ValueId leaf);
+
+  // ---- sharding.cpp
+  void require_optimizers(const Plan& plan) const;
+  void plan_shards(const CapturedProgram& program);
+  [[nodiscard]] std::vector<bool> needed_whole(const CapturedProgram& program) const;
+  [[nodiscard]] std::vector<bool> leave_their_stage(const CapturedProgram& program) const;
+  void hold_shards();
+  void fit_optimizer(torch::optim::Optimizer& optimizer);
+  [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
+  [[nodiscard]] std::vector<SharedGroup> shared_groups(const Division& division) const;
+  [[nodiscard]] at::Tensor compute_memory_of(const OpGraph& graph, ValueId leaf) const;
+  [[nodiscard]] const ShardUnit::Place* place_of(const StateTensor& tensor) const;
 
   // ---- costs.cpp
   [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,
@@ -172,6 +187,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   // ---- checkpoint
   [[nodiscard]] std::vector<PlacedTensor> placed() const;
+  [[nodiscard]] PlacedTensor placed(const StateTensor& tensor) const;
 
   World& world_;
   std::shared_ptr<torch::nn::Module> module_;
@@ -188,8 +204,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::optional<Plan> plan_, given_plan_;
   PlannedSegments segments_;  ///< of plan_
   AnyTransport wire_;
-  std::map<std::vector<Rank>, GroupId> groups_;
+  std::map<std::vector<Rank>, GroupId> groups_, gather_groups_;
   GlobalSums world_sums_;
+  std::vector<ShardUnit> units_;                      ///< of all ranks
+  std::vector<std::shared_ptr<ShardMemory>> shards_;  ///< by unit; null where this rank is no member
   std::map<std::string, std::shared_ptr<CapturedProgram>> programs_;
 
   std::uint64_t serial_ = 0;

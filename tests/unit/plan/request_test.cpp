@@ -63,6 +63,7 @@ TEST_CASE("more stages than can be separated are refused") {
 TEST_CASE("what this version does not run is refused by name") {
   refused({.tensor_parallel = 2}, {"tensor_parallel = 2", "not run by this version"});
   refused({.zero = 1}, {"zero = 1", "not run by this version"});
+  refused({.zero = 4}, {"zero = 4", "not a level"});
   refused({.schedule = "zb-h1"}, {"zb-h1", "'1f1b'"});
   refused({.recompute = "full"}, {"recompute = full"});
   refused({.precision = "bf16"}, {"precision = bf16"});

@@ -153,6 +153,13 @@ inline Case random_placed_case(std::uint32_t seed, ScheduleKind kind, int max_ra
   return out;
 }
 
+/// The same pipeline with what its groups hold in shares, each as it likes.
+inline Case in_shares(Case out, std::uint32_t seed) {
+  Dice dice(seed + 77);
+  for (ReduceGroup& group : out.pipeline.groups) group.zero = dice.below(group.stage.valid() ? 4 : 2);
+  return out;
+}
+
 /// Orders drawn at random among those that can run, backwards whole or in two parts.
 struct RandomOrders {
   using policy_category = schedule_policy_tag;

@@ -13,7 +13,7 @@
 namespace autopar::testing {
 
 /// Runs a program literally: every rank does one action after the other, a send waits for its receive, a reduction for
-/// all members. The least capable runtime there can be; what it runs to the right result, any runtime can.
+/// all members; what is gathered or summed for a turn must stand right around it. The least capable runtime there can be; what it runs to the right result, any runtime can.
 /// @return why it cannot go on or what is wrong at its end; empty if all is well
 inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& layout, Phase phase,
                                 const Program& program, std::vector<SymbolicRank>& ranks) {
@@ -25,6 +25,24 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
   };
   const auto same = [](const Action& a, const Action& b) {
     return a.channel == b.channel && a.microbatch == b.microbatch && a.flow == b.flow && a.samples == b.samples;
+  };
+  const BatchSplit split(pipeline, layout);
+  const auto computes = [&](Rank r, const Action& collective) {
+    for (const Share& share : split.shares(collective.stage, collective.microbatch)) {
+      if (share.rank == r) return true;
+    }
+    return false;
+  };
+  const auto require_neighbour = [&](Rank r, const Action& action) {
+    if (action.microbatch < 0 || !computes(r, action)) return;
+    const auto& all = program.ranks[r.index()];
+    const bool gathers = action.kind == ActionKind::kGather;
+    const auto i = at[r.index()];
+    const Action* other = gathers ? (i + 1 < all.size() ? &all[i + 1] : nullptr) : (i > 0 ? &all[i - 1] : nullptr);
+    const bool near = other != nullptr && other->stage == action.stage && other->microbatch == action.microbatch &&
+                      other->flow == action.flow;
+    const bool right = near && (other->kind == action.kind || (gathers ? is_turn(other->kind) : gives_weight_gradients(other->kind)));
+    if (!right) throw std::logic_error(describe(action) + ": not right at its turn");
   };
   const auto step = [&](Rank r) {
     const Action& action = *head(r);
@@ -52,7 +70,20 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
         mine.accept(action, own[r.index()].front().second);
         own[r.index()].pop_front();
         break;
+      case ActionKind::kGather:
+        require_neighbour(r, action);
+        for (const Rank member : pipeline.groups[static_cast<std::size_t>(action.group)].ranks) {
+          if (head(member) == nullptr || !(*head(member) == action)) return false;
+        }
+        for (const Rank member : pipeline.groups[static_cast<std::size_t>(action.group)].ranks) {
+          require_neighbour(member, action);
+          ranks[member.index()].gather(action);
+          if (member != r) ++at[member.index()];
+        }
+        break;
+      case ActionKind::kReduceScatter:
       case ActionKind::kReduce: {
+        if (action.kind == ActionKind::kReduceScatter) require_neighbour(r, action);
         const auto& members = pipeline.groups[static_cast<std::size_t>(action.group)].ranks;
         Word sum = 0;
         for (const Rank member : members) {
@@ -60,6 +91,13 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
           sum += ranks[member.index()].bucket(action);
         }
         for (const Rank member : members) {
+          if (action.microbatch >= 0) {
+            require_neighbour(member, action);
+            (void)ranks[member.index()].take_bucket(action);
+            ranks[member.index()].add_to_share(action, sum);
+            if (member != r) ++at[member.index()];
+            continue;
+          }
           auto& last = last_reduction[member.index()];
           const std::pair here{action.group, action.bucket};
           if (here <= last) throw std::logic_error(describe(action) + ": not ascending");

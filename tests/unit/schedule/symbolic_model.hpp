@@ -73,7 +73,12 @@ class SymbolicRank {
     gradients_ = values_;
     turns_.resize(pipeline.stages.size(), std::vector<TurnState>(microbatches));
     for (const auto& group : pipeline.groups) buckets_.emplace_back(static_cast<std::size_t>(group.buckets), Word{0});
+    shares_ = buckets_;
     reduced_.resize(pipeline.groups.size());
+    for (const auto& words : buckets_) {
+      gathered_.emplace_back(words.size(), false);
+      gathered_for_.emplace_back(words.size(), kForNoTurn);
+    }
     for (std::size_t c = 0; c < values_.size(); ++c) {
       for (std::size_t m = 0; m < microbatches; ++m) fill_ends(c, static_cast<int>(m));
     }
@@ -82,6 +87,7 @@ class SymbolicRank {
   void forward(const Action& action) {
     TurnState& turn = this->turn(action);
     if (std::exchange(turn.forward, true)) throw std::logic_error(describe(action) + ": twice");
+    require_gathered(action);
     const auto m = at(action.microbatch);
     const StageId stage = action.stage;
     Word whole = weight::constant(stage), sum = 0;
@@ -111,6 +117,7 @@ class SymbolicRank {
     TurnState& turn = this->turn(action);
     if (!turn.forward) throw std::logic_error("backward without forward");
     if (std::exchange(turn.backward, true)) throw std::logic_error(describe(action) + ": twice");
+    require_gathered(action);
     const auto m = at(action.microbatch);
     require_unreduced(action);
     const StageId stage = action.stage;
@@ -146,6 +153,7 @@ class SymbolicRank {
     TurnState& turn = this->turn(action);
     if (!turn.backward) throw std::logic_error(describe(action) + ": comes before the input backward");
     if (std::exchange(turn.weights, true)) throw std::logic_error(describe(action) + ": twice");
+    if (action.kind == ActionKind::kBackwardWeight) require_gathered(action);
     require_unreduced(action);
     fill_buckets(action, turn.dx, turn.d_whole);
   }
@@ -183,7 +191,46 @@ class SymbolicRank {
   }
   void start_reduction(const Action& action) { reduced_[static_cast<std::size_t>(action.group)] = true; }
 
-  [[nodiscard]] Word bucket(std::size_t group, std::size_t bucket) const { return buckets_[group][bucket]; }
+  /// Takes what was added to a bucket since it was last taken; `add_to_share` gives back the sum of all members.
+  [[nodiscard]] Word take_bucket(const Action& action) { return std::exchange(bucket(action), Word{0}); }
+  void add_to_share(const Action& action, Word sum) { shares_[at(action.group)][at(action.bucket)] += sum; }
+
+  [[nodiscard]] std::size_t members(const Action& collective) const {
+    return pipeline_.groups[at(collective.group)].ranks.size();
+  }
+  /// Of this rank among them.
+  [[nodiscard]] std::size_t position(const Action& collective) const {
+    const auto& ranks = pipeline_.groups[at(collective.group)].ranks;
+    return static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
+  }
+  /// Whether the rank has samples in the turn that a collective is for.
+  [[nodiscard]] bool computes(const Action& collective) const {
+    for (const Share& share : split_.shares(collective.stage, collective.microbatch)) {
+      if (share.rank == rank_) return true;
+    }
+    return false;
+  }
+  /// Buckets that a turn gathers, in the order in which it uses them.
+  template <class Visit>
+  void for_each_gathered_by(const Action& turn, Visit visit) const {
+    std::vector<std::pair<int, int>> order;
+    for (std::size_t g = 0; g < buckets_.size(); ++g) {
+      if (pipeline_.groups[g].stage != turn.stage || pipeline_.groups[g].zero < 3) continue;
+      for (std::size_t b = 0; b < buckets_[g].size(); ++b) order.emplace_back(static_cast<int>(g), static_cast<int>(b));
+    }
+    if (turn.flow == Flow::kValue) std::reverse(order.begin(), order.end());
+    for (const auto& [group, bucket] : order) visit(group, bucket);
+  }
+
+  /// The members' parameters of a bucket are there.
+  void gather(const Action& action) {
+    if (action.microbatch < 0) gathered_[at(action.group)][at(action.bucket)] = true;
+    else gathered_for_[at(action.group)][at(action.bucket)] = {action.microbatch, action.flow};
+  }
+
+  [[nodiscard]] Word bucket(std::size_t group, std::size_t bucket) const {
+    return pipeline_.groups[group].zero >= 2 ? shares_[group][bucket] : buckets_[group][bucket];
+  }
 
   /// What arrived at this rank's sink (values) or source (gradients). @throws std::logic_error unless it is complete
   [[nodiscard]] const Words& received(std::size_t channel, int m, Flow flow) const {
@@ -211,6 +258,20 @@ class SymbolicRank {
 
   [[nodiscard]] TurnState& turn(const Action& action) {
     return turns_.at(action.stage.index()).at(at(action.microbatch));
+  }
+
+  void require_gathered(const Action& turn) {
+    for (std::size_t g = 0; g < buckets_.size(); ++g) {
+      const ReduceGroup& group = pipeline_.groups[g];
+      const bool member = std::find(group.ranks.begin(), group.ranks.end(), rank_) != group.ranks.end();
+      if (!member || group.zero == 0 || (group.stage.valid() && group.stage != turn.stage)) continue;
+      for (std::size_t b = 0; b < buckets_[g].size(); ++b) {
+        const bool of_turn = group.zero >= 3;
+        const bool there = of_turn ? std::exchange(gathered_for_[g][b], kForNoTurn) == std::pair(turn.microbatch, turn.flow)
+                                   : gathered_[g][b] || turn.flow == Flow::kGradient;
+        if (!there) throw std::logic_error(describe(turn) + ": its parameters are not there");
+      }
+    }
   }
 
   void require_unreduced(const Action& action) const {
@@ -293,8 +354,11 @@ class SymbolicRank {
   Rank rank_;
   std::vector<std::vector<Ends>> values_, gradients_;  // [channel][microbatch]
   std::vector<std::vector<TurnState>> turns_;           // [stage][microbatch]
-  std::vector<Words> buckets_;  // [group][bucket]
+  std::vector<Words> buckets_, shares_;  // [group][bucket]
   std::vector<bool> reduced_;
+  static constexpr std::pair<int, Flow> kForNoTurn{-1, Flow::kValue};
+  std::vector<std::vector<bool>> gathered_;                      // [group][bucket]
+  std::vector<std::vector<std::pair<int, Flow>>> gathered_for_;  // likewise: micro-batch and direction of the turn
 };
 
 /// The same model without ranks: whole micro-batches, stage after stage.

@@ -83,6 +83,11 @@ std::vector<Case> small_cases() {
         {{{r0, r1}, s2, 1}, {{r0, r1}, s1, 1}, {{r0, r1}, StageId::none(), 1}}}, {{2, 0}, 1}},
       {{2, {{r0}, {r1}, {r0}}, {{s0, s1, kBatched, true}, {s1, s2, kReplicated, true}, {s0, s2, kPartialSum, true}},
         {{{r0, r1}, StageId::none(), 1}}}, {{1, 1}, 2}},
+      {{2, {{r0, r1}}, {{kSource, s0, kBatched, false}}, {{{r0, r1}, s0, 2, 1}}}, {{2, 3}, 2}},
+      {{2, {{r0, r1}}, {{kSource, s0, kBatched, true}}, {{{r0, r1}, s0, 2, 2}}}, {{1, 0}, 2}},
+      {{3, {{r0}, {r2, r1}}, {{s0, s1, kBatched, true}}, {{{r1, r2}, s1, 2, 3}, {{r0, r1, r2}, StageId::none(), 1, 1}}},
+       {{1, 1, 1}, 2}},
+      {{2, {{r0, r1}, {r1, r0}}, {{s0, s1, kBatched, true}}, {{{r0, r1}, s1, 1, 3}, {{r0, r1}, s0, 1, 2}}}, {{1, 2}, 1}},
   };
 }
 
@@ -134,7 +139,7 @@ void for_each_changed_field(const Program& program, int ranks, const std::functi
         visit(changed);
         action = original;
       }
-      for (int kind = 0; kind < 7; ++kind) {
+      for (int kind = 0; kind < 9; ++kind) {
         action.kind = static_cast<ActionKind>(kind);
         if (!(action == original)) visit(changed);
         action = original;
@@ -221,11 +226,16 @@ TEST_CASE("seeded mutants of random programs are rejected unless equivalent", "[
   for (std::uint32_t seed = 0; seed < 3000; ++seed) {
     Dice dice(seed + 1000000);
     std::vector<Subject> subjects;
+    auto placed_kind = ScheduleKind::kInterleaved;
     if (seed % 3 == 2) {
-      const auto kind = dice.chance(50) ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
+      const auto kind = placed_kind = dice.chance(50) ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
       subjects = placed_subjects_of(kind, testing::random_placed_case(seed, kind, 6, 6));
     } else {
       subjects = subjects_of(seed % 3 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5));
+    }
+    if (seed % 2 == 1) {
+      const auto shared = testing::in_shares(subjects.front().example, seed);
+      subjects = seed % 3 == 2 ? placed_subjects_of(placed_kind, shared) : subjects_of(shared);
     }
     const auto& subject = subjects[static_cast<std::size_t>(dice.below(static_cast<int>(subjects.size())))];
     const auto r = static_cast<std::size_t>(dice.below(subject.example.pipeline.ranks));

@@ -108,8 +108,8 @@ class CheckedMemory {
     const double temporaries = std::ceil(std::min(plan.optimizer_state_factor, 2.0));
     stage.update = (largest + parts - 1) / parts * static_cast<std::int64_t>(temporaries);
     if (stated_.replicas(s) < 2) return;
-    if (plan.zero == 2) stage.always += largest;      // its gradient
-    if (plan.zero == 3) stage.always += 3 * largest;  // and its parameters, and those of the next
+    if (plan.zero == 2) stage.always += 2 * largest;  // its gradient, and that on its way
+    if (plan.zero == 3) stage.always += 4 * largest;  // and its parameters, and those of the next
   }
 
   [[nodiscard]] static bool parts_backwards(ScheduleKind kind) {

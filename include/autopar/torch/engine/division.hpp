@@ -5,6 +5,7 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/torch/batch_algebra.hpp>
+#include <autopar/torch/engine/shards.hpp>
 #include <autopar/torch/op_graph.hpp>
 #include <autopar/torch/partition.hpp>
 
@@ -17,6 +18,7 @@ struct Division {
   std::vector<std::vector<OpId>> stage_ops;          ///< ascending
   std::vector<std::vector<ValueId>> channel_values;  ///< by channel, ascending
   std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
+  std::vector<int> group_units;                      ///< by reduction group: unit of shards, -1 = none; empty: none at all
 };
 
 /// Stages of ops and the ranks of each stage.
@@ -35,6 +37,16 @@ struct StageMap {
 /// @throws CaptureError if a total and its addend may not be separated
 [[nodiscard]] StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                                      const StageMap& stages);
+
+/// Where parameters lie in units of shards.
+struct SharedParameters {
+  std::vector<ShardUnit> units;
+  std::vector<int> unit_of;  ///< by ValueId; -1 = held whole
+};
+
+/// Sums the gradients of units into shares, each in a group of its own; groups of the other parameters stay. Units that no
+/// stage reads are left out.
+void share_groups(Division& division, const OpGraph& graph, const SharedParameters& shared);
 
 /// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
 /// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.

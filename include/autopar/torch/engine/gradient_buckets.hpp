@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +38,14 @@ class BucketLayout {
     std::int64_t elements = 0;
   };
 
-  explicit BucketLayout(const std::vector<GradientForm>& forms, Bytes limit = kGradientBucket);
+  enum class Fill : std::uint8_t { kUntilFull, kNotBeyond };
+  /// @param fill  whether a bucket may be larger than `limit` although it holds several gradients
+  explicit BucketLayout(const std::vector<GradientForm>& forms, Bytes limit = kGradientBucket, Fill fill = Fill::kUntilFull);
+  /// One bucket that is laid out already.
+  BucketLayout(Bucket bucket, std::vector<Place> places) : places_(std::move(places)), buckets_{bucket} {}
+
+  /// Elements up to where the next part may start.
+  [[nodiscard]] static std::int64_t aligned(std::int64_t elements);
 
   [[nodiscard]] const std::vector<Place>& places() const { return places_; }
   [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }

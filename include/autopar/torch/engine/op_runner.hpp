@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -21,6 +23,13 @@ struct OpRange {
   std::size_t first = 0, last = 0;
 };
 
+/// What happens around some operators of a runner.
+struct OpHooks {
+  std::set<OpId> ops;
+  std::function<void(OpId)> before;
+  std::function<void(OpId, const torch::jit::Stack& results)> after;
+};
+
 /// Runs some operators of a captured graph on shares of the batch, each as the batch algebra says.
 class OpRunner {
  public:
@@ -29,7 +38,8 @@ class OpRunner {
   /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put off to
   /// @param whole  operators whose backwards are not split all the same, ascending
   OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-           c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {});
+           c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {},
+           OpHooks hooks = {});
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
@@ -58,6 +68,7 @@ class OpRunner {
   const OpGraph& graph_;
   const BatchPlan& plan_;
   c10::Device device_;
+  OpHooks hooks_;
   std::vector<bool> layout_matters_;                  ///< by op: views of its results were captured
   std::size_t count_;                                 ///< operators
   Replayer replayer_;

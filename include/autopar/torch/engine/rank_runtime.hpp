@@ -2,12 +2,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <autopar/torch/engine/division.hpp>
 #include <autopar/torch/engine/gradient_buckets.hpp>
+#include <autopar/torch/engine/shards.hpp>
 #include <autopar/torch/engine/stage_runtime.hpp>
 
 namespace autopar {
@@ -16,11 +18,18 @@ namespace autopar {
 /// TorchEngine), and their gradients, which they share where they read the same parameter.
 class RankRuntime {
  public:
-  /// @param lookup  see StageRuntime
+  /// @param leaves  see StageRuntime
   /// @param splits_backwards  whether programs have backwards in two parts
   /// @param recomputed        what stages run again before its backward
+  /// @param shared            by reduction group: what it shares; empty: nothing
   RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank, c10::Device device,
-              const StageRuntime::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {});
+              const StageRuntime::Leaves& leaves, bool splits_backwards = false, RecomputedAtoms recomputed = {},
+              std::vector<SharedGroup> shared = {});
+  /// With owner handles alone.
+  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank, c10::Device device,
+              const StageRuntime::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {})
+      : RankRuntime(graph, plan, division, rank, device, StageRuntime::Leaves{.handle = lookup}, splits_backwards,
+                    std::move(recomputed)) {}
   RankRuntime(const RankRuntime&) = delete;
   RankRuntime& operator=(const RankRuntime&) = delete;
 
@@ -46,10 +55,20 @@ class RankRuntime {
   [[nodiscard]] const std::vector<BucketLayout>& bucket_layouts() const { return bucket_layouts_; }  ///< by group
   /// Whether this rank takes part in the group's reductions.
   [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
+  /// This rank's memory of the unit whose gradients the group sums into shares; null if it sums them whole.
+  [[nodiscard]] ShardMemory* shards_of(int group) const {
+    return shared_.empty() ? nullptr : shared_[static_cast<std::size_t>(group)].memory.get();
+  }
+  /// Where a parameter of `bucket_layouts()[group]` lies in this rank's part. @pre shards_of(group)
+  [[nodiscard]] Interval within_part(int group, const BucketLayout::Place& place) const;
+  /// ZeRO level of a group.
+  [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
 
  private:
   void find_parameters(const std::vector<StageId>& own);
   void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters);
+  void find_gathers(const std::vector<StageId>& own);
+  [[nodiscard]] BucketLayout layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const;
 
   DividedProgram program_;
   Rank rank_;
@@ -57,6 +76,7 @@ class RankRuntime {
   std::vector<std::size_t> position_;  ///< by ValueId, of parameters
   std::vector<BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
+  std::vector<SharedGroup> shared_;  ///< by group; or empty
   std::vector<bool> reduced_;  ///< by ValueId: a parameter in a reduction group of this rank
   std::vector<std::unique_ptr<StageRuntime>> stages_;
 };

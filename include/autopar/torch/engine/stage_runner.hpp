@@ -46,9 +46,9 @@ struct Segment {
 class StageRunner {
  public:
   /// @param graph, plan  must outlive the runner, and the runner every backward of its runs
-  /// @param keep, splits_backwards  see OpRunner
+  /// @param keep, splits_backwards, hooks  see OpRunner
   StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
-              const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false);
+              const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false, OpHooks hooks = {});
   StageRunner(const StageRunner&) = delete;
   StageRunner& operator=(const StageRunner&) = delete;
 

@@ -34,6 +34,9 @@ struct DividedProgram {
   c10::Device device = c10::Device(c10::kCPU);
   bool splits_backwards = false;                        ///< backwards of its stages come in two parts
   RecomputedAtoms recomputed;                           ///< what stages run again before its backward
+  /// Reduction groups whose parameters are gathered for turns (ZeRO 3): by op, those that it reads, directly or through
+  /// views.
+  std::map<OpId, std::vector<int>> gathered_by;
 };
 
 /// A value that every share adds to, and that is complete when all ranks' sums are added.
@@ -55,19 +58,33 @@ struct GlobalSum {
 /// Parameters whose gradient is defined when `roots` get gradients, by ValueId.
 [[nodiscard]] std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<ValueId>& roots);
 
+/// Who brings parameters that are not always there, and takes them away; during a turn.
+struct ParameterNeeds {
+  std::function<void(int group)> need, release;
+};
+
 /// A stage of a captured program on one rank, prepared once and used by every call (see TorchEngine).
 ///
-/// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, so that gradients
-/// are gathered here and the handles' `.grad` holds complete sums only. Casts of parameters are made of those once a call;
-/// gradients flow back through them, so that they are added up in the parameters' own element type.
+/// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, or that of what is
+/// made of owners elsewhere, so that gradients are gathered here and the handles' `.grad` holds complete sums only. Casts of
+/// parameters are made of those once a call; gradients flow back through them, so that they are added up in the parameters'
+/// own element type.
 class StageRuntime {
  public:
   /// The owner handle of a parameter or buffer leaf; called for those of the stage only.
   using Lookup = std::function<at::Tensor(ValueId)>;
 
+  /// Where leaves come from.
+  struct Leaves {
+    Lookup handle;
+    /// What a parameter is computed with in place of its owner handle, of the whole parameter's sizes; undefined: the
+    /// handle itself. Whoever gives it brings it up to date before the stage runs.
+    Lookup compute = [](ValueId) { return at::Tensor(); };
+  };
+
   /// @param program  must outlive the stage
   /// @param reduced  by ValueId: parameters in a reduction group of this rank; must outlive the stage
-  StageRuntime(const DividedProgram& program, StageId stage, const Lookup& lookup, const std::vector<bool>& reduced);
+  StageRuntime(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced);
 
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
   [[nodiscard]] const BatchPlan& plan() const { return *program_.plan; }
@@ -87,7 +104,10 @@ class StageRuntime {
   [[nodiscard]] bool defers(ValueId parameter) const;
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
-  /// Follows handles whose memory or requires_grad changed since. O(parameters of the stage).
+  /// Whom to ask for parameters that are gathered for turns, while one runs.
+  void set_needs(ParameterNeeds needs) { *needs_ = std::move(needs); }
+  /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
+  /// O(parameters of the stage).
   void refresh_leaves();
   /// Makes the casts of parameters anew, for the shares of a call. They stay until `drop_casts`.
   /// @param differentiate  backwards will follow
@@ -110,6 +130,8 @@ class StageRuntime {
   void find_sums();
   void find_leaves(const Lookup& lookup);
   void find_casts();
+  [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
+  [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts) const;
   void hold_accumulator(ValueId parameter);
 
   const DividedProgram& program_;
@@ -120,8 +142,10 @@ class StageRuntime {
   std::vector<ValueId> state_;         ///< parameters and buffers that the stage reads
   std::vector<OpId> casts_, each_share_;  ///< ops that run once a call, and the others
   std::vector<bool> resident_;         ///< by ValueId, see `is_resident`
+  Lookup compute_;
   Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
+  std::shared_ptr<ParameterNeeds> needs_ = std::make_shared<ParameterNeeds>();
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::unique_ptr<StageRunner> runner_;

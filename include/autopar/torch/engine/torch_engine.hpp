@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -42,7 +43,13 @@ class TorchEngine {
   void accept(const Action& action, const Buffer& buffer);
   [[nodiscard]] Buffer bucket(const Action& action);
   [[nodiscard]] DType bucket_dtype(const Action& action) const;
-  void reduced(const Action& action) { static_cast<void>(action); }
+  void reduced(const Action& action);
+
+  // ShardingEngine
+  [[nodiscard]] Buffer gathering(const Action& action);
+  void gathered(const Action& action) { there_.insert(action.group); }
+  void release(const Action& action) { release_group(action.group); }
+  void on_parameters_needed(std::function<void(int group, int bucket)> needed) { needed_ = std::move(needed); }
 
   /// This rank's samples of a batched result. After the forwards; zero samples give an empty tensor.
   [[nodiscard]] at::Tensor take_result(ValueId value);
@@ -50,8 +57,9 @@ class TorchEngine {
   [[nodiscard]] at::Tensor sum(ValueId value) const;
   /// Gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared ones.
   [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);
-  /// Gradients by RankRuntime::parameters, undefined where no share reached one. After the last backward.
-  [[nodiscard]] std::deque<at::Tensor> take_gradients() { return std::move(gradients_); }
+  /// Gradients by RankRuntime::parameters, undefined where no share reached one; of parameters that are held in shares,
+  /// this rank's elements, flat. After the last backward.
+  [[nodiscard]] std::deque<at::Tensor> take_gradients();
   /// Nodes of the backwards that ran, empty of tensors. In one process they die with the loss: earlier, malloc would merge
   /// their memory for the next large piece, and the next call divide it again.
   [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
@@ -62,7 +70,7 @@ class TorchEngine {
 
  private:
   [[nodiscard]] StageRun& run_of(StageId stage);
-  [[nodiscard]] StageRun& begin_turn(StageId stage);
+  [[nodiscard]] StageRun& begin_turn(const Action& action);
   void run_backward(StageRun& run, const Action& action, bool last);
   void run_deferred(StageRun& run, const Action& action, bool last);
   void add_gradient(const StageRuntime& stage, ValueId parameter, at::Tensor gradient);
@@ -76,6 +84,14 @@ class TorchEngine {
   void bind_gradients(StageRuntime& stage);
   void unbind_gradients(StageRuntime& stage);
   void count_down(ValueId parameter);
+  [[nodiscard]] bool sums_in_turns(ValueId parameter) const;
+  void release_group(int group);
+  void need_deferred(const std::vector<ValueId>& parameters);
+  [[nodiscard]] bool is_complete(ValueId parameter, bool last) const;
+  void expect_gradients(const StageRuntime& stage);
+  void report_rest(const StageRuntime& stage);
+  void take_gradient(StageRuntime& stage, ValueId parameter);
+  void move_into_bucket(ValueId parameter);
 
   RankRuntime& runtime_;
   CallContext context_;
@@ -84,17 +100,23 @@ class TorchEngine {
   std::map<ValueId, Assembly> results_;             ///< whole local batch
   std::map<ValueId, at::Tensor> result_gradients_;
   std::map<ValueId, Assembly> input_gradients_;     ///< whole local batch
-  std::vector<std::unique_ptr<GradientBuckets>> buckets_;  ///< by group, null where not a member
+  /// By group, null where not a member. Of sums into shares within turns: until the sum starts, from the first gradient on.
+  std::vector<std::unique_ptr<GradientBuckets>> buckets_;
+  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within turns
+  std::set<int> there_;                               ///< groups whose parameters are gathered, not on their way
+  bool sums_in_some_turns_ = false;
+  std::vector<at::Tensor> shares_;                    ///< by group: this rank's part of sums into shares
   /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the last
   /// call has freed, which costs more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;
   std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
-  std::function<void(int, int)> bucket_ready_;
+  std::function<void(int, int)> bucket_ready_, needed_;
   std::map<ValueId, std::pair<int, int>> bucket_of_;  ///< parameter to (group, bucket)
+  std::map<ValueId, std::size_t> place_of_;           ///< likewise, in the group's layout
   /// Gradients that stages have to add in their last backwards until the bucket is full.
   std::map<std::pair<int, int>, int> missing_;
 };
 
-static_assert(SplitBackwardEngine<TorchEngine>);
+static_assert(SplitBackwardEngine<TorchEngine> && ShardingEngine<TorchEngine>);
 
 }  // namespace autopar

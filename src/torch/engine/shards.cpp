@@ -1,0 +1,102 @@
+#include <autopar/torch/engine/shards.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/StorageImpl.h>
+
+#include <autopar/core/assert.hpp>
+
+namespace autopar {
+
+std::int64_t ShardUnit::Place::elements() const {
+  std::int64_t elements = 1;
+  for (const auto size : sizes) elements *= size;
+  return elements;
+}
+
+Interval ShardUnit::part_of(Rank rank) const {
+  const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  AUTOPAR_ASSERT(found != ranks.end() && *found == rank, "a rank owns nothing of this unit");
+  const auto begin = part() * (found - ranks.begin());
+  return {begin, begin + part()};
+}
+
+Interval ShardUnit::shard_of(const Place& place, Rank rank) const {
+  const auto own = intersect(part_of(rank), {place.offset, place.offset + place.elements()});
+  return own.empty() ? Interval{} : Interval{own.begin - place.offset, own.end - place.offset};
+}
+
+const ShardUnit::Place* ShardUnit::find(const std::string& name) const {
+  for (const auto& place : places) {
+    if (std::find(place.names.begin(), place.names.end(), name) != place.names.end()) return &place;
+  }
+  return nullptr;
+}
+
+std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names, const std::vector<GradientForm>& forms,
+                                  const std::vector<Rank>& ranks, int zero, Bytes limit) {
+  const BucketLayout layout(forms, limit, BucketLayout::Fill::kNotBeyond);
+  std::vector<ShardUnit> units;
+  for (const auto& bucket : layout.buckets()) {
+    // A bucket's end is aligned, and so is each part's.
+    const auto members = static_cast<std::int64_t>(ranks.size());
+    const auto part = (bucket.elements + members - 1) / members;
+    units.push_back({ranks, zero, bucket.dtype, BucketLayout::aligned(part) * members, {}});
+  }
+  for (const auto& place : layout.places()) {
+    units[static_cast<std::size_t>(place.bucket)].places.push_back({names[place.form.key], place.form.sizes, place.offset});
+  }
+  return units;
+}
+
+ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
+    : unit_(std::move(unit)), rank_(rank),
+      whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.dtype).device(device))) {
+  own_ = autopar::part_of(whole_, own().begin, {own().size()});
+  for (const auto& place : unit_.places) copies_.push_back(autopar::part_of(whole_, place.offset, place.sizes));
+}
+
+const at::Tensor& ShardMemory::compute_memory(const ShardUnit::Place& place) const {
+  const auto* known = unit_.find(place.names.front());
+  AUTOPAR_ASSERT(known != nullptr, "a unit of shards is asked for a parameter that is not in it");
+  return copies_[static_cast<std::size_t>(known - unit_.places.data())];
+}
+
+Interval ShardMemory::within_part(const ShardUnit::Place& place) const {
+  const auto shard = unit_.shard_of(place, rank_);
+  const auto shift = place.offset - own().begin;
+  return shard.empty() ? Interval{} : Interval{shard.begin + shift, shard.end + shift};
+}
+
+at::Tensor ShardMemory::owner_memory(const ShardUnit::Place& place) const {
+  const auto within = within_part(place);
+  return autopar::part_of(own_, within.begin, {within.size()});
+}
+
+void ShardMemory::keep_own() {
+  if (unit_.zero < 3) return;
+  own_ = own_.clone();
+  release();
+}
+
+void ShardMemory::allocate() {
+  auto* storage = whole_.storage().unsafeGetStorageImpl();
+  if (unit_.zero < 3 || storage->nbytes() > 0) return;
+  const auto bytes = static_cast<std::size_t>(unit_.elements) * whole_.element_size();
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
+  storage->set_nbytes(bytes);
+  const at::NoGradGuard no_grad;
+  whole_.narrow(0, own().begin, own().size()).copy_(own_);
+}
+
+void ShardMemory::release() {
+  auto* storage = whole_.storage().unsafeGetStorageImpl();
+  if (unit_.zero < 3 || storage->nbytes() == 0) return;
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+  storage->set_nbytes(0);
+}
+
+}  // namespace autopar

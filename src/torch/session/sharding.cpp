@@ -1,0 +1,295 @@
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/optim/optimizer.h>
+
+#include <autopar/core/assert.hpp>
+#include <autopar/core/error.hpp>
+#include <autopar/torch/engine/message.hpp>
+#include <autopar/torch/engine/stage_runtime.hpp>
+#include <autopar/torch/optimizer_state.hpp>
+#include <autopar/torch/phantom.hpp>
+#include <autopar/torch/shard_sums.hpp>
+
+#include "torch/session/session_impl.hpp"
+#include "torch/session/whole_handles.hpp"
+
+namespace autopar {
+
+namespace {
+
+/// `set_data`, which keeps what autograd knows of the handle.
+void give_data(const at::Tensor& handle, const at::Tensor& data) {
+  const bool requires_grad = handle.requires_grad();
+  auto same = handle;
+  same.set_data(data);
+  same.set_requires_grad(requires_grad);
+}
+
+std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
+  std::int64_t elements = 1;
+  for (const auto size : sizes) elements *= size;
+  return elements;
+}
+
+/// Bytes of the parameters that one operator reads, of the one that reads most.
+Bytes largest_read(const OpGraph& graph) {
+  std::int64_t largest = 1;
+  for (const auto& op : graph.ops) {
+    std::int64_t bytes = 0;
+    for_each_input(op, [&](ValueId value) {
+      const auto& info = graph.value(value);
+      if (info.kind != ValueKind::kParameter) return;
+      bytes += elements_of(sizes_at(info, 0)) * static_cast<std::int64_t>(c10::elementSize(info.dtype));
+    });
+    largest = std::max(largest, bytes);
+  }
+  return Bytes(largest);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- handles while a model is captured
+
+WholeHandles::WholeHandles(const StateRegistry& registry) {
+  for (const auto& tensor : registry.tensors()) {
+    if (tensor.unit < 0 || is_phantom(tensor.handle)) continue;
+    kept_.push_back({tensor.handle, tensor.handle.variable_data(), std::exchange(tensor.handle.mutable_grad(), at::Tensor())});
+    const auto phantom = make_phantom(tensor.sizes, tensor.handle.scalar_type(), false,
+                                      "parameter '" + tensor.name() + "' is held in shares; use model->gather(p)");
+    give_data(tensor.handle, phantom);
+  }
+}
+
+WholeHandles::~WholeHandles() {
+  for (const auto& [handle, data, gradient] : kept_) {
+    give_data(handle, data);
+    handle.mutable_grad() = gradient;
+  }
+}
+
+// ---------------------------------------------------------------- deployment
+
+void Session::Impl::require_optimizers(const Plan& plan) const {
+  const auto has_replicas = [](const StagePlan& stage) { return stage.ranks.size() > 1; };
+  if (plan.zero == 0 || std::none_of(plan.stages.begin(), plan.stages.end(), has_replicas)) return;
+  if (optimizers_.empty()) {
+    throw InvalidArgument("ZeRO " + std::to_string(plan.zero) +
+                          " needs to know the optimizer, which steps on shares: call model->attach(optimizer) before the "
+                          "first call, or set zero = 0");
+  }
+  for (const auto* optimizer : optimizers_) static_cast<void>(optimizer_kind(*optimizer));
+}
+
+// Groups of the first program: what they train and no one needs whole outside the pipeline is held in shares.
+void Session::Impl::plan_shards(const CapturedProgram& program) {
+  if (plan_->zero == 0) return;
+  const auto whole = needed_whole(program), leaving = leave_their_stage(program);
+  const auto& division = program.division;
+  const Bytes limit = plan_->zero < 2 ? kGradientBucket : std::min(kGradientBucket, largest_read(program.graph));
+  for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
+    const auto& group = division.pipeline.groups[g];
+    std::size_t replicas = 0;  // of the stage that has most
+    std::map<int, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_level;
+    for (const auto parameter : division.group_parameters[g]) {
+      const auto& tensor = registry_.named(program.graph.value(parameter).name);
+      for (const auto stage : tensor.stages) replicas = std::max(replicas, plan_->stages[stage.index()].ranks.size());
+      if (whole[parameter.index()]) continue;
+      const int level = !group.stage.valid() ? 1 : leaving[parameter.index()] ? std::min(plan_->zero, 2) : plan_->zero;
+      auto& [names, forms] = by_level[level];
+      forms.push_back({names.size(), tensor.sizes, tensor.handle.scalar_type()});
+      names.push_back(tensor.names);
+    }
+    if (replicas < 2) continue;
+    for (const auto& [level, parameters] : by_level) {
+      for (auto& unit : make_units(parameters.first, parameters.second, group.ranks, level, limit)) {
+        for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
+        units_.push_back(std::move(unit));
+      }
+    }
+  }
+}
+
+/// By ValueId: parameters whose memory, or a view of it, is read where no one could ask for it: when the turns of its stage
+/// are over, or by nodes of a backward that do not lead to its gradient, or that autograd wraps in others.
+std::vector<bool> Session::Impl::leave_their_stage(const CapturedProgram& program) const {
+  const auto& graph = program.graph;
+  std::set<StorageId> storages;
+  const auto note = [&](ValueId value) { storages.insert(graph.value(value).storage); };
+  for (const auto& values : program.division.channel_values) std::for_each(values.begin(), values.end(), note);
+  for (const auto& sum : global_sums(graph, program.plan)) note(sum.value);
+  for (const auto& update : program.plan.buffer_updates) note(update.result);
+  std::set<StorageId> trained;
+  for (const auto& [name, value] : graph.parameters) {
+    if (graph.value(value).requires_grad) trained.insert(graph.value(value).storage);
+  }
+  for (const auto& op : graph.ops) {
+    for_each_input(op, [&](ValueId value) {
+      const auto& info = graph.value(value);
+      if (trained.count(info.storage) > 0 && (!info.requires_grad || op.op.schema().is_mutable())) note(value);
+    });
+  }
+  std::vector<bool> leaving(graph.values.size(), false);
+  for (const auto& [name, value] : graph.parameters) leaving[value.index()] = storages.count(graph.value(value).storage) > 0;
+  return leaving;
+}
+
+/// By ValueId: parameters that something outside the stages reads.
+std::vector<bool> Session::Impl::needed_whole(const CapturedProgram& program) const {
+  std::vector<bool> needed(program.graph.values.size(), false);
+  for (const auto leaf : program.plan.prologue_leaves) needed[leaf.index()] = true;
+  for (const auto& update : program.plan.buffer_updates) {
+    for (const auto op : update.ops) {
+      for_each_input(program.graph.op(op), [&](ValueId value) { needed[value.index()] = true; });
+    }
+  }
+  return needed;
+}
+
+void Session::Impl::hold_shards() {
+  const at::NoGradGuard no_grad;
+  for (const auto& unit : units_) {
+    auto& memory = shards_.emplace_back();
+    if (!std::binary_search(unit.ranks.begin(), unit.ranks.end(), world_.rank_id())) continue;
+    memory = std::make_shared<ShardMemory>(unit, world_.rank_id(), device_);
+    for (const auto& place : unit.places) {
+      at::Tensor(memory->compute_memory(place)).copy_(registry_.named(place.names.front()).handle);
+    }
+    memory->keep_own();
+    for (const auto& place : unit.places) {
+      const auto& handle = registry_.named(place.names.front()).handle;
+      const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
+      give_data(handle, memory->owner_memory(place));
+      if (!gradient.defined()) continue;
+      const auto shard = unit.shard_of(place, world_.rank_id());
+      handle.mutable_grad() = gradient.reshape({-1}).narrow(0, shard.begin, shard.size()).clone();
+    }
+  }
+}
+
+// Some optimizers make their state when they are made, of whole parameters, also of those of other ranks.
+void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> recorded;
+  for (const auto& tensor : registry_.tensors()) {
+    if (!tensor.is_parameter || optimizer.state().count(tensor.handle.unsafeGetTensorImpl()) == 0) continue;
+    if (!holds(tensor)) {
+      optimizer.state().erase(tensor.handle.unsafeGetTensorImpl());
+      continue;
+    }
+    for (const auto& [name, value] : state_of(optimizer, tensor.handle)) {
+      if (is_phantom(value)) recorded.push_back(value);
+    }
+  }
+  if (init_ && !recorded.empty()) init_->materialise(recorded);
+  for (const auto& tensor : registry_.tensors()) {
+    if (!tensor.is_parameter || !holds(tensor)) continue;
+    auto entries = state_of(optimizer, tensor.handle);
+    if (entries.empty()) continue;
+    const auto elements = shard(tensor.handle);
+    for (auto& [name, value] : entries) {
+      if (value.dim() == 0 && name == "step") continue;
+      auto fitted = value.to(device_);
+      if (!elements.whole && value.sizes() == at::IntArrayRef(elements.sizes) && value.numel() != tensor.handle.numel()) {
+        fitted = fitted.reshape({-1}).narrow(0, elements.begin, elements.end - elements.begin).clone();
+      } else if (!elements.whole) {
+        fitted = fitted.reshape({-1});
+      }
+      value = fitted;
+    }
+    set_state(optimizer, tensor.handle, entries);
+  }
+}
+
+void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
+  optimizers_.push_back(&optimizer);
+  if (auto* needs = dynamic_cast<NeedsShardSums*>(&optimizer); needs != nullptr) {
+    needs->set_sum_over_shards([self = weak_from_this()](const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
+      const auto session = self.lock();
+      return session ? session->sum_over_shards(parameters, partial) : partial;
+    });
+  }
+  if (!deployed_) return;
+  require_optimizers(*plan_);
+  fit_optimizer(optimizer);
+}
+
+// ---------------------------------------------------------------- programs
+
+SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program) const {
+  SharedParameters shared{units_, std::vector<int>(program.graph.values.size(), -1)};
+  const auto whole = needed_whole(program), leaving = leave_their_stage(program);
+  for (const auto& [name, value] : program.graph.parameters) {
+    const auto& tensor = const_cast<StateRegistry&>(registry_).named(program.graph.value(value).name);
+    shared.unit_of[value.index()] = tensor.unit;
+    const bool in_turns = tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero >= 3;
+    if (in_turns && leaving[value.index()] && program.graph.value(value).requires_grad) {
+      throw InvalidArgument("parameter '" + name + "' is gathered within turns (ZeRO 3), but a later mode or signature of the " +
+                            "model reads it elsewhere; call the model in this mode first, or set zero = 2");
+    }
+    if (tensor.unit < 0 || !whole[value.index()]) continue;
+    throw InvalidArgument("parameter '" + name + "' is held in shares (ZeRO), but a later mode or signature of the model " +
+                          "needs it whole outside the pipeline; call the model in this mode first, or set zero = 0");
+  }
+  return shared;
+}
+
+std::vector<SharedGroup> Session::Impl::shared_groups(const Division& division) const {
+  std::vector<SharedGroup> groups;
+  for (const int unit : division.group_units) {
+    auto& group = groups.emplace_back();
+    if (unit < 0) continue;
+    group.memory = shards_[static_cast<std::size_t>(unit)];
+    group.unit = &units_[static_cast<std::size_t>(unit)];
+  }
+  return groups;
+}
+
+const ShardUnit::Place* Session::Impl::place_of(const StateTensor& tensor) const {
+  return tensor.unit < 0 ? nullptr : units_[static_cast<std::size_t>(tensor.unit)].find(tensor.name());
+}
+
+at::Tensor Session::Impl::compute_memory_of(const OpGraph& graph, ValueId leaf) const {
+  const auto& tensor = const_cast<StateRegistry&>(registry_).named(graph.value(leaf).name);
+  const auto* place = place_of(tensor);
+  if (place == nullptr) return {};
+  return shards_[static_cast<std::size_t>(tensor.unit)]->compute_memory(*place);
+}
+
+// ---------------------------------------------------------------- what a rank holds
+
+ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
+  require_deployed("shard");
+  const auto& tensor = registry_.of(handle);
+  ParameterShard out{tensor.sizes, 0, 0, tensor.unit < 0};
+  if (!holds(tensor)) return out;
+  if (const auto* place = place_of(tensor); place != nullptr) {
+    const auto own = units_[static_cast<std::size_t>(tensor.unit)].shard_of(*place, world_.rank_id());
+    out.begin = own.begin;
+    out.end = own.end;
+  } else {
+    out.end = elements_of(tensor.sizes);
+  }
+  return out;
+}
+
+at::Tensor Session::Impl::sum_over_shards(const std::vector<at::Tensor>& handles, const at::Tensor& partial) {
+  require_deployed("sum_over_shards");
+  const at::NoGradGuard no_grad;
+  expect(partial.dim() == 1 && partial.size(0) == static_cast<std::int64_t>(handles.size()),
+         "sum_over_shards: `partial` needs one element a parameter");
+  auto counted = at::zeros({partial.size(0)}, at::TensorOptions().dtype(at::kDouble).device(device_));
+  std::vector<std::int64_t> here;
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    const auto& tensor = registry_.of(handles[i]);
+    const bool counts = tensor.unit < 0 ? tensor.holders.front() == world_.rank_id() : holds(tensor);
+    if (counts) here.push_back(static_cast<std::int64_t>(i));
+  }
+  for (const auto i : here) counted.select(0, i).copy_(partial.select(0, i));
+  return world_sums_.sum({counted})[0].to(partial.device());
+}
+
+}  // namespace autopar
