@@ -142,6 +142,7 @@ class AutoParallelImpl : public torch::nn::Module {
   // ---- training
   /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shares (ZeRO). It must outlive the
   /// model's deployment.
+  /// @throws InvalidArgument naming the class of an optimizer whose state is not known
   void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
   /// Scales all gradients so that their global norm is at most `max_norm`; returns the norm before. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) {

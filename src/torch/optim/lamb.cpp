@@ -114,6 +114,14 @@ at::Tensor squares_of(const LambLists& list, const std::vector<at::Tensor>& alon
   return at::stack({at::stack(parameters), at::stack(lengths)}, 1).square();
 }
 
+/// `squares` over whole parameters.
+at::Tensor sum_of_squares(const SumOverShards& sum, std::vector<at::Tensor> parameters, const at::Tensor& squares) {
+  const auto count = parameters.size();
+  parameters.reserve(2 * count);
+  for (std::size_t i = 0; i < count; ++i) parameters.push_back(parameters[i]);
+  return sum(parameters, squares.t().reshape({-1})).reshape({2, -1}).t();
+}
+
 void move_along(const LambLists& list, std::vector<at::Tensor> along, const at::Tensor& squares) {
   const auto norms = squares.sqrt();
   const auto ratio = norms.select(1, 0) / norms.select(1, 1);
@@ -192,7 +200,7 @@ at::Tensor LAMB::step(LossClosure closure) {
     }
   }
   if (sum_over_shards_ != nullptr) {
-    squares = sum_over_shards_(step.all(), squares);
+    squares = sum_of_squares(sum_over_shards_, step.all(), squares);
     for (const auto& list : step.lists()) {
       std::vector<at::Tensor> own;
       for (const auto row : list.rows) own.push_back(squares.select(0, row).to(list.parameters.front().device()));

@@ -128,7 +128,10 @@ at::Tensor Session::sum_over_shards(const std::vector<at::Tensor>& parameters, c
 }
 at::Tensor Session::gather(const at::Tensor& handle) { return impl_->gather(handle); }
 std::vector<std::pair<std::string, at::Tensor>> Session::gather_state() { return impl_->gather_state(); }
-void Session::attach(torch::optim::Optimizer& optimizer) { impl_->attach(optimizer); }
+void Session::attach(torch::optim::Optimizer& optimizer) {
+  static_cast<void>(optimizer_kind(optimizer));  // refuses what has a state that is not known
+  impl_->attach(optimizer);
+}
 at::Tensor Session::clip_grad_norm(double max_norm, double norm_type) {
   return impl_->clip_grad_norm(max_norm, norm_type);
 }

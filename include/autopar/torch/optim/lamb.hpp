@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -9,6 +8,8 @@
 
 #include <torch/optim/optimizer.h>
 #include <torch/optim/serialize.h>
+
+#include <autopar/torch/shard_sums.hpp>
 
 namespace autopar::optim {
 
@@ -38,26 +39,21 @@ struct LAMBParamState : public torch::optim::OptimizerCloneableParamState<LAMBPa
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2, with phi(z) = z): Adam's direction
-/// r = m / (sqrt(v) + eps), both without bias, plus decoupled decay; each parameter goes lr * |x| / |r + decay * x| along
-/// it, and lr where one of the norms is zero. Norms are taken in double precision.
-class LAMB : public torch::optim::Optimizer {
+/// LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2, phi(z) = z): Adam's direction
+/// r = m / (sqrt(v) + eps), both without bias, plus decoupled decay; each parameter x goes lr * |x| along the unit
+/// vector of r + decay * x, and lr times that sum where |x| or its norm is zero. Norms are taken in double precision.
+///
+/// Where ranks hold shares of parameters, its step is collective: all ranks step together.
+class LAMB : public torch::optim::Optimizer, public NeedsShardSums {
  public:
-  /// Sums over the ranks that hold parts of parameters, where a rank's parameters are shards of whole ones.
-  ///
-  /// Called once a step on every rank, with all parameters of the optimizer in the order of its groups, phantoms
-  /// included. `squares[i]`: the sums of squares of this rank's part of parameter i and of its direction, zero where
-  /// it has no gradient. Returns them for whole parameters: doubles, [parameters, 2] like `squares`, on any device.
-  using SumOverShards =
-      std::function<at::Tensor(const std::vector<at::Tensor>& parameters, const at::Tensor& squares)>;
-
   /// @throws c10::Error for options out of range, as torch::optim does
   explicit LAMB(const std::vector<torch::optim::OptimizerParamGroup>& groups, LAMBOptions defaults = {});
   explicit LAMB(std::vector<at::Tensor> parameters, LAMBOptions defaults = {})
       : LAMB({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
 
-  /// Makes step() collective over the ranks that `sum` sums over; null = parameters are whole (the default).
-  void set_sum_over_shards(SumOverShards sum) { sum_over_shards_ = std::move(sum); }
+  /// `sum` is called once a step: with all parameters of the groups, phantoms included, twice over, and the sums of
+  /// squares of what this rank has of each, then of its direction. Null: parameters are whole (the default).
+  void set_sum_over_shards(SumOverShards sum) override { sum_over_shards_ = std::move(sum); }
 
   /// @throws InvalidArgument as SGD::step
   at::Tensor step(LossClosure closure = nullptr) override;

@@ -403,9 +403,11 @@ double difference_over_shards(ap::World& world) {
     shards.push_back(shard_of(wholes.back().detach(), rank, ranks).clone().set_requires_grad(true));
   }
   ap::optim::LAMB whole(wholes, options), sharded(shards, options);
-  sharded.set_sum_over_shards([&](const Tensors& parameters, const Tensor& squares) {
-    if (parameters.size() != shards.size()) throw std::logic_error("all parameters are expected");
-    auto total = squares.clone();
+  sharded.set_sum_over_shards([&](const Tensors& parameters, const Tensor& partial) {
+    if (parameters.size() != 2 * shards.size() || partial.numel() != std::ssize(parameters)) {
+      throw std::logic_error("a number for each parameter is expected");
+    }
+    auto total = partial.clone();
     world.all_reduce_sum(std::span(total.data_ptr<double>(), static_cast<std::size_t>(total.numel())), "norms");
     return total;
   });
