@@ -255,8 +255,8 @@ TEST_CASE("atoms of bf16 are profiled as they run, and copies of parameters coun
     std::apply([&](const auto&... each) { return model(each...); }, mine).backward();
     for (const auto& stage : model->plan().stages) {
       CHECK(stage.forward > ap::Seconds(0));
-      // parameters, two copies of gradients, two states of the optimizer, and casts of half the size
-      CHECK(stage.peak_memory.value() > 5 * stage.parameter_bytes.value() + stage.parameter_bytes.value() / 2);
+      // parameters, gradients, two states of the optimizer, and casts of half the size
+      CHECK(stage.peak_memory.value() > 4 * stage.parameter_bytes.value() + stage.parameter_bytes.value() / 2);
     }
   });
 }
