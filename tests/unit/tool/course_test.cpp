@@ -202,7 +202,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     CAPTURE(schedule);
     REQUIRE(folder
                 .plan({"--all", "--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4",
-                       "--schedule", schedule, "--zero", "2", "--recompute", "full", "--out", folder.at("plan.json")})
+                       "--schedule", schedule, "--zero", "2", "--recompute", "layer.0", "--out", folder.at("plan.json")})
                 .status == 0);
     const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
     const auto with = [&](std::vector<std::string> arguments) {
@@ -224,7 +224,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     const auto stages_of_rank = static_cast<int>(course.stages[0].size());
     CHECK(kinds["forward"] == 4 * 4 * stages_of_rank);  // 4 micro-batches on 4 ranks
     CHECK(kinds["backward"] + kinds["backward-input"] == kinds["forward"]);
-    CHECK(kinds["backward-input"] == kinds["backward-weight"]);
+    CHECK(kinds["backward-input"] >= kinds["backward-weight"]);  // what runs again puts nothing off
     CHECK((kinds["backward-weight"] > 0) == (schedule != "interleaved"));
     CHECK(kinds["update"] == 4 * stages_of_rank);
     const bool several = schedule == "interleaved" || schedule == "zb-v";

@@ -244,14 +244,14 @@ TEST_CASE("contradictory options name both values", "[tool]") {
   check_trouble(folder.plan({"--replicas", "3", "--stages", "2"}), {"6 ranks", "has 4"});
   check_trouble(folder.plan({"--stages", "5"}), {"stages = 5", "has 4"});
   check_trouble(folder.plan({"--world", "5"}), {"world of 5", "4 devices"});
-  check_trouble(folder.plan({"--zero", "3"}), {"zero = 3"});
+  check_trouble(folder.plan({"--zero", "3", "--set", "precision=bf16"}), {"zero = 3", "precision = bf16"});
   check_trouble(folder.plan({"--tensor-parallel", "2"}), {"tensor_parallel = 2"});
   check_trouble(folder.plan({"--microbatches", "1000000", "--devices", "1000"}), {"1000000 micro-batches"});
 }
 
 TEST_CASE("what fits no rank is said with the operator and what would fit", "[tool]") {
   ToolFolder folder("tool_memory");
-  check_trouble(folder.plan({"--batch", "32", "--device-memory", "100KB"}),
+  check_trouble(folder.plan({"--batch", "32", "--device-memory", "20KB"}),
                 {"no plan fits", "(near layer.0) alone needs", "device_memory = "});
   folder.model.graph[NodeId(3)].saved = {0, 3e6};
   folder.write();
@@ -304,7 +304,7 @@ TEST_CASE("a cluster without devices, or that is none, is refused by line", "[to
 
 TEST_CASE("a plan of another model, world or version is refused with the difference", "[tool]") {
   ToolFolder folder("tool_foreign");
-  REQUIRE(folder.plan({"--batch", "32", "--schedule", "1f1b", "--out", folder.at("plan.json")}).status == 0);
+  REQUIRE(folder.plan({"--batch", "32", "--schedule", "1f1b", "--stages", "4", "--out", folder.at("plan.json")}).status == 0);
   const std::string plan = folder.text("plan.json");
   const auto refused = [&](const std::vector<std::string>& parts) {
     for (const std::string command : {"check", "simulate"})
@@ -326,8 +326,8 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   refused({"'toy'", "'other'"});
   folder.cluster.device.name = "toy";
   folder.write();
-  folder.put("plan.json", replaced(plan, "\"version\": 3", "\"version\": 1"));
-  refused({"version 3, not 1", "certificate"});
+  folder.put("plan.json", replaced(plan, "\"version\": 4", "\"version\": 1"));
+  refused({"version 4, not 1", "certificate"});
   folder.put("plan.json", replaced(plan, "\"batch\": 32", "\"batch\": 0"));
   refused({"batch of 0"});
   folder.put("plan.json", replaced(plan, "\"microbatches\": ", "\"microbatches\": 100000"));
