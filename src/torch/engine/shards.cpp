@@ -5,6 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 
 #include <autopar/core/assert.hpp>
@@ -85,6 +86,7 @@ void ShardMemory::keep_own() {
 void ShardMemory::allocate() {
   auto* storage = whole_.storage().unsafeGetStorageImpl();
   if (unit_.zero < 3 || storage->nbytes() > 0) return;
+  const c10::DeviceGuard on_its_device(whole_.device());  // allocators of devices take the current one
   const auto bytes = static_cast<std::size_t>(unit_.elements) * whole_.element_size();
   storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
   storage->set_nbytes(bytes);
