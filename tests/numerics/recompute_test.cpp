@@ -1,6 +1,8 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <double_precision.hpp>
+#include <live_bytes.hpp>
 
 #include <algorithm>
 #include <filesystem>
@@ -31,11 +33,6 @@ namespace ap = autopar;
 namespace nn = torch::nn;
 namespace F = torch::nn::functional;
 using torch::Tensor;
-
-struct DoublePrecision {
-  DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<double>()); }
-  ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
-};
 
 /// Draws, statistics of micro-batches, attention, a write in place, a counter, and a table that both ends read.
 struct Net : nn::Module {
@@ -286,17 +283,6 @@ TEST_CASE("every pair of model, plan and training option equals one process with
 }
 
 // ---------------------------------------------------------------- memory
-
-/// Bytes of tensors on the CPU that were made while this is installed in the thread.
-class LiveBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
-    now += size;
-    peak = std::max(peak, now);
-  }
-  [[nodiscard]] bool memoryProfilingEnabled() const override { return true; }
-  std::int64_t now = 0, peak = 0;
-};
 
 /// Residual layers with wide insides.
 struct Deep : nn::Module {

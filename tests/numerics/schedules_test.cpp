@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <double_precision.hpp>
 
 #include <filesystem>
 #include <memory>
@@ -29,11 +30,6 @@ namespace F = torch::nn::functional;
 using torch::Tensor;
 
 const std::vector<std::string> kSchedules{"interleaved", "zb-h1", "zb-v", "synth"};
-
-struct DoublePrecision {
-  DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<double>()); }
-  ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
-};
 
 /// Draws, statistics of micro-batches, an embedding, a convolution, and a table that the first and the last operators read.
 struct Net : nn::Module {

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <double_precision.hpp>
 
 #include <filesystem>
 #include <memory>
@@ -26,11 +27,6 @@ using torch::Tensor;
 
 constexpr double kTolerance = 1e-12;
 constexpr int64_t kSamples = 4;  // of each rank
-
-struct DoublePrecision {
-  DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<double>()); }
-  ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
-};
 
 /// A table that is tied to the last layer, a norm, a scalar, more elements than two ranks divide evenly.
 struct Net : nn::Module {

@@ -20,6 +20,7 @@
 #include <autopar/torch/rewrite/linear_fold.hpp>
 
 #include <catch_shim.hpp>
+#include <live_bytes.hpp>
 
 // Segments that run again against the same program that runs once: results, gradients, statistics, memory.
 namespace stage_runner_test {
@@ -73,17 +74,6 @@ struct Trained {
   std::vector<Tensor> results, gradients;  ///< gradients: of x, then parameters
   std::vector<NormSample> norms;
   std::map<ValueId, int> gradients_added;
-};
-
-/// Bytes of tensors that live on the CPU, as far as they were made while this is installed in the thread.
-class LiveBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
-    now += size;
-    peak = std::max(peak, now);
-  }
-  [[nodiscard]] bool memoryProfilingEnabled() const override { return true; }
-  std::int64_t now = 0, peak = 0;
 };
 
 /// One forward and backward in a fresh environment.
