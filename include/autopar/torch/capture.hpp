@@ -55,7 +55,7 @@ struct CaptureOptions {
 /// and returns the one program that the three runs are instances of; everything that grows with the batch is a SizeExpr.
 ///
 /// No operator touches data: parameters, buffers, gradients and generators stay as they are, whether parameters are CPU or
-/// CUDA tensors or phantoms. Costs milliseconds and no memory to speak of, whatever the sizes. Not collective; several
+/// CUDA tensors or phantoms; the forward sees all of them on the CPU. Costs milliseconds and no memory to speak of, whatever the sizes. Not collective; several
 /// threads may capture at once (different modules).
 ///
 /// @throws CaptureError  an operator that reads data or has data-dependent sizes, writes an argument or an unregistered

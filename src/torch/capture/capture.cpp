@@ -14,6 +14,7 @@
 #include <autopar/torch/polymorphism.hpp>
 
 #include "torch/capture/construction.hpp"
+#include "torch/capture/cpu_handles.hpp"
 #include "torch/capture/tracer.hpp"
 
 namespace autopar {
@@ -138,6 +139,7 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
                 const CaptureOptions& options) {
   install_meta_kernels();
   detail::install_tracer();
+  const detail::CpuHandles on_cpu(module);
   const auto& sizes = options.batch_sizes;
   Types types;
   if (options.autocast) {
@@ -154,6 +156,7 @@ void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const
                     const CaptureOptions& options) {
   install_meta_kernels();
   detail::install_tracer();
+  const detail::CpuHandles on_cpu(module);
   const auto types = options.autocast ? result_types_of(graph) : Types{};
   for (const auto batch : batch_sizes) {
     const auto again = capture_at(batch, module, inputs, forward, options, types);

@@ -414,7 +414,11 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 /// `to` and the operator with autocast off; a composite is taken apart, because operators inside it are autocast too.
 bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   constexpr auto kAutocast = c10::DispatchKey::AutocastCPU, kComposite = c10::DispatchKey::CompositeImplicitAutograd;
-  if (options_.autocast_device && call_autocast_kernel(op, *options_.autocast_device, stack)) return true;
+  if (options_.autocast_device) {
+    const auto given = put_on_cpu(op, *stack);
+    if (call_autocast_kernel(op, *options_.autocast_device, stack)) return true;
+    for (const auto& [position, argument] : given) (*stack)[position] = argument;
+  }
   if (is_free_of_autocast(op)) return false;
   for (const auto key : {kAutocast, kComposite}) {
     if (!op.hasKernelForDispatchKey(key) || (options_.autocast_device && key == kAutocast)) continue;
@@ -422,6 +426,41 @@ bool Tracer::resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* 
     return true;
   }
   return false;
+}
+
+/// The same value as a CPU phantom. Parameters and buffers are on the CPU already; this is for constants.
+at::Tensor Tracer::on_cpu(const at::Tensor& user) {
+  if (!user.defined() || user.device().is_cpu()) return user;
+  auto& known = on_cpu_[user.unsafeGetTensorImpl()];
+  if (known.defined()) return known;
+  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  const auto& twin = twin_of(user);
+  const auto meta = twin.meta;
+  const auto value = twin.value;
+  known = phantom_over(phantom_storage(meta.storage().nbytes(), options_.description), meta, tag_);
+  if (meta.requires_grad()) known.set_requires_grad(true);
+  bind(known, meta, value);
+  return known;
+}
+
+/// Autocast kernels are CPU tensors' and pass others by. @return what was replaced: position and argument as given
+std::vector<std::pair<std::size_t, c10::IValue>> Tracer::put_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  std::vector<std::pair<std::size_t, c10::IValue>> given;
+  const auto elsewhere = [](const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); };
+  for (std::size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
+    const auto argument = stack[i];
+    if (argument.isTensor() && elsewhere(argument.toTensor())) {
+      given.emplace_back(i, argument);
+      stack[i] = on_cpu(argument.toTensor());
+    } else if (argument.isTensorList()) {
+      auto tensors = argument.toTensorVector();
+      if (std::none_of(tensors.begin(), tensors.end(), elsewhere)) continue;
+      for (auto& tensor : tensors) tensor = on_cpu(tensor);
+      given.emplace_back(i, argument);
+      stack[i] = c10::List<at::Tensor>(tensors);
+    }
+  }
+  return given;
 }
 
 /// What the operator table does not know but is written with other operators is recorded as those, so that the batch

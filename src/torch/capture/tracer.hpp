@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -83,6 +84,8 @@ class Tracer {
   struct Call;  ///< one operator call on its way through handle()
 
   bool resolve_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  at::Tensor on_cpu(const at::Tensor& user);
+  std::vector<std::pair<std::size_t, c10::IValue>> put_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   bool take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -115,6 +118,7 @@ class Tracer {
   std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;         ///< twin's storage -> id
   std::unordered_map<const c10::StorageImpl*, std::vector<ValueId>> by_storage_;  ///< user's storage -> its values
   std::unordered_map<const c10::StorageImpl*, RawMemory> raw_;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> on_cpu_;  ///< constants on other devices: what stands in for them
   std::vector<at::Tensor> metas_;       ///< twin of each value, by ValueId
   std::vector<OpId> path_age_;          ///< by ValueId: op whose path `paths_` holds
   std::vector<std::string> paths_;      ///< by ValueId

@@ -188,10 +188,6 @@ CaptureOptions Session::Impl::capture_options() const {
 void Session::Impl::require_one_precision() const {
   if (options_.precision == "module" || options_.precision == "tf32") return;
   const auto setting = "precision = " + options_.precision;
-  if (!device_.is_cpu()) {
-    throw InvalidArgument(setting + " is run on CPUs only by this version, not on " + device_.str() +
-                          "; use precision = tf32 or module");
-  }
   for (const auto type : {at::kCPU, at::kCUDA}) {
     if (!at::autocast::is_autocast_enabled(type)) continue;
     throw InvalidArgument("autocast is on around the call, but " + setting +

@@ -1,0 +1,139 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/request.hpp>
+#include <autopar/torch/device.hpp>
+
+#include "../numerics/precision.hpp"
+
+// Element types on GPUs: no tensor is further from fp64 than 1.5 times what one process on one GPU is, with the same setting.
+namespace {
+
+using namespace precision_test;
+
+constexpr int64_t kBatch = 48;
+
+std::vector<int64_t> ragged(int ranks) {
+  std::vector<int64_t> local(static_cast<std::size_t>(ranks), kBatch / ranks);
+  local.front() += 4;
+  local.back() -= 4;
+  return local;
+}
+
+/// Batches of other sizes round elsewhere: where one process was lucky, it is taken to be off by this share.
+double luck(const std::string& precision) {
+  return precision == "bf16" ? 0x1p-12 : 0x1p-14;  // a sixteenth of the type's epsilon (fp16 and TF32: 10 bits)
+}
+
+template <class Net>
+void check_row(ap::World& world, const std::string& model, Way way, bool whole_statistics = false) {
+  if (whole_statistics) {
+    way.options.microbatches = 1;
+    way.options.batch_norm = "exact";
+  }
+  torch::manual_seed(3);
+  const std::vector calls{Net::batch(kBatch), Net::batch(kBatch)};
+  const auto device = ap::device(world);
+  const double scale = way.options.precision == "fp16" ? 1024 : 1;
+  const Expected want{one_process<Net>(calls, "fp64", way.clip), one_process<Net>(calls, way.options.precision, way.clip, device, scale)};
+  INFO(model << ": " << way.describe() << ", rank " << world.rank());
+  const auto compared = compare_rank<Net>(world, calls, way, want, luck(way.options.precision));
+  Comparison worst;
+  double ratio = -1;
+  for (const auto& each : compared) {
+    INFO(each.name << ": error " << each.error << ", allowed " << each.allowed << (each.same_type ? "" : ", another type"));
+    CHECK(each.holds());
+    const double own = each.allowed > 0 ? each.error / each.allowed : (each.error > 0 ? 1e9 : 0);
+    if (own > ratio) worst = each;
+    ratio = std::max(ratio, own);
+  }
+  std::fprintf(stderr, "rank %d, %s: %s: worst is %s, error %.3g of %.3g allowed (%.2f)\n", world.rank(), model.c_str(),
+               way.describe().c_str(), worst.name.c_str(), worst.error, worst.allowed, ratio);
+}
+
+Way way_of(int ranks, std::vector<int> replicas, const std::string& precision, int zero, const std::string& schedule = "1f1b",
+           const std::string& recompute = "none", double clip = 0) {
+  return {ragged(ranks),
+          {.stages = static_cast<int>(replicas.size()), .microbatches = 3, .zero = zero, .replicas = replicas, .schedule = schedule,
+           .recompute = recompute, .precision = precision},
+          clip};
+}
+
+TEST_CASE("bf16, fp16 and tf32 err no more than 1.5 times one process on a GPU, with every ZeRO level, over NCCL") {
+  ap::World world(0, nullptr);
+  const int ranks = world.size();
+  REQUIRE(ap::device(world).is_cuda());
+  const auto replicas = ranks == 4 ? std::vector{2, 2} : std::vector{ranks};
+  for (const std::string precision : {"tf32", "bf16", "fp16"}) {
+    const int most = ap::most_zero(precision, ap::runtime_capabilities());
+    for (int zero = 0; zero <= most; ++zero) {
+      const bool odd = zero % 2 == 1;
+      check_row<Transformer>(world, "transformer",
+                             way_of(ranks, replicas, precision, zero, "1f1b", odd ? "full" : "none", odd ? 0 : 0.5));
+    }
+    check_row<Transformer>(world, "transformer", way_of(ranks, {1, 1}, precision, 0, "zb-h1"));
+    check_row<Mlp>(world, "MLP", way_of(ranks, replicas, precision, most, "zb-h1"));
+    check_row<Embedding>(world, "embedding", way_of(ranks, {ranks}, precision, std::min(2, most)));
+    check_row<ConvNet>(world, "convolutions and batch norms", way_of(ranks, {ranks}, precision, most), true);
+  }
+}
+
+/// A loss whose gradients one rank's samples can drive out of range.
+struct Squares : nn::Module {
+  Squares() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    return F::mse_loss(b(torch::relu(a(x))), target, F::MSELossFuncOptions().reduction(torch::kSum)) / 4;
+  }
+  nn::Linear a{64, 64}, b{64, 32};
+};
+
+TEST_CASE("an fp16 overflow on one GPU skips the step on all, with every ZeRO level") {
+  ap::World world(0, nullptr);
+  const int ranks = world.size();
+  for (int zero = 0; zero <= ap::most_zero("fp16", ap::runtime_capabilities()); ++zero) {
+    INFO("zero " << zero << ", rank " << world.rank());
+    torch::manual_seed(5);
+    const auto x = torch::randn({4 * ranks, 64}) / 8;
+    const auto near = torch::zeros({4 * ranks, 32});
+    auto far = near.clone();
+    far.slice(0, 4 * (ranks - 1)).fill_(500.0);
+    ap::AutoParallel<Squares> model(world, made<Squares>(), {.microbatches = 2, .zero = zero, .replicas = {ranks}, .precision = "fp16"});
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+    model->attach(optimizer);
+    const auto mine = [&](const Tensor& all) { return all.slice(0, 4 * world.rank(), 4 * world.rank() + 4); };
+    model->prepare(mine(x), mine(near));
+    std::vector<Tensor> before;
+    for (const auto& parameter : model->owned_parameters()) before.push_back(parameter.detach().clone());
+    const auto step = [&](const Tensor& target) {
+      optimizer.zero_grad();
+      model(mine(x), mine(target)).backward();
+      const auto norm = model->clip_grad_norm_(1e6).item<double>();
+      optimizer.step();
+      return norm;
+    };
+    CHECK(step(far) == 0);
+    CHECK(model->stats().skipped_steps == 1);
+    CHECK(model->stats().loss_scale == 32768);
+    const auto owned = model->owned_parameters();
+    for (std::size_t i = 0; i < owned.size(); ++i) CHECK(torch::equal(owned[i], before[i]));
+    CHECK(optimizer.state().empty());
+    CHECK(step(near) > 0);
+    CHECK(model->stats().skipped_steps == 1);
+    for (std::size_t i = 0; i < owned.size(); ++i) {
+      if (owned[i].numel() > 0) CHECK_FALSE(torch::equal(owned[i], before[i]));
+    }
+    for (const auto& parameter : owned) CHECK(parameter.scalar_type() == torch::kFloat);
+  }
+}
+
+}  // namespace

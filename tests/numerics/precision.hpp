@@ -1,0 +1,273 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+
+#include "fidelity.hpp"
+
+/// Computing in 16 bits or TF32: models, what one process makes of them with the same setting and in fp64, and what a rank has.
+namespace precision_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using numerics::Snapshot;
+using torch::Tensor;
+
+/// bf16 or fp16 autocast of one process.
+class AutocastScope {
+ public:
+  explicit AutocastScope(at::ScalarType type, c10::DeviceType device = at::kCPU) : device_(device) {
+    at::autocast::set_autocast_enabled(device_, true);
+    at::autocast::set_autocast_dtype(device_, type);
+  }
+  ~AutocastScope() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device_, false);
+  }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  c10::DeviceType device_;
+};
+
+/// TF32 products and convolutions of one process.
+class Tf32OfProcess {
+ public:
+  Tf32OfProcess() { set(at::Float32Precision::TF32); }
+  ~Tf32OfProcess() { set(at::Float32Precision::NONE); }
+  Tf32OfProcess(const Tf32OfProcess&) = delete;
+  Tf32OfProcess& operator=(const Tf32OfProcess&) = delete;
+
+ private:
+  static void set(at::Float32Precision precision) {
+    for (const auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV}) {
+      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, precision);
+    }
+  }
+};
+
+struct Mlp : nn::Module {
+  Mlp() {
+    register_module("net", net);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(net->forward(x), y); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 64}), torch::randint(32, {n}, torch::kLong)); }
+  nn::Sequential net{nn::Linear(64, 96), nn::ReLU(), nn::Linear(96, 96), nn::Tanh(), nn::Linear(96, 96), nn::GELU(), nn::Linear(96, 32)};
+};
+
+struct ConvNet : nn::Module {
+  ConvNet() {
+    register_module("conv1", conv1);
+    register_module("norm1", norm1);
+    register_module("conv2", conv2);
+    register_module("norm2", norm2);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    auto h = torch::relu(norm1(conv1(x)));
+    h = torch::relu(norm2(conv2(F::max_pool2d(h, F::MaxPool2dFuncOptions(2)))));
+    return F::cross_entropy(last(F::adaptive_avg_pool2d(h, F::AdaptiveAvgPool2dFuncOptions({2, 2})).flatten(1)), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 3, 12, 12}), torch::randint(10, {n}, torch::kLong)); }
+  nn::Conv2d conv1{nn::Conv2dOptions(3, 16, 3).padding(1)}, conv2{nn::Conv2dOptions(16, 32, 3).padding(1)};
+  nn::BatchNorm2d norm1{16}, norm2{32};
+  nn::Linear last{128, 10};
+};
+
+/// Attention, layer norms, and a table that the first and the last operators read.
+struct Transformer : nn::Module {
+  Transformer() {
+    register_module("table", table);
+    register_module("layers", layers);
+    for (int i = 0; i < 2; ++i) {
+      layers->push_back(nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.0)));
+    }
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    auto h = table(ids).transpose(0, 1);
+    for (const auto& layer : *layers) h = layer->as<nn::TransformerEncoderLayer>()->forward(h);
+    return F::cross_entropy(F::linear(h.mean(0), table->weight), y);
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randint(40, {n, 8}, torch::kLong), torch::randint(40, {n}, torch::kLong));
+  }
+  nn::Embedding table{40, 32};
+  nn::ModuleList layers;
+};
+
+struct Embedding : nn::Module {
+  Embedding() {
+    register_module("table", table);
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& target) {
+    return (b(torch::tanh(a(table(ids).flatten(1)))) - target).abs().mean();
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randint(30, {n, 4}, torch::kLong), torch::randn({n, 16})); }
+  nn::Embedding table{30, 24};
+  nn::Linear a{96, 64}, b{64, 16};
+};
+
+/// Results leave the model; the loss is the user's.
+struct Scores : nn::Module {
+  Scores() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x) { return b(torch::relu(a(x))); }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 32})); }
+  nn::Linear a{32, 64}, b{64, 16};
+};
+
+template <class Net>
+std::shared_ptr<Net> made(uint64_t seed = 11) {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(seed);
+  return std::make_shared<Net>();
+}
+
+template <class Args>
+Args moved(const Args& args, at::ScalarType type, c10::Device device) {
+  auto tensors = ap::flatten(args).tensors;
+  for (auto& tensor : tensors) {
+    tensor = tensor.detach().to(device);
+    if (tensor.is_floating_point()) tensor = tensor.to(type);
+  }
+  return ap::with_tensors(args, tensors);
+}
+
+inline double distance(const Tensor& a, const Tensor& b) {
+  if (a.numel() == 0) return 0;
+  return (a.detach().cpu().to(torch::kDouble) - b.detach().cpu().to(torch::kDouble)).abs().max().item<double>();
+}
+
+/// How a step is computed.
+struct Way {
+  std::vector<int64_t> local;
+  ap::Options options;
+  double clip = 0;  ///< 2-norm that gradients are clipped to; 0 = not
+  std::string describe() const {
+    std::ostringstream out;
+    out << options.precision << ", " << local.size() << " ranks, " << options.stages << " stages, replicas";
+    for (const int r : options.replicas) out << ' ' << r;
+    out << ", " << options.microbatches << " micro-batches, " << options.schedule << ", zero " << options.zero << ", recompute "
+        << options.recompute << ", clip " << clip;
+    return out.str();
+  }
+};
+
+/// Loss of the last call, gradients of all calls' sum, and buffers, on the CPU.
+template <class Net, class Args>
+Snapshot one_process(const std::vector<Args>& calls, const std::string& precision, double clip = 0, c10::Device device = at::kCPU,
+                     double scale = 1) {
+  const auto net = made<Net>();
+  const bool exact = precision == "fp64";
+  const auto type = exact ? torch::kDouble : torch::kFloat;
+  if (exact) net->to(type);
+  net->to(device);
+  const auto run = [&](const Args& given) { return std::apply([&](const auto&... each) { return net->forward(each...); }, given); };
+  Snapshot out;
+  for (const auto& args : calls) {
+    const auto given = moved(args, type, device);
+    const auto loss = [&] {
+      if (precision == "tf32") {
+        const Tf32OfProcess tf32;
+        return run(given);
+      }
+      if (precision != "bf16" && precision != "fp16") return run(given);
+      const AutocastScope autocast(precision == "bf16" ? at::kBFloat16 : at::kHalf, device.type());
+      return run(given);
+    }();
+    if (precision == "tf32") {
+      const Tf32OfProcess tf32;
+      loss.backward();
+    } else {
+      (loss * scale).backward();
+    }
+    out = {{"loss", loss.detach().cpu()}};
+  }
+  for (const auto& parameter : net->parameters()) parameter.mutable_grad().div_(scale);
+  if (clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
+  for (const auto& item : net->named_parameters()) out.emplace_back("gradient of " + item.key(), item.value().grad().cpu());
+  for (const auto& item : net->named_buffers()) out.emplace_back("buffer " + item.key(), item.value().cpu());
+  return out;
+}
+
+/// An error beside the one that is allowed.
+struct Comparison {
+  std::string name;
+  double error = 0, allowed = 0;
+  bool same_type = true;  ///< as one process has
+  [[nodiscard]] bool holds() const { return same_type && error <= allowed; }
+};
+
+/// What one process makes of all calls' samples.
+struct Expected {
+  Snapshot exact, rounded;
+};
+
+/// Every tensor of this rank after its calls, of which all but the last are under no_sync: its error to fp64 beside 1.5 times
+/// that of one process with the same setting. Collective.
+/// @param luck  share of a tensor's largest element that one process is taken to err at least
+template <class Net, class Args>
+std::vector<Comparison> compare_rank(ap::World& world, const std::vector<Args>& calls, const Way& way, const Expected& want,
+                                     double luck = 0) {
+  ap::AutoParallel<Net> model(world, made<Net>(), way.options);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  model->attach(optimizer);
+  Tensor loss;
+  const auto step = [&](const Args& args) {
+    loss = std::apply([&](const auto&... each) { return model(each...); }, numerics::local_args(args, {}, way.local, world.rank()));
+    loss.backward();
+  };
+  const auto all = [&] {
+    for (std::size_t k = 0; k + 1 < calls.size(); ++k) {
+      const auto guard = model->no_sync();
+      step(calls[k]);
+    }
+    step(calls.back());
+  };
+  all();
+  for (int tries = 0; model->stats().skipped_steps > tries && tries < 8; ++tries) all();  // until the loss scale fits
+  if (way.clip > 0) static_cast<void>(model->clip_grad_norm_(way.clip));
+
+  std::vector<Comparison> out;
+  const auto compare = [&](const std::string& name, const Tensor& got, const ap::ParameterShard& shard) {
+    const auto exact = numerics::find(want.exact, name), rounded = numerics::find(want.rounded, name);
+    const double usual = std::max(distance(rounded, exact), luck * exact.abs().max().template item<double>());
+    const bool defined = got.defined();
+    out.push_back({name, defined ? distance(got, numerics::held_part(exact, shard)) : std::numeric_limits<double>::infinity(),
+                   1.5 * usual, defined && got.scalar_type() == rounded.scalar_type()});
+  };
+  compare("loss", loss, {{}, 0, 0, true});
+  for (const auto& item : model->named_parameters()) {
+    if (!model->owns(item.value())) continue;
+    if (item.value().scalar_type() != torch::kFloat) out.push_back({item.key() + " is no longer float32", 1, 0, false});
+    compare("gradient of " + item.key(), item.value().grad(), model->shard(item.value()));
+  }
+  for (const auto& item : model->named_buffers()) {
+    if (model->owns(item.value())) compare("buffer " + item.key(), item.value(), {{}, 0, 0, true});
+  }
+  if (model->plan().precision != way.options.precision || model->plan().zero != std::max(0, way.options.zero)) {
+    out.push_back({"the plan has precision " + model->plan().precision + " and ZeRO " + std::to_string(model->plan().zero), 1, 0, false});
+  }
+  return out;
+}
+
+}  // namespace precision_test
