@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <live_bytes.hpp>
 
 #include <filesystem>
 #include <fstream>
@@ -548,6 +549,36 @@ TEST_CASE("registered operators: pointwise and composite ones are divided, other
     message = error.what();
   }
   CHECK(message.find("autopar_contract::hidden_cube") != std::string::npos);
+}
+
+/// Nearly all of it are parameters.
+struct Heavy : nn::Module {
+  Heavy() {
+    register_module("first", first);
+    register_module("second", second);
+  }
+  Tensor forward(const Tensor& x) { return second(torch::relu(first(x))).square().mean(); }
+  nn::Linear first{512, 512}, second{512, 512};
+};
+
+// On GPUs any factor takes this way, as looking at it would wait for the device.
+TEST_CASE("a loss that is scaled outside takes no second set of gradients") {
+  check_ranks(1, [&](ap::World& world) {
+    ap::AutoParallel<Heavy> model(world, made<Heavy>(), {.stages = 1, .microbatches = 1, .replicas = {1}});
+    const auto x = torch::ones({2, 512});
+    const auto peak = [&](double factor) {
+      for (const auto& parameter : model->parameters()) parameter.mutable_grad().reset();
+      const auto live = std::make_shared<LiveBytes>();
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+      (model(x) * factor).backward();
+      return live->peak;
+    };
+    peak(1);  // what the first call makes stays
+    const auto plain = peak(1);
+    const auto gradients = model->owned_parameters()[0].nbytes();
+    CHECK(plain > static_cast<std::int64_t>(gradients));
+    CHECK(peak(0.5) < plain + static_cast<std::int64_t>(gradients) / 4);
+  });
 }
 
 }  // namespace contract_test

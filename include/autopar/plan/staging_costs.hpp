@@ -103,7 +103,7 @@ class StagingCosts {
     const Bytes bytes = trainable_[stage.index()];
     const auto replicas = sized_.pipeline.stages[stage.index()].size();
     const Seconds own = work_.update(detail::updated_bytes(bytes, zero_, replicas), state_factor);
-    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage) : own;
+    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage, bytes) : own;
   }
 
  private:
@@ -137,16 +137,20 @@ class StagingCosts {
         }
       }
     }
-    // Gathered and summed beside the computing, which waits for them only where they take longer.
-    const Seconds half = zero_ >= 2 ? half_of_a_sum(stage) : Seconds{};
-    if (zero_ >= 3) sum.forward = std::max(sum.forward, half);
-    if (zero_ >= 2) sum.backward = std::max(sum.backward, half * (zero_ >= 3 ? 2 : 1));
+    // Gathered and summed beside the computing, bucket by bucket: it waits for the first that is gathered, the last sum
+    // waits for it, and where they take longer they decide.
+    if (zero_ >= 2) {
+      const Bytes bytes = trainable_[stage.index()];
+      const Seconds half = half_of_a_sum(stage, bytes), alone = half_of_a_sum(stage, std::min(bytes, kBucketBytes));
+      const double ways = zero_ >= 3 ? 2 : 1;
+      if (zero_ >= 3) sum.forward = std::max(sum.forward + alone, half);
+      sum.backward = std::max(sum.backward + alone * ways, half * ways);
+    }
     return row.emplace_back(sum);
   }
 
-  [[nodiscard]] Seconds half_of_a_sum(StageId stage) const {
+  [[nodiscard]] Seconds half_of_a_sum(StageId stage, Bytes bytes) const {
     const auto& ranks = sized_.pipeline.stages[stage.index()];
-    const Bytes bytes = trainable_[stage.index()];
     return ranks.size() > 1 && bytes > Bytes(0) ? work_.all_reduce(bytes, ranks) * detail::kHalfOfASum : Seconds{};
   }
 

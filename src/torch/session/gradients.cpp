@@ -67,8 +67,10 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
   for (const auto parameter : *gradients.reached) {
     const auto& handle = runtime.handle(parameter);
     const auto& gradient = gradients.by_position[runtime.position_of(parameter)];
-    const auto scaled = is_one ? gradient : gradient.mul(factor.reshape({}).to(gradient.options()));
     const bool may_take = !keep || !is_one;
+    // In place where it may be: gradients of all parameters, twice, would be what no plan counts.
+    const auto scale = [&](const at::Tensor& by) { return keep ? gradient.mul(by) : gradient.mul_(by); };
+    const auto scaled = is_one ? gradient : scale(factor.reshape({}).to(gradient.options()));
     if (!accumulate) {
       add_to_grad(handle, scaled, may_take);
       continue;

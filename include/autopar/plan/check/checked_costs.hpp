@@ -17,8 +17,9 @@ namespace autopar::detail {
 ///
 /// Level 1 and up: gradients are summed into shares, which is half of a sum that everyone gets; every rank updates its
 /// share. Below 3 the other half, gathering what was updated, follows the update. 2: they are summed during every
-/// backward; 3: parameters are gathered during every forward and every backward as well; a turn takes as long as the
-/// longer of computing and this. A stage with one rank has nothing to share, and gradients of parameters tied across
+/// backward; 3: parameters are gathered during every forward and every backward as well; both a bucket at a time. A turn
+/// computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as long as gathering
+/// and summing, if that is longer. A stage with one rank has nothing to share, and gradients of parameters tied across
 /// stages go to every holder.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 template <class M>
@@ -54,14 +55,13 @@ class CheckedCosts {
     const std::int64_t bytes = stated_.trainable_bytes(stage).value(),
                        parts = level() > 0 ? stated_.replicas(stage) : 1;
     const Seconds own = costs_.update(Bytes((bytes + parts - 1) / parts), stated_.plan().optimizer_state_factor);
-    return level() == 1 || level() == 2 ? own + half_of_a_sum(stage) : own;
+    return level() == 1 || level() == 2 ? own + half_of_a_sum(stage, Bytes(bytes)) : own;
   }
 
  private:
   [[nodiscard]] int level() const { return stated_.plan().zero; }
 
-  [[nodiscard]] Seconds half_of_a_sum(int stage) const {
-    const Bytes bytes = stated_.trainable_bytes(stage);
+  [[nodiscard]] Seconds half_of_a_sum(int stage, Bytes bytes) const {
     if (stated_.replicas(stage) < 2 || bytes == Bytes(0)) return {};
     return costs_.all_reduce(bytes, stated_.ranks_of(stage)) * 0.5;
   }
@@ -87,11 +87,14 @@ class CheckedCosts {
       sum.backward_weight += one.backward_weight;  // of what runs again nothing is put off
       sum.put_off += one.put_off;
     }
-    const Seconds half = level() >= 2 ? half_of_a_sum(stage) : Seconds{};
-    if (level() == 2) sum.backward = std::max(sum.backward, half);
-    if (level() == 3) {
-      sum.forward = std::max(sum.forward, half);
-      sum.backward = std::max(sum.backward, half * 2);
+    if (level() < 2) return sum;
+    const Bytes all = stated_.trainable_bytes(stage);
+    const Seconds half = half_of_a_sum(stage, all), bucket = half_of_a_sum(stage, std::min(all, Bytes(StatedPlan::kBucket)));
+    if (level() == 2) {
+      sum.backward = std::max(sum.backward + bucket, half);
+    } else {
+      sum.forward = std::max(sum.forward + bucket, half);
+      sum.backward = std::max(sum.backward + bucket * 2, half * 2);
     }
     return sum;
   }

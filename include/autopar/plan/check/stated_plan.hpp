@@ -38,6 +38,9 @@ struct SampleRange {
 /// samples. Part of the checker, so it shares nothing with the planner's search but the values of model and plan.
 class StatedPlan {
  public:
+  /// Gradients are summed, parameters gathered, in pieces of so many bytes.
+  static constexpr std::int64_t kBucket = std::int64_t{32} << 20;
+
   /// @pre `fault_in_shape` finds nothing
   StatedPlan(const ModelProfile& model, const Plan& plan) : model_(model), plan_(plan) {
     stage_of_.assign(model.graph.node_count(), -1);
@@ -128,9 +131,6 @@ class StatedPlan {
   }
 
  private:
-  // As the runtime cuts buckets.
-  static constexpr std::int64_t kBucket = std::int64_t{32} << 20;
-
   /// Where all stages are on all ranks, each rank runs what it brings.
   [[nodiscard]] bool keeps_pieces() const {
     return replicas(0) == plan_.world &&
