@@ -63,7 +63,7 @@ const std::vector<Field>& fields() {
       {"device", &Options::device, 0, 0, {"auto", "cpu", "cuda"}},
       {"keep_memory", &Options::keep_memory},
       {"cluster_file", &Options::cluster_file},
-      {"costs", &Options::costs, 0, 0, {"roofline", "profiled"}},
+      {"costs", &Options::costs, 0, 0, {"auto", "roofline", "profiled"}},
       {"cost_file", &Options::cost_file},
       {"log_level", &Options::log_level},
       {"plan_only", &Options::plan_only},

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
@@ -71,7 +72,8 @@ int check_command(const CheckArguments& arguments, std::ostream& out) {
   const ModelProfile profile = load_profile(arguments.profile);
   const Cluster cluster = read_cluster(arguments.cluster);
   require_same(plan, profile, cluster);
-  const PlanVerdict verdict = check_plan(profile, ProfiledCost(cluster, load_costs(arguments.costs)), cluster, plan);
+  const PlanVerdict verdict = check_plan(
+      profile, ProfiledCost(at_precision(cluster, plan.precision), load_costs(arguments.costs)), cluster, plan);
   if (arguments.json) {
     nlohmann::ordered_json json{{"accepted", verdict.accepted()},
                                 {"step_s", verdict.step.value()},

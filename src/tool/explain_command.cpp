@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
@@ -34,12 +35,15 @@ struct Breakdown {
 
 Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   Breakdown out;
-  const StepCourse course = course_of(plan, problem.profile, ProfiledCost(problem.cluster, problem.measured));
+  const auto costs_on = [&](const Problem& given) {
+    return ProfiledCost(at_precision(given.cluster, plan.precision), given.measured);
+  };
+  const StepCourse course = course_of(plan, problem.profile, costs_on(problem));
   Problem free_links = problem;
   for (auto& level : free_links.cluster.levels)
     level.link = {Seconds{}, BytesPerSecond(1e30)};
   free_links.measured.links = {};
-  const StepCourse unhindered = course_of(plan, problem.profile, ProfiledCost(free_links.cluster, free_links.measured));
+  const StepCourse unhindered = course_of(plan, problem.profile, costs_on(free_links));
   double busy = 0;
   int used = 0;
   for (std::size_t r = 0; r < course.busy.size(); ++r) {

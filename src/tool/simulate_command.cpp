@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <autopar/cost/precision.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
@@ -62,7 +63,8 @@ int simulate_command(const SimulateArguments& arguments, std::ostream& out) {
   const ModelProfile profile = load_profile(arguments.profile);
   const Cluster cluster = read_cluster(arguments.cluster);
   require_same(plan, profile, cluster);
-  const StepCourse course = course_of(plan, profile, ProfiledCost(cluster, load_costs(arguments.costs)));
+  const StepCourse course = course_of(
+      plan, profile, ProfiledCost(at_precision(cluster, plan.precision), load_costs(arguments.costs)));
   if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(course));
   if (!arguments.html.empty()) write_text_file(arguments.html, to_html(course, title_of(plan, course)));
   if (arguments.json)

@@ -41,7 +41,7 @@ struct Options {
   std::string device = "auto";            ///< auto | cpu | cuda
   bool keep_memory = true;                ///< on CPUs, memory that a step frees stays with the process for the next one
   std::string cluster_file{};               ///< plan for this cluster instead of the devices at hand
-  std::string costs = "roofline";         ///< roofline: from peak rates | profiled: operators and links are run and timed
+  std::string costs = "auto";             ///< roofline: from peak rates | profiled: operators and links are run and timed | auto: profiled on CUDA devices
   std::string cost_file{};                  ///< profiled costs are kept there and read again; those of another device or
                                           ///< version, or damaged ones, are measured anew
   std::string log_level = "warn";         ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <autopar/cost/precision.hpp>
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/coarsen/heavy_edge.hpp>
 #include <autopar/plan/coarsened.hpp>
@@ -94,7 +95,7 @@ class Planner {
   /// @throws InfeasiblePlan if no plan fits the memory: the stage, the bytes, and the changes that fit
   [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) const
       requires kSimulates {
-    return plan(profile, RooflineCost(cluster), cluster, request);
+    return plan(profile, RooflineCost(at_precision(cluster, request.options.precision)), cluster, request);
   }
 
   /// The same with other costs.

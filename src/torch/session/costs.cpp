@@ -21,7 +21,7 @@ bool lacks_links(const MeasuredLinks& links, const World& world) {
 
 MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, const GraphProfile& profile,
                                             std::int64_t batch) {
-  if (options_.costs != "profiled") return {};
+  if (options_.costs == "roofline" || (options_.costs == "auto" && !device_.is_cuda())) return {};
   const auto here = describe_cluster(world_, device_);
   auto origin = cost_origin(world_, here, device_);
   if (options_.precision == "tf32") origin.device += ", tf32";

@@ -14,6 +14,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/cost/precision.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/config.hpp>
 #include <autopar/io/file.hpp>
@@ -347,7 +348,8 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   request.world = elsewhere ? cluster.devices : world_.size();
   request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
-  const ProfiledCost model_costs(cluster, std::move(costs), mean_trained_tensor(profile.model));
+  const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
+                                 mean_trained_tensor(profile.model));
   auto plan = planner_(profile.model, model_costs, cluster, request);
   note_batch_statistics(plan, program.plan, request.batch);
   if (options_.precision == "tf32" && device_.is_cpu()) {

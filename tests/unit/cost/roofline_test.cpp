@@ -2,6 +2,7 @@
 
 #include <catch_shim.hpp>
 
+#include <autopar/cost/precision.hpp>
 #include <autopar/cost/weighted.hpp>
 
 using namespace autopar;
@@ -32,6 +33,17 @@ TEST_CASE("the longer of arithmetic and traffic counts, plus the start of each o
   CHECK(seconds(OpClass::kConvolution, DType::kF32, {{1e9, 0}, {1, 0}, {}}, 1) == Approx(1e9 / 0.4e12));
   CHECK(seconds(OpClass::kMemory, DType::kF32, {{1, 0}, {1e6, 5e6}, {0, 3}}, 5) == Approx(10e6 / 0.5e9 + 3e-6));
   CHECK(seconds(OpClass::kView, DType::kF32, {{1e9, 0}, {1e9, 0}, {0, 3}}, 5) == 0);
+}
+
+TEST_CASE("products of float32 run at the rate of TF32 where that is asked for, and nothing else changes") {
+  Cluster cluster = toy();
+  cluster.device.tf32 = FlopsPerSecond(4e12);
+  CHECK(at_precision(cluster, "module") == cluster);
+  CHECK(at_precision(cluster, "bf16") == cluster);
+  const Cluster faster = at_precision(cluster, "tf32");
+  CHECK(faster.device.peak(DType::kF32).value() == 4e12);
+  CHECK(faster.device.peak(DType::kF64) == cluster.device.peak(DType::kF64));
+  CHECK(faster.device.peak(DType::kF16) == cluster.device.peak(DType::kF16));
 }
 
 TEST_CASE("an atom costs the sum of its work, its saved bytes and its workspace") {
