@@ -20,7 +20,8 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
                .channel_values = division.channel_values,
                .device = device,
                .splits_backwards = splits_backwards,
-               .recomputed = std::move(recomputed)},
+               .recomputed = std::move(recomputed),
+               .gathered_by = {}},
       rank_(rank), shared_(std::move(shared)) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();

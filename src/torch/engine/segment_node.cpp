@@ -3,7 +3,9 @@
 #include <memory>
 #include <utility>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -14,6 +16,13 @@ namespace autopar {
 
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
+
+namespace {
+
+/// Whether the gradient of what enters goes on to whatever made it.
+bool goes_through(Segment::Entry entry) { return entry == Segment::Entry::kThrough || entry == Segment::Entry::kView; }
+
+}  // namespace
 
 /// Takes the gradients of what enters the second run.
 class SegmentNode::Entrance : public torch::autograd::Node {
@@ -56,19 +65,33 @@ class SegmentNode::Borrowed {
   std::size_t given_ = 0;
 };
 
+SegmentNode::Kept SegmentNode::elements_of(const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) return {SavedVariable(tensor, false), {}};  // expanded
+  return {SavedVariable(tensor.detach().clone(at::MemoryFormat::Contiguous), false), tensor.strides().vec()};
+}
+
+at::Tensor SegmentNode::Kept::unpack() const {
+  auto tensor = value.unpack();
+  if (strides.empty()) return tensor;
+  const at::NoGradGuard no_grad;
+  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+}
+
 SegmentNode::SegmentNode(OpRunner& runner, const Segment& segment, Environment& values, const ShareContext& share,
                          std::size_t batch_norms)
     : runner_(runner), segment_(segment), values_(values), share_(share), batch_norms_(batch_norms) {
   torch::autograd::edge_list edges;
   for (const auto& [value, entry] : segment.entering) {
     const auto& tensor = values[value.index()];
+    if (goes_through(entry)) {
+      edges.push_back(tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor)
+                                                                : torch::autograd::Edge());
+    }
     switch (entry) {
       case Segment::Entry::kThrough:
-        edges.push_back(tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor)
-                                                                  : torch::autograd::Edge());
-        [[fallthrough]];
-      case Segment::Entry::kOwn: kept_.emplace_back(tensor, false); break;
-      case Segment::Entry::kCopy: kept_.emplace_back(tensor.detach().clone(), false); break;
+      case Segment::Entry::kOwn: kept_.push_back({SavedVariable(tensor, false), {}}); break;
+      case Segment::Entry::kView: kept_.push_back(elements_of(tensor)); break;
+      case Segment::Entry::kCopy: kept_.push_back({SavedVariable(tensor.detach().clone(), false), {}}); break;
       case Segment::Entry::kUnread: kept_.emplace_back(); break;
     }
   }
@@ -95,14 +118,15 @@ variable_list SegmentNode::apply(variable_list&& gradients) {
   {
     const at::AutoGradMode with_history(true);
     Borrowed borrowed(*this);
+    std::size_t edge = 0;
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       if (segment_.entering[i].entry == Segment::Entry::kUnread) {
         borrowed.skip();
         continue;
       }
       auto value = kept_[i].unpack();
-      if (segment_.entering[i].entry == Segment::Entry::kThrough) {
-        if (value.defined() && value.requires_grad()) {
+      if (goes_through(segment_.entering[i].entry)) {
+        if (next_edge(edge++).is_valid()) {
           value = value.detach();
           torch::autograd::set_history(value, entrance);
         } else {
@@ -130,7 +154,7 @@ variable_list SegmentNode::apply(variable_list&& gradients) {
 }
 
 void SegmentNode::release_variables() {
-  for (auto& value : kept_) value.reset_data();
+  for (auto& kept : kept_) kept.value.reset_data();
 }
 
 }  // namespace autopar

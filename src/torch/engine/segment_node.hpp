@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -31,14 +32,21 @@ class SegmentNode : public torch::autograd::Node {
  private:
   class Borrowed;
   class Entrance;
+  /// What entered. Of a view the elements alone, and how they lay.
+  struct Kept {
+    torch::autograd::SavedVariable value;
+    std::vector<std::int64_t> strides;
+    [[nodiscard]] at::Tensor unpack() const;
+  };
+  [[nodiscard]] static Kept elements_of(const at::Tensor& tensor);
 
   OpRunner& runner_;
   const Segment& segment_;
   Environment& values_;
   ShareContext share_;
   std::size_t batch_norms_;
-  std::vector<torch::autograd::SavedVariable> kept_;  ///< like Segment::entering
-  std::vector<int> input_of_;                         ///< of this node, by Segment::leaving; -1 = has no gradient
+  std::vector<Kept> kept_;     ///< like Segment::entering
+  std::vector<int> input_of_;  ///< of this node, by Segment::leaving; -1 = has no gradient
 };
 
 }  // namespace autopar

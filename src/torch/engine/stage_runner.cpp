@@ -1,10 +1,12 @@
 #include <autopar/torch/engine/stage_runner.hpp>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 
+#include <autopar/torch/engine/message.hpp>
 #include <autopar/torch/engine/split_backward.hpp>
 
 #include "torch/engine/segment_node.hpp"
@@ -46,7 +48,10 @@ StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std:
   for (const auto& part : parts) {
     const OpRange range{first, first + part.ops.size()};
     first = range.last;
-    if (part.again) find_segment(part, range, uses, keep);
+    if (part.again) {
+      find_segment(part, range, uses, keep);
+      find_small_views(segments_.back(), in_order(parts));
+    }
     parts_.push_back({range, part.again ? &segments_.back() : nullptr});
   }
 }
@@ -103,6 +108,34 @@ Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const
   for (const auto& norm : plan_.batch_norms) updated = updated || norm.running_mean == value || norm.running_var == value;
   if (!updated) return Segment::Entry::kThrough;
   return std::all_of(uses.begin(), uses.end(), updates) ? Segment::Entry::kUnread : Segment::Entry::kCopy;
+}
+
+// Of memory that the stage makes and that a segment reads a small part of, through one view or several.
+void StageRunner::find_small_views(Segment& segment, const std::vector<OpId>& stage) const {
+  constexpr std::int64_t kSamples = 64;  // of a share that sizes are compared for
+  constexpr std::int64_t kMuchLarger = 2;
+  const auto creators = graph_.storage_creators();
+  const auto elements = [&](const ValueInfo& info) {
+    std::int64_t product = 1;
+    for (const auto size : sizes_at(info, kSamples)) product *= size;
+    return product;
+  };
+  std::map<StorageId, std::int64_t> read, whole;
+  for (const auto& [value, entry] : segment.entering) {
+    const auto& info = graph_.value(value);
+    if (entry != Segment::Entry::kThrough || info.kind != ValueKind::kComputed || !info.storage.valid()) continue;
+    const auto creator = creators[info.storage.index()];
+    if (creator.valid() && std::find(stage.begin(), stage.end(), creator) != stage.end()) read[info.storage] += elements(info);
+  }
+  if (read.empty()) return;
+  for (const auto& info : graph_.values) {
+    if (read.count(info.storage) > 0) whole[info.storage] = std::max(whole[info.storage], elements(info));
+  }
+  for (auto& [value, entry] : segment.entering) {
+    const auto found = read.find(graph_.value(value).storage);
+    if (entry != Segment::Entry::kThrough || found == read.end()) continue;
+    if (kMuchLarger * found->second <= whole[found->first]) entry = Segment::Entry::kView;
+  }
 }
 
 void StageRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,

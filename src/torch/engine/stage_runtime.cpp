@@ -128,9 +128,9 @@ OpHooks StageRuntime::hooks(const std::vector<StagePart>& parts) const {
       if (!result.isTensorList()) continue;
       for (const at::Tensor& each : result.toTensorVector()) add_need(each, needs, groups);
     }
-    const auto last = last_read_by.find(op);
-    if (last == last_read_by.end()) return;
-    for (const int group : last->second) needs->release(group);
+    const auto no_more = last_read_by.find(op);
+    if (no_more == last_read_by.end()) return;
+    for (const int group : no_more->second) needs->release(group);
   };
   return hooks;
 }

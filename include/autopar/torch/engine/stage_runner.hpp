@@ -20,6 +20,7 @@ struct Segment {
   /// What the second run takes a value for that enters.
   enum class Entry : std::uint8_t {
     kThrough,  ///< the value itself, whose gradient, if it has one, goes on to whatever made it
+    kView,     ///< likewise, of a view of much larger memory its elements alone: else the memory would live as long
     kOwn,      ///< a parameter that nothing else in the stage reads: its gradient is gathered where it is made
     kCopy,     ///< a copy: a buffer that the call gives a new value
     kUnread,   ///< nothing: running statistics, which operators are given and do not read
@@ -68,6 +69,7 @@ class StageRunner {
   void find_segment(const StagePart& part, OpRange range, const std::vector<std::vector<OpId>>& uses,
                     const std::vector<ValueId>& keep);
   [[nodiscard]] Segment::Entry entry_of(ValueId value, const StagePart& part, const std::vector<OpId>& uses) const;
+  void find_small_views(Segment& segment, const std::vector<OpId>& stage) const;
   void run_segment(const Segment& segment, Environment& values, const ShareContext& share,
                    std::vector<NormSample>& statistics);
 

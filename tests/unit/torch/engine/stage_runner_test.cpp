@@ -375,6 +375,37 @@ TEST_CASE("a segment keeps what enters it, and what it rebuilds is gone with its
   CHECK(again[1] < once[1] / 2);
 }
 
+TEST_CASE("of a small view of a large value a segment keeps the view's elements") {
+  constexpr std::int64_t kRows = 64, kWide = 512, kNarrow = 4, kElement = 8;
+  torch::manual_seed(3);
+  const auto net = std::make_shared<Net>();
+  const auto a = net->add({kWide, 8}), b = net->add({8, kNarrow});
+  const auto x = samples({kRows, 8});
+  const Program program(net, x, [=](const Tensor& in) {
+    const auto wide = torch::tanh(F::linear(in, a)).view({-1, kWide / kNarrow, kNarrow});
+    const auto column = wide.select(1, 3), spread = wide.narrow(1, 5, 1).expand({-1, 2, kNarrow});
+    return std::vector<Tensor>{torch::tanh(F::linear(torch::tanh(column), b)).pow(2).sum() + spread.exp().sum()};
+  });
+  check(program, x, 0);
+
+  const Program alone(net, x, [=](const Tensor& in) {
+    const auto column = torch::tanh(F::linear(in, a)).view({-1, kWide / kNarrow, kNarrow}).select(1, 3);
+    return std::vector<Tensor>{torch::tanh(F::linear(torch::tanh(column), b)).pow(2).sum()};
+  });
+  std::vector<int> segment_of(alone.atoms.atoms.size(), 1);
+  for (std::size_t i = 0; i < alone.graph.ops.size(); ++i) {
+    segment_of[alone.atoms.atom_of[i].index()] = 0;
+    if (alone.graph.name(OpId::of(i)) == "aten::select") break;
+  }
+  Run run(alone, segment_of);
+  REQUIRE(run.runner().segments().size() == 2);
+  const auto live = std::make_shared<LiveBytes>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+  run.forward(x);
+  CHECK(live->now >= kRows * (8 + kNarrow) * kElement);
+  CHECK(live->now <= kRows * (8 + kNarrow) * kElement + 1024);  // the wide value takes 256 KiB
+}
+
 TEST_CASE("without gradients nothing is kept") {
   const auto x = samples({64, 32}).detach();
   const auto program = perceptron(x, 8, 32);
