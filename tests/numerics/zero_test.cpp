@@ -2,17 +2,16 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <temp_folder.hpp>
 
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include <autopar/autopar.hpp>
+#include <autopar/io/file.hpp>
 #include <autopar/runtime/loopback.hpp>
-
-#include <unistd.h>
 
 #include "fidelity.hpp"
 
@@ -160,29 +159,18 @@ TEST_CASE("optimizers of torch::optim step on shares, made before or after the f
   }
 }
 
-struct Folder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("autopar_zero_" + std::to_string(::getpid()));
-  Folder() { std::filesystem::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-};
-
 TEST_CASE("a checkpoint of any ZeRO level goes on under any other, on other ranks") {
   const DoublePrecision guard;
   const std::vector<ap::Options> plans{options_for({1}, 0), options_for({2}, 1), options_for({3}, 2), options_for({2, 1}, 3),
                                        options_for({2}, 0)};
   for (std::size_t from = 0; from < plans.size(); ++from) {
-    const Folder folder;
+    const TempFolder folder;
     check_ranks(ranks_of(plans[from]), [&](ap::World& world) {
       ap::AutoParallel<Net> model(world, made(), plans[from]);
       const auto optimizer = optimizer_of("adamw", model->parameters());
       model->attach(*optimizer);
       train_step(world, model, *optimizer, 0);
-      model->save(folder.path, static_cast<torch::optim::AdamW&>(*optimizer));
+      model->save(folder / "state", static_cast<torch::optim::AdamW&>(*optimizer));
     });
     for (std::size_t to = 0; to < plans.size(); ++to) {
       INFO("from plan " << from << " to plan " << to);
@@ -199,7 +187,7 @@ TEST_CASE("a checkpoint of any ZeRO level goes on under any other, on other rank
         ap::AutoParallel<Net> model(world, made(), plans[to]);
         const auto optimizer = optimizer_of("adamw", model->parameters());
         model->attach(*optimizer);
-        model->load(folder.path, static_cast<torch::optim::AdamW&>(*optimizer));
+        model->load(folder / "state", static_cast<torch::optim::AdamW&>(*optimizer));
         train_step(world, model, *optimizer, 1);
         check_state(world, model, numerics::copies_of(continued->named_parameters()), "continued");
       });
@@ -271,6 +259,46 @@ TEST_CASE("frozen parameters and other modes between steps") {
       model->eval();
       const torch::NoGradGuard no_grad;
       check_close(model(ids(5, begin, begin + kSamples), labels(5, begin, begin + kSamples)), evaluated, kTolerance, "evaluation");
+    });
+  }
+}
+
+TEST_CASE("calls inside no_sync leave the sums to the next at level 1, and sum into shares from level 2 on") {
+  const DoublePrecision guard;
+  constexpr int kRanks = 2, kCalls = 3;
+  const auto net = made();
+  for (int k = 0; k < kCalls; ++k) {
+    net->forward(ids(k, 0, kRanks * kSamples), labels(k, 0, kRanks * kSamples)).backward();
+  }
+  for (const int zero : {0, 1, 2, 3}) {
+    const TempFolder folder;
+    auto options = options_for({kRanks}, zero);
+    options.trace_file = folder / "trace.json";
+    INFO("zero " << zero);
+    check_ranks(kRanks, [&](ap::World& world) {
+      ap::AutoParallel<Net> model(world, made(), options);
+      const auto optimizer = optimizer_of("sgd", model->parameters());
+      model->attach(*optimizer);
+      const auto begin = world.rank() * kSamples;
+      const auto call = [&](int k, bool sums) {
+        model(ids(k, begin, begin + kSamples), labels(k, begin, begin + kSamples)).backward();
+        const auto trace = ap::read_text_file(folder / ("trace." + std::to_string(world.rank()) + ".json"));
+        if ((trace.find("reduction") != std::string::npos) != sums) throw numerics::Failure("call " + std::to_string(k));
+      };
+      for (const bool explicitly : {false, true}) {
+        optimizer->zero_grad();
+        {
+          const auto accumulates = model->no_sync();
+          for (int k = 0; k + 1 < kCalls; ++k) call(k, zero >= 2);
+          if (explicitly) call(kCalls - 1, zero >= 2);
+        }
+        if (explicitly) model->sync_gradients();
+        else call(kCalls - 1, true);
+        for (const auto& item : model->named_parameters()) {
+          const auto want = numerics::held_part(net->named_parameters()[item.key()].grad(), model->shard(item.value()));
+          check_close(item.value().grad(), want, kTolerance, "gradient of " + item.key());
+        }
+      }
     });
   }
 }

@@ -37,14 +37,18 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, c
                                                     Rank rank) {
   const Key key{layout.local, layout.microbatches, phase, reduce};
   if (const auto known = actions_.find(key); known != actions_.end()) return known->second;
-  auto pipeline = runtime->pipeline();
-  for (auto& group : pipeline.groups) {
-    if (!reduce && group.zero == 0) group.buckets = 0;
-  }
+  const auto& pipeline = runtime->pipeline();
   auto made = program(pipeline, layout, by, phase);
   validate(pipeline, layout, phase, made);
+  auto own = std::move(made.ranks[rank.index()]);
+  // Every member leaves out the same sums, so what is left waits for nothing new. Those within turns stay: they make room.
+  const auto is_sum_of_call = [](const Action& action) {
+    const bool is_sum = action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter;
+    return is_sum && action.microbatch < 0;
+  };
+  if (!reduce) std::erase_if(own, is_sum_of_call);
   if (actions_.size() >= kRememberedLayouts) actions_.clear();
-  return actions_.emplace(key, std::move(made.ranks[rank.index()])).first->second;
+  return actions_.emplace(key, std::move(own)).first->second;
 }
 
 // Orders of ranks name the plan's stages, wherever these lie; orders of stages hold for any stages.

@@ -38,6 +38,22 @@ bool all_finite(const std::map<const void*, HandleGradient>& gradients, c10::Dev
   return divide_and_check(tensors, 1, device);
 }
 
+/// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shares of the sums.
+void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memory,
+                     const std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>>& gradients) {
+  const auto& whole = memory.whole();
+  const auto flat = at::zeros({memory.unit().elements}, whole.options().requires_grad(false));
+  for (const auto& [place, gradient] : gradients) part_of(flat, place->offset, place->sizes).copy_(*gradient);
+  auto owner = std::make_shared<at::Tensor>(flat);
+  const Buffer buffer{static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), owner};
+  wire.wait(wire.reduce_scatter(buffer, reduction_dtype(flat.scalar_type()), group));
+  const auto share = flat.narrow(0, memory.own().begin, memory.own().size()).clone();
+  for (const auto& [place, gradient] : gradients) {
+    const auto within = memory.within_part(*place);
+    *gradient = part_of(share, within.begin, {within.size()});
+  }
+}
+
 /// Adds to `.grad`. A tensor that nobody else uses may become the gradient itself.
 void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
   auto& grad = handle.mutable_grad();
@@ -92,7 +108,7 @@ void Session::Impl::reduce_pending() {
   std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
   for (const auto& tensor : registry_.tensors()) {
     const auto found = pending_.find(tensor.handle.unsafeGetTensorImpl());
-    if (found == pending_.end() || tensor.unit >= 0) continue;  // shares hold sums already
+    if (found == pending_.end() || tensor.unit >= 0) continue;
     groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
   }
   for (auto& [key, members] : groups) {
@@ -110,6 +126,15 @@ void Session::Impl::reduce_pending() {
       member->gradient = part_of(flat, offset, member->gradient.sizes().vec());
       offset += elements;
     }
+  }
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    if (units_[u].zero >= 2 || shards_[u] == nullptr) continue;  // from level 2 on each call summed into shares
+    std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>> gradients;
+    for (const auto& place : units_[u].places) {
+      const auto found = pending_.find(registry_.named(place.names.front()).handle.unsafeGetTensorImpl());
+      if (found != pending_.end()) gradients.emplace_back(&place, &found->second.gradient);
+    }
+    if (!gradients.empty()) sum_into_shares(wire_, groups_.at(units_[u].ranks), *shards_[u], gradients);
   }
   for (auto& [impl, sum] : std::exchange(pending_, {})) {
     auto& waiting = reduced_[impl];
