@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <span>
+#include <numeric>
 
 #include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/runnable.hpp>
@@ -13,20 +13,31 @@
 
 #include "../unit/schedule/equal_times.hpp"
 #include "models.hpp"
+#include "pairwise.hpp"
 
 namespace numerics {
 
 namespace {
 
-/// Plans what a setup wants of several stages a rank, other setups as usual. On fewer positions where the model has not so
-/// many operators that may be separated.
+/// Plans as usual; several stages a rank, or backwards in parts, where a setup wants them: on fewer positions where the
+/// model has not so many operators that may be separated.
 struct MatrixPlanner {
   static thread_local const Setup* wanted;  ///< of the rank that plans
 
   template <class Costs>
   autopar::Plan plan(const autopar::ModelProfile& profile, const Costs& costs, const autopar::Cluster& cluster,
-                     autopar::PlanRequest request) const {
-    if (wanted == nullptr || wanted->chunks == 0) return autopar::plan_with_defaults(profile, costs, cluster, request);
+                     const autopar::PlanRequest& request) const {
+    if (wanted == nullptr) return autopar::plan_with_defaults(profile, costs, cluster, request);
+    auto plan = wanted->chunks == 0 ? autopar::plan_with_defaults(profile, costs, cluster, request)
+                                    : in_chunks(profile, costs, cluster, request);
+    if (wanted->synthesise) synthesise(plan);
+    if (wanted->some_again) leave_some(plan);
+    return plan;
+  }
+
+  template <class Costs>
+  static autopar::Plan in_chunks(const autopar::ModelProfile& profile, const Costs& costs,
+                                 const autopar::Cluster& cluster, autopar::PlanRequest request) {
     autopar::ModelProfile pipelined = profile;
     pipelined.loss_mode = true;  // the order is the schedule's in each direction, whatever comes between them
     auto& replicas = request.options.replicas;
@@ -36,9 +47,7 @@ struct MatrixPlanner {
     if (chunks == 1) request.options.schedule = "zb-h1";
     autopar::Planner<autopar::ChunkedStaging> planner;
     planner.staging.max_chunks = chunks;
-    auto plan = planner.plan(pipelined, costs, cluster, request);
-    if (wanted->synthesise) synthesise(plan);
-    return plan;
+    return planner.plan(pipelined, costs, cluster, request);
   }
 
   static void synthesise(autopar::Plan& plan) {
@@ -49,6 +58,16 @@ struct MatrixPlanner {
         .costs = {}, .local = layout.local, .parts_backwards = true, .budget = 40};
     plan.orders = policy.rank_orders(pipeline, plan.microbatches);
     plan.schedule = autopar::ScheduleKind::kSynthesised;
+  }
+
+  /// Every second segment of a stage runs again; of a single one its first half.
+  static void leave_some(autopar::Plan& plan) {
+    for (auto& stage : plan.stages) {
+      auto& segments = stage.recomputed;
+      if (segments.size() == 1) segments[0].resize((segments[0].size() + 1) / 2);
+      std::size_t position = 0;
+      std::erase_if(segments, [&](const auto&) { return position++ % 2 == 1; });
+    }
   }
 };
 thread_local const Setup* MatrixPlanner::wanted = nullptr;
@@ -74,6 +93,9 @@ MatrixModel model(std::string name, int max_stages, Traits traits = {}, autopar:
       if (options.recompute == "full" && std::ranges::any_of(distributed->plan().stages, once)) {
         throw Failure("a stage runs nothing again");
       }
+      if (options.recompute == "none" && !std::ranges::all_of(distributed->plan().stages, once)) {
+        throw Failure("a stage runs something again");
+      }
     };
   };
   return {std::move(name), max_stages, true, extra.batch_norm == "exact", prepare};
@@ -84,24 +106,42 @@ MatrixModel with_outputs(MatrixModel model) {
   return model;
 }
 
-struct Shape {
-  int ranks;
-  std::vector<int> replicas;
-};
+/// How many ranks the positions of a pipeline have.
+enum class Replicas : std::uint8_t { kOne, kOneAndIdle, kMoreAtFirst, kMoreAtLast, kTwo, kManyAtFirst };
+constexpr int kReplicaKinds = 6, kMostRanks = 4, kMostPositions = 4;
 
-const std::vector<Shape>& shapes() {
-  static const std::vector<Shape> all = {{1, {1}},       {2, {2}},       {2, {1, 1}},    {2, {1}},       {3, {3}},
-                                         {3, {2, 1}},    {3, {1, 2}},    {3, {1, 1, 1}}, {3, {1, 1}},    {4, {4}},
-                                         {4, {3, 1}},    {4, {1, 3}},    {4, {2, 2}},    {4, {1, 2, 1}}, {4, {2, 1, 1}},
-                                         {4, {1, 1, 2}}, {4, {1, 1, 1, 1}}};
-  return all;
+std::vector<int> replicas_of(int positions, Replicas kind) {
+  std::vector<int> out(static_cast<std::size_t>(positions), kind == Replicas::kTwo ? 2 : 1);
+  if (kind == Replicas::kMoreAtFirst) out.front() = 2;
+  if (kind == Replicas::kMoreAtLast) out.back() = 2;
+  if (kind == Replicas::kManyAtFirst) out.front() = positions == 1 ? 4 : 3;
+  return out;
 }
 
-constexpr int kMicrobatches[] = {1, 2, 4, 3, 40};
-constexpr int kAccumulate[] = {1, 2, 4};
-constexpr double kClip[] = {0, 2, std::numeric_limits<double>::infinity()};
+int ranks_of(int positions, Replicas kind) {
+  const auto replicas = replicas_of(positions, kind);
+  return std::accumulate(replicas.begin(), replicas.end(), kind == Replicas::kOneAndIdle ? 1 : 0);
+}
+
+/// A schedule, with several stages a rank or with orders made for its stages.
+struct ScheduleLevel {
+  const char* name;
+  int chunks;
+  bool synthesise;
+};
+constexpr ScheduleLevel kSchedules[] = {{"gpipe", 0, false},      {"1f1b", 0, false},  {"interleaved", 2, false},
+                                        {"interleaved", 3, false}, {"zb-h1", 1, false}, {"zb-v", 2, false},
+                                        {"zb-v", 2, true},         {"interleaved", 2, true}};
+
+constexpr int kMicrobatchCounts[] = {1, 2, 4, 3, 40};
+constexpr int kCallsOfAStep[] = {1, 2, 4};
+constexpr double kClipNorms[] = {0, 2, std::numeric_limits<double>::infinity()};
 constexpr int kSteps = 3;
 constexpr int kZeroLevels = 4;
+enum class Again : std::uint8_t { kNone, kFull, kSome };
+constexpr int kAgain = 3;
+// bf16 and fp16 need float32 and have a law of their own (precision_test.cpp).
+constexpr const char* kPrecisions[] = {"module", "tf32"};
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
@@ -119,15 +159,6 @@ std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
     out.push_back(std::move(local));
   }
   return out;
-}
-
-/// What a row's factors of training say, whichever plan runs it: layout of samples, optimizer, accumulation, clipping, ZeRO.
-void set_training(Setup& setup, int ranks, std::span<const int, 5> factors) {
-  setup.local = layout(factors[0], ranks);
-  setup.optimizer = static_cast<Optimizer>(factors[1]);
-  setup.accumulate = kAccumulate[factors[2]];
-  setup.clip_norm = kClip[factors[3]];
-  setup.options.zero = factors[4];
 }
 
 }  // namespace
@@ -183,75 +214,104 @@ const std::vector<MatrixModel>& matrix_models() {
 }
 
 std::vector<int> MatrixFactors::levels() {
-  return {static_cast<int>(matrix_models().size()), static_cast<int>(shapes().size()), 5, 2, 4, 4, 3, 3, kZeroLevels};
+  std::vector<int> levels(kFactors);
+  levels[kModel] = static_cast<int>(matrix_models().size());
+  levels[kSchedule] = static_cast<int>(std::size(kSchedules));
+  levels[kPositions] = kMostPositions;
+  levels[kReplicas] = kReplicaKinds;
+  levels[kMicrobatches] = static_cast<int>(std::size(kMicrobatchCounts));
+  levels[kLayout] = 4;
+  levels[kOptimizer] = 4;
+  levels[kAccumulate] = static_cast<int>(std::size(kCallsOfAStep));
+  levels[kClip] = static_cast<int>(std::size(kClipNorms));
+  levels[kZero] = kZeroLevels;
+  levels[kRecompute] = kAgain;
+  levels[kPrecision] = static_cast<int>(std::size(kPrecisions));
+  return levels;
 }
 
-int MatrixFactors::ranks(const std::vector<int>& row) { return shapes()[static_cast<size_t>(row[1])].ranks; }
+bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
+  if (f == kModel) {
+    const auto& model = matrix_models()[static_cast<std::size_t>(a)];
+    if (g == kPositions) return b < model.max_stages;
+    if (g == kMicrobatches) return !model.one_microbatch || b == 0;
+    // What a user does between the directions leaves nothing to alternate.
+    if (g == kSchedule) return model.loss_inside || std::string(kSchedules[b].name) != "1f1b";
+  }
+  if (f == kPositions && g == kReplicas) {
+    const auto kind = static_cast<Replicas>(b);
+    const bool as_before = a == 0 && (kind == Replicas::kMoreAtLast || kind == Replicas::kTwo);
+    return ranks_of(a + 1, kind) <= kMostRanks && !as_before;
+  }
+  return true;
+}
 
-std::optional<Setup> MatrixFactors::setup(const std::vector<int>& row) {
-  const auto& shape = shapes()[static_cast<size_t>(row[1])];
-  const auto stages = static_cast<int>(shape.replicas.size());
-  const auto& model = matrix_models()[static_cast<size_t>(row[0])];
-  if (stages > model.max_stages) return std::nullopt;
+std::vector<std::vector<int>> MatrixFactors::pairwise() { return pairwise_rows(levels(), 20261122, possible); }
+
+void MatrixFactors::for_each_choice(const std::function<void(const std::vector<int>& row)>& visit) {
+  constexpr Factor kTurns[] = {kModel, kPositions, kMicrobatches, kOptimizer};
+  const auto levels = MatrixFactors::levels();
+  const auto takes_turns = [&](std::size_t f) {
+    return std::ranges::any_of(kTurns, [f](Factor factor) { return static_cast<std::size_t>(factor) == f; });
+  };
+  const auto is_possible = [&](const std::vector<int>& row) {
+    for (std::size_t f = 0; f < row.size(); ++f) {
+      for (std::size_t g = f + 1; g < row.size(); ++g) {
+        if (!possible(f, row[f], g, row[g])) return false;
+      }
+    }
+    return true;
+  };
+  std::vector<int> row(kFactors, 0);
+  int turn = 0;
+  for (bool more = true; more;) {
+    do {  // the next model, and so on, that can run the choice
+      ++turn;
+      int rest = turn;
+      for (const auto factor : kTurns) {
+        row[factor] = (turn + rest) % levels[factor];
+        rest /= levels[factor];
+      }
+    } while (!is_possible(row));
+    visit(row);
+    more = false;
+    for (std::size_t f = 0; f < row.size() && !more; ++f) {
+      if (takes_turns(f)) continue;
+      more = ++row[f] < levels[f];
+      if (!more) row[f] = 0;
+    }
+  }
+}
+
+int MatrixFactors::ranks(const std::vector<int>& row) {
+  return ranks_of(row[kPositions] + 1, static_cast<Replicas>(row[kReplicas]));
+}
+
+Setup MatrixFactors::setup(const std::vector<int>& row) {
+  const auto& model = matrix_models()[static_cast<std::size_t>(row[kModel])];
+  const auto& schedule = kSchedules[row[kSchedule]];
+  const auto again = static_cast<Again>(row[kRecompute]);
   Setup setup;
-  setup.options.stages = stages;
-  setup.options.replicas = shape.replicas;
-  setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[2]];
-  setup.options.schedule = row[3] == 0 || !model.loss_inside ? "gpipe" : "1f1b";
-  set_training(setup, shape.ranks, std::span(row).last<5>());
+  setup.chunks = schedule.chunks;
+  setup.synthesise = schedule.synthesise;
+  setup.options.schedule = schedule.name;
+  setup.options.stages = row[kPositions] + 1;
+  setup.options.replicas = replicas_of(row[kPositions] + 1, static_cast<Replicas>(row[kReplicas]));
+  setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatchCounts[row[kMicrobatches]];
+  setup.local = layout(row[kLayout], ranks(row));
+  setup.optimizer = static_cast<Optimizer>(row[kOptimizer]);
+  setup.accumulate = kCallsOfAStep[row[kAccumulate]];
+  setup.clip_norm = kClipNorms[row[kClip]];
+  setup.options.zero = row[kZero];
+  setup.options.recompute = again == Again::kNone ? "none" : "full";
+  setup.some_again = again == Again::kSome;
+  setup.options.precision = kPrecisions[row[kPrecision]];
   return setup;
 }
 
 std::string MatrixFactors::describe(const std::vector<int>& row) {
-  const auto plan = setup(row);
-  return matrix_models()[static_cast<size_t>(row[0])].name + " on " + std::to_string(ranks(row)) + " ranks: " +
-         (plan ? plan->describe() : "not allowed by the model");
-}
-
-// ---------------------------------------------------------------- several stages a rank, backwards in parts
-
-namespace {
-
-struct ChunkedKind {
-  const char* schedule;
-  int chunks;
-  bool synthesise;
-};
-constexpr ChunkedKind kChunkedKinds[] = {{"interleaved", 2, false}, {"interleaved", 3, false}, {"zb-h1", 1, false},
-                                         {"zb-v", 2, false},        {"zb-v", 2, true},         {"interleaved", 2, true}};
-
-const std::vector<Shape>& positions() {
-  static const std::vector<Shape> all = {{1, {1}}, {2, {1, 1}}, {2, {2}}, {3, {1, 2}}, {3, {1, 1, 1}}, {4, {2, 2}}};
-  return all;
-}
-
-}  // namespace
-
-std::vector<int> ChunkedFactors::levels() {
-  return {static_cast<int>(matrix_models().size()), static_cast<int>(std::size(kChunkedKinds)),
-          static_cast<int>(positions().size()), 5, 4, 4, 2, 2, kZeroLevels};
-}
-
-int ChunkedFactors::ranks(const std::vector<int>& row) { return positions()[static_cast<size_t>(row[2])].ranks; }
-
-std::optional<Setup> ChunkedFactors::setup(const std::vector<int>& row) {
-  const auto& model = matrix_models()[static_cast<size_t>(row[0])];
-  const auto& kind = kChunkedKinds[row[1]];
-  const auto& shape = positions()[static_cast<size_t>(row[2])];
-  Setup setup;
-  setup.chunks = kind.chunks;
-  setup.synthesise = kind.synthesise;
-  setup.options.schedule = kind.schedule;
-  setup.options.stages = static_cast<int>(shape.replicas.size());
-  setup.options.replicas = shape.replicas;
-  setup.options.microbatches = model.one_microbatch ? 1 : kMicrobatches[row[3]];
-  set_training(setup, shape.ranks, std::span(row).last<5>());
-  return setup;
-}
-
-std::string ChunkedFactors::describe(const std::vector<int>& row) {
-  return matrix_models()[static_cast<size_t>(row[0])].name + " on " + std::to_string(ranks(row)) + " ranks: " +
-         setup(row)->describe();
+  return matrix_models()[static_cast<std::size_t>(row[kModel])].name + " on " + std::to_string(ranks(row)) + " ranks: " +
+         setup(row).describe();
 }
 
 }  // namespace numerics

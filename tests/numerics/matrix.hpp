@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -22,24 +24,23 @@ const std::vector<MatrixModel>& matrix_models();
 
 /// The plans, layouts and training options that are combined with every model.
 struct MatrixFactors {
-  static constexpr int kFactors = 9;
-  /// Levels of: model, ranks and replicas, micro-batches, schedule, layout of samples, optimizer, accumulation, clipping,
-  /// ZeRO.
+  enum Factor : std::uint8_t {
+    kModel, kSchedule, kPositions, kReplicas, kMicrobatches, kLayout, kOptimizer, kAccumulate, kClip, kZero, kRecompute,
+    kPrecision, kFactors
+  };
   static std::vector<int> levels();
+  /// Whether two levels of two factors can occur together, see PossiblePair.
+  static bool possible(std::size_t f, int a, std::size_t g, int b);
+  /// Rows of which each has a possible combination.
+  static std::vector<std::vector<int>> pairwise();
+  /// Calls `visit` with every combination of what a plan and a training loop may choose, for issue 5: schedule, replicas,
+  /// layout of samples, accumulation, clipping, ZeRO, recompute, precision. Models, stages, micro-batches and optimizers
+  /// take turns.
+  static void for_each_choice(const std::function<void(const std::vector<int>& row)>& visit);
+
   /// Ranks that a row needs.
   static int ranks(const std::vector<int>& row);
-  /// The setup of a row, or nothing if the model does not allow it.
-  static std::optional<Setup> setup(const std::vector<int>& row);
-  static std::string describe(const std::vector<int>& row);
-};
-
-/// The schedules with several stages a rank or with backwards in two parts, likewise.
-struct ChunkedFactors {
-  /// Levels of: model, schedule, positions and replicas, micro-batches, layout of samples, optimizer, accumulation,
-  /// clipping, ZeRO.
-  static std::vector<int> levels();
-  static int ranks(const std::vector<int>& row);
-  static std::optional<Setup> setup(const std::vector<int>& row);
+  static Setup setup(const std::vector<int>& row);
   static std::string describe(const std::vector<int>& row);
 };
 

@@ -2,86 +2,125 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <numeric>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace numerics {
 
-/// Rows of levels (one a factor) such that every two levels of every two factors occur together in a row. Greedy, the
-/// same rows for the same seed. @source Cohen et al., "The AETG system", IEEE TSE 23(7), 1997
-inline std::vector<std::vector<int>> pairwise_rows(const std::vector<int>& levels, unsigned seed) {
-  const std::size_t factors = levels.size();
-  const auto offset = [&] {
-    std::vector<std::size_t> out(factors + 1, 0);
-    for (std::size_t f = 0; f < factors; ++f) out[f + 1] = out[f] + static_cast<std::size_t>(levels[f]);
-    return out;
-  }();
-  const auto at = [&](std::size_t f, int level) { return offset[f] + static_cast<std::size_t>(level); };
-  const std::size_t total = offset.back();
-  std::vector<char> covered(total * total, 0);
-  std::size_t left = 0;
-  for (std::size_t f = 0; f < factors; ++f) {
-    for (std::size_t g = f + 1; g < factors; ++g) left += static_cast<std::size_t>(levels[f]) * static_cast<std::size_t>(levels[g]);
+/// Whether level a of factor f and level b of factor g can occur in one row; asked with f < g.
+using PossiblePair = std::function<bool(std::size_t f, int a, std::size_t g, int b)>;
+
+namespace detail {
+
+/// Rows that cover all pairs, chosen one by one.
+/// @source Cohen et al., "The AETG system", IEEE TSE 23(7), 1997
+class PairwiseSearch {
+ public:
+  PairwiseSearch(const std::vector<int>& levels, unsigned seed, const PossiblePair& possible)
+      : levels_(levels), possible_(possible), random_(seed), offset_(levels.size() + 1, 0) {
+    for (std::size_t f = 0; f < levels.size(); ++f) offset_[f + 1] = offset_[f] + static_cast<std::size_t>(levels[f]);
+    open_.assign(offset_.back() * offset_.back(), 0);
+    for_each_pair([&](std::size_t f, int a, std::size_t g, int b) {
+      if (!possible_(f, a, g, b)) return;
+      open(f, a, g, b) = open(g, b, f, a) = 1;
+      ++left_;
+    });
   }
-  std::mt19937 random(seed);
-  std::vector<std::vector<int>> rows;
-  const auto gain = [&](const std::vector<int>& row, std::size_t f, int level) {
-    std::size_t fresh = 0;
-    for (std::size_t g = 0; g < factors; ++g) {
-      if (g != f && row[g] >= 0 && covered[at(f, level) * total + at(g, row[g])] == 0) ++fresh;
-    }
-    return fresh;
-  };
-  struct OpenPair {
-    std::size_t f;
-    int a;
-    std::size_t g;
-    int b;
-  };
-  const auto open_pair = [&]() -> OpenPair {
-    for (std::size_t f = 0; f < factors; ++f) {
-      for (std::size_t g = f + 1; g < factors; ++g) {
-        for (int a = 0; a < levels[f]; ++a) {
-          for (int b = 0; b < levels[g]; ++b) {
-            if (covered[at(f, a) * total + at(g, b)] == 0) return {f, a, g, b};
-          }
+
+  [[nodiscard]] std::vector<std::vector<int>> rows() {
+    std::vector<std::vector<int>> rows;
+    while (left_ > 0) rows.push_back(cover(next_row()));
+    return rows;
+  }
+
+ private:
+  [[nodiscard]] char& open(std::size_t f, int a, std::size_t g, int b) {
+    return open_[(offset_[f] + static_cast<std::size_t>(a)) * offset_.back() + offset_[g] + static_cast<std::size_t>(b)];
+  }
+
+  template <class Visit>
+  void for_each_pair(Visit visit) const {
+    for (std::size_t f = 0; f < levels_.size(); ++f) {
+      for (std::size_t g = f + 1; g < levels_.size(); ++g) {
+        for (int a = 0; a < levels_[f]; ++a) {
+          for (int b = 0; b < levels_[g]; ++b) visit(f, a, g, b);
         }
       }
     }
-    return {};
-  };
-  while (left > 0) {
-    std::vector<int> row(factors, -1);
-    const auto [f, a, g, b] = open_pair();  // every row makes progress
-    row[f] = a;
-    row[g] = b;
-    std::vector<std::size_t> order(factors);
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::shuffle(order.begin(), order.end(), random);
-    for (const auto factor : order) {
-      if (row[factor] >= 0) continue;
-      std::size_t best_gain = 0;
-      std::vector<int> best;
-      for (int level = 0; level < levels[factor]; ++level) {
-        const auto fresh = gain(row, factor, level);
-        if (fresh > best_gain) best.clear();
-        best_gain = std::max(best_gain, fresh);
-        if (fresh == best_gain) best.push_back(level);
-      }
-      row[factor] = best[random() % best.size()];
-    }
-    for (std::size_t i = 0; i < factors; ++i) {
-      for (std::size_t j = 0; j < factors; ++j) {
-        if (i == j) continue;
-        auto& mark = covered[at(i, row[i]) * total + at(j, row[j])];
-        if (mark == 0 && i < j) --left;
-        mark = 1;
-      }
-    }
-    rows.push_back(std::move(row));
   }
-  return rows;
+
+  /// Begins with a pair that is open, so that every row makes progress, and goes on with what opens most.
+  [[nodiscard]] std::vector<int> next_row() {
+    std::vector<int> row(levels_.size(), -1);
+    for_each_pair([&](std::size_t f, int a, std::size_t g, int b) {
+      if (std::all_of(row.begin(), row.end(), [](int level) { return level < 0; }) && open(f, a, g, b) != 0) {
+        row[f] = a;
+        row[g] = b;
+      }
+    });
+    std::vector<std::size_t> order(levels_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::shuffle(order.begin(), order.end(), random_);
+    for (const auto factor : order) {
+      if (row[factor] < 0) row[factor] = best_level(row, factor);
+    }
+    return row;
+  }
+
+  [[nodiscard]] int best_level(const std::vector<int>& row, std::size_t f) {
+    int most = -1;
+    std::vector<int> best;
+    for (int level = 0; level < levels_[f]; ++level) {
+      if (!fits(row, f, level)) continue;
+      int gain = 0;
+      for (std::size_t g = 0; g < row.size(); ++g) gain += g != f && row[g] >= 0 ? open(f, level, g, row[g]) : 0;
+      if (gain > most) best.clear();
+      most = std::max(most, gain);
+      if (gain == most) best.push_back(level);
+    }
+    if (best.empty()) throw std::logic_error("no level of factor " + std::to_string(f) + " fits what a row has already");
+    return best[random_() % best.size()];
+  }
+
+  [[nodiscard]] bool fits(const std::vector<int>& row, std::size_t f, int level) const {
+    for (std::size_t g = 0; g < row.size(); ++g) {
+      if (g == f || row[g] < 0) continue;
+      if (!(f < g ? possible_(f, level, g, row[g]) : possible_(g, row[g], f, level))) return false;
+    }
+    return true;
+  }
+
+  [[nodiscard]] std::vector<int> cover(std::vector<int> row) {
+    for (std::size_t f = 0; f < row.size(); ++f) {
+      for (std::size_t g = f + 1; g < row.size(); ++g) {
+        if (open(f, row[f], g, row[g]) == 0) continue;
+        open(f, row[f], g, row[g]) = open(g, row[g], f, row[f]) = 0;
+        --left_;
+      }
+    }
+    return row;
+  }
+
+  const std::vector<int>& levels_;
+  const PossiblePair& possible_;
+  std::mt19937 random_;
+  std::vector<std::size_t> offset_;  // of a factor's levels among all
+  std::vector<char> open_;           // by two levels: in no row yet
+  std::size_t left_ = 0;
+};
+
+}  // namespace detail
+
+/// Rows of levels (one a factor) such that every possible pair of levels of two factors occurs in a row, and no other.
+/// The same rows for the same seed. @pre what is possible pair by pair can be completed to a row
+[[nodiscard]] inline std::vector<std::vector<int>> pairwise_rows(
+    const std::vector<int>& levels, unsigned seed,
+    const PossiblePair& possible = [](std::size_t, int, std::size_t, int) { return true; }) {
+  return detail::PairwiseSearch(levels, seed, possible).rows();
 }
 
 }  // namespace numerics

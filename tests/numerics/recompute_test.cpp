@@ -3,9 +3,9 @@
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
 #include <live_bytes.hpp>
+#include <temp_folder.hpp>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,14 +19,10 @@
 #include <autopar/io/plan_file.hpp>
 #include <autopar/runtime/loopback.hpp>
 
-#include <unistd.h>
-
 #include "fidelity.hpp"
-#include "matrix.hpp"
-#include "pairwise.hpp"
 
-// Segments that run again, in whole trainings: against the same plan without them, to the bit; against one process; and the
-// bytes that they save against what the plan says.
+// Segments that run again, in whole trainings: against the same plan without them, to the bit; and the bytes that they save
+// against what the plan says. Against one process: matrix_test.cpp.
 namespace recompute_test {
 
 namespace ap = autopar;
@@ -158,24 +154,9 @@ ap::Options options_for(const std::string& schedule, int positions, int replicas
           .recompute = recompute};
 }
 
-struct Folder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("autopar_recompute_" + std::to_string(::getpid()));
-  Folder() {
-    std::filesystem::remove_all(path);
-    std::filesystem::create_directories(path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  [[nodiscard]] std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
 TEST_CASE("draws, statistics, counters and attention are the same whatever runs again, under every schedule") {
   const DoublePrecision guard;
-  const Folder folder;
+  const TempFolder folder;
   for (const int replicas : {1, 2}) {
     for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
       for (const std::string recompute : {"full", "heads,conv,table"}) {
@@ -200,7 +181,7 @@ TEST_CASE("draws, statistics, counters and attention are the same whatever runs 
 
 TEST_CASE("a plan file with segments that run again is read and run") {
   const DoublePrecision guard;
-  const Folder folder;
+  const TempFolder folder;
   auto options = options_for("1f1b", 2, 1, "full");
   options.plan_file = folder / "plan.json";
   const auto written = train(2, options);
@@ -237,49 +218,6 @@ TEST_CASE("results leave the call, buffers change and other calls come before th
   const auto once = train_features("none"), again = train_features("full");
   REQUIRE(once.size() == again.size());
   for (const auto& [name, tensor] : once) CHECK_NOTHROW(numerics::check_close(numerics::find(again, name), tensor, 0, name));
-}
-
-// ---------------------------------------------------------------- against one process
-
-template <class Factors>
-void run_again(std::vector<int> row) {
-  auto setup = Factors::setup(row);
-  if (!setup) return;
-  setup->options.recompute = "full";
-  INFO(Factors::describe(row) << ", everything runs again");
-  const auto body = numerics::matrix_models()[static_cast<std::size_t>(row[0])].prepare(*setup, 17);
-  CHECK_NOTHROW(autopar::loopback::run(Factors::ranks(row), body));
-}
-
-/// Pairs with the model and the schedule, each once; the other factors take turns.
-template <class Factors>
-void run_models_and_schedules(std::size_t schedule_factor) {
-  const auto levels = Factors::levels();
-  int turn = 0;
-  for (int model = 0; model < levels[0]; ++model) {
-    for (int schedule = 0; schedule < levels[schedule_factor]; ++schedule) {
-      std::vector<int> row(levels.size());
-      ++turn;
-      for (std::size_t f = 1; f < row.size(); ++f) row[f] = (turn * static_cast<int>(2 * f + 1) + turn / levels[f]) % levels[f];
-      row[0] = model;
-      row[schedule_factor] = schedule;
-      run_again<Factors>(row);
-    }
-  }
-}
-
-TEST_CASE("every model under every schedule equals one process with everything run again") {
-  const DoublePrecision guard;
-  torch::set_num_threads(1);
-  run_models_and_schedules<numerics::MatrixFactors>(3);
-  run_models_and_schedules<numerics::ChunkedFactors>(1);
-}
-
-TEST_CASE("every pair of model, plan and training option equals one process with everything run again", "[.nightly]") {
-  const DoublePrecision guard;
-  torch::set_num_threads(1);
-  for (const auto& row : numerics::pairwise_rows(numerics::MatrixFactors::levels(), 20261123)) run_again<numerics::MatrixFactors>(row);
-  for (const auto& row : numerics::pairwise_rows(numerics::ChunkedFactors::levels(), 20261124)) run_again<numerics::ChunkedFactors>(row);
 }
 
 // ---------------------------------------------------------------- memory
