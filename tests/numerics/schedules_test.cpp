@@ -2,11 +2,16 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <temp_folder.hpp>
 
-#include <filesystem>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,9 +20,9 @@
 #include <autopar/plan/runnable.hpp>
 #include <autopar/runtime/loopback.hpp>
 #include <autopar/schedule/schedule.hpp>
+#include <autopar/schedule/simulate.hpp>
 
-#include <unistd.h>
-
+#include "../unit/schedule/equal_times.hpp"
 #include "fidelity.hpp"
 
 // Schedules with several stages a rank and with backwards in two parts, where one process is no reference: random draws
@@ -80,6 +85,7 @@ Trained train(int ranks, const ap::Options& options, const std::string& load = "
   ap::loopback::run(ranks, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, made(), options);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2).eps(1e-3));
+    model->attach(optimizer);
     if (!load.empty()) model->load(load, optimizer);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
@@ -105,7 +111,7 @@ Trained train(int ranks, const ap::Options& options, const std::string& load = "
 
 /// On two positions, or as many as one rank a position gives.
 ap::Options options_for(const std::string& schedule, int replicas) {
-  return {.stages = 2, .microbatches = 3, .replicas = {replicas, replicas}, .schedule = schedule};
+  return {.stages = 2, .microbatches = 3, .zero = 0, .replicas = {replicas, replicas}, .schedule = schedule};
 }
 
 void check_same(const Trained& got, const Trained& want, double tolerance) {
@@ -116,22 +122,6 @@ void check_same(const Trained& got, const Trained& want, double tolerance) {
   REQUIRE(got.state.size() == want.state.size());
   for (const auto& [name, tensor] : want.state) numerics::check_close(numerics::find(got.state, name), tensor, tolerance, name);
 }
-
-struct Folder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("autopar_schedules_" + std::to_string(::getpid()));
-  Folder() {
-    std::filesystem::remove_all(path);
-    std::filesystem::create_directories(path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  [[nodiscard]] std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
 
 TEST_CASE("draws, statistics of micro-batches and tied parameters are the same under every schedule") {
   const DoublePrecision guard;
@@ -148,7 +138,7 @@ TEST_CASE("draws, statistics of micro-batches and tied parameters are the same u
 
 TEST_CASE("a checkpoint of one schedule goes on under another") {
   const DoublePrecision guard;
-  const Folder folder;
+  const TempFolder folder;
   static_cast<void>(train(2, options_for("interleaved", 1), "", folder / "interleaved"));
   static_cast<void>(train(2, options_for("zb-v", 1), "", folder / "zb-v"));
   const auto plain = train(2, options_for("1f1b", 1), folder / "interleaved");
@@ -158,25 +148,54 @@ TEST_CASE("a checkpoint of one schedule goes on under another") {
                            train(4, options_for("1f1b", 2), folder / "interleaved"), 1e-12));
 }
 
-TEST_CASE("ranks compute in the order of the plan's schedule, as their traces say") {
+/// Names of the turns in a recorded trace, in its order.
+std::vector<std::string> turns_in(const std::string& trace) {
+  constexpr std::string_view kName = "\"name\":\"";
+  std::vector<std::string> turns;
+  for (auto at = trace.find(kName); at != std::string::npos; at = trace.find(kName, at)) {
+    at += kName.size();
+    const auto name = trace.substr(at, trace.find('"', at) - at);
+    if (name.find(" of stage ") != std::string::npos) turns.push_back(name);
+  }
+  return turns;
+}
+
+/// The turns of a rank in the order in which they start in the simulated course.
+std::vector<std::string> simulated(const ap::Program& program, const ap::Timeline& course, std::size_t rank) {
+  std::vector<std::size_t> order(program.ranks[rank].size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return course.spans[rank][a].start < course.spans[rank][b].start; });
+  std::vector<std::string> turns;
+  for (const auto at : order) turns.push_back(ap::describe(program.ranks[rank][at]));
+  return turns;
+}
+
+TEST_CASE("ranks compute in the order of the plan's schedule and of its simulated course, as their traces say") {
   const DoublePrecision guard;
-  const Folder folder;
-  for (const auto& schedule : {std::string("gpipe"), std::string("1f1b"), kSchedules[0], kSchedules[1], kSchedules[2], kSchedules[3]}) {
-    auto options = options_for(schedule, 1);
-    options.trace_file = folder / (schedule + ".json");
-    const auto plan = train(2, options).plan;
-    REQUIRE(ap::name_of(plan.schedule) == schedule);
-    const auto program = ap::make_program(ap::stages_of(plan), {{kSamples, kSamples}, plan.microbatches}, plan.schedule,
-                                          ap::Phase::kStep, {plan.orders, plan.microbatches});
-    for (size_t rank = 0; rank < 2; ++rank) {
-      const auto trace = ap::read_text_file(folder / (schedule + "." + std::to_string(rank) + ".json"));
-      size_t turns = 0, at = 0;
-      for (auto found = trace.find(" of stage "); found != std::string::npos; found = trace.find(" of stage ", found + 1)) ++turns;
-      CHECK(turns == program.ranks[rank].size());
-      for (const auto& action : program.ranks[rank]) {
-        INFO(schedule << ", rank " << rank << ": " << ap::describe(action));
-        at = trace.find("\"name\":\"" + ap::describe(action) + "\"", at);
-        REQUIRE(at != std::string::npos);
+  const TempFolder folder;
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
+    for (const int replicas : {1, 2}) {
+      auto options = options_for(schedule, replicas);
+      options.trace_file = folder / (schedule + ".json");
+      if (replicas > 1) {
+        options.zero = 3;
+        options.recompute = "full";
+      }
+      const auto plan = train(2 * replicas, options).plan;
+      REQUIRE(ap::name_of(plan.schedule) == schedule);
+      REQUIRE(plan.zero == (replicas > 1 ? 3 : 0));
+      const std::vector<std::int64_t> local(static_cast<std::size_t>(2 * replicas), kSamples);
+      const auto pipeline = ap::stages_of(plan);
+      const auto program = ap::make_program(pipeline, {local, plan.microbatches}, plan.schedule, ap::Phase::kStep,
+                                            {plan.orders, plan.microbatches});
+      const auto course = ap::simulate(pipeline, program, ap::testing::EqualTimes{});
+      for (std::size_t rank = 0; rank < local.size(); ++rank) {
+        INFO(schedule << ", " << replicas << " replicas, rank " << rank);
+        std::vector<std::string> planned;
+        for (const auto& action : program.ranks[rank]) planned.push_back(ap::describe(action));
+        const auto recorded = turns_in(ap::read_text_file(folder / (schedule + "." + std::to_string(rank) + ".json")));
+        CHECK(recorded == planned);
+        CHECK(recorded == simulated(program, course, rank));
       }
     }
   }
