@@ -3,8 +3,6 @@
 #include <functional>
 #include <string>
 
-#include <unistd.h>
-
 #include <torch/nn.h>
 #include <torch/types.h>
 
@@ -19,6 +17,7 @@
 #include <autopar/torch/profiler.hpp>
 
 #include <catch_shim.hpp>
+#include <temp_folder.hpp>
 
 // The files that options name: plan, profile, report, graph and trace.
 namespace session_files_test {
@@ -35,22 +34,6 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 TORCH_MODULE(Net);
-
-/// An empty folder of this test, removed with it.
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("autopar_session_files_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  [[nodiscard]] std::string operator/(const char* name) const { return (path / name).string(); }
-};
 
 /// Two steps on each rank. @return rank 0's plan
 ap::Plan train(int ranks, const ap::Options& options, int64_t hidden = 6) {
@@ -82,7 +65,7 @@ std::size_t count(const std::string& text, const std::string& part) {
 bool contains(const std::string& text, const std::string& part) { return count(text, part) > 0; }
 
 TEST_CASE("a plan file is written when it is not there and read when it is", "[files]") {
-  const Folder folder;
+  const TempFolder folder;
   ap::Options options{.stages = 2, .microbatches = 2, .plan_file = folder / "plan.json"};
   const auto made = train(2, options);
   const auto stored = ap::read_plan(options.plan_file);
@@ -103,7 +86,7 @@ TEST_CASE("a plan file is written when it is not there and read when it is", "[f
 }
 
 TEST_CASE("a plan of another model, world or version is refused with the difference", "[files]") {
-  const Folder folder;
+  const TempFolder folder;
   const ap::Options options{.stages = 2, .plan_file = folder / "plan.json"};
   const auto made = train(2, options);
 
@@ -130,7 +113,7 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
 }
 
 TEST_CASE("plan files of every schedule are read and run; stages that lie elsewhere than it wants are refused", "[files]") {
-  const Folder folder;
+  const TempFolder folder;
   const auto file = [&](std::string_view schedule) { return folder / (std::string(schedule) + ".json").c_str(); };
   for (const auto kind : ap::kScheduleKinds) {
     const std::string schedule(to_string(kind));
@@ -155,7 +138,7 @@ TEST_CASE("plan files of every schedule are read and run; stages that lie elsewh
 }
 
 TEST_CASE("profile, report and graph are written when the model is planned", "[files]") {
-  const Folder folder;
+  const TempFolder folder;
   const auto plan = train(2, {.stages = 2,
                               .profile_file = folder / "profile.json",
                               .graph_file = folder / "graph.dot",
@@ -177,7 +160,7 @@ TEST_CASE("profile, report and graph are written when the model is planned", "[f
 }
 
 TEST_CASE("a trace has each action of the latest step once, on every rank", "[files]") {
-  const Folder folder;
+  const TempFolder folder;
   train(2, {.stages = 2, .microbatches = 3, .schedule = "1f1b", .trace_file = folder / "trace.json"});
   for (int rank = 0; rank < 2; ++rank) {
     const auto trace = ap::read_text_file(folder / ("trace." + std::to_string(rank) + ".json").c_str());
@@ -192,7 +175,7 @@ TEST_CASE("a trace has each action of the latest step once, on every rank", "[fi
 }
 
 TEST_CASE("profiled costs are measured once, kept in their file, and measured again when it is damaged", "[files]") {
-  const Folder folder;
+  const TempFolder folder;
   const ap::Options options{.microbatches = 2, .costs = "profiled", .cost_file = folder / "costs.json"};
   static_cast<void>(train(2, options));
   const auto text = ap::read_text_file(options.cost_file);
@@ -211,7 +194,7 @@ TEST_CASE("profiled costs are measured once, kept in their file, and measured ag
 }
 
 TEST_CASE("a plan follows the costs in the file", "[files]") {
-  const Folder folder;
+  const TempFolder folder;
   ap::Options options{.stages = 2, .costs = "profiled", .cost_file = folder / "costs.json"};
   static_cast<void>(train(2, options));
   ap::CostOrigin origin;
@@ -232,7 +215,7 @@ TEST_CASE("a plan follows the costs in the file", "[files]") {
 }
 
 TEST_CASE("with plan_only the first call plans, writes the files and says that nothing was run", "[files]") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path clusters = fs::path(__FILE__).parent_path() / "../../examples/clusters";
   ::setenv("AUTOPAR_PLAN_ONLY", (clusters / "a100-40x8.toml").c_str(), 1);
   const auto message = refusal([&] { train(1, {.plan_file = folder / "plan.json", .report_file = folder / "report.txt"}); });

@@ -1,0 +1,181 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <double_precision.hpp>
+
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+// An operator that throws, wherever a rank is: capturing, in the prologue, in a turn, between turns, in the epilogue, in
+// the optimizer. The rank has its own error, all others one that names it, nobody hangs, and the process goes on.
+namespace failing_operators_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using torch::Tensor;
+
+/// Below the tracer's key, above everything that computes.
+constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+/// What a rank's thread has called while its operators are counted.
+struct Calls {
+  std::int64_t count = 0;
+  std::int64_t fails_at = -1;
+  bool failed = false;
+};
+thread_local Calls calls;
+
+void count_and_run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  if (calls.count++ == calls.fails_at) {
+    calls.failed = true;
+    throw std::runtime_error("scripted failure of " + op.schema().name());
+  }
+  op.callBoxed(stack);
+}
+
+void register_key() {
+  static auto* const library = [] {
+    auto* made = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    made->fallback(torch::CppFunction::makeFromBoxedFunction<&count_and_run>());
+    return made;
+  }();
+  static_cast<void>(library);
+}
+
+/// Targets are counted before the pipeline; the root of the loss is taken behind it.
+struct Net : nn::Module {
+  explicit Net(bool with_root) : root(with_root) {
+    register_module("table", table);
+    register_module("a", a);
+    register_module("norm", norm);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    const auto h = torch::tanh(b(torch::dropout(torch::relu(norm(a(table(ids).flatten(1)))), 0.2, is_training())));
+    const auto loss = F::cross_entropy(F::linear(h, table->weight), y, F::CrossEntropyFuncOptions().ignore_index(0));
+    return root ? torch::sqrt(loss + 1e-8) : loss;
+  }
+  bool root;
+  nn::Embedding table{9, 4};
+  nn::Linear a{12, 8};
+  nn::BatchNorm1d norm{8};
+  nn::Linear b{8, 4};
+};
+
+struct Training {
+  const char* name;
+  bool root;
+  int ranks;
+  ap::Options options;
+};
+
+/// Two steps of two calls with everything that a training loop does; this rank's last loss.
+double train(ap::World& world, const Training& training) {
+  const auto net = [&] {
+    static std::mutex mutex;  // the default generator is one for all threads
+    const std::lock_guard lock(mutex);
+    torch::manual_seed(5);
+    return std::make_shared<Net>(training.root);
+  }();
+  const c10::impl::IncludeDispatchKeyGuard counted(kKey);
+  const auto ids = (torch::arange(12, torch::kLong) * 5 + world.rank()).remainder(9).view({4, 3});
+  const auto labels = (torch::arange(4, torch::kLong) * 2 + world.rank()).remainder(9);
+  ap::AutoParallel<Net> model(world, net, training.options);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+  model->attach(optimizer);
+  double last = 0;
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    {
+      const auto guard = model->no_sync();
+      model(ids, labels).backward();
+    }
+    const auto loss = model(ids, labels);
+    loss.backward();
+    static_cast<void>(model->clip_grad_norm_(1.0));
+    optimizer.step();
+    last = loss.item<double>();
+  }
+  static_cast<void>(model->gather_state());
+  return last;
+}
+
+struct Outcome {
+  std::vector<Calls> calls;
+  std::vector<std::string> errors;  ///< by rank; empty = none
+  std::vector<double> losses;
+};
+
+Outcome run(const Training& training, int failing = -1, std::int64_t fails_at = -1) {
+  const auto ranks = static_cast<std::size_t>(training.ranks);
+  Outcome out{std::vector<Calls>(ranks), std::vector<std::string>(ranks), std::vector<double>(ranks)};
+  const auto body = [&](ap::World& world) {
+    const auto r = static_cast<std::size_t>(world.rank());
+    calls = {.count = 0, .fails_at = world.rank() == failing ? fails_at : -1};
+    try {
+      out.losses[r] = train(world, training);
+    } catch (const std::exception& error) {
+      out.errors[r] = error.what();
+      out.calls[r] = calls;
+      throw;
+    }
+    out.calls[r] = calls;
+  };
+  try {
+    ap::loopback::run(training.ranks, body, {.stall = {ap::Seconds(5), ap::Seconds(30)}});  // longer is a hang
+  } catch (const std::exception&) {  // the first cause; `out` has all of them
+  }
+  return out;
+}
+
+TEST_CASE("an operator that throws on one rank ends all ranks, wherever in a training it is") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  register_key();
+  const std::vector<Training> trainings{
+      {"1f1b", false, 2, {.stages = 2, .microbatches = 2, .schedule = "1f1b"}},
+      {"gpipe, results and an epilogue", true, 2, {.stages = 2, .microbatches = 2, .schedule = "gpipe"}},
+      {"interleaved, ZeRO 1", false, 3,
+       {.stages = 2, .microbatches = 2, .zero = 1, .replicas = {2, 1}, .schedule = "interleaved"}},
+      {"zb-h1, ZeRO 2", false, 3, {.stages = 2, .microbatches = 2, .zero = 2, .replicas = {1, 2}, .schedule = "zb-h1"}},
+      {"zb-v, ZeRO 3, everything runs again", false, 3,
+       {.stages = 2, .microbatches = 2, .zero = 3, .replicas = {2, 1}, .schedule = "zb-v", .recompute = "full"}},
+  };
+  constexpr int kPlaces = 36;
+  for (const auto& training : trainings) {
+    const auto whole = run(training);
+    for (const auto& error : whole.errors) REQUIRE(error.empty());
+    for (int failing = 0; failing < training.ranks; ++failing) {
+      const auto count = whole.calls[static_cast<std::size_t>(failing)].count;
+      for (int place = 0; place < kPlaces; ++place) {
+        const auto fails_at = (2 * place + 1) * count / (2 * kPlaces);
+        INFO(training.name << ", rank " << failing << ", operator " << fails_at << " of " << count);
+        const auto out = run(training, failing, fails_at);
+        for (int rank = 0; rank < training.ranks; ++rank) {
+          const auto& error = out.errors[static_cast<std::size_t>(rank)];
+          INFO("rank " << rank << ": " << error);
+          if (rank != failing && error.empty()) continue;  // it had nothing to wait for, and has ended
+          CHECK(error.find("scripted failure of aten::") != std::string::npos);
+          if (rank != failing) CHECK(error.find("rank " + std::to_string(failing)) != std::string::npos);
+        }
+        CHECK(out.calls[static_cast<std::size_t>(failing)].failed);
+      }
+    }
+    CHECK(run(training).losses == whole.losses);  // the process goes on
+  }
+}
+
+}  // namespace failing_operators_test
