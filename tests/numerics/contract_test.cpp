@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <double_precision.hpp>
 #include <live_bytes.hpp>
 
 #include <filesystem>
@@ -33,11 +34,6 @@ using numerics::share_of;
 using torch::Tensor;
 
 constexpr double kTolerance = 1e-12;
-
-struct DoublePrecision {
-  DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<double>()); }
-  ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
-};
 
 /// The same module on every rank and in the reference.
 template <class Net>

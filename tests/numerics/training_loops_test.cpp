@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <double_precision.hpp>
 
 #include <functional>
 #include <limits>
@@ -26,11 +27,6 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 constexpr double kTolerance = 1e-12;
-
-struct DoublePrecision {
-  DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<double>()); }
-  ~DoublePrecision() { torch::set_default_dtype(caffe2::TypeMeta::Make<float>()); }
-};
 
 struct Net : nn::Module {
   Net() {

@@ -2,12 +2,11 @@
 
 #include <catch_shim.hpp>
 #include <replaced.hpp>
+#include <temp_folder.hpp>
 
 #include <filesystem>
 #include <limits>
 #include <random>
-
-#include <unistd.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
@@ -51,13 +50,6 @@ std::string resealed(const std::string& text) {
   return body.substr(0, body.size() - 1) + ",\"checksum\":\"" + digits + "\"}";
 }
 
-/// A folder of its own, gone at the end.
-struct CostFolder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("autopar_costs_" + std::to_string(::getpid()));
-  ~CostFolder() { std::filesystem::remove_all(path); }
-};
-
 }  // namespace
 
 TEST_CASE("measured costs survive their file, bit for bit") {
@@ -65,17 +57,17 @@ TEST_CASE("measured costs survive their file, bit for bit") {
   CHECK(parse_costs(text, "c", kHere) == sample_costs());
   CHECK(to_json(parse_costs(text, "c", kHere), kHere) == text);
   CHECK(parse_costs(to_json({}, kHere), "c", kHere) == MeasuredCosts{});
-  const CostFolder folder;
-  write_costs(folder.path / "deep" / "costs.json", sample_costs(), kHere);
-  CHECK(read_costs(folder.path / "deep" / "costs.json", kHere) == sample_costs());
-  write_costs(folder.path / "deep" / "costs.json", {}, kHere);
-  CHECK(read_costs(folder.path / "deep" / "costs.json", kHere) == MeasuredCosts{});
+  const TempFolder folder;
+  write_costs(folder / "deep" / "costs.json", sample_costs(), kHere);
+  CHECK(read_costs(folder / "deep" / "costs.json", kHere) == sample_costs());
+  write_costs(folder / "deep" / "costs.json", {}, kHere);
+  CHECK(read_costs(folder / "deep" / "costs.json", kHere) == MeasuredCosts{});
   const CostFile anywhere = parse_costs(text, "c");  // for planning elsewhere
   CHECK(anywhere.origin == kHere);
   CHECK(anywhere.costs == sample_costs());
-  const std::filesystem::directory_iterator files(folder.path / "deep");
+  const std::filesystem::directory_iterator files(folder / "deep");
   CHECK(std::distance(begin(files), end(files)) == 1);  // nothing is left aside
-  CHECK_THROWS_AS(read_costs(folder.path / "none.json", kHere), ConfigError);
+  CHECK_THROWS_AS(read_costs(folder / "none.json", kHere), ConfigError);
 }
 
 TEST_CASE("costs of another device or version are refused with what differs") {

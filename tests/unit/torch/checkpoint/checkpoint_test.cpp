@@ -1,13 +1,12 @@
 #include <autopar/torch/checkpoint.hpp>
 
 #include <catch_shim.hpp>
+#include <temp_folder.hpp>
 
 #include <filesystem>
 #include <mutex>
 
 #include <torch/torch.h>
-#include <unistd.h>
-
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
 
@@ -43,22 +42,17 @@ struct Fixture {
   }
 };
 
-struct Folder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("autopar-checkpoint-" + std::to_string(::getpid()));
-  ~Folder() { std::filesystem::remove_all(path); }
-};
-
 }  // namespace
 
 TEST_CASE("state saved on two ranks goes on identically on one and three") {
-  const Folder folder;
+  const TempFolder folder;
   std::vector<at::Tensor> after;
   std::mutex mutex;
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5);
     fixture.step(world.rank(), 2);
     set_learning_rates(*fixture.optimizer, {0.05});
-    save_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()}, {7, 42});
+    save_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}, {7, 42});
     fixture.step(world.rank(), 2);
     const std::lock_guard lock(mutex);
     if (world.rank() == 1) after = {fixture.tensors[0].detach().clone(), fixture.tensors[1].detach().clone()};
@@ -66,7 +60,7 @@ TEST_CASE("state saved on two ranks goes on identically on one and three") {
   for (const int ranks : {1, 3}) {
     loopback::run(ranks, [&](World& world) {
       Fixture fixture(world.rank(), ranks, 100);
-      const auto info = load_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()});
+      const auto info = load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()});
       fixture.step(world.rank(), ranks);
       const auto gathered = gather_tensors(world, fixture.placed);
       const auto second = gather_tensor(world, fixture.placed[1]);
@@ -82,11 +76,11 @@ TEST_CASE("state saved on two ranks goes on identically on one and three") {
 }
 
 TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, and nothing changes") {
-  const Folder folder;
+  const TempFolder folder;
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5);
     fixture.step(world.rank(), 2);
-    save_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()}, {});
+    save_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   std::mutex mutex;
   const auto refused = [&](const std::string& part, const std::function<void(Fixture&)>& change, bool adam = true) {
@@ -95,7 +89,7 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
       change(fixture);
       std::string message;
       try {
-        (void)load_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()});
+        (void)load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()});
       } catch (const CheckpointError& error) {
         message = error.what();
       }
@@ -109,25 +103,25 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
   refused("the model has no 'model.b'", [](Fixture& fixture) { fixture.placed.pop_back(); });
   refused("sizes [4]", [](Fixture& fixture) { fixture.placed[1].handle = torch::ones({5}); });
   refused("momentum_buffer", [](Fixture&) {}, false);
-  std::filesystem::remove_all(folder.path);
+  std::filesystem::remove_all(folder / "state");
   refused("cannot open", [](Fixture&) {});
 }
 
 TEST_CASE("what has no state is saved and loaded without: frozen parameters, optimizers before their first step") {
-  const Folder folder;
+  const TempFolder folder;
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5);
     fixture.tensors[1].set_requires_grad(false);
     (fixture.tensors[0] * 2).sum().backward();
     fixture.optimizer->step();
     set_learning_rates(*fixture.optimizer, {0.05});
-    save_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()}, {});
+    save_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   const auto load_into_stepped = [&](bool adam) {
     loopback::run(2, [&](World& world) {
       Fixture fixture(world.rank(), 2, 5, adam);
       fixture.step(world.rank(), 2);
-      (void)load_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()});
+      (void)load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()});
       static std::mutex mutex;
       const std::lock_guard lock(mutex);
       CHECK(state_of(*fixture.optimizer, fixture.tensors[0]).size() == (adam ? 4 : 0));
@@ -139,7 +133,7 @@ TEST_CASE("what has no state is saved and loaded without: frozen parameters, opt
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5, false);
     set_learning_rates(*fixture.optimizer, {0.05});
-    save_checkpoint(world, folder.path, fixture.placed, {fixture.optimizer.get()}, {});
+    save_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   load_into_stepped(false);
 }

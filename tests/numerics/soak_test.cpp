@@ -1,0 +1,106 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include <unistd.h>
+
+#include "fidelity.hpp"
+
+// A long training with all that keeps something from call to call: what is resident must not grow.
+namespace soak_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using torch::Tensor;
+
+struct Net : nn::Module {
+  Net() {
+    register_module("table", table);
+    register_module("a", a);
+    register_module("norm", norm);
+    register_module("b", b);
+    register_module("drop", drop);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    const auto h = drop(torch::gelu(norm(a(table(ids).flatten(1)))));
+    return F::cross_entropy(F::linear(torch::tanh(b(h)), table->weight), y);
+  }
+  nn::Embedding table{16, 8};
+  nn::Linear a{32, 24};
+  nn::BatchNorm1d norm{24};
+  nn::Linear b{24, 8};
+  nn::Dropout drop{0.2};
+};
+
+std::int64_t resident_bytes() {
+  std::int64_t total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+/// Resident bytes after each of `at` steps, ascending, of a training of that many on two ranks in one process: ZeRO 2,
+/// everything run again, two accumulated calls a step on ragged batches, one of them empty at times, clipping, a
+/// learning-rate schedule, evaluations.
+std::vector<std::int64_t> train(const std::vector<int>& at) {
+  std::vector<std::int64_t> out;
+  torch::set_num_threads(1);
+  ap::loopback::run(2, [&](ap::World& world) {
+    const auto net = [] {
+      const std::lock_guard lock(numerics::generator_mutex());
+      torch::manual_seed(7);
+      return std::make_shared<Net>();
+    }();
+    ap::AutoParallel<Net> model(world, net, {.stages = 1, .microbatches = 3, .zero = 2, .replicas = {2}, .recompute = "full"});
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+    model->attach(optimizer);
+    torch::optim::StepLR scheduler(optimizer, 100, 0.9);
+    const auto call = [&](std::int64_t turn) {
+      const auto samples = (turn * 7 + world.rank() * 5) % 13 + (world.rank() == 0 ? 1 : 0);
+      const auto ids = (torch::arange(samples * 4, torch::kLong) * (turn % 15 + 1) + world.rank()).remainder(16);
+      return model(ids.view({samples, 4}), (torch::arange(samples, torch::kLong) + turn).remainder(16));
+    };
+    for (int step = 1; step <= at.back(); ++step) {
+      optimizer.zero_grad();
+      {
+        const auto guard = model->no_sync();
+        call(2 * step).backward();
+      }
+      call(2 * step + 1).backward();
+      static_cast<void>(model->clip_grad_norm_(1.0));
+      optimizer.step();
+      scheduler.step();
+      if (step % 50 == 0) {
+        model->eval();
+        const torch::NoGradGuard no_grad;
+        static_cast<void>(call(step));
+        model->train();
+      }
+      if (world.rank() == 0 && step == at[out.size()]) out.push_back(resident_bytes());
+    }
+  });
+  return out;
+}
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+TEST_CASE("600 steps take no more memory than 200") {
+  const auto resident = train({200, 600});
+  CHECK(resident[1] <= resident[0] + 4 * kMiB);
+}
+
+TEST_CASE("10,000 steps take no more memory than 500", "[.nightly]") {
+  const auto resident = train({500, 2500, 5000, 10000});
+  for (const auto bytes : resident) WARN("resident: " << static_cast<double>(bytes) / kMiB << " MiB");
+  CHECK(resident.back() <= resident.front() + 4 * kMiB);
+}
+
+}  // namespace soak_test
