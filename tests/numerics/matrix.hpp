@@ -33,9 +33,8 @@ struct MatrixFactors {
   static bool possible(std::size_t f, int a, std::size_t g, int b);
   /// Rows of which each has a possible combination.
   static std::vector<std::vector<int>> pairwise();
-  /// Calls `visit` with every combination of what a plan and a training loop may choose, for issue 5: schedule, replicas,
-  /// layout of samples, accumulation, clipping, ZeRO, recompute, precision. Models, stages, micro-batches and optimizers
-  /// take turns.
+  /// Calls `visit` with every combination of what a plan and a training loop may choose: schedule, replicas, layout of
+  /// samples, accumulation, clipping, ZeRO, recompute, precision. Models, positions, micro-batches and optimizers take turns.
   static void for_each_choice(const std::function<void(const std::vector<int>& row)>& visit);
 
   /// Ranks that a row needs.

@@ -164,7 +164,8 @@ std::vector<std::string> turns_in(const std::string& trace) {
 std::vector<std::string> simulated(const ap::Program& program, const ap::Timeline& course, std::size_t rank) {
   std::vector<std::size_t> order(program.ranks[rank].size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return course.spans[rank][a].start < course.spans[rank][b].start; });
+  const auto& spans = course.spans[rank];
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return spans[a].start < spans[b].start; });
   std::vector<std::string> turns;
   for (const auto at : order) turns.push_back(ap::describe(program.ranks[rank][at]));
   return turns;

@@ -20,8 +20,8 @@
 
 #include "fidelity.hpp"
 
-// Segments that run again, together with what else a plan may choose: parameters in shares, which are there only while a
-// turn needs them; casts of parameters; and calls in other modes than the plan was made for.
+// Segments that run again, together with what else a plan may choose: parameters in shares, which are there only while
+// a turn needs them; casts of parameters; and calls in other modes than the plan was made for.
 namespace segments_test {
 
 namespace ap = autopar;
@@ -166,8 +166,8 @@ TEST_CASE("parameters in shares are there whenever a segment runs again, under e
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
     for (std::size_t s = 0; s < 2; ++s) {
       const auto& replicas = shapes[(turn++ + s) % shapes.size()];
-      const ap::Options options{.stages = static_cast<int>(replicas.size()), .microbatches = 3, .zero = 0, .replicas = replicas,
-                                .schedule = schedule, .recompute = "full"};
+      const ap::Options options{.stages = static_cast<int>(replicas.size()), .microbatches = 3, .zero = 0,
+                                .replicas = replicas, .schedule = schedule, .recompute = "full"};
       const auto planned = train(replicas, options, nullptr);
       const auto once = with_segments(planned.plan, Again::kNothing, 0, 0);
       const auto want = train(replicas, options, &once);
@@ -175,7 +175,8 @@ TEST_CASE("parameters in shares are there whenever a segment runs again, under e
       for (int zero = 1; zero <= 3; ++zero) {
         for (const auto way : kWays) {
           if (zero < 3 && (static_cast<std::size_t>(way) + turn) % 2 == 0) continue;  // level 3 is what lets go
-          INFO(schedule << ", shape " << (turn - 1 + s) % shapes.size() << ", zero " << zero << ", way " << static_cast<int>(way));
+          INFO(schedule << ", shape " << (turn - 1 + s) % shapes.size() << ", zero " << zero << ", way "
+                        << static_cast<int>(way));
           const auto plan = with_segments(planned.plan, way, zero, static_cast<unsigned>(turn));
           check_same(train(replicas, options, &plan), want, 1e-12);
         }
@@ -231,7 +232,7 @@ Trained train_mixed(const std::vector<int>& replicas, const std::string& schedul
 
 TEST_CASE("gradients go past casts of parameters that enter segments") {
   torch::set_num_threads(1);
-  for (const std::vector<int>& replicas : {std::vector{1, 1}, std::vector{2}}) {  // the sum over replicas counts gradients
+  for (const auto& replicas : {std::vector{1, 1}, std::vector{2}}) {  // the sum over replicas counts gradients
     for (const std::string precision : {"bf16", "fp16"}) {
       for (const std::string schedule : {"1f1b", "zb-h1", "interleaved"}) {
         const auto planned = train_mixed(replicas, schedule, precision, nullptr);
@@ -268,7 +269,8 @@ struct Modes : nn::Module {
     h = second->forward(is_training() ? h : (h * 2).abs().sqrt() + h);
     return third->forward(is_training() ? torch::dropout(h, 0.2, true) : h.exp()).pow(2).mean();
   }
-  std::shared_ptr<Block> first = std::make_shared<Block>(), second = std::make_shared<Block>(), third = std::make_shared<Block>();
+  std::shared_ptr<Block> first = std::make_shared<Block>(), second = std::make_shared<Block>(),
+                         third = std::make_shared<Block>();
 };
 
 thread_local int hyperbolic_tangents = 0;

@@ -3,10 +3,8 @@
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
-#include <iterator>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -20,8 +18,8 @@
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
 
-// An operator that throws, wherever a rank is: capturing, in the prologue, in a turn, between turns, in the epilogue, in
-// the optimizer. The rank has its own error, all others one that names it, nobody hangs, and the process goes on.
+// An operator that throws, wherever a rank is: capturing, in the prologue, in a turn, between turns, in the epilogue,
+// in the optimizer. The rank has its own error, all others one that names it, nobody hangs, and the process goes on.
 namespace failing_operators_test {
 
 namespace ap = autopar;
@@ -158,12 +156,11 @@ TEST_CASE("an operator that throws on one rank ends all ranks, wherever in a tra
        {.stages = 2, .microbatches = 2, .zero = 3, .replicas = {2, 1}, .schedule = "zb-v", .recompute = "full"}},
   };
   constexpr int kPlaces = 36;
-  // As the others are told of them: "forward" and "backward" are what is before and behind the pipeline, "its program" the
-  // optimizer.
-  const std::vector<std::string> places{"capturing the model", "verifying the capture", "'forward'", "'forward of stage",
-                                        "'backward of stage", "'input backward of stage", "'weight backward of stage",
-                                        "'send of values", "'receive of values", "'send of gradients",
-                                        "'receive of gradients", "'its program'", "'gather_state'"};
+  // As the others are told of them: "forward" is what is before and behind the pipeline, "its program" the optimizer.
+  const std::vector<std::string> places{
+      "capturing the model", "verifying the capture", "'forward'", "'forward of stage", "'backward of stage",
+      "'input backward of stage", "'weight backward of stage", "'send of values", "'receive of values",
+      "'send of gradients", "'receive of gradients", "'its program'", "'gather_state'"};
   std::set<std::string> failed;
   for (const auto& training : trainings) {
     const auto whole = run(training);
@@ -181,8 +178,9 @@ TEST_CASE("an operator that throws on one rank ends all ranks, wherever in a tra
           CHECK(error.find("scripted failure of aten::") != std::string::npos);
           if (rank == failing) continue;
           CHECK(error.find("rank " + std::to_string(failing)) != std::string::npos);
-          std::ranges::copy_if(places, std::inserter(failed, failed.end()),
-                               [&](const auto& place) { return error.find("failed in " + place) != std::string::npos; });
+          for (const auto& place : places) {
+            if (error.find("failed in " + place) != std::string::npos) failed.insert(place);
+          }
         }
         CHECK(out.calls[static_cast<std::size_t>(failing)].failed);
       }

@@ -125,7 +125,8 @@ void StageRunner::find_small_views(Segment& segment, const std::vector<OpId>& st
     const auto& info = graph_.value(value);
     if (entry != Segment::Entry::kThrough || info.kind != ValueKind::kComputed || !info.storage.valid()) continue;
     const auto creator = creators[info.storage.index()];
-    if (creator.valid() && std::find(stage.begin(), stage.end(), creator) != stage.end()) read[info.storage] += elements(info);
+    const bool made_here = creator.valid() && std::find(stage.begin(), stage.end(), creator) != stage.end();
+    if (made_here) read[info.storage] += elements(info);
   }
   if (read.empty()) return;
   for (const auto& info : graph_.values) {
