@@ -109,6 +109,7 @@ std::string to_json(const ModelProfile& profile) {
                           {"bytes", parameter.bytes.value()},
                           {"trainable", parameter.trainable},
                           {"elements", parameter.elements}});
+    if (parameter.copy > Bytes(0)) parameters.back()["copy"] = parameter.copy.value();
   }
   Json atoms = Json::array();
   Json edges = Json::array();
@@ -157,6 +158,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
     parameter.bytes = Bytes(row.whole("bytes", 0, kMaxBytes));
     parameter.trainable = row.flag("trainable");
     parameter.elements = row.whole("elements", 0, kMaxBytes);
+    if (row.has("copy")) parameter.copy = Bytes(row.whole("copy", 0, kMaxBytes));
     profile.parameters.push_back(std::move(parameter));
   });
   const auto parameters = static_cast<std::int64_t>(profile.parameters.size());

@@ -2,13 +2,11 @@
 
 #include <catch_shim.hpp>
 
-#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/request.hpp>
 #include <autopar/torch/device.hpp>
 
 #include "../numerics/precision.hpp"
@@ -62,7 +60,7 @@ Way way_of(int ranks, std::vector<int> replicas, const std::string& precision, i
            const std::string& recompute = "none", double clip = 0) {
   return {ragged(ranks),
           {.stages = static_cast<int>(replicas.size()), .microbatches = 3, .zero = zero, .replicas = replicas, .schedule = schedule,
-           .recompute = recompute, .precision = precision},
+           .recompute = recompute, .precision = precision, .costs = zero == 0 ? "profiled" : "roofline"},  // measuring takes seconds
           clip};
 }
 
@@ -72,16 +70,15 @@ TEST_CASE("bf16, fp16 and tf32 err no more than 1.5 times one process on a GPU, 
   REQUIRE(ap::device(world).is_cuda());
   const auto replicas = ranks == 4 ? std::vector{2, 2} : std::vector{ranks};
   for (const std::string precision : {"tf32", "bf16", "fp16"}) {
-    const int most = ap::most_zero(precision, ap::runtime_capabilities());
-    for (int zero = 0; zero <= most; ++zero) {
+    for (int zero = 0; zero <= 3; ++zero) {
       const bool odd = zero % 2 == 1;
       check_row<Transformer>(world, "transformer",
                              way_of(ranks, replicas, precision, zero, "1f1b", odd ? "full" : "none", odd ? 0 : 0.5));
     }
     check_row<Transformer>(world, "transformer", way_of(ranks, {1, 1}, precision, 0, "zb-h1"));
-    check_row<Mlp>(world, "MLP", way_of(ranks, replicas, precision, most, "zb-h1"));
-    check_row<Embedding>(world, "embedding", way_of(ranks, {ranks}, precision, std::min(2, most)));
-    check_row<ConvNet>(world, "convolutions and batch norms", way_of(ranks, {ranks}, precision, most), true);
+    check_row<Mlp>(world, "MLP", way_of(ranks, replicas, precision, 3, "zb-h1"));
+    check_row<Embedding>(world, "embedding", way_of(ranks, {ranks}, precision, 2));
+    check_row<ConvNet>(world, "convolutions and batch norms", way_of(ranks, {ranks}, precision, 3), true);
   }
 }
 
@@ -100,14 +97,15 @@ struct Squares : nn::Module {
 TEST_CASE("an fp16 overflow on one GPU skips the step on all, with every ZeRO level") {
   ap::World world(0, nullptr);
   const int ranks = world.size();
-  for (int zero = 0; zero <= ap::most_zero("fp16", ap::runtime_capabilities()); ++zero) {
+  REQUIRE(ap::device(world).is_cuda());
+  for (int zero = 0; zero <= 3; ++zero) {
     INFO("zero " << zero << ", rank " << world.rank());
     torch::manual_seed(5);
     const auto x = torch::randn({4 * ranks, 64}) / 8;
     const auto near = torch::zeros({4 * ranks, 32});
     auto far = near.clone();
     far.slice(0, 4 * (ranks - 1)).fill_(500.0);
-    ap::AutoParallel<Squares> model(world, made<Squares>(), {.microbatches = 2, .zero = zero, .replicas = {ranks}, .precision = "fp16"});
+    ap::AutoParallel<Squares> model(world, made<Squares>(), {.microbatches = 2, .zero = zero, .replicas = {ranks}, .precision = "fp16", .costs = "roofline"});
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
     model->attach(optimizer);
     const auto mine = [&](const Tensor& all) { return all.slice(0, 4 * world.rank(), 4 * world.rank() + 4); };

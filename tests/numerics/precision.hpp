@@ -6,12 +6,14 @@
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <sstream>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <autopar/autopar.hpp>
@@ -48,17 +50,21 @@ class AutocastScope {
 /// TF32 products and convolutions of one process.
 class Tf32OfProcess {
  public:
-  Tf32OfProcess() { set(at::Float32Precision::TF32); }
-  ~Tf32OfProcess() { set(at::Float32Precision::NONE); }
+  Tf32OfProcess() {
+    for (auto& [op, before] : settings_) {
+      before = at::globalContext().float32Precision(at::Float32Backend::CUDA, op);
+      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, at::Float32Precision::TF32);
+    }
+  }
+  ~Tf32OfProcess() {
+    for (const auto& [op, before] : settings_) at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, before);
+  }
   Tf32OfProcess(const Tf32OfProcess&) = delete;
   Tf32OfProcess& operator=(const Tf32OfProcess&) = delete;
 
  private:
-  static void set(at::Float32Precision precision) {
-    for (const auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV}) {
-      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, precision);
-    }
-  }
+  std::array<std::pair<at::Float32Op, at::Float32Precision>, 2> settings_{
+      {{at::Float32Op::MATMUL, at::Float32Precision::NONE}, {at::Float32Op::CONV, at::Float32Precision::NONE}}};
 };
 
 struct Mlp : nn::Module {

@@ -180,7 +180,6 @@ TEST_CASE("options that contradict one another or the world name both values") {
 
 TEST_CASE("what this version does not run is refused by name") {
   check_all(train(2, {.stages = 1, .zero = 1, .replicas = {2}}), "InvalidArgument", {"ZeRO 1", "attach"});
-  check_all(train(2, {.zero = 1, .precision = "bf16"}), "InvalidArgument", {"zero = 1", "precision = bf16"});
   check_all(train(1, {.tensor_parallel = 2}), "InvalidArgument", {"tensor_parallel"});
   check_all(train(1, {.precision = "fp8"}), "InvalidArgument", {"precision", "fp8", "bf16"});
 }

@@ -50,7 +50,8 @@ struct OpProfile {
   std::vector<WorkItem> work;
   Affine saved;                          ///< bytes kept from forward until backward
   Affine workspace;                      ///< extra bytes while it runs
-  Bytes resident{};                      ///< casts of its parameters, made once a step and kept for all micro-batches
+  Bytes resident{};                      ///< casts of parameters that are read themselves, too (see ParameterProfile::copy),
+                                         ///< made once a step and kept for all micro-batches
   Affine put_off;                        ///< gradients of results that wait with gradients of parameters, see NodeCost
   std::vector<ParameterId> parameters;   ///< read by it; the same id at several atoms is one tensor (tied)
   bool whole_batch = false;              ///< mixes samples: exact only with one micro-batch and one replica
@@ -88,6 +89,7 @@ struct ParameterProfile {
   Bytes bytes;                ///< of the tensor itself
   bool trainable = true;      ///< has a gradient and optimizer state
   std::int64_t elements = 0;  ///< 0 = a buffer, or not known
+  Bytes copy{};               ///< of a copy in a smaller element type that all read in its place; 0 = it is read itself
 };
 
 /// Everything the planner knows of a model. Costs scale with samples; nothing here knows a device.

@@ -18,7 +18,7 @@ namespace autopar {
 
 /// Peak bytes of the worst rank of a stage, term by term.
 struct StageMemory {
-  Bytes parameters{};  ///< parameters and buffers; a tied one counts in every stage that reads it
+  Bytes parameters{};  ///< parameters, copies that are read in their place, buffers; a tied one counts in every stage that reads it
   Bytes gradients{};   ///< `gradient_copies` x trainable
   Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
   Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is put off
@@ -89,9 +89,12 @@ struct HeldByMicrobatch {
   const auto share = [&](Bytes bytes, int level) {
     return zero >= level ? Bytes((bytes.value() + replicas - 1) / replicas) : bytes;
   };
-  memory.parameters = parameter.bytes;
+  memory.parameters = parameter.bytes + parameter.copy;
   if (parameter.trainable) {
-    memory.parameters = share(parameter.bytes, 3);
+    // Where all read a copy, that is what is gathered, and the parameter itself is held in shares from 1 on.
+    const bool is_copied = parameter.copy > Bytes(0);
+    memory.parameters = share(parameter.bytes, is_copied ? 1 : 3);
+    if (zero < 3 || replicas < 2) memory.parameters += parameter.copy;
     memory.gradients = share(parameter.bytes, 2) * constraints.gradient_copies;
     memory.optimizer = share(Bytes(static_cast<std::int64_t>(std::ceil(static_cast<double>(parameter.bytes.value()) *
                                                                        constraints.optimizer_state_factor))),
@@ -120,7 +123,8 @@ struct LeastHeld {
   const int zero = constraints.zero_levels.back();
   LeastHeld held;
   const auto add = [&](Bytes bytes, int level) { (zero >= level ? held.shared : held.whole) += bytes.value(); };
-  add(memory.parameters, parameter.trainable ? 3 : 4);
+  add(parameter.bytes, !parameter.trainable ? 4 : parameter.copy > Bytes(0) ? 1 : 3);
+  if (zero < 3 || !parameter.trainable) held.whole += parameter.copy.value();
   add(memory.gradients, 2);
   add(memory.optimizer, 1);
   return held;

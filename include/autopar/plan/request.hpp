@@ -20,7 +20,6 @@ struct Capabilities {
   std::vector<std::string> schedules{"gpipe", "1f1b"};
   int max_tensor_parallel = 1;
   int max_zero = 0;
-  int max_zero_of_casts = 0;  ///< likewise with precision = bf16 or fp16
   bool recompute = false;
   bool precision = false;  ///< other element types than the module's: tf32, bf16, fp16
   friend bool operator==(const Capabilities&, const Capabilities&) = default;
@@ -41,7 +40,6 @@ struct Capabilities {
 [[nodiscard]] inline Capabilities planner_capabilities() {
   Capabilities all = runtime_capabilities();
   all.max_zero = 3;
-  all.max_zero_of_casts = 3;
   return all;
 }
 
@@ -97,12 +95,6 @@ struct Constraints {
   return std::string(to_string(kind));
 }
 
-/// ZeRO levels up to this one are run with these element types: casts are made of whole parameters.
-[[nodiscard]] inline int most_zero(const std::string& precision, const Capabilities& runtime) {
-  const bool casts = precision == "bf16" || precision == "fp16";
-  return casts ? std::min(runtime.max_zero, runtime.max_zero_of_casts) : runtime.max_zero;
-}
-
 namespace detail {
 
 [[noreturn]] inline void refuse(const std::string& what) {
@@ -133,10 +125,6 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   if (options.zero > runtime.max_zero) {
     refuse(setting("zero", options.zero) + " is not run by this version, which has at most " +
            std::to_string(runtime.max_zero) + "; leave it at -1");
-  }
-  if (options.zero > most_zero(options.precision, runtime)) {
-    refuse(setting("zero", options.zero) + " is not run with " + setting("precision", options.precision) +
-           " by this version; leave it at -1, or use precision = module");
   }
   if (options.recompute != "auto" && options.recompute != "none" && !runtime.recompute) {
     refuse(setting("recompute", options.recompute) + " is not run by this version; use 'auto' or 'none'");
@@ -175,7 +163,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 [[nodiscard]] inline std::vector<int> allowed_zero(const Options& options, const Capabilities& runtime) {
   if (options.zero >= 0) return {options.zero};
   std::vector<int> levels;
-  for (int level = 0; level <= most_zero(options.precision, runtime); ++level) levels.push_back(level);
+  for (int level = 0; level <= runtime.max_zero; ++level) levels.push_back(level);
   return levels;
 }
 

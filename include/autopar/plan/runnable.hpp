@@ -57,9 +57,7 @@ inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
   const auto& known = runtime.schedules;
   if (std::find(known.begin(), known.end(), name_of(plan.schedule)) == known.end())
     refuse("schedule " + name_of(plan.schedule));
-  if (plan.zero > most_zero(plan.precision, runtime)) {
-    refuse("ZeRO " + std::to_string(plan.zero) + " with precision = " + plan.precision);
-  }
+  if (plan.zero > runtime.max_zero) refuse("ZeRO " + std::to_string(plan.zero));
   if (!runtime.recompute && savings_of(plan).recomputes()) refuse("recomputation");
   detail::check_segments(plan);
   const auto check = [&]<SchedulePolicy Policy>(const Policy& policy) {

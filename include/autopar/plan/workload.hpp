@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -301,14 +302,15 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   }
   std::vector<ParameterProfile> bundles;
   std::vector<ParameterId> bundle_of(work.parameters.size());
-  std::map<std::pair<int, bool>, std::size_t> open;  // by reader and whether it is trainable
+  std::map<std::tuple<int, bool, bool>, std::size_t> open;  // by reader, whether it is trainable, and read as a copy
   for (std::size_t p = work.parameters.size(); p-- > 0;) {  // gradients fill buckets from the last
     ParameterProfile& parameter = work.parameters[p];
-    const auto key = std::pair(reader[p], parameter.trainable);
+    const auto key = std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0));
     const auto place = open.find(key);
     if (reader[p] >= 0 && place != open.end() && bundles[place->second].bytes < bundle) {
       bundles[place->second].bytes += parameter.bytes;
       bundles[place->second].elements += parameter.elements;
+      bundles[place->second].copy += parameter.copy;
       bundle_of[p] = ParameterId::of(place->second);
       continue;
     }

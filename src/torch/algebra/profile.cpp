@@ -4,6 +4,7 @@
 #include <bit>
 
 #include <autopar/torch/engine/split_backward.hpp>
+#include <autopar/torch/parameter_reads.hpp>
 
 #include "torch/algebra/work.hpp"
 
@@ -46,7 +47,7 @@ class StructureHash {
 
 class Profiler {
  public:
-  Profiler(const OpGraph& graph, const BatchPlan& plan) : graph_(graph), plan_(plan) {}
+  Profiler(const OpGraph& graph, const BatchPlan& plan) : graph_(graph), plan_(plan), reads_(parameter_reads(graph, plan)) {}
 
   GraphProfile run() && {
     profile_.atoms = partition_into_atoms(graph_, plan_);
@@ -82,11 +83,20 @@ class Profiler {
         const auto count = algebra::elements(graph_.value(named.value).sizes);
         model().parameters.push_back({named.name, Bytes(static_cast<std::int64_t>(bytes.fixed)),
                                       parameters && graph_.value(named.value).requires_grad,
-                                      parameters ? static_cast<std::int64_t>(count.fixed) : 0});
+                                      parameters ? static_cast<std::int64_t>(count.fixed) : 0,
+                                      Bytes(parameters ? copy_bytes(named.value) : 0)});
       }
     };
     list(graph_.parameters, true);
     list(graph_.buffers, false);
+  }
+
+  /// Of the smaller copy that all read in place of a parameter.
+  [[nodiscard]] std::int64_t copy_bytes(ValueId parameter) const {
+    const auto type = reads_[parameter.index()].only_copy();
+    const auto& info = graph_.value(parameter);
+    if (!type || c10::elementSize(*type) >= c10::elementSize(info.dtype)) return 0;
+    return static_cast<std::int64_t>(algebra::elements(info.sizes).fixed) * static_cast<std::int64_t>(c10::elementSize(*type));
   }
 
   // What is added up in the atom that uses the total cannot travel between replicas.
@@ -104,7 +114,9 @@ class Profiler {
     for (const auto id : ops) {
       const auto op = context(id);
       if (plan_.treatment(id).once) {
-        atom.resident += Bytes(static_cast<std::int64_t>(algebra::bytes_of(graph_, op.results().front()).fixed));
+        const bool counts_with_parameter = copy_bytes(graph_.input(id, 0)) > 0;
+        const auto bytes = static_cast<std::int64_t>(algebra::bytes_of(graph_, op.results().front()).fixed);
+        if (!counts_with_parameter) atom.resident += Bytes(bytes);
       } else {
         add_work(atom, algebra::work_of(op));
         add_workspace(atom, op);
@@ -307,6 +319,7 @@ class Profiler {
   const BatchPlan& plan_;
   const AlgebraOptions options_;
   GraphProfile profile_;
+  std::vector<ParameterReads> reads_;  ///< by value
   std::vector<NodeId> creator_;   ///< by storage
   std::vector<bool> kept_;        ///< by storage
   std::vector<ValueId> makers_;   ///< by storage: first value

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <autopar/core/assert.hpp>
+#include <autopar/torch/parameter_reads.hpp>
 
 namespace autopar {
 
@@ -97,7 +98,7 @@ Interval RankRuntime::within_part(int group, const BucketLayout::Place& place) c
   return memory.within_part(ShardUnit::Place{{}, place.form.sizes, place.offset});
 }
 
-// A view of a parameter is read like the parameter itself.
+// A view of a parameter is read like the parameter itself, and so is a copy that is gathered in its place.
 void RankRuntime::find_gathers(const std::vector<StageId>& own) {
   std::map<StorageId, int> group_of;
   for (std::size_t g = 0; g < shared_.size(); ++g) {
@@ -107,6 +108,12 @@ void RankRuntime::find_gathers(const std::vector<StageId>& own) {
     }
   }
   if (group_of.empty()) return;
+  const auto copied = copied_parameters(graph(), plan());
+  for (std::size_t storage = 0; storage < copied.size(); ++storage) {
+    if (!copied[storage].valid()) continue;
+    const auto group = group_of.find(graph().value(copied[storage]).storage);
+    if (group != group_of.end()) group_of[StorageId::of(storage)] = group->second;
+  }
   for (const auto stage : own) {
     for (const auto op : program_.stage_ops[stage.index()]) {
       std::set<int> groups;

@@ -45,7 +45,7 @@ std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& n
     // A bucket's end is aligned, and so is each part's.
     const auto members = static_cast<std::int64_t>(ranks.size());
     const auto part = (bucket.elements + members - 1) / members;
-    units.push_back({ranks, zero, bucket.dtype, BucketLayout::aligned(part) * members, {}});
+    units.push_back({ranks, zero, bucket.dtype, bucket.dtype, BucketLayout::aligned(part) * members, {}});
   }
   for (const auto& place : layout.places()) {
     units[static_cast<std::size_t>(place.bucket)].places.push_back({names[place.form.key], place.form.sizes, place.offset});
@@ -53,17 +53,39 @@ std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& n
   return units;
 }
 
-ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
-    : unit_(std::move(unit)), rank_(rank),
-      whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.dtype).device(device))) {
-  own_ = autopar::part_of(whole_, own().begin, {own().size()});
-  for (const auto& place : unit_.places) copies_.push_back(autopar::part_of(whole_, place.offset, place.sizes));
+namespace {
+
+void drop_memory(const at::Tensor& tensor) {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+  storage->set_nbytes(0);
 }
 
-const at::Tensor& ShardMemory::compute_memory(const ShardUnit::Place& place) const {
+std::vector<at::Tensor> places_in(const at::Tensor& flat, const ShardUnit& unit) {
+  std::vector<at::Tensor> parts;
+  for (const auto& place : unit.places) parts.push_back(part_of(flat, place.offset, place.sizes));
+  return parts;
+}
+
+}  // namespace
+
+ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
+    : unit_(std::move(unit)), rank_(rank),
+      whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.gathered).device(device))),
+      own_(lies_apart() ? at::zeros({own().size()}, at::TensorOptions().dtype(unit_.dtype).device(device))
+                        : autopar::part_of(whole_, own().begin, {own().size()})),
+      copies_(places_in(whole_, unit_)) {
+  release();
+  if (!unit_.gathers_copies()) return;
+  const auto form = at::empty({unit_.elements}, own_.options());
+  forms_ = places_in(form, unit_);
+  drop_memory(form);
+}
+
+std::size_t ShardMemory::position(const ShardUnit::Place& place) const {
   const auto* known = unit_.find(place.names.front());
   AUTOPAR_ASSERT(known != nullptr, "a unit of shards is asked for a parameter that is not in it");
-  return copies_[static_cast<std::size_t>(known - unit_.places.data())];
+  return static_cast<std::size_t>(known - unit_.places.data());
 }
 
 Interval ShardMemory::within_part(const ShardUnit::Place& place) const {
@@ -77,28 +99,29 @@ at::Tensor ShardMemory::owner_memory(const ShardUnit::Place& place) const {
   return autopar::part_of(own_, within.begin, {within.size()});
 }
 
-void ShardMemory::keep_own() {
-  if (unit_.zero < 3) return;
-  own_ = own_.clone();
-  release();
+void ShardMemory::take_over(const ShardUnit::Place& place, const at::Tensor& value) {
+  const auto shard = unit_.shard_of(place, rank_);
+  if (shard.empty()) return;
+  const at::NoGradGuard no_grad;
+  at::Tensor(owner_memory(place)).copy_(value.reshape({-1}).narrow(0, shard.begin, shard.size()));
 }
 
 void ShardMemory::allocate() {
-  auto* storage = whole_.storage().unsafeGetStorageImpl();
-  if (unit_.zero < 3 || storage->nbytes() > 0) return;
-  const c10::DeviceGuard on_its_device(whole_.device());  // allocators of devices take the current one
-  const auto bytes = static_cast<std::size_t>(unit_.elements) * whole_.element_size();
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
-  storage->set_nbytes(bytes);
+  if (!lies_apart()) return;
+  if (unit_.zero >= 3) {
+    auto* storage = whole_.storage().unsafeGetStorageImpl();
+    if (storage->nbytes() > 0) return;
+    const c10::DeviceGuard on_its_device(whole_.device());  // allocators of devices take the current one
+    const auto bytes = static_cast<std::size_t>(unit_.elements) * whole_.element_size();
+    storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
+    storage->set_nbytes(bytes);
+  }
   const at::NoGradGuard no_grad;
   whole_.narrow(0, own().begin, own().size()).copy_(own_);
 }
 
 void ShardMemory::release() {
-  auto* storage = whole_.storage().unsafeGetStorageImpl();
-  if (unit_.zero < 3 || storage->nbytes() == 0) return;
-  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
-  storage->set_nbytes(0);
+  if (unit_.zero >= 3 && whole_.storage().nbytes() > 0) drop_memory(whole_);
 }
 
 }  // namespace autopar

@@ -38,6 +38,7 @@ void StageRun::forward(const Action& action) {
   auto& share = this->share(action);
   share.samples = action.samples;
   const auto context = share_context(action);
+  if (!std::exchange(has_casts_, true)) stage_.make_casts(context_.differentiate);  // of what was gathered by now
   const at::AutoGradMode mode(context_.differentiate);
   try {
     bring_inputs(share, context);

@@ -40,8 +40,13 @@ StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std:
   const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
   if (any) {
     uses.resize(graph.values.size());
+    is_cast_.resize(graph.values.size(), false);
     for (const auto op : in_order(parts)) {
-      for_each_input(graph.op(op), [&](ValueId value) { uses[value.index()].push_back(op); });
+      for_each_input(graph.op(op), [&](ValueId value) {
+        uses[value.index()].push_back(op);
+        const auto parameter = plan.parameter_behind(graph, value);
+        if (parameter.valid() && parameter != value) is_cast_[parameter.index()] = true;
+      });
     }
   }
   std::size_t first = 0;
@@ -93,7 +98,9 @@ void StageRunner::find_segment(const StagePart& part, OpRange range, const std::
 Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const std::vector<OpId>& uses) const {
   const auto& info = graph_.value(value);
   const auto inside = [&](OpId op) { return std::binary_search(part.ops.begin(), part.ops.end(), op); };
-  if (info.kind == ValueKind::kParameter && std::all_of(uses.begin(), uses.end(), inside)) return Segment::Entry::kOwn;
+  // A cast has its history outside of segments, so its gradient would come to the parameter apart from theirs.
+  const bool own = info.kind == ValueKind::kParameter && !is_cast_[value.index()];
+  if (own && std::all_of(uses.begin(), uses.end(), inside)) return Segment::Entry::kOwn;
   if (info.kind != ValueKind::kBuffer) return Segment::Entry::kThrough;
   for (const auto& update : plan_.buffer_updates) {
     if (update.buffer == value) return Segment::Entry::kCopy;

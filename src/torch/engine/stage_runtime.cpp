@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -62,7 +64,7 @@ std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<Val
 
 StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const Leaves& leaves,
                            const std::vector<bool>& reduced)
-    : program_(program), stage_(stage), reduced_(reduced), compute_(leaves.compute) {
+    : program_(program), stage_(stage), reduced_(reduced), compute_(leaves.compute), copy_(leaves.copy) {
   find_boundary();
   find_sums();
   find_casts();
@@ -223,16 +225,50 @@ void StageRuntime::find_casts() {
   }
 }
 
+namespace {
+
+/// The history of a parameter's copy that was made elsewhere.
+class CopyNode : public torch::autograd::Node {
+ public:
+  explicit CopyNode(const at::Tensor& parameter)
+      : Node(torch::autograd::collect_next_edges(parameter)), type_(parameter.scalar_type()) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    auto& gradient = gradients[0];
+    return {gradient.defined() ? gradient.to(type_) : gradient};
+  }
+  std::string name() const override { return "CopyOfParameterBackward"; }
+
+ private:
+  c10::ScalarType type_;
+};
+
+}  // namespace
+
+at::Tensor StageRuntime::cast(ValueId parameter, c10::ScalarType type) const {
+  const auto& leaf = environment_[parameter.index()];
+  const auto copy = copy_(parameter);
+  if (!copy.defined()) return leaf.to(type);
+  AUTOPAR_ASSERT(copy.scalar_type() == type, "a parameter is gathered in another element type than it is read in");
+  auto cast = copy.detach();
+  if (!leaf.requires_grad() || !at::GradMode::is_enabled()) return cast;
+  const std::shared_ptr<CopyNode> node(new CopyNode(leaf), torch::autograd::deleteNode);
+  torch::autograd::set_history(cast, node);
+  return cast;
+}
+
 // A parameter that is cast for several readers is cast once.
 void StageRuntime::make_casts(bool differentiate) {
-  std::map<std::pair<ValueId, c10::ScalarType>, at::Tensor> made;
+  std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made;
   for (const auto op : casts_) {
-    const at::AutoGradMode mode(differentiate && graph().op(op).grad_enabled);
+    const bool with_history = differentiate && graph().op(op).grad_enabled;
+    const at::AutoGradMode mode(with_history);
     const auto copy = graph().output(op);
     const auto parameter = graph().input(op, 0);
-    auto& cast = made[{parameter, graph().value(copy).dtype}];
-    if (!cast.defined()) cast = environment_[parameter.index()].to(graph().value(copy).dtype);
-    environment_[copy.index()] = cast;
+    const auto type = graph().value(copy).dtype;
+    auto& known = made[{parameter, type, with_history}];
+    if (!known.defined()) known = cast(parameter, type);
+    environment_[copy.index()] = known;
   }
 }
 

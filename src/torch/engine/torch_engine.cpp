@@ -16,10 +16,7 @@
 namespace autopar {
 
 TorchEngine::TorchEngine(RankRuntime& runtime, CallContext context) : runtime_(runtime), context_(std::move(context)) {
-  for (const auto& stage : runtime_.stages()) {
-    stage->make_casts(context_.differentiate);
-    runs_.emplace_back(*stage, context_);
-  }
+  for (const auto& stage : runtime_.stages()) runs_.emplace_back(*stage, context_);
 }
 
 void TorchEngine::set_sum_gradient(ValueId value, at::Tensor gradient) { sum_gradients_[value] = std::move(gradient); }

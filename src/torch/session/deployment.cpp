@@ -574,8 +574,9 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
   const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
   together(world_, "preparing the stages", [&] {
     const auto compute = [this, &graph = program.graph](ValueId leaf) { return compute_memory_of(graph, leaf); };
+    const auto copy = [this, &graph = program.graph](ValueId leaf) { return copy_of(graph, leaf); };
     program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), device_,
-                                                    StageRuntime::Leaves{lookup, compute}, parts_backwards(*plan_),
+                                                    StageRuntime::Leaves{lookup, compute, copy}, parts_backwards(*plan_),
                                                     program.recomputed, shared_groups(division));
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);

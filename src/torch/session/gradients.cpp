@@ -42,7 +42,7 @@ bool all_finite(const std::map<const void*, HandleGradient>& gradients, c10::Dev
 void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memory,
                      const std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>>& gradients) {
   const auto& whole = memory.whole();
-  const auto flat = at::zeros({memory.unit().elements}, whole.options().requires_grad(false));
+  const auto flat = at::zeros({memory.unit().elements}, whole.options().dtype(memory.unit().dtype));
   for (const auto& [place, gradient] : gradients) part_of(flat, place->offset, place->sizes).copy_(*gradient);
   auto owner = std::make_shared<at::Tensor>(flat);
   const Buffer buffer{static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), owner};

@@ -19,6 +19,7 @@
 #include <autopar/torch/engine/shards.hpp>
 #include <autopar/torch/engine/torch_engine.hpp>
 #include <autopar/torch/init_record.hpp>
+#include <autopar/torch/parameter_reads.hpp>
 #include <autopar/torch/profile.hpp>
 #include <autopar/torch/profiler.hpp>
 #include <autopar/torch/session.hpp>
@@ -142,6 +143,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
   [[nodiscard]] std::vector<SharedGroup> shared_groups(const Division& division) const;
   [[nodiscard]] at::Tensor compute_memory_of(const OpGraph& graph, ValueId leaf) const;
+  [[nodiscard]] at::Tensor copy_of(const OpGraph& graph, ValueId leaf) const;
+  void require_readable(const StateTensor& tensor, const ParameterReads& reads) const;
   [[nodiscard]] const ShardUnit::Place* place_of(const StateTensor& tensor) const;
 
   // ---- costs.cpp

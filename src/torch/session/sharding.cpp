@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -34,6 +35,19 @@ std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
   std::int64_t elements = 1;
   for (const auto size : sizes) elements *= size;
   return elements;
+}
+
+/// The element type of the copies that are gathered in place of a parameter of type `own`.
+std::optional<c10::ScalarType> smaller_copy(const ParameterReads& reads, c10::ScalarType own) {
+  const auto copy = reads.only_copy();
+  return copy && c10::elementSize(*copy) < c10::elementSize(own) ? copy : std::nullopt;
+}
+
+/// Whether autograd keeps what the operator reads.
+bool has_history(const OpGraph& graph, const OpNode& op) {
+  bool any = false;
+  for_each_output(op, [&](ValueId value) { any = any || graph.value(value).requires_grad; });
+  return any;
 }
 
 /// Bytes of the parameters that one operator reads, of the one that reads most.
@@ -89,24 +103,30 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
 void Session::Impl::plan_shards(const CapturedProgram& program) {
   if (plan_->zero == 0) return;
   const auto whole = needed_whole(program), leaving = leave_their_stage(program);
+  const auto reads = parameter_reads(program.graph, program.plan);
   const auto& division = program.division;
   const Bytes limit = plan_->zero < 2 ? kGradientBucket : std::min(kGradientBucket, largest_read(program.graph));
   for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
     const auto& group = division.pipeline.groups[g];
     std::size_t replicas = 0;  // of the stage that has most
-    std::map<int, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_level;
+    using Kind = std::pair<int, c10::ScalarType>;  // level, what is gathered
+    std::map<Kind, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_kind;
     for (const auto parameter : division.group_parameters[g]) {
       const auto& tensor = registry_.named(program.graph.value(parameter).name);
       for (const auto stage : tensor.stages) replicas = std::max(replicas, plan_->stages[stage.index()].ranks.size());
       if (whole[parameter.index()]) continue;
-      const int level = !group.stage.valid() ? 1 : leaving[parameter.index()] ? std::min(plan_->zero, 2) : plan_->zero;
-      auto& [names, forms] = by_level[level];
+      const auto& read = reads[parameter.index()];
+      const auto copy = smaller_copy(read, tensor.handle.scalar_type());
+      const bool stays = leaving[parameter.index()] || (!copy && !read.copies.empty());  // casts are made once a call
+      const int level = !group.stage.valid() ? 1 : stays ? std::min(plan_->zero, 2) : plan_->zero;
+      auto& [names, forms] = by_kind[{level, copy.value_or(tensor.handle.scalar_type())}];
       forms.push_back({names.size(), tensor.sizes, tensor.handle.scalar_type()});
       names.push_back(tensor.names);
     }
     if (replicas < 2) continue;
-    for (const auto& [level, parameters] : by_level) {
-      for (auto& unit : make_units(parameters.first, parameters.second, group.ranks, level, limit)) {
+    for (const auto& [kind, parameters] : by_kind) {
+      for (auto& unit : make_units(parameters.first, parameters.second, group.ranks, kind.first, limit)) {
+        unit.gathered = kind.second;
         for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
         units_.push_back(std::move(unit));
       }
@@ -114,12 +134,18 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
   }
 }
 
-/// By ValueId: parameters whose memory, or a view of it, is read where no one could ask for it: when the turns of its stage
-/// are over, or by nodes of a backward that do not lead to its gradient, or that autograd wraps in others.
+/// By ValueId: parameters whose memory, or a view or a copy of it, is read where no one could ask for it: when the turns of
+/// its stage are over, or by nodes of a backward that do not lead to its gradient, or that autograd wraps in others.
 std::vector<bool> Session::Impl::leave_their_stage(const CapturedProgram& program) const {
   const auto& graph = program.graph;
+  const auto copied = copied_parameters(graph, program.plan);
+  const auto memory_behind = [&](ValueId value) {
+    const auto storage = graph.value(value).storage;
+    const bool is_copy = storage.valid() && copied[storage.index()].valid();
+    return is_copy ? graph.value(copied[storage.index()]).storage : storage;
+  };
   std::set<StorageId> storages;
-  const auto note = [&](ValueId value) { storages.insert(graph.value(value).storage); };
+  const auto note = [&](ValueId value) { storages.insert(memory_behind(value)); };
   for (const auto& values : program.division.channel_values) std::for_each(values.begin(), values.end(), note);
   for (const auto& sum : global_sums(graph, program.plan)) note(sum.value);
   for (const auto& update : program.plan.buffer_updates) note(update.result);
@@ -130,7 +156,8 @@ std::vector<bool> Session::Impl::leave_their_stage(const CapturedProgram& progra
   for (const auto& op : graph.ops) {
     for_each_input(op, [&](ValueId value) {
       const auto& info = graph.value(value);
-      if (trained.count(info.storage) > 0 && (!info.requires_grad || op.op.schema().is_mutable())) note(value);
+      if (trained.count(memory_behind(value)) == 0) return;
+      if (op.op.schema().is_mutable() || (!info.requires_grad && has_history(graph, op))) note(value);
     });
   }
   std::vector<bool> leaving(graph.values.size(), false);
@@ -157,11 +184,8 @@ void Session::Impl::hold_shards() {
     if (!std::binary_search(unit.ranks.begin(), unit.ranks.end(), world_.rank_id())) continue;
     memory = std::make_shared<ShardMemory>(unit, world_.rank_id(), device_);
     for (const auto& place : unit.places) {
-      at::Tensor(memory->compute_memory(place)).copy_(registry_.named(place.names.front()).handle);
-    }
-    memory->keep_own();
-    for (const auto& place : unit.places) {
       const auto& handle = registry_.named(place.names.front()).handle;
+      memory->take_over(place, handle);
       const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
       give_data(handle, memory->owner_memory(place));
       if (!gradient.defined()) continue;
@@ -222,6 +246,7 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
 SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program) const {
   SharedParameters shared{units_, std::vector<int>(program.graph.values.size(), -1)};
   const auto whole = needed_whole(program), leaving = leave_their_stage(program);
+  const auto reads = parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = const_cast<StateRegistry&>(registry_).named(program.graph.value(value).name);
     shared.unit_of[value.index()] = tensor.unit;
@@ -230,11 +255,23 @@ SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program
       throw InvalidArgument("parameter '" + name + "' is gathered within turns (ZeRO 3), but a later mode or signature of the " +
                             "model reads it elsewhere; call the model in this mode first, or set zero = 2");
     }
+    require_readable(tensor, reads[value.index()]);
     if (tensor.unit < 0 || !whole[value.index()]) continue;
     throw InvalidArgument("parameter '" + name + "' is held in shares (ZeRO), but a later mode or signature of the model " +
                           "needs it whole outside the pipeline; call the model in this mode first, or set zero = 0");
   }
   return shared;
+}
+
+/// Casts of what is gathered within turns would outlive it, and copies are gathered in one element type.
+void Session::Impl::require_readable(const StateTensor& tensor, const ParameterReads& reads) const {
+  if (tensor.unit < 0 || reads.none()) return;
+  const auto& unit = units_[static_cast<std::size_t>(tensor.unit)];
+  if (unit.gathers_copies() ? reads.only_copy() == unit.gathered : unit.zero < 3 || reads.copies.empty()) return;
+  throw InvalidArgument("parameter '" + tensor.name() + "' is gathered as " + c10::toString(unit.gathered) + " (ZeRO " +
+                        std::to_string(unit.zero) + "), but a later mode or signature of the model reads it in another " +
+                        "element type; use one setting of autocast in all modes, or call the model in this mode first, " +
+                        "with zero = 2 at most");
 }
 
 std::vector<SharedGroup> Session::Impl::shared_groups(const Division& division) const {
@@ -257,6 +294,13 @@ at::Tensor Session::Impl::compute_memory_of(const OpGraph& graph, ValueId leaf) 
   const auto* place = place_of(tensor);
   if (place == nullptr) return {};
   return shards_[static_cast<std::size_t>(tensor.unit)]->compute_memory(*place);
+}
+
+at::Tensor Session::Impl::copy_of(const OpGraph& graph, ValueId leaf) const {
+  const auto& tensor = const_cast<StateRegistry&>(registry_).named(graph.value(leaf).name);
+  const auto* place = place_of(tensor);
+  if (place == nullptr || !units_[static_cast<std::size_t>(tensor.unit)].gathers_copies()) return {};
+  return shards_[static_cast<std::size_t>(tensor.unit)]->gathered(*place);
 }
 
 // ---------------------------------------------------------------- what a rank holds

@@ -43,6 +43,23 @@ TEST_CASE("memory counts what the schedule keeps in flight") {
   CHECK(saved(ScheduleKind::kOneFOneB) == std::vector<std::int64_t>{40, 30, 20, 10});
 }
 
+TEST_CASE("a parameter that is read as a copy is a share from ZeRO 1 on, and its copy is whole below 3") {
+  ParameterProfile parameter{"w", Bytes(1000), true, 250, Bytes(500)};
+  const Constraints constraints;
+  const auto held = [&](int zero, int replicas) { return parameter_memory(parameter, constraints, zero, replicas).parameters; };
+  const std::int64_t of_two[] = {1500, 1000, 1000, 500};
+  for (int zero = 0; zero <= 3; ++zero) {
+    CHECK(held(zero, 2) == Bytes(of_two[zero]));
+    CHECK(held(zero, 1) == Bytes(1500));
+  }
+  parameter.copy = Bytes(0);
+  CHECK(held(2, 2) == Bytes(1000));
+  CHECK(held(3, 2) == Bytes(500));
+  parameter.copy = Bytes(500);
+  parameter.trainable = false;
+  CHECK(held(3, 2) == Bytes(1500));
+}
+
 TEST_CASE("a stage holds parameters, gradients, state, temporaries of a step, tied parameters in each stage") {
   ModelProfile model = test::chain(3, 1e6, 1000, 40);
   model.graph[NodeId(2)].parameters.push_back(ParameterId(0));  // tied to the first

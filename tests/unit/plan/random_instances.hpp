@@ -53,10 +53,19 @@ inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
   return out;
 }
 
+/// Computing in 16 bits: some parameters are read as copies of half their size alone.
+inline void add_copies(Dice dice, ModelProfile& model) {
+  if (dice.chance(50)) return;
+  for (auto& parameter : model.parameters) {
+    if (dice.chance(60)) parameter.copy = parameter.bytes / 2;
+  }
+}
+
 /// Small enough for brute force; every option that constrains a plan is set now and then.
 inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devices = 4) {
   Dice dice(seed);
   Instance out = random_shape(dice, max_nodes, max_devices);
+  add_copies(Dice(seed + 7919), out.model);
   if (dice.chance(50)) allow_savings(dice, out.request);
   return out;
 }

@@ -18,6 +18,7 @@ namespace {
 /// What the parameters that a stage reads hold together, trainable ones first.
 struct ReadByStage {
   std::int64_t bytes[2] = {0, 0}, elements[2] = {0, 0};
+  std::int64_t copies = 0, copied = 0;  // bytes of copies, and of the parameters that they are of
   friend bool operator==(const ReadByStage&, const ReadByStage&) = default;
 };
 
@@ -32,6 +33,8 @@ std::vector<ReadByStage> read_by_stages(const Workload& work, const Staging& sta
       const ParameterProfile& one = work.parameters[parameter.index()];
       sums.bytes[one.trainable ? 0 : 1] += one.bytes.value();
       sums.elements[one.trainable ? 0 : 1] += one.elements;
+      sums.copies += one.copy.value();
+      sums.copied += one.copy > Bytes(0) ? one.bytes.value() : 0;
     }
   }
   return out;
@@ -53,6 +56,7 @@ ModelProfile with_many_parameters(Dice& dice) {
       const bool trainable = !dice.chance(20);
       model.graph[node].parameters.push_back(ParameterId::of(model.parameters.size()));
       model.parameters.push_back({"more", Bytes(dice(0, 9999)), trainable, dice(0, 2500)});
+      if (more % 3 == 0) model.parameters.back().copy = model.parameters.back().bytes / 2;
       if (dice.chance(5)) model.graph[NodeId(0)].parameters.push_back(model.graph[node].parameters.back());
     }
   }

@@ -244,7 +244,6 @@ TEST_CASE("contradictory options name both values", "[tool]") {
   check_trouble(folder.plan({"--replicas", "3", "--stages", "2"}), {"6 ranks", "has 4"});
   check_trouble(folder.plan({"--stages", "5"}), {"stages = 5", "has 4"});
   check_trouble(folder.plan({"--world", "5"}), {"world of 5", "4 devices"});
-  check_trouble(folder.plan({"--zero", "3", "--set", "precision=bf16"}), {"zero = 3", "precision = bf16"});
   check_trouble(folder.plan({"--tensor-parallel", "2"}), {"tensor_parallel = 2"});
   check_trouble(folder.plan({"--microbatches", "1000000", "--devices", "1000"}), {"1000000 micro-batches"});
 }

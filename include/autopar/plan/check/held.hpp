@@ -87,13 +87,15 @@ class CheckedMemory {
     };
     Stage& stage = of(s);
     for (const ParameterId id : stated_.parameters(s)) {
-      const std::int64_t bytes = parameters[id.index()].bytes.value();
+      const std::int64_t bytes = parameters[id.index()].bytes.value(), copy = parameters[id.index()].copy.value();
+      const bool gathers = parameters[id.index()].trainable && plan.zero == 3 && stated_.replicas(s) > 1;
+      if (!gathers) stage.owned += copy;
       if (!parameters[id.index()].trainable) {
         stage.owned += bytes;
         continue;
       }
       const double state = std::ceil(static_cast<double>(bytes) * plan.optimizer_state_factor);
-      stage.owned += share(bytes, 3) + plan.gradient_copies * share(bytes, 2) + share(static_cast<std::int64_t>(state), 1);
+      stage.owned += share(bytes, copy > 0 ? 1 : 3) + plan.gradient_copies * share(bytes, 2) + share(static_cast<std::int64_t>(state), 1);
     }
     std::int64_t largest = 0;
     for (const NodeId atom : plan.stages[static_cast<std::size_t>(s)].atoms) {

@@ -29,9 +29,12 @@ struct ShardUnit {
   std::vector<Rank> ranks;  ///< ascending, at least two
   int zero = 1;             ///< level
   c10::ScalarType dtype = c10::ScalarType::Float;
+  /// Element type of what is gathered: that of the copies that everything reads in place of the parameters, or `dtype`.
+  c10::ScalarType gathered = c10::ScalarType::Float;
   std::int64_t elements = 0;  ///< a multiple of the number of ranks
   std::vector<Place> places;
 
+  [[nodiscard]] bool gathers_copies() const { return gathered != dtype; }
   /// Null if it is not in this unit.
   [[nodiscard]] const Place* find(const std::string& name) const;
   /// Elements that each rank owns.
@@ -52,7 +55,8 @@ struct ShardUnit {
 ///
 /// Below ZeRO 3 the own part lies within the whole, so that what an optimizer writes is in its place, and gathering needs no
 /// copies. From 3 on it lies apart, and the whole has memory between `allocate` and `release` only, always the same storage,
-/// so that what refers to it (compute copies, what autograd saved of them) finds the data again.
+/// so that what refers to it (compute copies, what autograd saved of them) finds the data again. Where the whole is of
+/// another element type the own part lies apart, too, and is cast into its place before each gathering.
 class ShardMemory {
  public:
   ShardMemory(ShardUnit unit, Rank rank, c10::Device device);
@@ -61,10 +65,14 @@ class ShardMemory {
   /// Flat, all elements. Complete between a gathering and the next change of an owner.
   [[nodiscard]] const at::Tensor& whole() const { return whole_; }
   /// A parameter within the whole, with its sizes; the same tensor each time.
-  [[nodiscard]] const at::Tensor& compute_memory(const ShardUnit::Place& place) const;
-  /// Takes over what `compute_memory` was filled with: each rank keeps its own part.
-  void keep_own();
-  /// Memory for the whole, with the own part in place. Below ZeRO 3 it is always there.
+  [[nodiscard]] const at::Tensor& gathered(const ShardUnit::Place& place) const { return copies_[position(place)]; }
+  /// Like `gathered`, of the parameter's own element type; without memory, ever, if the unit gathers copies.
+  [[nodiscard]] const at::Tensor& compute_memory(const ShardUnit::Place& place) const {
+    return unit_.gathers_copies() ? forms_[position(place)] : gathered(place);
+  }
+  /// Keeps this rank's elements of the whole value of a parameter.
+  void take_over(const ShardUnit::Place& place, const at::Tensor& value);
+  /// Before a gathering: memory for the whole, with the own part in place.
   void allocate();
   void release();
   /// This rank's elements of a parameter, flat.
@@ -74,10 +82,14 @@ class ShardMemory {
   [[nodiscard]] Interval own() const { return unit_.part_of(rank_); }
 
  private:
+  [[nodiscard]] std::size_t position(const ShardUnit::Place& place) const;
+  [[nodiscard]] bool lies_apart() const { return unit_.zero >= 3 || unit_.gathers_copies(); }
+
   ShardUnit unit_;
   Rank rank_;
   at::Tensor whole_, own_;
   std::vector<at::Tensor> copies_;  // by place
+  std::vector<at::Tensor> forms_;   // likewise, if the unit gathers copies
 };
 
 /// A unit in one captured program: its reduction group, and which of the program's parameters are in it.

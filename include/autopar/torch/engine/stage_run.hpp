@@ -88,6 +88,7 @@ class StageRun {
   std::vector<Share> shares_;  ///< by micro-batch
   std::map<ValueId, at::Tensor> sums_;
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
+  bool has_casts_ = false;  ///< of this call, see StageRuntime::make_casts
   int backwards_left_ = 0;
   int sent_share_ = -1;  ///< its messages have all been packed before the next turn
 };

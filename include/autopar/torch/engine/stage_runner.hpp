@@ -76,6 +76,7 @@ class StageRunner {
   const OpGraph& graph_;
   const BatchPlan& plan_;
   OpRunner ops_;
+  std::vector<bool> is_cast_;  ///< by ValueId: parameters of which operators read casts; empty without segments
   struct Part {
     OpRange ops;
     const Segment* segment = nullptr;  ///< null = runs once

@@ -67,8 +67,8 @@ struct ParameterNeeds {
 ///
 /// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, or that of what is
 /// made of owners elsewhere, so that gradients are gathered here and the handles' `.grad` holds complete sums only. Casts of
-/// parameters are made of those once a call; gradients flow back through them, so that they are added up in the parameters'
-/// own element type.
+/// parameters are made of those once a call, or elsewhere; gradients flow back through them, so that they are added up in
+/// the parameters' own element type.
 class StageRuntime {
  public:
   /// The owner handle of a parameter or buffer leaf; called for those of the stage only.
@@ -80,6 +80,9 @@ class StageRuntime {
     /// What a parameter is computed with in place of its owner handle, of the whole parameter's sizes; undefined: the
     /// handle itself. Whoever gives it brings it up to date before the stage runs.
     Lookup compute = [](ValueId) { return at::Tensor(); };
+    /// What stands in for casts of a parameter, of their element type; undefined: they are made here. Brought up to date
+    /// likewise; the compute copy itself need not have memory then.
+    Lookup copy = [](ValueId) { return at::Tensor(); };
   };
 
   /// @param program  must outlive the stage
@@ -109,7 +112,7 @@ class StageRuntime {
   /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
   /// O(parameters of the stage).
   void refresh_leaves();
-  /// Makes the casts of parameters anew, for the shares of a call. They stay until `drop_casts`.
+  /// Makes the casts of parameters anew, for the shares of a call, before its first forward. They stay until `drop_casts`.
   /// @param differentiate  backwards will follow
   void make_casts(bool differentiate);
   void drop_casts();
@@ -131,6 +134,7 @@ class StageRuntime {
   void find_leaves(const Lookup& lookup);
   void find_casts();
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
+  [[nodiscard]] at::Tensor cast(ValueId parameter, c10::ScalarType type) const;
   [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts) const;
   void hold_accumulator(ValueId parameter);
 
@@ -142,7 +146,7 @@ class StageRuntime {
   std::vector<ValueId> state_;         ///< parameters and buffers that the stage reads
   std::vector<OpId> casts_, each_share_;  ///< ops that run once a call, and the others
   std::vector<bool> resident_;         ///< by ValueId, see `is_resident`
-  Lookup compute_;
+  Lookup compute_, copy_;
   Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
   std::shared_ptr<ParameterNeeds> needs_ = std::make_shared<ParameterNeeds>();
