@@ -48,6 +48,11 @@ class Section {
     if (table == nullptr) fail(key, "expected a table");
     return *table;
   }
+  /// Null if it is left out.
+  const toml::table* table_if(const char* key) {
+    names_.insert(key);
+    return table_.contains(key) ? &table(key) : nullptr;
+  }
   const toml::array& tables(const char* key) {
     const auto* array = required(key).as_array();
     if (array == nullptr || array->empty() || !array->is_homogeneous(toml::node_type::table)) {
@@ -108,6 +113,19 @@ Device read_device(const toml::table& table, const std::string& file) {
   return device;
 }
 
+Host read_host(const toml::table& table, const std::string& file) {
+  Section section(table, file, "host.");
+  Host host;
+  host.memory = Bytes(static_cast<std::int64_t>(section.number("memory_gib", 1e-6) * 0x1p30));
+  host.memory_bandwidth =
+      BytesPerSecond(section.number_or("memory_bandwidth_gb_s", 1e-6, host.memory_bandwidth.value() / 1e9) * 1e9);
+  host.link.bandwidth =
+      BytesPerSecond(section.number_or("link_bandwidth_gb_s", 1e-9, host.link.bandwidth.value() / 1e9) * 1e9);
+  host.link.latency = Seconds(section.number_or("link_latency_us", 0, host.link.latency.value() * 1e6) * 1e-6);
+  section.finish();
+  return host;
+}
+
 LinkLevel read_level(const toml::table& table, const std::string& file) {
   Section section(table, file, "level.");
   LinkLevel level;
@@ -134,6 +152,7 @@ Cluster parse_cluster(std::string_view text, const std::string& file) {
   cluster.name = section.text("name");
   cluster.devices = section.count("devices");
   cluster.device = read_device(section.table("device"), file);
+  if (const auto* host = section.table_if("host")) cluster.host = read_host(*host, file);
   for (const auto& level : section.tables("level")) cluster.levels.push_back(read_level(*level.as_table(), file));
   section.finish();
   for (std::size_t i = 1; i < cluster.levels.size(); ++i) {
@@ -166,7 +185,7 @@ std::string to_toml(const Cluster& cluster) {
                                  {"bandwidth_gb_s", level.link.bandwidth.value() / 1e9},
                                  {"latency_us", level.link.latency.value() * 1e6}});
   }
-  const toml::table root{{"name", cluster.name},
+  toml::table root{{"name", cluster.name},
                          {"devices", cluster.devices},
                          {"device", toml::table{{"name", device.name},
                                                 {"memory_gib", static_cast<double>(device.memory.value()) / 0x1p30},
@@ -179,6 +198,12 @@ std::string to_toml(const Cluster& cluster) {
                                                 {"efficiency", device.efficiency},
                                                 {"launch_us", device.launch.value() * 1e6}}},
                          {"level", levels}};
+  if (cluster.host) {
+    root.insert("host", toml::table{{"memory_gib", static_cast<double>(cluster.host->memory.value()) / 0x1p30},
+                                    {"memory_bandwidth_gb_s", cluster.host->memory_bandwidth.value() / 1e9},
+                                    {"link_bandwidth_gb_s", cluster.host->link.bandwidth.value() / 1e9},
+                                    {"link_latency_us", cluster.host->link.latency.value() * 1e6}});
+  }
   std::ostringstream out;
   out << root << '\n';
   return out.str();

@@ -43,6 +43,7 @@ const std::vector<Field>& fields() {
       {"max_microbatches", &Options::max_microbatches, 1, 1e6},
       {"tensor_parallel", &Options::tensor_parallel, 0, 1e6},
       {"zero", &Options::zero, -1, 3},
+      {"offload", &Options::offload, 0, 0, {"auto", "none", "optimizer"}},
       {"replicas", &Options::replicas, 1, 1e6},
       {"batch_dims", &Options::batch_dims, -1, 63},
       {"schedule", &Options::schedule, 0, 0, {"auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}},
@@ -439,6 +440,7 @@ const std::vector<RanncAlias>& rannc_aliases() {
       {"do_uncoarsening", "", "has no effect: cuts are always refined"},
       {"coarsen_by_time", "", "has no effect: coarsening looks at time and memory"},
       {"verify_recomp", "verify_capture", "now verify_capture"},
+      {"offload_params", "", "now offload = \"optimizer\""},
       {"skip_grad_scaling", "", "has no effect: sums and means are exact for any split"},
   };
   return table;

@@ -15,7 +15,7 @@ namespace {
 using detail::Json;
 using detail::JsonReader;
 
-constexpr std::int64_t kCostFormat = 2;  // 2: updates
+constexpr std::int64_t kCostFormat = 3;  // 2: updates. 3: the host
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
@@ -68,18 +68,24 @@ void read_links(JsonReader links, MeasuredLinks& out) {
   links.finish();
 }
 
-void read_updates(JsonReader& reader, MeasuredCosts& out) {
+void read_updates(JsonReader& reader, std::map<int, FittedLine>& out) {
   constexpr std::int64_t kMostState = 1000;
   reader.each("updates", [&](JsonReader& row) {
     const auto factor = static_cast<int>(row.whole("state_factor", 0, kMostState));
-    if (!out.updates.emplace(factor, read_line(row, "seconds")).second) row.fail("state_factor", "is there twice");
+    if (!out.emplace(factor, read_line(row, "seconds")).second) row.fail("state_factor", "is there twice");
   });
+}
+
+Json updates_json(const std::map<int, FittedLine>& updates) {
+  Json rows = Json::array();
+  for (const auto& [factor, line] : updates) rows.push_back({{"state_factor", factor}, {"seconds", line_json(line)}});
+  return rows;
 }
 
 }  // namespace
 
 std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
-  Json atoms = Json::array(), messages = Json::array(), all_reduces = Json::array(), updates = Json::array();
+  Json atoms = Json::array(), messages = Json::array(), all_reduces = Json::array();
   for (const auto& [structure, atom] : costs.atoms) {
     atoms.push_back({{"structure", detail::hash_text(structure)},
                      {"forward", line_json(atom.forward)},
@@ -93,16 +99,14 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
   for (const auto& [group, line] : costs.links.all_reduces) {
     all_reduces.push_back({{"class", group.first}, {"ranks", group.second}, {"seconds", line_json(line)}});
   }
-  for (const auto& [factor, line] : costs.updates) {
-    updates.push_back({{"state_factor", factor}, {"seconds", line_json(line)}});
-  }
   Json root{{"version", kCostFormat},
             {"device", origin.device},
             {"libtorch", origin.libtorch},
             {"autopar", origin.autopar},
             {"atoms", std::move(atoms)},
             {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}},
-            {"updates", std::move(updates)}};
+            {"updates", updates_json(costs.updates)},
+            {"host", {{"copy", optional_json(costs.host.copy)}, {"updates", updates_json(costs.host.updates)}}}};
   root["checksum"] = cost_checksum(root);
   return root.dump() + "\n";
 }
@@ -134,7 +138,11 @@ CostFile parse(std::string_view json, const std::string& file, const CostOrigin*
     if (!costs.atoms.emplace(structure, std::move(atom)).second) row.fail("structure", "is there twice");
   });
   read_links(reader.object("links"), costs.links);
-  read_updates(reader, costs);
+  read_updates(reader, costs.updates);
+  auto host = reader.object("host");
+  costs.host.copy = read_optional(host, "copy");
+  read_updates(host, costs.host.updates);
+  host.finish();
   reader.finish();
   return {origin, std::move(costs)};
 }

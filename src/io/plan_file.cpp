@@ -36,6 +36,7 @@ const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute,
 
 constexpr std::array<std::string_view, 4> kPrecisions{"module", "tf32", "bf16", "fp16"};
 
+const std::vector<std::pair<Offload, const char*>> kOffloads{{Offload::kNone, "none"}, {Offload::kOptimizer, "optimizer"}};
 const std::vector<std::pair<BoundKind, const char*>> kBoundKinds{{BoundKind::kWork, "work"}, {BoundKind::kPath, "path"}};
 
 template <class Enum>
@@ -60,7 +61,8 @@ Json stage_json(const StagePlan& stage) {
           {"backward_s", stage.backward.value()},
           {"communication_s", stage.communication.value()},
           {"reduction_s", stage.reduction.value()},
-          {"peak_memory_bytes", stage.peak_memory.value()}};
+          {"peak_memory_bytes", stage.peak_memory.value()},
+          {"host_memory_bytes", stage.host_memory.value()}};
 }
 
 StagePlan read_stage(JsonReader& reader, int world) {
@@ -77,6 +79,7 @@ StagePlan read_stage(JsonReader& reader, int world) {
   stage.communication = Seconds(reader.number("communication_s"));
   stage.reduction = Seconds(reader.number("reduction_s"));
   stage.peak_memory = Bytes(reader.whole("peak_memory_bytes", 0, kMaxBytes));
+  stage.host_memory = Bytes(reader.whole("host_memory_bytes", 0, kMaxBytes));
   if (stage.ranks.empty()) reader.fail("ranks", "a stage needs at least one rank");
   return stage;
 }
@@ -164,10 +167,12 @@ std::string to_json(const Plan& plan) {
                   {"microbatches", plan.microbatches},
                   {"schedule", word_of(plan.schedule, kSchedules)},
                   {"zero", plan.zero},
+                  {"offload", word_of(plan.offload, kOffloads)},
                   {"precision", plan.precision},
                   {"stages", std::move(stages)},
                   {"device", plan.device},
                   {"device_memory_bytes", plan.device_memory.value()},
+                  {"host_memory_bytes", plan.host_memory.value()},
                   {"gradient_copies", plan.gradient_copies},
                   {"optimizer_state_factor", plan.optimizer_state_factor},
                   {"step_s", plan.step.value()},
@@ -191,6 +196,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
                                (plan.version == 1   ? ", which has no certificate"
                                 : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
                                 : plan.version == 3 ? ", which counted each gradient twice and says nothing of element types"
+                                : plan.version == 4 ? ", which says nothing of what is in host memory"
                                                     : "") +
                                "; remove the file to plan again");
   }
@@ -200,6 +206,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, 1 << 24));
   plan.schedule = reader.word("schedule", kSchedules);
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
+  plan.offload = reader.word("offload", kOffloads);
   plan.precision = reader.text("precision");
   if (std::find(kPrecisions.begin(), kPrecisions.end(), plan.precision) == kPrecisions.end()) {
     reader.fail("precision", "'" + plan.precision + "' is none of module, tf32, bf16, fp16");
@@ -209,6 +216,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");
   plan.device = reader.text("device");
   plan.device_memory = Bytes(reader.whole("device_memory_bytes", 0, kMaxBytes));
+  plan.host_memory = Bytes(reader.whole("host_memory_bytes", 0, kMaxBytes));
   plan.gradient_copies = static_cast<int>(reader.whole("gradient_copies", 1, 2));
   plan.optimizer_state_factor = reader.number("optimizer_state_factor");
   plan.step = Seconds(reader.number("step_s"));

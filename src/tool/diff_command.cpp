@@ -46,6 +46,8 @@ class PlanDifferences {
     add("micro-batches", first.microbatches, second.microbatches);
     add("schedule", name_of(first.schedule), name_of(second.schedule));
     add("ZeRO level", first.zero, second.zero);
+    add("offloaded", name_of(first.offload), name_of(second.offload));
+    add("host memory of a rank", first.host_memory, second.host_memory);
     add("precision", first.precision, second.precision);
     const std::size_t stages = std::max(first.stages.size(), second.stages.size());
     for (std::size_t s = 0; s < stages; ++s) {
@@ -113,6 +115,7 @@ class PlanDifferences {
     add(name + ": messages", first.communication, second.communication);
     add(name + ": gradient sums", first.reduction, second.reduction);
     add(name + ": peak memory", first.peak_memory, second.peak_memory);
+    add(name + ": host memory", first.host_memory, second.host_memory);
   }
 };
 

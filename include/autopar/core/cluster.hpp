@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,14 @@ struct Link {
   friend bool operator==(const Link&, const Link&) = default;
 };
 
+/// The memory of the machine that holds a device, and how the device reaches it.
+struct Host {
+  Bytes memory{};                         ///< one device's part of it
+  BytesPerSecond memory_bandwidth{2e10};  ///< likewise, while the optimizers of all devices run there
+  Link link{Seconds(1e-5), BytesPerSecond(1.2e10)};  ///< between a device and its host, while all devices copy
+  friend bool operator==(const Host&, const Host&) = default;
+};
+
 /// Ranks [k*span, (k+1)*span) reach one another over `link` (a node, a rack, …).
 struct LinkLevel {
   std::string name;
@@ -57,6 +66,7 @@ struct Cluster {
   int devices = 1;
   Device device;
   std::vector<LinkLevel> levels;
+  std::optional<Host> host{};  ///< none: the devices are CPUs, whose memory is the host's
 
   /// The link of the innermost level that holds both ranks. @throws InvalidArgument if no level does.
   [[nodiscard]] const Link& between(Rank a, Rank b) const {

@@ -56,6 +56,13 @@ concept HasEconomyOfScale = requires(const M& model, const G& graph, NodeId node
   { model.economy_of_scale(graph, node) } -> std::same_as<bool>;
 };
 
+/// A cost model that knows what an optimizer step takes on parameters that it keeps in the host's memory, from gradients
+/// that are complete on the device to parameters that are there again. Planners take it as no less than `update`.
+template <class M>
+concept UpdatesOnHost = requires(const M& model, Bytes bytes, double factor) {
+  { model.offloaded_update(bytes, factor) } -> std::same_as<Seconds>;
+};
+
 /// A cost model that takes from an operator of a captured model its structure, its work, its saved bytes and workspace and
 /// whether it has parameters, and nothing else: equal operators are asked for once.
 template <class M>

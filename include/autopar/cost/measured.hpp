@@ -33,15 +33,23 @@ struct MeasuredLinks {
   friend bool operator==(const MeasuredLinks&, const MeasuredLinks&) = default;
 };
 
+/// What a device's host took, in seconds by bytes, while the ranks beside it were as busy.
+struct MeasuredHost {
+  std::optional<FittedLine> copy;     ///< between device and host, the mean of both directions; none on CPUs
+  std::map<int, FittedLine> updates;  ///< as MeasuredCosts::updates, on the host
+  friend bool operator==(const MeasuredHost&, const MeasuredHost&) = default;
+};
+
 /// Everything that was measured on one kind of device. A value: the same numbers give the same costs everywhere.
 struct MeasuredCosts {
   std::map<std::uint64_t, MeasuredAtom> atoms;  ///< by OpProfile::structure
   MeasuredLinks links;
   /// An optimizer's step on one tensor, in seconds by its bytes; by optimizer state bytes / parameter bytes.
   std::map<int, FittedLine> updates;
+  MeasuredHost host;
 
   [[nodiscard]] bool empty() const {
-    return atoms.empty() && links.messages.empty() && links.all_reduces.empty() && updates.empty();
+    return atoms.empty() && links.messages.empty() && links.all_reduces.empty() && updates.empty() && host == MeasuredHost{};
   }
   friend bool operator==(const MeasuredCosts&, const MeasuredCosts&) = default;
 };

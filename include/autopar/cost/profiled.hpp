@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <utility>
@@ -92,12 +93,16 @@ class ProfiledCost {
   /// That of the measured optimizer with the nearest state, tensor by tensor.
   [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {
     const auto& updates = measured_.updates;
-    if (updates.empty()) return roofline_.update(parameters, state_factor);
-    const auto nearest = std::min_element(updates.begin(), updates.end(), [&](const auto& a, const auto& b) {
-      return std::abs(a.first - state_factor) < std::abs(b.first - state_factor);
-    });
-    const double tensors = static_cast<double>(parameters.value()) / static_cast<double>(tensor_.value());
-    return seconds(nearest->second, tensor_) * tensors;
+    return updates.empty() ? roofline_.update(parameters, state_factor) : tensor_by_tensor(updates, parameters, state_factor);
+  }
+
+  /// As measured, if both the copies and the updates were; devices that are CPUs copy as the roofline says.
+  [[nodiscard]] Seconds offloaded_update(Bytes parameters, double state_factor) const {
+    const MeasuredHost& host = measured_.host;
+    if (!host.copy || host.updates.empty() || parameters == Bytes(0)) {
+      return roofline_.offloaded_update(parameters, state_factor);
+    }
+    return 2 * seconds(*host.copy, parameters) + tensor_by_tensor(host.updates, parameters, state_factor);
   }
 
   [[nodiscard]] const Cluster& cluster() const { return roofline_.cluster(); }
@@ -106,6 +111,15 @@ class ProfiledCost {
  private:
   [[nodiscard]] static Seconds seconds(const FittedLine& line, Bytes bytes) {
     return Seconds(line.at(static_cast<double>(bytes.value())));
+  }
+  /// With the nearest state.
+  [[nodiscard]] Seconds tensor_by_tensor(const std::map<int, FittedLine>& updates, Bytes parameters,
+                                         double state_factor) const {
+    const auto nearest = std::min_element(updates.begin(), updates.end(), [&](const auto& a, const auto& b) {
+      return std::abs(a.first - state_factor) < std::abs(b.first - state_factor);
+    });
+    const double tensors = static_cast<double>(parameters.value()) / static_cast<double>(tensor_.value());
+    return seconds(nearest->second, tensor_) * tensors;
   }
   [[nodiscard]] static Bytes whole_bytes(const FittedLine& line, double samples) {
     return Bytes(std::llround(line.at(samples)));
@@ -146,6 +160,6 @@ class ProfiledCost {
 
 static_assert(CostModel<ProfiledCost, ModelGraph>);
 static_assert(BoundsAllReduce<ProfiledCost> && BoundsTransfer<ProfiledCost> &&
-              HasEconomyOfScale<ProfiledCost, ModelGraph>);
+              HasEconomyOfScale<ProfiledCost, ModelGraph> && UpdatesOnHost<ProfiledCost>);
 
 }  // namespace autopar

@@ -96,13 +96,25 @@ class RooflineCost {
 
   /// Reads parameter, gradient and state, writes parameter and state, at memory bandwidth.
   [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {
-    const double traffic = static_cast<double>(parameters.value()) * (3 + 2 * state_factor);
-    return Seconds(traffic / (cluster_.device.memory_bandwidth.value() * cluster_.device.efficiency));
+    return moved(3 + 2 * state_factor, parameters, cluster_.device.memory_bandwidth);
+  }
+
+  /// Gradients go to the host, which updates there, parameters come back, one after the other. Where the devices are CPUs
+  /// both are copies within their memory.
+  [[nodiscard]] Seconds offloaded_update(Bytes parameters, double state_factor) const {
+    if (parameters == Bytes(0)) return {};
+    if (!cluster_.host) return update(parameters, state_factor) + 2 * moved(2.0, parameters, cluster_.device.memory_bandwidth);
+    const Host& host = *cluster_.host;
+    return 2 * host.link.transfer(parameters) + moved(3 + 2 * state_factor, parameters, host.memory_bandwidth);
   }
 
   [[nodiscard]] const Cluster& cluster() const { return cluster_; }
 
  private:
+  /// So many times these bytes through a memory.
+  [[nodiscard]] Seconds moved(double times, Bytes bytes, BytesPerSecond bandwidth) const {
+    return Seconds(static_cast<double>(bytes.value()) * times / (bandwidth.value() * cluster_.device.efficiency));
+  }
   [[nodiscard]] Seconds time(const WorkItem& item, const Work& work, double samples) const {
     return roofline_time(cluster_.device, efficiency_, item.op_class, item.dtype, work, samples);
   }
@@ -119,7 +131,7 @@ class RooflineCost {
 };
 
 static_assert(CostModel<RooflineCost, ModelGraph>);
-static_assert(BoundsAllReduce<RooflineCost> && BoundsTransfer<RooflineCost>);
+static_assert(BoundsAllReduce<RooflineCost> && BoundsTransfer<RooflineCost> && UpdatesOnHost<RooflineCost>);
 static_assert(HasEconomyOfScale<RooflineCost, ModelGraph>);
 
 }  // namespace autopar

@@ -242,7 +242,7 @@ struct ChunkedStaging {
         entry->second = std::min(entry->second, slowest);
       }
       const bool in_shares = objective_.constraints().zero_levels.back() > 0;
-      const double update = work.update(trained, objective_.constraints().optimizer_state_factor).value();
+      const double update = detail::least_update(work, objective_.constraints(), trained).value();
       return entry->second += update / (in_shares ? replicas : 1);
     }
 

@@ -30,6 +30,7 @@ struct Coarsened {
         constraints(of_nodes),
         objective(work, cluster, constraints) {
     constraints.memory -= rounding(fine);
+    if (constraints.host_memory) *constraints.host_memory -= rounding(fine);
   }
   Coarsened(const Coarsened&) = delete;  // the objective refers to the other members
   Coarsened& operator=(const Coarsened&) = delete;
@@ -40,7 +41,8 @@ struct Coarsened {
   /// Bytes by which a rank may hold more than blocks say whose parameters were put together.
   [[nodiscard]] Bytes rounding(const Workload& fine) const {
     if (work.parameters.size() == fine.parameters.size()) return {};
-    return Bytes(static_cast<std::int64_t>(fine.parameters.size()) * (constraints.gradient_copies + 2));
+    const int owners = constraints.offloads.back() == Offload::kOptimizer ? 1 : 0;  // of the optimizer's own
+    return Bytes(static_cast<std::int64_t>(fine.parameters.size()) * (constraints.gradient_copies + 2 + owners));
   }
 
  private:

@@ -33,7 +33,7 @@ class Candidates {
  public:
   explicit Candidates(Bytes memory) : memory_(memory) {}
 
-  [[nodiscard]] bool fits(const Candidate& candidate) const { return StepObjective::peak(candidate.terms) <= memory_; }
+  [[nodiscard]] bool fits(const Candidate& candidate) const { return StepObjective::fits(candidate.terms, memory_); }
 
   /// At the same step fewer micro-batches win, then the candidate that came first. @return whether it is now the fastest
   /// that fits
@@ -73,7 +73,7 @@ class Candidates {
   static void rank(std::vector<Candidate>& candidates, Bytes memory) {
     std::vector<std::tuple<bool, Seconds, std::size_t>> order;
     for (const Candidate& candidate : candidates)
-      order.emplace_back(StepObjective::peak(candidate.terms) > memory, candidate.terms.step, order.size());
+      order.emplace_back(!StepObjective::fits(candidate.terms, memory), candidate.terms.step, order.size());
     std::sort(order.begin(), order.end());
     std::vector<Candidate> ranked;
     for (const auto& [large, step, i] : order) ranked.push_back(std::move(candidates[i]));

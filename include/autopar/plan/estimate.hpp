@@ -109,7 +109,7 @@ class QuickEstimate {
   [[nodiscard]] double busiest(int microbatches) const {
     double most = 0;
     for (const Stage& stage : stages_) {
-      const Seconds update = work_.update(stage.trainable, objective_.constraints().optimizer_state_factor);
+      const Seconds update = detail::least_update(work_, objective_.constraints(), stage.trainable);
       most = std::max(most, microbatches * (stage.forward + stage.backward) + update.value());
     }
     return most;
@@ -153,8 +153,7 @@ class QuickEstimate {
       const double sum = ranks_[s].size() > 1 ? work_.all_reduce(stage.trainable, ranks_[s]).value() : 0;
       const double hidden = stage.trainable > kBucketBytes ? stage.backward : 0;  // sums start as buckets fill
       const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);
-      step = std::max(step,
-                      summed + work_.update(stage.trainable, objective_.constraints().optimizer_state_factor).value());
+      step = std::max(step, summed + detail::least_update(work_, objective_.constraints(), stage.trainable).value());
     }
     return step;
   }

@@ -13,9 +13,18 @@ namespace autopar {
 
 /// A staging that needs little memory, and how much its worst rank needs.
 struct LeastMemory {
+  [[nodiscard]] bool host_holds(const Constraints& constraints) const {
+    return !constraints.host_memory || host <= *constraints.host_memory;
+  }
+  /// Under the limits of these constraints.
+  [[nodiscard]] bool fits(const Constraints& constraints) const {
+    return peak <= constraints.memory && host_holds(constraints);
+  }
+
   Staging staging;
   Bytes peak{};
   StageId stage;  ///< the one that needs most
+  Bytes host{};   ///< that a rank needs of its host's memory
 };
 
 namespace detail {
@@ -34,10 +43,12 @@ class LeastMemoryCuts {
       for (const auto& replicas : replica_choices(stages)) {
         for (const int microbatches : microbatch_choices()) {
           auto cut = cuts_.cut(replicas, microbatches, least_in_flight(), CutGoal::kMemory);
-          if (!cut || (least && cut->bottleneck >= static_cast<double>(least->peak.value()))) continue;
+          const bool holds = least && least->host_holds(constraints);
+          if (!cut || (holds && cut->bottleneck >= static_cast<double>(least->peak.value()))) continue;
           if (!meets(constraints, objective_.work(), cut->staging)) continue;
           const LeastMemory found = measured(std::move(cut->staging));
-          if (!least || found.peak < least->peak) least = found;
+          const bool improves = found.host_holds(constraints) == holds ? !least || found.peak < least->peak : !holds;
+          if (improves) least = found;
         }
       }
     }
@@ -96,6 +107,7 @@ class LeastMemoryCuts {
     const auto memory = objective_.least_memory(staging);
     LeastMemory out{std::move(staging), {}, StageId(0)};
     for (std::size_t s = 0; s < memory.size(); ++s) {
+      out.host = std::max(out.host, memory[s].host);
       if (memory[s].total() <= out.peak) continue;
       out.peak = memory[s].total();
       out.stage = StageId::of(s);

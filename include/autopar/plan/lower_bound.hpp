@@ -107,7 +107,7 @@ class LowerBound {
       const double half = sum * kHalfOfASum;
       const Bytes updated = updated_bytes(read, zero, static_cast<std::size_t>(replicas));
       least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) + (zero == 1 || zero == 2 ? half : 0) +
-                                  objective_.work().update(updated, constraints.optimizer_state_factor).value());
+                                  least_update(objective_.work(), constraints, updated).value());
     }
     return least;
   }

@@ -82,9 +82,11 @@ class PlanMaker {
     plan.schedule = best.staging.schedule;
     plan.orders = best.terms.orders;
     plan.zero = best.terms.savings.zero;
+    plan.offload = best.terms.savings.offload;
     plan.precision = request_.options.precision;
     plan.device = cluster_.device.name;
     plan.device_memory = constraints_.memory;
+    plan.host_memory = plan.offload == Offload::kNone ? Bytes(0) : constraints_.host_memory.value_or(Bytes(0));
     plan.gradient_copies = constraints_.gradient_copies;
     plan.optimizer_state_factor = constraints_.optimizer_state_factor;
     plan.step = best.terms.step;
@@ -122,6 +124,7 @@ class PlanMaker {
       stage.communication = terms.communication;
       stage.reduction = terms.reduction;
       stage.peak_memory = terms.memory.total();
+      stage.host_memory = terms.memory.host;
       plan.stages.push_back(std::move(stage));
     }
   }
@@ -157,6 +160,7 @@ class PlanMaker {
   }
 
   [[nodiscard]] std::string why_not(const Candidate& other) const {
+    if (StepObjective::peak(other.terms) <= constraints_.memory) return "does not fit: its hosts do not hold what is offloaded";
     return "does not fit: needs " + readable(StepObjective::peak(other.terms)) + " of " +
            readable(constraints_.memory) + " a rank";
   }

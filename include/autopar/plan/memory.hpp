@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include <autopar/plan/pipeline_of.hpp>
@@ -27,6 +28,7 @@ struct StageMemory {
   Bytes rebuilt{};     ///< activations of the largest segment that is run again
   Bytes gathered{};    ///< whole gradients and parameters of the operators at work, under ZeRO 2 and 3
   Bytes update{};      ///< temporaries of the optimizer's step, when nothing but parameters and their state is left
+  Bytes host{};        ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the terms above
 
   [[nodiscard]] Bytes total() const {
     return parameters + gradients + optimizer + std::max(saved + boundary + workspace + rebuilt + gathered, update);
@@ -82,9 +84,10 @@ struct HeldByMicrobatch {
   return most;
 }
 
-/// What one parameter costs a rank that holds it, or its share of it.
+/// What one parameter costs a rank that holds it, or its share of it. Of what is offloaded, what stages compute with stays on
+/// the device and gradients are made there; the host has the optimizer's own.
 [[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints,
-                                                  int zero = 0, int replicas = 1) {
+                                                  int zero = 0, int replicas = 1, Offload offload = Offload::kNone) {
   StageMemory memory;
   const auto share = [&](Bytes bytes, int level) {
     return zero >= level ? Bytes((bytes.value() + replicas - 1) / replicas) : bytes;
@@ -99,6 +102,13 @@ struct HeldByMicrobatch {
     memory.optimizer = share(Bytes(static_cast<std::int64_t>(std::ceil(static_cast<double>(parameter.bytes.value()) *
                                                                        constraints.optimizer_state_factor))),
                              1);
+    const Bytes stepped = share(parameter.bytes, 1);
+    if (offload == Offload::kOptimizer && constraints.host_memory) {
+      memory.host = stepped + stepped * constraints.gradient_copies + memory.optimizer;
+      memory.optimizer = {};
+    } else if (offload == Offload::kOptimizer) {
+      memory.parameters += stepped;
+    }
   }
   return memory;
 }
@@ -120,13 +130,15 @@ struct LeastHeld {
 };
 [[nodiscard]] inline LeastHeld least_held(const ParameterProfile& parameter, const Constraints& constraints) {
   const StageMemory memory = parameter_memory(parameter, constraints);
+  const StageMemory least = parameter_memory(parameter, constraints, 0, 1, constraints.offloads.back());
   const int zero = constraints.zero_levels.back();
   LeastHeld held;
   const auto add = [&](Bytes bytes, int level) { (zero >= level ? held.shared : held.whole) += bytes.value(); };
   add(parameter.bytes, !parameter.trainable ? 4 : parameter.copy > Bytes(0) ? 1 : 3);
   if (zero < 3 || !parameter.trainable) held.whole += parameter.copy.value();
+  add(least.parameters - memory.parameters, 1);  // the optimizer's own
   add(memory.gradients, 2);
-  add(memory.optimizer, 1);
+  add(least.optimizer, 1);
   return held;
 }
 
@@ -189,7 +201,8 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 
 /// What the parameters of each stage take, and whatever else does not depend on the batch.
 [[nodiscard]] inline std::vector<StageMemory> fixed_memory(const Workload& work, const Constraints& constraints,
-                                                           const Staging& staging, int zero) {
+                                                           const Staging& staging, int zero,
+                                                           Offload offload = Offload::kNone) {
   const auto nodes = nodes_by_stage(staging);
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
@@ -200,7 +213,8 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
         if (counted[parameter.index()] == s) continue;
         counted[parameter.index()] = s;
         const StageMemory one =
-            parameter_memory(work.parameters[parameter.index()], constraints, zero, staging.replicas[s]);
+            parameter_memory(work.parameters[parameter.index()], constraints, zero, staging.replicas[s], offload);
+        memory[s].host += one.host;
         memory[s].parameters += one.parameters;
         memory[s].gradients += one.gradients;
         memory[s].optimizer += one.optimizer;
@@ -209,6 +223,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
       memory[s].workspace += work.graph[node].resident;
     }
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
+    if (offload == Offload::kOptimizer && constraints.host_memory) memory[s].host += std::exchange(memory[s].update, Bytes(0));
     // Of gradients one bucket is filled and one on its way; of parameters one is in use and the next on its way.
     if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 4 : 2);
   }
@@ -217,7 +232,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 
 /// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
 /// @param savings  nothing by default
-/// @param memory   `fixed_memory` of the same staging and ZeRO level
+/// @param memory   `fixed_memory` of the same staging, ZeRO level and offload
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Staging& staging,
                                                              const SizedPipeline& sized, const ShareTable& shares,
                                                              const std::vector<int>& in_flight, const Savings& savings,
@@ -245,7 +260,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
                                                              const std::vector<int>& in_flight,
                                                              const Savings& savings = {}) {
   return predict_memory(work, staging, sized, shares, in_flight, savings,
-                        fixed_memory(work, constraints, staging, savings.zero));
+                        fixed_memory(work, constraints, staging, savings.zero, savings.offload));
 }
 
 /// The same under a schedule with one stage a rank.

@@ -77,15 +77,15 @@ class StepObjective {
 
   /// Time and memory on given ranks, under the best savings.
   ///
-  /// Of each ZeRO level the fewest segments with which the ranks fit are run again, those first that free most bytes a
-  /// second; as no turn gets shorter by running more again, no longer run of them is faster.
+  /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are run again, those first that
+  /// free most bytes a second; as no turn gets shorter by running more again, no longer run of them is faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<std::vector<Rank>> ranks) const {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
     std::optional<StepTerms> best;
     std::optional<detail::PlayedPipeline> played;
-    for (const int level : zero_levels(staging)) {
-      keep_better(best, evaluate(staging, sized, savings(staging, sized, level), {}, played));
-    }
+    keep_best_savings(best, staging, sized, [&](Savings savings) {
+      return evaluate(staging, sized, std::move(savings), {}, played);
+    });
     return std::move(*best);
   }
 
@@ -110,8 +110,9 @@ class StepObjective {
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
       const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
       std::optional<detail::FoldedCourse> course;
-      for (const int level : zero_levels(staging))
-        keep_better(best, folded(staging, sized, savings(staging, sized, level), {}, course));
+      keep_best_savings(best, staging, sized, [&](Savings savings) {
+        return folded(staging, sized, std::move(savings), {}, course);
+      });
     }
     return std::move(*best);
   }
@@ -125,8 +126,9 @@ class StepObjective {
   }
 
   /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them smallest.
-  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero) const {
-    return savings(staging, sized, zero, constraints_.memory);
+  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero,
+                                Offload offload = Offload::kNone) const {
+    return savings(staging, sized, zero, offload, constraints_.memory);
   }
 
   /// About how many actions one simulation of a staging has: turns with their messages, and gradient sums.
@@ -152,12 +154,20 @@ class StepObjective {
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
   static constexpr std::int64_t kManyActions = 30'000;
 
-  /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank.
+  /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank; nothing is
+  /// offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
-    const Savings most = savings(staging, sized, constraints_.zero_levels.back(), Bytes(0));
-    return memory_of(staging, sized, in_flight_by_law(work_, staging), most);
+    const auto in_flight = in_flight_by_law(work_, staging);
+    const int zero = constraints_.zero_levels.back();
+    std::vector<StageMemory> least;
+    for (const Offload offload : constraints_.offloads) {
+      const Savings most = savings(staging, sized, zero, offload, Bytes(0));
+      auto memory = memory_of(staging, sized, in_flight, most);
+      if (least.empty() || host_holds(ranks, memory)) least = std::move(memory);
+    }
+    return least;
   }
 
   [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
@@ -165,9 +175,36 @@ class StepObjective {
   [[nodiscard]] static Bytes peak(const StepTerms& terms) {
     return peak_of_ranks(terms.ranks, [&](std::size_t stage) { return terms.stages[stage].memory.total(); });
   }
-  [[nodiscard]] bool fits(const StepTerms& terms) const { return peak(terms) <= constraints_.memory; }
+  /// Likewise in the memory of its host.
+  [[nodiscard]] static Bytes host_peak(const StepTerms& terms) {
+    return peak_of_ranks(terms.ranks, [&](std::size_t stage) { return terms.stages[stage].memory.host; });
+  }
+  [[nodiscard]] static bool fits(const StepTerms& terms, Bytes memory) {
+    return terms.host_holds && peak(terms) <= memory;
+  }
+  [[nodiscard]] bool fits(const StepTerms& terms) const { return fits(terms, constraints_.memory); }
+  /// Whether what these stages offload has room in their hosts' memory.
+  [[nodiscard]] bool host_holds(const std::vector<std::vector<Rank>>& ranks, const std::vector<StageMemory>& stages) const {
+    return !constraints_.host_memory ||
+           peak_of_ranks(ranks, [&](std::size_t stage) { return stages[stage].host; }) <= *constraints_.host_memory;
+  }
 
  private:
+  /// What `terms_of` makes of the best savings. Offloading what fits as it is takes no less time.
+  template <class TermsOf>
+  void keep_best_savings(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
+                         const TermsOf& terms_of) const {
+    for (const int level : zero_levels(staging)) {
+      bool fits_as_it_is = false;
+      for (const Offload offload : constraints_.offloads) {
+        if (fits_as_it_is) break;
+        StepTerms terms = terms_of(savings(staging, sized, level, offload));
+        fits_as_it_is = fits(terms) && !terms.savings.recomputes();
+        keep_better(best, std::move(terms));
+      }
+    }
+  }
+
   [[nodiscard]] bool is_compared_first(const Staging& staging) const {
     return actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised;
   }
@@ -214,7 +251,9 @@ class StepObjective {
                                ? in_flight_of(terms.orders, staging.microbatches,
                                               held_by_microbatch(work_, staging, sized, shares_, savings))
                                : in_flight_of_positions(staging, sized, savings);
-    for (const StageMemory& memory : memory_of(staging, sized, in_flight, savings))
+    const auto stages = memory_of(staging, sized, in_flight, savings);
+    terms.host_holds = host_holds(terms.ranks, stages);
+    for (const StageMemory& memory : stages)
       terms.stages.push_back({.memory = memory});
     terms.savings = std::move(savings);
     return terms;
@@ -245,8 +284,9 @@ class StepObjective {
   }
 
   /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
-  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero, Bytes memory) const {
-    Savings out{zero, {}};
+  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero, Offload offload,
+                                Bytes memory) const {
+    Savings out{zero, {}, offload};
     if (constraints_.recompute == Recompute::kNever) return out;
     const auto in_flight = in_flight_of_positions(staging, sized, out);
     const std::vector<std::int64_t> share = largest_shares(staging);
@@ -291,8 +331,8 @@ class StepObjective {
                                                    const std::vector<int>& in_flight, const Savings& savings) const {
     if (fixed_.stage_of != staging.stage_of || fixed_.replicas != staging.replicas)
       fixed_ = {staging.stage_of, staging.replicas, {}};
-    const auto [entry, added] = fixed_.by_level.try_emplace(savings.zero);
-    if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero);
+    const auto [entry, added] = fixed_.by_savings.try_emplace({savings.zero, savings.offload});
+    if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero, savings.offload);
     return predict_memory(work_, staging, sized, shares_, in_flight, savings, entry->second);
   }
 
@@ -390,7 +430,7 @@ class StepObjective {
   ShareTable shares_;
   struct Fixed {
     std::vector<int> stage_of, replicas;
-    std::map<int, std::vector<StageMemory>> by_level;
+    std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_savings;
   };
   mutable Fixed fixed_;  // of the last staging
   Bytes trainable_{};

@@ -21,6 +21,7 @@ struct Options {
   int max_microbatches = 64;
   int tensor_parallel = 0;      ///< 0 = the planner chooses; 1 is what this version runs
   int zero = -1;                ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
+  std::string offload = "auto";   ///< auto | none | optimizer: its state and the parameters that it steps are in host memory
   std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
   std::string schedule = "auto";          ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth

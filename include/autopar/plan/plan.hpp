@@ -12,8 +12,18 @@
 namespace autopar {
 
 /// 2: plans carry a certificate. 3: and ZeRO levels and segments that are run again. 4: and copies of gradients and the
-/// element types.
-inline constexpr int kPlanVersion = 4;
+/// element types. 5: and what is in host memory.
+inline constexpr int kPlanVersion = 5;
+
+/// What is kept in the host's memory instead of the device's.
+enum class Offload : std::uint8_t {
+  kNone,
+  kOptimizer,  ///< gradients, optimizer state and the parameters that the optimizer steps, which it does on the host
+};
+
+[[nodiscard]] inline std::string name_of(Offload offload) {
+  return offload == Offload::kOptimizer ? "optimizer" : "none";
+}
 
 /// What bounds the step time or the choice of a plan.
 enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
@@ -32,6 +42,7 @@ struct StagePlan {
   Seconds communication{};             ///< predicted, one micro-batch share, both ways
   Seconds reduction{};                 ///< predicted gradient sum, once a step
   Bytes peak_memory{};                 ///< predicted, the worst rank of the stage
+  Bytes host_memory{};                 ///< predicted, of what is offloaded
   friend bool operator==(const StagePlan&, const StagePlan&) = default;
 };
 
@@ -81,10 +92,12 @@ struct Plan {
   int microbatches = 1;
   ScheduleKind schedule = ScheduleKind::kOneFOneB;
   int zero = 0;                 ///< ZeRO level, among the replicas of each stage
+  Offload offload = Offload::kNone;
   std::string precision = "module";  ///< Options::precision that it was made for
   std::vector<std::vector<Turn>> orders;  ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
   std::string device;           ///< name of the device model the predictions come from
   Bytes device_memory{};        ///< what a stage may use: memory less margin
+  Bytes host_memory{};          ///< what a rank may use of its host's, less margin; 0 = that is the device's own
   int gradient_copies = 1;      ///< of each gradient that a rank holds at the peak (Options::gradient_accumulation)
   double optimizer_state_factor = 0;
   Seconds step{};               ///< predicted step of the simulated schedule

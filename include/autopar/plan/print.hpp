@@ -113,6 +113,12 @@ namespace detail {
   text += "memory: " + readable(most) + " used of " + readable(plan.device_memory) +
           " available a rank (margin taken off), optimizer state " +
           detail::formatted("%g", plan.optimizer_state_factor) + " x parameters\n";
+  if (plan.host_memory > Bytes(0)) {
+    const Bytes offloaded =
+        peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].host_memory; });
+    text += "host memory: " + readable(offloaded) + " used of " + readable(plan.host_memory) +
+            " available a rank (margin taken off): gradients, optimizer state and the parameters that it steps\n";
+  }
   std::vector<std::vector<std::string>> rows{{"stage", "ops", "parameters", "replicas", "ranks", "forward", "backward",
                                               "messages", "gradient sums", "peak memory", "of available"}};
   const bool again = savings_of(plan).recomputes();

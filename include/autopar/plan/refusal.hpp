@@ -30,10 +30,11 @@ class Refusal {
       refuse_all(found.candidates.ranked());
       refuse_no_staging();
     }
-    if (least->peak <= coarse.constraints.memory) {
+    if (least->fits(coarse.constraints)) {
       found.candidates.offer({least->staging, coarse.objective(least->staging)});
       if (found.candidates.any_fits()) return;
     }
+    if (!least->host_holds(coarse.constraints)) refuse_host(least->stage, least->host);
     least->peak += coarse.rounding(work_);
     const auto remedies = find_remedies(coarse.work, cluster_, request_, coarse.constraints, least->peak);
     throw InfeasiblePlan(
@@ -46,12 +47,24 @@ class Refusal {
   }
 
  private:
+  /// Hosts do not hold what must be offloaded.
+  [[noreturn]] void refuse_host(StageId stage, Bytes needed) const {
+    const Bytes there = *constraints_.host_memory;
+    const bool shared = constraints_.zero_levels.back() > 0;
+    throw InfeasiblePlan("offload = optimizer puts " + readable(needed) + " of a rank into its host's memory, whose part of " +
+                             "each rank is " + readable(there) + " (memory_margin taken off)",
+                         stage, needed, there,
+                         std::string("offload = auto") + (shared ? "" : ", or zero = 1, which shares it among replicas,") +
+                             " may fit; so do hosts with " + readable(needed - there) + " more memory a rank");
+  }
+
   /// No plain schedule is allowed, and what was tried under the others is too large.
   void refuse_all(const std::vector<Candidate>& tried) const {
     if (tried.empty()) return;
     const auto peak = [](const Candidate& candidate) { return StepObjective::peak(candidate.terms); };
     const Candidate& least = *std::min_element(
         tried.begin(), tried.end(), [&](const Candidate& a, const Candidate& b) { return peak(a) < peak(b); });
+    if (peak(least) <= constraints_.memory) refuse_host(StageId(0), StepObjective::host_peak(least.terms));
     Remedies remedies;
     remedies.device_memory = memory_for(peak(least), request_.options.memory_margin);
     throw InfeasiblePlan("no plan fits " + std::to_string(constraints_.world) + " x " + readable(constraints_.memory) +

@@ -22,6 +22,7 @@ struct Remedies {
   std::optional<double> optimizer_state_factor;  ///< largest factor that fits
   bool recompute = false;                        ///< running forwards again is enough, but was ruled out
   std::optional<int> zero;                       ///< least level that fits, if a lower one was fixed
+  bool offload = false;                          ///< offloading the optimizer is enough, but was ruled out
 };
 
 /// The least Options::device_memory of which `peak` bytes may be used.
@@ -52,6 +53,7 @@ class RemedySearch {
     out.optimizer_state_factor = largest_factor();
     out.recompute = recomputing_fits();
     out.zero = least_zero();
+    out.offload = offloading_fits();
     return out;
   }
 
@@ -59,7 +61,7 @@ class RemedySearch {
   [[nodiscard]] bool fits(const Constraints& constraints, const Cluster& cluster) const {
     const StepObjective objective(work_, cluster, constraints);
     const auto least = least_memory(objective);
-    return least && least->peak <= constraints.memory;
+    return least && least->fits(constraints);
   }
   [[nodiscard]] bool fits(const Constraints& constraints) const { return fits(constraints, cluster_); }
 
@@ -116,7 +118,7 @@ class RemedySearch {
         recompute_segments(work_, more, std::max<std::int64_t>(1, constraints_.batch / constraints_.world));
     const StepObjective objective(in_segments, cluster_, more);
     const auto least = least_memory(objective);
-    return least && least->peak <= more.memory;
+    return least && least->fits(more);
   }
 
   [[nodiscard]] std::optional<int> least_zero() const {
@@ -126,6 +128,14 @@ class RemedySearch {
       if (fits(more)) return level;
     }
     return std::nullopt;
+  }
+
+  [[nodiscard]] bool offloading_fits() const {
+    if (!request_.runtime.offload || !work_.offloaded_update) return false;
+    if (constraints_.offloads.back() != Offload::kNone) return false;
+    Constraints more = constraints_;
+    more.offloads = {Offload::kOptimizer};
+    return fits(more);
   }
 
   /// In steps of 1/16, which a user can type.
@@ -191,6 +201,7 @@ class RemedySearch {
     ways.push_back("zero = " + std::to_string(*remedies.zero) + " instead of " +
                    std::to_string(constraints.zero_levels.back()));
   }
+  if (remedies.offload) ways.push_back("offload = optimizer instead of " + request.options.offload);
   std::string text = ways.size() == 1 ? "this fits: " : "any one of these fits: ";
   for (std::size_t i = 0; i < ways.size(); ++i)
     text += (i > 0 ? "; " : "") + ways[i];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct Capabilities {
   int max_tensor_parallel = 1;
   int max_zero = 0;
   bool recompute = false;
+  bool offload = false;
   bool precision = false;  ///< other element types than the module's: tf32, bf16, fp16
   friend bool operator==(const Capabilities&, const Capabilities&) = default;
 };
@@ -31,6 +33,7 @@ struct Capabilities {
   runtime.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
   runtime.max_zero = 3;
   runtime.recompute = true;
+  runtime.offload = true;
   runtime.precision = true;
   return runtime;
 }
@@ -68,9 +71,11 @@ struct Constraints {
   std::vector<int> microbatches;        ///< candidates, ascending
   std::vector<ScheduleKind> schedules;  ///< candidates
   std::vector<int> zero_levels{0};      ///< candidates, ascending
+  std::vector<Offload> offloads{Offload::kNone};  ///< candidates, what leaves least on the device last
   Recompute recompute = Recompute::kNever;
   std::vector<std::string> recomputed_modules;  ///< with kAlways: a segment each, nothing else; empty = everything
   Bytes memory{};                       ///< what one rank may use, margin taken off
+  std::optional<Bytes> host_memory{};   ///< likewise of its host's; none: what is offloaded stays in the same memory
   double optimizer_state_factor = 2;
   int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak
   std::vector<std::string> notes;  ///< what the plan should tell the user
@@ -131,6 +136,12 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   }
   if (options.recompute.empty())
     refuse("recompute is empty; use 'auto', 'none', 'full' or names of modules, with commas between them");
+  if (options.offload != "auto" && options.offload != "none" && options.offload != "optimizer") {
+    refuse(setting("offload", options.offload) + " is unknown; use 'auto', 'none' or 'optimizer'");
+  }
+  if (options.offload == "optimizer" && !runtime.offload) {
+    refuse(setting("offload", options.offload) + " is not run by this version; use 'auto' or 'none'");
+  }
   if (options.precision != "module" && options.precision != "tf32" && options.precision != "bf16" &&
       options.precision != "fp16") {
     refuse(setting("precision", options.precision) + " is unknown; use 'module', 'tf32', 'bf16' or 'fp16'");
@@ -165,6 +176,25 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   std::vector<int> levels;
   for (int level = 0; level <= runtime.max_zero; ++level) levels.push_back(level);
   return levels;
+}
+
+/// Where the host has no memory of its own nothing is gained by it, so only who asks for it gets it.
+inline void apply_offload(const Options& options, const Capabilities& runtime, const Workload& work,
+                          const Cluster& cluster, Constraints& constraints) {
+  if (cluster.host) {
+    if (cluster.host->memory <= Bytes(0)) {
+      refuse("the host memory of cluster '" + cluster.name + "' is " + std::to_string(cluster.host->memory.value()) +
+             " bytes a device; state it, or leave the host out");
+    }
+    const double share = 1 - options.memory_margin;
+    constraints.host_memory =
+        Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(cluster.host->memory.value()) * share)));
+  }
+  if (options.offload == "optimizer" && !work.offloaded_update)
+    refuse("offload = optimizer, but the cost model does not say what an update on the host takes; use 'none'");
+  if (options.offload == "optimizer") constraints.offloads = {Offload::kOptimizer};
+  const bool may = options.offload == "auto" && runtime.offload && work.offloaded_update;
+  if (may && cluster.host) constraints.offloads.push_back(Offload::kOptimizer);
 }
 
 /// "full" or names of modules, with commas between them.
@@ -368,6 +398,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
     out.schedules = {ScheduleKind::kGPipe};
   }
   out.zero_levels = detail::allowed_zero(options, request.runtime);
+  detail::apply_offload(options, request.runtime, work, cluster, out);
   detail::apply_recompute(options, request.runtime, work, out);
   detail::apply_whole_batch(work, options, out);
   return out;

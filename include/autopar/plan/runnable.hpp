@@ -59,6 +59,7 @@ inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
     refuse("schedule " + name_of(plan.schedule));
   if (plan.zero > runtime.max_zero) refuse("ZeRO " + std::to_string(plan.zero));
   if (!runtime.recompute && savings_of(plan).recomputes()) refuse("recomputation");
+  if (!runtime.offload && plan.offload != Offload::kNone) refuse("offload = optimizer");
   detail::check_segments(plan);
   const auto check = [&]<SchedulePolicy Policy>(const Policy& policy) {
     if constexpr (RankOrderPolicy<Policy>) {

@@ -26,6 +26,10 @@ struct Savings {
   /// [stage][segment]: nodes that keep what enters them alone and run their forward again before their backward, which
   /// is whole under every schedule.
   std::vector<std::vector<std::vector<NodeId>>> recomputed{};
+  /// Of all stages. Each rank's gradients go to its host when they are complete, the optimizer steps there, on the rank's
+  /// share under ZeRO, and what it changed comes back before the next forward.
+  /// @source Ren et al., "ZeRO-Offload", USENIX ATC 2021
+  Offload offload = Offload::kNone;
 
   [[nodiscard]] bool recomputes() const {
     return std::any_of(recomputed.begin(), recomputed.end(), [](const auto& segments) { return !segments.empty(); });
@@ -35,16 +39,17 @@ struct Savings {
 
 /// The savings that a plan describes, by the atoms of the model.
 [[nodiscard]] inline Savings savings_of(const Plan& plan) {
-  Savings savings{plan.zero, {}};
+  Savings savings{plan.zero, {}, plan.offload};
   for (const StagePlan& stage : plan.stages) savings.recomputed.push_back(stage.recomputed);
   if (!savings.recomputes()) savings.recomputed.clear();
   return savings;
 }
 
-/// " (ZeRO 1, 12 segments run again)", or nothing.
+/// " (ZeRO 1, optimizer offloaded, 12 segments run again)", or nothing.
 [[nodiscard]] inline std::string describe(const Savings& savings) {
   std::string text;
   if (savings.zero > 0) text = "ZeRO " + std::to_string(savings.zero);
+  if (savings.offload == Offload::kOptimizer) text += text.empty() ? "optimizer offloaded" : ", optimizer offloaded";
   std::size_t segments = 0;
   for (const auto& stage : savings.recomputed) segments += stage.size();
   if (segments > 0) {

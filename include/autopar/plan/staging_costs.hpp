@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <autopar/plan/pipeline_of.hpp>
+#include <autopar/plan/request.hpp>
 #include <autopar/plan/savings.hpp>
 #include <autopar/plan/staging.hpp>
 #include <autopar/plan/workload.hpp>
@@ -38,6 +39,13 @@ namespace detail {
   return Bytes((trainable.value() + parts - 1) / parts);
 }
 
+/// An update takes no less under any savings that the constraints leave.
+[[nodiscard]] inline Seconds least_update(const Workload& work, const Constraints& constraints, Bytes bytes) {
+  const double factor = constraints.optimizer_state_factor;
+  const bool always = constraints.offloads.front() == Offload::kOptimizer;
+  return always ? work.offloaded_update(bytes, factor) : work.update(bytes, factor);
+}
+
 /// Summing into shares and gathering shares are the two halves of a sum that everyone gets.
 inline constexpr double kHalfOfASum = 0.5;
 
@@ -50,6 +58,7 @@ class StagingCosts {
       : work_(work),
         sized_(sized),
         zero_(savings.zero),
+        offload_(savings.offload),
         nodes_(nodes_by_stage(staging)),
         again_(savings.recomputed),
         trainable_(detail::trainable_by_stage(work, staging)),
@@ -98,11 +107,14 @@ class StagingCosts {
     }
     return true;
   }
-  /// The optimizer's step and what must follow it before the next one's first forward.
+  /// The optimizer's step, on the host with the copies there and back, and what must follow it before the next one's first
+  /// forward.
   [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
     const Bytes bytes = trainable_[stage.index()];
     const auto replicas = sized_.pipeline.stages[stage.index()].size();
-    const Seconds own = work_.update(detail::updated_bytes(bytes, zero_, replicas), state_factor);
+    const Bytes updated = detail::updated_bytes(bytes, zero_, replicas);
+    const Seconds own = offload_ == Offload::kOptimizer ? work_.offloaded_update(updated, state_factor)
+                                                        : work_.update(updated, state_factor);
     return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage, bytes) : own;
   }
 
@@ -162,6 +174,7 @@ class StagingCosts {
   const Workload& work_;
   const SizedPipeline& sized_;
   int zero_;
+  Offload offload_;
   std::vector<std::vector<NodeId>> nodes_;
   std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
   std::vector<Bytes> trainable_;                         // by stage

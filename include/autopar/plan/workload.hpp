@@ -62,6 +62,8 @@ struct Workload {
   std::function<Seconds(Bytes, Rank, Rank)> transfer;
   std::function<Seconds(Bytes, std::span<const Rank>)> all_reduce;
   std::function<Seconds(Bytes, double)> update;
+  /// Of what is offloaded, no less than `update`; empty if the cost model does not know.
+  std::function<Seconds(Bytes, double)> offloaded_update;
   std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound, wherever the replicas are
   std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound, whatever the ranks
 };
@@ -103,6 +105,11 @@ void set_link_costs(Workload& work, const M& model) {
   work.transfer = [&model](Bytes bytes, Rank from, Rank to) { return model.transfer(bytes, from, to); };
   work.all_reduce = [&model](Bytes bytes, std::span<const Rank> ranks) { return model.all_reduce(bytes, ranks); };
   work.update = [&model](Bytes bytes, double factor) { return model.update(bytes, factor); };
+  if constexpr (UpdatesOnHost<M>) {
+    work.offloaded_update = [&model](Bytes bytes, double factor) {
+      return std::max(model.update(bytes, factor), model.offloaded_update(bytes, factor));
+    };
+  }
   work.least_all_reduce = [&model](Bytes bytes, int replicas) -> Seconds {
     if constexpr (BoundsAllReduce<M>) return model.least_all_reduce(bytes, replicas);
     return {};
@@ -361,6 +368,7 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   coarse.transfer = fine.transfer;
   coarse.all_reduce = fine.all_reduce;
   coarse.update = fine.update;
+  coarse.offloaded_update = fine.offloaded_update;
   coarse.least_all_reduce = fine.least_all_reduce;
   coarse.least_transfer = fine.least_transfer;
   if (bundle > Bytes(0) && fine.parameters.size() >= detail::kMany) detail::bundle_parameters(coarse, bundle);

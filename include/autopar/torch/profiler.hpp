@@ -57,6 +57,10 @@ struct MeasureOptions {
 /// tensors of their own, on all ranks at once, as in training. @return rank 0's. Collective.
 [[nodiscard]] std::map<int, FittedLine> measure_updates(World& world, c10::Device device);
 
+/// Measures copies between device and host and the steps of optimizers on the host, on all ranks at once, as offloaded
+/// optimizers run. Nothing where the devices are CPUs. @return rank 0's. Collective.
+[[nodiscard]] MeasuredHost measure_host(World& world, c10::Device device);
+
 /// What measurements on this rank's device hold for.
 [[nodiscard]] CostOrigin cost_origin(const World& world, const Cluster& cluster, c10::Device device);
 

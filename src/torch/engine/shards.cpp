@@ -9,6 +9,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <autopar/core/assert.hpp>
+#include <autopar/torch/engine/host_copies.hpp>
 
 namespace autopar {
 
@@ -21,7 +22,7 @@ std::int64_t ShardUnit::Place::elements() const {
 Interval ShardUnit::part_of(Rank rank) const {
   const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
   AUTOPAR_ASSERT(found != ranks.end() && *found == rank, "a rank owns nothing of this unit");
-  const auto begin = part() * (found - ranks.begin());
+  const auto begin = zero == 0 ? 0 : part() * (found - ranks.begin());
   return {begin, begin + part()};
 }
 
@@ -38,14 +39,14 @@ const ShardUnit::Place* ShardUnit::find(const std::string& name) const {
 }
 
 std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names, const std::vector<GradientForm>& forms,
-                                  const std::vector<Rank>& ranks, int zero, Bytes limit) {
+                                  const std::vector<Rank>& ranks, int zero, Bytes limit, bool offloaded) {
   const BucketLayout layout(forms, limit, BucketLayout::Fill::kNotBeyond);
   std::vector<ShardUnit> units;
   for (const auto& bucket : layout.buckets()) {
     // A bucket's end is aligned, and so is each part's.
-    const auto members = static_cast<std::int64_t>(ranks.size());
+    const auto members = zero == 0 ? 1 : static_cast<std::int64_t>(ranks.size());
     const auto part = (bucket.elements + members - 1) / members;
-    units.push_back({ranks, zero, bucket.dtype, bucket.dtype, BucketLayout::aligned(part) * members, {}});
+    units.push_back({ranks, zero, offloaded, bucket.dtype, bucket.dtype, BucketLayout::aligned(part) * members, {}});
   }
   for (const auto& place : layout.places()) {
     units[static_cast<std::size_t>(place.bucket)].places.push_back({names[place.form.key], place.form.sizes, place.offset});
@@ -70,12 +71,13 @@ std::vector<at::Tensor> places_in(const at::Tensor& flat, const ShardUnit& unit)
 }  // namespace
 
 ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
-    : unit_(std::move(unit)), rank_(rank),
+    : unit_(std::move(unit)), rank_(rank), device_(device),
       whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.gathered).device(device))),
       own_(lies_apart() ? at::zeros({own().size()}, at::TensorOptions().dtype(unit_.dtype).device(device))
                         : autopar::part_of(whole_, own().begin, {own().size()})),
       copies_(places_in(whole_, unit_)) {
   release();
+  if (unit_.offloaded) host_ = host_memory(unit_.part(), unit_.dtype, device_).zero_();
   if (!unit_.gathers_copies()) return;
   const auto form = at::empty({unit_.elements}, own_.options());
   forms_ = places_in(form, unit_);
@@ -96,14 +98,30 @@ Interval ShardMemory::within_part(const ShardUnit::Place& place) const {
 
 at::Tensor ShardMemory::owner_memory(const ShardUnit::Place& place) const {
   const auto within = within_part(place);
-  return autopar::part_of(own_, within.begin, {within.size()});
+  const auto& memory = unit_.offloaded ? host_ : own_;
+  if (unit_.zero == 0) return autopar::part_of(memory, within.begin, place.sizes);
+  return autopar::part_of(memory, within.begin, {within.size()});
 }
 
 void ShardMemory::take_over(const ShardUnit::Place& place, const at::Tensor& value) {
   const auto shard = unit_.shard_of(place, rank_);
   if (shard.empty()) return;
   const at::NoGradGuard no_grad;
-  at::Tensor(owner_memory(place)).copy_(value.reshape({-1}).narrow(0, shard.begin, shard.size()));
+  owner_memory(place).view({-1}).copy_(value.reshape({-1}).narrow(0, shard.begin, shard.size()));
+}
+
+void ShardMemory::upload() {
+  if (!unit_.offloaded) return;
+  const at::NoGradGuard no_grad;
+  constexpr bool kNonBlocking = true;
+  own_.copy_(host_, kNonBlocking);
+}
+
+at::Tensor ShardMemory::gradient_memory() {
+  const auto is_free = [](const at::Tensor& set) { return set.storage().use_count() == 1; };
+  const auto free = std::find_if(gradients_.begin(), gradients_.end(), is_free);
+  if (free != gradients_.end()) return *free;
+  return gradients_.emplace_back(host_memory(unit_.part(), unit_.dtype, device_));
 }
 
 void ShardMemory::allocate() {

@@ -134,6 +134,7 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
 void Session::Impl::run_forward(Call& call) {
   auto& program = *call.program;
   program.runtime->refresh_leaves();
+  upload_owners();
   call.differentiate = at::GradMode::is_enabled() && any_differentiable(program.plan);
   call.loss_mode = call.differentiate && program.plan.loss_mode;
   if (call.differentiate) warn_of_second_gradients();
@@ -181,6 +182,7 @@ void Session::Impl::run_forward(Call& call) {
     whole.counts = &call.known.counts;
     call.tail = program.epilogue->run(call.sums, call.known.values, whole, call.differentiate);
   }
+  uploaded_.wait();  // an optimizer on the host may step as soon as the call returns
 }
 
 void Session::Impl::execute(Call& call, Phase phase) {

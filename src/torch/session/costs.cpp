@@ -45,6 +45,7 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
     costs.links = std::move(links);
   }
   if (costs.updates.empty()) costs.updates = measure_updates(world_, device_);
+  if (costs.host == MeasuredHost{}) costs.host = measure_host(world_, device_);
   together(world_, "writing measured costs", [&] {
     if (world_.rank() != 0 || options_.cost_file.empty() || costs == known) return;
     write_costs(options_.cost_file, costs, origin);

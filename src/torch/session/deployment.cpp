@@ -340,6 +340,7 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   request.options = options_;
   request.runtime = runtime_capabilities();
   if (optimizers_.empty() && options_.zero < 0) request.runtime.max_zero = 0;  // nothing says that it steps element by element
+  if (optimizers_.empty() && options_.offload == "auto") request.runtime.offload = false;  // nor how much state there is
   for (const auto* optimizer : optimizers_) {
     request.options.optimizer_state_factor = optimizer == optimizers_.front()
                                                  ? state_factor(*optimizer)
@@ -497,7 +498,8 @@ void Session::Impl::materialise_state() {
   }
   const at::NoGradGuard no_grad;
   for (auto& tensor : registry_.tensors()) {
-    if (holds(tensor) && tensor.handle.device() != device_) tensor.handle.set_data(tensor.handle.to(device_));
+    const bool moves = holds(tensor) && tensor.handle.device() != device_ && !is_offloaded(tensor);
+    if (moves) tensor.handle.set_data(tensor.handle.to(device_));
   }
 }
 

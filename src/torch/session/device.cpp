@@ -125,6 +125,7 @@ Cluster describe_cluster(const World& world, c10::Device device) {
   if (device.is_cuda()) {
     cluster.device = cuda_device(device.index());
     inside = {Seconds(8e-6), BytesPerSecond(1.5e11)};
+    cluster.host = Host{host_device(here).memory};
   }
 #else
   static_cast<void>(device);

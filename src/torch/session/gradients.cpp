@@ -69,7 +69,7 @@ StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId
                            call.engine->take_spent()};
   for (const auto parameter : *gradients.reached) {
     auto& gradient = gradients.by_position[runtime.position_of(parameter)];
-    if (!gradient.defined()) gradient = at::zeros_like(runtime.handle(parameter));
+    if (!gradient.defined()) gradient = at::zeros_like(runtime.handle(parameter), at::TensorOptions().device(device_));
   }
   return gradients;
 }
@@ -80,6 +80,7 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
   const bool is_one = factor.is_cpu() && factor.item<double>() == 1.0;
   if (!accumulate) flush_reduced();
   const auto& runtime = *gradients.program->runtime;
+  LeavingGradients leaving;
   for (const auto parameter : *gradients.reached) {
     const auto& handle = runtime.handle(parameter);
     const auto& gradient = gradients.by_position[runtime.position_of(parameter)];
@@ -88,7 +89,7 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
     const auto scale = [&](const at::Tensor& by) { return keep ? gradient.mul(by) : gradient.mul_(by); };
     const auto scaled = is_one ? gradient : scale(factor.reshape({}).to(gradient.options()));
     if (!accumulate) {
-      add_to_grad(handle, scaled, may_take);
+      add_to_owner(handle, scaled, may_take, leaving);
       continue;
     }
     auto& sum = pending_[handle.unsafeGetTensorImpl()];
@@ -96,10 +97,35 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
     if (sum.gradient.defined()) sum.gradient.add_(scaled);
     else sum.gradient = may_take ? scaled : scaled.clone();
   }
+  add_arrived(leaving);
 }
 
 void Session::Impl::flush_reduced() {
-  for (auto& [impl, sum] : std::exchange(reduced_, {})) add_to_grad(sum.handle, sum.gradient, true);
+  LeavingGradients leaving;
+  for (auto& [impl, sum] : std::exchange(reduced_, {})) add_to_owner(sum.handle, sum.gradient, true, leaving);
+  add_arrived(leaving);
+}
+
+/// Adds to `.grad`, what is offloaded when it has arrived on the host.
+void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
+                                 LeavingGradients& leaving) {
+  if (gradient.device() == handle.device()) return add_to_grad(handle, gradient, may_take);
+  constexpr bool kNonBlocking = true;
+  const auto& tensor = registry_.of(handle);
+  auto& memory = *shards_[static_cast<std::size_t>(tensor.unit)];
+  auto& set = leaving.sets[tensor.unit];
+  if (!set.defined()) set = memory.gradient_memory();
+  auto copy = part_of(set, memory.within_part(*place_of(tensor)).begin, handle.sizes());
+  leaving.copies.push_back({handle, copy.copy_(gradient, kNonBlocking)});
+}
+
+/// An optimizer on the host may step as soon as this returns.
+void Session::Impl::add_arrived(const LeavingGradients& leaving) {
+  if (leaving.copies.empty()) return;
+  QueueMark copied;
+  copied.set(device_);
+  copied.wait();
+  for (const auto& [handle, gradient] : leaving.copies) add_to_grad(handle, gradient, true);
 }
 
 // All holders of a parameter accumulated it in the same calls, so they agree on what there is to reduce.
@@ -108,7 +134,7 @@ void Session::Impl::reduce_pending() {
   std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
   for (const auto& tensor : registry_.tensors()) {
     const auto found = pending_.find(tensor.handle.unsafeGetTensorImpl());
-    if (found == pending_.end() || tensor.unit >= 0) continue;
+    if (found == pending_.end() || in_shares(tensor)) continue;
     groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
   }
   for (auto& [key, members] : groups) {
@@ -128,7 +154,7 @@ void Session::Impl::reduce_pending() {
     }
   }
   for (std::size_t u = 0; u < units_.size(); ++u) {
-    if (units_[u].zero >= 2 || shards_[u] == nullptr) continue;  // from level 2 on each call summed into shares
+    if (units_[u].zero != 1 || shards_[u] == nullptr) continue;  // from level 2 on each call summed into shares
     std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>> gradients;
     for (const auto& place : units_[u].places) {
       const auto found = pending_.find(registry_.named(place.names.front()).handle.unsafeGetTensorImpl());
@@ -149,7 +175,8 @@ void Session::Impl::warn_of_second_gradients() {
   for (const auto& [impl, sum] : pending_) first += Bytes(static_cast<std::int64_t>(sum.gradient.nbytes()));
   for (const auto& tensor : registry_.tensors()) {
     const auto& grad = tensor.handle.grad();
-    if (tensor.is_parameter && grad.defined()) first += Bytes(static_cast<std::int64_t>(grad.nbytes()));
+    const bool here = tensor.is_parameter && grad.defined() && grad.device() == device_;
+    if (here) first += Bytes(static_cast<std::int64_t>(grad.nbytes()));
   }
   if (first == Bytes(0)) return;
   for (const auto& stage : plan_->stages) {
@@ -243,16 +270,20 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
     if (tensor.is_parameter) dtype = tensor.handle.scalar_type();
     if (!tensor.is_parameter || !holds(tensor) || !tensor.handle.grad().defined()) continue;
     const auto& gradient = gradients.emplace_back(tensor.handle.grad());
-    const bool counts = tensor.unit >= 0 || tensor.holders.front() == world_.rank_id();
+    const bool counts = in_shares(tensor) || tensor.holders.front() == world_.rank_id();
     if (!counts || gradient.numel() == 0) continue;
-    const auto norm = at::linalg_vector_norm(gradient, norm_type, {}, false, at::kDouble);
+    const auto norm = at::linalg_vector_norm(gradient, norm_type, {}, false, at::kDouble).to(device_);
     if (largest) mine.copy_(mine.maximum(norm));
     else mine.add_(norm.pow(norm_type));
   }
   const auto total = world_sums_.sum({own})[0];
   const auto norm = largest ? total.max() : total.select(0, 0).pow(1.0 / norm_type);
   const auto factor = norm.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
-  for (auto& gradient : gradients) gradient.mul_(factor.to(gradient.scalar_type()));
+  const auto is_elsewhere = [&](const at::Tensor& gradient) { return gradient.device() != device_; };
+  const auto on_host = std::any_of(gradients.begin(), gradients.end(), is_elsewhere) ? factor.to(at::kCPU) : factor;
+  for (auto& gradient : gradients) {
+    gradient.mul_((is_elsewhere(gradient) ? on_host : factor).to(gradient.scalar_type()));
+  }
   return norm.to(dtype);
 }
 

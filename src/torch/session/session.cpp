@@ -37,7 +37,7 @@ std::vector<PlacedTensor> Session::Impl::placed() const {
 
 PlacedTensor Session::Impl::placed(const StateTensor& tensor) const {
   PlacedTensor placed{tensor.name(), tensor.handle, tensor.holders, tensor.sizes, {}};
-  if (const auto* place = place_of(tensor); place != nullptr) {
+  if (const auto* place = place_of(tensor); place != nullptr && in_shares(tensor)) {
     const auto& unit = units_[static_cast<std::size_t>(tensor.unit)];
     for (const auto holder : tensor.holders) placed.shards.push_back(unit.shard_of(*place, holder));
   }

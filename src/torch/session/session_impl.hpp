@@ -15,6 +15,7 @@
 #include <autopar/io/trace_file.hpp>
 #include <autopar/runtime/any_transport.hpp>
 #include <autopar/torch/checkpoint.hpp>
+#include <autopar/torch/engine/host_copies.hpp>
 #include <autopar/torch/engine/loss_scaler.hpp>
 #include <autopar/torch/engine/shards.hpp>
 #include <autopar/torch/engine/torch_engine.hpp>
@@ -138,7 +139,11 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void plan_shards(const CapturedProgram& program);
   [[nodiscard]] std::vector<bool> needed_whole(const CapturedProgram& program) const;
   [[nodiscard]] std::vector<bool> leave_their_stage(const CapturedProgram& program) const;
+  void offload_rest(const CapturedProgram& program);
   void hold_shards();
+  void upload_owners();
+  [[nodiscard]] bool in_shares(const StateTensor& tensor) const;
+  [[nodiscard]] bool is_offloaded(const StateTensor& tensor) const;
   void fit_optimizer(torch::optim::Optimizer& optimizer);
   [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
   [[nodiscard]] std::vector<SharedGroup> shared_groups(const Division& division) const;
@@ -173,6 +178,12 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- gradients.cpp
   [[nodiscard]] StageGradients gradients_of(Call& call, const std::vector<ValueId>& roots);
   void apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate);
+  struct LeavingGradients {
+    std::map<int, at::Tensor> sets;      ///< host memory, by unit
+    std::vector<HandleGradient> copies;  ///< in it, complete when the device has done what is queued
+  };
+  void add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take, LeavingGradients& leaving);
+  void add_arrived(const LeavingGradients& leaving);
   void reduce_pending();
   void flush_reduced();
   void warn_of_second_gradients();
@@ -211,6 +222,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   GlobalSums world_sums_;
   std::vector<ShardUnit> units_;                      ///< of all ranks
   std::vector<std::shared_ptr<ShardMemory>> shards_;  ///< by unit; null where this rank is no member
+  QueueMark uploaded_;                                ///< after the latest `upload_owners`
   std::map<std::string, std::shared_ptr<CapturedProgram>> programs_;
 
   std::uint64_t serial_ = 0;

@@ -90,6 +90,10 @@ WholeHandles::~WholeHandles() {
 
 void Session::Impl::require_optimizers(const Plan& plan) const {
   const auto has_replicas = [](const StagePlan& stage) { return stage.ranks.size() > 1; };
+  if (plan.offload != Offload::kNone && optimizers_.empty()) {
+    throw InvalidArgument("offload = " + name_of(plan.offload) + " needs to know the optimizer, which then steps on the host: " +
+                          "call model->attach(optimizer) before the first call, or set offload = none");
+  }
   if (plan.zero == 0 || std::none_of(plan.stages.begin(), plan.stages.end(), has_replicas)) return;
   if (optimizers_.empty()) {
     throw InvalidArgument("ZeRO " + std::to_string(plan.zero) +
@@ -101,7 +105,8 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
 
 // Groups of the first program: what they train and no one needs whole outside the pipeline is held in shares.
 void Session::Impl::plan_shards(const CapturedProgram& program) {
-  if (plan_->zero == 0) return;
+  const bool offloads = plan_->offload == Offload::kOptimizer;
+  if (plan_->zero == 0) return offload_rest(program);
   const auto whole = needed_whole(program), leaving = leave_their_stage(program);
   const auto reads = parameter_reads(program.graph, program.plan);
   const auto& division = program.division;
@@ -125,13 +130,43 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
     }
     if (replicas < 2) continue;
     for (const auto& [kind, parameters] : by_kind) {
-      for (auto& unit : make_units(parameters.first, parameters.second, group.ranks, kind.first, limit)) {
+      for (auto& unit : make_units(parameters.first, parameters.second, group.ranks, kind.first, limit, offloads)) {
         unit.gathered = kind.second;
         for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
         units_.push_back(std::move(unit));
       }
     }
   }
+  offload_rest(program);
+}
+
+// What the first program trains and no one shares, each holder's whole on its host.
+void Session::Impl::offload_rest(const CapturedProgram& program) {
+  if (plan_->offload == Offload::kNone) return;
+  const auto whole = needed_whole(program);
+  std::map<std::vector<Rank>, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_holders;
+  for (const auto& [name, value] : program.graph.parameters) {
+    const auto& tensor = registry_.named(name);
+    if (!program.graph.value(value).requires_grad || whole[value.index()] || tensor.unit >= 0) continue;
+    auto& [names, forms] = by_holders[tensor.holders];
+    forms.push_back({names.size(), tensor.sizes, tensor.handle.scalar_type()});
+    names.push_back(tensor.names);
+  }
+  for (const auto& [holders, parameters] : by_holders) {
+    for (auto& unit : make_units(parameters.first, parameters.second, holders, 0, kGradientBucket, true)) {
+      for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
+      units_.push_back(std::move(unit));
+    }
+  }
+}
+
+/// Whether holders have shares of it, and not all of it.
+bool Session::Impl::in_shares(const StateTensor& tensor) const {
+  return tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero > 0;
+}
+
+bool Session::Impl::is_offloaded(const StateTensor& tensor) const {
+  return tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].offloaded;
 }
 
 /// By ValueId: parameters whose memory, or a view or a copy of it, is read where no one could ask for it: when the turns of
@@ -189,10 +224,25 @@ void Session::Impl::hold_shards() {
       const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
       give_data(handle, memory->owner_memory(place));
       if (!gradient.defined()) continue;
+      if (unit.zero == 0) {
+        handle.mutable_grad() = gradient.to(handle.device());
+        continue;
+      }
       const auto shard = unit.shard_of(place, world_.rank_id());
-      handle.mutable_grad() = gradient.reshape({-1}).narrow(0, shard.begin, shard.size()).clone();
+      handle.mutable_grad() = gradient.reshape({-1}).narrow(0, shard.begin, shard.size()).to(handle.device(), gradient.scalar_type(), false, true);
     }
   }
+}
+
+// Optimizers may have stepped since the last call.
+void Session::Impl::upload_owners() {
+  bool any = false;
+  for (const auto& memory : shards_) {
+    if (memory == nullptr || !memory->unit().offloaded) continue;
+    memory->upload();
+    any = true;
+  }
+  if (any) uploaded_.set(device_);
 }
 
 // Some optimizers make their state when they are made, of whole parameters, also of those of other ranks.
@@ -216,7 +266,7 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
     const auto elements = shard(tensor.handle);
     for (auto& [name, value] : entries) {
       if (value.dim() == 0 && name == "step") continue;
-      auto fitted = value.to(device_);
+      auto fitted = value.to(tensor.handle.device());
       if (!elements.whole && value.sizes() == at::IntArrayRef(elements.sizes) && value.numel() != tensor.handle.numel()) {
         fitted = fitted.reshape({-1}).narrow(0, elements.begin, elements.end - elements.begin).clone();
       } else if (!elements.whole) {
@@ -249,7 +299,7 @@ SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program
   const auto reads = parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = const_cast<StateRegistry&>(registry_).named(program.graph.value(value).name);
-    shared.unit_of[value.index()] = tensor.unit;
+    if (in_shares(tensor)) shared.unit_of[value.index()] = tensor.unit;
     const bool in_turns = tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero >= 3;
     if (in_turns && leaving[value.index()] && program.graph.value(value).requires_grad) {
       throw InvalidArgument("parameter '" + name + "' is gathered within turns (ZeRO 3), but a later mode or signature of the " +
@@ -257,6 +307,10 @@ SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program
     }
     require_readable(tensor, reads[value.index()]);
     if (tensor.unit < 0 || !whole[value.index()]) continue;
+    if (!in_shares(tensor)) {
+      throw InvalidArgument("parameter '" + name + "' is kept in host memory (offload), but a later mode or signature of the " +
+                            "model needs it outside the pipeline; call the model in this mode first, or set offload = none");
+    }
     throw InvalidArgument("parameter '" + name + "' is held in shares (ZeRO), but a later mode or signature of the model " +
                           "needs it whole outside the pipeline; call the model in this mode first, or set zero = 0");
   }
@@ -308,9 +362,9 @@ at::Tensor Session::Impl::copy_of(const OpGraph& graph, ValueId leaf) const {
 ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
   require_deployed("shard");
   const auto& tensor = registry_.of(handle);
-  ParameterShard out{tensor.sizes, 0, 0, tensor.unit < 0};
+  ParameterShard out{tensor.sizes, 0, 0, !in_shares(tensor)};
   if (!holds(tensor)) return out;
-  if (const auto* place = place_of(tensor); place != nullptr) {
+  if (const auto* place = place_of(tensor); place != nullptr && in_shares(tensor)) {
     const auto own = units_[static_cast<std::size_t>(tensor.unit)].shard_of(*place, world_.rank_id());
     out.begin = own.begin;
     out.end = own.end;
@@ -329,7 +383,7 @@ at::Tensor Session::Impl::sum_over_shards(const std::vector<at::Tensor>& handles
   std::vector<std::int64_t> here;
   for (std::size_t i = 0; i < handles.size(); ++i) {
     const auto& tensor = registry_.of(handles[i]);
-    const bool counts = tensor.unit < 0 ? tensor.holders.front() == world_.rank_id() : holds(tensor);
+    const bool counts = in_shares(tensor) ? holds(tensor) : tensor.holders.front() == world_.rank_id();
     if (counts) here.push_back(static_cast<std::int64_t>(i));
   }
   for (const auto i : here) counted.select(0, i).copy_(partial.select(0, i));

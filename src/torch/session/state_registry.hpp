@@ -24,7 +24,7 @@ struct StateTensor {
   bool is_parameter = true;
   std::vector<StageId> stages;     ///< that hold it, ascending; set at deployment
   std::vector<Rank> holders;       ///< ranks that hold it, or shares of it, ascending; set at deployment
-  int unit = -1;                   ///< of shards that it is in; -1 = every holder has the whole
+  int unit = -1;                   ///< of shards, or of what is offloaded, that it is in; -1 = every holder has the whole
 
   [[nodiscard]] const std::string& name() const { return names.front(); }
 };

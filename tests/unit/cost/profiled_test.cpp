@@ -142,6 +142,20 @@ TEST_CASE("an update costs what the optimizer with the nearest state took, tenso
   CHECK_THROWS_AS(ProfiledCost(test::two_nodes_of_four(), costs, Bytes(0)), InvalidArgument);
 }
 
+TEST_CASE("an update on the host costs what copies and its optimizer took, if both were measured") {
+  MeasuredCosts costs;
+  costs.host.copy = FittedLine{1e-10, 1e-5, 0};
+  Cluster cluster = test::two_nodes_of_four();
+  cluster.host = Host{Bytes(1 << 30), BytesPerSecond(1e10), {Seconds(2e-5), BytesPerSecond(5e9)}};
+  CHECK(ProfiledCost(cluster, costs).offloaded_update(Bytes(10'000), 2) ==
+        RooflineCost(cluster).offloaded_update(Bytes(10'000), 2));
+  costs.host.updates[2] = {4e-9, 6e-6, 0};
+  const ProfiledCost cost(cluster, costs, Bytes(1000));
+  CHECK(cost.offloaded_update(Bytes(10'000), 2).value() ==
+        Approx(2 * (1e-5 + 10'000 * 1e-10) + 10 * (6e-6 + 1000 * 4e-9)));
+  CHECK(cost.offloaded_update(Bytes(0), 2) == Seconds(0));
+}
+
 TEST_CASE("scaling all measured times scales the costs, and nothing else") {
   const auto model = chain(4, 2);
   const ProfiledCost cost(test::two_nodes_of_four(), sample_costs()), slower(test::two_nodes_of_four(), sample_costs(4));

@@ -71,6 +71,17 @@ TEST_CASE("an update moves parameter, gradient and state once each way") {
   CHECK(cost.update(Bytes(1'000'000), 2).value() == Approx(7e6 / 0.5e9));
 }
 
+TEST_CASE("an update on the host takes the link there and back and the host's memory") {
+  Cluster cluster = toy();
+  cluster.host = Host{Bytes(1 << 30), BytesPerSecond(1e8), {Seconds(1e-5), BytesPerSecond(2e8)}};
+  const RooflineCost cost(cluster);
+  CHECK(cost.offloaded_update(Bytes(1'000'000), 0).value() == Approx(2 * (1e-5 + 1e6 / 2e8) + 3e6 / 0.5e8));
+  CHECK(cost.offloaded_update(Bytes(1'000'000), 2).value() == Approx(2 * (1e-5 + 1e6 / 2e8) + 7e6 / 0.5e8));
+  CHECK(cost.offloaded_update(Bytes(0), 2) == Seconds(0));
+  const RooflineCost cpus(toy());  // both copies read and write the same memory
+  CHECK(cpus.offloaded_update(Bytes(1'000'000), 0).value() == Approx((3e6 + 4e6) / 0.5e9));
+}
+
 TEST_CASE("a task graph brings its costs as functions") {
   struct Task {
     double seconds;

@@ -50,6 +50,23 @@ TEST_CASE("a cluster file is read and written back") {
   CHECK(to_toml(again) == to_toml(cluster));
 }
 
+TEST_CASE("the host's memory and link are read and written back; files without one have CPUs for devices") {
+  CHECK_FALSE(parse_cluster(kGood, "c.toml").host);
+  const auto with = [](const std::string& keys) { return replaced(kGood, "[device]", "[host]\n" + keys + "\n[device]"); };
+  const auto cluster = parse_cluster(
+      with("memory_gib = 128\nmemory_bandwidth_gb_s = 51\nlink_bandwidth_gb_s = 12.5\nlink_latency_us = 7"), "c.toml");
+  REQUIRE(cluster.host);
+  CHECK(cluster.host->memory == Bytes(std::int64_t{128} << 30));
+  CHECK(cluster.host->memory_bandwidth == BytesPerSecond(51e9));
+  CHECK(cluster.host->link == Link{Seconds(7e-6), BytesPerSecond(12.5e9)});
+  CHECK(to_toml(parse_cluster(to_toml(cluster), "again")) == to_toml(cluster));
+  const auto least = parse_cluster(with("memory_gib = 1"), "c.toml");
+  CHECK(least.host->link.latency.value() == Approx(Host{}.link.latency.value()));
+  CHECK(least.host->link.bandwidth.value() == Approx(Host{}.link.bandwidth.value()));
+  CHECK_THROWS_WITH(parse_cluster(with("memory = 1"), "c.toml"), Catch::Contains("host.memory_gib: is missing"));
+  CHECK_THROWS_WITH(parse_cluster(with("memory_gib = 1\nlink_gb_s = 1"), "c.toml"), Catch::Contains("host.link_gb_s"));
+}
+
 TEST_CASE("mistakes in a cluster file are named") {
   const auto refused = [](const std::string& toml, const std::string& part) {
     try {

@@ -19,6 +19,8 @@ Plan sample_plan() {
   plan.microbatches = 4;
   plan.schedule = ScheduleKind::kGPipe;
   plan.zero = 2;
+  plan.offload = Offload::kOptimizer;
+  plan.host_memory = Bytes(std::int64_t{256} << 30);
   plan.precision = "bf16";
   plan.device = "A \"100\"";
   plan.device_memory = Bytes(std::int64_t{40} << 30);
@@ -40,6 +42,7 @@ Plan sample_plan() {
     stage.communication = Seconds(1e-5);
     stage.reduction = Seconds(3e-5);
     stage.peak_memory = Bytes(123456789012);
+    stage.host_memory = Bytes(98765432109);
     plan.stages.push_back(stage);
   }
   plan.runners_up = {{"1 stage", "slower", Seconds(0.5)}};
@@ -93,10 +96,12 @@ TEST_CASE("a file that is no plan says what is wrong") {
       CHECK(std::string(error.what()).find("plan.json") == 0);
     }
   };
-  refused(replaced(text, "\"version\": 4", "\"version\": 5"), "plans of version 4, not 5");
-  refused(replaced(text, "\"version\": 4", "\"version\": 1"), "not 1, which has no certificate");
-  refused(replaced(text, "\"version\": 4", "\"version\": 2"), "not 2, which says nothing of ZeRO");
-  refused(replaced(text, "\"version\": 4", "\"version\": 3"), "not 3, which counted each gradient twice");
+  refused(replaced(text, "\"version\": 5", "\"version\": 6"), "plans of version 5, not 6");
+  refused(replaced(text, "\"version\": 5", "\"version\": 1"), "not 1, which has no certificate");
+  refused(replaced(text, "\"version\": 5", "\"version\": 2"), "not 2, which says nothing of ZeRO");
+  refused(replaced(text, "\"version\": 5", "\"version\": 3"), "not 3, which counted each gradient twice");
+  refused(replaced(text, "\"version\": 5", "\"version\": 4"), "not 4, which says nothing of what is in host memory");
+  refused(replaced(text, "\"offload\": \"optimizer\"", "\"offload\": \"all\""), "none | optimizer");
   refused(replaced(text, "\"bf16\"", "\"bf61\""), "module, tf32, bf16, fp16");
   refused(replaced(text, "\"zero\": 2", "\"zero\": 4"), "zero");
   refused(replaced(text, "\"certificate\"", "\"certificat\""), "certificate: is missing");

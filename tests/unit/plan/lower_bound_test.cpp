@@ -23,7 +23,8 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
     if (saves) {
       for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= 20;
     }
-    const Cluster cluster = test::small_cluster(dice(1, 6));
+    Cluster cluster = test::small_cluster(dice(1, 6));
+    if (dice.chance(50)) cluster.host = test::small_host(Bytes(1 << 30));
     const RooflineCost cost(cluster);
     Workload work = make_workload(model, cost);
     Constraints constraints;
@@ -36,6 +37,10 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       constraints.zero_levels.clear();
       for (int level = dice(0, 1); level <= 3; level += dice(1, 3)) constraints.zero_levels.push_back(level);
       work.segment_of = recompute_segments(work, constraints, dice(1, 8));
+      if (cluster.host) constraints.host_memory = Bytes(dice(50, 2000) * 1000);
+      if (cluster.host && dice.chance(70)) constraints.offloads.push_back(Offload::kOptimizer);
+      if (dice.chance(30)) constraints.offloads = {Offload::kOptimizer};
+      constraints.gradient_copies = dice(1, 2);
     }
     const StepObjective objective(work, cluster, constraints);
     const Staging staging = test::random_staging(dice, work, constraints.world);

@@ -26,6 +26,14 @@ inline void allow_savings(Dice& dice, PlanRequest& request) {
   if (request.runtime.recompute && dice.chance(40)) request.options.recompute = dice.chance(50) ? "full" : "none";
 }
 
+/// Hosts with much memory, little or none, and what may be put there.
+inline void allow_offload(Dice& dice, Instance& out) {
+  out.request.runtime.offload = true;
+  if (dice.chance(75)) out.cluster.host = small_host(Bytes(dice.chance(50) ? 1 << 30 : dice(20, 500) * 1000));
+  if (dice.chance(30)) out.request.options.offload = dice.chance(50) ? "optimizer" : "none";
+  if (dice.chance(20)) out.request.options.gradient_accumulation = true;
+}
+
 inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
   Instance out{random_model(dice, max_nodes), small_cluster(dice(1, max_devices), Bytes(dice(100, 1000) * 1000)), {}};
   out.request.batch = dice(1, 24);
@@ -67,6 +75,7 @@ inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devic
   Instance out = random_shape(dice, max_nodes, max_devices);
   add_copies(Dice(seed + 7919), out.model);
   if (dice.chance(50)) allow_savings(dice, out.request);
+  if (dice.chance(40)) allow_offload(dice, out);
   return out;
 }
 

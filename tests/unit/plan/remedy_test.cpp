@@ -120,18 +120,21 @@ TEST_CASE("the least memory is what the stage really needs") {
 }
 
 TEST_CASE("savings that were ruled out are suggested where they are enough", "[laws]") {
-  int recomputed = 0, sharded = 0, neither = 0;
+  int recomputed = 0, sharded = 0, offloaded = 0, neither = 0;
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     CAPTURE(seed);
     Dice dice(seed + 555'000);
     const bool many_parameters = dice.chance(50);
     ModelProfile model = test::chain(dice(2, 9), 1e5, many_parameters ? dice(15, 30) * 1000 : 1000, dice(20, 100));
     for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= many_parameters ? 1 : 40;
-    const Cluster cluster = test::small_cluster(dice(1, 4), Bytes(dice(60, 300) * 1000));
+    Cluster cluster = test::small_cluster(dice(1, 4), Bytes(dice(60, 300) * 1000));
+    if (dice.chance(70)) cluster.host = test::small_host(Bytes(dice(60, 900) * 1000));
     PlanRequest request;
     request.world = cluster.devices;
     request.batch = dice(8, 64);
     request.options.max_microbatches = dice(1, 4);
+    request.runtime.offload = dice.chance(80);
+    request.options.offload = "none";
     request.runtime.max_zero = dice(0, 3);
     request.runtime.recompute = dice.chance(70);
     request.options.recompute = "none";
@@ -156,9 +159,43 @@ TEST_CASE("savings that were ruled out are suggested where they are enough", "[l
       changed.options.zero = *remedies.zero;
       CHECK(fits(model, cluster, changed));
     }
-    neither += !remedies.recompute && !remedies.zero ? 1 : 0;
+    changed = request;
+    if (remedies.offload) {
+      ++offloaded;
+      CHECK(request.runtime.offload);
+      changed.options.offload = "optimizer";
+      CHECK(fits(model, cluster, changed));
+      CHECK_THAT(describe(remedies, cluster, request, constraints),
+                 Catch::Matchers::Contains("offload = optimizer instead of none"));
+    }
+    neither += !remedies.recompute && !remedies.zero && !remedies.offload ? 1 : 0;
   }
   CHECK(recomputed > 40);
   CHECK(sharded > 8);
+  CHECK(offloaded > 30);
   CHECK(neither > 20);
+}
+
+TEST_CASE("hosts that cannot hold what must be offloaded are named, with what would do") {
+  const ModelProfile model = test::chain(1, 1e5, 100'000, 0);
+  Cluster cluster = test::small_cluster(1, Bytes(300'000));
+  cluster.host = test::small_host(Bytes(6 * 100'000 - 1));
+  PlanRequest request;
+  request.runtime.offload = true;
+  request.options.memory_margin = 0;
+  request.options.offload = "optimizer";
+  try {
+    (void)Planner<>{}.plan(model, cluster, request);
+    FAIL("accepted");
+  } catch (const InfeasiblePlan& error) {
+    CHECK(error.needed() == Bytes(6 * 100'000));  // parameter + gradient + 2 x state + 2 x temporaries
+    CHECK(error.available() == cluster.host->memory);
+    CHECK_THAT(error.what(), Catch::Matchers::Contains("offload = optimizer puts") &&
+                                 Catch::Matchers::Contains("its host's memory"));
+    CHECK_THAT(error.remedy(), Catch::Matchers::Contains("zero = 1"));
+  }
+  cluster.host->memory += Bytes(1);
+  const Plan plan = Planner<>{}.plan(model, cluster, request);
+  CHECK(plan.stages[0].host_memory == Bytes(6 * 100'000));
+  CHECK(plan.stages[0].peak_memory < Bytes(201'000));  // parameter + gradient, and what is in flight
 }

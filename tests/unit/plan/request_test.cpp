@@ -64,6 +64,8 @@ TEST_CASE("what this version does not run is refused by name") {
   refused({.tensor_parallel = 2}, {"tensor_parallel = 2", "not run by this version"});
   refused({.zero = 1}, {"zero = 1", "not run by this version"});
   refused({.zero = 4}, {"zero = 4", "not a level"});
+  refused({.offload = "optimizer"}, {"offload = optimizer", "not run by this version"});
+  refused({.offload = "params"}, {"offload = params", "'optimizer'"});
   refused({.schedule = "zb-h1"}, {"zb-h1", "'1f1b'"});
   refused({.recompute = "full"}, {"recompute = full"});
   refused({.precision = "bf16"}, {"precision = bf16"});
@@ -85,6 +87,32 @@ TEST_CASE("what is left open becomes candidates") {
   CHECK(resolved({.replicas = {1, 2}}).stages == 2);
   CHECK(resolved({.device_memory = Bytes(1000), .memory_margin = 0.25}).memory == Bytes(750));
   CHECK(resolved({}, 3, 8).local_batches() == std::vector<std::int64_t>{2, 3, 3});
+}
+
+TEST_CASE("the optimizer is offloaded where the host has memory of its own, or where it is asked for") {
+  const ModelProfile model = test::chain(2, 1e6, 1000, 400);
+  PlanRequest request;
+  request.options.memory_margin = 0.25;
+  const auto offloads = [&](const Cluster& cluster) {
+    const RooflineCost cost(cluster);
+    return resolve(request, make_workload(model, cost), cluster);
+  };
+  const Cluster cpus = test::small_cluster(2);
+  Cluster gpus = cpus;
+  gpus.host = Host{Bytes(1000), BytesPerSecond(1e9), {}};
+  CHECK(offloads(gpus).offloads == std::vector{Offload::kNone});  // this runtime does not
+  request.runtime.offload = true;
+  CHECK(offloads(gpus).offloads == std::vector{Offload::kNone, Offload::kOptimizer});
+  CHECK(offloads(gpus).host_memory == Bytes(750));
+  CHECK(offloads(cpus).offloads == std::vector{Offload::kNone});
+  CHECK_FALSE(offloads(cpus).host_memory);
+  request.options.offload = "none";
+  CHECK(offloads(gpus).offloads == std::vector{Offload::kNone});
+  request.options.offload = "optimizer";
+  CHECK(offloads(gpus).offloads == std::vector{Offload::kOptimizer});
+  CHECK(offloads(cpus).offloads == std::vector{Offload::kOptimizer});
+  gpus.host->memory = Bytes(0);
+  CHECK_THROWS_WITH(offloads(gpus), Catch::Contains("host memory of cluster 'small'"));
 }
 
 TEST_CASE("one number of replicas is meant for every stage") {

@@ -24,8 +24,8 @@ namespace {
 
 /// A staging of consecutive nodes, and everything that it refers to.
 struct Staged {
-  explicit Staged(std::uint64_t seed)
-      : dice(seed), model(test::random_model(dice, 6)), cluster(test::small_cluster(4)), cost(cluster) {
+  explicit Staged(std::uint64_t seed, bool has_host = false)
+      : dice(seed), model(test::random_model(dice, 6)), cluster(small_cluster(has_host)), cost(cluster) {
     for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= 20;
     work = make_workload(model, cost);
     constraints.world = cluster.devices;
@@ -33,6 +33,8 @@ struct Staged {
     constraints.memory = Bytes(dice(50, 800) * 1000);
     constraints.recompute = Recompute::kToFit;
     constraints.zero_levels = {0, 1, 2, 3};
+    if (has_host) constraints.offloads.push_back(Offload::kOptimizer);
+    if (has_host) constraints.host_memory = Bytes(dice(50, 800) * 1000);
     work.segment_of = recompute_segments(work, constraints, 2);
     const int n = static_cast<int>(work.graph.node_count());
     const int stages = dice(1, std::min(n, 2));
@@ -40,6 +42,12 @@ struct Staged {
     for (int s = 0; s < stages; ++s) staging.replicas.push_back(dice(1, 4 / stages));
     staging.microbatches = dice(1, 4);
     staging.schedule = dice.chance(50) ? ScheduleKind::kGPipe : ScheduleKind::kOneFOneB;
+  }
+
+  static Cluster small_cluster(bool has_host) {
+    Cluster cluster = test::small_cluster(4);
+    if (has_host) cluster.host = test::small_host(Bytes(1 << 20));
+    return cluster;
   }
 
   Dice dice;
@@ -53,7 +61,7 @@ struct Staged {
 
 using Segments = std::vector<std::vector<NodeId>>;
 
-/// Every set of segments of every stage, at every level: the shortest step that fits.
+/// Every set of segments of every stage, at every level, offloaded or not: the shortest step that fits.
 std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& objective) {
   const auto ranks = place(staged.staging, Placement::kReplicasTogether);
   const SizedPipeline sized = make_pipeline(staged.work, staged.staging, ranks, staged.constraints.world);
@@ -64,13 +72,15 @@ std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& ob
   }
   std::optional<Seconds> best;
   for (const int zero : staged.constraints.zero_levels) {
-    for (std::uint32_t set = 0; set < 1u << pieces.size(); ++set) {
-      Savings savings{zero, std::vector<Segments>(all.size())};
-      for (std::size_t p = 0; p < pieces.size(); ++p) {
-        if ((set >> p & 1u) != 0) savings.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
+    for (const Offload offload : staged.constraints.offloads) {
+      for (std::uint32_t set = 0; set < 1u << pieces.size(); ++set) {
+        Savings savings{zero, std::vector<Segments>(all.size()), offload};
+        for (std::size_t p = 0; p < pieces.size(); ++p) {
+          if ((set >> p & 1u) != 0) savings.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
+        }
+        const StepTerms terms = objective.evaluate(staged.staging, sized, savings);
+        if (objective.fits(terms) && (!best || terms.step < *best)) best = terms.step;
       }
-      const StepTerms terms = objective.evaluate(staged.staging, sized, savings);
-      if (objective.fits(terms) && (!best || terms.step < *best)) best = terms.step;
     }
   }
   return best;
@@ -93,10 +103,10 @@ PlanRequest saving_request(std::int64_t batch) {
 }  // namespace
 
 TEST_CASE("running as little as fits again is as fast as the best of all sets, level by level", "[laws]") {
-  int judged = 0, recomputed = 0, sharded = 0, best_found = 0;
+  int judged = 0, recomputed = 0, sharded = 0, offloaded = 0, best_found = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
-    const Staged staged(seed + 3'000'000);
+    const Staged staged(seed + 3'000'000, seed % 2 == 1);
     const StepObjective objective(staged.work, staged.cluster, staged.constraints);
     const auto ranks = place(staged.staging, Placement::kReplicasTogether);
     const StepTerms chosen = objective.evaluate(staged.staging, ranks);
@@ -112,10 +122,12 @@ TEST_CASE("running as little as fits again is as fast as the best of all sets, l
     best_found += chosen.step <= *best * (1 + 1e-9) ? 1 : 0;
     recomputed += chosen.savings.recomputes() ? 1 : 0;
     sharded += chosen.savings.zero > 0 ? 1 : 0;
+    offloaded += chosen.savings.offload == Offload::kOptimizer ? 1 : 0;
   }
   CHECK(judged > 250);
   CHECK(recomputed > 40);
   CHECK(sharded > 40);
+  CHECK(offloaded > 10);
   CHECK(best_found > judged * 9 / 10);
 }
 
@@ -176,6 +188,69 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   CHECK(levels[3].stages[0].update.value() == Approx(work.update(whole / 4, 2).value()).epsilon(1e-12));
   CHECK(levels[3].stages[0].forward >= half);
   CHECK(levels[3].stages[0].backward >= half * 2);
+}
+
+TEST_CASE("what is offloaded is on the host, in shares under ZeRO, and its update takes as long as the host and its link") {
+  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
+  Cluster cluster = test::small_cluster(4);
+  cluster.host = test::small_host(Bytes(1 << 30));
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  constraints.host_memory = cluster.host->memory;
+  constraints.gradient_copies = 2;
+  const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
+  const StepObjective objective(work, cluster, constraints);
+  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
+  const Bytes whole(4 * 40'000), largest(40'000);
+  const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
+  for (int zero = 0; zero <= 3; ++zero) {
+    CAPTURE(zero);
+    const StepTerms here = objective.evaluate(staging, sized, {zero, {}}), there =
+        objective.evaluate(staging, sized, {zero, {}, Offload::kOptimizer});
+    const StageMemory& memory = there.stages[0].memory;
+    const Bytes stepped = zero > 0 ? whole / 4 : whole;
+    CHECK(memory.optimizer == Bytes(0));
+    CHECK(memory.update == Bytes(0));
+    CHECK(memory.gradients == (zero >= 2 ? whole / 4 : whole) * 2);
+    CHECK(memory.parameters == here.stages[0].memory.parameters);
+    CHECK(memory.host == stepped * (1 + 2 + 2) + (zero > 0 ? largest / 4 : largest) * 2);
+    const double bytes = static_cast<double>(stepped.value());
+    const double copies = 2 * (3e-6 + bytes / 6e8), stepping = bytes * (3 + 2 * 2) / (4e8 * cluster.device.efficiency);
+    CHECK(there.stages[0].update.value() ==
+          Approx(copies + stepping + (zero == 1 || zero == 2 ? half.value() : 0)).epsilon(1e-12));
+    CHECK(there.stages[0].forward == here.stages[0].forward);
+    CHECK(there.stages[0].reduction == here.stages[0].reduction);
+    CHECK(there.step > here.step);
+  }
+}
+
+TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says so") {
+  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
+  Cluster cluster = test::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
+  PlanRequest request = saving_request(8);
+  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), !Catch::Contains("offload"));  // these are CPUs
+  cluster.host = test::small_host(Bytes(1 << 20));
+  const Plan plan = Planner<>{}.plan(model, cluster, request);
+  CHECK(plan.offload == Offload::kOptimizer);
+  CHECK(plan.host_memory == cluster.host->memory);
+  CHECK(plan.stages[0].peak_memory <= plan.device_memory);
+  CHECK(plan.stages[0].host_memory == Bytes(4 * 40'000 * (1 + 1 + 2) + 2 * 40'000));
+  CHECK(describe(savings_of(plan)) == " (optimizer offloaded)");
+  CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("offload = optimizer"));
+  CHECK_NOTHROW(require_runnable(plan, planner_capabilities()));
+  request.options.offload = "none";
+  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), Catch::Contains("offload = optimizer instead of none"));
+  request.options.offload = "auto";
+  cluster.device.memory = Bytes(1 << 20);  // where it fits as it is, it stays
+  CHECK(Planner<>{}.plan(model, cluster, request).offload == Offload::kNone);
+  cluster.device.memory = Bytes(600'000);
+  cluster.host->memory = Bytes(500'000);
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
 }
 
 TEST_CASE("segments cover every node once, and the cuts between them are cheap", "[laws]") {

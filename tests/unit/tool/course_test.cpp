@@ -98,6 +98,7 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
     request.runtime = planner_capabilities();
     request.options.zero = dice(0, 3);
     request.options.recompute = dice.chance(50) ? "full" : "none";
+    request.options.offload = dice.chance(30) ? "optimizer" : "none";
     request.options.schedule = request.runtime.schedules[static_cast<std::size_t>(dice(2, 5))];
     std::optional<Plan> plan;
     try {
@@ -250,12 +251,13 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
       CHECK(change.at("speed_up").get<double>() >= 1 - 1e-9);
     Plan other = plan;
     other.zero = 1;
+    other.offload = Offload::kOptimizer;
     other.stages[0].recomputed.pop_back();
     write_plan(folder.at("other.json"), other);
     const auto differs = run_tool({"diff", folder.at("plan.json"), folder.at("other.json")});
     CHECK(differs.status == 1);
     CHECK_THAT(differs.out,
-               Catch::Matchers::Contains("ZeRO level: 2 -> 1") && Catch::Matchers::Contains("stage 0: run again"));
+               Catch::Matchers::Contains("ZeRO level: 2 -> 1") && Catch::Matchers::Contains("offloaded: none -> optimizer") && Catch::Matchers::Contains("stage 0: run again"));
     CHECK(run_tool({"check", folder.at("other.json"), files[1], files[2]}).status == 1);
   }
 }

@@ -84,9 +84,19 @@ class PlanChecker {
       fault("the plan counts on " + std::to_string(plan_.device_memory.value()) + " bytes a rank, the devices have " +
             std::to_string(cluster_.device.memory.value()));
     }
+    if (plan_.offload != Offload::kNone) check_host();
     if (plan_.batch < 1 || plan_.batch > kMostSamples)
       fault("the plan is for " + std::to_string(plan_.batch) + " samples");
     if (const auto broken = fault_in_shape(model_, plan_); !broken.empty()) fault(broken);
+  }
+
+  void check_host() {
+    if constexpr (!UpdatesOnHost<M>) fault("the plan offloads the optimizer, but these costs do not know what that takes");
+    const Bytes there = cluster_.host ? cluster_.host->memory : Bytes(0);
+    if (plan_.host_memory > there || (plan_.host_memory == Bytes(0)) != (there == Bytes(0))) {
+      fault("the plan counts on " + std::to_string(plan_.host_memory.value()) + " bytes of host memory a rank, there are " +
+            std::to_string(there.value()));
+    }
   }
 
   /// @throws InvalidArgument if the plan is too large to be played
@@ -175,19 +185,28 @@ class PlanChecker {
 
   void check_memory(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders,
                     const CheckedCosts<M>& costs) {
-    const auto peaks = CheckedMemory<M>(stated, costs).peaks(orders);
+    const CheckedMemory<M> memory(stated, costs);
+    const auto peaks = memory.peaks(orders);
     for (std::size_t s = 0; s < peaks.size(); ++s) {
       demand_equal("stage " + std::to_string(s) + "'s peak memory",
                    static_cast<double>(plan_.stages[s].peak_memory.value()), static_cast<double>(peaks[s]));
+      demand_equal("stage " + std::to_string(s) + "'s host memory",
+                   static_cast<double>(plan_.stages[s].host_memory.value()),
+                   static_cast<double>(memory.on_host(static_cast<int>(s))));
     }
     for (std::size_t r = 0; r < orders.size(); ++r) {
-      std::int64_t held = 0;
+      std::int64_t held = 0, on_host = 0;
       std::string names;
       for (const int s : stated.stages_on(r)) {
         held += peaks[static_cast<std::size_t>(s)];
+        on_host += memory.on_host(s);
         names += (names.empty() ? "stage " : " and ") + std::to_string(s);
       }
       const bool first = !names.empty() && stated.ranks_of(stated.stages_on(r).front()).front() == Rank::of(r);
+      if (first && on_host > plan_.host_memory.value()) {
+        fault("what is offloaded of " + names + " is " + std::to_string(on_host) + " bytes, a rank may use " +
+              std::to_string(plan_.host_memory.value()) + " of its host's");
+      }
       if (!first || held <= plan_.device_memory.value()) continue;
       fault(names + (stated.stages_on(r).size() > 1 ? " need " : " needs ") + std::to_string(held) +
             " bytes, a rank has " + std::to_string(plan_.device_memory.value()));

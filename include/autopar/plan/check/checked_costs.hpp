@@ -20,7 +20,7 @@ namespace autopar::detail {
 /// backward; 3: parameters are gathered during every forward and every backward as well; both a bucket at a time. A turn
 /// computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as long as gathering
 /// and summing, if that is longer. A stage with one rank has nothing to share, and gradients of parameters tied across
-/// stages go to every holder.
+/// stages go to every holder. What is offloaded is updated on the host, copies to it and back included.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 template <class M>
 class CheckedCosts {
@@ -54,11 +54,20 @@ class CheckedCosts {
   [[nodiscard]] Seconds update(int stage) const {
     const std::int64_t bytes = stated_.trainable_bytes(stage).value(),
                        parts = level() > 0 ? stated_.replicas(stage) : 1;
-    const Seconds own = costs_.update(Bytes((bytes + parts - 1) / parts), stated_.plan().optimizer_state_factor);
+    const Seconds own = step_of(Bytes((bytes + parts - 1) / parts));
     return level() == 1 || level() == 2 ? own + half_of_a_sum(stage, Bytes(bytes)) : own;
   }
 
  private:
+  /// An optimizer's step on so many bytes; on the host it takes no less than on the device.
+  [[nodiscard]] Seconds step_of(Bytes bytes) const {
+    const double factor = stated_.plan().optimizer_state_factor;
+    const Seconds here = costs_.update(bytes, factor);
+    if constexpr (UpdatesOnHost<M>) {
+      if (stated_.plan().offload == Offload::kOptimizer) return std::max(here, costs_.offloaded_update(bytes, factor));
+    }
+    return here;
+  }
   [[nodiscard]] int level() const { return stated_.plan().zero; }
 
   [[nodiscard]] Seconds half_of_a_sum(int stage, Bytes bytes) const {

@@ -44,6 +44,9 @@ class CheckedMemory {
     return stage.owned + std::max(stage.update, running(stage, flying));
   }
 
+  /// Bytes of a stage in the memory of its ranks' hosts, where that is another than the device's.
+  [[nodiscard]] std::int64_t on_host(int s) const { return stages_[static_cast<std::size_t>(s)].on_host; }
+
   /// Bytes of each stage when its rank holds most; of its ranks the one with most of its micro-batches in flight.
   /// @param orders  see `turn_orders`
   [[nodiscard]] std::vector<std::int64_t> peaks(const std::vector<std::vector<Turn>>& orders) const {
@@ -64,6 +67,7 @@ class CheckedMemory {
   struct Stage {
     std::int64_t share = 0;                  // samples
     std::int64_t owned = 0, update = 0;      // bytes: of parameters; of the optimizer's step, after everything else
+    std::int64_t on_host = 0;                // of parameters and the optimizer's step
     std::int64_t always = 0, kept = 0;       // of the rest; kept: for a micro-batch
     std::int64_t arriving = 0, leaving = 0;  // values of a micro-batch from and to other stages
   };
@@ -78,10 +82,12 @@ class CheckedMemory {
     return static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples)))));
   }
 
-  /// Under ZeRO, shares of what the level shares; and under 2 and 3, whole what the atom at work needs whole.
+  /// Under ZeRO, shares of what the level shares; and under 2 and 3, whole what the atom at work needs whole. What is
+  /// offloaded: the optimizer has all that it works with on the host, gradients are made on the device.
   void add_parameters(int s) {
     const Plan& plan = stated_.plan();
     const auto& parameters = stated_.model().parameters;
+    const bool offloads = plan.offload == Offload::kOptimizer, elsewhere = plan.host_memory > Bytes(0);
     const auto share = [&](std::int64_t bytes, int level) {
       return plan.zero >= level ? (bytes + stated_.replicas(s) - 1) / stated_.replicas(s) : bytes;
     };
@@ -95,7 +101,12 @@ class CheckedMemory {
         continue;
       }
       const double state = std::ceil(static_cast<double>(bytes) * plan.optimizer_state_factor);
-      stage.owned += share(bytes, copy > 0 ? 1 : 3) + plan.gradient_copies * share(bytes, 2) + share(static_cast<std::int64_t>(state), 1);
+      const std::int64_t states = share(static_cast<std::int64_t>(state), 1), stepped = share(bytes, 1);
+      stage.owned += share(bytes, copy > 0 ? 1 : 3) + plan.gradient_copies * share(bytes, 2);
+      if (offloads && elsewhere)
+        stage.on_host += states + (1 + plan.gradient_copies) * stepped;
+      else
+        stage.owned += states + (offloads ? stepped : 0);
     }
     std::int64_t largest = 0;
     for (const NodeId atom : plan.stages[static_cast<std::size_t>(s)].atoms) {
@@ -108,7 +119,8 @@ class CheckedMemory {
     }
     const std::int64_t parts = plan.zero > 0 ? stated_.replicas(s) : 1;
     const double temporaries = std::ceil(std::min(plan.optimizer_state_factor, 2.0));
-    stage.update = (largest + parts - 1) / parts * static_cast<std::int64_t>(temporaries);
+    const std::int64_t update = (largest + parts - 1) / parts * static_cast<std::int64_t>(temporaries);
+    (offloads && elsewhere ? stage.on_host : stage.update) += update;
     if (stated_.replicas(s) < 2) return;
     if (plan.zero == 2) stage.always += 2 * largest;  // its gradient, and that on its way
     if (plan.zero == 3) stage.always += 4 * largest;  // and its parameters, and those of the next

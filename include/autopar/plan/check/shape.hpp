@@ -38,6 +38,8 @@ class ShapeCheck {
     if (plan_.world < 1) return "its world has " + number(plan_.world) + " ranks";
     if (plan_.microbatches < 1) return "it has " + number(plan_.microbatches) + " micro-batches";
     if (plan_.zero < 0 || plan_.zero > 3) return "ZeRO has no level " + number(plan_.zero);
+    if (plan_.offload == Offload::kNone && plan_.host_memory != Bytes(0))
+      return "it counts on host memory, but offloads nothing";
     return plan_.stages.empty() ? "it has no stage" : "";
   }
 

@@ -17,7 +17,8 @@
 namespace autopar {
 
 /// Parameters of one element type, one behind the other in a flat memory of which every rank of a group owns an equal part
-/// (ZeRO). Gradients lie likewise, so that a sum into shares gives each rank those of what it owns. The same on every rank.
+/// (ZeRO), or each rank all of it (only if it is offloaded). Gradients lie likewise, so that a sum into shares gives each
+/// rank those of what it owns. The same on every rank.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 struct ShardUnit {
   struct Place {
@@ -26,8 +27,9 @@ struct ShardUnit {
     std::int64_t offset = 0;          ///< in elements
     [[nodiscard]] std::int64_t elements() const;
   };
-  std::vector<Rank> ranks;  ///< ascending, at least two
-  int zero = 1;             ///< level
+  std::vector<Rank> ranks;  ///< ascending
+  int zero = 1;             ///< level; 0: each rank owns all of it
+  bool offloaded = false;   ///< owner handles refer to host memory
   c10::ScalarType dtype = c10::ScalarType::Float;
   /// Element type of what is gathered: that of the copies that everything reads in place of the parameters, or `dtype`.
   c10::ScalarType gathered = c10::ScalarType::Float;
@@ -38,7 +40,7 @@ struct ShardUnit {
   /// Null if it is not in this unit.
   [[nodiscard]] const Place* find(const std::string& name) const;
   /// Elements that each rank owns.
-  [[nodiscard]] std::int64_t part() const { return elements / static_cast<std::int64_t>(ranks.size()); }
+  [[nodiscard]] std::int64_t part() const { return zero == 0 ? elements : elements / static_cast<std::int64_t>(ranks.size()); }
   /// Those that a rank owns, within the unit.
   [[nodiscard]] Interval part_of(Rank rank) const;
   /// Elements of a parameter that a rank owns, counted within the parameter; may be empty.
@@ -49,14 +51,15 @@ struct ShardUnit {
 /// @param forms  `key` is a position in `names`
 [[nodiscard]] std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
                                                 const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks,
-                                                int zero, Bytes limit = kGradientBucket);
+                                                int zero, Bytes limit = kGradientBucket, bool offloaded = false);
 
 /// One unit's memory on one rank: its own part, which owner handles refer to, and the whole, which stages compute with.
 ///
 /// Below ZeRO 3 the own part lies within the whole, so that what an optimizer writes is in its place, and gathering needs no
 /// copies. From 3 on it lies apart, and the whole has memory between `allocate` and `release` only, always the same storage,
 /// so that what refers to it (compute copies, what autograd saved of them) finds the data again. Where the whole is of
-/// another element type the own part lies apart, too, and is cast into its place before each gathering.
+/// another element type the own part lies apart, too, and is cast into its place before each gathering. Of an offloaded unit
+/// owner handles refer to memory of the host, of which the own part is a copy.
 class ShardMemory {
  public:
   ShardMemory(ShardUnit unit, Rank rank, c10::Device device);
@@ -72,10 +75,15 @@ class ShardMemory {
   }
   /// Keeps this rank's elements of the whole value of a parameter.
   void take_over(const ShardUnit::Place& place, const at::Tensor& value);
+  /// Brings the own part of an offloaded unit up to date, in the current stream: until it has done so the host's memory must
+  /// stay as it is.
+  void upload();
+  /// Host memory for one set of gradients of an offloaded unit: flat, laid out like the own part, used by nobody else.
+  [[nodiscard]] at::Tensor gradient_memory();
   /// Before a gathering: memory for the whole, with the own part in place.
   void allocate();
   void release();
-  /// This rank's elements of a parameter, flat.
+  /// This rank's elements of a parameter, flat; if it owns all of it, with its sizes.
   [[nodiscard]] at::Tensor owner_memory(const ShardUnit::Place& place) const;
   /// Elements of a parameter that lie in this rank's part, counted within the part.
   [[nodiscard]] Interval within_part(const ShardUnit::Place& place) const;
@@ -87,7 +95,10 @@ class ShardMemory {
 
   ShardUnit unit_;
   Rank rank_;
+  c10::Device device_;
   at::Tensor whole_, own_;
+  at::Tensor host_;                     // if offloaded
+  std::vector<at::Tensor> gradients_;   // likewise: sets that were given out
   std::vector<at::Tensor> copies_;  // by place
   std::vector<at::Tensor> forms_;   // likewise, if the unit gathers copies
 };

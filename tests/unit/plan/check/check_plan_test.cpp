@@ -51,6 +51,9 @@ CheckedCase random_full_case(int seed) {
   options.max_microbatches = dice(1, 9);
   options.memory_margin = 0.05 * dice(0, 3);
   if (dice.chance(50)) options.zero = dice(0, 3);
+  if (dice.chance(60)) out.cluster.host = test::small_host(Bytes(dice.chance(50) ? 1 << 20 : dice(50, 400) * 1000));
+  if (dice.chance(40)) options.offload = dice.chance(60) ? "optimizer" : "none";
+  options.gradient_accumulation = dice.chance(20);
   const int recompute = dice(0, 2);
   options.recompute = recompute == 0 ? "auto" : recompute == 1 ? "full" : "none";
   const int schedule = dice(0, 7);
@@ -191,6 +194,8 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
     const bool unequal = std::ranges::any_of(
         plan->stages, [&](const auto& stage) { return stage.ranks.size() != plan->stages[0].ranks.size(); });
     if (unequal && plan->zero > 0) ++met["unequal"];
+    if (savings.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
+    if (savings.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
     if (savings.recomputes()) ++met["recomputed"];
     if (savings.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
   }
@@ -198,6 +203,9 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
   CHECK(met["recomputed"] > 100);
   CHECK(met["recomputed, chunked"] > 50);
   CHECK(met["unequal"] > 20);
+  CHECK(met["offloaded"] > 30);
+  CHECK(met["offloaded in place"] > 15);
+  CHECK(met["offloaded to fit"] > 5);
   for (const std::string& schedule : planner_capabilities().schedules) CHECK(met[schedule] > 30);
   for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] > 30);
 }
@@ -322,6 +330,38 @@ TEST_CASE("tampered savings are rejected", "[check]") {
   Tampering{c, *with_totals}("add up once", [&](Plan& p) {
     p.stages[0].recomputed.push_back({plan->stages[0].recomputed[0][0]});
   });
+}
+
+TEST_CASE("what is offloaded is checked, and tampered statements of it are rejected", "[check]") {
+  CheckedCase c = eight_atoms("1f1b", 1, "none");
+  c.cluster.host = test::small_host(Bytes(4 << 20));
+  c.request.options.offload = "optimizer";
+  const auto plan = planned_by(c, true);
+  REQUIRE(plan);
+  REQUIRE(plan->offload == Offload::kOptimizer);
+  REQUIRE(plan->stages[0].host_memory > Bytes(0));
+  REQUIRE(verdict_on(c, *plan).accepted());
+  const Tampering rejected{c, *plan};
+  rejected("offloads nothing", [](Plan& p) { p.offload = Offload::kNone; });
+  rejected("step", [](Plan& p) { p.offload = Offload::kNone, p.host_memory = Bytes(0); });
+  rejected("peak memory", [](Plan& p) { p.offload = Offload::kNone, p.host_memory = Bytes(0); });
+  rejected("host memory", [](Plan& p) { p.stages[1].host_memory -= Bytes(1000); });
+  rejected("of its host's", [](Plan& p) { p.host_memory = Bytes(1000); });
+  rejected("there are", [](Plan& p) { p.host_memory = Bytes(1 << 30); });
+  rejected("there are", [](Plan& p) { p.host_memory = Bytes(0); });
+  rejected("peak memory", [](Plan& p) { p.gradient_copies = 1, p.optimizer_state_factor = 0, p.stages[0].peak_memory += Bytes(4); });
+  rejected("host memory", [](Plan& p) { p.gradient_copies = 2; });
+  rejected("step", [](Plan& p) { p.zero = 0; });
+  CheckedCase cpus = c;  // the same memory
+  cpus.cluster.host.reset();
+  CHECK_FALSE(verdict_on(cpus, *plan).accepted());
+  const auto in_place = planned_by(cpus, true);
+  REQUIRE(in_place);
+  CHECK(in_place->host_memory == Bytes(0));
+  CHECK(in_place->stages[0].host_memory == Bytes(0));
+  CHECK(in_place->stages[0].peak_memory > plan->stages[0].peak_memory);
+  CHECK(verdict_on(cpus, *in_place).accepted());
+  CHECK(verdict_on(cpus, *in_place).lower_bound == verdict_on(c, *plan).lower_bound);
 }
 
 TEST_CASE("tampered stages and orders of schedules with several stages a rank are rejected", "[check]") {
