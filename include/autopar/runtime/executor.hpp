@@ -62,7 +62,10 @@ class ProgramRun {
     try {
       engine_.on_bucket_ready([this](int group, int bucket) { bucket_is_full(group, bucket); });
       if constexpr (ShardingEngine<Engine>) {
-        engine_.on_parameters_needed([this](int group, int bucket) { gathers_.need(group, bucket, ended()); });
+        engine_.on_parameters_needed([this](int group, int bucket) {
+          gathers_.need(group, bucket, ended());
+          finish_sums_that_are_done();
+        });
       }
       for (const Action& action : actions_) {
         doing_ = turn_ = &action;
@@ -271,6 +274,10 @@ class ProgramRun {
       return true;
     });
     while (!results_.empty() && (!results_.front().travels || wire_.done(results_.front().ticket))) take_result();
+    finish_sums_that_are_done();
+  }
+
+  void finish_sums_that_are_done() {
     std::vector<int> waiting;  // groups, whose later sums wait, too
     for (std::size_t i = 0; i < in_flight_.size();) {
       const int group = in_flight_[i]->action->group;
@@ -317,9 +324,13 @@ class ProgramRun {
   }
 
   /// A rank that sums into shares within its turns has no room for more whole buckets than this, and the one that is filled. Sums of whole calls are
-  /// not waited for: they may have started before the other members come to them.
+  /// not waited for: they may have started before the other members come to them. Nor are sums of turns that gather, for
+  /// members without samples gather first and sum then; the others are no further behind than what they have gathered.
   void make_room() {
-    if (gathers_.within_turn()) return;  // members without samples gather first and sum then
+    if (gathers_.within_turn()) {
+      finish_sums_that_are_done();
+      return;
+    }
     const auto of_turn = [](const Transfer* sum) { return is_of_turn(*sum->action); };
     while (std::count_if(in_flight_.begin(), in_flight_.end(), of_turn) > kSumsInFlight) {
       finish_sum(static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_turn) - in_flight_.begin()));
@@ -353,6 +364,7 @@ class ProgramRun {
     reduction.travels = false;
     engine_.reduced(*reduction.action);
     reduction.buffer = {};
+    reduction.ticket = {};  // which holds the buffer, too
     trace(*reduction.action, reduction.start);
     in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
     doing_ = outer;
