@@ -1,5 +1,6 @@
 #include <autopar/torch/optim/lamb.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -10,6 +11,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_foreach_sqrt.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
@@ -21,7 +23,8 @@ namespace autopar::optim {
 
 namespace {
 
-/// Directions are made for so many bytes of parameters at a time, or for one parameter.
+/// Directions are made for as many bytes of parameters at a time as the largest parameter has, and no more than this if it
+/// has no more: then they take what those of other optimizers take (`update_memory` of the planner).
 constexpr std::int64_t kDirectionBytes = 64 << 20;
 
 /// Some parameters of one group, device, element type and number of steps.
@@ -37,6 +40,11 @@ struct LambLists {
 class LambStep {
  public:
   explicit LambStep(torch::optim::Optimizer& optimizer) {
+    for (const auto& group : optimizer.param_groups()) {
+      for (const auto& parameter : group.params()) {
+        if (parameter.grad().defined()) largest_ = std::max(largest_, static_cast<std::int64_t>(parameter.nbytes()));
+      }
+    }
     for (auto& group : optimizer.param_groups()) {
       const auto& options = static_cast<const LAMBOptions&>(group.options());
       std::map<detail::ListKey, std::size_t> open;
@@ -65,7 +73,7 @@ class LambStep {
     auto& lamb = static_cast<LAMBParamState&>(*state);
     const auto bytes = static_cast<std::int64_t>(parameter.nbytes());
     const auto [at, is_new] = open.try_emplace(detail::key_of(parameter, lamb.step()), lists_.size());
-    if (!is_new && lists_[at->second].bytes + bytes > kDirectionBytes) at->second = lists_.size();
+    if (!is_new && lists_[at->second].bytes + bytes > std::min(largest_, kDirectionBytes)) at->second = lists_.size();
     if (at->second == lists_.size()) {
       lists_.emplace_back().options = &options;
       lists_.back().steps = lamb.step() + 1;
@@ -80,6 +88,7 @@ class LambStep {
     list.rows.push_back(static_cast<std::int64_t>(all_.size()) - 1);
   }
 
+  std::int64_t largest_ = 0;  // bytes of a parameter
   std::vector<at::Tensor> all_;
   std::vector<LambLists> lists_;
   detail::GaplessParameters gapless_;
@@ -107,11 +116,23 @@ std::vector<at::Tensor> directions(const LambLists& list) {
   return found;
 }
 
+/// Norms in double precision of tensors without gaps. On CPUs libtorch would first make doubles of a whole tensor.
+at::Tensor norms_of(const std::vector<at::Tensor>& tensors) {
+  constexpr std::int64_t kPiece = 1 << 16;  // elements
+  if (!tensors.front().is_cpu()) return at::stack(at::_foreach_norm(tensors, 2, at::kDouble));
+  std::vector<at::Tensor> norms;
+  for (const auto& tensor : tensors) {
+    std::vector<at::Tensor> of_pieces{at::zeros({}, at::kDouble)};
+    for (const auto& piece : tensor.as_strided({tensor.numel()}, {1}).split(kPiece))
+      of_pieces.push_back(at::linalg_vector_norm(piece, 2, {}, false, at::kDouble));
+    norms.push_back(at::linalg_vector_norm(at::stack(of_pieces), 2));
+  }
+  return at::stack(norms);
+}
+
 /// [parameters, 2] sums of squares: of parameters and of directions.
 at::Tensor squares_of(const LambLists& list, const std::vector<at::Tensor>& along) {
-  const auto parameters = at::_foreach_norm(list.parameters, 2, at::kDouble);
-  const auto lengths = at::_foreach_norm(along, 2, at::kDouble);
-  return at::stack({at::stack(parameters), at::stack(lengths)}, 1).square();
+  return at::stack({norms_of(list.parameters), norms_of(along)}, 1).square();
 }
 
 /// `squares` over whole parameters.
