@@ -42,11 +42,12 @@ void StageRun::forward(const Action& action) {
   const at::AutoGradMode mode(context_.differentiate);
   try {
     bring_inputs(share, context);
-    share.norms.resize(stage_.plan().batch_norms.size());
+    std::vector<NormSample> norms(stage_.plan().batch_norms.size());
     if (context_.differentiate && stage_.program().splits_backwards) {
       share.deferred = std::make_shared<DeferredGradients>();
     }
-    stage_.runner().run(stage_.environment(), context, share.norms, share.deferred);
+    stage_.runner().run(stage_.environment(), context, norms, share.deferred);
+    pool(norms);
     keep_results(share, context);
   } catch (...) {
     stage_.clear_environment();
@@ -189,8 +190,28 @@ at::Tensor StageRun::sum(ValueId value) const {
 }
 
 void StageRun::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const {
-  for (const auto& share : shares_) {
-    if (batch_norm < share.norms.size() && share.norms[batch_norm].count > 0) samples.push_back(share.norms[batch_norm]);
+  if (batch_norm < norms_.size() && norms_[batch_norm].count > 0) samples.push_back(norms_[batch_norm]);
+}
+
+// One after the other, so that memory does not grow with micro-batches. The squares around the common mean are those around
+// each mean and what lies between the means (Chan, Golub, LeVeque 1979), which no large mean spoils.
+void StageRun::pool(const std::vector<NormSample>& norms) {
+  const at::NoGradGuard no_grad;
+  norms_.resize(norms.size());
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    const NormSample& next = norms[i];
+    NormSample& seen = norms_[i];
+    if (next.count == 0) continue;
+    if (seen.count == 0) {
+      seen = next;
+      continue;
+    }
+    const double part = next.count / (seen.count + next.count);
+    const auto apart = next.mean.sub(seen.mean);
+    seen.mean = seen.mean.add(apart, part);
+    seen.variance = seen.variance.mul(1 - part).add(next.variance, part);
+    if (!stage_.plan().batch_norms[i].by_sample) seen.variance.add_(apart.square_(), part * (1 - part));
+    seen.count += next.count;
   }
 }
 

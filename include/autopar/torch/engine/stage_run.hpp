@@ -63,6 +63,7 @@ class StageRun {
 
   /// Sum over the shares, undefined if none was run here.
   [[nodiscard]] at::Tensor sum(ValueId value) const;
+  /// What the shares saw of a batch norm, as one share's statistics.
   void add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const;
   /// Addends of an updated buffer's new value, in order of samples.
   void add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const;
@@ -73,7 +74,6 @@ class StageRun {
     std::map<ValueId, at::Tensor> results;  ///< values that leave the stage, and sums: roots of the backward
     std::map<ValueId, Assembly> arriving;   ///< values, then gradients
     std::map<ValueId, at::Tensor> leaves;   ///< boundary inputs as autograd saw them
-    std::vector<NormSample> norms;
     std::shared_ptr<DeferredGradients> deferred;
   };
 
@@ -82,10 +82,12 @@ class StageRun {
   [[nodiscard]] Interval own_share(int microbatch) const;
   void bring_inputs(Share& share, const ShareContext& context);
   void keep_results(Share& share, const ShareContext& context);
+  void pool(const std::vector<NormSample>& norms);
 
   StageRuntime& stage_;
   const CallContext& context_;
-  std::vector<Share> shares_;  ///< by micro-batch
+  std::vector<Share> shares_;      ///< by micro-batch
+  std::vector<NormSample> norms_;  ///< of the shares so far
   std::map<ValueId, at::Tensor> sums_;
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
   bool has_casts_ = false;  ///< of this call, see StageRuntime::make_casts
