@@ -122,6 +122,7 @@ std::string to_json(const ModelProfile& profile) {
                      {"value", value.value},
                      {"bytes", affine_json(value.bytes)},
                      {"differentiable", value.differentiable}});
+    if (value.kept) edges.back()["kept"] = true;
   }
   Json inputs = Json::array();
   for (const auto& input : profile.inputs) {
@@ -133,6 +134,7 @@ std::string to_json(const ModelProfile& profile) {
   Json outputs = Json::array();
   for (const auto& output : profile.outputs) {
     outputs.push_back({{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
+    if (output.kept) outputs.back()["kept"] = true;
   }
   const Json root{{"version", 2},
                   {"hash", detail::hash_text(profile.hash)},
@@ -169,7 +171,8 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
     const NodeId to(static_cast<std::int32_t>(row.whole("to", 0, last)));
     const auto value = static_cast<std::int32_t>(row.whole("value", -1, kMaxId));
     const auto bytes = read_affine(row, "bytes");
-    profile.graph.add_edge(from, to, {value, bytes, row.flag("differentiable")});
+    const bool differentiable = row.flag("differentiable");
+    profile.graph.add_edge(from, to, {value, bytes, differentiable, row.has("kept") && row.flag("kept")});
   });
   reader.each("inputs", [&](JsonReader& row) {
     InputProfile input;
@@ -182,7 +185,8 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
   reader.each("outputs", [&](JsonReader& row) {
     const auto value = static_cast<std::int32_t>(row.whole("value", -1, kMaxId));
     const auto bytes = read_affine(row, "bytes");
-    profile.outputs.push_back({value, bytes, NodeId(static_cast<std::int32_t>(row.whole("writer", -1, last)))});
+    const NodeId writer(static_cast<std::int32_t>(row.whole("writer", -1, last)));
+    profile.outputs.push_back({value, bytes, writer, row.has("kept") && row.flag("kept")});
   });
   reader.finish();
   return profile;

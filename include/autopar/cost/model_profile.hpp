@@ -67,6 +67,7 @@ struct ValueProfile {
   std::int32_t value = -1;      ///< id of the value in the captured graph
   Affine bytes;                 ///< size
   bool differentiable = true;   ///< its gradient flows back, with the same size
+  bool kept = false;            ///< in what its maker keeps until its backward: whoever else holds it there holds the same memory
 };
 
 /// A value that comes from the caller.
@@ -82,6 +83,7 @@ struct OutputProfile {
   std::int32_t value = -1;
   Affine bytes;
   NodeId writer;
+  bool kept = false;  ///< as of a ValueProfile
 };
 
 struct ParameterProfile {

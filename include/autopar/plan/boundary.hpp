@@ -12,13 +12,16 @@ namespace autopar::detail {
 /// What flows over the borders of one stage, each value once a side. A value that two stages read is held for each of
 /// them, so this is never more than what `predict_memory` counts.
 struct Boundary {
-  Affine in, out, gradients;  ///< values read and made, gradients both ways
+  Affine in, out;          ///< values read and made
+  Affine held;             ///< of those that are made, what their makers would not keep anyway
+  Affine arriving, going;  ///< gradients of values made and read
 
   /// As `add_boundary` counts them, of one share.
   [[nodiscard]] std::int64_t bytes(std::int64_t share, int in_flight, int microbatches) const {
-    return bytes_at(out, share).value() * std::min(microbatches, in_flight) +
+    return bytes_at(held, share).value() * std::min(microbatches, in_flight) +
            bytes_at(in, share).value() * std::min(microbatches, in_flight + 1) +
-           bytes_at(gradients, share).value() * std::min(microbatches, 2);
+           bytes_at(arriving, share).value() * gradients_arriving(microbatches) +
+           bytes_at(going, share).value() * gradients_going(microbatches);
   }
 };
 
@@ -27,23 +30,33 @@ template <class Inside>
 [[nodiscard]] Boundary boundary_of(const Workload& work, const Inside& inside) {
   Boundary boundary;
   std::vector<std::int32_t> seen;
-  const auto add = [&](Affine& side, std::int32_t value, const Affine& bytes, bool differentiable) {
-    if (std::find(seen.begin(), seen.end(), value) != seen.end()) return;
+  const auto is_new = [&](std::int32_t value) {
+    if (std::find(seen.begin(), seen.end(), value) != seen.end()) return false;
     seen.push_back(value);
-    side += bytes;
-    if (differentiable) boundary.gradients += bytes;
+    return true;
+  };
+  const auto add_read = [&](const auto& value) {
+    if (!is_new(value.value)) return;
+    boundary.in += value.bytes;
+    if (value.differentiable) boundary.going += value.bytes;
+  };
+  const auto add_made = [&](const auto& value, bool differentiable) {
+    if (!is_new(value.value)) return;
+    boundary.out += value.bytes;
+    if (!value.kept) boundary.held += value.bytes;
+    if (differentiable) boundary.arriving += value.bytes;
   };
   for (const auto& input : work.inputs) {
-    if (std::ranges::any_of(input.readers, inside)) add(boundary.in, input.value, input.bytes, input.differentiable);
+    if (std::ranges::any_of(input.readers, inside)) add_read(input);
   }
   for (const EdgeId edge : work.graph.edges()) {
     const bool from = inside(work.graph.source(edge)), to = inside(work.graph.target(edge));
     const ValueProfile& value = work.graph[edge];
-    if (from != to) add(from ? boundary.out : boundary.in, value.value, value.bytes, value.differentiable);
+    if (from && !to) add_made(value, value.differentiable);
+    if (to && !from) add_read(value);
   }
   for (const auto& output : work.outputs) {
-    if (output.bytes.per_sample != 0 && inside(output.writer))
-      add(boundary.out, output.value, output.bytes, !work.loss_mode);
+    if (output.bytes.per_sample != 0 && inside(output.writer)) add_made(output, !work.loss_mode);
   }
   return boundary;
 }

@@ -181,9 +181,9 @@ class CutTables {
       held[node.index()].whole = work.graph[node].resident.value();
     for (std::size_t p = 0; p < parameters.size(); ++p) {
       Tied& parameter = parameters[p];
-      parameter.held = least_held(work.parameters[p], objective_->constraints());
-      parameter.trainable = work.parameters[p].trainable ? work.parameters[p].bytes.value() : 0;
       const int readers = std::popcount(parameter.readers);
+      parameter.held = least_held(work.parameters[p], objective_->constraints(), static_cast<std::size_t>(readers));
+      parameter.trainable = work.parameters[p].trainable ? work.parameters[p].bytes.value() : 0;
       if (readers > 1) tied_.push_back(parameter);
       if (readers != 1) continue;
       held[static_cast<std::size_t>(std::countr_zero(parameter.readers))] += parameter.held;

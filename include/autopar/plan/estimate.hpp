@@ -26,7 +26,7 @@ class QuickEstimate {
     for (std::size_t p = 0; p < readers.size(); ++p) {
       if (readers[p].empty()) continue;
       const ParameterProfile& parameter = work_.parameters[p];
-      const LeastHeld held = least_held(parameter, objective.constraints());
+      const LeastHeld held = least_held(parameter, objective.constraints(), readers[p].size());
       const Bytes trained = parameter.trainable ? parameter.bytes : Bytes(0);
       if (readers[p].size() > 1) {
         tied_.push_back({std::move(readers[p]), held, trained});

@@ -19,19 +19,22 @@ namespace autopar {
 
 /// Peak bytes of the worst rank of a stage, term by term.
 struct StageMemory {
-  Bytes parameters{};  ///< parameters, copies that are read in their place, buffers; a tied one counts in every stage that reads it
+  Bytes parameters{};  ///< parameters, copies that are read in their place, buffers, and what nodes hold besides; a tied one
+                       ///< counts in every stage that reads it
   Bytes gradients{};   ///< `gradient_copies` x trainable
   Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
   Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is put off
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
-  Bytes workspace{};   ///< of the largest operator, and what nodes hold besides parameters
+  Bytes workspace{};   ///< of the largest operator, and gradients of parameters that wait for those of their other readers
   Bytes rebuilt{};     ///< activations of the largest segment that is run again
-  Bytes gathered{};    ///< whole gradients and parameters of the operators at work, under ZeRO 2 and 3
+  Bytes gathered{};    ///< under ZeRO, units of gradients and parameters that are whole, or summed, beside the shares
   Bytes update{};      ///< temporaries of the optimizer's step, when nothing but parameters and their state is left
   Bytes host{};        ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the terms above
 
+  /// Of one turn at a time: stages that share their ranks take their turns one after the other.
+  [[nodiscard]] Bytes transient() const { return workspace + rebuilt + gathered; }
   [[nodiscard]] Bytes total() const {
-    return parameters + gradients + optimizer + std::max(saved + boundary + workspace + rebuilt + gathered, update);
+    return parameters + gradients + optimizer + std::max(saved + boundary + transient(), update);
   }
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
 };
@@ -84,8 +87,8 @@ struct HeldByMicrobatch {
   return most;
 }
 
-/// What one parameter costs a rank that holds it, or its share of it. Of what is offloaded, what stages compute with stays on
-/// the device and gradients are made there; the host has the optimizer's own.
+/// What one parameter costs a rank that holds it, or its share of it. Gradients of earlier calls are those of `.grad`. Of what is
+/// offloaded, what stages compute with stays on the device and gradients are made there; the host has the optimizer's own.
 [[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints,
                                                   int zero = 0, int replicas = 1, Offload offload = Offload::kNone) {
   StageMemory memory;
@@ -98,7 +101,7 @@ struct HeldByMicrobatch {
     const bool is_copied = parameter.copy > Bytes(0);
     memory.parameters = share(parameter.bytes, is_copied ? 1 : 3);
     if (zero < 3 || replicas < 2) memory.parameters += parameter.copy;
-    memory.gradients = share(parameter.bytes, 2) * constraints.gradient_copies;
+    memory.gradients = share(parameter.bytes, 2) + share(parameter.bytes, 1) * (constraints.gradient_copies - 1);
     memory.optimizer = share(Bytes(static_cast<std::int64_t>(std::ceil(static_cast<double>(parameter.bytes.value()) *
                                                                        constraints.optimizer_state_factor))),
                              1);
@@ -128,37 +131,57 @@ struct LeastHeld {
   friend LeastHeld operator-(LeastHeld a, const LeastHeld& b) { return {a.whole - b.whole, a.shared - b.shared}; }
   friend LeastHeld operator+(LeastHeld a, const LeastHeld& b) { return a += b; }
 };
-[[nodiscard]] inline LeastHeld least_held(const ParameterProfile& parameter, const Constraints& constraints) {
+/// @param readers  nodes that read it: of several, in several stages, all ranks may have shares
+[[nodiscard]] inline LeastHeld least_held(const ParameterProfile& parameter, const Constraints& constraints,
+                                          std::size_t readers) {
   const StageMemory memory = parameter_memory(parameter, constraints);
   const StageMemory least = parameter_memory(parameter, constraints, 0, 1, constraints.offloads.back());
   const int zero = constraints.zero_levels.back();
   LeastHeld held;
   const auto add = [&](Bytes bytes, int level) { (zero >= level ? held.shared : held.whole) += bytes.value(); };
-  add(parameter.bytes, !parameter.trainable ? 4 : parameter.copy > Bytes(0) ? 1 : 3);
+  const auto add_among_all = [&](Bytes bytes) {
+    if (zero >= 1 && readers > 1) held.whole += bytes.value() / constraints.world;
+    else add(bytes, 1);
+  };
   if (zero < 3 || !parameter.trainable) held.whole += parameter.copy.value();
-  add(least.parameters - memory.parameters, 1);  // the optimizer's own
-  add(memory.gradients, 2);
-  add(least.optimizer, 1);
+  if (!parameter.trainable) {
+    held.whole += parameter.bytes.value();
+    return held;
+  }
+  if (parameter.copy > Bytes(0)) add_among_all(parameter.bytes);
+  else add(parameter.bytes, 3);
+  add_among_all(least.parameters - memory.parameters);  // the optimizer's own, where it is offloaded
+  add(parameter.bytes, 2);
+  add_among_all(memory.gradients - parameter.bytes);
+  add_among_all(least.optimizer);
   return held;
 }
 
 namespace detail {
 
-/// Values wait on both sides as long as their micro-batch is in flight (one more arrives ahead of its use); gradients
-/// are doubled, one in use and one on its way.
+/// Gradients of values of other stages that a stage holds: one in use, and the next one arrives.
+[[nodiscard]] constexpr int gradients_arriving(int microbatches) { return microbatches < 2 ? microbatches : 2; }
+/// Gradients that a stage made for others: the last one is on its way; the next is in the operators' workspace.
+[[nodiscard]] constexpr int gradients_going(int microbatches) { return microbatches < 2 ? 0 : 1; }
+
+/// Values wait on both sides as long as their micro-batch is in flight (one more arrives ahead of its use): at their
+/// maker's those that it would not keep anyway, and within a rank one that travels alone is the same memory on both.
 inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& sized,
                          const std::vector<std::int64_t>& share, const std::vector<int>& in_flight, int microbatches) {
+  const auto& stages = sized.pipeline.stages;
   for (std::size_t c = 0; c < sized.channels.size(); ++c) {
-    const Channel& channel = sized.pipeline.channels[c];
-    const auto add = [&](StageId stage, int ahead) {
-      if (!stage.valid()) return;
-      const int held = std::min(microbatches, in_flight[stage.index()] + ahead);
-      memory[stage.index()].boundary +=
-          bytes_at(sized.channels[c].value, share[stage.index()]) * held +
-          bytes_at(sized.channels[c].gradient, share[stage.index()]) * std::min(microbatches, 2);
-    };
-    add(channel.from, 0);
-    add(channel.to, 1);
+    const auto [from, to] = std::pair(sized.pipeline.channels[c].from, sized.pipeline.channels[c].to);
+    const SizedPipeline::ChannelSize& size = sized.channels[c];
+    if (from.valid()) {
+      const std::size_t s = from.index();
+      memory[s].boundary += bytes_at(size.held, share[s]) * std::min(microbatches, in_flight[s]) +
+                            bytes_at(size.gradient, share[s]) * gradients_arriving(microbatches);
+    }
+    const bool within = from.valid() && to.valid() && stages[from.index()] == stages[to.index()];
+    if (!to.valid() || (within && size.values == 1)) continue;
+    const std::size_t s = to.index();
+    memory[s].boundary += bytes_at(size.value, share[s]) * std::min(microbatches, in_flight[s] + 1) +
+                          bytes_at(size.gradient, share[s]) * gradients_going(microbatches);
   }
 }
 
@@ -183,9 +206,26 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   const auto pieces = measured_pieces(work, staging, savings.recomputed, share);
   for (std::size_t s = 0; s < memory.size(); ++s) {
     for (const SegmentPiece& piece : pieces[s]) {
-      memory[s].saved += (piece.entering - piece.kept) * in_flight[s];
+      memory[s].saved -= piece.freed() * in_flight[s];
       memory[s].rebuilt = std::max(memory[s].rebuilt, piece.saved);
     }
+  }
+}
+
+}  // namespace detail
+
+namespace detail {
+
+/// Of stages that share their ranks the one whose turns need most room states it; the others use the same room.
+inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging) {
+  if (staging.position_of.empty()) return;
+  std::map<int, std::size_t> most;  // by position
+  for (std::size_t s = 0; s < memory.size(); ++s) {
+    std::size_t& of = most.try_emplace(staging.position_of[s], s).first->second;
+    if (memory[s].transient() > memory[of].transient()) of = s;
+  }
+  for (std::size_t s = 0; s < memory.size(); ++s) {
+    if (most.at(staging.position_of[s]) != s) memory[s].workspace = memory[s].rebuilt = memory[s].gathered = Bytes(0);
   }
 }
 
@@ -199,33 +239,111 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   return Bytes((largest.value() + shares - 1) / shares * tensors);
 }
 
+namespace detail {
+
+/// How a parameter is held under ZeRO: among the replicas of the stage that reads it; if several stages do, their ranks
+/// have shares of its optimizer state alone.
+class Sharing {
+ public:
+  Sharing(const Workload& work, const Staging& staging, int zero)
+      : staging_(staging), zero_(zero), readers_(zero > 0 ? stages_of_parameters(work, staging) : ReadingStages{}) {}
+
+  struct Level {
+    int zero = 0, ranks = 1;
+    bool tied = false;
+  };
+  [[nodiscard]] Level of(ParameterId parameter, std::size_t stage) const {
+    if (zero_ == 0) return {};
+    const auto tied = readers_.tied.find(parameter.index());
+    if (tied == readers_.tied.end()) return {zero_, staging_.replicas[stage], false};
+    std::map<int, int> replicas;  // by position
+    int most = 0;
+    for (const int s : tied->second) {
+      replicas[staging_.position(s)] = staging_.replicas[static_cast<std::size_t>(s)];
+      most = std::max(most, staging_.replicas[static_cast<std::size_t>(s)]);
+    }
+    int ranks = 0;
+    for (const auto& [position, count] : replicas) ranks += count;
+    return {most > 1 ? 1 : 0, ranks, true};
+  }
+
+ private:
+  const Staging& staging_;
+  int zero_;
+  ReadingStages readers_;
+};
+
+/// Units of parameters are gathered and summed at a time: as large as a bucket or, from level 2 on, as what the operator
+/// reads that reads most; or of one parameter. Under 1 a rank has its share of a sum beside the sum; from 2 on one unit of
+/// gradients fills while the one before is on its way; under 3 an operator reads parameters of two units at most, and the
+/// next is on its way. A unit with a parameter that several operators read fills first and is full last, and the others wait
+/// for it, while one of the turn before is on its way. The input half of a parted backward, which gives no gradients of parameters, ends with all that it gathered, and the
+/// other half begins with units for what was not put off.
+struct GatheredUnits {
+  Bytes largest{};          ///< trainable bytes that one operator of the stage reads at most
+  Bytes of_all{};           ///< likewise, of any stage
+  Bytes owned{};            ///< trainable bytes of the stage that are held in shares
+  bool read_again = false;  ///< some of them by several operators
+
+  [[nodiscard]] Bytes bytes(int zero, const Staging& staging, int replicas) const {
+    if (zero == 0 || replicas < 2) return Bytes(0);
+    const Bytes bucket = zero == 1 ? kBucketBytes : std::min(kBucketBytes, of_all);
+    const Bytes unit = std::min(owned, largest > kBucketBytes ? largest : bucket);
+    if (zero == 1) return Bytes((unit.value() + replicas - 1) / replicas);
+    const bool at_once = read_again || !keeps_backwards_whole(staging.schedule);
+    const Bytes gradients = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches);
+    return zero == 2 ? gradients : gradients + std::min(unit * 3, owned);
+  }
+};
+
+}  // namespace detail
+
 /// What the parameters of each stage take, and whatever else does not depend on the batch.
 [[nodiscard]] inline std::vector<StageMemory> fixed_memory(const Workload& work, const Constraints& constraints,
                                                            const Staging& staging, int zero,
                                                            Offload offload = Offload::kNone) {
   const auto nodes = nodes_by_stage(staging);
+  const detail::Sharing sharing(work, staging, zero);
+  Bytes of_all{};
+  for (const NodeId node : work.graph.nodes()) of_all = std::max(of_all, work.graph[node].largest_trained);
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
+  // Of a parameter with several readers one's gradient waits for the next one's, and both for their sum.
+  std::vector<std::map<std::size_t, Bytes>> waiting(nodes.size());
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     Bytes largest{};
+    detail::GatheredUnits units{.of_all = of_all};
     for (const NodeId node : nodes[s]) {
       for (const ParameterId parameter : work.graph[node].parameters) {
-        if (counted[parameter.index()] == s) continue;
+        const ParameterProfile& profile = work.parameters[parameter.index()];
+        if (counted[parameter.index()] == s) {
+          if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
+          continue;
+        }
         counted[parameter.index()] = s;
-        const StageMemory one =
-            parameter_memory(work.parameters[parameter.index()], constraints, zero, staging.replicas[s], offload);
+        const auto level = sharing.of(parameter, s);
+        const StageMemory one = parameter_memory(profile, constraints, level.zero, level.ranks, offload);
         memory[s].host += one.host;
         memory[s].parameters += one.parameters;
         memory[s].gradients += one.gradients;
         memory[s].optimizer += one.optimizer;
+        if (profile.trainable && !level.tied) units.owned += profile.bytes;
+      }
+      for (const ParameterId parameter : work.graph[node].read_again) {
+        const ParameterProfile& profile = work.parameters[parameter.index()];
+        if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
       }
       largest = std::max(largest, work.graph[node].largest_trained);
-      memory[s].workspace += work.graph[node].resident;
+      memory[s].parameters += work.graph[node].resident;
+    }
+    for (const auto& [parameter, bytes] : waiting[s]) {
+      memory[s].workspace += bytes;
+      units.read_again = units.read_again || !sharing.of(ParameterId::of(parameter), s).tied;
     }
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
     if (offload == Offload::kOptimizer && constraints.host_memory) memory[s].host += std::exchange(memory[s].update, Bytes(0));
-    // Of gradients one bucket is filled and one on its way; of parameters one is in use and the next on its way.
-    if (staging.replicas[s] > 1 && zero >= 2) memory[s].gathered = largest * (zero >= 3 ? 4 : 2);
+    units.largest = largest;
+    memory[s].gathered = units.bytes(zero, staging, staging.replicas[s]);
   }
   return memory;
 }
@@ -252,6 +370,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   }
   detail::add_boundary(memory, sized, share, in_flight, staging.microbatches);
   detail::apply_recomputation(memory, work, staging, share, in_flight, savings);
+  detail::take_turns(memory, staging);
   return memory;
 }
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,

@@ -159,13 +159,22 @@ class StepObjective {
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
+    const auto worst = [](const std::vector<StageMemory>& memory) {
+      Bytes most{};
+      for (const StageMemory& stage : memory) most = std::max(most, stage.total());
+      return most;
+    };
     const auto in_flight = in_flight_by_law(work_, staging);
-    const int zero = constraints_.zero_levels.back();
-    std::vector<StageMemory> least;
+    std::vector<StageMemory> least;  // units that are whole may take more than shares save
+    std::pair<bool, Bytes> least_of{};
     for (const Offload offload : constraints_.offloads) {
-      const Savings most = savings(staging, sized, zero, offload, Bytes(0));
-      auto memory = memory_of(staging, sized, in_flight, most);
-      if (least.empty() || host_holds(ranks, memory)) least = std::move(memory);
+      for (const int level : zero_levels(staging)) {
+        auto memory = memory_of(staging, sized, in_flight, savings(staging, sized, level, offload, Bytes(0)));
+        const std::pair own(!host_holds(ranks, memory), worst(memory));
+        if (!least.empty() && !(own < least_of)) continue;
+        least = std::move(memory);
+        least_of = own;
+      }
     }
     return least;
   }
@@ -329,8 +338,7 @@ class StepObjective {
   /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<int>& in_flight, const Savings& savings) const {
-    if (fixed_.stage_of != staging.stage_of || fixed_.replicas != staging.replicas)
-      fixed_ = {staging.stage_of, staging.replicas, {}};
+    if (fixed_.staging != staging) fixed_ = {staging, {}};
     const auto [entry, added] = fixed_.by_savings.try_emplace({savings.zero, savings.offload});
     if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero, savings.offload);
     return predict_memory(work_, staging, sized, shares_, in_flight, savings, entry->second);
@@ -429,7 +437,7 @@ class StepObjective {
   const Constraints& constraints_;
   ShareTable shares_;
   struct Fixed {
-    std::vector<int> stage_of, replicas;
+    Staging staging;
     std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_savings;
   };
   mutable Fixed fixed_;  // of the last staging

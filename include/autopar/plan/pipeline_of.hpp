@@ -20,8 +20,10 @@ inline constexpr Bytes kBucketBytes{32 << 20};
 /// A pipeline with what its channels and buckets carry, as far as costs need it.
 struct SizedPipeline {
   struct ChannelSize {
-    Affine value;     ///< bytes of one message that carries n samples
-    Affine gradient;  ///< likewise, back
+    Affine value;      ///< bytes of one message that carries n samples
+    Affine gradient;   ///< likewise, back
+    Affine held;       ///< of the values, those that their makers would not keep anyway
+    int values = 0;    ///< one travels as it is, several are packed into one message
   };
   Pipeline pipeline;
   std::vector<ChannelSize> channels;             ///< by channel
@@ -33,14 +35,18 @@ namespace detail {
 /// Collects values by (from, to, kind), each value once a channel.
 class ChannelCollector {
  public:
-  void add(StageId from, StageId to, std::int32_t value, const Affine& bytes, bool differentiable) {
+  void add(StageId from, StageId to, std::int32_t value, const Affine& bytes, bool differentiable, bool kept = false) {
     if (from == to) return;
     const ChannelKind kind = bytes.per_sample != 0 ? ChannelKind::kBatched : ChannelKind::kReplicated;
     if (to == kSink && kind != ChannelKind::kBatched) return;  // results that are not batched are summed by the session
     auto& entry = channels_[{order(from), order(to), kind}];
     entry.from = from;
     entry.to = to;
-    if (entry.values.insert(value).second) entry.size.value += bytes;
+    if (entry.values.insert(value).second) {
+      ++entry.size.values;
+      entry.size.value += bytes;
+      if (!kept) entry.size.held += bytes;
+    }
     if (differentiable && entry.gradients.insert(value).second) entry.size.gradient += bytes;
     entry.differentiable |= differentiable;
   }
@@ -152,11 +158,11 @@ inline void add_groups(SizedPipeline& out, const Workload& work, const Staging& 
   for (const EdgeId edge : work.graph.edges()) {
     const ValueProfile& value = work.graph[edge];
     channels.add(stage_of(work.graph.source(edge)), stage_of(work.graph.target(edge)), value.value, value.bytes,
-                 value.differentiable);
+                 value.differentiable, value.kept);
   }
   // In loss mode the only gradient that starts a backward is the loss's own.
   for (const auto& output : work.outputs) {
-    channels.add(stage_of(output.writer), kSink, output.value, output.bytes, !work.loss_mode);
+    channels.add(stage_of(output.writer), kSink, output.value, output.bytes, !work.loss_mode, output.kept);
   }
   channels.move_into(out);
   detail::add_groups(out, work, staging);

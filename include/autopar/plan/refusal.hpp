@@ -30,8 +30,11 @@ class Refusal {
       refuse_all(found.candidates.ranked());
       refuse_no_staging();
     }
-    if (least->fits(coarse.constraints)) {
-      found.candidates.offer({least->staging, coarse.objective(least->staging)});
+    const bool has_no_law = least->staging.schedule == ScheduleKind::kSynthesised || wants_chunks(least->staging.schedule);
+    if (least->fits(coarse.constraints) || has_no_law) {
+      Candidate candidate{least->staging, coarse.objective(least->staging)};
+      least->peak = std::max(least->peak, StepObjective::peak(candidate.terms));
+      found.candidates.offer(std::move(candidate));
       if (found.candidates.any_fits()) return;
     }
     if (!least->host_holds(coarse.constraints)) refuse_host(least->stage, least->host);
@@ -84,7 +87,7 @@ class Refusal {
     for (const NodeId node : work_.graph.nodes()) {
       Bytes own = work_.graph[node].resident + costs[node.index()].saved + costs[node.index()].workspace;
       for (const ParameterId parameter : work_.graph[node].parameters)
-        own += Bytes(least_held(work_.parameters[parameter.index()], constraints_).at(constraints_.world));
+        own += Bytes(least_held(work_.parameters[parameter.index()], constraints_, 1).at(constraints_.world));
       if (own <= most) continue;
       most = own;
       largest = node;

@@ -74,8 +74,12 @@ struct SegmentPiece {
   std::vector<NodeId> nodes;  ///< ascending
   Bytes kept{};               ///< what its nodes keep of a micro-batch unless it is run again
   Bytes saved{};              ///< of that, what its second run makes; its backward is whole, so nothing waits for it
-  Bytes entering{};           ///< values of other nodes of the stage that it reads
+  Bytes entering{};           ///< values of other nodes of the stage that it reads and that their makers do not keep
+  Bytes leaving{};            ///< what its nodes keep of values that others read, which stays
   Seconds forward{};
+
+  /// Bytes of a micro-batch in flight that running it again saves; may be negative.
+  [[nodiscard]] Bytes freed() const { return kept - entering - leaving; }
 };
 
 /// [stage][segment]: the segments that may be run again, as far as they are in one stage. Nodes that take totals over
@@ -116,16 +120,26 @@ struct SegmentPiece {
       }
     }
   }
-  std::map<SegmentPiece*, std::vector<std::int32_t>> entered;
+  std::map<SegmentPiece*, std::vector<std::int32_t>> entered, left;
+  const auto add = [&](SegmentPiece* piece, auto& values, Bytes& sum, const auto& value, int stage) {
+    auto& known = values[piece];
+    if (std::find(known.begin(), known.end(), value.value) != known.end()) return;
+    known.push_back(value.value);
+    sum += bytes_at(value.bytes, share[static_cast<std::size_t>(stage)]);
+  };
   for (const EdgeId edge : work.graph.edges()) {
     const std::size_t from = work.graph.source(edge).index(), to = work.graph.target(edge).index();
-    SegmentPiece* const piece = piece_of[to];
-    if (piece == nullptr || piece_of[from] == piece || staging.stage_of[from] != staging.stage_of[to]) continue;
-    auto& values = entered[piece];
-    const std::int32_t value = work.graph[edge].value;
-    if (std::find(values.begin(), values.end(), value) != values.end()) continue;
-    values.push_back(value);
-    piece->entering += bytes_at(work.graph[edge].bytes, share[static_cast<std::size_t>(staging.stage_of[to])]);
+    if (piece_of[from] != nullptr && piece_of[from] == piece_of[to]) continue;
+    const ValueProfile& value = work.graph[edge];
+    const int maker = staging.stage_of[from], reader = staging.stage_of[to];
+    if (value.kept && piece_of[from] != nullptr) add(piece_of[from], left, piece_of[from]->leaving, value, maker);
+    if (!value.kept && piece_of[to] != nullptr && maker == reader)
+      add(piece_of[to], entered, piece_of[to]->entering, value, reader);
+  }
+  for (const OutputProfile& output : work.outputs) {
+    SegmentPiece* const piece = piece_of[output.writer.index()];
+    if (output.kept && piece != nullptr)
+      add(piece, left, piece->leaving, output, staging.stage_of[output.writer.index()]);
   }
   return pieces;
 }
@@ -169,8 +183,8 @@ class RecomputeChoice {
       for (const std::size_t s : stages) {
         for (std::size_t p = 0; p < pieces_[s].size(); ++p) {
           const SegmentPiece& piece = pieces_[s][p];
-          if (useless || piece.kept > piece.entering)
-            items.push_back({s, p, (piece.kept - piece.entering) * in_flight_[s], piece.forward.value()});
+          if (useless || piece.freed() > Bytes(0))
+            items.push_back({s, p, piece.freed() * in_flight_[s], piece.forward.value()});
         }
       }
       std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {

@@ -27,6 +27,10 @@ class LinearCuts {
     const Workload& work = objective.work();
     const std::size_t n = order_.size();
     held_.assign((n + 1) * (n + 1), {});
+    std::vector<std::size_t> readers(work.parameters.size(), 0);
+    for (const NodeId node : work.graph.nodes()) {
+      for (const ParameterId p : work.graph[node].parameters) ++readers[p.index()];
+    }
     std::vector<std::size_t> seen(work.parameters.size());
     for (std::size_t i = 0; i < n; ++i) {
       std::fill(seen.begin(), seen.end(), n);
@@ -37,7 +41,7 @@ class LinearCuts {
         for (const ParameterId p : node.parameters) {
           if (seen[p.index()] == i) continue;
           seen[p.index()] = i;
-          held += least_held(work.parameters[p.index()], objective.constraints());
+          held += least_held(work.parameters[p.index()], objective.constraints(), readers[p.index()]);
         }
         held_[i * (n + 1) + j + 1] = held;
       }

@@ -191,6 +191,8 @@ class Profiler {
       results += copies;
       gradients += copies;
     }
+    // The gradient of a log-softmax that only the op knows is there while that of its operand is made.
+    if (op.traits().family == OpFamily::kClassLoss) gradients += algebra::saved_by(op).internal;
     const auto split = split_backward_of(graph_, plan_, op.id());
     if (split && split->of_cast) {  // gradients of parameters are summed in single precision, of copies in it
       gradients += (algebra::bytes_of(graph_, op.results().front()) + algebra::bytes_of(graph_, graph_.input(op.id(), split->x_at))) * 2.0;
@@ -263,6 +265,12 @@ class Profiler {
     return algebra::bytes_of(graph_, maker.valid() ? maker : view);
   }
 
+  /// Whether a value's memory is in what the atom keeps.
+  [[nodiscard]] bool is_kept_by(NodeId atom, ValueId value) const {
+    const auto storage = graph_.value(value).storage;
+    return storage.valid() && kept_[storage.index()] && creator_[storage.index()] == atom;
+  }
+
   void add_edges() {
     for (std::size_t k = 0; k < profile_.atoms.atoms.size(); ++k) {
       std::vector<ValueId> seen;
@@ -275,7 +283,7 @@ class Profiler {
           if (std::find(seen.begin(), seen.end(), value) != seen.end()) return;
           seen.push_back(value);
           model().graph.add_edge(from, NodeId::of(k),
-                                 {value.value(), algebra::bytes_of(graph_, value), info.requires_grad});
+                                 {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, is_kept_by(from, value)});
         });
       }
     }
@@ -304,7 +312,8 @@ class Profiler {
       const auto definer = graph_.value(value).definer;
       if (!definer.valid()) return;
       const auto writer = profile_.atoms.atom_of[definer.index()];
-      if (writer.valid()) model().outputs.push_back({value.value(), algebra::bytes_of(graph_, value), writer});
+      if (!writer.valid()) return;
+      model().outputs.push_back({value.value(), algebra::bytes_of(graph_, value), writer, is_kept_by(writer, value)});
     };
     for (const auto& output : plan_.outputs) {
       if (output.kind == OutputKind::kBatched || output.kind == OutputKind::kPartialSum ||

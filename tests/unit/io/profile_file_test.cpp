@@ -30,9 +30,9 @@ ModelProfile sample_profile() {
   atom.totals = Bytes(16);
   atom.batch_statistic = true;
   const auto second = profile.graph.add_node(atom);
-  profile.graph.add_edge(first, second, {5, {8, 0}, true});
+  profile.graph.add_edge(first, second, {5, {8, 0}, true, true});
   profile.inputs = {{1, {4, 0}, false, {first, second}}};
-  profile.outputs = {{9, {0, 4}, second}};
+  profile.outputs = {{9, {0, 4}, second, true}};
   return profile;
 }
 
@@ -44,6 +44,8 @@ TEST_CASE("a profile survives its file") {
   CHECK(to_json(again) == text);
   CHECK(again.graph.node_count() == 2);
   CHECK(again.graph[NodeId(0)].work == sample_profile().graph[NodeId(0)].work);
+  CHECK(again.graph[EdgeId(0)].kept);
+  CHECK(again.outputs[0].kept);
 }
 
 TEST_CASE("ids that point nowhere are refused") {

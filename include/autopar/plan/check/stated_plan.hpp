@@ -19,7 +19,9 @@ struct Crossing {
   int from = 0, to = 0;
   bool whole = false;    ///< travels whole: its size does not depend on the samples
   bool returns = false;  ///< a gradient comes back
+  int values = 0;
   Affine value{}, gradient{};
+  Affine held{};  ///< of the values, those that their makers keep for nothing else
 };
 
 /// A sum of gradients over ranks, bucket by bucket.
@@ -142,7 +144,7 @@ class StatedPlan {
   void find_crossings() {
     std::map<std::tuple<int, int, bool>, Crossing> found;
     std::set<std::tuple<int, int, bool, std::int32_t>> values, gradients;
-    const auto add = [&](int from, int to, std::int32_t value, const Affine& bytes, bool differentiable) {
+    const auto add = [&](int from, int to, std::int32_t value, const Affine& bytes, bool differentiable, bool kept) {
       const bool whole = bytes.per_sample == 0;
       if (from == to || (whole && to == stages())) return;  // sums and shared results do not go through stages
       Crossing& crossing = found[{from, to, whole}];
@@ -150,20 +152,24 @@ class StatedPlan {
       crossing.to = to;
       crossing.whole = whole;
       crossing.returns = crossing.returns || differentiable;
-      if (values.insert({from, to, whole, value}).second) crossing.value += bytes;
+      if (values.insert({from, to, whole, value}).second) {
+        ++crossing.values;
+        crossing.value += bytes;
+        if (!kept) crossing.held += bytes;
+      }
       if (differentiable && gradients.insert({from, to, whole, value}).second) crossing.gradient += bytes;
     };
     for (const auto& input : model_.inputs) {
       for (const NodeId reader : input.readers)
-        add(-1, stage_of_[reader.index()], input.value, input.bytes, input.differentiable);
+        add(-1, stage_of_[reader.index()], input.value, input.bytes, input.differentiable, false);
     }
     for (const EdgeId edge : model_.graph.edges()) {
       const ValueProfile& value = model_.graph[edge];
       add(stage_of_[model_.graph.source(edge).index()], stage_of_[model_.graph.target(edge).index()], value.value,
-          value.bytes, value.differentiable);
+          value.bytes, value.differentiable, value.kept);
     }
     for (const auto& output : model_.outputs)
-      add(stage_of_[output.writer.index()], stages(), output.value, output.bytes, !model_.loss_mode);
+      add(stage_of_[output.writer.index()], stages(), output.value, output.bytes, !model_.loss_mode, output.kept);
     for (auto& [key, crossing] : found)
       crossings_.push_back(crossing);
   }
