@@ -1,0 +1,345 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <rank_memory.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include "fidelity.hpp"
+#include "memory_cases.hpp"
+
+// An accepted plan does not run out of memory (DESIGN §4.6): what ranks hold is counted where c10 allocates it, and a rank
+// gets no more than the plan was allowed.
+namespace memory_test {
+
+namespace ap = autopar;
+using memory_cases::Case;
+using memory_cases::Net;
+using torch::Tensor;
+
+constexpr int kSteps = 3;
+constexpr int kCases = 200;
+
+/// What one rank was said to hold at most, and held.
+struct Figures {
+  std::int64_t predicted = 0, deploying = 0, running = 0;  ///< bytes
+};
+struct Run {
+  ap::Plan plan;
+  std::vector<Figures> ranks;
+  [[nodiscard]] Figures worst() const {
+    Figures out;
+    for (const auto& rank : ranks) {
+      out.predicted = std::max(out.predicted, rank.predicted);
+      out.deploying = std::max(out.deploying, rank.deploying);
+      out.running = std::max(out.running, rank.running);
+    }
+    return out;
+  }
+  /// Signed, of the rank that holds most.
+  [[nodiscard]] double error() const {
+    const auto most = worst();
+    return static_cast<double>(most.predicted) / static_cast<double>(most.running) - 1;
+  }
+};
+
+std::int64_t predicted_peak(const ap::Plan& plan, ap::Rank rank) {
+  std::int64_t bytes = 0;
+  for (const auto& stage : plan.stages) {
+    if (std::ranges::find(stage.ranks, rank) != stage.ranks.end()) bytes += stage.peak_memory.value();
+  }
+  return bytes;
+}
+
+/// A step as a user writes it. The caller's own tensors are in nobody's books.
+template <class Model>
+void train_step(const Case& one, Model& model, torch::optim::Optimizer& optimizer, const Tensor& x, const Tensor& y) {
+  const auto call = [&] {
+    const auto out = model->forward(x, y);
+    if (out.dim() == 0) {
+      out.backward();
+    } else {
+      const auto gradient = out.detach();  // whatever
+      out.backward(gradient);
+    }
+  };
+  optimizer.zero_grad();
+  if (one.accumulation == memory_cases::Accumulation::kUnsynchronised) {
+    if constexpr (requires { model->no_sync(); }) {
+      const auto guard = model->no_sync();
+      call();
+    } else {
+      call();
+    }
+  }
+  if (one.accumulation == memory_cases::Accumulation::kInGrad) call();
+  call();
+  optimizer.step();
+}
+
+/// Bytes that the training takes in one process.
+std::int64_t taken_alone(const Case& one, const Tensor& x, const Tensor& y) {
+  auto& ledger = RankMemory::install().open();
+  const RankMemory::Scope scope(ledger);
+  const std::lock_guard lock(numerics::generator_mutex());
+  const auto net = std::make_shared<Net>(one.recipe);
+  const auto optimizer = memory_cases::made(one.stepper, net->parameters());
+  train_step(one, net, *optimizer, x, y);
+  return ledger.peak();
+}
+
+/// Plans with `memory` for each rank, then trains, unless `steps` is 0. @throws what the ranks do
+Run run(const Case& one, std::int64_t memory, int steps, const Tensor& x, const Tensor& y) {
+  Run out;
+  out.ranks.resize(static_cast<std::size_t>(one.ranks));
+  auto options = one.options;
+  options.device = "cpu";
+  options.device_memory = ap::Bytes(memory);
+  options.log_level = "error";
+  ap::loopback::run(one.ranks, [&](ap::World& world) {
+    auto& ledger = RankMemory::install().open();
+    ledger.set_limit(memory);
+    const auto begin = one.batch * world.rank() / world.size(), end = one.batch * (world.rank() + 1) / world.size();
+    const auto own_x = x.narrow(0, begin, end - begin), own_y = y.narrow(0, begin, end - begin);
+    const RankMemory::Scope scope(ledger);
+    ap::AutoParallel<Net> model(world, [&] {
+      const std::lock_guard lock(numerics::generator_mutex());
+      return Net(one.recipe);
+    }, options);
+    const auto optimizer = memory_cases::made(one.stepper, model->parameters());
+    model->attach(*optimizer);
+    model->prepare(own_x, own_y);
+    auto& figures = out.ranks[static_cast<std::size_t>(world.rank())];
+    figures.predicted = predicted_peak(model->plan(), world.rank_id());
+    figures.deploying = ledger.peak();
+    if (world.rank() == 0) out.plan = model->plan();
+    ledger.forget_peak();
+    for (int step = 0; step < steps; ++step) train_step(one, model, *optimizer, own_x, own_y);
+    figures.running = ledger.peak();
+  });
+  return out;
+}
+
+struct Refusal {
+  std::string text;
+  std::optional<std::int64_t> memory;
+};
+
+/// The number that stands behind `key` in a remedy.
+std::optional<std::string> named(const std::string& remedy, const std::string& pattern) {
+  std::smatch found;
+  if (!std::regex_search(remedy, found, std::regex(pattern))) return std::nullopt;
+  return found[1].str();
+}
+
+/// The case with each change of options that a refusal names, besides more memory.
+std::vector<std::pair<std::string, Case>> changed(const Case& one, const std::string& remedy) {
+  std::vector<std::pair<std::string, Case>> out;
+  const auto add = [&](const std::string& what) -> Case& { return out.emplace_back(what, one).second; };
+  if (const auto stages = named(remedy, "stages = ([0-9]+)")) add("stages = " + *stages).options.stages = std::stoi(*stages);
+  // Of fewer samples than ranks a rank holds little besides what does not grow with a model.
+  if (const auto ranks = named(remedy, "([0-9]+) ranks instead"); ranks && std::stoi(*ranks) <= std::min<int64_t>(8, one.batch)) {
+    add(*ranks + " ranks").ranks = std::stoi(*ranks);
+  }
+  if (const auto count = named(remedy, "microbatches = ([0-9]+)")) {
+    auto& options = add("microbatches = " + *count).options;
+    options.microbatches = std::stoi(*count);
+    options.max_microbatches = std::max(options.max_microbatches, options.microbatches);
+  }
+  if (remedy.find("recompute = auto") != std::string::npos) add("recompute = auto").options.recompute = "auto";
+  if (const auto level = named(remedy, "zero = ([0-9])")) add("zero = " + *level).options.zero = std::stoi(*level);
+  if (const auto factor = named(remedy, "optimizer_state_factor = ([0-9.]+)")) {
+    add("optimizer_state_factor = " + *factor).stepper =
+        std::stod(*factor) >= 1 ? memory_cases::Stepper::kMomentum : memory_cases::Stepper::kSgd;
+  }
+  return out;
+}
+
+struct Tally {
+  int accepted = 0, refused = 0, runs = 0;
+  int asked_again = 0;  ///< refusals of what a refusal asked for
+  int asked_more = 0;   ///< refusals after which a byte less than was asked for does, too
+  std::vector<double> errors;
+  std::vector<std::string> faults;
+};
+
+class Judge {
+ public:
+  Judge(Tally& tally, bool lists) : tally_(tally), lists_(lists) {}
+
+  void judge(const Case& one) {
+    const auto [x, y] = memory_cases::batch_of(one);
+    const auto memory = static_cast<std::int64_t>(static_cast<double>(taken_alone(one, x, y)) * one.cap);
+    const auto refusal = train(one, memory, x, y, one.describe());
+    if (!refusal) {
+      ++tally_.accepted;
+      return;
+    }
+    ++tally_.refused;
+    follow(one, memory, *refusal, x, y);
+  }
+
+ private:
+  /// What the planner says, if it refuses.
+  std::optional<std::string> train(const Case& one, std::int64_t memory, const Tensor& x, const Tensor& y, const std::string& what) {
+    try {
+      note(run(one, memory, kSteps, x, y), one, what);
+    } catch (const ap::InfeasiblePlan& error) {
+      return error.remedy().empty() ? std::string(error.what()) : error.remedy();
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      fault(what, text.substr(0, text.find('\n')));  // below are libtorch's frames
+    }
+    return std::nullopt;
+  }
+
+  /// Each change that a refusal names is enough by itself. Where a schedule with several stages a rank is fixed, what needs
+  /// least is only known of the plans that were tried: with more memory others are, and more may be asked for.
+  void follow(const Case& one, std::int64_t memory, const std::string& remedy, const Tensor& x, const Tensor& y) {
+    const auto what = one.describe();
+    std::optional<std::string> next = remedy;
+    std::int64_t asked = memory;
+    for (int round = 0; next && round < kRounds; ++round) {
+      const auto least = named(*next, "device_memory = ([0-9]+)");
+      if (!least || std::stoll(*least) <= asked) {
+        fault(what, "the refusal names no larger device_memory that fits: " + *next);
+        return;
+      }
+      asked = std::stoll(*least);
+      tally_.asked_again += round > 0 ? 1 : 0;
+      next = train(one, asked, x, y, what + "; with the memory asked for");
+    }
+    if (next) fault(what, "refused with the memory that was asked for");
+    try {
+      static_cast<void>(run(one, asked - 1, 0, x, y));
+      ++tally_.asked_more;
+    } catch (const ap::InfeasiblePlan&) {
+    }
+    for (const auto& [change, other] : changed(one, remedy)) {
+      if (train(other, memory, x, y, what + "; with " + change)) fault(what, "refused with " + change);
+    }
+  }
+
+  void note(const Run& run, const Case& one, const std::string& what) {
+    ++tally_.runs;
+    tally_.errors.push_back(run.error());
+    const double margin = one.options.memory_margin;
+    for (std::size_t r = 0; r < run.ranks.size(); ++r) {
+      const auto& rank = run.ranks[r];
+      if (rank.predicted == 0 || static_cast<double>(rank.running) * (1 - margin) <= static_cast<double>(rank.predicted)) continue;
+      fault(what, "rank " + std::to_string(r) + " holds " + std::to_string(rank.running) + " bytes, predicted were " +
+                      std::to_string(rank.predicted));
+    }
+    if (!lists_) return;
+    const auto most = run.worst();
+    std::cout << std::fixed << std::setprecision(1) << std::setw(7) << 100 * run.error() << " %  predicted "
+              << static_cast<double>(most.predicted) / 1048576 << " held " << static_cast<double>(most.running) / 1048576
+              << " deploying " << static_cast<double>(most.deploying) / 1048576 << " MiB | " << summary(run.plan) << " | " << what
+              << std::endl;
+  }
+
+  static std::string summary(const ap::Plan& plan) {
+    std::ostringstream out;
+    std::size_t again = 0;
+    for (const auto& stage : plan.stages) {
+      out << stage.ranks.size() << "@" << stage.ranks.front().value() << " ";
+      again += stage.recomputed.size();
+    }
+    out << "m" << plan.microbatches << " " << ap::to_string(plan.schedule) << " z" << plan.zero << " r" << again;
+    return out.str();
+  }
+
+  void fault(const std::string& what, const std::string& why) {
+    tally_.faults.push_back(what + ": " + why);
+    if (lists_) std::cout << "FAULT " << tally_.faults.back() << std::endl;
+  }
+
+  static constexpr int kRounds = 3;
+  Tally& tally_;
+  bool lists_;
+};
+
+/// One line of JSON. Errors are (predicted - held) / held of the rank that holds most.
+std::string report(Tally tally) {
+  std::sort(tally.errors.begin(), tally.errors.end());
+  std::vector<double> sizes;
+  for (const double error : tally.errors) sizes.push_back(std::abs(error));
+  std::sort(sizes.begin(), sizes.end());
+  std::ostringstream out;
+  out << std::setprecision(3) << "{\"accepted\": " << tally.accepted << ", \"refused\": " << tally.refused << ", \"runs\": " << tally.runs;
+  if (!sizes.empty()) {
+    out << ", \"median_error\": " << sizes[sizes.size() / 2] << ", \"median_signed\": " << tally.errors[tally.errors.size() / 2]
+        << ", \"worst_under\": " << std::min(0.0, tally.errors.front()) << ", \"worst_over\": " << std::max(0.0, tally.errors.back());
+  }
+  out << ", \"asked_again\": " << tally.asked_again << ", \"asked_more\": " << tally.asked_more << ", \"faults\": "
+      << tally.faults.size() << "}";
+  return out.str();
+}
+
+Tally judged(int begin, int end, bool lists) {
+  torch::set_num_threads(1);
+  RankMemory::install();
+  Tally tally;
+  Judge judge(tally, lists);
+  for (int number = begin; number < end; ++number) judge.judge(memory_cases::draw(number));
+  std::cout << report(tally) << std::endl;
+  return tally;
+}
+
+std::string listed(const std::vector<std::string>& faults) {
+  std::string out;
+  for (const auto& fault : faults) out += fault + "\n";
+  return out;
+}
+
+TEST_CASE("the books count what a rank's thread makes until it is freed, wherever that is, and keep to the limit") {
+  auto& memory = RankMemory::install();
+  auto& ledger = memory.open();
+  Tensor kept;
+  {
+    const RankMemory::Scope scope(ledger);
+    kept = torch::empty({1024});
+    CHECK(ledger.live() == 4096);
+    { const auto more = torch::zeros({2048}); }
+    CHECK(ledger.live() == 4096);
+    CHECK(ledger.peak() == 3 * 4096);
+    ledger.forget_peak();
+    ledger.set_limit(2 * 4096);
+    CHECK_NOTHROW(torch::empty({1024}));
+    CHECK_THROWS_AS(torch::empty({1025}), c10::OutOfMemoryError);
+    CHECK(ledger.peak() == 2 * 4096);
+  }
+  const auto of_nobody = torch::empty({1024});
+  CHECK(ledger.live() == 4096);
+  kept.reset();
+  CHECK(ledger.live() == 0);
+}
+
+TEST_CASE("no accepted plan runs out of memory, and every refusal names what fits") {
+  const auto tally = judged(0, kCases / 2, false);
+  INFO(listed(tally.faults));
+  CHECK(tally.faults.empty());
+  CHECK(tally.accepted >= kCases / 10);
+  CHECK(tally.refused >= kCases / 10);
+}
+
+TEST_CASE("so it is in all cases, listed", "[.nightly]") {
+  const auto tally = judged(0, kCases, true);
+  INFO(listed(tally.faults));
+  CHECK(tally.faults.empty());
+}
+
+}  // namespace memory_test
