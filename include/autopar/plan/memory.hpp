@@ -277,8 +277,8 @@ class Sharing {
 /// reads that reads most; or of one parameter. Under 1 a rank has its share of a sum beside the sum; from 2 on one unit of
 /// gradients fills while the one before is on its way; under 3 an operator reads parameters of two units at most, and the
 /// next is on its way. A unit with a parameter that several operators read fills first and is full last, and the others wait
-/// for it, while one of the turn before is on its way. The input half of a parted backward, which gives no gradients of parameters, ends with all that it gathered, and the
-/// other half begins with units for what was not put off.
+/// for it, while one of the turn before is on its way. The input half of a parted backward, which gives no gradients of
+/// parameters, ends with all that it gathered, and the other half begins with units for what was not put off.
 struct GatheredUnits {
   Bytes largest{};          ///< trainable bytes that one operator of the stage reads at most
   Bytes of_all{};           ///< likewise, of any stage
