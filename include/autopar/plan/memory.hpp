@@ -87,8 +87,8 @@ struct HeldByMicrobatch {
   return most;
 }
 
-/// What one parameter costs a rank that holds it, or its share of it. Gradients of earlier calls are those of `.grad`. Of what is
-/// offloaded, what stages compute with stays on the device and gradients are made there; the host has the optimizer's own.
+/// What one parameter costs a rank that holds it, or its share of it. Of what is offloaded, what stages compute with stays on
+/// the device and gradients are made there; the host has the optimizer's own.
 [[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints,
                                                   int zero = 0, int replicas = 1, Offload offload = Offload::kNone) {
   StageMemory memory;
@@ -101,7 +101,7 @@ struct HeldByMicrobatch {
     const bool is_copied = parameter.copy > Bytes(0);
     memory.parameters = share(parameter.bytes, is_copied ? 1 : 3);
     if (zero < 3 || replicas < 2) memory.parameters += parameter.copy;
-    memory.gradients = share(parameter.bytes, 2) + share(parameter.bytes, 1) * (constraints.gradient_copies - 1);
+    memory.gradients = share(parameter.bytes, 2) * constraints.gradient_copies;  // whole at level 1: no_sync keeps them so
     memory.optimizer = share(Bytes(static_cast<std::int64_t>(std::ceil(static_cast<double>(parameter.bytes.value()) *
                                                                        constraints.optimizer_state_factor))),
                              1);
@@ -151,8 +151,7 @@ struct LeastHeld {
   if (parameter.copy > Bytes(0)) add_among_all(parameter.bytes);
   else add(parameter.bytes, 3);
   add_among_all(least.parameters - memory.parameters);  // the optimizer's own, where it is offloaded
-  add(parameter.bytes, 2);
-  add_among_all(memory.gradients - parameter.bytes);
+  add(memory.gradients, 2);
   add_among_all(least.optimizer);
   return held;
 }

@@ -138,7 +138,7 @@ class CheckedMemory {
       const auto share = [&](std::int64_t whole, int from) { return level >= from ? (whole + ranks - 1) / ranks : whole; };
       const double state = std::ceil(static_cast<double>(bytes) * plan.optimizer_state_factor);
       const std::int64_t states = share(static_cast<std::int64_t>(state), 1), stepped = share(bytes, 1);
-      stage.owned += share(bytes, copy > 0 ? 1 : 3) + share(bytes, 2) + (plan.gradient_copies - 1) * stepped +
+      stage.owned += share(bytes, copy > 0 ? 1 : 3) + plan.gradient_copies * share(bytes, 2) +
                      (level == 3 && ranks > 1 ? 0 : copy);
       if (offloads && elsewhere)
         stage.on_host += states + (1 + plan.gradient_copies) * stepped;
