@@ -149,6 +149,7 @@ class AutoParallelImpl : public torch::nn::Module {
     return session_->clip_grad_norm(max_norm, norm_type);
   }
   /// Calls inside accumulate gradients on each rank; the next call outside, or sync_gradients(), reduces all of them.
+  /// Under ZeRO 2 and 3 there is no room for whole gradients: each call sums into shares.
   [[nodiscard]] NoSyncGuard no_sync() { return NoSyncGuard(*session_); }
   void sync_gradients() { session_->sync_gradients(); }
   void zero_grad(bool set_to_none = true) override {
