@@ -274,10 +274,11 @@ class Sharing {
 
 /// Units of parameters are gathered and summed at a time: as large as a bucket or, from level 2 on, as what the operator
 /// reads that reads most; or of one parameter. Under 1 a rank has its share of a sum beside the sum; from 2 on one unit of
-/// gradients fills while the one before is on its way; under 3 an operator reads parameters of two units at most, and the
-/// next is on its way. A unit with a parameter that several operators read fills first and is full last, and the others wait
-/// for it, while one of the turn before is on its way. The input half of a parted backward, which gives no gradients of
-/// parameters, ends with all that it gathered, and the other half begins with units for what was not put off.
+/// gradients fills while the one before is on its way; under 3 an operator reads parameters of two units at most, of which
+/// one is no larger than a bucket, and the next operator's are on their way. A unit with a parameter that several operators
+/// read fills first and is full last, and the others wait for it, while one of the turn before is on its way. The input half
+/// of a parted backward, which gives no gradients of parameters, ends with all that it gathered, and the other half begins
+/// with units for what was not put off.
 struct GatheredUnits {
   Bytes largest{};          ///< trainable bytes that one operator of the stage reads at most
   Bytes of_all{};           ///< likewise, of any stage
@@ -291,7 +292,8 @@ struct GatheredUnits {
     if (zero == 1) return Bytes((unit.value() + replicas - 1) / replicas);
     const bool at_once = read_again || !keeps_backwards_whole(staging.schedule);
     const Bytes gradients = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches);
-    return zero == 2 ? gradients : gradients + std::min(unit * 3, owned);
+    const Bytes parameters = largest > kBucketBytes ? (largest + kBucketBytes) * 2 : unit * 3;
+    return zero == 2 ? gradients : gradients + std::min(parameters, owned);
   }
 };
 

@@ -214,7 +214,7 @@ class CheckedMemory {
     switch (level) {
       case 1: return (unit + stated_.replicas(s) - 1) / stated_.replicas(s);
       case 2: return gradients;
-      case 3: return gradients + std::min(3 * unit, shared);
+      case 3: return gradients + std::min(largest > kBucket ? 2 * (largest + kBucket) : 3 * unit, shared);
       default: return 0;
     }
   }
