@@ -2,20 +2,17 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <temp_folder.hpp>
 
-#include <filesystem>
 #include <memory>
-#include <mutex>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
 
-#include <unistd.h>
-
 #include "matrix.hpp"
+#include "tied_net.hpp"
 
 // Optimizers and their parameters in host memory: each time against one process, or against the same plan without. Here the
 // devices are CPUs, so that both memories are one; what differs is that handles refer to other memory than stages compute with.
@@ -26,9 +23,7 @@ namespace nn = torch::nn;
 namespace F = torch::nn::functional;
 using numerics::check_close;
 using torch::Tensor;
-
-constexpr double kTolerance = 1e-12;
-constexpr int64_t kSamples = 4;  // of each rank
+using namespace tied_net;
 
 TEST_CASE("offloaded optimizers equal one process: models, schedules, ZeRO, recompute, precision, accumulation, clipping") {
   const DoublePrecision guard;
@@ -45,89 +40,18 @@ TEST_CASE("offloaded optimizers equal one process: models, schedules, ZeRO, reco
   }
 }
 
-/// A table that is tied to the last layer, a norm, a scalar, more elements than two ranks divide evenly.
-struct Net : nn::Module {
-  Net() {
-    register_module("table", table);
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
-    scale = register_parameter("scale", torch::tensor(1.5));
-  }
-  Tensor forward(const Tensor& ids, const Tensor& y) {
-    auto h = norm(torch::tanh(a(table(ids).flatten(1))));
-    h = torch::tanh(b(h)) * scale;
-    return F::cross_entropy(F::linear(h, table->weight), y);
-  }
-  nn::Embedding table{9, 5};
-  nn::Linear a{15, 11};
-  nn::LayerNorm norm{nn::LayerNormOptions({11})};
-  nn::Linear b{11, 5};
-  Tensor scale;
-};
-
-std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(11);
-  return std::make_shared<Net>();
-}
-
-Tensor ids(int step, int64_t begin, int64_t end) {
-  return (torch::arange(begin * 3, end * 3, torch::kLong) * (3 + step)).remainder(9).view({end - begin, 3});
-}
-Tensor labels(int step, int64_t begin, int64_t end) { return (torch::arange(begin, end, torch::kLong) * 2 + step).remainder(9); }
-
 ap::Options options_for(std::vector<int> replicas, int zero, const std::string& offload, const std::string& schedule = "1f1b") {
   return {.stages = static_cast<int>(replicas.size()), .microbatches = 2, .zero = zero, .offload = offload,
           .replicas = replicas, .schedule = schedule};
-}
-int ranks_of(const ap::Options& options) { return std::accumulate(options.replicas.begin(), options.replicas.end(), 0); }
-
-void check_ranks(int ranks, const std::function<void(ap::World&)>& body) {
-  torch::set_num_threads(1);
-  CHECK_NOTHROW(ap::loopback::run(ranks, body));
 }
 
 torch::optim::AdamW adamw(const std::vector<Tensor>& parameters) {
   return torch::optim::AdamW(parameters, torch::optim::AdamWOptions(0.01).eps(1e-3));
 }
 
-template <class Model>
-void train_step(ap::World& world, Model& model, torch::optim::Optimizer& optimizer, int step) {
-  optimizer.zero_grad();
-  const auto begin = world.rank() * kSamples;
-  model(ids(step, begin, begin + kSamples), labels(step, begin, begin + kSamples)).backward();
-  static_cast<void>(model->clip_grad_norm_(0.5));
-  optimizer.step();
-}
-
 void require(bool holds, const std::string& what) {
   if (!holds) throw numerics::Failure(what);
 }
-
-template <class Model>
-void check_state(ap::World& world, Model& model, const numerics::Snapshot& want, const std::string& when) {
-  for (const auto& item : model->named_parameters()) {
-    check_close(model->gather(item.value()), numerics::find(want, item.key()), kTolerance, when + ", gathered " + item.key());
-    if (!model->owns(item.value())) continue;
-    const auto part = numerics::held_part(numerics::find(want, item.key()), model->shard(item.value()));
-    check_close(item.value(), part, kTolerance, when + ", " + item.key());
-  }
-  const auto state = model->gather_state();
-  if (world.rank() != 0) return;
-  for (const auto& item : state) check_close(item.value(), numerics::find(want, item.key()), kTolerance, when + ", all " + item.key());
-}
-
-struct Folder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("autopar_offload_" + std::to_string(::getpid()));
-  Folder() { std::filesystem::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-};
 
 TEST_CASE("a checkpoint goes on between plans that offload and plans that do not") {
   const DoublePrecision guard;
@@ -135,13 +59,13 @@ TEST_CASE("a checkpoint goes on between plans that offload and plans that do not
                                        options_for({2, 1}, 1, "optimizer"), options_for({2}, 3, "optimizer"),
                                        options_for({1, 1}, 0, "none")};
   for (std::size_t from = 0; from < plans.size(); ++from) {
-    const Folder folder;
+    const TempFolder folder;
     check_ranks(ranks_of(plans[from]), [&](ap::World& world) {
       ap::AutoParallel<Net> model(world, made(), plans[from]);
       auto optimizer = adamw(model->parameters());
       model->attach(optimizer);
       train_step(world, model, optimizer, 0);
-      model->save(folder.path, optimizer);
+      model->save(folder / "saved", optimizer);
     });
     for (std::size_t to = 0; to < plans.size(); ++to) {
       INFO("from plan " << from << " to plan " << to);
@@ -158,7 +82,7 @@ TEST_CASE("a checkpoint goes on between plans that offload and plans that do not
         ap::AutoParallel<Net> model(world, made(), plans[to]);
         auto optimizer = adamw(model->parameters());
         model->attach(optimizer);
-        model->load(folder.path, optimizer);
+        model->load(folder / "saved", optimizer);
         for (int step = 1; step < 3; ++step) train_step(world, model, optimizer, step);
         check_state(world, model, numerics::copies_of(continued->named_parameters()), "continued");
       });

@@ -1,8 +1,8 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <temp_folder.hpp>
 
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,8 +15,6 @@
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/runtime/loopback.hpp>
-
-#include <unistd.h>
 
 #include "precision.hpp"
 
@@ -391,22 +389,14 @@ TEST_CASE("small gradients of a loss outside the model survive fp16") {
   }
 }
 
-struct Folder {
-  Folder() : path(std::filesystem::temp_directory_path() / ("autopar-precision-" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(path);
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::filesystem::path path;
-};
-
 TEST_CASE("the loss scale is in the checkpoint") {
-  const Folder folder;
+  const TempFolder folder;
   torch::manual_seed(4);
   const Halves data;
   std::mutex mutex;
   for (const int ranks : {1, 2}) {  // of two, the first model has shares, the second has not
     const ap::Options options{.stages = 1, .zero = ranks == 1 ? 0 : 3, .replicas = {ranks}, .precision = "fp16"};
-    const auto file = (folder.path / ("step" + std::to_string(ranks))).string();
+    const auto file = (folder / ("step" + std::to_string(ranks))).string();
     ap::loopback::run(ranks, [&](ap::World& world) {
       ap::AutoParallel<Sums> first(world, made<Sums>(), options), second(world, made<Sums>(), {.zero = 0, .precision = "fp16"}),
           third(world, made<Sums>(), {});
@@ -481,10 +471,10 @@ TEST_CASE("two settings of element types at once, and one without effect, are re
 }
 
 TEST_CASE("a plan file says its precision and is refused for another") {
-  const Folder folder;
+  const TempFolder folder;
   torch::manual_seed(6);
   const auto [x, y] = Mlp::batch(16);
-  const auto file = (folder.path / "plan.json").string();
+  const auto file = (folder / "plan.json").string();
   const auto train = [&, x = x, y = y](const std::string& precision) {
     return message_of([&] {
       ap::loopback::run(1, [&](ap::World& world) {

@@ -5,7 +5,6 @@
 #include <temp_folder.hpp>
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include "fidelity.hpp"
+#include "tied_net.hpp"
 
 // What optimizers, files and users see of parameters that are held in shares (ZeRO), each time against one process.
 namespace zero_test {
@@ -23,41 +23,7 @@ namespace nn = torch::nn;
 namespace F = torch::nn::functional;
 using numerics::check_close;
 using torch::Tensor;
-
-constexpr double kTolerance = 1e-12;
-constexpr int64_t kSamples = 4;  // of each rank
-
-/// A table that is tied to the last layer, a norm, a scalar, more elements than two ranks divide evenly.
-struct Net : nn::Module {
-  Net() {
-    register_module("table", table);
-    register_module("a", a);
-    register_module("norm", norm);
-    register_module("b", b);
-    scale = register_parameter("scale", torch::tensor(1.5));
-  }
-  Tensor forward(const Tensor& ids, const Tensor& y) {
-    auto h = norm(torch::tanh(a(table(ids).flatten(1))));
-    h = torch::tanh(b(h)) * scale;
-    return F::cross_entropy(F::linear(h, table->weight), y);
-  }
-  nn::Embedding table{9, 5};
-  nn::Linear a{15, 11};
-  nn::LayerNorm norm{nn::LayerNormOptions({11})};
-  nn::Linear b{11, 5};
-  Tensor scale;
-};
-
-std::shared_ptr<Net> made() {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(11);
-  return std::make_shared<Net>();
-}
-
-Tensor ids(int step, int64_t begin, int64_t end) {
-  return (torch::arange(begin * 3, end * 3, torch::kLong) * (3 + step)).remainder(9).view({end - begin, 3});
-}
-Tensor labels(int step, int64_t begin, int64_t end) { return (torch::arange(begin, end, torch::kLong) * 2 + step).remainder(9); }
+using namespace tied_net;
 
 /// Two groups with options of their own; `a` is frozen in the first step and learns later.
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& kind, const std::vector<Tensor>& parameters) {
@@ -93,36 +59,8 @@ std::vector<numerics::Snapshot> reference(const std::string& kind, int ranks, in
   return out;
 }
 
-template <class Model>
-void train_step(ap::World& world, Model& model, torch::optim::Optimizer& optimizer, int step) {
-  optimizer.zero_grad();
-  const auto begin = world.rank() * kSamples;
-  model(ids(step, begin, begin + kSamples), labels(step, begin, begin + kSamples)).backward();
-  static_cast<void>(model->clip_grad_norm_(0.5));
-  optimizer.step();
-}
-
-template <class Model>
-void check_state(ap::World& world, Model& model, const numerics::Snapshot& want, const std::string& when) {
-  for (const auto& item : model->named_parameters()) {
-    check_close(model->gather(item.value()), numerics::find(want, item.key()), kTolerance, when + ", gathered " + item.key());
-    if (!model->owns(item.value())) continue;
-    const auto part = numerics::held_part(numerics::find(want, item.key()), model->shard(item.value()));
-    check_close(item.value(), part, kTolerance, when + ", " + item.key());
-  }
-  const auto state = model->gather_state();
-  if (world.rank() != 0) return;
-  for (const auto& item : state) check_close(item.value(), numerics::find(want, item.key()), kTolerance, when + ", all " + item.key());
-}
-
 ap::Options options_for(std::vector<int> replicas, int zero, const std::string& schedule = "1f1b") {
   return {.stages = static_cast<int>(replicas.size()), .microbatches = 2, .zero = zero, .replicas = replicas, .schedule = schedule};
-}
-int ranks_of(const ap::Options& options) { return std::accumulate(options.replicas.begin(), options.replicas.end(), 0); }
-
-void check_ranks(int ranks, const std::function<void(ap::World&)>& body) {
-  torch::set_num_threads(1);
-  CHECK_NOTHROW(ap::loopback::run(ranks, body));
 }
 
 const std::vector<ap::Options> kPlans{options_for({2}, 1), options_for({3}, 2), options_for({2}, 3),
