@@ -15,6 +15,7 @@
 
 #include "torch/capture/construction.hpp"
 #include "torch/capture/cpu_handles.hpp"
+#include "torch/capture/trace_scope.hpp"
 #include "torch/capture/tracer.hpp"
 
 namespace autopar {

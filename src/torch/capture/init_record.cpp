@@ -18,6 +18,7 @@
 #include "torch/capture/construction.hpp"
 #include "torch/capture/generator_use.hpp"
 #include "torch/capture/skip_draws.hpp"
+#include "torch/capture/trace_scope.hpp"
 
 namespace autopar {
 namespace detail {

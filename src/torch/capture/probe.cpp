@@ -8,6 +8,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "torch/capture/generator_use.hpp"
+#include "torch/capture/trace_scope.hpp"
 #include "torch/capture/tracer.hpp"
 
 namespace autopar::detail {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -126,21 +127,17 @@ class Tracer {
   std::string last_path_, last_op_;
 };
 
-/// Makes `tracer` the one that operators of this thread reach, for its lifetime.
-class TraceScope {
- public:
-  explicit TraceScope(OperatorSink& sink);
-  ~TraceScope();
-  TraceScope(const TraceScope&) = delete;
-  TraceScope& operator=(const TraceScope&) = delete;
+/// The storage of a tensor that has one.
+[[nodiscard]] inline const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
 
- private:
-  OperatorSink* outer_;
-  c10::impl::IncludeDispatchKeyGuard include_;
-};
-
-/// Registers the dispatcher's fallback for kTraceKey, once.
-void install_tracer();
+/// Adds to a sorted set what is valid and not in it.
+inline void insert_sorted(std::vector<StorageId>& set, StorageId id) {
+  if (!id.valid()) return;
+  const auto place = std::lower_bound(set.begin(), set.end(), id);
+  if (place == set.end() || *place != id) set.insert(place, id);
+}
 
 /// Whether the call draws random numbers (dropout with p = 0 or in eval mode does not).
 [[nodiscard]] bool draws_random(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args);

@@ -48,10 +48,6 @@ std::span<std::byte> memory_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
-bool holds(const std::vector<Rank>& holders, const World& world) {
-  return std::find(holders.begin(), holders.end(), world.rank_id()) != holders.end();
-}
-
 at::Tensor empty_for(const TensorEntry& entry, c10::ScalarType type) {
   return at::empty(entry.shape, at::TensorOptions().dtype(type));
 }

@@ -19,6 +19,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
                .pipeline = division.pipeline,
                .stage_ops = division.stage_ops,
                .channel_values = division.channel_values,
+               .channel_gradients = {},
                .device = device,
                .splits_backwards = splits_backwards,
                .recomputed = std::move(recomputed),

@@ -2,32 +2,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
-#include <set>
+#include <cstring>
 #include <numeric>
 #include <sstream>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/cost/precision.hpp>
-#include <autopar/io/cluster_file.hpp>
 #include <autopar/io/config.hpp>
-#include <autopar/io/file.hpp>
-#include <autopar/io/plan_file.hpp>
-#include <autopar/plan/runnable.hpp>
-#include <autopar/io/profile_file.hpp>
-#include <autopar/plan/print.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/phantom.hpp>
 #include <autopar/torch/rewrite/cast_hoist.hpp>
 #include <autopar/torch/rewrite/linear_fold.hpp>
 
-#include "torch/session/graph_dot.hpp"
 #include "torch/session/host_memory.hpp"
 #include "torch/session/whole_handles.hpp"
 
@@ -38,15 +25,6 @@
 namespace autopar {
 
 namespace {
-
-std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
-  return {static_cast<const std::byte*>(contiguous.const_data_ptr()), static_cast<std::size_t>(contiguous.nbytes())};
-}
-
-template <class T>
-std::span<const std::byte> bytes_of(const std::vector<T>& values) {
-  return std::as_bytes(std::span(values));
-}
 
 /// "warn,Planner=debug": a level for all modules, and levels of single ones.
 void set_log_levels(Log& log, const std::string& levels) {
@@ -69,52 +47,6 @@ void set_log_levels(Log& log, const std::string& levels) {
                             "', which is neither a level (trace, debug, info, warn, error, off) nor Module=level");
     }
   }
-}
-
-Bytes mean_trained_tensor(const ModelProfile& profile) {
-  std::int64_t bytes = 0, count = 0;
-  for (const auto& parameter : profile.parameters) {
-    if (!parameter.trainable) continue;
-    bytes += parameter.bytes.value();
-    ++count;
-  }
-  return Bytes(std::max<std::int64_t>(1, count == 0 ? 0 : bytes / count));
-}
-
-/// How many dotted parts two names have in common at their start.
-std::size_t common_parts(const std::string& a, const std::string& b) {
-  std::size_t parts = 0;
-  for (std::size_t i = 0; i < a.size() && i < b.size() && a[i] == b[i]; ++i) parts += a[i] == '.' ? 1 : 0;
-  return parts;
-}
-
-/// What reading a tensor that this rank does not hold says.
-std::string describe_absence(const StateTensor& tensor, int rank) {
-  std::string ranks;
-  for (const auto holder : tensor.holders) ranks += (ranks.empty() ? "" : ", ") + std::to_string(holder.value());
-  return std::string(tensor.is_parameter ? "parameter '" : "buffer '") + tensor.name() + "' has no data on rank " +
-         std::to_string(rank) + "; it lives on rank " + ranks +
-         ": use model->gather(p) for its value, model->owned_parameters() for what is here";
-}
-
-/// Batch norms normalise by less than the batch: what a user should know of the plan (DESIGN §5).
-void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t batch) {
-  std::set<std::int64_t> samples;
-  for (const auto& stage : plan.stages) {
-    const auto shares = static_cast<std::int64_t>(plan.microbatches) * static_cast<std::int64_t>(stage.ranks.size());
-    const auto normalises = [&](auto op) { return algebra.normalises_by_share(OpId::of(static_cast<std::size_t>(op))); };
-    if (std::any_of(stage.ops.begin(), stage.ops.end(), normalises)) samples.insert(std::max<std::int64_t>(1, batch / shares));
-  }
-  if (samples.empty() || *samples.begin() == batch) return;
-  std::string counts;
-  for (const auto count : samples) counts += (counts.empty() ? "" : ", ") + std::to_string(count);
-  plan.notes.push_back("batch norm: each statistic is of " + counts + " of the " + std::to_string(batch) +
-                       " samples (a micro-batch of a replica); batch_norm = exact takes the whole batch");
-}
-
-void add_once(std::vector<StageId>& stages, StageId stage) {
-  const auto at = std::lower_bound(stages.begin(), stages.end(), stage);
-  if (at == stages.end() || *at != stage) stages.insert(at, stage);
 }
 
 }  // namespace
@@ -243,7 +175,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
 
 void Session::Impl::require_same_graph(const CapturedProgram& program) {
   const std::vector<std::uint64_t> mine{program.captured.hash(), program.captured.ops.size()};
-  const auto all = world_.all_gather(bytes_of(mine), "comparing captured graphs");
+  const auto all = world_.all_gather(std::as_bytes(std::span(mine)), "comparing captured graphs");
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
     std::uint64_t first[2], other[2];
@@ -309,86 +241,6 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
             std::to_string(spent.count()) + " s");
 }
 
-// ---------------------------------------------------------------- plan
-
-void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) {
-  auto costs = measured_costs(program, profile, batch);
-  Blob bytes;
-  together(world_, "planning", [&] {
-    if (world_.rank() != 0) return;
-    auto plan = plan_or_read(program, profile, batch, std::move(costs));
-    adopt_plan(profile, plan);
-    write_reports(program.graph, profile.model);
-    bytes = blob_of(to_json(plan));
-  });
-  bytes = world_.broadcast(std::move(bytes), Rank(0), "sending the plan");
-  if (!plan_) adopt_plan(profile, parse_plan(text_of(bytes), "the plan of rank 0"));
-}
-
-bool Session::Impl::reads_plan() const {
-  return options_.load_plan && !options_.plan_file.empty() && std::filesystem::exists(options_.plan_file);
-}
-
-Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
-                                 MeasuredCosts costs) const {
-  if (given_plan_) return *given_plan_;
-  if (reads_plan()) return read_plan(options_.plan_file);
-
-  const auto cluster = options_.cluster_file.empty() ? describe_cluster(world_, device_)
-                                                     : read_cluster(options_.cluster_file);
-  PlanRequest request;
-  request.options = options_;
-  request.runtime = runtime_capabilities();
-  if (optimizers_.empty() && options_.zero < 0) request.runtime.max_zero = 0;  // nothing says that it steps element by element
-  if (optimizers_.empty() && options_.offload == "auto") request.runtime.offload = false;  // nor how much state there is
-  for (const auto* optimizer : optimizers_) {
-    request.options.optimizer_state_factor = optimizer == optimizers_.front()
-                                                 ? state_factor(*optimizer)
-                                                 : std::max(request.options.optimizer_state_factor, state_factor(*optimizer));
-  }
-  const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
-  request.world = elsewhere ? cluster.devices : world_.size();
-  request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
-  const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
-                                 mean_trained_tensor(profile.model));
-  auto plan = planner_(profile.model, model_costs, cluster, request);
-  note_batch_statistics(plan, program.plan, request.batch);
-  if (options_.precision == "tf32" && device_.is_cpu()) {
-    plan.notes.push_back("precision = tf32 changes nothing on CPUs, which have no such products");
-  }
-  if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
-  return plan;
-}
-
-void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
-  if (plan.precision != options_.precision) {
-    throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " + options_.precision +
-                          " is set; set it to the plan's, or remove the plan to plan again");
-  }
-  if (plan.model != profile.model.hash) {
-    std::size_t planned = 0, captured = 0;
-    for (const auto& stage : plan.stages) planned += stage.ops.size();
-    for (const auto& atom : profile.atoms.atoms) captured += atom.size();
-    throw InvalidArgument("the plan was made for another model or another mode of it: it divides " +
-                          std::to_string(planned) + " operators of model " + std::to_string(plan.model) +
-                          ", this model has " + std::to_string(captured) + " and is " +
-                          std::to_string(profile.model.hash) + "; remove the plan to plan again");
-  }
-  if (plan.world != world_.size() && !options_.plan_only) {
-    throw InvalidArgument("the plan was made for " + std::to_string(plan.world) + " ranks, but the world has " +
-                          std::to_string(world_.size()) + "; start as many ranks, or remove the plan to plan again");
-  }
-  if (!options_.plan_only) require_runnable(plan, runtime_capabilities());
-  plan_ = std::move(plan);
-}
-
-void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) const {
-  if (!options_.graph_file.empty()) write_text_file(options_.graph_file, to_dot(graph, *plan_));
-  if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile);
-  if (!options_.report_file.empty()) write_text_file(options_.report_file, to_text(*plan_));
-  world_.logger(LogModule::kPlanner).info(to_text(*plan_));
-}
-
 std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const {
   if (!deployed_) {
     std::vector<StageId> stage_of(program.graph.ops.size());
@@ -421,126 +273,6 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
                            std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
                            " replicas of its stage");
   }
-}
-
-// ---------------------------------------------------------------- state
-
-void Session::Impl::place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of) {
-  for (std::size_t i = 0; i < stage_of.size(); ++i) {
-    if (!program.plan.ops[i].in_stage) continue;
-    for_each_input(program.graph.ops[i], [&](ValueId value) {
-      const auto& info = program.graph.value(value);
-      if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) return;
-      add_once(registry_.named(info.name).stages, stage_of[i]);
-    });
-  }
-  // What this mode does not use may be needed by another: it goes with what is registered nearest to it.
-  auto& tensors = registry_.tensors();
-  const auto placed = tensors;
-  for (auto& tensor : tensors) {
-    if (!tensor.stages.empty()) continue;
-    std::size_t best = 0;
-    tensor.stages = {StageId(0)};
-    for (const auto& other : placed) {
-      const auto parts = common_parts(tensor.name(), other.name());
-      if (other.stages.empty() || parts <= best) continue;
-      best = parts;
-      tensor.stages = {other.stages.back()};
-    }
-  }
-  std::vector<Rank> everyone;
-  for (int r = 0; r < world_.size(); ++r) everyone.push_back(Rank(r));
-  for (auto& tensor : tensors) {
-    for (const auto stage : tensor.stages) {
-      const auto& ranks = plan_->stages[stage.index()].ranks;
-      tensor.holders.insert(tensor.holders.end(), ranks.begin(), ranks.end());
-    }
-    std::sort(tensor.holders.begin(), tensor.holders.end());
-    tensor.holders.erase(std::unique(tensor.holders.begin(), tensor.holders.end()), tensor.holders.end());
-  }
-  for (const auto leaf : program.plan.prologue_leaves) {
-    registry_.named(program.graph.value(leaf).name).holders = everyone;
-  }
-}
-
-bool Session::Impl::holds(const StateTensor& tensor) const {
-  return std::binary_search(tensor.holders.begin(), tensor.holders.end(), world_.rank_id());
-}
-
-void Session::Impl::materialise_state() {
-  const auto seed = static_cast<std::int64_t>(at::detail::getDefaultCPUGenerator().current_seed());
-  const auto seeds = world_.broadcast(blob_of(std::to_string(seed)), Rank(0), "agreeing on the seed");
-  seed_ = static_cast<std::uint64_t>(std::stoll(text_of(seeds)));
-  if (init_) {
-    const auto& own = init_->generator_state();
-    auto state = world_.broadcast(Blob(bytes_of(own).begin(), bytes_of(own).end()), Rank(0), "agreeing on the generator");
-    if (!std::equal(state.begin(), state.end(), bytes_of(own).begin(), bytes_of(own).end())) {
-      log_.warn("this rank's random generator differed from rank 0's when the model was constructed; rank 0's is used");
-      auto shared = at::empty_like(own);
-      std::memcpy(shared.data_ptr(), state.data(), state.size());
-      auto generator = at::detail::getDefaultCPUGenerator();
-      const auto after = init_->rebase(shared);
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      generator.set_state(after);
-    }
-  }
-  std::vector<at::Tensor> own;
-  for (auto& tensor : registry_.tensors()) {
-    if (holds(tensor)) own.push_back(tensor.handle);
-  }
-  if (init_) init_->materialise(own);
-  else take_values_of_rank_0();
-  for (auto& tensor : registry_.tensors()) {
-    if (holds(tensor)) continue;
-    const auto description = describe_absence(tensor, world_.rank());
-    if (is_phantom(tensor.handle)) describe_phantom(tensor.handle, description);
-    else turn_into_phantom(tensor.handle, description);
-  }
-  const at::NoGradGuard no_grad;
-  for (auto& tensor : registry_.tensors()) {
-    const bool moves = holds(tensor) && tensor.handle.device() != device_ && !is_offloaded(tensor);
-    if (moves) tensor.handle.set_data(tensor.handle.to(device_));
-  }
-}
-
-// The model was constructed on every rank: rank 0's values win, and only what differs is sent.
-void Session::Impl::take_values_of_rank_0() {
-  const at::NoGradGuard no_grad;
-  auto& tensors = registry_.tensors();
-  std::vector<at::Tensor> host;
-  std::vector<std::uint64_t> hashes;
-  for (auto& tensor : tensors) {
-    host.push_back(tensor.handle.detach().to(at::kCPU).contiguous());
-    hashes.push_back(hash_bytes(host.back().numel() > 0 ? host.back().const_data_ptr() : nullptr, host.back().nbytes()));
-  }
-  const auto all = world_.all_gather(bytes_of(hashes), "comparing parameters");
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    if (all[r].size() != all[0].size()) {
-      throw InvalidArgument("rank " + std::to_string(r) + " has another number of parameters and buffers than rank 0; " +
-                            "construct the same model on every rank");
-    }
-  }
-  const auto hash_at = [&](std::size_t r, std::size_t i) {
-    std::uint64_t hash = 0;
-    std::memcpy(&hash, all[r].data() + i * sizeof(hash), sizeof(hash));
-    return hash;
-  };
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    for (const auto rank : tensors[i].holders) {
-      if (rank == Rank(0) || hash_at(rank.index(), i) == hash_at(0, i)) continue;
-      if (world_.rank() == 0) world_.send(bytes_of(host[i]), rank, "sending a parameter");
-      if (world_.rank_id() != rank) continue;
-      log_.warn("'" + tensors[i].name() + "' differs from rank 0's, which is used");
-      auto received = at::empty_like(host[i]);
-      world_.receive({static_cast<std::byte*>(received.data_ptr()), static_cast<std::size_t>(received.nbytes())}, Rank(0),
-                     "receiving a parameter");
-      tensors[i].handle.copy_(received);
-    }
-  }
-}
-
-at::Tensor Session::Impl::handle_of(const OpGraph& graph, ValueId leaf) {
-  return registry_.named(graph.value(leaf).name).handle;
 }
 
 // ---------------------------------------------------------------- runtime

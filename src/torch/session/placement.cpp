@@ -1,0 +1,165 @@
+// Where parameters and buffers live, and their first values there.
+#include "torch/session/session_impl.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/torch/phantom.hpp>
+
+#include "torch/session/handshake.hpp"
+
+namespace autopar {
+
+namespace {
+
+/// How many dotted parts two names have in common at their start.
+std::size_t common_parts(const std::string& a, const std::string& b) {
+  std::size_t parts = 0;
+  for (std::size_t i = 0; i < a.size() && i < b.size() && a[i] == b[i]; ++i) parts += a[i] == '.' ? 1 : 0;
+  return parts;
+}
+
+/// What reading a tensor that this rank does not hold says.
+std::string describe_absence(const StateTensor& tensor, int rank) {
+  std::string ranks;
+  for (const auto holder : tensor.holders) ranks += (ranks.empty() ? "" : ", ") + std::to_string(holder.value());
+  return std::string(tensor.is_parameter ? "parameter '" : "buffer '") + tensor.name() + "' has no data on rank " +
+         std::to_string(rank) + "; it lives on rank " + ranks +
+         ": use model->gather(p) for its value, model->owned_parameters() for what is here";
+}
+
+void add_once(std::vector<StageId>& stages, StageId stage) {
+  const auto at = std::lower_bound(stages.begin(), stages.end(), stage);
+  if (at == stages.end() || *at != stage) stages.insert(at, stage);
+}
+
+std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
+  return {static_cast<const std::byte*>(contiguous.const_data_ptr()), static_cast<std::size_t>(contiguous.nbytes())};
+}
+
+}  // namespace
+
+void Session::Impl::place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of) {
+  for (std::size_t i = 0; i < stage_of.size(); ++i) {
+    if (!program.plan.ops[i].in_stage) continue;
+    for_each_input(program.graph.ops[i], [&](ValueId value) {
+      const auto& info = program.graph.value(value);
+      if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) return;
+      add_once(registry_.named(info.name).stages, stage_of[i]);
+    });
+  }
+  // What this mode does not use may be needed by another: it goes with what is registered nearest to it.
+  auto& tensors = registry_.tensors();
+  const auto placed = tensors;
+  for (auto& tensor : tensors) {
+    if (!tensor.stages.empty()) continue;
+    std::size_t best = 0;
+    tensor.stages = {StageId(0)};
+    for (const auto& other : placed) {
+      const auto parts = common_parts(tensor.name(), other.name());
+      if (other.stages.empty() || parts <= best) continue;
+      best = parts;
+      tensor.stages = {other.stages.back()};
+    }
+  }
+  std::vector<Rank> everyone;
+  for (int r = 0; r < world_.size(); ++r) everyone.push_back(Rank(r));
+  for (auto& tensor : tensors) {
+    for (const auto stage : tensor.stages) {
+      const auto& ranks = plan_->stages[stage.index()].ranks;
+      tensor.holders.insert(tensor.holders.end(), ranks.begin(), ranks.end());
+    }
+    std::sort(tensor.holders.begin(), tensor.holders.end());
+    tensor.holders.erase(std::unique(tensor.holders.begin(), tensor.holders.end()), tensor.holders.end());
+  }
+  for (const auto leaf : program.plan.prologue_leaves) {
+    registry_.named(program.graph.value(leaf).name).holders = everyone;
+  }
+}
+
+bool Session::Impl::holds(const StateTensor& tensor) const {
+  return std::binary_search(tensor.holders.begin(), tensor.holders.end(), world_.rank_id());
+}
+
+void Session::Impl::materialise_state() {
+  const auto seed = static_cast<std::int64_t>(at::detail::getDefaultCPUGenerator().current_seed());
+  const auto seeds = world_.broadcast(blob_of(std::to_string(seed)), Rank(0), "agreeing on the seed");
+  seed_ = static_cast<std::uint64_t>(std::stoll(text_of(seeds)));
+  if (init_) {
+    const auto& own = init_->generator_state();
+    auto state = world_.broadcast(Blob(bytes_of(own).begin(), bytes_of(own).end()), Rank(0), "agreeing on the generator");
+    if (!std::equal(state.begin(), state.end(), bytes_of(own).begin(), bytes_of(own).end())) {
+      log_.warn("this rank's random generator differed from rank 0's when the model was constructed; rank 0's is used");
+      auto shared = at::empty_like(own);
+      std::memcpy(shared.data_ptr(), state.data(), state.size());
+      auto generator = at::detail::getDefaultCPUGenerator();
+      const auto after = init_->rebase(shared);
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(after);
+    }
+  }
+  std::vector<at::Tensor> own;
+  for (auto& tensor : registry_.tensors()) {
+    if (holds(tensor)) own.push_back(tensor.handle);
+  }
+  if (init_) init_->materialise(own);
+  else take_values_of_rank_0();
+  for (auto& tensor : registry_.tensors()) {
+    if (holds(tensor)) continue;
+    const auto description = describe_absence(tensor, world_.rank());
+    if (is_phantom(tensor.handle)) describe_phantom(tensor.handle, description);
+    else turn_into_phantom(tensor.handle, description);
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& tensor : registry_.tensors()) {
+    const bool moves = holds(tensor) && tensor.handle.device() != device_ && !is_offloaded(tensor);
+    if (moves) tensor.handle.set_data(tensor.handle.to(device_));
+  }
+}
+
+// The model was constructed on every rank: rank 0's values win, and only what differs is sent.
+void Session::Impl::take_values_of_rank_0() {
+  const at::NoGradGuard no_grad;
+  auto& tensors = registry_.tensors();
+  std::vector<at::Tensor> host;
+  std::vector<std::uint64_t> hashes;
+  for (auto& tensor : tensors) {
+    host.push_back(tensor.handle.detach().to(at::kCPU).contiguous());
+    hashes.push_back(hash_bytes(host.back().numel() > 0 ? host.back().const_data_ptr() : nullptr, host.back().nbytes()));
+  }
+  const auto all = world_.all_gather(std::as_bytes(std::span(hashes)), "comparing parameters");
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r].size() != all[0].size()) {
+      throw InvalidArgument("rank " + std::to_string(r) + " has another number of parameters and buffers than rank 0; " +
+                            "construct the same model on every rank");
+    }
+  }
+  const auto hash_at = [&](std::size_t r, std::size_t i) {
+    std::uint64_t hash = 0;
+    std::memcpy(&hash, all[r].data() + i * sizeof(hash), sizeof(hash));
+    return hash;
+  };
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    for (const auto rank : tensors[i].holders) {
+      if (rank == Rank(0) || hash_at(rank.index(), i) == hash_at(0, i)) continue;
+      if (world_.rank() == 0) world_.send(bytes_of(host[i]), rank, "sending a parameter");
+      if (world_.rank_id() != rank) continue;
+      log_.warn("'" + tensors[i].name() + "' differs from rank 0's, which is used");
+      auto received = at::empty_like(host[i]);
+      world_.receive({static_cast<std::byte*>(received.data_ptr()), static_cast<std::size_t>(received.nbytes())}, Rank(0),
+                     "receiving a parameter");
+      tensors[i].handle.copy_(received);
+    }
+  }
+}
+
+at::Tensor Session::Impl::handle_of(const OpGraph& graph, ValueId leaf) {
+  return registry_.named(graph.value(leaf).name).handle;
+}
+
+}  // namespace autopar
