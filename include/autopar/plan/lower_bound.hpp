@@ -37,7 +37,10 @@ class LowerBound {
       : tables_(tables),
         objective_(objective),
         microbatches_(microbatches),
-        gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode) {}
+        gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode),
+        is_gathered_as_it_is_(std::ranges::all_of(objective.work().parameters, [](const ParameterProfile& parameter) {
+          return parameter.computed_with() == parameter.bytes;
+        })) {}
 
   /// The stage between two tails in front of `later` stages, with everything that depends on those alone.
   /// @param only   it is the only stage
@@ -99,14 +102,14 @@ class LowerBound {
   }
 
  private:
-  /// Gradient sums that no backward hides, the update, and what ZeRO gathers after it.
+  /// Gradient sums that no backward hides, the update, and what ZeRO gathers after it unless it may be copies.
   [[nodiscard]] double least_after(double sum, double hidden, Bytes read, int replicas) const {
     const Constraints& constraints = objective_.constraints();
     double least = std::numeric_limits<double>::infinity();
     for (const int zero : constraints.zero_levels) {
       const double half = sum * kHalfOfASum;
       const Bytes updated = updated_bytes(read, zero, static_cast<std::size_t>(replicas));
-      least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) + (zero == 1 || zero == 2 ? half : 0) +
+      least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) + (is_gathered_as_it_is_ && (zero == 1 || zero == 2) ? half : 0) +
                                   least_update(objective_.work(), constraints, updated).value());
     }
     return least;
@@ -147,6 +150,7 @@ class LowerBound {
   const StepObjective& objective_;
   int microbatches_;
   bool gpipe_;
+  bool is_gathered_as_it_is_;  // and not in a smaller element type
   std::vector<double> heads_, feet_;
 };
 

@@ -28,7 +28,8 @@ struct StageMemory {
   Bytes workspace{};   ///< of the largest operator, and gradients of parameters that wait for those of their other readers
   Bytes rebuilt{};     ///< activations of the largest segment that is run again
   Bytes gathered{};    ///< under ZeRO, units of gradients and parameters that are whole, or summed, beside the shares
-  Bytes update{};      ///< temporaries of the optimizer's step, when nothing but parameters and their state is left
+  Bytes update{};      ///< temporaries of the optimizer's step, when nothing but parameters and their state is left; or of
+                       ///< bringing new values from the host
   Bytes host{};        ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the terms above
 
   /// Of one turn at a time: stages that share their ranks take their turns one after the other.
@@ -88,19 +89,27 @@ struct HeldByMicrobatch {
 }
 
 /// What one parameter costs a rank that holds it, or its share of it. Of what is offloaded, what stages compute with stays on
-/// the device and gradients are made there; the host has the optimizer's own.
+/// the device, in its smaller element type if they read it in one, and gradients are made there; the host has the
+/// optimizer's own.
 [[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints,
                                                   int zero = 0, int replicas = 1, Offload offload = Offload::kNone) {
   StageMemory memory;
+  zero = std::min(zero, parameter.highest_zero);
+  if (parameter.highest_zero == 0) offload = Offload::kNone;
   const auto share = [&](Bytes bytes, int level) {
     return zero >= level ? Bytes((bytes.value() + replicas - 1) / replicas) : bytes;
   };
   memory.parameters = parameter.bytes + parameter.copy;
   if (parameter.trainable) {
-    // Where all read a copy, that is what is gathered, and the parameter itself is held in shares from 1 on.
+    // Where all read a copy, that is what is gathered, and the parameter itself is held in shares from 1 on; if it is
+    // offloaded, the share of the copy is what is left of it.
     const bool is_copied = parameter.copy > Bytes(0);
-    memory.parameters = share(parameter.bytes, is_copied ? 1 : 3);
-    if (zero < 3 || replicas < 2) memory.parameters += parameter.copy;
+    if (is_copied && offload == Offload::kNone) {
+      memory.parameters = share(parameter.bytes, 1);
+      if (zero < 3 || replicas < 2) memory.parameters += parameter.copy;
+    } else {
+      memory.parameters = share(parameter.computed_with(), 3);
+    }
     memory.gradients = share(parameter.bytes, 2) * constraints.gradient_copies;  // whole at level 1: no_sync keeps them so
     memory.optimizer = share(Bytes(static_cast<std::int64_t>(std::ceil(static_cast<double>(parameter.bytes.value()) *
                                                                        constraints.optimizer_state_factor))),
@@ -134,24 +143,27 @@ struct LeastHeld {
 /// @param readers  nodes that read it: of several, in several stages, all ranks may have shares
 [[nodiscard]] inline LeastHeld least_held(const ParameterProfile& parameter, const Constraints& constraints,
                                           std::size_t readers) {
-  const StageMemory memory = parameter_memory(parameter, constraints);
-  const StageMemory least = parameter_memory(parameter, constraints, 0, 1, constraints.offloads.back());
-  const int zero = constraints.zero_levels.back();
+  const Offload offload = parameter.highest_zero > 0 ? constraints.offloads.back() : Offload::kNone;
+  const StageMemory least = parameter_memory(parameter, constraints, 0, 1, offload);
+  const int zero = std::min(constraints.zero_levels.back(), parameter.highest_zero);
   LeastHeld held;
   const auto add = [&](Bytes bytes, int level) { (zero >= level ? held.shared : held.whole) += bytes.value(); };
   const auto add_among_all = [&](Bytes bytes) {
     if (zero >= 1 && readers > 1) held.whole += bytes.value() / constraints.world;
     else add(bytes, 1);
   };
-  if (zero < 3 || !parameter.trainable) held.whole += parameter.copy.value();
   if (!parameter.trainable) {
-    held.whole += parameter.bytes.value();
+    held.whole += parameter.bytes.value() + parameter.copy.value();
     return held;
   }
-  if (parameter.copy > Bytes(0)) add_among_all(parameter.bytes);
-  else add(parameter.bytes, 3);
-  add_among_all(least.parameters - memory.parameters);  // the optimizer's own, where it is offloaded
-  add(memory.gradients, 2);
+  if (parameter.copy > Bytes(0) && offload == Offload::kNone) {
+    if (zero < 3) held.whole += parameter.copy.value();
+    add_among_all(parameter.bytes);
+  } else {
+    add(parameter.computed_with(), 3);
+    add_among_all(least.parameters - parameter.computed_with());  // the optimizer's own, where it is offloaded in one memory
+  }
+  add(least.gradients, 2);
   add_among_all(least.optimizer);
   return held;
 }
@@ -312,7 +324,7 @@ struct GatheredUnits {
   // Of a parameter with several readers one's gradient waits for the next one's, and both for their sum.
   std::vector<std::map<std::size_t, Bytes>> waiting(nodes.size());
   for (std::size_t s = 0; s < nodes.size(); ++s) {
-    Bytes largest{};
+    Bytes largest{}, landing{};
     detail::GatheredUnits units{.of_all = of_all};
     for (const NodeId node : nodes[s]) {
       for (const ParameterId parameter : work.graph[node].parameters) {
@@ -328,7 +340,9 @@ struct GatheredUnits {
         memory[s].parameters += one.parameters;
         memory[s].gradients += one.gradients;
         memory[s].optimizer += one.optimizer;
-        if (profile.trainable && !level.tied) units.owned += profile.bytes;
+        const bool is_shared = profile.trainable && profile.highest_zero > 0;
+        if (is_shared && !level.tied) units.owned += profile.bytes;
+        if (is_shared && profile.copy > Bytes(0)) landing += detail::updated_bytes(profile.bytes, level.zero, static_cast<std::size_t>(level.ranks));
       }
       for (const ParameterId parameter : work.graph[node].read_again) {
         const ParameterProfile& profile = work.parameters[parameter.index()];
@@ -339,10 +353,12 @@ struct GatheredUnits {
     }
     for (const auto& [parameter, bytes] : waiting[s]) {
       memory[s].workspace += bytes;
-      units.read_again = units.read_again || !sharing.of(ParameterId::of(parameter), s).tied;
+      const bool is_shared = work.parameters[parameter].highest_zero > 0;
+      units.read_again = units.read_again || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
     }
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
-    if (offload == Offload::kOptimizer && constraints.host_memory) memory[s].host += std::exchange(memory[s].update, Bytes(0));
+    if (offload == Offload::kOptimizer && constraints.host_memory)
+      memory[s].host += std::exchange(memory[s].update, std::min(landing, kLandingBytes));
     units.largest = largest;
     memory[s].gathered = units.bytes(zero, staging, staging.replicas[s]);
   }

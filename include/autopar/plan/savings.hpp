@@ -16,6 +16,10 @@
 
 namespace autopar {
 
+/// Of offloaded parameters that stages read in a smaller element type, so many bytes are on the device as they are on the
+/// host at a time, when new values come from there.
+inline constexpr Bytes kLandingBytes{8 << 20};
+
 /// What the stages of a staging pay time for to hold less memory.
 struct Savings {
   /// ZeRO level of all stages, among the replicas of each. 1: optimizer state in shares, what was updated is gathered;
@@ -44,6 +48,16 @@ struct Savings {
   if (!savings.recomputes()) savings.recomputed.clear();
   return savings;
 }
+
+namespace detail {
+
+/// What one rank of several updates, under ZeRO its share.
+[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
+  const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
+  return Bytes((trainable.value() + parts - 1) / parts);
+}
+
+}  // namespace detail
 
 /// " (ZeRO 1, optimizer offloaded, 12 segments run again)", or nothing.
 [[nodiscard]] inline std::string describe(const Savings& savings) {

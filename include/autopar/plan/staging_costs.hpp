@@ -16,27 +16,26 @@ namespace autopar {
 
 namespace detail {
 
-/// Bytes of the trainable parameters that each stage reads.
-[[nodiscard]] inline std::vector<Bytes> trainable_by_stage(const Workload& work, const Staging& staging) {
-  std::vector<Bytes> bytes(staging.replicas.size());
+/// Bytes of the trainable parameters that a stage reads, and of what it computes with in their place.
+struct TrainedBytes {
+  Bytes trained{}, computed_with{};
+};
+[[nodiscard]] inline std::vector<TrainedBytes> trained_by_stage(const Workload& work, const Staging& staging) {
+  std::vector<TrainedBytes> bytes(staging.replicas.size());
   std::vector<int> counted(work.parameters.size(), -1);
   const auto nodes = nodes_by_stage(staging);
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     for (const NodeId node : nodes[s]) {
       for (const ParameterId parameter : work.graph[node].parameters) {
-        if (counted[parameter.index()] == static_cast<int>(s) || !work.parameters[parameter.index()].trainable) continue;
+        const ParameterProfile& profile = work.parameters[parameter.index()];
+        if (counted[parameter.index()] == static_cast<int>(s) || !profile.trainable) continue;
         counted[parameter.index()] = static_cast<int>(s);
-        bytes[s] += work.parameters[parameter.index()].bytes;
+        bytes[s].trained += profile.bytes;
+        bytes[s].computed_with += profile.computed_with();
       }
     }
   }
   return bytes;
-}
-
-/// What one rank of several updates, under ZeRO its share.
-[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
-  const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
-  return Bytes((trainable.value() + parts - 1) / parts);
 }
 
 /// An update takes no less under any savings that the constraints leave.
@@ -46,8 +45,20 @@ namespace detail {
   return always ? work.offloaded_update(bytes, factor) : work.update(bytes, factor);
 }
 
-/// Summing into shares and gathering shares are the two halves of a sum that everyone gets.
+/// Summing into shares and gathering shares are the two halves of a sum that everyone gets. Gathered is what stages compute
+/// with, which may be of a smaller element type.
 inline constexpr double kHalfOfASum = 0.5;
+
+}  // namespace detail
+
+namespace detail {
+
+/// Bytes of what is computed with in place of so many bytes of a stage's parameters.
+[[nodiscard]] constexpr Bytes in_proportion(Bytes bytes, Bytes computed_with, Bytes trained) {
+  if (computed_with == trained) return bytes;
+  const double smaller = static_cast<double>(computed_with.value()) / static_cast<double>(trained.value());
+  return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
+}
 
 }  // namespace detail
 
@@ -61,7 +72,7 @@ class StagingCosts {
         offload_(savings.offload),
         nodes_(nodes_by_stage(staging)),
         again_(savings.recomputed),
-        trainable_(detail::trainable_by_stage(work, staging)),
+        parameters_(detail::trained_by_stage(work, staging)),
         known_(nodes_.size()) {}
 
   [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
@@ -110,12 +121,12 @@ class StagingCosts {
   /// The optimizer's step, on the host with the copies there and back, and what must follow it before the next one's first
   /// forward.
   [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
-    const Bytes bytes = trainable_[stage.index()];
+    const auto& parameters = parameters_[stage.index()];
     const auto replicas = sized_.pipeline.stages[stage.index()].size();
-    const Bytes updated = detail::updated_bytes(bytes, zero_, replicas);
+    const Bytes updated = detail::updated_bytes(parameters.trained, zero_, replicas);
     const Seconds own = offload_ == Offload::kOptimizer ? work_.offloaded_update(updated, state_factor)
                                                         : work_.update(updated, state_factor);
-    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage, bytes) : own;
+    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage, parameters.computed_with) : own;
   }
 
  private:
@@ -152,11 +163,14 @@ class StagingCosts {
     // Gathered and summed beside the computing, bucket by bucket: it waits for the first that is gathered, the last sum
     // waits for it, and where they take longer they decide.
     if (zero_ >= 2) {
-      const Bytes bytes = trainable_[stage.index()];
-      const Seconds half = half_of_a_sum(stage, bytes), alone = half_of_a_sum(stage, std::min(bytes, kBucketBytes));
-      const double ways = zero_ >= 3 ? 2 : 1;
-      if (zero_ >= 3) sum.forward = std::max(sum.forward + alone, half);
-      sum.backward = std::max(sum.backward + alone * ways, half * ways);
+      const auto [trained, computed_with] = parameters_[stage.index()];
+      const Bytes unit = std::min(trained, kBucketBytes);
+      const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
+      const bool gathers = zero_ >= 3;
+      const Seconds gathering = gathers ? half_of_a_sum(stage, computed_with) : Seconds{};
+      const Seconds first = gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
+      if (gathers) sum.forward = std::max(sum.forward + first, gathering);
+      sum.backward = std::max(sum.backward + (first + last), gathering + summing);
     }
     return row.emplace_back(sum);
   }
@@ -177,7 +191,7 @@ class StagingCosts {
   Offload offload_;
   std::vector<std::vector<NodeId>> nodes_;
   std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
-  std::vector<Bytes> trainable_;                         // by stage
+  std::vector<detail::TrainedBytes> parameters_;         // by stage
   mutable std::vector<std::vector<Known>> known_;  // by stage; a handful of different shares
   mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
 };

@@ -317,10 +317,10 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   }
   std::vector<ParameterProfile> bundles;
   std::vector<ParameterId> bundle_of(work.parameters.size());
-  std::map<std::tuple<int, bool, bool>, std::size_t> open;  // by reader, whether it is trainable, and read as a copy
+  std::map<std::tuple<int, bool, bool, int>, std::size_t> open;  // by reader, whether it is trained, read as a copy, shared
   for (std::size_t p = work.parameters.size(); p-- > 0;) {  // gradients fill buckets from the last
     ParameterProfile& parameter = work.parameters[p];
-    const auto key = std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0));
+    const auto key = std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0), parameter.highest_zero);
     const auto place = open.find(key);
     if (reader[p] >= 0 && place != open.end() && bundles[place->second].bytes < bundle) {
       bundles[place->second].bytes += parameter.bytes;

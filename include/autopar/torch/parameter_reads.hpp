@@ -20,10 +20,29 @@ struct ParameterReads {
     return !itself && copies.size() == 1 ? std::optional(copies.front()) : std::nullopt;
   }
   [[nodiscard]] bool none() const { return !itself && copies.empty(); }
+  /// Likewise, if it is smaller than the parameter, of type `own`.
+  [[nodiscard]] std::optional<c10::ScalarType> smaller_copy(c10::ScalarType own) const {
+    const auto copy = only_copy();
+    return copy && c10::elementSize(*copy) < c10::elementSize(own) ? copy : std::nullopt;
+  }
 };
 
 /// By ValueId, of parameters; nothing for other values. O(edges)
 [[nodiscard]] std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPlan& plan);
+
+/// By ValueId: parameters that something outside the stages reads, whole: what runs before them, or updates a buffer.
+[[nodiscard]] std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& plan);
+
+/// By ValueId: parameters whose memory, or a view or a copy of it, is read where no one could ask for it: when the turns of
+/// its stage are over, or by nodes of a backward that do not lead to its gradient, or that autograd wraps in others.
+/// @param travelling  values that leave their stages, by channel
+[[nodiscard]] std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
+                                                 const std::vector<std::vector<ValueId>>& travelling);
+
+/// By ValueId, of parameters: the highest ZeRO level at which ranks can hold it in shares (see ParameterProfile).
+/// @param travelling  as above
+[[nodiscard]] std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan,
+                                                   const std::vector<std::vector<ValueId>>& travelling);
 
 /// By StorageId: where the copies of a parameter lie that are made once a call, the parameter; none for other memory.
 [[nodiscard]] std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& plan);

@@ -1,8 +1,22 @@
 #include <autopar/torch/parameter_reads.hpp>
 
 #include <algorithm>
+#include <set>
+
+#include <autopar/torch/engine/stage_runtime.hpp>
 
 namespace autopar {
+
+namespace {
+
+/// Whether autograd keeps what the operator reads.
+bool has_history(const OpGraph& graph, const OpNode& op) {
+  bool any = false;
+  for_each_output(op, [&](ValueId value) { any = any || graph.value(value).requires_grad; });
+  return any;
+}
+
+}  // namespace
 
 std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPlan& plan) {
   std::vector<ParameterReads> reads(graph.values.size());
@@ -27,6 +41,60 @@ std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPla
     for (const auto op : update.ops) for_each_input(graph.op(op), read_itself);
   }
   return reads;
+}
+
+std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& plan) {
+  std::vector<bool> read(graph.values.size(), false);
+  for (const auto leaf : plan.prologue_leaves) read[leaf.index()] = true;
+  for (const auto& update : plan.buffer_updates) {
+    for (const auto op : update.ops) {
+      for_each_input(graph.op(op), [&](ValueId value) { read[value.index()] = true; });
+    }
+  }
+  return read;
+}
+
+std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
+                                   const std::vector<std::vector<ValueId>>& travelling) {
+  const auto copied = copied_parameters(graph, plan);
+  const auto memory_behind = [&](ValueId value) {
+    const auto storage = graph.value(value).storage;
+    const bool is_copy = storage.valid() && copied[storage.index()].valid();
+    return is_copy ? graph.value(copied[storage.index()]).storage : storage;
+  };
+  std::set<StorageId> storages;
+  const auto note = [&](ValueId value) { storages.insert(memory_behind(value)); };
+  for (const auto& values : travelling) std::for_each(values.begin(), values.end(), note);
+  for (const auto& sum : global_sums(graph, plan)) note(sum.value);
+  for (const auto& update : plan.buffer_updates) note(update.result);
+  std::set<StorageId> trained;
+  for (const auto& [name, value] : graph.parameters) {
+    if (graph.value(value).requires_grad) trained.insert(graph.value(value).storage);
+  }
+  for (const auto& op : graph.ops) {
+    for_each_input(op, [&](ValueId value) {
+      const auto& info = graph.value(value);
+      if (trained.count(memory_behind(value)) == 0) return;
+      if (op.op.schema().is_mutable() || (!info.requires_grad && has_history(graph, op))) note(value);
+    });
+  }
+  std::vector<bool> read(graph.values.size(), false);
+  for (const auto& [name, value] : graph.parameters) read[value.index()] = storages.count(graph.value(value).storage) > 0;
+  return read;
+}
+
+std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan,
+                                     const std::vector<std::vector<ValueId>>& travelling) {
+  const auto outside = read_outside_stages(graph, plan), late = read_after_turns(graph, plan, travelling);
+  const auto reads = parameter_reads(graph, plan);
+  std::vector<int> levels(graph.values.size(), 3);
+  for (const auto& [name, value] : graph.parameters) {
+    const auto& read = reads[value.index()];
+    // Casts are made once a call, and so of what is there for all of it.
+    const bool is_cast = !read.copies.empty() && !read.smaller_copy(graph.value(value).dtype);
+    levels[value.index()] = outside[value.index()] ? 0 : late[value.index()] || is_cast ? 2 : 3;
+  }
+  return levels;
 }
 
 std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& plan) {

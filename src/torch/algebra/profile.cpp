@@ -47,7 +47,8 @@ class StructureHash {
 
 class Profiler {
  public:
-  Profiler(const OpGraph& graph, const BatchPlan& plan) : graph_(graph), plan_(plan), reads_(parameter_reads(graph, plan)) {}
+  Profiler(const OpGraph& graph, const BatchPlan& plan)
+      : graph_(graph), plan_(plan), reads_(parameter_reads(graph, plan)), highest_zero_(highest_zero_levels(graph, plan, {})) {}
 
   GraphProfile run() && {
     profile_.atoms = partition_into_atoms(graph_, plan_);
@@ -84,7 +85,7 @@ class Profiler {
         model().parameters.push_back({named.name, Bytes(static_cast<std::int64_t>(bytes.fixed)),
                                       parameters && graph_.value(named.value).requires_grad,
                                       parameters ? static_cast<std::int64_t>(count.fixed) : 0,
-                                      Bytes(parameters ? copy_bytes(named.value) : 0)});
+                                      Bytes(parameters ? copy_bytes(named.value) : 0), highest_zero_[named.value.index()]});
       }
     };
     list(graph_.parameters, true);
@@ -93,9 +94,9 @@ class Profiler {
 
   /// Of the smaller copy that all read in place of a parameter.
   [[nodiscard]] std::int64_t copy_bytes(ValueId parameter) const {
-    const auto type = reads_[parameter.index()].only_copy();
     const auto& info = graph_.value(parameter);
-    if (!type || c10::elementSize(*type) >= c10::elementSize(info.dtype)) return 0;
+    const auto type = reads_[parameter.index()].smaller_copy(info.dtype);
+    if (!type) return 0;
     return static_cast<std::int64_t>(algebra::elements(info.sizes).fixed) * static_cast<std::int64_t>(c10::elementSize(*type));
   }
 
@@ -329,6 +330,7 @@ class Profiler {
   const AlgebraOptions options_;
   GraphProfile profile_;
   std::vector<ParameterReads> reads_;  ///< by value
+  std::vector<int> highest_zero_;      ///< likewise
   std::vector<NodeId> creator_;   ///< by storage
   std::vector<bool> kept_;        ///< by storage
   std::vector<ValueId> makers_;   ///< by storage: first value

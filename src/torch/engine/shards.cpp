@@ -4,11 +4,13 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 
 #include <autopar/core/assert.hpp>
+#include <autopar/plan/savings.hpp>
 #include <autopar/torch/engine/host_copies.hpp>
 
 namespace autopar {
@@ -73,13 +75,13 @@ std::vector<at::Tensor> places_in(const at::Tensor& flat, const ShardUnit& unit)
 ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
     : unit_(std::move(unit)), rank_(rank), device_(device),
       whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.gathered).device(device))),
-      own_(lies_apart() ? at::zeros({own().size()}, at::TensorOptions().dtype(unit_.dtype).device(device))
+      own_(lies_apart() ? at::zeros({own().size()}, whole_.options().dtype(unit_.offloaded ? unit_.gathered : unit_.dtype))
                         : autopar::part_of(whole_, own().begin, {own().size()})),
       copies_(places_in(whole_, unit_)) {
   release();
   if (unit_.offloaded) host_ = host_memory(unit_.part(), unit_.dtype, device_).zero_();
   if (!unit_.gathers_copies()) return;
-  const auto form = at::empty({unit_.elements}, own_.options());
+  const auto form = at::empty({unit_.elements}, whole_.options().dtype(unit_.dtype));
   forms_ = places_in(form, unit_);
   drop_memory(form);
 }
@@ -114,7 +116,19 @@ void ShardMemory::upload() {
   if (!unit_.offloaded) return;
   const at::NoGradGuard no_grad;
   constexpr bool kNonBlocking = true;
-  own_.copy_(host_, kNonBlocking);
+  if (own_.scalar_type() == host_.scalar_type() || own_.device() == host_.device()) {
+    own_.copy_(host_, kNonBlocking);
+    return;
+  }
+  // Copies between devices that change the type do so on the host, which would wait for it.
+  const auto piece = std::min(unit_.part(), kLandingBytes.value() / static_cast<std::int64_t>(host_.element_size()));
+  const auto landing = at::empty({piece}, own_.options().dtype(unit_.dtype));
+  for (std::int64_t begin = 0; begin < unit_.part(); begin += piece) {
+    const auto elements = std::min(piece, unit_.part() - begin);
+    auto landed = landing.narrow(0, 0, elements);
+    landed.copy_(host_.narrow(0, begin, elements), kNonBlocking);
+    own_.narrow(0, begin, elements).copy_(landed);
+  }
 }
 
 at::Tensor ShardMemory::gradient_memory() {

@@ -137,8 +137,6 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- sharding.cpp
   void require_optimizers(const Plan& plan) const;
   void plan_shards(const CapturedProgram& program);
-  [[nodiscard]] std::vector<bool> needed_whole(const CapturedProgram& program) const;
-  [[nodiscard]] std::vector<bool> leave_their_stage(const CapturedProgram& program) const;
   void offload_rest(const CapturedProgram& program);
   void hold_shards();
   void upload_owners();

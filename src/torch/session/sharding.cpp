@@ -37,19 +37,6 @@ std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
   return elements;
 }
 
-/// The element type of the copies that are gathered in place of a parameter of type `own`.
-std::optional<c10::ScalarType> smaller_copy(const ParameterReads& reads, c10::ScalarType own) {
-  const auto copy = reads.only_copy();
-  return copy && c10::elementSize(*copy) < c10::elementSize(own) ? copy : std::nullopt;
-}
-
-/// Whether autograd keeps what the operator reads.
-bool has_history(const OpGraph& graph, const OpNode& op) {
-  bool any = false;
-  for_each_output(op, [&](ValueId value) { any = any || graph.value(value).requires_grad; });
-  return any;
-}
-
 /// Bytes of the parameters that one operator reads, of the one that reads most.
 Bytes largest_read(const OpGraph& graph) {
   std::int64_t largest = 1;
@@ -107,9 +94,9 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
 void Session::Impl::plan_shards(const CapturedProgram& program) {
   const bool offloads = plan_->offload == Offload::kOptimizer;
   if (plan_->zero == 0) return offload_rest(program);
-  const auto whole = needed_whole(program), leaving = leave_their_stage(program);
-  const auto reads = parameter_reads(program.graph, program.plan);
   const auto& division = program.division;
+  const auto levels = highest_zero_levels(program.graph, program.plan, division.channel_values);
+  const auto reads = parameter_reads(program.graph, program.plan);
   const Bytes limit = plan_->zero < 2 ? kGradientBucket : std::min(kGradientBucket, largest_read(program.graph));
   for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
     const auto& group = division.pipeline.groups[g];
@@ -119,13 +106,11 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
     for (const auto parameter : division.group_parameters[g]) {
       const auto& tensor = registry_.named(program.graph.value(parameter).name);
       for (const auto stage : tensor.stages) replicas = std::max(replicas, plan_->stages[stage.index()].ranks.size());
-      if (whole[parameter.index()]) continue;
-      const auto& read = reads[parameter.index()];
-      const auto copy = smaller_copy(read, tensor.handle.scalar_type());
-      const bool stays = leaving[parameter.index()] || (!copy && !read.copies.empty());  // casts are made once a call
-      const int level = !group.stage.valid() ? 1 : stays ? std::min(plan_->zero, 2) : plan_->zero;
-      auto& [names, forms] = by_kind[{level, copy.value_or(tensor.handle.scalar_type())}];
-      forms.push_back({names.size(), tensor.sizes, tensor.handle.scalar_type()});
+      const int highest = group.stage.valid() ? levels[parameter.index()] : std::min(levels[parameter.index()], 1);
+      if (highest == 0) continue;
+      const auto type = tensor.handle.scalar_type();
+      auto& [names, forms] = by_kind[{std::min(plan_->zero, highest), reads[parameter.index()].smaller_copy(type).value_or(type)}];
+      forms.push_back({names.size(), tensor.sizes, type});
       names.push_back(tensor.names);
     }
     if (replicas < 2) continue;
@@ -143,17 +128,21 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
 // What the first program trains and no one shares, each holder's whole on its host.
 void Session::Impl::offload_rest(const CapturedProgram& program) {
   if (plan_->offload == Offload::kNone) return;
-  const auto whole = needed_whole(program);
-  std::map<std::vector<Rank>, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_holders;
+  const auto outside = read_outside_stages(program.graph, program.plan);
+  const auto reads = parameter_reads(program.graph, program.plan);
+  using Kind = std::pair<std::vector<Rank>, c10::ScalarType>;  // holders, what they compute with
+  std::map<Kind, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_kind;
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = registry_.named(name);
-    if (!program.graph.value(value).requires_grad || whole[value.index()] || tensor.unit >= 0) continue;
-    auto& [names, forms] = by_holders[tensor.holders];
-    forms.push_back({names.size(), tensor.sizes, tensor.handle.scalar_type()});
+    if (!program.graph.value(value).requires_grad || outside[value.index()] || tensor.unit >= 0) continue;
+    const auto type = tensor.handle.scalar_type();
+    auto& [names, forms] = by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}];
+    forms.push_back({names.size(), tensor.sizes, type});
     names.push_back(tensor.names);
   }
-  for (const auto& [holders, parameters] : by_holders) {
-    for (auto& unit : make_units(parameters.first, parameters.second, holders, 0, kGradientBucket, true)) {
+  for (const auto& [kind, parameters] : by_kind) {
+    for (auto& unit : make_units(parameters.first, parameters.second, kind.first, 0, kGradientBucket, true)) {
+      unit.gathered = kind.second;
       for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
       units_.push_back(std::move(unit));
     }
@@ -167,49 +156,6 @@ bool Session::Impl::in_shares(const StateTensor& tensor) const {
 
 bool Session::Impl::is_offloaded(const StateTensor& tensor) const {
   return tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].offloaded;
-}
-
-/// By ValueId: parameters whose memory, or a view or a copy of it, is read where no one could ask for it: when the turns of
-/// its stage are over, or by nodes of a backward that do not lead to its gradient, or that autograd wraps in others.
-std::vector<bool> Session::Impl::leave_their_stage(const CapturedProgram& program) const {
-  const auto& graph = program.graph;
-  const auto copied = copied_parameters(graph, program.plan);
-  const auto memory_behind = [&](ValueId value) {
-    const auto storage = graph.value(value).storage;
-    const bool is_copy = storage.valid() && copied[storage.index()].valid();
-    return is_copy ? graph.value(copied[storage.index()]).storage : storage;
-  };
-  std::set<StorageId> storages;
-  const auto note = [&](ValueId value) { storages.insert(memory_behind(value)); };
-  for (const auto& values : program.division.channel_values) std::for_each(values.begin(), values.end(), note);
-  for (const auto& sum : global_sums(graph, program.plan)) note(sum.value);
-  for (const auto& update : program.plan.buffer_updates) note(update.result);
-  std::set<StorageId> trained;
-  for (const auto& [name, value] : graph.parameters) {
-    if (graph.value(value).requires_grad) trained.insert(graph.value(value).storage);
-  }
-  for (const auto& op : graph.ops) {
-    for_each_input(op, [&](ValueId value) {
-      const auto& info = graph.value(value);
-      if (trained.count(memory_behind(value)) == 0) return;
-      if (op.op.schema().is_mutable() || (!info.requires_grad && has_history(graph, op))) note(value);
-    });
-  }
-  std::vector<bool> leaving(graph.values.size(), false);
-  for (const auto& [name, value] : graph.parameters) leaving[value.index()] = storages.count(graph.value(value).storage) > 0;
-  return leaving;
-}
-
-/// By ValueId: parameters that something outside the stages reads.
-std::vector<bool> Session::Impl::needed_whole(const CapturedProgram& program) const {
-  std::vector<bool> needed(program.graph.values.size(), false);
-  for (const auto leaf : program.plan.prologue_leaves) needed[leaf.index()] = true;
-  for (const auto& update : program.plan.buffer_updates) {
-    for (const auto op : update.ops) {
-      for_each_input(program.graph.op(op), [&](ValueId value) { needed[value.index()] = true; });
-    }
-  }
-  return needed;
 }
 
 void Session::Impl::hold_shards() {
@@ -295,7 +241,8 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
 
 SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program) const {
   SharedParameters shared{units_, std::vector<int>(program.graph.values.size(), -1)};
-  const auto whole = needed_whole(program), leaving = leave_their_stage(program);
+  const auto whole = read_outside_stages(program.graph, program.plan);
+  const auto leaving = read_after_turns(program.graph, program.plan, program.division.channel_values);
   const auto reads = parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = const_cast<StateRegistry&>(registry_).named(program.graph.value(value).name);
@@ -322,6 +269,11 @@ void Session::Impl::require_readable(const StateTensor& tensor, const ParameterR
   if (tensor.unit < 0 || reads.none()) return;
   const auto& unit = units_[static_cast<std::size_t>(tensor.unit)];
   if (unit.gathers_copies() ? reads.only_copy() == unit.gathered : unit.zero < 3 || reads.copies.empty()) return;
+  if (unit.zero == 0) {
+    throw InvalidArgument("parameter '" + tensor.name() + "' is on the device as " + c10::toString(unit.gathered) +
+                          " only (offload), but a later mode or signature of the model reads it in another element type; use " +
+                          "one setting of autocast in all modes, or call the model in this mode first, or set offload = none");
+  }
   throw InvalidArgument("parameter '" + tensor.name() + "' is gathered as " + c10::toString(unit.gathered) + " (ZeRO " +
                         std::to_string(unit.zero) + "), but a later mode or signature of the model reads it in another " +
                         "element type; use one setting of autocast in all modes, or call the model in this mode first, " +

@@ -14,7 +14,8 @@ namespace {
 ModelProfile sample_profile() {
   ModelProfile profile;
   profile.hash = 42;
-  profile.parameters = {{"a.weight", Bytes(400), true, 100, Bytes(200)}, {"running_mean", Bytes(40), false}};
+  profile.parameters = {{"a.weight", Bytes(400), true, 100, Bytes(200)}, {"running_mean", Bytes(40), false},
+                        {"averaged", Bytes(8), true, 2, Bytes(0), 2}};
   OpProfile atom;
   atom.name = "aten::linear";
   atom.path = "a";
@@ -46,6 +47,9 @@ TEST_CASE("a profile survives its file") {
   CHECK(again.graph[NodeId(0)].work == sample_profile().graph[NodeId(0)].work);
   CHECK(again.graph[EdgeId(0)].kept);
   CHECK(again.outputs[0].kept);
+  CHECK(again.parameters[0].computed_with() == Bytes(200));
+  CHECK(again.parameters[0].highest_zero == 3);
+  CHECK(again.parameters[2].highest_zero == 2);
 }
 
 TEST_CASE("ids that point nowhere are refused") {
@@ -58,7 +62,8 @@ TEST_CASE("ids that point nowhere are refused") {
   refused(text, "\"to\":1", "\"to\":2");
   refused(text, "\"readers\":[0,1]", "\"readers\":[0,2]");
   refused(text, "\"writer\":1", "\"writer\":2");
-  refused(text, "\"parameters\":[0]", "\"parameters\":[2]");
+  refused(text, "\"parameters\":[0]", "\"parameters\":[3]");
+  refused(text, "\"highest_zero\":2", "\"highest_zero\":4");
   refused(text, "\"saved\":[4.0,0.0]", "\"saved\":[-4.0,0.0]");
   refused(text, "\"bf16\"", "\"bf17\"");
 }

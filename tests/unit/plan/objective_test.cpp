@@ -60,6 +60,45 @@ TEST_CASE("a parameter that is read as a copy is a share from ZeRO 1 on, and its
   CHECK(held(3, 2) == Bytes(1500));
 }
 
+TEST_CASE("of an offloaded parameter that is read as a copy the device has the copy alone, in shares under ZeRO 3") {
+  const ParameterProfile parameter{"w", Bytes(1000), true, 250, Bytes(500)};
+  Constraints constraints;
+  constraints.optimizer_state_factor = 2;
+  const auto held = [&](int zero) { return parameter_memory(parameter, constraints, zero, 2, Offload::kOptimizer); };
+  for (int zero = 0; zero <= 3; ++zero) {
+    CAPTURE(zero);
+    const Bytes copy(zero < 3 ? 500 : 250), stepped(zero < 1 ? 1000 : 500), gradient(zero < 2 ? 1000 : 500);
+    constraints.host_memory = Bytes(1 << 20);
+    CHECK(held(zero).parameters == copy);
+    CHECK(held(zero).gradients == gradient);
+    CHECK(held(zero).optimizer == Bytes(0));
+    CHECK(held(zero).host == stepped * 4);
+    constraints.host_memory.reset();
+    CHECK(held(zero).parameters == copy + stepped);
+    CHECK(held(zero).gradients == gradient);
+    CHECK(held(zero).optimizer == stepped * 2);
+    CHECK(held(zero).host == Bytes(0));
+  }
+}
+
+TEST_CASE("a parameter goes no further into shares than what reads it allows, and not to the host if it stays whole") {
+  ParameterProfile parameter{"w", Bytes(1000), true, 250};
+  Constraints constraints;
+  constraints.optimizer_state_factor = 2;
+  constraints.host_memory = Bytes(1 << 20);
+  const StageMemory plain = parameter_memory(parameter, constraints);
+  for (const Offload offload : {Offload::kNone, Offload::kOptimizer}) {
+    for (int zero = 0; zero <= 3; ++zero) {
+      parameter.highest_zero = 0;
+      CHECK(parameter_memory(parameter, constraints, zero, 4, offload) == plain);
+      parameter.highest_zero = 3;
+      const StageMemory at_two = parameter_memory(parameter, constraints, std::min(zero, 2), 4, offload);
+      parameter.highest_zero = 2;
+      CHECK(parameter_memory(parameter, constraints, zero, 4, offload) == at_two);
+    }
+  }
+}
+
 TEST_CASE("a stage holds parameters, gradients, state, temporaries of a step, tied parameters in each stage") {
   ModelProfile model = test::chain(3, 1e6, 1000, 40);
   model.graph[NodeId(2)].parameters.push_back(ParameterId(0));  // tied to the first

@@ -61,11 +61,12 @@ inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
   return out;
 }
 
-/// Computing in 16 bits: some parameters are read as copies of half their size alone.
+/// Computing in 16 bits: some parameters are read as copies of half their size alone. Others cannot be in all shares.
 inline void add_copies(Dice dice, ModelProfile& model) {
   if (dice.chance(50)) return;
   for (auto& parameter : model.parameters) {
     if (dice.chance(60)) parameter.copy = parameter.bytes / 2;
+    else if (dice.chance(40)) parameter.highest_zero = dice.chance(50) ? 2 : 0;
   }
 }
 

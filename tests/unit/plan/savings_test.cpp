@@ -191,6 +191,39 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   CHECK(levels[3].stages[0].backward >= half * 2);
 }
 
+TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
+  ModelProfile model = test::chain(4, 1e6, 40'000'000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
+  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto stage_of = [&](int zero) {
+    const Workload work = make_workload(model, cost);
+    const StepObjective objective(work, cluster, constraints);
+    return objective.evaluate(staging, make_pipeline(work, staging, ranks, 4), {zero, {}}).stages[0];
+  };
+  const Bytes whole(4 * 40'000'000);
+  const auto half_of_sum = [&](Bytes bytes) { return cost.all_reduce(bytes, ranks[0]).value() * 0.5; };
+  const double update = cost.update(whole / 4, constraints.optimizer_state_factor).value();
+  for (const int copied : {0, 1}) {
+    CAPTURE(copied);
+    for (auto& parameter : model.parameters) parameter.copy = copied == 1 ? parameter.bytes / 2 : Bytes(0);
+    const Bytes gathered = copied == 1 ? whole / 2 : whole;
+    CHECK(stage_of(1).update.value() == Approx(update + half_of_sum(gathered)).epsilon(1e-12));
+    CHECK(stage_of(2).update.value() == Approx(update + half_of_sum(gathered)).epsilon(1e-12));
+    CHECK(stage_of(3).update.value() == Approx(update).epsilon(1e-12));
+    // Both take longer than computing.
+    CHECK(stage_of(3).forward.value() == Approx(half_of_sum(gathered)).epsilon(1e-12));
+    CHECK(stage_of(3).backward.value() == Approx(half_of_sum(gathered) + half_of_sum(whole)).epsilon(1e-12));
+    CHECK(stage_of(2).backward.value() == Approx(half_of_sum(whole)).epsilon(1e-12));
+    CHECK(stage_of(1).reduction.value() == Approx(half_of_sum(whole)).epsilon(0.01));
+  }
+}
+
 TEST_CASE("what is offloaded is on the host, in shares under ZeRO, and its update takes as long as the host and its link") {
   const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
   Cluster cluster = test::small_cluster(4);

@@ -19,7 +19,7 @@ namespace autopar::detail {
 /// share. Below 3 the other half, gathering what was updated, follows the update. 2: they are summed during every
 /// backward; 3: parameters are gathered during every forward and every backward as well; both a bucket at a time. A turn
 /// computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as long as gathering
-/// and summing, if that is longer. A stage with one rank has nothing to share, and gradients of parameters tied across
+/// and summing, if that is longer. Of parameters that atoms read as copies, those are gathered. A stage with one rank has nothing to share, and gradients of parameters tied across
 /// stages go to every holder. What is offloaded is updated on the host, copies to it and back included.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 template <class M>
@@ -55,7 +55,7 @@ class CheckedCosts {
     const std::int64_t bytes = stated_.trainable_bytes(stage).value(),
                        parts = level() > 0 ? stated_.replicas(stage) : 1;
     const Seconds own = step_of(Bytes((bytes + parts - 1) / parts));
-    return level() == 1 || level() == 2 ? own + half_of_a_sum(stage, Bytes(bytes)) : own;
+    return level() == 1 || level() == 2 ? own + half_of_a_sum(stage, gathered_bytes(stage)) : own;
   }
 
  private:
@@ -73,6 +73,15 @@ class CheckedCosts {
   [[nodiscard]] Seconds half_of_a_sum(int stage, Bytes bytes) const {
     if (stated_.replicas(stage) < 2 || bytes == Bytes(0)) return {};
     return costs_.all_reduce(bytes, stated_.ranks_of(stage)) * 0.5;
+  }
+
+  [[nodiscard]] Bytes gathered_bytes(int stage) const {
+    Bytes sum{};
+    for (const ParameterId id : stated_.parameters(stage)) {
+      const ParameterProfile& parameter = stated_.model().parameters[id.index()];
+      if (parameter.trainable) sum += parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes;
+    }
+    return sum;
   }
 
   [[nodiscard]] NodeCost worked_out(int stage, std::int64_t samples) const {
@@ -97,14 +106,18 @@ class CheckedCosts {
       sum.put_off += one.put_off;
     }
     if (level() < 2) return sum;
-    const Bytes all = stated_.trainable_bytes(stage);
-    const Seconds half = half_of_a_sum(stage, all), bucket = half_of_a_sum(stage, std::min(all, Bytes(StatedPlan::kBucket)));
+    const Bytes all = stated_.trainable_bytes(stage), gathered = gathered_bytes(stage);
+    const Bytes bucket = std::min(all, Bytes(StatedPlan::kBucket));
+    const Seconds summed = half_of_a_sum(stage, all), last = half_of_a_sum(stage, bucket);
     if (level() == 2) {
-      sum.backward = std::max(sum.backward + bucket, half);
-    } else {
-      sum.forward = std::max(sum.forward + bucket, half);
-      sum.backward = std::max(sum.backward + bucket * 2, half * 2);
+      sum.backward = std::max(sum.backward + last, summed);
+      return sum;
     }
+    const double part = all > Bytes(0) ? static_cast<double>(gathered.value()) / static_cast<double>(all.value()) : 1;
+    const Bytes of_bucket(static_cast<std::int64_t>(static_cast<double>(bucket.value()) * part));
+    const Seconds brought = half_of_a_sum(stage, gathered), first = half_of_a_sum(stage, of_bucket);
+    sum.forward = std::max(sum.forward + first, brought);
+    sum.backward = std::max(sum.backward + (first + last), brought + summed);
     return sum;
   }
 

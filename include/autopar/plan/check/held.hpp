@@ -104,15 +104,16 @@ class CheckedMemory {
     return readers;
   }
 
-  /// Under ZeRO, shares of what the level shares. Several stages share the optimizer's state of what they read alone. What is
-  /// offloaded: the optimizer has all that it works with on the host, gradients are made on the device.
+  /// Under ZeRO, shares of what the level shares, and what a parameter's own highest level allows. Several stages share the
+  /// optimizer's state of what they read alone. What is offloaded: the optimizer has all that it works with on the host,
+  /// gradients are made on the device, where copies that are read take the place of parameters; those come in pieces.
   void add_parameters(int s) {
     const Plan& plan = stated_.plan();
     const auto& parameters = stated_.model().parameters;
     const bool offloads = plan.offload == Offload::kOptimizer, elsewhere = plan.host_memory > Bytes(0);
     Stage& stage = of(s);
     const std::set<ParameterId> several = read_again(s);
-    std::int64_t shared = 0;
+    std::int64_t shared = 0, copied = 0;
     bool again = false;
     for (const ParameterId id : stated_.parameters(s)) {
       const std::int64_t bytes = parameters[id.index()].bytes.value(), copy = parameters[id.index()].copy.value();
@@ -131,19 +132,23 @@ class CheckedMemory {
         }
         level = replicated ? std::min(level, 1) : 0;
         ranks = static_cast<std::int64_t>(all.size());
-      } else {
+      } else if (parameters[id.index()].highest_zero > 0) {
         shared += bytes;
         again = again || several.contains(id);
       }
+      level = std::min(level, parameters[id.index()].highest_zero);
+      const bool leaves = offloads && parameters[id.index()].highest_zero > 0;
       const auto share = [&](std::int64_t whole, int from) { return level >= from ? (whole + ranks - 1) / ranks : whole; };
       const double state = std::ceil(static_cast<double>(bytes) * plan.optimizer_state_factor);
       const std::int64_t states = share(static_cast<std::int64_t>(state), 1), stepped = share(bytes, 1);
-      stage.owned += share(bytes, copy > 0 ? 1 : 3) + plan.gradient_copies * share(bytes, 2) +
-                     (level == 3 && ranks > 1 ? 0 : copy);
-      if (offloads && elsewhere)
+      stage.owned += plan.gradient_copies * share(bytes, 2);
+      if (copy == 0) stage.owned += share(bytes, 3);
+      else stage.owned += leaves ? share(copy, 3) : share(bytes, 1) + (level == 3 && ranks > 1 ? 0 : copy);
+      if (leaves && elsewhere)
         stage.on_host += states + (1 + plan.gradient_copies) * stepped;
       else
-        stage.owned += states + (offloads ? stepped : 0);
+        stage.owned += states + (leaves ? stepped : 0);
+      if (leaves && copy > 0) copied += stepped;
     }
     for (const NodeId atom : plan.stages[static_cast<std::size_t>(s)].atoms)
       stage.owned += costs_.resident(atom).value();
@@ -153,6 +158,8 @@ class CheckedMemory {
     const double temporaries = std::ceil(std::min(plan.optimizer_state_factor, 2.0));
     const std::int64_t update = (largest + parts - 1) / parts * static_cast<std::int64_t>(temporaries);
     (offloads && elsewhere ? stage.on_host : stage.update) += update;
+    constexpr std::int64_t kPiece = std::int64_t{8} << 20;
+    if (offloads && elsewhere) stage.update += std::min(copied, kPiece);
     if (stated_.replicas(s) > 1) stage.at_work += units_at_work(s, largest, shared, again);
   }
 

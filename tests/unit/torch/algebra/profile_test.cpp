@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <string>
 
 #include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
@@ -287,4 +289,37 @@ TEST_CASE("a transformer of more than a thousand operators is planned for in mil
   }
   INFO("seconds " << best << " for " << p.graph.ops.size() << " operators");
   CHECK(best < 0.05);
+}
+
+namespace {
+
+/// Parameters that are read in different ways.
+struct Readers : torch::nn::Module {
+  Readers() {
+    for (auto* parameter : {&plain, &averaged, &detached, &stopped}) *parameter = torch::randn({3, 3});
+    register_parameter("plain", plain);
+    register_parameter("averaged", averaged);
+    register_parameter("detached", detached);
+    register_parameter("stopped", stopped);
+    average = register_buffer("average", torch::zeros({3, 3}));
+  }
+  Tensor forward(const Tensor& x) {
+    average.mul_(0.5).add_(averaged.detach(), 0.5);
+    const auto h = F::linear(F::linear(x, plain), averaged);
+    return F::linear(F::linear(h, detached), detached.detach()).add(stopped.detach().sum()).sum() + F::linear(x, stopped).sum();
+  }
+  Tensor plain, averaged, detached, stopped, average;
+};
+
+}  // namespace
+
+TEST_CASE("A parameter is held in shares as far as all that reads it can ask for it", "[profile]") {
+  Readers net;
+  const auto profiled = profile(net, {torch::randn({4, 3})}, [&](const Tensors& in) { return net.forward(in[0]); });
+  std::map<std::string, int> highest;
+  for (const auto& parameter : profiled.profile.model.parameters) highest[parameter.name] = parameter.highest_zero;
+  CHECK(highest.at("plain") == 3);
+  CHECK(highest.at("averaged") == 0);
+  CHECK(highest.at("detached") == 2);
+  CHECK(highest.at("stopped") == 3);  // nothing keeps what its sum reads
 }
