@@ -22,7 +22,8 @@ enum class Drawing {
 ///
 /// Values are those of eager construction from the same state of the CPU generator, bit by bit, whichever tensors are
 /// materialised and in whatever order. As long as the record lives, operators on its phantoms are recorded too, as
-/// in `model->apply(init)`; afterwards they are errors. Recording and materialising exclude one another between threads,
+/// in `model->apply(init)`; afterwards they are errors, and so are, once something was materialised, those that have data
+/// among their operands as well: nothing would come of them. Recording and materialising exclude one another between threads,
 /// because they share torch's default generator.
 class InitRecord {
  public:

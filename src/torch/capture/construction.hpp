@@ -35,6 +35,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
     bool reseeded;  ///< not where the operator before left it: a manual_seed, or draws outside the construction
   };
 
+  void require_no_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
   void note_draws(std::size_t first_new_op, const at::Tensor& state);
   void advance(at::Generator& generator, const OpNode& node);
   [[nodiscard]] std::vector<bool> needed_for(const std::vector<at::Tensor>& tensors);
@@ -43,6 +44,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   std::optional<Tracer> tracer_;
   Drawing drawing_ = Drawing::kAtOnce;
   bool states_known_ = true;
+  bool materialised_ = false;  // something: whoever needs data has it, or asks for it
   at::Tensor initial_state_, last_state_;
   std::unordered_map<OpId, Draw> draws_;
 };

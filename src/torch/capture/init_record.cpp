@@ -17,6 +17,7 @@
 
 #include "torch/capture/construction.hpp"
 #include "torch/capture/generator_use.hpp"
+#include "torch/capture/ivalues.hpp"
 #include "torch/capture/skip_draws.hpp"
 #include "torch/capture/trace_scope.hpp"
 
@@ -94,7 +95,29 @@ void Construction::record(const std::function<void()>& construct) {
   }
 }
 
+void Construction::require_no_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
+  bool any_data = false;
+  std::string description;
+  const auto look = [&](const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined()) return;
+    if (const auto* tag = phantom_tag(value.toTensor()); tag != nullptr) description = tag->description;
+    else any_data = any_data || value.toTensor().numel() > 0;
+  };
+  for (std::size_t k = stack.size() - op.schema().arguments().size(); k < stack.size(); ++k) {
+    if (!is_tensor_list(stack[k])) {
+      look(stack[k]);
+      continue;
+    }
+    for (const c10::IValue& element : stack[k].toListRef()) look(element);
+  }
+  if (!any_data) return;
+  throw InvalidArgument(op.schema().name() + " on a tensor without data: " + description +
+                        "; what an optimizer made of it when it was constructed gets its data when the optimizer is attached: " +
+                        "call model->attach(optimizer)");
+}
+
 void Construction::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (materialised_) require_no_data(op, *stack);
   const std::lock_guard only_one(generator_use());
   const auto before = tracer_->graph().ops.size();
   at::Tensor state;
@@ -202,6 +225,7 @@ std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const
 void Construction::materialise(const std::vector<at::Tensor>& tensors) {
   const std::lock_guard only_one(generator_use());
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  materialised_ = true;
   std::vector<at::Tensor> phantoms;
   for (const auto& tensor : tensors) {
     if (!is_phantom(tensor)) continue;
