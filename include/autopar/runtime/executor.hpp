@@ -62,10 +62,7 @@ class ProgramRun {
     try {
       engine_.on_bucket_ready([this](int group, int bucket) { bucket_is_full(group, bucket); });
       if constexpr (ShardingEngine<Engine>) {
-        engine_.on_parameters_needed([this](int group, int bucket) {
-          gathers_.need(group, bucket, ended());
-          finish_sums_that_are_done();
-        });
+        engine_.on_parameters_needed([this](int group, int bucket) { need(group, bucket); });
       }
       for (const Action& action : actions_) {
         doing_ = turn_ = &action;
@@ -156,10 +153,56 @@ class ProgramRun {
     }
     gathers_.add_to_turn(action);
     const Action* next = &action + 1;
-    const bool more = next != actions_.data() + actions_.size() && next->stage == action.stage &&
-                      next->microbatch == action.microbatch && next->flow == action.flow &&
-                      (next->kind == ActionKind::kGather || is_turn(next->kind));
-    if (!more) gathers_.end_turn(ended());
+    const Action* const end = actions_.data() + actions_.size();
+    const auto is_of_it = [&](ActionKind kind) {
+      return next != end && next->kind == kind && next->stage == action.stage && next->microbatch == action.microbatch &&
+             next->flow == action.flow;
+    };
+    if (is_of_it(ActionKind::kGather) && !gathers_.begins_with(*next)) return;  // else another turn's, right behind this one's
+    const bool takes_part = next != end && is_turn(next->kind) && is_of_it(next->kind);
+    if (takes_part) ++next;
+    for (sums_of_turn_ = started_; is_of_it(ActionKind::kReduceScatter); ++next) ++sums_of_turn_;
+    if (takes_part) {
+      gather_ahead_of(0);
+      return;
+    }
+    for (std::size_t i = 0; i < gathers_.of_turn(); ++i) {
+      start_sums_before(i);
+      gathers_.start_up_to(i + 1);
+      gathers_.lend(i, ended());
+    }
+    end_gathering_turn();
+  }
+
+  /// The turn is about to use a bucket: it is there afterwards, and the next one is on its way.
+  void need(int group, int bucket) {
+    const auto position = gathers_.position_of(group, bucket);
+    if (!position) return;
+    start_sums_before(*position);
+    gather_ahead_of(*position + 1);
+    gathers_.wait_for(*position, ended());
+    finish_sums_that_are_done();
+  }
+  void gather_ahead_of(std::size_t needed) {
+    gathers_.start_up_to(std::min(needed + static_cast<std::size_t>(kGathersAhead), may_gather()));
+  }
+
+  /// How many of a turn's gatherings may be issued before its next sum is.
+  [[nodiscard]] std::size_t may_gather() const {
+    return started_ < sums_of_turn_ ? static_cast<std::size_t>(reductions_[started_].action->after) : gathers_.of_turn();
+  }
+  /// Sums that come before a gathering: what has not been added to their buckets by now never will be.
+  void start_sums_before(std::size_t gathering) {
+    while (started_ < sums_of_turn_ && may_gather() <= gathering) start_next_sum_of_turn();
+  }
+  void start_next_sum_of_turn() {
+    full_[started_] = true;
+    start_full_sums();
+  }
+  void end_gathering_turn() {
+    while (started_ < sums_of_turn_) start_next_sum_of_turn();
+    sums_of_turn_ = 0;
+    gathers_.end_turn(ended());
   }
   [[nodiscard]] auto ended() const {
     return [this](const Action& action, Clock::time_point start) { trace(action, start); };
@@ -179,7 +222,7 @@ class ProgramRun {
     }
     run_turn(action);
     trace(action, start);
-    gathers_.end_turn(ended());
+    if (gathers_.of_turn() > 0) end_gathering_turn();
     ++turns_done_;
   }
 
@@ -316,33 +359,31 @@ class ProgramRun {
       const Action& action = *reductions_[i].action;
       if (action.group == group && action.bucket == bucket && !is_awaited(i)) full_[i] = true;
     }
+    start_full_sums();
+  }
+
+  void start_full_sums() {
     while (started_ < reductions_.size() && full_[started_] && may_start(started_)) {
-      Transfer& reduction = reductions_[started_++];
+      Transfer& reduction = reductions_[started_];
+      if (started_ < sums_of_turn_) gathers_.start_up_to(static_cast<std::size_t>(reduction.action->after));
+      ++started_;
       start_sum(reduction);
       if (is_of_turn(*reduction.action)) make_room();
     }
   }
 
-  /// A rank that sums into shares within its turns has no room for more whole buckets than this, and the one that is filled. Sums of whole calls are
-  /// not waited for: they may have started before the other members come to them. Nor are sums of turns that gather, for
-  /// members without samples gather first and sum then; the others are no further behind than what they have gathered.
+  /// A rank that sums into shares within its turns has no room for more whole buckets than this, and the one that is filled.
+  /// All members issue what belongs to such a turn in the same order. Sums of whole calls are not waited for: they may have
+  /// started before the other members come to them.
   void make_room() {
-    if (gathers_.within_turn()) {
-      finish_sums_that_are_done();
-      return;
-    }
     const auto of_turn = [](const Transfer* sum) { return is_of_turn(*sum->action); };
     while (std::count_if(in_flight_.begin(), in_flight_.end(), of_turn) > kSumsInFlight) {
       finish_sum(static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_turn) - in_flight_.begin()));
     }
   }
 
-  /// On a device all members must issue the same operations in the same order, so that, where a turn gathers, too, its sums
-  /// follow it.
-  [[nodiscard]] bool may_start(std::size_t i) const {
-    if (!in_order_) return true;
-    return is_next(i) && !(is_of_turn(*reductions_[i].action) && gathers_.within_turn());
-  }
+  /// On a device all members must issue the same operations in the same order.
+  [[nodiscard]] bool may_start(std::size_t i) const { return !in_order_ || i < sums_of_turn_ || is_next(i); }
 
   void start_sum(Transfer& reduction) {
     const Action& action = *reduction.action;
@@ -454,6 +495,7 @@ class ProgramRun {
   std::vector<const Action*> filled_by_;       // likewise, of sums within turns: the turn; null on a rank without samples
   std::vector<const Action*> message_before_;  // likewise: the program's last message, or gathering, before it
   std::size_t started_ = 0;       // reductions
+  std::size_t sums_of_turn_ = 0;  // up to there they are of the turn that gathers now; 0: none does, or it sums nothing
   std::deque<Transfer*> in_flight_;  // those of them that have not ended
   Gathers<Engine, Wire> gathers_;
   std::size_t posted_ = 0;        // actions whose receive is posted

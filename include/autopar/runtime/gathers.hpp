@@ -4,6 +4,7 @@
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,8 +15,8 @@
 
 namespace autopar::detail {
 
-/// Shares of parameters on their way to the turns that need them: all of a call's at its start, or, within each turn, a few
-/// buckets ahead of the operators. Always started in the program's order.
+/// Shares of parameters on their way to the turns that need them: all of a call's at its start, or, within each turn, as far
+/// as they are asked for. Always started in the program's order.
 template <StageEngine Engine, Transport Wire>
 class Gathers {
  public:
@@ -37,31 +38,41 @@ class Gathers {
 
   // ---- for one turn, which follows
 
-  void add_to_turn(const Action& action) {
-    of_turn_.push_back(Gather{&action});
-    start_up_to(kGathersAhead);
-  }
-  [[nodiscard]] bool within_turn() const { return !of_turn_.empty(); }
-  /// A turn is about to use a bucket: it is there afterwards, and the next ones are on their way.
-  template <class Ended>
-  void need(int group, int bucket, const Ended& ended) {
+  void add_to_turn(const Action& action) { of_turn_.push_back(Gather{&action}); }
+  [[nodiscard]] std::size_t of_turn() const { return of_turn_.size(); }
+  [[nodiscard]] bool begins_with(const Action& action) const { return *of_turn_.front().action == action; }
+  /// Where the turn gathers a bucket; nowhere if it does not.
+  [[nodiscard]] std::optional<std::size_t> position_of(int group, int bucket) const {
     for (std::size_t i = 0; i < of_turn_.size(); ++i) {
-      Gather& gather = of_turn_[i];
-      if (gather.action->group != group || gather.action->bucket != bucket) continue;
-      start_up_to(i + 1 + kGathersAhead);
-      if (!gather.finished) finish(gather, ended);
-      return;
+      if (of_turn_[i].action->group == group && of_turn_[i].action->bucket == bucket) return i;
     }
+    return std::nullopt;
   }
-  /// The turn is over, or there is none on this rank, which only lends its shares: the others still need them.
+  /// The first so many are on their way, or there.
+  void start_up_to(std::size_t count) {
+    for (; started_ < std::min(count, of_turn_.size()); ++started_) start(of_turn_[started_]);
+  }
+  /// A turn is about to use a bucket: it is there afterwards. @pre it was started
+  template <class Ended>
+  void wait_for(std::size_t position, const Ended& ended) {
+    if (!of_turn_[position].finished) finish(of_turn_[position], ended);
+  }
+  /// A rank that has no turn lends its share: the others need it. @pre it was started
+  template <class Ended>
+  void lend(std::size_t position, const Ended& ended) {
+    wait_for(position, ended);
+    release(of_turn_[position]);
+  }
+  /// The turn is over.
   template <class Ended>
   void end_turn(const Ended& ended) {
     for (std::size_t i = 0; i < of_turn_.size(); ++i) {
       start_up_to(i + 1);
-      if (!of_turn_[i].finished) finish(of_turn_[i], ended);
-      release(*of_turn_[i].action);
+      wait_for(i, ended);
+      release(of_turn_[i]);
     }
     of_turn_.clear();
+    started_ = 0;
   }
 
   void drain() noexcept {
@@ -78,15 +89,13 @@ class Gathers {
   }
 
  private:
-  static constexpr std::size_t kGathersAhead = 1;
-
   struct Gather {
     const Action* action;
     Buffer buffer{};
     typename Wire::Ticket ticket{};
     bool started = false;
     std::chrono::steady_clock::time_point since{};
-    bool finished = false;
+    bool finished = false, released = false;
   };
 
   void start(Gather& gather) {
@@ -99,12 +108,6 @@ class Gathers {
       throw InvalidArgument("this engine does not gather shares of parameters; choose ZeRO 0");
     }
   }
-  void start_up_to(std::size_t count) {
-    for (std::size_t i = 0; i < std::min(count, of_turn_.size()); ++i) {
-      if (!of_turn_[i].started) start(of_turn_[i]);
-    }
-  }
-
   template <class Ended>
   void finish(Gather& gather, const Ended& ended) {
     wire_.wait(gather.ticket);
@@ -114,14 +117,16 @@ class Gathers {
     ended(*gather.action, gather.since);
   }
 
-  void release(const Action& action) {
-    if constexpr (ShardingEngine<Engine>) engine_.release(action);
+  void release(Gather& gather) {
+    if (std::exchange(gather.released, true)) return;
+    if constexpr (ShardingEngine<Engine>) engine_.release(*gather.action);
   }
 
   Engine& engine_;
   Wire& wire_;
   const std::vector<GroupId>& groups_;
   std::deque<Gather> for_call_, of_turn_;
+  std::size_t started_ = 0;  // of the turn's
 };
 
 }  // namespace autopar::detail

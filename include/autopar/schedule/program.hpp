@@ -294,11 +294,9 @@ class ProgramBuilder {
     const LaneTurn turn = lane.turns[lane.next];
     const StageId stage = units_[turn.unit].stage;
     const auto together = taken_together(l);
-    if (gathers_[stage.index()]) append_around(stage, ActionKind::kGather, flow_of(turn.kind), turn.microbatch);
+    if (gathers_[stage.index()]) append_around(stage, ActionKind::kGather, turn);
     for (const std::size_t each : together) begin_turn(each, start);
-    if (sums_[stage.index()] && gives_weight_gradients(turn.kind)) {
-      append_around(stage, ActionKind::kReduceScatter, Flow::kGradient, turn.microbatch);
-    }
+    if (sums_[stage.index()] && gives_weight_gradients(turn.kind)) append_around(stage, ActionKind::kReduceScatter, turn);
     for (const std::size_t each : together) end_turn(each);
   }
 
@@ -370,23 +368,36 @@ class ProgramBuilder {
   }
 
   /// For every member, also one without samples.
-  void append_around(StageId stage, ActionKind kind, Flow flow, int microbatch) {
+  void append_around(StageId stage, ActionKind kind, LaneTurn turn) {
+    const Flow flow = flow_of(turn.kind);
+    const bool gathers = kind == ActionKind::kGather;
+    int gathered = 0, after = 0;
+    for (const ReduceGroup& group : pipeline_.groups) {
+      if (group.stage == stage && gathers_in_turns(group)) gathered += group.buckets;
+    }
     const auto append = [&](std::size_t g) {
       const ReduceGroup& group = pipeline_.groups[g];
-      const bool wanted = kind == ActionKind::kGather ? gathers_in_turns(group) : sums_in_turns(group);
-      if (group.stage != stage || !wanted) return;
+      if (group.stage != stage || !(gathers ? gathers_in_turns(group) : sums_in_turns(group))) return;
+      if (!gathers) after = std::max(after, turn.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
       for (int b = 0; b < group.buckets; ++b) {
         const int bucket = flow == Flow::kValue ? group.buckets - 1 - b : b;
-        for (const Rank rank : group.ranks) append_collective(rank, kind, static_cast<int>(g), bucket, flow, microbatch);
+        for (const Rank rank : group.ranks)
+          append_collective(rank, kind, static_cast<int>(g), bucket, flow, turn.microbatch, after);
       }
     };
     const auto groups = pipeline_.groups.size();
     for (std::size_t g = 0; g < groups; ++g) append(flow == Flow::kValue ? groups - 1 - g : g);  // in the order of use
   }
 
-  void append_collective(Rank rank, ActionKind kind, int group, int bucket, Flow flow, int microbatch = -1) {
+  /// How many of a whole backward's gatherings come before a group's sums.
+  [[nodiscard]] static int behind(const ReduceGroup& group, int gathered) {
+    return group.filled_after < gathered - kGathersAhead ? group.filled_after + kGathersAhead : gathered;
+  }
+
+  void append_collective(Rank rank, ActionKind kind, int group, int bucket, Flow flow, int microbatch = -1, int after = 0) {
     program_.ranks[rank.index()].push_back({.kind = kind, .stage = pipeline_.groups[static_cast<std::size_t>(group)].stage,
-                                            .microbatch = microbatch, .flow = flow, .group = group, .bucket = bucket});
+                                            .microbatch = microbatch, .flow = flow, .group = group, .bucket = bucket,
+                                            .after = after});
   }
 
   /// Parameters that stay whole for the call.

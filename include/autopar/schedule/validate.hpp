@@ -262,6 +262,13 @@ class ProgramCheck {
                             (!is_turn(all[i - 1].kind) || gives_weight_gradients(all[i - 1].kind));
         if (!behind) return fault_at(rank, i, "does not stand right behind the turn that fills its bucket");
       }
+      if (is_of_turn(all[i]) && all[i].kind == ActionKind::kReduceScatter) {
+        const bool is_first = i == 0 || all[i - 1].kind != ActionKind::kReduceScatter || !near(i - 1, ActionKind::kReduceScatter);
+        const int least = is_first ? 0 : all[i - 1].after;
+        if (all[i].after < least || static_cast<std::size_t>(all[i].after) > gathered_by_turns(all[i].stage)) {
+          return fault_at(rank, i, "stands among the gatherings of its turn where it cannot be");
+        }
+      }
       if (is_turn(all[i].kind) && gathered.size() != gathered_by_turns(all[i].stage)) {
         return fault_at(rank, i, "comes before its parameters were gathered");
       }

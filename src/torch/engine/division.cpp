@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/parameter_reads.hpp>
 
 namespace autopar {
 
@@ -209,6 +210,76 @@ void share_groups(Division& division, const OpGraph& graph, const SharedParamete
     division.pipeline.groups.push_back(std::move(each.group));
     division.group_parameters.push_back(std::move(each.parameters));
     division.group_units.push_back(each.unit);
+  }
+}
+
+namespace {
+
+/// When a stage's operators run: equal for those that run again together.
+std::map<OpId, int> order_of_run(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& stage,
+                                 const RecomputedAtoms& recomputed) {
+  std::vector<OpId> each_share;
+  for (const auto op : stage) {
+    if (!plan.treatment(op).once) each_share.push_back(op);
+  }
+  std::map<OpId, int> order;
+  int next = 0;
+  for (const auto& part : parts_of_stage(graph, each_share, recomputed)) {
+    for (const auto op : part.ops) order[op] = part.again ? next : next++;
+    next += part.again ? 1 : 0;
+  }
+  return order;
+}
+
+/// By unit, when the first and the last operator of a stage read it, directly, through views or as a copy.
+std::map<int, std::pair<int, int>> reads_of_units(const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared,
+                                                  const std::map<OpId, int>& order) {
+  std::map<StorageId, int> unit_of;
+  for (const auto& [name, value] : graph.parameters) {
+    if (const int unit = shared.unit_of[value.index()]; unit >= 0) unit_of[graph.value(value).storage] = unit;
+  }
+  const auto copied = copied_parameters(graph, plan);
+  for (std::size_t storage = 0; storage < copied.size(); ++storage) {
+    if (!copied[storage].valid()) continue;
+    const auto unit = unit_of.find(graph.value(copied[storage]).storage);
+    if (unit != unit_of.end()) unit_of[StorageId::of(storage)] = unit->second;
+  }
+  std::map<int, std::pair<int, int>> reads;
+  for (const auto& [op, when] : order) {
+    for_each_input(graph.op(op), [&](ValueId value) {
+      const auto unit = unit_of.find(graph.value(value).storage);
+      if (unit == unit_of.end()) return;
+      auto& [first, last] = reads.try_emplace(unit->second, when, when).first->second;
+      first = std::min(first, when);
+      last = std::max(last, when);
+    });
+  }
+  return reads;
+}
+
+}  // namespace
+
+void find_filled_after(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared,
+                       const RecomputedAtoms& recomputed) {
+  auto& groups = division.pipeline.groups;
+  for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
+    const auto is_here = [&](const ReduceGroup& group) { return group.stage == StageId::of(s); };
+    if (std::none_of(groups.begin(), groups.end(), [&](const auto& group) { return is_here(group) && gathers_in_turns(group); }))
+      continue;
+    const auto reads = reads_of_units(graph, plan, shared, order_of_run(graph, plan, division.stage_ops[s], recomputed));
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (!is_here(groups[g]) || !sums_in_turns(groups[g])) continue;
+      const auto own = reads.find(division.group_units[g]);
+      if (own == reads.end()) continue;
+      int gathered = 0;
+      groups[g].filled_after = 0;
+      for (std::size_t other = 0; other < groups.size(); ++other) {
+        if (!is_here(groups[other]) || !gathers_in_turns(groups[other])) continue;
+        ++gathered;
+        const auto needed = reads.find(division.group_units[other]);
+        if (needed != reads.end() && needed->second.second >= own->second.first) groups[g].filled_after = gathered;
+      }
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #include <autopar/torch/engine/stage_runtime.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -227,6 +228,10 @@ void StageRuntime::find_casts() {
 
 namespace {
 
+/// Of nodes that run as soon as their gradients are there. Autograd takes first what was made last, and casts are made first:
+/// the gradients of all of them would wait for the end of a backward.
+constexpr std::uint64_t kAtOnce = std::numeric_limits<std::uint64_t>::max();
+
 /// The history of a parameter's copy that was made elsewhere.
 class CopyNode : public torch::autograd::Node {
  public:
@@ -248,11 +253,16 @@ class CopyNode : public torch::autograd::Node {
 at::Tensor StageRuntime::cast(ValueId parameter, c10::ScalarType type) const {
   const auto& leaf = environment_[parameter.index()];
   const auto copy = copy_(parameter);
-  if (!copy.defined()) return leaf.to(type);
+  if (!copy.defined()) {
+    auto cast = leaf.to(type);
+    if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(kAtOnce);
+    return cast;
+  }
   AUTOPAR_ASSERT(copy.scalar_type() == type, "a parameter is gathered in another element type than it is read in");
   auto cast = copy.detach();
   if (!leaf.requires_grad() || !at::GradMode::is_enabled()) return cast;
   const std::shared_ptr<CopyNode> node(new CopyNode(leaf), torch::autograd::deleteNode);
+  node->set_sequence_nr(kAtOnce);
   torch::autograd::set_history(cast, node);
   return cast;
 }

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <autopar/core/assert.hpp>
+#include <autopar/core/error.hpp>
 
 namespace autopar {
 
@@ -182,7 +183,9 @@ bool TorchEngine::is_complete(ValueId parameter, bool last) const {
 /// Every turn that gives weight gradients fills the buckets that are summed within it.
 void TorchEngine::expect_gradients(const StageRuntime& stage) {
   for (const auto parameter : stage.parameters()) {
-    if (sums_in_turns(parameter)) missing_[bucket_of_.at(parameter)] = 0;
+    if (!sums_in_turns(parameter)) continue;
+    missing_[bucket_of_.at(parameter)] = 0;
+    summed_.erase(bucket_of_.at(parameter).first);
   }
   for (const auto parameter : stage.parameters()) {
     if (sums_in_turns(parameter)) ++missing_[bucket_of_.at(parameter)];
@@ -207,6 +210,10 @@ void TorchEngine::move_into_bucket(ValueId parameter) {
   if (!gradient.defined()) return;
   const at::NoGradGuard no_grad;
   const auto group = static_cast<std::size_t>(bucket_of_.at(parameter).first);
+  if (summed_.count(bucket_of_.at(parameter).first) > 0) {
+    throw InvalidArgument("the gradient of parameter '" + runtime_.graph().value(parameter).name +
+                          "' came later in its backward than the operators that read it say, when its part was summed; set zero = 1");
+  }
   auto& buckets = buckets_[group];
   if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
   buckets->views()[place_of_.at(parameter)].add_(gradient);
@@ -339,6 +346,7 @@ Buffer TorchEngine::bucket(const Action& action) {
   auto& buckets = buckets_[group];
   if (action.microbatch >= 0) {
     if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+    summed_.insert(action.group);
     on_their_way_[group].push_back(buckets->flat(action.bucket));
     buckets.reset();
     return buffer_of(on_their_way_[group].back());

@@ -230,7 +230,11 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     }
   }
   together(world_, "sharing parameters", [&] {
-    if (!units_.empty()) share_groups(program->division, program->graph, shared_parameters(*program));
+    if (units_.empty()) return;
+    const auto shared = shared_parameters(*program);
+    share_groups(program->division, program->graph, shared);
+    if (parts_backwards(*plan_)) return;
+    find_filled_after(program->division, program->graph, program->plan, shared, program->recomputed);
   });
   build_runtime(*program);
   programs_[key] = program;

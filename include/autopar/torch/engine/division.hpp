@@ -6,6 +6,7 @@
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/engine/shards.hpp>
+#include <autopar/torch/engine/stage_parts.hpp>
 #include <autopar/torch/op_graph.hpp>
 #include <autopar/torch/partition.hpp>
 
@@ -47,6 +48,13 @@ struct SharedParameters {
 /// Sums the gradients of units into shares, each in a group of its own; groups of the other parameters stay. Units that no
 /// stage reads are left out.
 void share_groups(Division& division, const OpGraph& graph, const SharedParameters& shared);
+
+/// States of groups that are summed into shares within turns that gather what a backward needs until their buckets are full
+/// (ReduceGroup::filled_after): it goes through what the stage runs from the end, and through what runs again as a whole.
+/// @pre backwards are whole
+/// @param shared  with which the groups were made
+void find_filled_after(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared,
+                       const RecomputedAtoms& recomputed);
 
 /// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
 /// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.

@@ -103,6 +103,7 @@ class TorchEngine {
   /// By group, null where not a member. Of sums into shares within turns: until the sum starts, from the first gradient on.
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within turns
+  std::set<int> summed_;                              ///< groups whose sum of this turn has started
   std::set<int> there_;                               ///< groups whose parameters are gathered, not on their way
   bool sums_in_some_turns_ = false;
   std::vector<at::Tensor> shares_;                    ///< by group: this rank's part of sums into shares

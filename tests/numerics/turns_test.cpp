@@ -1,0 +1,253 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <double_precision.hpp>
+#include <rank_memory.hpp>
+#include <temp_folder.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <regex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/io/file.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include "fidelity.hpp"
+
+// Turns under ZeRO 2 and 3: what they gather and sum, in which order, what is whole meanwhile, and what views of parameters see.
+namespace turns_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using numerics::check_close;
+using torch::Tensor;
+
+constexpr int kRanks = 2, kLayers = 12;
+constexpr double kMargin = 0.1;  ///< Options::memory_margin: what plans leave free for what they do not count
+constexpr int64_t kWidth = 256;
+
+/// Layers of one size, each a unit of its own, as linear layers or as products with matrices that autograd keeps.
+struct Row : nn::Module {
+  explicit Row(bool is_linear) : linear(is_linear) {
+    for (int i = 0; i < kLayers; ++i) {
+      if (linear) layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+      else matrices.push_back(register_parameter("matrix" + std::to_string(i), torch::randn({kWidth, kWidth}) / 16));
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    auto h = x;
+    for (int i = 0; i < kLayers; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      h = torch::tanh(linear ? layers[at](h) : torch::matmul(h, matrices[at]));
+    }
+    return h.to(torch::kFloat).pow(2).mean();
+  }
+  bool linear;
+  std::vector<nn::Linear> layers;
+  std::vector<Tensor> matrices;
+};
+
+/// What a rank issued, in the order in which it started, of one kind for one micro-batch: 'g' a gathering, 's' a sum, and
+/// the group.
+std::vector<std::pair<char, int>> issued_in_backward(const std::string& trace, int microbatch) {
+  static const std::regex event("\"name\":\"(gathering|reduction into shares) of bucket 0 over group ([0-9]+)(, backward)?, "
+                                "micro-batch ([0-9]+)\"[^}]*\"ts\":([0-9.e+]+)");
+  std::vector<std::pair<double, std::pair<char, int>>> found;
+  for (std::sregex_iterator at(trace.begin(), trace.end(), event), end; at != end; ++at) {
+    const auto& match = *at;
+    const bool gathers = match[1].str() == "gathering";
+    if (std::stoi(match[4].str()) != microbatch || (gathers && !match[3].matched)) continue;
+    found.push_back({std::stod(match[5].str()), {gathers ? 'g' : 's', std::stoi(match[2].str())}});
+  }
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::pair<char, int>> out;
+  for (const auto& [time, what] : found) out.push_back(what);
+  return out;
+}
+
+struct Way {
+  int zero = 3;
+  bool linear = true;
+  std::string precision = "module", recompute = "none", schedule = "1f1b";
+};
+
+/// Steps; the trace of each rank's last one, and how much less was predicted than a rank held.
+struct Run {
+  std::vector<std::string> traces{kRanks};
+  std::vector<double> errors = std::vector<double>(kRanks);
+};
+Run trained(const Way& way) {
+  Run out;
+  const TempFolder folder;
+  ap::Options options{.stages = 1, .microbatches = 2, .zero = way.zero, .replicas = {kRanks}, .schedule = way.schedule,
+                      .recompute = way.recompute, .precision = way.precision};
+  options.trace_file = folder / "trace.json";
+  torch::set_num_threads(1);
+  CHECK_NOTHROW(ap::loopback::run(kRanks, [&](ap::World& world) {
+    auto& ledger = RankMemory::install().open();
+    const auto r = static_cast<std::size_t>(world.rank());
+    const auto x = torch::randn({2, kWidth});
+    const RankMemory::Scope scope(ledger);
+    ap::AutoParallel<Row> model(world, [&] {
+      const std::lock_guard lock(numerics::generator_mutex());
+      torch::manual_seed(3);
+      return Row(way.linear);
+    }, options);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+    model->attach(optimizer);
+    model->prepare(x);
+    ledger.forget_peak();
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      model(x).backward();
+      optimizer.step();
+    }
+    const auto predicted = static_cast<double>(model->plan().stages.front().peak_memory.value());
+    out.errors[r] = predicted / static_cast<double>(ledger.peak()) - 1;
+    out.traces[r] = ap::read_text_file(folder / ("trace." + std::to_string(world.rank()) + ".json"));
+  }));
+  return out;
+}
+
+std::string describe(const Way& way) {
+  return "zero " + std::to_string(way.zero) + (way.linear ? ", linear, " : ", matrices, ") + way.precision + ", recompute " +
+         way.recompute + ", " + way.schedule;
+}
+
+/// How many units are gathered and not yet summed, at most. Throws if one is summed before it is gathered.
+int most_whole(const std::vector<std::pair<char, int>>& issued) {
+  int gathered = 0, summed = 0, most = 0;
+  for (const auto& [what, group] : issued) {
+    int& count = what == 'g' ? gathered : summed;
+    if (group != count++) throw numerics::Failure("out of the order of units");
+    most = std::max(most, gathered - summed);
+  }
+  return most;
+}
+
+TEST_CASE("a bucket is summed as soon as it is full, and little is whole at a time") {
+  for (const Way& way : {Way{}, Way{3, false}, Way{3, true, "bf16"}, Way{3, false, "bf16"}}) {
+    INFO(describe(way));
+    const auto run = trained(way);
+    const int units = way.linear && way.precision == "bf16" ? 2 : 1;  // of a layer: weight and bias are cast apart
+    for (int microbatch = 0; microbatch < 2; ++microbatch) {
+      const auto issued = issued_in_backward(run.traces[0], microbatch);
+      REQUIRE(issued.size() == static_cast<std::size_t>(2 * units * kLayers));
+      CHECK(most_whole(issued) == units + 1);
+      CHECK(issued_in_backward(run.traces[1], microbatch) == issued);
+    }
+    for (const double error : run.errors) CHECK(error > -kMargin);
+  }
+}
+
+// What runs again needs all its parameters before its backward begins.
+TEST_CASE("a bucket of layers that run again is summed before what comes behind their segment is gathered") {
+  for (const Way& way : {Way{3, true, "module", "full"}, Way{3, false, "bf16", "full"}}) {
+    INFO(describe(way));
+    const auto run = trained(way);
+    const auto issued = issued_in_backward(run.traces[0], 1);
+    REQUIRE(issued.size() == 2 * kLayers);
+    CHECK(issued_in_backward(run.traces[1], 1) == issued);
+    const int most = most_whole(issued);
+    INFO("parameters of " << most << " layers are whole");
+    CHECK(most < kLayers);
+  }
+}
+
+TEST_CASE("what a backward sums without gathering is whole one bucket at a time, too") {
+  for (const Way& way : {Way{2}, Way{2, false}, Way{2, true, "bf16"}, Way{2, false, "bf16"}}) {
+    INFO(describe(way));
+    const auto run = trained(way);
+    const auto issued = issued_in_backward(run.traces[0], 1);
+    REQUIRE(issued.size() >= static_cast<std::size_t>(kLayers));
+    for (std::size_t unit = 0; unit < issued.size(); ++unit) CHECK(issued[unit] == std::pair('s', static_cast<int>(unit)));
+    for (const double error : run.errors) CHECK(error > -kMargin);
+  }
+}
+
+TEST_CASE("sums of backwards in parts follow what they gather, in the same order on all ranks") {
+  const auto run = trained({3, true, "module", "none", "zb-h1"});
+  const auto issued = issued_in_backward(run.traces[0], 0);
+  REQUIRE(issued.size() == 3 * kLayers);
+  for (std::size_t i = 0; i < issued.size(); ++i) CHECK(issued[i].first == (i < 2 * kLayers ? 'g' : 's'));
+  CHECK(issued_in_backward(run.traces[1], 0) == issued);
+}
+
+// ---------------------------------------------------------------- views of parameters
+
+/// Reads parameters through views that are made elsewhere than they are read.
+struct Views : nn::Module {
+  Views() {
+    a = register_parameter("a", torch::randn({4, 4}));
+    b = register_parameter("b", torch::randn({4, 4}));
+    c = register_parameter("c", torch::randn({16}));
+    d = register_parameter("d", torch::randn({4, 4}));
+    e = register_parameter("e", torch::randn({4, 4}));
+  }
+  Tensor forward(const Tensor& x) {
+    const auto square = c.view({4, 4}), turned = d.t(), stopped = b.detach(), part = e.narrow(0, 0, 2);
+    auto h = torch::tanh(torch::matmul(x, a));
+    h = torch::tanh(torch::matmul(h, stopped) + torch::matmul(h, b));
+    h = torch::tanh(torch::matmul(torch::tanh(torch::matmul(h, square)), turned));
+    h = torch::tanh(torch::matmul(h, square.detach()) + torch::matmul(h.narrow(1, 0, 2), part));
+    return (h * a.detach().mean()).pow(2).mean() + part.sum() * 0.01;
+  }
+  Tensor a, b, c, d, e;
+};
+
+std::shared_ptr<Views> made_views() {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(7);
+  return std::make_shared<Views>();
+}
+Tensor views_input(int step, int64_t begin, int64_t end) {
+  return torch::sin(torch::arange(begin * 4, end * 4, torch::kDouble) * (1.3 + step)).view({end - begin, 4});
+}
+
+TEST_CASE("views of parameters, detached or not, see their values after they were freed and gathered again") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  constexpr int64_t kSamples = 4;
+  for (const int zero : {1, 2, 3}) {
+    for (const std::string recompute : {"none", "full"}) {
+      for (const std::string schedule : {"1f1b", "gpipe", "zb-h1"}) {
+        for (const int stages : {1, 2}) {
+          INFO("zero " << zero << ", recompute " << recompute << ", " << schedule << ", " << stages << " stages");
+          const int ranks = 2 * stages;
+          const auto net = made_views();
+          torch::optim::SGD expected(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+          for (int step = 0; step < 3; ++step) {
+            expected.zero_grad();
+            net->forward(views_input(step, 0, ranks * kSamples)).backward();
+            expected.step();
+          }
+          const auto want = numerics::copies_of(net->named_parameters());
+          CHECK_NOTHROW(ap::loopback::run(ranks, [&](ap::World& world) {
+            ap::AutoParallel<Views> model(world, made_views(), {.stages = stages, .microbatches = 2, .zero = zero,
+                                                                .replicas = std::vector<int>(static_cast<std::size_t>(stages), 2),
+                                                                .schedule = schedule, .recompute = recompute});
+            torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+            model->attach(optimizer);
+            const auto begin = world.rank() * kSamples;
+            for (int step = 0; step < 3; ++step) {
+              optimizer.zero_grad();
+              model(views_input(step, begin, begin + kSamples)).backward();
+              optimizer.step();
+            }
+            for (const auto& item : model->named_parameters()) {
+              check_close(model->gather(item.value()), numerics::find(want, item.key()), 1e-12, item.key());
+            }
+          }));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace turns_test

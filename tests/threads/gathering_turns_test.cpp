@@ -1,0 +1,242 @@
+#include <autopar/runtime/executor.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <autopar/runtime/loopback.hpp>
+#include <autopar/runtime/world.hpp>
+#include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/program.hpp>
+#include <autopar/schedule/validate.hpp>
+#include <autopar/schedule/zb_h1.hpp>
+
+#include <catch_shim.hpp>
+
+#include "holding_transport.hpp"
+
+// Turns that gather parameters and sum gradients into shares (ZeRO 3): in which order, and how much is whole meanwhile.
+namespace gathering_turns_test {
+
+using namespace autopar;
+using testing::HoldingTransport;
+
+/// What one rank held and issued.
+struct Seen {
+  int most_buckets = 0, most_parameters = 0;  ///< whole at a time
+  std::vector<std::string> issued;
+};
+
+/// A stage of layers, each of which is a reduction group: a backward goes through them in the order of the groups.
+class LayeredEngine {
+ public:
+  /// @param fills  whether a backward reaches a layer
+  LayeredEngine(int layers, std::size_t members, std::size_t self, std::function<bool(int)> fills, Seen& seen)
+      : layers_(layers), members_(members), self_(self), fills_(std::move(fills)), seen_(seen), sums_(static_cast<std::size_t>(layers), 0) {}
+
+  void forward(const Action&) {
+    for (int layer = layers_; layer-- > 0;) need(layer);
+  }
+  void backward(const Action&) {
+    for (int layer = 0; layer < layers_; ++layer) {
+      need(layer);
+      add_gradient(layer);
+    }
+  }
+  void backward_input(const Action&) {
+    for (int layer = 0; layer < layers_; ++layer) need(layer);
+  }
+  void backward_weight(const Action& action) { backward(action); }
+  Buffer pack(const Action&) { return {}; }
+  Buffer landing(const Action&) { return {}; }
+  void accept(const Action&, const Buffer&) {}
+  void on_bucket_ready(std::function<void(int, int)> ready) { ready_ = std::move(ready); }
+  void on_parameters_needed(std::function<void(int, int)> needed) { needed_ = std::move(needed); }
+
+  Buffer bucket(const Action& action) {
+    seen_.issued.push_back("sum " + std::to_string(action.group));
+    whole_.insert(action.group);
+    filled_.erase(action.group);
+    note();
+    const std::int64_t own = gradients_[action.group];
+    gradients_[action.group] = 0;
+    const auto buffer = of_members(own);
+    on_their_way_[action.group].push_back(buffer);
+    return buffer;
+  }
+  DType bucket_dtype(const Action&) { return DType::kI64; }
+  void reduced(const Action& action) {
+    auto& way = on_their_way_[action.group];
+    std::int64_t sum = 0;
+    std::memcpy(&sum, way.front().data + self_ * sizeof sum, sizeof sum);
+    sums_[static_cast<std::size_t>(action.group)] += sum;
+    way.pop_front();
+    whole_.erase(action.group);
+  }
+  Buffer gathering(const Action& action) {
+    seen_.issued.push_back("gather " + std::to_string(action.group));
+    parameters_.insert(action.group);
+    note();
+    return of_members(action.group);
+  }
+  void gathered(const Action& action) { there_.insert(action.group); }
+  void release(const Action& action) {
+    parameters_.erase(action.group);
+    there_.erase(action.group);
+  }
+
+  [[nodiscard]] const std::vector<std::int64_t>& sums() const { return sums_; }
+
+ private:
+  [[nodiscard]] Buffer of_members(std::int64_t value) const {
+    auto memory = std::make_shared<std::vector<std::int64_t>>(members_, value);
+    return {reinterpret_cast<std::byte*>(memory->data()), members_ * sizeof value, memory};
+  }
+  void need(int layer) {
+    needed_(layer, 0);
+    if (there_.count(layer) == 0) throw std::logic_error("layer " + std::to_string(layer) + " is not there");
+  }
+  void add_gradient(int layer) {
+    if (!fills_(layer)) return;
+    gradients_[layer] += layer + 1;
+    filled_.insert(layer);
+    note();
+    // Who read its parameters has run.
+    parameters_.erase(layer);
+    ready_(layer, 0);
+  }
+  void note() {
+    std::set<int> buckets = whole_;
+    buckets.insert(filled_.begin(), filled_.end());
+    seen_.most_buckets = std::max(seen_.most_buckets, static_cast<int>(buckets.size()));
+    seen_.most_parameters = std::max(seen_.most_parameters, static_cast<int>(parameters_.size()));
+  }
+
+  int layers_;
+  std::size_t members_, self_;
+  std::function<bool(int)> fills_;
+  Seen& seen_;
+  std::vector<std::int64_t> sums_;
+  std::map<int, std::int64_t> gradients_;
+  std::map<int, std::deque<Buffer>> on_their_way_;
+  std::set<int> whole_, filled_, parameters_, there_;
+  std::function<void(int, int)> ready_, needed_;
+};
+static_assert(SplitBackwardEngine<LayeredEngine> && ShardingEngine<LayeredEngine>);
+
+struct Example {
+  Pipeline pipeline;
+  BatchLayout layout;
+};
+
+/// Three replicas of one stage; the last has no samples.
+Example replicated(int layers, const std::function<int(int)>& filled_after, int microbatches = 1) {
+  const std::vector<Rank> all{Rank(0), Rank(1), Rank(2)};
+  Example out{{.ranks = 3, .stages = {all}, .channels = {}, .groups = {}}, {{microbatches, microbatches, 0}, microbatches}};
+  for (int layer = 0; layer < layers; ++layer)
+    out.pipeline.groups.push_back({.ranks = all, .stage = StageId(0), .buckets = 1, .zero = 3, .filled_after = filled_after(layer)});
+  return out;
+}
+
+template <class Wire, SchedulePolicy Policy>
+std::vector<Seen> run(const Example& example, const Policy& policy, const std::function<bool(int)>& fills = [](int) { return true; }) {
+  const auto& [pipeline, layout] = example;
+  const auto program = make_program(pipeline, layout, policy);
+  validate(pipeline, layout, Phase::kStep, program);
+  const auto layers = static_cast<int>(pipeline.groups.size());
+  std::vector<Seen> seen(3);
+  loopback::run(3, [&, &pipeline = pipeline, &layout = layout](World& world) {
+    const auto r = static_cast<std::size_t>(world.rank());
+    Wire wire(world.make_transport());
+    const auto sums = wire.make_group(pipeline.groups.front().ranks), gathers = wire.make_group(pipeline.groups.front().ranks);
+    LayeredEngine engine(layers, 3, r, fills, seen[r]);
+    const std::vector<GroupId> groups(static_cast<std::size_t>(layers), sums), gather_groups(groups.size(), gathers);
+    Executor(engine, wire, groups, {}, gather_groups).run(program.ranks[r]);
+    for (int layer = 0; layer < layers; ++layer) {
+      const std::int64_t want = fills(layer) ? std::int64_t{2} * layout.microbatches * (layer + 1) : 0;
+      if (engine.sums()[static_cast<std::size_t>(layer)] != want) throw std::logic_error("layer " + std::to_string(layer) + " has a wrong sum");
+    }
+  });
+  return seen;
+}
+
+constexpr int kLayers = 9;
+int itself(int layer) { return layer + 1; }
+
+template <class Wire>
+void check_that_little_is_whole() {
+  std::vector<std::string> want;
+  for (int layer = kLayers; layer-- > 0;) want.push_back("gather " + std::to_string(layer));
+  want.push_back("gather 0");
+  for (int layer = 0; layer < kLayers; ++layer) {
+    if (layer + 1 < kLayers) want.push_back("gather " + std::to_string(layer + 1));
+    want.push_back("sum " + std::to_string(layer));
+  }
+  for (const auto& seen : run<Wire>(replicated(kLayers, itself), OneFOneB{})) CHECK(seen.issued == want);
+  const auto several = run<Wire>(replicated(kLayers, itself, 3), OneFOneB{});
+  for (std::size_t rank = 0; rank < several.size(); ++rank) {
+    INFO("rank " << rank);
+    CHECK(several[rank].issued == several[0].issued);
+    CHECK(several[rank].most_buckets <= 2);
+    CHECK(several[rank].most_parameters <= (rank < 2 ? kLayers : 1));
+  }
+}
+
+TEST_CASE("sums stand among the gatherings of their turn: a bucket is summed while the next one fills") {
+  check_that_little_is_whole<AnyTransport>();
+  check_that_little_is_whole<HoldingTransport>();
+}
+
+TEST_CASE("a bucket that fills late is summed late, and those behind it, by all members at the same place") {
+  const auto late = [](int layer) { return layer == 2 ? kLayers : itself(layer); };
+  const auto seen = run<HoldingTransport>(replicated(kLayers, late, 2), OneFOneB{});
+  for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
+  const auto& issued = seen[0].issued;
+  const auto turn = issued.begin() + kLayers;  // a backward: behind the gatherings of a forward
+  CHECK(std::find(turn, issued.end(), "sum 1") < std::find(turn, issued.end(), "gather 4"));
+  CHECK(std::find(turn, issued.end(), "sum 2") > std::find(turn, issued.end(), "gather 8"));
+}
+
+TEST_CASE("a bucket that a backward does not reach is summed where the others sum it") {
+  for (const int missing : {0, 3, kLayers - 1}) {
+    const auto seen = run<HoldingTransport>(replicated(kLayers, itself, 2), OneFOneB{}, [&](int layer) { return layer != missing; });
+    for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
+    CHECK(seen[0].most_buckets <= 3);
+  }
+}
+
+TEST_CASE("sums of a weight backward follow all that it gathers") {
+  const auto seen = run<HoldingTransport>(replicated(kLayers, itself, 3), ZbH1{});
+  for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
+  const auto first = std::find(seen[0].issued.begin(), seen[0].issued.end(), "sum 0");
+  REQUIRE(first != seen[0].issued.end());
+  CHECK(*(first - 1) == "gather " + std::to_string(kLayers - 1));
+}
+
+TEST_CASE("a sum that stands where it cannot be is a fault of the program") {
+  const auto example = replicated(3, itself);
+  const auto& [pipeline, layout] = example;
+  const auto good = make_program(pipeline, layout, OneFOneB{});
+  const auto fault_with = [&, &pipeline = pipeline, &layout = layout](int group, int after, std::size_t ranks) {
+    auto program = good;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      for (auto& action : program.ranks[r]) {
+        if (action.kind == ActionKind::kReduceScatter && action.group == group) action.after = after;
+      }
+    }
+    return find_fault(pipeline, layout, Phase::kStep, program).has_value();
+  };
+  CHECK_FALSE(fault_with(0, 2, 0));
+  CHECK(fault_with(2, 4, 3));   // more than are gathered
+  CHECK(fault_with(1, 1, 3));   // of less than the sum before it
+  CHECK(fault_with(0, 1, 1));   // elsewhere than on the other members
+}
+
+}  // namespace gathering_turns_test
