@@ -105,7 +105,8 @@ TEST_CASE("an optimizer on the host never overtakes its device, and its tensors 
   }
 }
 
-// Values come in 32 bits, in pieces, and are cast on the device: what it computes with must be the casts of the host's values.
+// Values come in 32 bits, in pieces, and are cast on the device: what it computes with must be the casts of the host's
+// values.
 TEST_CASE("in 16 bits devices compute with casts of what their hosts hold now") {
   torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
   autopar::World world(0, nullptr);
@@ -124,13 +125,15 @@ TEST_CASE("in 16 bits devices compute with casts of what their hosts hold now") 
     }
     const auto copy = layers(kWidth);
     for (const auto& item : model->named_parameters()) {
-      require(item.value().device().is_cpu() && item.value().scalar_type() == torch::kFloat, item.key() + " is no owner on the host");
+      require(item.value().device().is_cpu() && item.value().scalar_type() == torch::kFloat,
+              item.key() + " is no owner on the host");
       const torch::NoGradGuard no_grad;
       copy->named_parameters()[item.key()].copy_(model->gather(item.value()));
     }
     autopar::AutoParallel<torch::nn::Sequential> plain(
         world, copy, {.zero = 0, .offload = "none", .replicas = {world.size()}, .precision = "bf16"});
     const torch::NoGradGuard no_grad;
-    require(torch::equal(model(input(9)), plain(input(9))), "the device computes with other values than the host holds");
+    require(torch::equal(model(input(9)), plain(input(9))),
+            "the device computes with other values than the host holds");
   }
 }

@@ -190,7 +190,8 @@ struct Trained {
   numerics::Snapshot state;
   double scale = 0;  ///< of the loss
 };
-Trained trained(const ap::Options& options, bool accumulates = false, const std::string& from = {}, const std::string& to = {}) {
+Trained trained(const ap::Options& options, bool accumulates = false, const std::string& from = {},
+                const std::string& to = {}) {
   Trained out;
   check_ranks(ranks_of(options), [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, made(), options);
@@ -217,7 +218,8 @@ Trained trained(const ap::Options& options, bool accumulates = false, const std:
 
 void check_same(const Trained& plain, const Trained& offloaded) {
   REQUIRE(plain.state.size() == offloaded.state.size());
-  for (std::size_t i = 0; i < plain.state.size(); ++i) CHECK(torch::equal(plain.state[i].second, offloaded.state[i].second));
+  for (std::size_t i = 0; i < plain.state.size(); ++i)
+    CHECK(torch::equal(plain.state[i].second, offloaded.state[i].second));
   CHECK(plain.scale == offloaded.scale);
 }
 
@@ -237,8 +239,8 @@ TEST_CASE("offloading changes no bit, in low precision neither, and the loss sca
                               {{2}, 3, "1f1b", "none", true}};
   for (const std::string precision : {"module", "bf16", "fp16"}) {
     for (const auto& way : ways) {
-      INFO(precision << ", " << way.replicas.size() << " stages, zero " << way.zero << ", " << way.schedule << ", recompute "
-                     << way.recompute << (way.accumulates ? ", accumulates" : ""));
+      INFO(precision << ", " << way.replicas.size() << " stages, zero " << way.zero << ", " << way.schedule
+                     << ", recompute " << way.recompute << (way.accumulates ? ", accumulates" : ""));
       auto options = options_for(way.replicas, way.zero, "none", way.schedule);
       options.precision = precision;
       options.recompute = way.recompute;
@@ -263,7 +265,8 @@ TEST_CASE("in 16 bits a checkpoint goes on between plans that offload and plans 
   }
 }
 
-TEST_CASE("offloaded parameters are read in one element type: another mode that reads them in another is refused by name") {
+TEST_CASE(
+    "offloaded parameters are read in one element type: another mode that reads them in another is refused by name") {
   std::string refused;
   try {
     ap::loopback::run(1, [&](ap::World& world) {
@@ -292,13 +295,15 @@ TEST_CASE("offloaded parameters are read in one element type: another mode that 
 struct LargeNet : nn::Module {
   enum class Reads { kOnce, kAveraged, kTied };
   explicit LargeNet(Reads reads_like) : reads(reads_like) {
-    for (int i = 0; i < kLayers; ++i) layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+    for (int i = 0; i < kLayers; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
     table = register_parameter("table", torch::randn({kWidth, kWidth}) * 0.05);
     if (reads == Reads::kAveraged) average = register_buffer("average", torch::zeros({kWidth, kWidth}));
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
     auto h = x;
-    for (auto& layer : layers) h = torch::tanh(layer(h));
+    for (auto& layer : layers)
+      h = torch::tanh(layer(h));
     if (reads == Reads::kAveraged) average.mul_(0.5).add_(table.detach(), 0.5);
     if (reads == Reads::kTied) h = h + F::embedding(y, table);
     return F::cross_entropy(F::linear(h, table), y);
@@ -318,11 +323,14 @@ std::vector<double> errors_of(const ap::Options& options, LargeNet::Reads reads)
     const auto x = torch::randn({2, LargeNet::kWidth});
     const auto y = torch::tensor({1L, 2L});
     const RankMemory::Scope scope(ledger);
-    ap::AutoParallel<LargeNet> model(world, [&] {
-      const std::lock_guard lock(numerics::generator_mutex());
-      torch::manual_seed(5);
-      return LargeNet(reads);
-    }, options);
+    ap::AutoParallel<LargeNet> model(
+        world,
+        [&] {
+          const std::lock_guard lock(numerics::generator_mutex());
+          torch::manual_seed(5);
+          return LargeNet(reads);
+        },
+        options);
     auto optimizer = adamw(model->parameters());
     model->attach(optimizer);
     model->prepare(x, y);
@@ -350,8 +358,10 @@ TEST_CASE("what is offloaded takes the memory that is predicted: 16-bit copies o
         options.precision = precision;
         for (const double error : errors_of(options, reads)) {
           CHECK(error > -kWithin);
-          if (zero == 0) CHECK(error < kWithin);
-          else if (zero < 3 && reads != LargeNet::Reads::kTied) CHECK(error < kUnits);
+          if (zero == 0)
+            CHECK(error < kWithin);
+          else if (zero < 3 && reads != LargeNet::Reads::kTied)
+            CHECK(error < kUnits);
         }
       }
     }

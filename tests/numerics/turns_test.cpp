@@ -19,7 +19,8 @@
 
 #include "fidelity.hpp"
 
-// Turns under ZeRO 2 and 3: what they gather and sum, in which order, what is whole meanwhile, and what views of parameters see.
+// Turns under ZeRO 2 and 3: what they gather and sum, in which order, what is whole meanwhile, and what views of
+// parameters see.
 namespace turns_test {
 
 namespace ap = autopar;
@@ -36,8 +37,10 @@ constexpr int64_t kWidth = 256;
 struct Row : nn::Module {
   explicit Row(bool is_linear) : linear(is_linear) {
     for (int i = 0; i < kLayers; ++i) {
-      if (linear) layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
-      else matrices.push_back(register_parameter("matrix" + std::to_string(i), torch::randn({kWidth, kWidth}) / 16));
+      if (linear)
+        layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+      else
+        matrices.push_back(register_parameter("matrix" + std::to_string(i), torch::randn({kWidth, kWidth}) / 16));
     }
   }
   Tensor forward(const Tensor& x) {
@@ -53,11 +56,12 @@ struct Row : nn::Module {
   std::vector<Tensor> matrices;
 };
 
-/// What a rank issued, in the order in which it started, of one kind for one micro-batch: 'g' a gathering, 's' a sum, and
-/// the group.
+/// What a rank issued, in the order in which it started, of one kind for one micro-batch: 'g' a gathering, 's' a sum,
+/// and the group.
 std::vector<std::pair<char, int>> issued_in_backward(const std::string& trace, int microbatch) {
-  static const std::regex event("\"name\":\"(gathering|reduction into shares) of bucket 0 over group ([0-9]+)(, backward)?, "
-                                "micro-batch ([0-9]+)\"[^}]*\"ts\":([0-9.e+]+)");
+  static const std::regex event(
+      "\"name\":\"(gathering|reduction into shares) of bucket 0 over group ([0-9]+)(, backward)?, "
+      "micro-batch ([0-9]+)\"[^}]*\"ts\":([0-9.e+]+)");
   std::vector<std::pair<double, std::pair<char, int>>> found;
   for (std::sregex_iterator at(trace.begin(), trace.end(), event), end; at != end; ++at) {
     const auto& match = *at;
@@ -67,7 +71,8 @@ std::vector<std::pair<char, int>> issued_in_backward(const std::string& trace, i
   }
   std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::pair<char, int>> out;
-  for (const auto& [time, what] : found) out.push_back(what);
+  for (const auto& [time, what] : found)
+    out.push_back(what);
   return out;
 }
 
@@ -85,8 +90,13 @@ struct Run {
 Run trained(const Way& way) {
   Run out;
   const TempFolder folder;
-  ap::Options options{.stages = 1, .microbatches = 2, .zero = way.zero, .replicas = {kRanks}, .schedule = way.schedule,
-                      .recompute = way.recompute, .precision = way.precision};
+  ap::Options options{.stages = 1,
+                      .microbatches = 2,
+                      .zero = way.zero,
+                      .replicas = {kRanks},
+                      .schedule = way.schedule,
+                      .recompute = way.recompute,
+                      .precision = way.precision};
   options.trace_file = folder / "trace.json";
   torch::set_num_threads(1);
   CHECK_NOTHROW(ap::loopback::run(kRanks, [&](ap::World& world) {
@@ -94,11 +104,14 @@ Run trained(const Way& way) {
     const auto r = static_cast<std::size_t>(world.rank());
     const auto x = torch::randn({2, kWidth});
     const RankMemory::Scope scope(ledger);
-    ap::AutoParallel<Row> model(world, [&] {
-      const std::lock_guard lock(numerics::generator_mutex());
-      torch::manual_seed(3);
-      return Row(way.linear);
-    }, options);
+    ap::AutoParallel<Row> model(
+        world,
+        [&] {
+          const std::lock_guard lock(numerics::generator_mutex());
+          torch::manual_seed(3);
+          return Row(way.linear);
+        },
+        options);
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
     model->attach(optimizer);
     model->prepare(x);
@@ -116,8 +129,8 @@ Run trained(const Way& way) {
 }
 
 std::string describe(const Way& way) {
-  return "zero " + std::to_string(way.zero) + (way.linear ? ", linear, " : ", matrices, ") + way.precision + ", recompute " +
-         way.recompute + ", " + way.schedule;
+  return "zero " + std::to_string(way.zero) + (way.linear ? ", linear, " : ", matrices, ") + way.precision +
+         ", recompute " + way.recompute + ", " + way.schedule;
 }
 
 /// How many units are gathered and not yet summed, at most. Throws if one is summed before it is gathered.
@@ -142,7 +155,8 @@ TEST_CASE("a bucket is summed as soon as it is full, and little is whole at a ti
       CHECK(most_whole(issued) == units + 1);
       CHECK(issued_in_backward(run.traces[1], microbatch) == issued);
     }
-    for (const double error : run.errors) CHECK(error > -kMargin);
+    for (const double error : run.errors)
+      CHECK(error > -kMargin);
   }
 }
 
@@ -166,8 +180,10 @@ TEST_CASE("what a backward sums without gathering is whole one bucket at a time,
     const auto run = trained(way);
     const auto issued = issued_in_backward(run.traces[0], 1);
     REQUIRE(issued.size() >= static_cast<std::size_t>(kLayers));
-    for (std::size_t unit = 0; unit < issued.size(); ++unit) CHECK(issued[unit] == std::pair('s', static_cast<int>(unit)));
-    for (const double error : run.errors) CHECK(error > -kMargin);
+    for (std::size_t unit = 0; unit < issued.size(); ++unit)
+      CHECK(issued[unit] == std::pair('s', static_cast<int>(unit)));
+    for (const double error : run.errors)
+      CHECK(error > -kMargin);
   }
 }
 
@@ -175,7 +191,8 @@ TEST_CASE("sums of backwards in parts follow what they gather, in the same order
   const auto run = trained({3, true, "module", "none", "zb-h1"});
   const auto issued = issued_in_backward(run.traces[0], 0);
   REQUIRE(issued.size() == 3 * kLayers);
-  for (std::size_t i = 0; i < issued.size(); ++i) CHECK(issued[i].first == (i < 2 * kLayers ? 'g' : 's'));
+  for (std::size_t i = 0; i < issued.size(); ++i)
+    CHECK(issued[i].first == (i < 2 * kLayers ? 'g' : 's'));
   CHECK(issued_in_backward(run.traces[1], 0) == issued);
 }
 
@@ -229,9 +246,13 @@ TEST_CASE("views of parameters, detached or not, see their values after they wer
           }
           const auto want = numerics::copies_of(net->named_parameters());
           CHECK_NOTHROW(ap::loopback::run(ranks, [&](ap::World& world) {
-            ap::AutoParallel<Views> model(world, made_views(), {.stages = stages, .microbatches = 2, .zero = zero,
-                                                                .replicas = std::vector<int>(static_cast<std::size_t>(stages), 2),
-                                                                .schedule = schedule, .recompute = recompute});
+            ap::AutoParallel<Views> model(world, made_views(),
+                                          {.stages = stages,
+                                           .microbatches = 2,
+                                           .zero = zero,
+                                           .replicas = std::vector<int>(static_cast<std::size_t>(stages), 2),
+                                           .schedule = schedule,
+                                           .recompute = recompute});
             torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
             model->attach(optimizer);
             const auto begin = world.rank() * kSamples;

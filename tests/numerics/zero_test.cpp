@@ -241,7 +241,8 @@ TEST_CASE("calls inside no_sync leave the sums to the next at level 1, and sum i
   }
 }
 
-TEST_CASE("an optimizer with state from its constructor says that it must be attached, and then goes on as in one process") {
+TEST_CASE(
+    "an optimizer with state from its constructor says that it must be attached, and then goes on as in one process") {
   const DoublePrecision guard;
   constexpr int kRanks = 2;
   const auto net = made();
@@ -254,12 +255,16 @@ TEST_CASE("an optimizer with state from its constructor says that it must be att
   for (const auto& replicas : std::vector<std::vector<int>>{{2}, {1, 1}}) {
     INFO(replicas.size() << " stages");
     check_ranks(kRanks, [&](ap::World& world) {
-      ap::AutoParallel<Net> model(world, [] {
-        const std::lock_guard lock(numerics::generator_mutex());
-        torch::manual_seed(11);
-        return Net();
-      }, options_for(replicas, 0));
-      torch::optim::Adagrad optimizer(model->parameters(), torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1));
+      ap::AutoParallel<Net> model(
+          world,
+          [] {
+            const std::lock_guard lock(numerics::generator_mutex());
+            torch::manual_seed(11);
+            return Net();
+          },
+          options_for(replicas, 0));
+      torch::optim::Adagrad optimizer(model->parameters(),
+                                      torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1));
       const auto begin = world.rank() * kSamples;
       for (int step = 0; step < 2; ++step) {
         optimizer.zero_grad();
@@ -271,7 +276,8 @@ TEST_CASE("an optimizer with state from its constructor says that it must be att
           } catch (const ap::InvalidArgument& error) {
             refused = error.what();
           }
-          if (refused.find("model->attach(optimizer)") == std::string::npos) throw numerics::Failure("not refused: " + refused);
+          if (refused.find("model->attach(optimizer)") == std::string::npos)
+            throw numerics::Failure("not refused: " + refused);
           model->attach(optimizer);
         }
         optimizer.step();

@@ -31,12 +31,12 @@ using namespace autopar;
 using testing::Case;
 using testing::FakeEngine;
 using testing::HoldingTransport;
+using testing::index_of;
 using testing::Ledger;
 using testing::LoggedTransport;
-using testing::Script;
-using testing::index_of;
 using testing::make_groups;
 using testing::make_models;
+using testing::Script;
 
 namespace {
 

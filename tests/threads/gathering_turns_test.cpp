@@ -39,10 +39,16 @@ class LayeredEngine {
  public:
   /// @param fills  whether a backward reaches a layer
   LayeredEngine(int layers, std::size_t members, std::size_t self, std::function<bool(int)> fills, Seen& seen)
-      : layers_(layers), members_(members), self_(self), fills_(std::move(fills)), seen_(seen), sums_(static_cast<std::size_t>(layers), 0) {}
+      : layers_(layers),
+        members_(members),
+        self_(self),
+        fills_(std::move(fills)),
+        seen_(seen),
+        sums_(static_cast<std::size_t>(layers), 0) {}
 
   void forward(const Action&) {
-    for (int layer = layers_; layer-- > 0;) need(layer);
+    for (int layer = layers_; layer-- > 0;)
+      need(layer);
   }
   void backward(const Action&) {
     for (int layer = 0; layer < layers_; ++layer) {
@@ -51,7 +57,8 @@ class LayeredEngine {
     }
   }
   void backward_input(const Action&) {
-    for (int layer = 0; layer < layers_; ++layer) need(layer);
+    for (int layer = 0; layer < layers_; ++layer)
+      need(layer);
   }
   void backward_weight(const Action& action) { backward(action); }
   Buffer pack(const Action&) { return {}; }
@@ -139,14 +146,17 @@ struct Example {
 /// Three replicas of one stage; the last has no samples.
 Example replicated(int layers, const std::function<int(int)>& filled_after, int microbatches = 1) {
   const std::vector<Rank> all{Rank(0), Rank(1), Rank(2)};
-  Example out{{.ranks = 3, .stages = {all}, .channels = {}, .groups = {}}, {{microbatches, microbatches, 0}, microbatches}};
+  Example out{{.ranks = 3, .stages = {all}, .channels = {}, .groups = {}},
+              {{microbatches, microbatches, 0}, microbatches}};
   for (int layer = 0; layer < layers; ++layer)
-    out.pipeline.groups.push_back({.ranks = all, .stage = StageId(0), .buckets = 1, .zero = 3, .filled_after = filled_after(layer)});
+    out.pipeline.groups.push_back(
+        {.ranks = all, .stage = StageId(0), .buckets = 1, .zero = 3, .filled_after = filled_after(layer)});
   return out;
 }
 
 template <class Wire, SchedulePolicy Policy>
-std::vector<Seen> run(const Example& example, const Policy& policy, const std::function<bool(int)>& fills = [](int) { return true; }) {
+std::vector<Seen> run(
+    const Example& example, const Policy& policy, const std::function<bool(int)>& fills = [](int) { return true; }) {
   const auto& [pipeline, layout] = example;
   const auto program = make_program(pipeline, layout, policy);
   validate(pipeline, layout, Phase::kStep, program);
@@ -155,31 +165,37 @@ std::vector<Seen> run(const Example& example, const Policy& policy, const std::f
   loopback::run(3, [&, &pipeline = pipeline, &layout = layout](World& world) {
     const auto r = static_cast<std::size_t>(world.rank());
     Wire wire(world.make_transport());
-    const auto sums = wire.make_group(pipeline.groups.front().ranks), gathers = wire.make_group(pipeline.groups.front().ranks);
+    const auto sums = wire.make_group(pipeline.groups.front().ranks),
+               gathers = wire.make_group(pipeline.groups.front().ranks);
     LayeredEngine engine(layers, 3, r, fills, seen[r]);
     const std::vector<GroupId> groups(static_cast<std::size_t>(layers), sums), gather_groups(groups.size(), gathers);
     Executor(engine, wire, groups, {}, gather_groups).run(program.ranks[r]);
     for (int layer = 0; layer < layers; ++layer) {
       const std::int64_t want = fills(layer) ? std::int64_t{2} * layout.microbatches * (layer + 1) : 0;
-      if (engine.sums()[static_cast<std::size_t>(layer)] != want) throw std::logic_error("layer " + std::to_string(layer) + " has a wrong sum");
+      if (engine.sums()[static_cast<std::size_t>(layer)] != want)
+        throw std::logic_error("layer " + std::to_string(layer) + " has a wrong sum");
     }
   });
   return seen;
 }
 
 constexpr int kLayers = 9;
-int itself(int layer) { return layer + 1; }
+int itself(int layer) {
+  return layer + 1;
+}
 
 template <class Wire>
 void check_that_little_is_whole() {
   std::vector<std::string> want;
-  for (int layer = kLayers; layer-- > 0;) want.push_back("gather " + std::to_string(layer));
+  for (int layer = kLayers; layer-- > 0;)
+    want.push_back("gather " + std::to_string(layer));
   want.push_back("gather 0");
   for (int layer = 0; layer < kLayers; ++layer) {
     if (layer + 1 < kLayers) want.push_back("gather " + std::to_string(layer + 1));
     want.push_back("sum " + std::to_string(layer));
   }
-  for (const auto& seen : run<Wire>(replicated(kLayers, itself), OneFOneB{})) CHECK(seen.issued == want);
+  for (const auto& seen : run<Wire>(replicated(kLayers, itself), OneFOneB{}))
+    CHECK(seen.issued == want);
   const auto several = run<Wire>(replicated(kLayers, itself, 3), OneFOneB{});
   for (std::size_t rank = 0; rank < several.size(); ++rank) {
     INFO("rank " << rank);
@@ -197,7 +213,8 @@ TEST_CASE("sums stand among the gatherings of their turn: a bucket is summed whi
 TEST_CASE("a bucket that fills late is summed late, and those behind it, by all members at the same place") {
   const auto late = [](int layer) { return layer == 2 ? kLayers : itself(layer); };
   const auto seen = run<HoldingTransport>(replicated(kLayers, late, 2), OneFOneB{});
-  for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
+  for (const auto& each : seen)
+    CHECK(each.issued == seen[0].issued);
   const auto& issued = seen[0].issued;
   const auto turn = issued.begin() + kLayers;  // a backward: behind the gatherings of a forward
   CHECK(std::find(turn, issued.end(), "sum 1") < std::find(turn, issued.end(), "gather 4"));
@@ -206,15 +223,18 @@ TEST_CASE("a bucket that fills late is summed late, and those behind it, by all 
 
 TEST_CASE("a bucket that a backward does not reach is summed where the others sum it") {
   for (const int missing : {0, 3, kLayers - 1}) {
-    const auto seen = run<HoldingTransport>(replicated(kLayers, itself, 2), OneFOneB{}, [&](int layer) { return layer != missing; });
-    for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
+    const auto seen =
+        run<HoldingTransport>(replicated(kLayers, itself, 2), OneFOneB{}, [&](int layer) { return layer != missing; });
+    for (const auto& each : seen)
+      CHECK(each.issued == seen[0].issued);
     CHECK(seen[0].most_buckets <= 3);
   }
 }
 
 TEST_CASE("sums of a weight backward follow all that it gathers") {
   const auto seen = run<HoldingTransport>(replicated(kLayers, itself, 3), ZbH1{});
-  for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
+  for (const auto& each : seen)
+    CHECK(each.issued == seen[0].issued);
   const auto first = std::find(seen[0].issued.begin(), seen[0].issued.end(), "sum 0");
   REQUIRE(first != seen[0].issued.end());
   CHECK(*(first - 1) == "gather " + std::to_string(kLayers - 1));
@@ -234,9 +254,9 @@ TEST_CASE("a sum that stands where it cannot be is a fault of the program") {
     return find_fault(pipeline, layout, Phase::kStep, program).has_value();
   };
   CHECK_FALSE(fault_with(0, 2, 0));
-  CHECK(fault_with(2, 4, 3));   // more than are gathered
-  CHECK(fault_with(1, 1, 3));   // of less than the sum before it
-  CHECK(fault_with(0, 1, 1));   // elsewhere than on the other members
+  CHECK(fault_with(2, 4, 3));  // more than are gathered
+  CHECK(fault_with(1, 1, 3));  // of less than the sum before it
+  CHECK(fault_with(0, 1, 1));  // elsewhere than on the other members
 }
 
 }  // namespace gathering_turns_test

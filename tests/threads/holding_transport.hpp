@@ -28,7 +28,8 @@ class HoldingTransport {
     return ended("reduce", Rank::none(), {group.value, 0, 0}, transport_.all_reduce(std::move(buffer), dtype, group));
   }
   Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) {
-    return ended("scatter", Rank::none(), {group.value, 0, 0}, transport_.reduce_scatter(std::move(buffer), dtype, group));
+    return ended("scatter", Rank::none(), {group.value, 0, 0},
+                 transport_.reduce_scatter(std::move(buffer), dtype, group));
   }
   Ticket all_gather(Buffer buffer, GroupId group) {
     return ended("gather", Rank::none(), {group.value, 0, 0}, transport_.all_gather(std::move(buffer), group));

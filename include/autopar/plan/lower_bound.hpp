@@ -109,7 +109,8 @@ class LowerBound {
     for (const int zero : constraints.zero_levels) {
       const double half = sum * kHalfOfASum;
       const Bytes updated = updated_bytes(read, zero, static_cast<std::size_t>(replicas));
-      least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) + (is_gathered_as_it_is_ && (zero == 1 || zero == 2) ? half : 0) +
+      least = std::min(least, std::max(0.0, (zero > 0 ? half : sum) - hidden) +
+                                  (is_gathered_as_it_is_ && (zero == 1 || zero == 2) ? half : 0) +
                                   least_update(objective_.work(), constraints, updated).value());
     }
     return least;

@@ -28,8 +28,8 @@ struct StageMemory {
   Bytes workspace{};   ///< of the largest operator, and gradients of parameters that wait for those of their other readers
   Bytes rebuilt{};     ///< activations of the largest segment that is run again
   Bytes gathered{};    ///< under ZeRO, units of gradients and parameters that are whole, or summed, beside the shares
-  Bytes update{};      ///< temporaries of the optimizer's step, when nothing but parameters and their state is left; or of
-                       ///< bringing new values from the host
+  Bytes update{};  ///< temporaries of the optimizer's step, when nothing but parameters and their state is left; or of
+                   ///< bringing new values from the host
   Bytes host{};        ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the terms above
 
   /// Of one turn at a time: stages that share their ranks take their turns one after the other.
@@ -88,9 +88,9 @@ struct HeldByMicrobatch {
   return most;
 }
 
-/// What one parameter costs a rank that holds it, or its share of it. Of what is offloaded, what stages compute with stays on
-/// the device, in its smaller element type if they read it in one, and gradients are made there; the host has the
-/// optimizer's own.
+/// What one parameter costs a rank that holds it, or its share of it. Of what is offloaded, what stages compute with
+/// stays on the device, in its smaller element type if they read it in one, and gradients are made there; the host has
+/// the optimizer's own.
 [[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints,
                                                   int zero = 0, int replicas = 1, Offload offload = Offload::kNone) {
   StageMemory memory;
@@ -149,8 +149,10 @@ struct LeastHeld {
   LeastHeld held;
   const auto add = [&](Bytes bytes, int level) { (zero >= level ? held.shared : held.whole) += bytes.value(); };
   const auto add_among_all = [&](Bytes bytes) {
-    if (zero >= 1 && readers > 1) held.whole += bytes.value() / constraints.world;
-    else add(bytes, 1);
+    if (zero >= 1 && readers > 1)
+      held.whole += bytes.value() / constraints.world;
+    else
+      add(bytes, 1);
   };
   if (!parameter.trainable) {
     held.whole += parameter.bytes.value() + parameter.copy.value();
@@ -161,7 +163,8 @@ struct LeastHeld {
     add_among_all(parameter.bytes);
   } else {
     add(parameter.computed_with(), 3);
-    add_among_all(least.parameters - parameter.computed_with());  // the optimizer's own, where it is offloaded in one memory
+    add_among_all(least.parameters -
+                  parameter.computed_with());  // the optimizer's own, where it is offloaded in one memory
   }
   add(least.gradients, 2);
   add_among_all(least.optimizer);
@@ -342,7 +345,8 @@ struct GatheredUnits {
         memory[s].optimizer += one.optimizer;
         const bool is_shared = profile.trainable && profile.highest_zero > 0;
         if (is_shared && !level.tied) units.owned += profile.bytes;
-        if (is_shared && profile.copy > Bytes(0)) landing += detail::updated_bytes(profile.bytes, level.zero, static_cast<std::size_t>(level.ranks));
+        if (is_shared && profile.copy > Bytes(0))
+          landing += detail::updated_bytes(profile.bytes, level.zero, static_cast<std::size_t>(level.ranks));
       }
       for (const ParameterId parameter : work.graph[node].read_again) {
         const ParameterProfile& profile = work.parameters[parameter.index()];

@@ -16,8 +16,8 @@
 
 namespace autopar {
 
-/// Of offloaded parameters that stages read in a smaller element type, so many bytes are on the device as they are on the
-/// host at a time, when new values come from there.
+/// Of offloaded parameters that stages read in a smaller element type, so many bytes are on the device as they are on
+/// the host at a time, when new values come from there.
 inline constexpr Bytes kLandingBytes{8 << 20};
 
 /// What the stages of a staging pay time for to hold less memory.

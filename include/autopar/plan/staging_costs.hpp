@@ -45,8 +45,8 @@ struct TrainedBytes {
   return always ? work.offloaded_update(bytes, factor) : work.update(bytes, factor);
 }
 
-/// Summing into shares and gathering shares are the two halves of a sum that everyone gets. Gathered is what stages compute
-/// with, which may be of a smaller element type.
+/// Summing into shares and gathering shares are the two halves of a sum that everyone gets. Gathered is what stages
+/// compute with, which may be of a smaller element type.
 inline constexpr double kHalfOfASum = 0.5;
 
 }  // namespace detail
@@ -168,7 +168,8 @@ class StagingCosts {
       const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
       const bool gathers = zero_ >= 3;
       const Seconds gathering = gathers ? half_of_a_sum(stage, computed_with) : Seconds{};
-      const Seconds first = gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
+      const Seconds first =
+          gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
       if (gathers) sum.forward = std::max(sum.forward + first, gathering);
       sum.backward = std::max(sum.backward + (first + last), gathering + summing);
     }

@@ -317,7 +317,8 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   }
   std::vector<ParameterProfile> bundles;
   std::vector<ParameterId> bundle_of(work.parameters.size());
-  std::map<std::tuple<int, bool, bool, int>, std::size_t> open;  // by reader, whether it is trained, read as a copy, shared
+  std::map<std::tuple<int, bool, bool, int>, std::size_t>
+      open;                                                 // by reader, whether it is trained, read as a copy, shared
   for (std::size_t p = work.parameters.size(); p-- > 0;) {  // gradients fill buckets from the last
     ParameterProfile& parameter = work.parameters[p];
     const auto key = std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0), parameter.highest_zero);

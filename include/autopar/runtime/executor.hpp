@@ -155,13 +155,15 @@ class ProgramRun {
     const Action* next = &action + 1;
     const Action* const end = actions_.data() + actions_.size();
     const auto is_of_it = [&](ActionKind kind) {
-      return next != end && next->kind == kind && next->stage == action.stage && next->microbatch == action.microbatch &&
-             next->flow == action.flow;
+      return next != end && next->kind == kind && next->stage == action.stage &&
+             next->microbatch == action.microbatch && next->flow == action.flow;
     };
-    if (is_of_it(ActionKind::kGather) && !gathers_.begins_with(*next)) return;  // else another turn's, right behind this one's
+    if (is_of_it(ActionKind::kGather) && !gathers_.begins_with(*next))
+      return;  // else another turn's, right behind this one's
     const bool takes_part = next != end && is_turn(next->kind) && is_of_it(next->kind);
     if (takes_part) ++next;
-    for (sums_of_turn_ = started_; is_of_it(ActionKind::kReduceScatter); ++next) ++sums_of_turn_;
+    for (sums_of_turn_ = started_; is_of_it(ActionKind::kReduceScatter); ++next)
+      ++sums_of_turn_;
     if (takes_part) {
       gather_ahead_of(0);
       return;
@@ -189,18 +191,21 @@ class ProgramRun {
 
   /// How many of a turn's gatherings may be issued before its next sum is.
   [[nodiscard]] std::size_t may_gather() const {
-    return started_ < sums_of_turn_ ? static_cast<std::size_t>(reductions_[started_].action->after) : gathers_.of_turn();
+    return started_ < sums_of_turn_ ? static_cast<std::size_t>(reductions_[started_].action->after)
+                                    : gathers_.of_turn();
   }
   /// Sums that come before a gathering: what has not been added to their buckets by now never will be.
   void start_sums_before(std::size_t gathering) {
-    while (started_ < sums_of_turn_ && may_gather() <= gathering) start_next_sum_of_turn();
+    while (started_ < sums_of_turn_ && may_gather() <= gathering)
+      start_next_sum_of_turn();
   }
   void start_next_sum_of_turn() {
     full_[started_] = true;
     start_full_sums();
   }
   void end_gathering_turn() {
-    while (started_ < sums_of_turn_) start_next_sum_of_turn();
+    while (started_ < sums_of_turn_)
+      start_next_sum_of_turn();
     sums_of_turn_ = 0;
     gathers_.end_turn(ended());
   }
@@ -372,9 +377,9 @@ class ProgramRun {
     }
   }
 
-  /// A rank that sums into shares within its turns has no room for more whole buckets than this, and the one that is filled.
-  /// All members issue what belongs to such a turn in the same order. Sums of whole calls are not waited for: they may have
-  /// started before the other members come to them.
+  /// A rank that sums into shares within its turns has no room for more whole buckets than this, and the one that is
+  /// filled. All members issue what belongs to such a turn in the same order. Sums of whole calls are not waited for:
+  /// they may have started before the other members come to them.
   void make_room() {
     const auto of_turn = [](const Transfer* sum) { return is_of_turn(*sum->action); };
     while (std::count_if(in_flight_.begin(), in_flight_.end(), of_turn) > kSumsInFlight) {

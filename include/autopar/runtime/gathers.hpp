@@ -15,8 +15,8 @@
 
 namespace autopar::detail {
 
-/// Shares of parameters on their way to the turns that need them: all of a call's at its start, or, within each turn, as far
-/// as they are asked for. Always started in the program's order.
+/// Shares of parameters on their way to the turns that need them: all of a call's at its start, or, within each turn,
+/// as far as they are asked for. Always started in the program's order.
 template <StageEngine Engine, Transport Wire>
 class Gathers {
  public:
@@ -50,7 +50,8 @@ class Gathers {
   }
   /// The first so many are on their way, or there.
   void start_up_to(std::size_t count) {
-    for (; started_ < std::min(count, of_turn_.size()); ++started_) start(of_turn_[started_]);
+    for (; started_ < std::min(count, of_turn_.size()); ++started_)
+      start(of_turn_[started_]);
   }
   /// A turn is about to use a bucket: it is there afterwards. @pre it was started
   template <class Ended>

@@ -71,7 +71,8 @@ struct Action {
   Interval samples{};    ///< the share, or what the message carries (batched channels; others travel whole)
   int group = -1;        ///< collectives: index into Pipeline::groups
   int bucket = -1;       ///< collectives: bucket of that group; sums of whole calls are issued in ascending order
-  /// kReduceScatter of a turn that gathers: so many of the turn's kGather are issued before it, and the others behind it.
+  /// kReduceScatter of a turn that gathers: so many of the turn's kGather are issued before it, and the others behind
+  /// it.
   int after = 0;
 
   friend bool operator==(const Action&, const Action&) = default;

@@ -41,9 +41,9 @@ struct ReduceGroup {
   /// call. 2 (with a stage): sums into shares within every backward that gives weight gradients. 3 (with a stage):
   /// parameters are gathered within every turn, too, instead of at the start.
   int zero = 0;
-  /// From level 2 on, of a stage that gathers within turns: how many buckets a whole backward needs, of all groups of the
-  /// stage in their order, until it has filled this group's. Sums are issued behind them and those that are gathered ahead,
-  /// and the others are gathered behind the sums.
+  /// From level 2 on, of a stage that gathers within turns: how many buckets a whole backward needs, of all groups of
+  /// the stage in their order, until it has filled this group's. Sums are issued behind them and those that are
+  /// gathered ahead, and the others are gathered behind the sums.
   int filled_after = std::numeric_limits<int>::max();
   friend bool operator==(const ReduceGroup&, const ReduceGroup&) = default;
 };

@@ -296,7 +296,8 @@ class ProgramBuilder {
     const auto together = taken_together(l);
     if (gathers_[stage.index()]) append_around(stage, ActionKind::kGather, turn);
     for (const std::size_t each : together) begin_turn(each, start);
-    if (sums_[stage.index()] && gives_weight_gradients(turn.kind)) append_around(stage, ActionKind::kReduceScatter, turn);
+    if (sums_[stage.index()] && gives_weight_gradients(turn.kind))
+      append_around(stage, ActionKind::kReduceScatter, turn);
     for (const std::size_t each : together) end_turn(each);
   }
 
@@ -394,9 +395,14 @@ class ProgramBuilder {
     return group.filled_after < gathered - kGathersAhead ? group.filled_after + kGathersAhead : gathered;
   }
 
-  void append_collective(Rank rank, ActionKind kind, int group, int bucket, Flow flow, int microbatch = -1, int after = 0) {
-    program_.ranks[rank.index()].push_back({.kind = kind, .stage = pipeline_.groups[static_cast<std::size_t>(group)].stage,
-                                            .microbatch = microbatch, .flow = flow, .group = group, .bucket = bucket,
+  void append_collective(Rank rank, ActionKind kind, int group, int bucket, Flow flow, int microbatch = -1,
+                         int after = 0) {
+    program_.ranks[rank.index()].push_back({.kind = kind,
+                                            .stage = pipeline_.groups[static_cast<std::size_t>(group)].stage,
+                                            .microbatch = microbatch,
+                                            .flow = flow,
+                                            .group = group,
+                                            .bucket = bucket,
                                             .after = after});
   }
 

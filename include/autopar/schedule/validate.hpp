@@ -263,7 +263,8 @@ class ProgramCheck {
         if (!behind) return fault_at(rank, i, "does not stand right behind the turn that fills its bucket");
       }
       if (is_of_turn(all[i]) && all[i].kind == ActionKind::kReduceScatter) {
-        const bool is_first = i == 0 || all[i - 1].kind != ActionKind::kReduceScatter || !near(i - 1, ActionKind::kReduceScatter);
+        const bool is_first =
+            i == 0 || all[i - 1].kind != ActionKind::kReduceScatter || !near(i - 1, ActionKind::kReduceScatter);
         const int least = is_first ? 0 : all[i - 1].after;
         if (all[i].after < least || static_cast<std::size_t>(all[i].after) > gathered_by_turns(all[i].stage)) {
           return fault_at(rank, i, "stands among the gatherings of its turn where it cannot be");

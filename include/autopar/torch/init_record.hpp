@@ -18,13 +18,14 @@ enum class Drawing {
   kAtMaterialisation  ///< the generator is not touched: to plan a model, or for rebase() to say where to draw from
 };
 
-/// The construction of a module as a recording: its parameters and buffers are phantoms until somebody asks for their data.
+/// The construction of a module as a recording: its parameters and buffers are phantoms until somebody asks for their
+/// data.
 ///
 /// Values are those of eager construction from the same state of the CPU generator, bit by bit, whichever tensors are
 /// materialised and in whatever order. As long as the record lives, operators on its phantoms are recorded too, as
-/// in `model->apply(init)`; afterwards they are errors, and so are, once something was materialised, those that have data
-/// among their operands as well: nothing would come of them. Recording and materialising exclude one another between threads,
-/// because they share torch's default generator.
+/// in `model->apply(init)`; afterwards they are errors, and so are, once something was materialised, those that have
+/// data among their operands as well: nothing would come of them. Recording and materialising exclude one another
+/// between threads, because they share torch's default generator.
 class InitRecord {
  public:
   /// Runs `construct`, which makes and keeps the module.

@@ -48,7 +48,10 @@ class StructureHash {
 class Profiler {
  public:
   Profiler(const OpGraph& graph, const BatchPlan& plan)
-      : graph_(graph), plan_(plan), reads_(parameter_reads(graph, plan)), highest_zero_(highest_zero_levels(graph, plan, {})) {}
+      : graph_(graph),
+        plan_(plan),
+        reads_(parameter_reads(graph, plan)),
+        highest_zero_(highest_zero_levels(graph, plan, {})) {}
 
   GraphProfile run() && {
     profile_.atoms = partition_into_atoms(graph_, plan_);
@@ -85,7 +88,8 @@ class Profiler {
         model().parameters.push_back({named.name, Bytes(static_cast<std::int64_t>(bytes.fixed)),
                                       parameters && graph_.value(named.value).requires_grad,
                                       parameters ? static_cast<std::int64_t>(count.fixed) : 0,
-                                      Bytes(parameters ? copy_bytes(named.value) : 0), highest_zero_[named.value.index()]});
+                                      Bytes(parameters ? copy_bytes(named.value) : 0),
+                                      highest_zero_[named.value.index()]});
       }
     };
     list(graph_.parameters, true);

@@ -100,20 +100,24 @@ void Construction::require_no_data(const c10::OperatorHandle& op, const torch::j
   std::string description;
   const auto look = [&](const c10::IValue& value) {
     if (!value.isTensor() || !value.toTensor().defined()) return;
-    if (const auto* tag = phantom_tag(value.toTensor()); tag != nullptr) description = tag->description;
-    else any_data = any_data || value.toTensor().numel() > 0;
+    if (const auto* tag = phantom_tag(value.toTensor()); tag != nullptr)
+      description = tag->description;
+    else
+      any_data = any_data || value.toTensor().numel() > 0;
   };
   for (std::size_t k = stack.size() - op.schema().arguments().size(); k < stack.size(); ++k) {
     if (!is_tensor_list(stack[k])) {
       look(stack[k]);
       continue;
     }
-    for (const c10::IValue& element : stack[k].toListRef()) look(element);
+    for (const c10::IValue& element : stack[k].toListRef())
+      look(element);
   }
   if (!any_data) return;
-  throw InvalidArgument(op.schema().name() + " on a tensor without data: " + description +
-                        "; what an optimizer made of it when it was constructed gets its data when the optimizer is attached: " +
-                        "call model->attach(optimizer)");
+  throw InvalidArgument(
+      op.schema().name() + " on a tensor without data: " + description +
+      "; what an optimizer made of it when it was constructed gets its data when the optimizer is attached: " +
+      "call model->attach(optimizer)");
 }
 
 void Construction::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

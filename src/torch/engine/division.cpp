@@ -225,15 +225,16 @@ std::map<OpId, int> order_of_run(const OpGraph& graph, const BatchPlan& plan, co
   std::map<OpId, int> order;
   int next = 0;
   for (const auto& part : parts_of_stage(graph, each_share, recomputed)) {
-    for (const auto op : part.ops) order[op] = part.again ? next : next++;
+    for (const auto op : part.ops)
+      order[op] = part.again ? next : next++;
     next += part.again ? 1 : 0;
   }
   return order;
 }
 
 /// By unit, when the first and the last operator of a stage read it, directly, through views or as a copy.
-std::map<int, std::pair<int, int>> reads_of_units(const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared,
-                                                  const std::map<OpId, int>& order) {
+std::map<int, std::pair<int, int>> reads_of_units(const OpGraph& graph, const BatchPlan& plan,
+                                                  const SharedParameters& shared, const std::map<OpId, int>& order) {
   std::map<StorageId, int> unit_of;
   for (const auto& [name, value] : graph.parameters) {
     if (const int unit = shared.unit_of[value.index()]; unit >= 0) unit_of[graph.value(value).storage] = unit;
@@ -264,9 +265,11 @@ void find_filled_after(Division& division, const OpGraph& graph, const BatchPlan
   auto& groups = division.pipeline.groups;
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto is_here = [&](const ReduceGroup& group) { return group.stage == StageId::of(s); };
-    if (std::none_of(groups.begin(), groups.end(), [&](const auto& group) { return is_here(group) && gathers_in_turns(group); }))
+    if (std::none_of(groups.begin(), groups.end(),
+                     [&](const auto& group) { return is_here(group) && gathers_in_turns(group); }))
       continue;
-    const auto reads = reads_of_units(graph, plan, shared, order_of_run(graph, plan, division.stage_ops[s], recomputed));
+    const auto reads =
+        reads_of_units(graph, plan, shared, order_of_run(graph, plan, division.stage_ops[s], recomputed));
     for (std::size_t g = 0; g < groups.size(); ++g) {
       if (!is_here(groups[g]) || !sums_in_turns(groups[g])) continue;
       const auto own = reads.find(division.group_units[g]);

@@ -73,10 +73,13 @@ std::vector<at::Tensor> places_in(const at::Tensor& flat, const ShardUnit& unit)
 }  // namespace
 
 ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
-    : unit_(std::move(unit)), rank_(rank), device_(device),
+    : unit_(std::move(unit)),
+      rank_(rank),
+      device_(device),
       whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.gathered).device(device))),
-      own_(lies_apart() ? at::zeros({own().size()}, whole_.options().dtype(unit_.offloaded ? unit_.gathered : unit_.dtype))
-                        : autopar::part_of(whole_, own().begin, {own().size()})),
+      own_(lies_apart()
+               ? at::zeros({own().size()}, whole_.options().dtype(unit_.offloaded ? unit_.gathered : unit_.dtype))
+               : autopar::part_of(whole_, own().begin, {own().size()})),
       copies_(places_in(whole_, unit_)) {
   release();
   if (unit_.offloaded) host_ = host_memory(unit_.part(), unit_.dtype, device_).zero_();

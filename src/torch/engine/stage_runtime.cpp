@@ -228,8 +228,8 @@ void StageRuntime::find_casts() {
 
 namespace {
 
-/// Of nodes that run as soon as their gradients are there. Autograd takes first what was made last, and casts are made first:
-/// the gradients of all of them would wait for the end of a backward.
+/// Of nodes that run as soon as their gradients are there. Autograd takes first what was made last, and casts are made
+/// first: the gradients of all of them would wait for the end of a backward.
 constexpr std::uint64_t kAtOnce = std::numeric_limits<std::uint64_t>::max();
 
 /// The history of a parameter's copy that was made elsewhere.

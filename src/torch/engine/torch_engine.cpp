@@ -211,8 +211,9 @@ void TorchEngine::move_into_bucket(ValueId parameter) {
   const at::NoGradGuard no_grad;
   const auto group = static_cast<std::size_t>(bucket_of_.at(parameter).first);
   if (summed_.count(bucket_of_.at(parameter).first) > 0) {
-    throw InvalidArgument("the gradient of parameter '" + runtime_.graph().value(parameter).name +
-                          "' came later in its backward than the operators that read it say, when its part was summed; set zero = 1");
+    throw InvalidArgument(
+        "the gradient of parameter '" + runtime_.graph().value(parameter).name +
+        "' came later in its backward than the operators that read it say, when its part was summed; set zero = 1");
   }
   auto& buckets = buckets_[group];
   if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());

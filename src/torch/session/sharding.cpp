@@ -109,7 +109,8 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
       const int highest = group.stage.valid() ? levels[parameter.index()] : std::min(levels[parameter.index()], 1);
       if (highest == 0) continue;
       const auto type = tensor.handle.scalar_type();
-      auto& [names, forms] = by_kind[{std::min(plan_->zero, highest), reads[parameter.index()].smaller_copy(type).value_or(type)}];
+      auto& [names, forms] =
+          by_kind[{std::min(plan_->zero, highest), reads[parameter.index()].smaller_copy(type).value_or(type)}];
       forms.push_back({names.size(), tensor.sizes, type});
       names.push_back(tensor.names);
     }
@@ -270,9 +271,10 @@ void Session::Impl::require_readable(const StateTensor& tensor, const ParameterR
   const auto& unit = units_[static_cast<std::size_t>(tensor.unit)];
   if (unit.gathers_copies() ? reads.only_copy() == unit.gathered : unit.zero < 3 || reads.copies.empty()) return;
   if (unit.zero == 0) {
-    throw InvalidArgument("parameter '" + tensor.name() + "' is on the device as " + c10::toString(unit.gathered) +
-                          " only (offload), but a later mode or signature of the model reads it in another element type; use " +
-                          "one setting of autocast in all modes, or call the model in this mode first, or set offload = none");
+    throw InvalidArgument(
+        "parameter '" + tensor.name() + "' is on the device as " + c10::toString(unit.gathered) +
+        " only (offload), but a later mode or signature of the model reads it in another element type; use " +
+        "one setting of autocast in all modes, or call the model in this mode first, or set offload = none");
   }
   throw InvalidArgument("parameter '" + tensor.name() + "' is gathered as " + c10::toString(unit.gathered) + " (ZeRO " +
                         std::to_string(unit.zero) + "), but a later mode or signature of the model reads it in another " +

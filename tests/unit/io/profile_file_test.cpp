@@ -14,7 +14,8 @@ namespace {
 ModelProfile sample_profile() {
   ModelProfile profile;
   profile.hash = 42;
-  profile.parameters = {{"a.weight", Bytes(400), true, 100, Bytes(200)}, {"running_mean", Bytes(40), false},
+  profile.parameters = {{"a.weight", Bytes(400), true, 100, Bytes(200)},
+                        {"running_mean", Bytes(40), false},
                         {"averaged", Bytes(8), true, 2, Bytes(0), 2}};
   OpProfile atom;
   atom.name = "aten::linear";

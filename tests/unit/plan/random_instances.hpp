@@ -66,7 +66,8 @@ inline void add_copies(Dice dice, ModelProfile& model) {
   if (dice.chance(50)) return;
   for (auto& parameter : model.parameters) {
     if (dice.chance(60)) parameter.copy = parameter.bytes / 2;
-    else if (dice.chance(40)) parameter.highest_zero = dice.chance(50) ? 2 : 0;
+    else if (dice.chance(40))
+      parameter.highest_zero = dice.chance(50) ? 2 : 0;
   }
 }
 

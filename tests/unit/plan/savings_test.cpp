@@ -211,7 +211,8 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
   const double update = cost.update(whole / 4, constraints.optimizer_state_factor).value();
   for (const int copied : {0, 1}) {
     CAPTURE(copied);
-    for (auto& parameter : model.parameters) parameter.copy = copied == 1 ? parameter.bytes / 2 : Bytes(0);
+    for (auto& parameter : model.parameters)
+      parameter.copy = copied == 1 ? parameter.bytes / 2 : Bytes(0);
     const Bytes gathered = copied == 1 ? whole / 2 : whole;
     CHECK(stage_of(1).update.value() == Approx(update + half_of_sum(gathered)).epsilon(1e-12));
     CHECK(stage_of(2).update.value() == Approx(update + half_of_sum(gathered)).epsilon(1e-12));

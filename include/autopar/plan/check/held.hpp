@@ -104,9 +104,10 @@ class CheckedMemory {
     return readers;
   }
 
-  /// Under ZeRO, shares of what the level shares, and what a parameter's own highest level allows. Several stages share the
-  /// optimizer's state of what they read alone. What is offloaded: the optimizer has all that it works with on the host,
-  /// gradients are made on the device, where copies that are read take the place of parameters; those come in pieces.
+  /// Under ZeRO, shares of what the level shares, and what a parameter's own highest level allows. Several stages share
+  /// the optimizer's state of what they read alone. What is offloaded: the optimizer has all that it works with on the
+  /// host, gradients are made on the device, where copies that are read take the place of parameters; those come in
+  /// pieces.
   void add_parameters(int s) {
     const Plan& plan = stated_.plan();
     const auto& parameters = stated_.model().parameters;
@@ -142,8 +143,10 @@ class CheckedMemory {
       const double state = std::ceil(static_cast<double>(bytes) * plan.optimizer_state_factor);
       const std::int64_t states = share(static_cast<std::int64_t>(state), 1), stepped = share(bytes, 1);
       stage.owned += plan.gradient_copies * share(bytes, 2);
-      if (copy == 0) stage.owned += share(bytes, 3);
-      else stage.owned += leaves ? share(copy, 3) : share(bytes, 1) + (level == 3 && ranks > 1 ? 0 : copy);
+      if (copy == 0)
+        stage.owned += share(bytes, 3);
+      else
+        stage.owned += leaves ? share(copy, 3) : share(bytes, 1) + (level == 3 && ranks > 1 ? 0 : copy);
       if (leaves && elsewhere)
         stage.on_host += states + (1 + plan.gradient_copies) * stepped;
       else

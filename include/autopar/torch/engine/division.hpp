@@ -49,8 +49,9 @@ struct SharedParameters {
 /// stage reads are left out.
 void share_groups(Division& division, const OpGraph& graph, const SharedParameters& shared);
 
-/// States of groups that are summed into shares within turns that gather what a backward needs until their buckets are full
-/// (ReduceGroup::filled_after): it goes through what the stage runs from the end, and through what runs again as a whole.
+/// States of groups that are summed into shares within turns that gather what a backward needs until their buckets are
+/// full (ReduceGroup::filled_after): it goes through what the stage runs from the end, and through what runs again as a
+/// whole.
 /// @pre backwards are whole
 /// @param shared  with which the groups were made
 void find_filled_after(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared,

@@ -31,8 +31,8 @@ struct ShardUnit {
   int zero = 1;             ///< level; 0: each rank owns all of it
   bool offloaded = false;   ///< owner handles refer to host memory
   c10::ScalarType dtype = c10::ScalarType::Float;  ///< of owners and gradients
-  /// Element type of what is gathered, and stages compute with: that of the copies that everything reads in place of the
-  /// parameters, or `dtype`.
+  /// Element type of what is gathered, and stages compute with: that of the copies that everything reads in place of
+  /// the parameters, or `dtype`.
   c10::ScalarType gathered = c10::ScalarType::Float;
   std::int64_t elements = 0;  ///< a multiple of the number of ranks
   std::vector<Place> places;
@@ -56,11 +56,12 @@ struct ShardUnit {
 
 /// One unit's memory on one rank: its own part, which owner handles refer to, and the whole, which stages compute with.
 ///
-/// Below ZeRO 3 the own part lies within the whole, so that what an optimizer writes is in its place, and gathering needs no
-/// copies. From 3 on it lies apart, and the whole has memory between `allocate` and `release` only, always the same storage,
-/// so that what refers to it (compute copies, what autograd saved of them) finds the data again. Where the whole is of
-/// another element type the own part lies apart, too, and is cast into its place before each gathering. Of an offloaded unit
-/// owner handles refer to memory of the host, and the own part is a copy of it in the element type of the whole.
+/// Below ZeRO 3 the own part lies within the whole, so that what an optimizer writes is in its place, and gathering
+/// needs no copies. From 3 on it lies apart, and the whole has memory between `allocate` and `release` only, always the
+/// same storage, so that what refers to it (compute copies, what autograd saved of them) finds the data again. Where
+/// the whole is of another element type the own part lies apart, too, and is cast into its place before each gathering.
+/// Of an offloaded unit owner handles refer to memory of the host, and the own part is a copy of it in the element type
+/// of the whole.
 class ShardMemory {
  public:
   ShardMemory(ShardUnit unit, Rank rank, c10::Device device);

@@ -296,7 +296,8 @@ namespace {
 /// Parameters that are read in different ways.
 struct Readers : torch::nn::Module {
   Readers() {
-    for (auto* parameter : {&plain, &averaged, &detached, &stopped}) *parameter = torch::randn({3, 3});
+    for (auto* parameter : {&plain, &averaged, &detached, &stopped})
+      *parameter = torch::randn({3, 3});
     register_parameter("plain", plain);
     register_parameter("averaged", averaged);
     register_parameter("detached", detached);
@@ -306,7 +307,8 @@ struct Readers : torch::nn::Module {
   Tensor forward(const Tensor& x) {
     average.mul_(0.5).add_(averaged.detach(), 0.5);
     const auto h = F::linear(F::linear(x, plain), averaged);
-    return F::linear(F::linear(h, detached), detached.detach()).add(stopped.detach().sum()).sum() + F::linear(x, stopped).sum();
+    return F::linear(F::linear(h, detached), detached.detach()).add(stopped.detach().sum()).sum() +
+           F::linear(x, stopped).sum();
   }
   Tensor plain, averaged, detached, stopped, average;
 };
@@ -317,7 +319,8 @@ TEST_CASE("A parameter is held in shares as far as all that reads it can ask for
   Readers net;
   const auto profiled = profile(net, {torch::randn({4, 3})}, [&](const Tensors& in) { return net.forward(in[0]); });
   std::map<std::string, int> highest;
-  for (const auto& parameter : profiled.profile.model.parameters) highest[parameter.name] = parameter.highest_zero;
+  for (const auto& parameter : profiled.profile.model.parameters)
+    highest[parameter.name] = parameter.highest_zero;
   CHECK(highest.at("plain") == 3);
   CHECK(highest.at("averaged") == 0);
   CHECK(highest.at("detached") == 2);
