@@ -26,6 +26,7 @@ struct ChunkedStaging {
   std::int64_t simulated = 300'000;           ///< actions of all shapes up to which all are simulated
   std::int64_t compared = 300'000;            ///< actions of shapes that are compared otherwise, one rank a position
   std::int64_t simulated_of_best = 150'000;   ///< actions of the best of those, which are simulated
+  bool only_fits = false;  ///< what does not fit is of no interest: only whether anything does, as otherwise
 
   [[nodiscard]] static bool is_plain(ScheduleKind kind) {
     return kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB;
@@ -74,6 +75,7 @@ struct ChunkedStaging {
       if (!staging) continue;
       const bool allowed = allows(constraints, shape.kind);
       if (allowed && !meets(constraints, objective.work(), *staging)) continue;
+      if (only_fits && !synthesises(objective) && !objective.may_fit(*staging)) continue;
       tried.push_back({*staging, objective(*staging)});
       if (!allowed) continue;
       ++result.states;
@@ -85,6 +87,7 @@ struct ChunkedStaging {
     for (Candidate& candidate : tried) {
       candidate.staging.schedule = ScheduleKind::kSynthesised;
       if (!meets(constraints, objective.work(), candidate.staging)) continue;
+      if (only_fits && !objective.may_fit(candidate.staging)) continue;
       ++result.states;
       result.candidates.offer({candidate.staging, objective(candidate.staging)});
     }
@@ -258,13 +261,14 @@ namespace detail {
 
 /// Runs a search on the plain schedules, then ChunkedStaging on the others, if any is allowed.
 template <class Search>
-[[nodiscard]] SearchResult search_all_schedules(const StepObjective& objective, const Search& search) {
+[[nodiscard]] SearchResult search_all_schedules(const StepObjective& objective, const Search& search,
+                                                const ChunkedStaging& others = {}) {
   Constraints plain = objective.constraints();
   std::erase_if(plain.schedules, [](ScheduleKind kind) { return !ChunkedStaging::is_plain(kind); });
   if (plain.schedules.size() == objective.constraints().schedules.size()) return search(objective);
   SearchResult result{Candidates(plain.memory)};
   if (!plain.schedules.empty()) result = search(StepObjective(objective.work(), objective.cluster(), plain));
-  ChunkedStaging{}.add_to(result, objective);
+  others.add_to(result, objective);
   result.proven = false;
   result.lower_bound = {};
   return result;

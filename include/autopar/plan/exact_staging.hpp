@@ -10,6 +10,7 @@
 
 #include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/concepts.hpp>
+#include <autopar/plan/least_memory.hpp>
 #include <autopar/plan/lower_bound.hpp>
 #include <autopar/plan/refine.hpp>
 #include <autopar/plan/rest_bottleneck.hpp>
@@ -159,6 +160,12 @@ struct ExactStaging {
     return detail::search_all_schedules(objective, [&](const StepObjective& plain) { return search_plain(plain); });
   }
 
+  /// Something that fits if `search` finds something, where it is proven that no staging with one stage a rank does.
+  [[nodiscard]] SearchResult search_beyond_plain(const StepObjective& objective) const {
+    const auto nothing = [](const StepObjective& plain) { return SearchResult{Candidates(plain.constraints().memory)}; };
+    return detail::search_all_schedules(objective, nothing, {.only_fits = true});
+  }
+
  private:
   [[nodiscard]] SearchResult search_plain(const StepObjective& objective) const {
     SearchResult result{Candidates(objective.constraints().memory)};
@@ -168,7 +175,18 @@ struct ExactStaging {
     std::vector<Configuration> configurations;
     if (tables) configurations = all_configurations(objective, *tables, result);
     seed(objective, configurations, result);
-    if (tables) branch(objective, *tables, configurations, result);
+    if (!tables) return result;
+    if (!result.candidates.any_fits()) {
+      const auto least = least_memory(objective);
+      if (least && least->fits(objective.constraints())) {
+        offer(objective, least->staging, result);
+      } else if (least && least->proven) {
+        result.proven = true;
+        result.lower_bound = result.candidates.best_step();
+        return result;
+      }
+    }
+    branch(objective, *tables, configurations, result);
     return result;
   }
 

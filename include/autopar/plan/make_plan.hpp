@@ -10,7 +10,6 @@
 #include <autopar/plan/coarsened.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/plan.hpp>
-#include <autopar/plan/refusal.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/text.hpp>
 #include <autopar/plan/uncoarsen.hpp>
@@ -54,16 +53,14 @@ namespace detail {
   return replicas;
 }
 
-/// Turns what a search found into a plan that explains itself, or into an error that says what would fit.
+/// Turns what a search found into a plan that explains itself.
 class PlanMaker {
  public:
   PlanMaker(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints)
       : work_(work), cluster_(cluster), request_(request), constraints_(constraints) {}
 
-  /// @param found  stagings of the blocks of `coarse`
-  [[nodiscard]] Plan make(const Coarsened& coarse, SearchResult found) const {
-    if (!found.candidates.any_fits())
-      Refusal(work_, cluster_, request_, constraints_).fit_least(coarse, found);
+  /// @param found  stagings of the blocks of `coarse` @pre any fits
+  [[nodiscard]] Plan make(const Coarsened& coarse, const SearchResult& found) const {
     const StepObjective objective(work_, cluster_, constraints_);
     const Uncoarsening uncoarsening(objective, coarse);
     Plan plan = describe_best(uncoarsening.refined(found), uncoarsening);

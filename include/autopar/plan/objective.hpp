@@ -179,6 +179,25 @@ class StepObjective {
     return least;
   }
 
+  /// False if the staging does not fit under any savings that would be tried, without working out what it takes; of
+  /// synthesised orders, if it fits under none.
+  [[nodiscard]] bool may_fit(const Staging& staging) const {
+    const auto ranks = place(staging, Placement::kReplicasTogether);
+    const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
+    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+    for (const int level : zero_levels(staging)) {
+      for (const Offload offload : constraints_.offloads) {
+        const Savings own = savings(staging, sized, level, offload);
+        const auto in_flight = synthesised ? std::vector<int>(staging.replicas.size(), 0)
+                                           : in_flight_of_positions(staging, sized, own);
+        const auto memory = memory_of(staging, sized, in_flight, own);
+        const auto total = [&](std::size_t stage) { return memory[stage].total(); };
+        if (peak_of_ranks(ranks, total) <= constraints_.memory && host_holds(ranks, memory)) return true;
+      }
+    }
+    return false;
+  }
+
   [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
   /// Largest peak of any rank.
   [[nodiscard]] static Bytes peak(const StepTerms& terms) {

@@ -2,20 +2,25 @@
 
 #include <concepts>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
 
+#include <autopar/core/error.hpp>
+#include <autopar/cost/links.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/roofline.hpp>
+#include <autopar/plan/attempt.hpp>
 #include <autopar/plan/coarsen/heavy_edge.hpp>
 #include <autopar/plan/coarsened.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/exact_staging.hpp>
 #include <autopar/plan/make_plan.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/refusal.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/segments.hpp>
 #include <autopar/plan/workload.hpp>
 
 namespace autopar {
@@ -134,18 +139,47 @@ class Planner {
 
  private:
   [[nodiscard]] Plan plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request) const {
-    const Constraints constraints = resolve(request, work, cluster);
-    const std::int64_t samples = std::max<std::int64_t>(1, constraints.batch / constraints.world);
-    detail::Coarsened coarse(work, coarsening.coarsen(work, samples, std::max(1, constraints.stages)), cluster,
-                             constraints);
+    const Attempt attempt(staging, coarsening, work, cluster, request);
+    const Constraints& constraints = attempt.constraints();
+    const detail::Coarsened& coarse = attempt.coarse();
     observe("coarsened " + std::to_string(work.graph.node_count()) + " nodes to " +
             std::to_string(coarse.blocks.block_count()));
-    set_segments(work, coarse.work, coarse.blocks, constraints, samples);
-    SearchResult found = staging.search(coarse.objective);
+    SearchResult found = attempt.search();
     observe("searched " + std::to_string(found.states) + " states" + (found.proven ? ", all there are" : ""));
-    Plan result = detail::PlanMaker(work, cluster, request, constraints).make(coarse, std::move(found));
+    if (!found.candidates.any_fits()) {
+      const auto least = attempt.offer_least(found);
+      if (!found.candidates.any_fits()) refuse(work, attempt, found, least, cluster, request);
+    }
+    Plan result = detail::PlanMaker(work, cluster, request, constraints).make(coarse, found);
     observe("planned " + describe(detail::replicas_of(result), result.microbatches, result.schedule));
     return result;
+  }
+
+  using Attempt = detail::Attempt<StagingSearch, Coarsening>;
+
+  /// @throws what is wrong, and what would do
+  [[noreturn]] void refuse(Workload& work, const Attempt& attempt, const SearchResult& found,
+                           const std::optional<LeastMemory>& least, const Cluster& cluster,
+                           const PlanRequest& request) const {
+    const auto transfer = work.transfer;
+    const auto all_reduce = work.all_reduce;
+    const auto trials = [&](const PlanRequest& changed, const Cluster& other) -> detail::Trial {
+      work.transfer = transfer;
+      work.all_reduce = all_reduce;
+      if (other.devices > cluster.devices) {  // costs know no links of ranks that are not there
+        work.transfer = [&](Bytes bytes, Rank from, Rank to) { return point_to_point(other, bytes, from, to); };
+        work.all_reduce = [&](Bytes bytes, std::span<const Rank> ranks) {
+          return all_reduce_time(other, bytes, ranks);
+        };
+      }
+      try {
+        return Attempt(staging, coarsening, work, other, changed).trial();
+      } catch (const Error&) {  // what contradicts itself does not fit
+        return {};
+      }
+    };
+    detail::Refusal(work, cluster, request, attempt.constraints(), trials)
+        .refuse(attempt.coarse(), found.candidates.ranked(), least);
   }
 
   void observe(const std::string& phase) const {

@@ -160,6 +160,8 @@ namespace detail {
 inline void set_segments(Workload& fine, Workload& coarse, const Partition& blocks, const Constraints& constraints,
                          std::int64_t samples) {
   const bool by_name = !constraints.recomputed_modules.empty();  // blocks have no names of their own
+  fine.segment_of.clear();
+  coarse.segment_of.clear();
   auto& leading = by_name ? fine : coarse;
   leading.segment_of = recompute_segments(leading, constraints, samples);
   if (leading.segment_of.empty()) return;

@@ -2,102 +2,282 @@
 
 #include <catch_shim.hpp>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <regex>
+#include <string>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/plan/brute_force.hpp>
+#include <autopar/plan/least_memory.hpp>
 #include <autopar/plan/planner.hpp>
 
-#include "random_models.hpp"
+#include "random_instances.hpp"
+
+// Every refusal names the smallest change that fits: what it says is taken at its word and tried.
+namespace remedy_test {
 
 using namespace autopar;
 using test::Dice;
+using test::Instance;
 
-namespace {
+Cluster with_devices(Cluster cluster, int world) {
+  cluster.devices = std::max(cluster.devices, world);
+  cluster.levels.back().span = std::max(cluster.levels.back().span, world);
+  return cluster;
+}
 
-bool fits(const ModelProfile& model, Cluster cluster, const PlanRequest& request) {
-  cluster.devices = std::max(cluster.devices, request.world);
-  cluster.levels.back().span = std::max(cluster.levels.back().span, request.world);
-  Planner<> planner;
-  planner.staging.max_states = 20'000;
+/// Nothing if there is a plan.
+std::optional<InfeasiblePlan> refusal(const Instance& instance) {
+  const Cluster cluster = with_devices(instance.cluster, instance.request.world);
   try {
-    (void)planner.plan(model, cluster, request);
-    return true;
-  } catch (const InfeasiblePlan&) {
-    return false;
+    (void)Planner<>{}.plan(instance.model, cluster, instance.request);
+  } catch (const InfeasiblePlan& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+/// What the planner decides on the way to a plan or a refusal.
+bool accepted(const Instance& instance) {
+  const Cluster cluster = with_devices(instance.cluster, instance.request.world);
+  const RooflineCost cost(cluster);
+  Workload work = make_workload(instance.model, cost);
+  const ExactStaging staging;
+  const HeavyEdge coarsening;
+  const detail::Attempt attempt(staging, coarsening, work, cluster, instance.request);
+  SearchResult found = attempt.search();
+  if (!found.candidates.any_fits()) (void)attempt.offer_least(found);
+  return found.candidates.any_fits();
+}
+
+/// A model that rarely fits, with every option set now and then.
+Instance draw(std::uint64_t seed, int most_nodes, int most_devices) {
+  Instance out = test::random_instance(seed, most_nodes, most_devices);
+  Dice dice(seed + 4242);
+  auto& [model, cluster, request] = out;
+  auto& options = request.options;
+  cluster.device.memory = Bytes(dice(20, 350) * 1000);
+  if (dice.chance(70)) {
+    request.runtime = runtime_capabilities();
+    if (dice.chance(60)) {
+      constexpr std::array kSchedules{"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
+      options.schedule = kSchedules[static_cast<std::size_t>(dice(0, 5))];
+    }
+    if (dice.chance(40)) options.zero = dice(0, 3);
+    if (dice.chance(40)) options.recompute = dice.chance(50) ? "full" : "none";
+  }
+  if (cluster.host && dice.chance(30)) options.offload = dice.chance(50) ? "optimizer" : "none";
+  request.world = cluster.devices;
+  if (dice.chance(15)) request.batch = dice(1, cluster.devices);  // fewer samples than ranks
+  return out;
+}
+
+class Remedy {
+ public:
+  Remedy(const Instance& instance, const InfeasiblePlan& error, std::map<std::string, int>& counts)
+      : instance_(instance), remedy_(error.remedy()), counts_(counts) {}
+
+  void check() {
+    const auto& options = instance_.request.options;
+    const Bytes memory = options.device_memory > Bytes(0) ? options.device_memory : instance_.cluster.device.memory;
+    check_memory("device_memory", "device_memory = ([0-9]+) ", memory.value(),
+                 [](Instance& one, std::int64_t bytes) { one.request.options.device_memory = Bytes(bytes); });
+    if (instance_.cluster.host) {
+      check_memory("host memory", "host memory of ([0-9]+) ", instance_.cluster.host->memory.value(),
+                   [](Instance& one, std::int64_t bytes) { one.cluster.host->memory = Bytes(bytes); });
+    }
+    check_ranks();
+    check_stages();
+    check_microbatches();
+    check_factor();
+    check_zero();
+    check_switch("recompute = auto", options.recompute != "auto" && instance_.request.runtime.recompute,
+                 [](Instance& one) { one.request.options.recompute = "auto"; });
+    check_switch("schedule = auto", options.schedule != "auto",
+                 [](Instance& one) { one.request.options.schedule = "auto"; });
+    check_switch("offload = none", options.offload == "optimizer",
+                 [](Instance& one) { one.request.options.offload = "none"; });
+    check_switch("offload = optimizer",
+                 options.offload == "none" && instance_.request.runtime.offload,
+                 [](Instance& one) { one.request.options.offload = "optimizer"; });
+  }
+
+ private:
+  [[nodiscard]] std::optional<double> named(const std::string& pattern) const {
+    std::smatch found;
+    if (!std::regex_search(remedy_, found, std::regex(pattern))) return std::nullopt;
+    return std::stod(found[1].str());
+  }
+  template <class Change>
+  [[nodiscard]] bool fits(const Change& change) const {
+    Instance changed = instance_;
+    change(changed);
+    return accepted(changed);
+  }
+
+  template <class Change>
+  void check_memory(const std::string& what, const std::string& pattern, std::int64_t now, const Change& change) {
+    const auto least = named(pattern);
+    if (!least) return;
+    ++counts_[what];
+    const auto bytes = static_cast<std::int64_t>(*least);
+    CHECK(bytes > now);
+    CHECK(fits([&](Instance& one) { change(one, bytes); }));
+    CHECK_FALSE(fits([&](Instance& one) { change(one, bytes - 1); }));
+    // Nor anywhere between, but that orders which are synthesised for less memory may happen to take less.
+    if (instance_.request.options.schedule == "synth") return;
+    const std::int64_t half = now + (bytes - now) / 2;
+    CHECK_FALSE(fits([&](Instance& one) { change(one, half); }));
+  }
+
+  void check_ranks() {
+    const auto ranks = named("([0-9]+) ranks instead");
+    const int now = instance_.request.world;
+    const auto with = [&](int world) { return fits([&](Instance& one) { one.request.world = world; }); };
+    if (ranks) {
+      ++counts_["ranks"];
+      CHECK(with(static_cast<int>(*ranks)));
+    }
+    const int near = std::min(2 * now, now + 16);
+    for (int world = now + 1; world <= near && (!ranks || world < *ranks); ++world) CHECK_FALSE(with(world));
+  }
+
+  void check_stages() {
+    const auto stages = named("stages = ([0-9]+) instead");
+    if (!stages) return;
+    ++counts_["stages"];
+    const auto with = [&](int count) { return fits([&](Instance& one) { one.request.options.stages = count; }); };
+    CHECK(with(static_cast<int>(*stages)));
+    for (int count = instance_.request.options.stages; count < *stages; ++count) CHECK_FALSE(with(count));
+  }
+
+  void check_microbatches() {
+    const auto least = named("microbatches = ([0-9]+) instead");
+    if (!least) return;
+    ++counts_["microbatches"];
+    const auto with = [&](int count) {
+      return fits([&](Instance& one) {
+        auto& options = one.request.options;
+        options.microbatches = count;
+        options.max_microbatches = std::max(options.max_microbatches, count);
+      });
+    };
+    CHECK(with(static_cast<int>(*least)));
+    CHECK_FALSE(with(static_cast<int>(*least) - 1));
+  }
+
+  void check_factor() {
+    const auto largest = named("optimizer_state_factor = ([0-9.]+) instead");
+    if (!largest) return;
+    ++counts_["factor"];
+    const auto with = [&](double factor) {
+      return fits([&](Instance& one) { one.request.options.optimizer_state_factor = factor; });
+    };
+    CHECK(with(*largest));
+    CHECK_FALSE(with(*largest + 1.0 / 16));
+  }
+
+  void check_zero() {
+    const auto& request = instance_.request;
+    if (request.options.zero < 0) return;
+    const auto least = named("zero = ([0-9]) instead");
+    const auto with = [&](int level) { return fits([&](Instance& one) { one.request.options.zero = level; }); };
+    if (least) {
+      ++counts_["zero"];
+      CHECK(with(static_cast<int>(*least)));
+    }
+    for (int level = 0; level <= request.runtime.max_zero && (!least || level < *least); ++level)
+      CHECK_FALSE(with(level));
+  }
+
+  template <class Change>
+  void check_switch(const std::string& text, bool possible, const Change& change) {
+    const bool is_named = remedy_.find(text) != std::string::npos;
+    counts_[text] += is_named ? 1 : 0;
+    if (possible) CHECK(fits(change) == is_named);
+    else CHECK_FALSE(is_named);
+  }
+
+  const Instance& instance_;
+  std::string remedy_;
+  std::map<std::string, int>& counts_;
+};
+
+void check_all(std::uint64_t first, int instances, int most_nodes, int most_devices,
+               std::map<std::string, int>& counts) {
+  for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(instances); ++seed) {
+    CAPTURE(seed);
+    const Instance instance = draw(seed, most_nodes, most_devices);
+    try {
+      const auto error = refusal(instance);
+      if (!error) continue;
+      ++counts["refused"];
+      CAPTURE(error->what());
+      if (error->remedy().find("less may do") != std::string::npos) ++counts["not proven"];
+      else if (error->remedy().empty()) ++counts["no remedy"];
+      else Remedy(instance, *error, counts).check();
+    } catch (const CaptureError&) {  // a forced plan that mixes samples
+    } catch (const InvalidArgument&) {
+    }
   }
 }
 
-}  // namespace
+TEST_CASE("every refusal names the smallest change that fits", "[laws]") {
+  std::map<std::string, int> counts;
+  check_all(1'000'000, 400, 7, 4, counts);
+  check_all(2'000'000, 40, 14, 4, counts);
+  CHECK(counts["not proven"] == 0);
+  CHECK(counts["refused"] > 150);
+  CHECK(counts["device_memory"] > 140);
+  CHECK(counts["ranks"] > 50);
+  CHECK(counts["factor"] > 25);
+  for (const char* rare : {"host memory", "microbatches", "stages", "zero", "recompute = auto", "schedule = auto"}) {
+    CAPTURE(rare);
+    CHECK(counts[rare] > 0);
+  }
+}
 
-TEST_CASE("each change that an infeasible plan suggests makes it fit", "[laws]") {
-  int infeasible = 0, memory = 0, ranks = 0, microbatches = 0, factors = 0, stages = 0;
+TEST_CASE("so it does of many", "[.nightly][laws]") {
+  std::map<std::string, int> counts;
+  check_all(3'000'000, 6000, 7, 4, counts);
+  check_all(4'000'000, 400, 14, 4, counts);
+  for (const auto& [what, count] : counts) std::cout << what << ": " << count << "\n";
+  CHECK(counts["not proven"] * 500 <= counts["refused"]);
+}
+
+TEST_CASE("the least memory is that of all stagings", "[laws]") {
+  int compared = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
-    Dice dice(seed + 333);
-    const ModelProfile model = test::chain(dice(2, 9), 1e5, dice(10, 60) * 1000, dice(20, 800));
-    const Cluster cluster = test::small_cluster(dice(1, 4), Bytes(dice(50, 300) * 1000));
-    PlanRequest request;
-    request.world = cluster.devices;
-    request.batch = dice(8, 64);
-    request.options.memory_margin = 0.1;
-    request.options.max_microbatches = dice(1, 4);
-    if (dice.chance(40))
-      request.options.stages =
-          dice(1, std::min<int>(std::max(1, cluster.devices - 1), static_cast<int>(model.graph.node_count())));
-    const RooflineCost cost(cluster);
-    const Workload work = make_workload(model, cost);
-    const Constraints constraints = resolve(request, work, cluster);
+    const Instance instance = draw(seed + 5'000'000, 5, 3);
+    const RooflineCost cost(instance.cluster);
+    const Workload work = make_workload(instance.model, cost);
+    Constraints constraints;
     try {
-      (void)Planner<>{}.plan(model, cluster, request);
-    } catch (const InfeasiblePlan& error) {
-      ++infeasible;
-      CAPTURE(error.what());
-      CHECK(error.needed() > error.available());
-      CHECK(error.available() == constraints.memory);
-      CHECK(error.stage().valid());
-      const StepObjective objective(work, cluster, constraints);
-      const auto least = least_memory(objective);
-      REQUIRE(least);
-      const Remedies remedies = find_remedies(work, cluster, request, constraints, least->peak);
-      const auto applied = [&](auto&& change) {
-        PlanRequest changed = request;
-        change(changed);
-        return fits(model, cluster, changed);
-      };
-      REQUIRE(remedies.device_memory);
-      ++memory;
-      CHECK(applied([&](PlanRequest& r) { r.options.device_memory = *remedies.device_memory; }));
-      CHECK(error.remedy().find("device_memory = " + std::to_string(remedies.device_memory->value())) !=
-            std::string::npos);
-      if (remedies.world) {
-        ++ranks;
-        CHECK(applied([&](PlanRequest& r) { r.world = *remedies.world; }));
-        if (*remedies.world <= 2 * request.world)
-          CHECK_FALSE(applied([&](PlanRequest& r) { r.world = *remedies.world - 1; }));
-      }
-      if (remedies.stages) {
-        ++stages;
-        CHECK(applied([&](PlanRequest& r) { r.options.stages = *remedies.stages; }));
-        CHECK_FALSE(applied([&](PlanRequest& r) { r.options.stages = *remedies.stages - 1; }));
-      }
-      if (remedies.microbatches) {
-        ++microbatches;
-        CHECK(applied(
-            [&](PlanRequest& r) { r.options.max_microbatches = r.options.microbatches = *remedies.microbatches; }));
-      }
-      CHECK_FALSE(remedies.recompute);  // this runtime does neither
-      CHECK_FALSE(remedies.zero);
-      if (remedies.optimizer_state_factor) {
-        ++factors;
-        CHECK(applied([&](PlanRequest& r) { r.options.optimizer_state_factor = *remedies.optimizer_state_factor; }));
-        CHECK_FALSE(applied(
-            [&](PlanRequest& r) { r.options.optimizer_state_factor = *remedies.optimizer_state_factor + 1.0 / 16; }));
-      }
+      constraints = resolve(instance.request, work, instance.cluster);
+    } catch (const Error&) {  // options that contradict one another
+      continue;
     }
+    std::erase_if(constraints.schedules, [](ScheduleKind kind) { return !detail::has_law(kind); });
+    if (constraints.schedules.empty() || test::count_stagings(work, constraints) > 10'000) continue;
+    const auto least = least_memory(StepObjective(work, instance.cluster, constraints));
+    if (!least || !least->host_holds(constraints)) continue;
+    CHECK(least->proven);
+    const auto any_fits = [&](Bytes memory) {
+      Constraints limited = constraints;
+      limited.memory = memory;
+      return BruteForce{}.search(StepObjective(work, instance.cluster, limited)).candidates.any_fits();
+    };
+    CHECK(any_fits(least->peak));
+    CHECK_FALSE(any_fits(least->peak - Bytes(1)));
+    ++compared;
   }
-  CHECK(infeasible > 100);
-  CHECK(memory == infeasible);
-  CHECK(ranks > 20);
-  CHECK(microbatches > 5);
-  CHECK(factors > 20);
-  CHECK(stages > 3);
+  CHECK(compared > 250);
 }
 
 TEST_CASE("the least memory is what the stage really needs") {
@@ -114,66 +294,9 @@ TEST_CASE("the least memory is what the stage really needs") {
     CHECK(error.needed() == Bytes(6 * 100'000));
   }
   cluster.device.memory = Bytes(6 * 100'000);
-  CHECK(fits(model, cluster, request));
+  CHECK_NOTHROW(Planner<>{}.plan(model, cluster, request));
   cluster.device.memory = Bytes(6 * 100'000 - 1);
-  CHECK_FALSE(fits(model, cluster, request));
-}
-
-TEST_CASE("savings that were ruled out are suggested where they are enough", "[laws]") {
-  int recomputed = 0, sharded = 0, offloaded = 0, neither = 0;
-  for (std::uint64_t seed = 0; seed < 1300; ++seed) {
-    CAPTURE(seed);
-    Dice dice(seed + 555'000);
-    const bool many_parameters = dice.chance(50);
-    ModelProfile model = test::chain(dice(2, 9), 1e5, many_parameters ? dice(15, 30) * 1000 : 1000, dice(20, 100));
-    for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= many_parameters ? 1 : 40;
-    Cluster cluster = test::small_cluster(dice(1, 4), Bytes(dice(60, 300) * 1000));
-    if (dice.chance(70)) cluster.host = test::small_host(Bytes(dice(60, 900) * 1000));
-    PlanRequest request;
-    request.world = cluster.devices;
-    request.batch = dice(8, 64);
-    request.options.max_microbatches = dice(1, 4);
-    request.runtime.offload = dice.chance(80);
-    request.options.offload = "none";
-    request.runtime.max_zero = dice(0, 3);
-    request.runtime.recompute = dice.chance(70);
-    request.options.recompute = "none";
-    request.options.zero = 0;
-    const RooflineCost cost(cluster);
-    const Workload work = make_workload(model, cost);
-    const Constraints constraints = resolve(request, work, cluster);
-    const auto least = least_memory(StepObjective(work, cluster, constraints));
-    REQUIRE(least);
-    if (least->peak <= constraints.memory) continue;
-    const Remedies remedies = find_remedies(work, cluster, request, constraints, least->peak);
-    PlanRequest changed = request;
-    changed.options.recompute = "auto";
-    if (remedies.recompute) {
-      ++recomputed;
-      CHECK(fits(model, cluster, changed));
-    }
-    changed = request;
-    if (remedies.zero) {
-      ++sharded;
-      CHECK(*remedies.zero <= request.runtime.max_zero);
-      changed.options.zero = *remedies.zero;
-      CHECK(fits(model, cluster, changed));
-    }
-    changed = request;
-    if (remedies.offload) {
-      ++offloaded;
-      CHECK(request.runtime.offload);
-      changed.options.offload = "optimizer";
-      CHECK(fits(model, cluster, changed));
-      CHECK_THAT(describe(remedies, cluster, request, constraints),
-                 Catch::Matchers::Contains("offload = optimizer instead of none"));
-    }
-    neither += !remedies.recompute && !remedies.zero && !remedies.offload ? 1 : 0;
-  }
-  CHECK(recomputed > 40);
-  CHECK(sharded > 8);
-  CHECK(offloaded > 30);
-  CHECK(neither > 20);
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
 }
 
 TEST_CASE("hosts that cannot hold what must be offloaded are named, with what would do") {
@@ -192,10 +315,12 @@ TEST_CASE("hosts that cannot hold what must be offloaded are named, with what wo
     CHECK(error.available() == cluster.host->memory);
     CHECK_THAT(error.what(), Catch::Matchers::Contains("offload = optimizer puts") &&
                                  Catch::Matchers::Contains("its host's memory"));
-    CHECK_THAT(error.remedy(), Catch::Matchers::Contains("zero = 1"));
+    CHECK_THAT(error.remedy(), Catch::Matchers::Contains("host memory of 600000 bytes a rank (1 B more)"));
   }
   cluster.host->memory += Bytes(1);
   const Plan plan = Planner<>{}.plan(model, cluster, request);
   CHECK(plan.stages[0].host_memory == Bytes(6 * 100'000));
   CHECK(plan.stages[0].peak_memory < Bytes(201'000));  // parameter + gradient, and what is in flight
 }
+
+}  // namespace remedy_test

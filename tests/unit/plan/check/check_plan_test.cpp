@@ -177,7 +177,7 @@ TEST_CASE("the checker works out what the planner predicted: step, memory, bound
 
 TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
   std::map<std::string, int> met;
-  for (int seed = 0; seed < 600; ++seed) {
+  for (int seed = 0; seed < 700; ++seed) {
     const CheckedCase c = random_full_case(seed);
     const auto plan = planned_by(c, seed % 2 == 0);
     if (!plan) continue;
