@@ -577,4 +577,71 @@ TEST_CASE("a loss that is scaled outside takes no second set of gradients") {
   });
 }
 
+struct ReturnsTwice : nn::Module {
+  ReturnsTwice() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  std::vector<Tensor> forward(const Tensor& x) {
+    const auto h = torch::tanh(a(x)), y = b(h), total = y.pow(2).sum();
+    return {y, y, total, y * 2, total};
+  }
+  nn::Linear a{4, 6}, b{6, 3};
+};
+
+TEST_CASE("a result that is returned twice is two results with one gradient each") {
+  const DoublePrecision guard;
+  const auto whole = torch::linspace(-1, 1, 32).sin().view({8, 4});
+  const auto loss_of = [](const std::vector<Tensor>& results) {
+    return (results[0] * 2 + results[1].sin() + results[3]).sum() + results[2] * 3 + results[4].log();
+  };
+  const auto reference = made<ReturnsTwice>();
+  const auto wanted = reference->forward(whole);
+  loss_of(wanted).backward();
+  // Sums are the same on every rank: their gradients, not their losses, are those of one process.
+  for (const int stages : {1, 2}) {
+    check_ranks(2, [&](ap::World& world) {
+      ap::AutoParallel<ReturnsTwice> model(world, made<ReturnsTwice>(), {.stages = stages});
+      const auto got = model(mine(whole, world.rank()));
+      for (const std::size_t i : {0, 1, 3}) check_close(got[i], mine(wanted[i], world.rank()), kTolerance, "result");
+      for (const std::size_t i : {2, 4}) check_close(got[i], wanted[i], kTolerance, "sum");
+      loss_of(got).backward();
+      check_parameters(model, *reference, "returned twice");
+    });
+  }
+}
+
+struct ComplexNet : nn::Module {
+  ComplexNet() {
+    register_module("in", in);
+    filter = register_parameter("filter", torch::complex(torch::linspace(-1, 1, 5), torch::linspace(0, 2, 5)));
+  }
+  Tensor forward(const Tensor& x) { return torch::fft::irfft(torch::fft::rfft(in(x)) * filter, 8).pow(2).mean(); }
+  nn::Linear in{4, 8};
+  Tensor filter;
+};
+
+TEST_CASE("gradients of complex parameters count in the norm by their absolute values") {
+  const DoublePrecision guard;
+  for (const double p : {1.0, 2.0, 3.0}) {
+    const auto whole = torch::linspace(-1, 1, 32).sin().view({8, 4});
+    auto reference = made<ComplexNet>();
+    reference->forward(whole).backward();
+    const auto expected = torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.1, p);
+    for (const int stages : {1, 2}) {
+      check_ranks(2, [&](ap::World& world) {
+        ap::AutoParallel<ComplexNet> model(world, made<ComplexNet>(), {.stages = stages});
+        model(mine(whole, world.rank())).backward();
+        check_close(model->clip_grad_norm_(0.1, p), torch::tensor(expected, torch::kDouble), kTolerance, "norm");
+        for (const auto& item : model->named_parameters()) {
+          if (!model->owns(item.value())) continue;
+          const auto want = reference->named_parameters()[item.key()].grad();
+          const auto apart = torch::abs(item.value().grad() - want);
+          check_close(apart, torch::zeros_like(apart), kTolerance, item.key());
+        }
+      });
+    }
+  }
+}
+
 }  // namespace contract_test

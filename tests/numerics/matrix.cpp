@@ -98,7 +98,12 @@ MatrixModel model(std::string name, int max_stages, Traits traits = {}, autopar:
       }
     };
   };
-  return {std::move(name), max_stages, true, extra.batch_norm == "exact", prepare};
+  return {std::move(name), max_stages, true, extra.batch_norm == "exact", false, prepare};
+}
+
+MatrixModel with_mixed_samples(MatrixModel model) {
+  model.one_microbatch = model.one_replica = true;
+  return model;
 }
 
 MatrixModel with_outputs(MatrixModel model) {
@@ -209,6 +214,11 @@ const std::vector<MatrixModel>& matrix_models() {
       model<zoo::Advantages>("advantages normalised over the batch", 3),
       with_outputs(model<zoo::UNet>("encoder and decoder, ratio of sums", 4)),
       with_outputs(model<zoo::LossAndMore>("loss and more", 3)),
+      model<zoo::TeacherForcing>("teacher forcing", 4),
+      with_mixed_samples(model<zoo::Contrastive>("every sample with every other", 4)),
+      model<zoo::Experts>("experts", 4),
+      model<zoo::SlowTeacher>("buffers that follow parameters and samples", 3),
+      model<zoo::EncoderModule>("encoder module, a weight made of weights", 4),
   };
   return all;
 }
@@ -235,6 +245,9 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
     const auto& model = matrix_models()[static_cast<std::size_t>(a)];
     if (g == kPositions) return b < model.max_stages;
     if (g == kMicrobatches) return !model.one_microbatch || b == 0;
+    if (g == kReplicas && model.one_replica) {
+      return static_cast<Replicas>(b) == Replicas::kOne || static_cast<Replicas>(b) == Replicas::kOneAndIdle;
+    }
     // What a user does between the directions leaves nothing to alternate.
     if (g == kSchedule) return model.loss_inside || std::string(kSchedules[b].name) != "1f1b";
   }

@@ -16,6 +16,7 @@ struct MatrixModel {
   int max_stages = 4;       ///< it has so many parts that may be separated
   bool loss_inside = true;  ///< forwards and backwards may alternate
   bool one_microbatch = false;  ///< statistics of the whole batch
+  bool one_replica = false;     ///< its operators mix samples
   /// Runs one process, then returns what every rank does (called by all ranks at once).
   std::function<std::function<void(autopar::World&)>(const Setup&, uint64_t seed)> prepare;
 };

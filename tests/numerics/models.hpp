@@ -736,6 +736,129 @@ struct UNet : nn::Module {
   nn::Conv2d out{nn::Conv2dOptions(10, 1, 1)};
 };
 
+/// A decoder that reads the right token at each step, with a learned first state: labels are columns of one tensor.
+struct TeacherForcing : nn::Module {
+  TeacherForcing() {
+    register_module("embed", embed);
+    register_module("cell", cell);
+    register_module("out", out);
+    first = register_parameter("first", torch::linspace(-1, 1, 6));
+  }
+  Tensor forward(const Tensor& tokens) {
+    auto h = first.unsqueeze(0).expand({tokens.size(0), 6});
+    auto loss = torch::zeros({}, h.options());
+    for (int64_t t = 0; t + 1 < tokens.size(1); ++t) {
+      h = cell(embed(tokens.select(1, t)), h);
+      loss = loss + F::cross_entropy(out(h), tokens.select(1, t + 1));
+    }
+    return loss / static_cast<double>(tokens.size(1) - 1);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randint(9, {n, 4}, torch::kLong)); }
+  nn::Embedding embed{9, 4};
+  nn::GRUCell cell{4, 6};
+  nn::Linear out{6, 9};
+  Tensor first;
+};
+
+/// Every sample is compared with every other: values of [batch, batch] cross stages.
+struct Contrastive : nn::Module {
+  Contrastive() {
+    register_module("image", image);
+    register_module("text", text);
+    scale = register_parameter("scale", torch::tensor(1.0, torch::get_default_dtype()));
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto a = F::normalize(image(x)), b = F::normalize(text(y));
+    const auto scores = a.matmul(b.t()) * scale.exp();
+    const auto own = torch::arange(x.size(0), torch::kLong);
+    return (F::cross_entropy(scores, own) + F::cross_entropy(scores.t(), own)) / 2;
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}).requires_grad_(), torch::randn({n, 3})); }
+  nn::Linear image{4, 6}, text{3, 6};
+  Tensor scale;
+};
+
+/// Experts, of which each sample takes two, and a load that is not linear in its mean over the batch.
+struct Experts : nn::Module {
+  Experts() {
+    register_module("gate", gate);
+    for (int i = 0; i < 3; ++i) experts->push_back(nn::Linear(4, 5));
+    register_module("experts", experts);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& x, const Tensor& target) {
+    const auto weights = torch::softmax(gate(x), -1);
+    const auto [values, chosen] = weights.topk(2, -1);
+    auto share = torch::zeros_like(weights).scatter(-1, chosen, values);
+    share = share / share.sum(-1, true);
+    std::vector<Tensor> results;
+    for (const auto& expert : *experts) results.push_back(torch::tanh(expert->as<nn::Linear>()->forward(x)));
+    const auto mixed = (torch::stack(results, 1) * share.unsqueeze(-1)).sum(1);
+    const auto load = weights.mean(0);
+    return F::mse_loss(out(mixed), target) + 3 * (load * load).sum();
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), torch::randn({n, 2})); }
+  nn::Linear gate{4, 3};
+  nn::ModuleList experts;
+  nn::Linear out{5, 2};
+};
+
+/// Buffers that follow parameters (a slow copy of a weight, a power iteration) and are read; one that follows samples.
+struct SlowTeacher : nn::Module {
+  SlowTeacher() {
+    register_module("a", a);
+    register_module("b", b);
+    slow = register_buffer("slow", torch::zeros({5, 4}));
+    direction = register_buffer("direction", torch::full({5}, 0.4));
+    seen = register_buffer("seen", torch::zeros({5}));
+    calls = register_buffer("calls", torch::zeros({}, torch::kLong));
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    Tensor along;
+    {
+      const torch::NoGradGuard no_grad;
+      slow.mul_(0.9).add_(a->weight, 0.1);
+      along = F::normalize(torch::mv(a->weight.t(), direction), F::NormalizeFuncOptions().dim(0));
+      direction.copy_(F::normalize(torch::mv(a->weight, along), F::NormalizeFuncOptions().dim(0)));
+      calls.add_(1);
+    }
+    const auto largest = torch::dot(direction.clone(), torch::mv(a->weight, along));
+    const auto h = torch::tanh(torch::linear(x, a->weight / largest, a->bias));
+    {
+      const torch::NoGradGuard no_grad;
+      seen.mul_(0.9).add_(h.mean(0), 0.1);
+    }
+    return F::cross_entropy(b(h), y) + F::mse_loss(h, torch::linear(x, slow).detach());
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 3)); }
+  nn::Linear a{4, 5}, b{5, 3};
+  Tensor slow, direction, seen, calls;
+};
+
+/// libtorch's own encoder with a mask that is a buffer, and a weight that other weights make.
+struct EncoderModule : nn::Module {
+  EncoderModule() {
+    register_module("embed", embed);
+    register_module("encoder", encoder);
+    register_module("maker", maker);
+    code = register_parameter("code", torch::linspace(-1, 1, 3));
+    mask = register_buffer("mask", torch::full({4, 4}, -1e9).triu(1));
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    const auto h = encoder(embed(ids).transpose(0, 1), mask).transpose(0, 1);
+    const auto head = torch::tanh(maker(code)).view({7, 8});
+    return F::cross_entropy(torch::linear(h, head).transpose(1, 2), y);
+  }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randint(7, {n, 4}, torch::kLong), torch::randint(7, {n, 4}, torch::kLong));
+  }
+  nn::Embedding embed{7, 8};
+  nn::TransformerEncoder encoder{nn::TransformerEncoderOptions(
+      nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0.0).activation(torch::kGELU), 2)};
+  nn::Linear maker{3, 56};
+  Tensor code, mask;
+};
+
 /// The loss is one of several results.
 struct LossAndMore : nn::Module {
   LossAndMore() {

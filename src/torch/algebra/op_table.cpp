@@ -229,9 +229,11 @@ constexpr OpTraits kTable[] = {
     // indexing
     {"embedding", F::kEmbedding, C::kMemory, S::kIndices}, {"embedding_bag", F::kEmbeddingBag, C::kMemory, S::kIndices}, {"index", F::kIndex, C::kMemory, S::kIndices},
     {"index_put", F::kIndexPut, C::kMemory, S::kIndices}, {"index_select", F::kIndexSelect, C::kMemory, S::kIndices},
-    {"index_add", F::kIndexAdd, C::kMemory, S::kIndices}, {"gather", F::kGather, C::kMemory, S::kIndices},
+    {"index_add", F::kIndexAdd, C::kMemory, S::kIndices}, {"index_copy", F::kIndexAdd, C::kMemory, S::kIndices},
+    {"index_fill", F::kIndexAdd, C::kMemory, S::kIndices}, {"gather", F::kGather, C::kMemory, S::kIndices},
     {"take_along_dim", F::kGather, C::kMemory, S::kIndices}, {"scatter", F::kScatter, C::kMemory, S::kIndices},
     {"scatter_add", F::kScatter, C::kMemory, S::kIndices},
+    {"scatter_reduce", F::kScatter, C::kMemory, S::kInputAndResult},
     // losses
     {"mse_loss", F::kPointwiseLoss, C::kMemory, S::kInputs}, {"l1_loss", F::kPointwiseLoss, C::kMemory, S::kInputs},
     {"smooth_l1_loss", F::kPointwiseLoss, C::kMemory, S::kInputs},

@@ -214,14 +214,18 @@ RuleResult type_scatter(const OpContext& op) {
   return typed(op, type);
 }
 
+// index_add, index_copy and index_fill, which has no source.
 RuleResult type_index_add(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto index = op.tensor("index");
   const auto source = op.tensor("source");
   const auto dim = wrap_dim(op.integer("dim", 0), op.rank(self));
   const auto& type = op.type(self);
-  if (!type.has_samples()) return type_sum_by_index(op, "source");
-  if (!type.is_batched() || type.dim == dim || op.type(index).has_samples() || op.type(source) != type) {
+  if (!type.has_samples() && op.base_name() == "index_add") return type_sum_by_index(op, "source");
+  const auto value = op.tensor("value");
+  if (value.valid() && op.type(value).has_samples()) return RuleResult::mixes("it fills with the value of one sample");
+  const bool same_samples = !source.valid() || op.type(source) == type;
+  if (!type.is_batched() || type.dim == dim || op.type(index).has_samples() || !same_samples) {
     return RuleResult::mixes("it writes samples by number");
   }
   return typed(op, type);

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/alias.h>
 #include <torch/nn/module.h>
 
 #include <autopar/core/error.hpp>
@@ -68,8 +70,36 @@ class AutocastScope {
 
 using Types = std::vector<c10::ScalarType>;
 
+/// What libtorch says of a gradient that it cannot take, here because phantoms have no history.
+bool asks_for_gradient(std::string_view error) {
+  static constexpr std::string_view kPhrases[] = {"differentiated Tensors", "does not have a grad_fn"};
+  return std::any_of(std::begin(kPhrases), std::end(kPhrases),
+                     [&](std::string_view phrase) { return error.find(phrase) != std::string_view::npos; });
+}
+
+std::string reason_of(const c10::Error& error, std::int64_t batch) {
+  const std::string said = error.what_without_backtrace();
+  if (asks_for_gradient(said)) {
+    return "a gradient was taken inside the forward (torch::autograd::grad or backward), of which a captured model has "
+           "no history; write the derivative with operators. Gradient penalties, which need a second backward, are not "
+           "supported. libtorch says: " + said;
+  }
+  return "with batch " + std::to_string(batch) + ", the forward failed: " + said;
+}
+
+/// The value of a tensor within a trace, which its look is no part of.
+ValueId known_value(detail::Tracer& tracer, const at::Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard below(detail::kTraceKey);
+  return tracer.value_of(tensor);
+}
+
+struct OneCapture {
+  SizedGraph sized;
+  bool keeps_values;  ///< the module keeps some of this forward's values, which the next one may read
+};
+
 /// @param result_types  what to cast results to; empty = leave them
-SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
+OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
                       const FlatForward& forward, const CaptureOptions& options, const Types& result_types) {
   detail::Tracer tracer({.description = "it is a value inside the model while the model is captured",
                          .owner = {},
@@ -102,6 +132,11 @@ SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const
       for (std::size_t i = 0; i < std::min(results.size(), result_types.size()); ++i) {
         if (results[i].defined() && results[i].scalar_type() != result_types[i]) results[i] = results[i].to(result_types[i]);
       }
+      // A value arrives once and has one gradient: one that is returned twice is two.
+      std::set<ValueId> returned;
+      for (auto& result : results) {
+        if (result.defined() && !returned.insert(known_value(tracer, result)).second) result = at::alias(result);
+      }
     }
     for (const auto& result : results) {
       if (!result.defined()) throw CaptureError("forward", "", "one of its results is an undefined tensor");
@@ -110,10 +145,11 @@ SizedGraph capture_at(std::int64_t batch, const torch::nn::Module& module, const
     tracer.finish();
   } catch (const c10::Error& error) {
     throw CaptureError(tracer.last_op().empty() ? "forward" : "after " + tracer.last_op(), tracer.last_path(),
-                       std::string("with batch ") + std::to_string(batch) + ", the forward failed: " +
-                           error.what_without_backtrace());
+                       reason_of(error, batch));
   }
-  return {batch, std::move(tracer.graph())};
+  arguments.clear();
+  const bool keeps_values = tracer.keeps_values();
+  return {{batch, std::move(tracer.graph())}, keeps_values};
 }
 
 Types result_types_of(const OpGraph& graph) {
@@ -146,9 +182,9 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
   if (options.autocast) {
     auto plain = options;
     plain.autocast.reset();
-    types = result_types_of(capture_at(sizes[0], module, inputs, forward, plain, {}).graph);
+    types = result_types_of(capture_at(sizes[0], module, inputs, forward, plain, {}).sized.graph);
   }
-  const auto at = [&](std::int64_t batch) { return capture_at(batch, module, inputs, forward, options, types); };
+  const auto at = [&](std::int64_t batch) { return capture_at(batch, module, inputs, forward, options, types).sized; };
   return solve_batch({at(sizes[0]), at(sizes[1]), at(sizes[2])});
 }
 
@@ -160,10 +196,15 @@ void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const
   const detail::CpuHandles on_cpu(module);
   const auto types = options.autocast ? result_types_of(graph) : Types{};
   for (const auto batch : batch_sizes) {
+    const auto require_same = [&](const SizedGraph& again) {
+      const bool copies_left_out = batch == 1 && again.graph.ops.size() < graph.ops.size();
+      if (copies_left_out) require_same_for_one_sample(graph, again);
+      else require_instance(graph, again);
+    };
     const auto again = capture_at(batch, module, inputs, forward, options, types);
-    const bool copies_left_out = batch == 1 && again.graph.ops.size() < graph.ops.size();
-    if (copies_left_out) require_same_for_one_sample(graph, again);
-    else require_instance(graph, again);
+    require_same(again.sized);
+    // A state that is made anew for each batch size is read in a second forward of the same size only.
+    if (again.keeps_values) require_same(capture_at(batch, module, inputs, forward, options, types).sized);
   }
 }
 

@@ -41,8 +41,10 @@ bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
-/// Operators whose draws are a function of sizes alone, so that they can run on any memory to be skipped.
+/// Operators whose draws are a function of sizes alone, so that they can run on zeros to be skipped.
 bool draws_depend_on_sizes(const OpNode& node) {
+  static constexpr std::string_view kOfTensors[] = {"aten::bernoulli", "aten::bernoulli_", "aten::dropout",
+                                                    "aten::dropout_", "aten::normal"};
   static constexpr std::string_view kInPlace[] = {"aten::uniform_",  "aten::normal_",     "aten::random_",
                                                   "aten::bernoulli_", "aten::exponential_", "aten::cauchy_",
                                                   "aten::log_normal_", "aten::geometric_"};
@@ -50,6 +52,7 @@ bool draws_depend_on_sizes(const OpNode& node) {
   for_each_input(node, [&](ValueId) { ++tensors; });
   if (tensors == 0) return true;
   const auto& name = node.op.schema().name();
+  if (std::find(std::begin(kOfTensors), std::end(kOfTensors), name) != std::end(kOfTensors)) return true;
   const bool like = name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0;
   return tensors == 1 && (like || std::find(std::begin(kInPlace), std::end(kInPlace), name) != std::end(kInPlace));
 }
@@ -170,7 +173,7 @@ void Construction::advance(at::Generator& generator, const OpNode& node) {
     std::vector<std::int64_t> sizes, strides;
     for (auto size : info.sizes) sizes.push_back(size.fixed);
     for (auto stride : info.strides) strides.push_back(stride.fixed);
-    scratch[value.index()] = at::empty_strided(sizes, strides, at::dtype(info.dtype));
+    scratch[value.index()] = at::empty_strided(sizes, strides, at::dtype(info.dtype)).zero_();
   });
   const auto id = OpId::of(static_cast<std::size_t>(&node - graph.ops.data()));
   Replayer(graph, {id}, {}, at::kCPU).run(scratch, {});

@@ -24,7 +24,8 @@ bool has_data_dependent_form(const c10::OperatorHandle& op) {
   static constexpr std::string_view kNames[] = {
       "aten::nonzero",     "aten::masked_select",      "aten::_unique2",           "aten::_unique",
       "aten::unique_dim",  "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::bincount",
-      "aten::_local_scalar_dense", "aten::item",       "aten::is_nonzero"};
+      "aten::_local_scalar_dense", "aten::item",       "aten::is_nonzero",
+      "aten::_pack_padded_sequence", "aten::_pad_packed_sequence"};
   return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape) ||
          std::find(std::begin(kNames), std::end(kNames), op.schema().name()) != std::end(kNames);
 }

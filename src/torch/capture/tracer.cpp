@@ -23,6 +23,9 @@ constexpr const char* kDataDependent =
     "its result depends on the values of a tensor, and no values exist while a model is captured. Keep it a tensor "
     "(torch::where instead of if, multiplication by a mask instead of selection), or compute it outside the model and "
     "pass it in";
+constexpr const char* kNoDataYet =
+    "its result depends on the values of a tensor, and a recorded construction has none yet; construct the module "
+    "yourself and pass it instead of the callable";
 
 bool makes_uninitialised(const std::string& op) {
   return op.rfind("aten::empty", 0) == 0 || op.rfind("aten::new_empty", 0) == 0;
@@ -160,6 +163,8 @@ bool Tracer::answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack
   return true;
 }
 
+const char* Tracer::data_dependent() const { return options_.constructing ? kNoDataYet : kDataDependent; }
+
 /// Reading a number out of a tensor: allowed where it is a constant of the model.
 bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
@@ -178,7 +183,7 @@ bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* st
   }
   bool gives_tensors = false;
   for (const auto& result : schema.returns()) gives_tensors |= result.type()->kind() == c10::TypeKind::TensorType;
-  if (!all_constant || gives_tensors) refuse(schema.name(), last_path_, kDataDependent);
+  if (!all_constant || gives_tensors) refuse(schema.name(), last_path_, data_dependent());
   op.callBoxed(stack);
   return true;
 }
@@ -294,7 +299,7 @@ void Tracer::run_on_twins(Call& call) {
   } catch (const c10::NotImplementedError&) {
     call.results = call.twins;
     try {
-      if (!probe_on_cpu(call.op, &call.results)) refuse(call.schema.name(), call.node.path, kDataDependent);
+      if (!probe_on_cpu(call.op, &call.results)) refuse(call.schema.name(), call.node.path, data_dependent());
     } catch (const c10::Error& failure) {
       refuse(call.schema.name(), call.node.path,
              std::string("libtorch has no shape rule for it in C++, and it failed on zeros: ") +
@@ -304,7 +309,7 @@ void Tracer::run_on_twins(Call& call) {
     const std::string message = error.what_without_backtrace();
     const bool reads = message.find("on meta tensors") != std::string::npos ||
                        message.find("on a meta tensor") != std::string::npos;
-    refuse(call.schema.name(), call.node.path, reads ? std::string(kDataDependent) : message);
+    refuse(call.schema.name(), call.node.path, reads ? std::string(data_dependent()) : message);
   }
 }
 

@@ -65,6 +65,8 @@ class Tracer {
   void release_raw_memory();
   /// After the run: refuses what the phantoms kept (hooks, gradients).
   void finish();
+  /// Whether somebody still holds a value that the run computed.
+  [[nodiscard]] bool keeps_values() const;
 
   [[nodiscard]] OpGraph& graph() { return graph_; }
   [[nodiscard]] const std::string& last_path() const { return last_path_; }
@@ -90,6 +92,7 @@ class Tracer {
   bool take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  [[nodiscard]] const char* data_dependent() const;
   void collect_arguments(Call& call);
   void run_on_twins(Call& call);
   void collect_results(Call& call);

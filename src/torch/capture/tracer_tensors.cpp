@@ -200,7 +200,7 @@ void Tracer::check_phantom(const at::Tensor& user, const at::Tensor& meta) const
       return;
     }
     refuse("requires_grad_", last_path_, "requires_grad was changed inside the forward; use detach(), or change it before "
-           "the call");
+           "the call. Gradients are not taken inside a captured forward (torch::autograd::grad, gradient penalties)");
   }
   if (user.sizes() != meta.sizes()) {
     refuse(last_op_, last_path_, "a tensor was reshaped in place through another handle; reshape it out of place");
@@ -336,6 +336,15 @@ void Tracer::finish() {
     const at::Tensor user(std::move(alive));
     if (phantom_tag(user) != nullptr && twin.storage == storage_of(user)) check_phantom(user, twin.meta);
   }
+}
+
+bool Tracer::keeps_values() const {
+  return std::any_of(twins_.begin(), twins_.end(), [this](const auto& entry) {
+    const Twin& twin = entry.second;
+    const auto alive = twin.user.lock();
+    if (!alive || twin.storage != storage_of(at::Tensor(alive))) return false;
+    return graph_.value(twin.value).kind == ValueKind::kComputed;
+  });
 }
 
 }  // namespace autopar::detail

@@ -109,7 +109,9 @@ std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples)
 Buffer pack_tensors(const std::vector<at::Tensor>& tensors, c10::Device device) {
   const at::NoGradGuard no_grad;
   if (tensors.size() == 1) {
-    return buffer_of(tensors[0].detach().contiguous().resolve_conj().resolve_neg().view({-1}).view(at::kByte));
+    // A tensor of one element is contiguous with any stride, which a view as bytes does not accept.
+    const auto dense = tensors[0].detach().contiguous().resolve_conj().resolve_neg();
+    return buffer_of(dense.as_strided({dense.numel()}, {1}).view(at::kByte));
   }
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) bytes += aligned(tensor.numel() * tensor.element_size());

@@ -268,9 +268,11 @@ const std::vector<ValueId>& TorchEngine::message_values(const Action& action) co
 
 std::vector<TensorForm> TorchEngine::message_forms(const Action& action) const {
   std::vector<TensorForm> forms;
+  // What travels whole and yet has a size that follows the batch is of all samples: an operator mixed them.
+  const auto samples = channel_of(action).kind == ChannelKind::kBatched ? action.samples.size() : context_.batch;
   for (const auto value : message_values(action)) {
     const auto& info = runtime_.graph().value(value);
-    forms.push_back({sizes_at(info, action.samples.size()), info.dtype});
+    forms.push_back({sizes_at(info, samples), info.dtype});
   }
   return forms;
 }

@@ -267,12 +267,13 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   std::vector<at::Tensor> gradients;
   auto dtype = at::kDouble;
   for (const auto& tensor : registry_.tensors()) {
-    if (tensor.is_parameter) dtype = tensor.handle.scalar_type();
+    if (tensor.is_parameter) dtype = c10::toRealValueType(tensor.handle.scalar_type());
     if (!tensor.is_parameter || !holds(tensor) || !tensor.handle.grad().defined()) continue;
     const auto& gradient = gradients.emplace_back(tensor.handle.grad());
     const bool counts = in_shares(tensor) || tensor.holders.front() == world_.rank_id();
     if (!counts || gradient.numel() == 0) continue;
-    const auto norm = at::linalg_vector_norm(gradient, norm_type, {}, false, at::kDouble).to(device_);
+    const auto sizes = gradient.is_complex() ? gradient.abs() : gradient;
+    const auto norm = at::linalg_vector_norm(sizes, norm_type, {}, false, at::kDouble).to(device_);
     if (largest) mine.copy_(mine.maximum(norm));
     else mine.add_(norm.pow(norm_type));
   }

@@ -324,6 +324,13 @@ TEST_CASE("indexing that stays within a sample") {
     y.index_put_({torch::indexing::Slice(), torch::tensor({1, 2})}, in[0].narrow(1, 0, 2));
     return {y};
   }});
+  expect_exact({{floats({-1, 5}), labels({-1, 5}, 3)}, {}, [](Net&, const Tensors& in) -> Tensors {
+    const auto first_two = torch::tensor({1, 0});
+    return {in[0].index_fill(1, first_two, 0.5), in[0].index_fill(-1, first_two, torch::full({}, 2.0, torch::kDouble)),
+            in[0].index_copy(1, first_two, in[0].narrow(1, 3, 2)),
+            torch::zeros_like(in[0]).scatter_reduce(1, in[1], in[0], "sum"),
+            in[0].scatter_reduce(1, in[1], in[0].tanh(), "amax", false)};
+  }});
 }
 
 TEST_CASE("in-place writes through views") {

@@ -155,6 +155,17 @@ TEST_CASE("What replay could not run is refused by name", "[refusal]") {
       return (y * previous).sum();
     }).reason, Contains("earlier forward"));
   }
+  SECTION("lengths of sequences") {
+    REQUIRE(refusal([](Tensor y, Tensor) {
+      const auto lengths = torch::full({y.size(0)}, y.size(1), torch::kLong);
+      return std::get<0>(torch::_pack_padded_sequence(y.unsqueeze(-1), lengths, true)).sum();
+    }).op == "aten::_pack_padded_sequence");
+  }
+  SECTION("a gradient within the forward") {
+    REQUIRE_THAT(refusal([](Tensor y, Tensor) {
+      return y + torch::autograd::grad({y.pow(2).sum()}, {y}, {}, true, true)[0];
+    }).reason, Contains("inside the forward"));
+  }
   SECTION("libtorch's own error") {
     const auto r = refusal([](Tensor y, Tensor) { return y.mm(torch::ones({3, 3})); });
     REQUIRE(r.op == "aten::mm");
@@ -247,6 +258,24 @@ TEST_CASE("A branch that three captures do not see is found at the plan's sizes"
   const std::vector<std::int64_t> good{5, 6, 100}, bad{6, 4};
   REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, good));
   REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, bad), Contains("batch 4") && Contains("aten::tanh"));
+}
+
+TEST_CASE("A state that is made anew for each batch size is found in the next forward of that size", "[polymorphism]") {
+  auto state = std::make_shared<Tensor>();
+  for (const bool reads : {false, true}) {
+    auto model = model_of([state, reads](Tensor y, Tensor) {
+      const bool made = state->defined() && state->size(0) == y.size(0);
+      auto h = y + (made && reads ? *state : torch::zeros_like(y));
+      *state = h.detach();
+      return h.sum();
+    });
+    const auto forward = [&](const Tensors& in) { return model->run(in); };
+    const auto inputs = specs(model->arguments(4));
+    const auto graph = capture(*model, inputs, forward);
+    const std::vector<std::int64_t> sizes{5};
+    if (reads) REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, sizes), Contains("earlier forward"));
+    else REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, sizes));
+  }
 }
 
 TEST_CASE("Models that do not depend on the batch size verify at any, one included", "[polymorphism]") {
