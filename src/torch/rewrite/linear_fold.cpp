@@ -63,9 +63,10 @@ bool depends_on_batch(const ValueInfo& info) {
 void match_bias_addition(const OpGraph& graph, const Facts& facts, Fold& fold) {
   const auto product = graph.output(fold.product);
   const auto addition = facts.only_use(product);
-  if (!addition.valid() || graph.overload(addition) != "Tensor" || !is_one(graph.op(addition).args[2])) return;
+  if (!addition.valid() || graph.overload(addition) != "Tensor") return;
   const bool in_place = graph.is(addition, "aten::add_");
   if (!in_place && !graph.is(addition, "aten::add")) return;
+  if (!is_one(graph.op(addition).args[2])) return;
   const auto left = graph.input(addition, 0), right = graph.input(addition, 1);
   const auto bias = left == product ? right : (in_place ? ValueId::none() : left);
   if (!bias.valid() || !is_vector_of(graph.value(bias), graph.value(fold.weight))) return;

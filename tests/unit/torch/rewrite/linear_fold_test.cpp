@@ -127,6 +127,10 @@ TEST_CASE("What is no linear layer stays as it is", "[rewrite]") {
     REQUIRE(count(folded, "aten::linear") == 2);  // without the bias
     REQUIRE(count(folded, "aten::add") == 1);
   }
+  SECTION("a product that an operator of two arguments reads") {
+    REQUIRE(unchanged([](Tensor y, Tensor) { return (y.matmul(y.t()) / 2).sum(); }));
+    REQUIRE(unchanged([w](Tensor y, Tensor) { return w.matmul(y.t()).mul(y.t()).sum(); }));
+  }
   SECTION("a sum over samples, whose product is a sum again") {
     REQUIRE(unchanged([w](Tensor y, Tensor) { return y.sum(0, true).matmul(w.t()).sum(); }));
   }
