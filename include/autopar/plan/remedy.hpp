@@ -144,14 +144,10 @@ class RemedySearch {
     return Bytes(high);
   }
 
-  [[nodiscard]] Bytes device_memory() const {
-    return request_.options.device_memory > Bytes(0) ? request_.options.device_memory : cluster_.device.memory;
-  }
-
   [[nodiscard]] std::optional<Bytes> least_device_memory(Bytes peak, std::optional<Fit>& fit) {
     const double margin = request_.options.memory_margin;
     return least_bytes(
-        device_memory(), peak > Bytes(0) ? memory_for(peak, margin) : Bytes(0),
+        device_memory(request_.options, cluster_), peak > Bytes(0) ? memory_for(peak, margin) : Bytes(0),
         [&](Bytes bytes) { return fit_of([&](Options& options) { options.device_memory = bytes; }); },
         [&](const Fit& own) { return memory_for(own.peak, margin); }, fit);
   }
@@ -285,9 +281,9 @@ class RemedySearch {
   if (!remedies.any()) return "no single change that was tried fits";
   std::vector<std::string> ways;
   if (remedies.device_memory) {
-    const Bytes now = request.options.device_memory > Bytes(0) ? request.options.device_memory : cluster.device.memory;
+    const Bytes more = *remedies.device_memory - detail::device_memory(request.options, cluster);
     ways.push_back("device_memory = " + std::to_string(remedies.device_memory->value()) + " (" +
-                   readable(*remedies.device_memory) + ", " + readable(*remedies.device_memory - now) + " more)");
+                   readable(*remedies.device_memory) + ", " + readable(more) + " more)");
   }
   if (remedies.host_memory) {
     ways.push_back("host memory of " + std::to_string(remedies.host_memory->value()) + " bytes a rank (" +

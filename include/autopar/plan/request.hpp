@@ -303,6 +303,11 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   return constraints.batch;
 }
 
+/// Of one device, before anything is taken off.
+[[nodiscard]] inline Bytes device_memory(const Options& options, const Cluster& cluster) {
+  return options.device_memory > Bytes(0) ? options.device_memory : cluster.device.memory;
+}
+
 [[nodiscard]] inline Bytes usable_memory(const Options& options, const Cluster& cluster) {
   if (options.device_memory < Bytes(0)) {
     refuse("device_memory = " + std::to_string(options.device_memory.value()) + " bytes is negative");
@@ -310,7 +315,7 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   if (!(options.memory_margin >= 0 && options.memory_margin < 1)) {
     refuse("memory_margin = " + std::to_string(options.memory_margin) + " is not a share; use 0 <= memory_margin < 1");
   }
-  const Bytes whole = options.device_memory > Bytes(0) ? options.device_memory : cluster.device.memory;
+  const Bytes whole = device_memory(options, cluster);
   if (whole <= Bytes(0)) {
     refuse("the memory of device '" + cluster.device.name + "' is not known; set device_memory");
   }

@@ -49,10 +49,6 @@ struct TrainedBytes {
 /// compute with, which may be of a smaller element type.
 inline constexpr double kHalfOfASum = 0.5;
 
-}  // namespace detail
-
-namespace detail {
-
 /// Bytes of what is computed with in place of so many bytes of a stage's parameters.
 [[nodiscard]] constexpr Bytes in_proportion(Bytes bytes, Bytes computed_with, Bytes trained) {
   if (computed_with == trained) return bytes;

@@ -101,21 +101,13 @@ void Construction::record(const std::function<void()>& construct) {
 void Construction::require_no_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
   bool any_data = false;
   std::string description;
-  const auto look = [&](const c10::IValue& value) {
-    if (!value.isTensor() || !value.toTensor().defined()) return;
-    if (const auto* tag = phantom_tag(value.toTensor()); tag != nullptr)
+  for_each_tensor(stack, stack.size() - op.schema().arguments().size(), [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (const auto* tag = phantom_tag(tensor); tag != nullptr)
       description = tag->description;
     else
-      any_data = any_data || value.toTensor().numel() > 0;
-  };
-  for (std::size_t k = stack.size() - op.schema().arguments().size(); k < stack.size(); ++k) {
-    if (!is_tensor_list(stack[k])) {
-      look(stack[k]);
-      continue;
-    }
-    for (const c10::IValue& element : stack[k].toListRef())
-      look(element);
-  }
+      any_data = any_data || tensor.numel() > 0;
+  });
   if (!any_data) return;
   throw InvalidArgument(
       op.schema().name() + " on a tensor without data: " + description +

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <ATen/core/stack.h>
 
 namespace autopar::detail {
 
@@ -18,6 +21,23 @@ inline bool is_tensor_list(const c10::IValue& value) {
 /// Of a list.
 inline bool is_optional_list(const c10::IValue& list) {
   return list.toList().elementType()->kind() == c10::TypeKind::OptionalType;
+}
+
+/// Visits each tensor argument and each element of a list of tensors; some may be undefined.
+/// @param base   position in `stack` of the first argument
+/// @param visit  visit(const at::Tensor&)
+template <class Visit>
+void for_each_tensor(const torch::jit::Stack& stack, std::size_t base, const Visit& visit) {
+  const auto look = [&](const c10::IValue& value) {
+    if (value.isTensor()) visit(value.toTensor());
+  };
+  for (std::size_t i = base; i < stack.size(); ++i) {
+    if (!is_tensor_list(stack[i])) {
+      look(stack[i]);
+      continue;
+    }
+    for (const c10::IValue& element : stack[i].toListRef()) look(element);
+  }
 }
 
 }  // namespace autopar::detail

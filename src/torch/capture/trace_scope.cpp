@@ -22,20 +22,12 @@ thread_local OperatorSink* current_sink = nullptr;
 
 std::shared_ptr<OperatorSink> owner_of(const torch::jit::Stack& stack, std::size_t base, std::string* description) {
   std::shared_ptr<OperatorSink> owner;
-  const auto look = [&](const c10::IValue& value) {
-    if (!value.isTensor()) return;
-    if (const auto* tag = phantom_tag(value.toTensor()); tag != nullptr) {
+  for_each_tensor(stack, base, [&](const at::Tensor& tensor) {
+    if (const auto* tag = phantom_tag(tensor); tag != nullptr) {
       *description = tag->description;
       if (!owner) owner = tag->owner.lock();
     }
-  };
-  for (std::size_t i = base; i < stack.size(); ++i) {
-    if (is_tensor_list(stack[i])) {
-      for (const c10::IValue& element : stack[i].toListRef()) look(element);
-    } else {
-      look(stack[i]);
-    }
-  }
+  });
   return owner;
 }
 
