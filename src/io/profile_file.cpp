@@ -137,7 +137,7 @@ std::string to_json(const ModelProfile& profile) {
     outputs.push_back({{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
     if (output.kept) outputs.back()["kept"] = true;
   }
-  const Json root{{"version", 2},
+  const Json root{{"version", 3},
                   {"hash", detail::hash_text(profile.hash)},
                   {"loss_mode", profile.loss_mode},
                   {"parameters", std::move(parameters)},
@@ -152,7 +152,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
   const Json root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
   ModelProfile profile;
-  if (reader.whole("version", 0, kMaxId) != 2) reader.fail("version", "this autopar reads profiles of version 2; write it anew");
+  if (reader.whole("version", 0, kMaxId) != 3) reader.fail("version", "this autopar reads profiles of version 3; write it anew");
   profile.hash = reader.hash("hash");
   profile.loss_mode = reader.flag("loss_mode");
   reader.each("parameters", [&](JsonReader& row) {

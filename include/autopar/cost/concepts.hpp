@@ -15,9 +15,9 @@ struct NodeCost {
   Seconds forward{};
   Seconds backward{};  ///< of inputs and parameters together; 0 in a graph that is only run forwards
   Bytes saved{};       ///< kept from the node's forward until its backward
-  Bytes workspace{};   ///< extra bytes while it runs
+  Bytes workspace{};   ///< extra bytes while it or its backward runs, beside what it keeps
   Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be put off
-  Bytes put_off{};  ///< kept besides `saved` until what was put off is done
+  Bytes put_off{};            ///< kept in the place of `saved` when that part is put off, until it is done
   friend bool operator==(const NodeCost&, const NodeCost&) = default;
 };
 
@@ -30,7 +30,7 @@ struct NodeCost {
 /// - `update(bytes, factor)`: one optimizer step on parameters of `bytes` with `factor` x as much state.
 ///
 /// Laws (tests/unit/cost/concepts_test.cpp checks them for the models here): results are non-negative and finite; a set
-/// of nodes takes the sum of its nodes' times and saved bytes, and the largest of their workspaces; `node` does not
+/// of nodes takes the sum of its nodes' times and saved bytes, and the largest of their workspaces at most; `node` does not
 /// shrink with samples, nor `transfer`, `all_reduce` and `update` with bytes; equal arguments give equal results.
 template <class M, class G>
 concept CostModel = BidirectionalGraph<G> &&

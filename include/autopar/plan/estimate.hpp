@@ -69,7 +69,7 @@ class QuickEstimate {
       stage.forward += cost.forward.value();
       stage.backward += cost.backward.value();
       stage.saved += cost.saved;
-      stage.workspace = std::max(stage.workspace, cost.workspace);
+      stage.workspace = std::max(stage.workspace - cost.saved, cost.workspace);
       stage.held += held_of_[node];
       stage.trainable += trained_by_[node];
     }

@@ -43,11 +43,6 @@ struct LeastMemory {
 
 namespace detail {
 
-/// Whether it is known without its orders how many micro-batches a stage holds.
-[[nodiscard]] inline bool has_law(ScheduleKind schedule) {
-  return schedule != ScheduleKind::kSynthesised && !wants_chunks(schedule);
-}
-
 /// Cuts a topological order into stages so that the largest stage memory is about smallest.
 class LeastMemoryCuts {
  public:

@@ -27,31 +27,21 @@ struct MemoryVariant {
   Offload offload = Offload::kNone;
 };
 
-/// Segments of each stage.
-using StageSegments = std::vector<std::vector<std::vector<NodeId>>>;
-
 /// The prediction for every stage with as much run again as leaves least.
 /// @param fixed     `fixed_memory` of the staging under the variant
 /// @param segments  that may be run again
 [[nodiscard]] inline std::vector<StageMemory> least_predicted(const StepObjective& objective, const Staging& staging,
                                                               const SizedPipeline& sized, const MemoryVariant& variant,
-                                                              const std::vector<int>& in_flight,
+                                                              const std::vector<InFlight>& in_flight,
                                                               const std::vector<StageMemory>& fixed,
                                                               const StageSegments& segments) {
-  const Workload& work = objective.work();
   const Recompute recompute = objective.constraints().recompute;
   Savings savings{variant.zero, {}, variant.offload};
-  auto memory = predict_memory(work, staging, sized, objective.shares(), in_flight, savings, fixed);
-  if (recompute == Recompute::kNever) return memory;
-  std::vector<std::int64_t> share;
-  std::vector<Bytes> plain;
-  for (std::size_t s = 0; s < memory.size(); ++s) {
-    share.push_back(objective.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest);
-    plain.push_back(memory[s].total());
+  if (recompute != Recompute::kNever) {
+    const RecomputeChoice choice(objective.work(), staging, sized, objective.shares(), segments, in_flight, fixed);
+    savings.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
   }
-  RecomputeChoice choice(measured_pieces(work, staging, segments, share), staging, std::move(plain), in_flight);
-  savings.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
-  return predict_memory(work, staging, sized, objective.shares(), in_flight, savings, fixed);
+  return predict_memory(objective.work(), staging, sized, objective.shares(), in_flight, savings, fixed);
 }
 
 /// What a stage holds at least, whatever the stages around it: the planner's own prediction, with everything else in
@@ -107,8 +97,8 @@ class StageFloor {
                   static_cast<int>(variant.offload)};
     const auto [fixed, is_new] = fixed_.try_emplace(key);
     if (is_new) fixed->second = fixed_memory(work, objective_.constraints(), staging, variant.zero, variant.offload);
-    std::vector<int> held(staging.replicas.size(), 0);
-    held.front() = in_flight;
+    std::vector<InFlight> held(staging.replicas.size());
+    held.front().whole = in_flight;
     const StageMemory memory = least_predicted(objective_, staging, shape->second.sized, variant, held, fixed->second,
                                                shape->second.segments).front();
     return {memory.total(), memory.host};
@@ -404,7 +394,7 @@ inline constexpr int kLeastMemoryRanks = 64;
   const bool is_small = objective.work().graph.node_count() <= detail::kMaskNodes &&
                         constraints.world <= detail::kLeastMemoryRanks &&
                         count_downsets(objective.work().graph, detail::kLeastMemoryTails).has_value();
-  if (!is_small || std::ranges::none_of(constraints.schedules, detail::has_law)) return start;
+  if (!is_small || std::ranges::none_of(constraints.schedules, has_law)) return start;
   return detail::LeastStaging(objective, detail::kLeastMemoryBudget).best(std::move(start));
 }
 

@@ -14,6 +14,7 @@
 #include <autopar/plan/folded.hpp>
 #include <autopar/plan/memory.hpp>
 #include <autopar/plan/pipeline_of.hpp>
+#include <autopar/plan/recompute_choice.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/shares.hpp>
 #include <autopar/plan/staging.hpp>
@@ -23,6 +24,7 @@
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
 #include <autopar/schedule/synthesised.hpp>
+#include <autopar/schedule/zb_h1.hpp>
 
 namespace autopar {
 
@@ -97,6 +99,12 @@ class StepObjective {
                                    Orders orders = {}) const {
     std::optional<detail::PlayedPipeline> played;
     return evaluate(staging, sized, std::move(savings), std::move(orders), played);
+  }
+
+  /// What was predicted of a staging of blocks, with the memory of their nodes: no more than that of the blocks.
+  [[nodiscard]] StepTerms of_nodes(const Staging& staging, StepTerms terms) const {
+    set_memory(terms, staging, make_pipeline(work_, staging, terms.ranks, constraints_.world));
+    return terms;
   }
 
   /// Memory as it is, and a step in which each stage's replicas are one, whose messages are those of the replica that has
@@ -188,7 +196,7 @@ class StepObjective {
     for (const int level : zero_levels(staging)) {
       for (const Offload offload : constraints_.offloads) {
         const Savings own = savings(staging, sized, level, offload);
-        const auto in_flight = synthesised ? std::vector<int>(staging.replicas.size(), 0)
+        const auto in_flight = synthesised ? std::vector<InFlight>(staging.replicas.size())
                                            : in_flight_of_positions(staging, sized, own);
         const auto memory = memory_of(staging, sized, in_flight, own);
         const auto total = [&](std::size_t stage) { return memory[stage].total(); };
@@ -263,7 +271,7 @@ class StepObjective {
     const StagingCosts costs(work_, staging, sized, savings);
     StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
     if (!terms.orders.empty() || !course || !course->holds_for(costs))
-      course.emplace(work_, staging, sized, largest_shares(staging), busy_times(staging), terms.orders, costs);
+      course.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging), terms.orders, costs);
     explain(terms, staging, sized, costs, course->course(costs));
     return terms;
   }
@@ -275,24 +283,21 @@ class StepObjective {
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
     if (synthesised) terms.orders = orders.empty() ? orders_of(staging, sized, costs, savings) : std::move(orders);
-    const auto in_flight = synthesised
-                               ? in_flight_of(terms.orders, staging.microbatches,
-                                              held_by_microbatch(work_, staging, sized, shares_, savings))
-                               : in_flight_of_positions(staging, sized, savings);
-    const auto stages = memory_of(staging, sized, in_flight, savings);
-    terms.host_holds = host_holds(terms.ranks, stages);
-    for (const StageMemory& memory : stages)
-      terms.stages.push_back({.memory = memory});
     terms.savings = std::move(savings);
+    terms.stages.resize(terms.ranks.size());
+    set_memory(terms, staging, sized);
     return terms;
   }
 
-  /// Of a micro-batch, by stage.
-  [[nodiscard]] std::vector<std::int64_t> largest_shares(const Staging& staging) const {
-    std::vector<std::int64_t> share;
-    for (const int replicas : staging.replicas)
-      share.push_back(shares_.at(staging.microbatches, replicas, staging.stages()).largest);
-    return share;
+  /// Of what else the terms say.
+  void set_memory(StepTerms& terms, const Staging& staging, const SizedPipeline& sized) const {
+    const auto in_flight = terms.orders.empty()
+                               ? in_flight_of_positions(staging, sized, terms.savings)
+                               : in_flight_of(terms.orders,
+                                              held_by_microbatch(work_, staging, sized, shares_, terms.savings));
+    const auto stages = memory_of(staging, sized, in_flight, terms.savings);
+    terms.host_holds = host_holds(terms.ranks, stages);
+    for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
   }
 
   /// Of micro-batches, of the replica that has samples of most.
@@ -317,24 +322,22 @@ class StepObjective {
     Savings out{zero, {}, offload};
     if (constraints_.recompute == Recompute::kNever) return out;
     const auto in_flight = in_flight_of_positions(staging, sized, out);
-    const std::vector<std::int64_t> share = largest_shares(staging);
-    std::vector<Bytes> plain;
-    for (const StageMemory& stage : memory_of(staging, sized, in_flight, out))
-      plain.push_back(stage.total());
-    if (constraints_.recompute == Recompute::kToFit && positions_fit(staging, plain, memory)) return out;
-    detail::RecomputeChoice choice(
-        detail::measured_pieces(work_, staging, detail::segments_in_stages(work_, staging), share), staging,
-        std::move(plain), in_flight);
+    if (constraints_.recompute == Recompute::kToFit &&
+        positions_fit(staging, memory_of(staging, sized, in_flight, out), memory))
+      return out;
+    const auto segments = detail::segments_in_stages(work_, staging);
+    const detail::RecomputeChoice choice(work_, staging, sized, shares_, segments, in_flight, fixed_of(staging, out));
     out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
     return out;
   }
 
   /// Whether the stages of each position fit together.
-  [[nodiscard]] static bool positions_fit(const Staging& staging, const std::vector<Bytes>& stages, Bytes memory) {
+  [[nodiscard]] static bool positions_fit(const Staging& staging, const std::vector<StageMemory>& stages,
+                                          Bytes memory) {
     std::vector<Bytes> held(staging.replicas_of_positions().size());
     for (int s = 0; s < staging.stages(); ++s) {
       Bytes& sum = held[static_cast<std::size_t>(staging.position(s))];
-      sum += stages[static_cast<std::size_t>(s)];
+      sum += stages[static_cast<std::size_t>(s)].total();
       if (sum > memory) return false;
     }
     return true;
@@ -343,30 +346,45 @@ class StepObjective {
   /// States that a synthesiser may use on one staging.
   static constexpr std::int64_t kSynthesisBudget = 200;
 
-  /// Micro-batches that each stage holds under a schedule that is not synthesised. Its replicas run alike.
-  [[nodiscard]] std::vector<int> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
-                                                        const Savings& savings) const {
-    if (!wants_chunks(staging.schedule)) return in_flight_by_law(work_, staging);
+  /// Micro-batches that each stage holds; of a synthesised schedule, about. Its replicas run alike.
+  [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
+                                                             const Savings& savings) const {
+    if (has_law(staging.schedule) || staging.schedule == ScheduleKind::kSynthesised || !work_.loss_mode)
+      return in_flight_by_law(work_, staging);
     Pipeline positions;
     positions.ranks = static_cast<int>(staging.replicas_of_positions().size());
     for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
-    return in_flight_of(fixed_orders(staging, positions).orders, staging.microbatches,
+    return in_flight_of(fixed_orders(staging, positions).orders,
                         held_by_microbatch(work_, staging, sized, shares_, savings));
   }
 
   /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
-                                                   const std::vector<int>& in_flight, const Savings& savings) const {
+                                                   const std::vector<InFlight>& in_flight,
+                                                   const Savings& savings) const {
+    return predict_memory(work_, staging, sized, shares_, in_flight, savings, fixed_of(staging, savings));
+  }
+  [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging, const Savings& savings) const {
     if (fixed_.staging != staging) fixed_ = {staging, {}};
     const auto [entry, added] = fixed_.by_savings.try_emplace({savings.zero, savings.offload});
     if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero, savings.offload);
-    return predict_memory(work_, staging, sized, shares_, in_flight, savings, entry->second);
+    return entry->second;
   }
 
   /// Orders that follow from the shape of the pipeline alone; none where each stage has its own law.
   [[nodiscard]] static GivenOrders fixed_orders(const Staging& staging, const Pipeline& pipeline) {
     const int microbatches = staging.microbatches;
     switch (staging.schedule) {
+      case ScheduleKind::kZbH1: {
+        GivenOrders orders{std::vector<std::vector<Turn>>(pipeline.stages.size()), microbatches};
+        const int stages = static_cast<int>(pipeline.stages.size());
+        for (int s = 0; s < stages; ++s) {
+          auto& order = orders.orders[pipeline.stages[static_cast<std::size_t>(s)].front().index()];
+          order = ZbH1{}.order(StageId(s), stages, microbatches);
+          for (Turn& turn : order) turn.stage = StageId(s);
+        }
+        return orders;
+      }
       case ScheduleKind::kInterleaved: return {Interleaved{}.rank_orders(pipeline, microbatches), microbatches};
       case ScheduleKind::kZbV: return {ZbV{}.rank_orders(pipeline, microbatches), microbatches};
       default: return {};
@@ -381,7 +399,7 @@ class StepObjective {
     if (actions(staging) <= kFewActions)
       return synthesised(staging, sized, savings, pipeline, {shares_.local(), microbatches}, costs);
     // Replicas take their turns in the same order, so one of each decides it.
-    const detail::FoldedPipeline folded(work_, staging, sized, largest_shares(staging), microbatches, costs);
+    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_shares(staging, shares_), microbatches, costs);
     const Orders of_positions = synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {
@@ -398,10 +416,11 @@ class StepObjective {
   template <SplitBackwardCosts Costs>
   [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
                                    const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
-    Synthesised<Costs> policy{.costs = costs, .local = layout.local,
-                              .held = held_by_microbatch(work_, staging, sized, shares_, savings).next,
-                              .budget = kSynthesisBudget};
-    const std::vector<int> none(staging.replicas.size(), 0);
+    Synthesised<Costs> policy{.costs = costs, .local = layout.local, .held = {}, .budget = kSynthesisBudget};
+    const auto bytes = held_by_microbatch(work_, staging, sized, shares_, savings);
+    for (std::size_t s = 0; s < bytes.read.size(); ++s)
+      policy.held.push_back(std::max(bytes.whole[s], bytes.waiting[s]) + bytes.read[s]);
+    const std::vector<InFlight> none(staging.replicas.size());
     const auto fixed = memory_of(staging, sized, none, savings);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
     std::vector<Bytes> least(policy.limits.size());

@@ -74,7 +74,8 @@ class RanncSegments {
     const auto largest = objective_.shares().at(shape.microbatches, replicas, stages).largest;
     const Sums& held = sums(largest);
     std::int64_t workspace = 0;
-    for (std::size_t i = begin; i < end; ++i) workspace = std::max(workspace, held.workspace[i]);
+    for (std::size_t i = begin; i < end; ++i)
+      workspace = std::max(workspace, held.workspace[i] - (held.saved[end] - held.saved[i + 1]));
     const std::int64_t saved = (held.saved[end] - held.saved[begin]) * (shape.recompute ? 1 : shape.in_flight);
     out.fits = fixed.held + saved + workspace + fixed.boundary.bytes(largest, shape.in_flight, shape.microbatches) <=
                    constraints.memory.value() &&

@@ -72,28 +72,29 @@ namespace detail {
   return text.empty() ? "" : " (" + text + ")";
 }
 
-/// Bytes that a node keeps for a micro-batch from its forward until the end of its backward.
-[[nodiscard]] inline Bytes kept_in_flight(const NodeCost& cost, ScheduleKind schedule) {
-  return keeps_backwards_whole(schedule) ? cost.saved : cost.saved + cost.put_off;
-}
-
 namespace detail {
 
 [[nodiscard]] inline Bytes bytes_at(const Affine& size, std::int64_t samples) {
   return Bytes(static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples))))));
 }
 
+/// Bytes of what is computed with in place of so many bytes of a stage's parameters.
+[[nodiscard]] constexpr Bytes in_proportion(Bytes bytes, Bytes computed_with, Bytes trained) {
+  if (computed_with == trained) return bytes;
+  const double smaller = static_cast<double>(computed_with.value()) / static_cast<double>(trained.value());
+  return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
+}
+
 /// The part of a segment that is in one stage, and what it takes to run it again.
 struct SegmentPiece {
   std::vector<NodeId> nodes;  ///< ascending
-  Bytes kept{};               ///< what its nodes keep of a micro-batch unless it is run again
-  Bytes saved{};              ///< of that, what its second run makes; its backward is whole, so nothing waits for it
+  Bytes saved{};              ///< what its nodes keep of a micro-batch unless it is run again, and its second run makes
   Bytes entering{};           ///< values of other nodes of the stage that it reads and that their makers do not keep
   Bytes leaving{};            ///< what its nodes keep of values that others read, which stays
   Seconds forward{};
 
   /// Bytes of a micro-batch in flight that running it again saves; may be negative.
-  [[nodiscard]] Bytes freed() const { return kept - entering - leaving; }
+  [[nodiscard]] Bytes freed() const { return saved - entering - leaving; }
 };
 
 /// [stage][segment]: the segments that may be run again, as far as they are in one stage. Nodes that take totals over
@@ -128,7 +129,6 @@ struct SegmentPiece {
       piece.nodes = segments[s][i];
       for (const NodeId node : piece.nodes) {
         piece_of[node.index()] = &piece;
-        piece.kept += kept_in_flight(costs[node.index()], staging.schedule);
         piece.saved += costs[node.index()].saved;
         piece.forward += costs[node.index()].forward;
       }
@@ -157,91 +157,6 @@ struct SegmentPiece {
   }
   return pieces;
 }
-
-/// What every stage runs again: the pieces that free most bytes a second first, as few as fit.
-class RecomputeChoice {
- public:
-  /// @param plain      [stage] bytes without running anything again
-  /// @param in_flight  [stage] micro-batches
-  RecomputeChoice(std::vector<std::vector<SegmentPiece>> pieces, const Staging& staging, std::vector<Bytes> plain,
-                  const std::vector<int>& in_flight)
-      : pieces_(std::move(pieces)), in_flight_(in_flight), plain_(std::move(plain)) {
-    for (int s = 0; s < staging.stages(); ++s) {
-      const auto position = static_cast<std::size_t>(staging.position(s));
-      if (position >= stages_.size()) stages_.resize(position + 1);
-      stages_[position].push_back(static_cast<std::size_t>(s));
-    }
-  }
-
-  [[nodiscard]] std::vector<std::vector<std::vector<NodeId>>> to_fit(Bytes memory) {
-    return chosen([&](const std::vector<Item>& items, const std::vector<std::size_t>& stages) {
-      return fewest(items, stages, memory);
-    });
-  }
-  [[nodiscard]] std::vector<std::vector<std::vector<NodeId>>> everything() {
-    return chosen([](const std::vector<Item>& items, const auto&) { return items.size(); }, true);
-  }
-
- private:
-  struct Item {
-    std::size_t stage, piece;
-    Bytes freed{};       ///< by all micro-batches in flight
-    double seconds = 0;  ///< of a micro-batch
-  };
-
-  template <class HowMany>
-  [[nodiscard]] std::vector<std::vector<std::vector<NodeId>>> chosen(HowMany how_many, bool useless = false) {
-    std::vector<std::vector<std::vector<NodeId>>> out(pieces_.size());
-    for (const auto& stages : stages_) {
-      std::vector<Item> items;
-      for (const std::size_t s : stages) {
-        for (std::size_t p = 0; p < pieces_[s].size(); ++p) {
-          const SegmentPiece& piece = pieces_[s][p];
-          if (useless || piece.freed() > Bytes(0))
-            items.push_back({s, p, piece.freed() * in_flight_[s], piece.forward.value()});
-        }
-      }
-      std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-        return static_cast<double>(a.freed.value()) * b.seconds > static_cast<double>(b.freed.value()) * a.seconds;
-      });
-      const std::size_t count = how_many(items, stages);
-      for (std::size_t i = 0; i < count; ++i) out[items[i].stage].push_back(pieces_[items[i].stage][items[i].piece].nodes);
-    }
-    for (auto& segments : out) std::sort(segments.begin(), segments.end());
-    return out;
-  }
-
-  /// With which what these stages hold together fits; if none does, with which it is least.
-  [[nodiscard]] std::size_t fewest(const std::vector<Item>& items, const std::vector<std::size_t>& stages,
-                                   Bytes memory) const {
-    Bytes held{}, rebuilt{};
-    for (const std::size_t s : stages) held += plain_[s];
-    std::vector<Bytes> largest(pieces_.size());  // by stage
-    std::size_t best = 0;
-    Bytes least = held;
-    for (std::size_t count = 0; count <= items.size(); ++count) {
-      if (count > 0) {
-        const Item& item = items[count - 1];
-        held -= item.freed;
-        Bytes& most = largest[item.stage];
-        const Bytes grown = std::max(most, pieces_[item.stage][item.piece].saved);
-        rebuilt += grown - most;
-        most = grown;
-      }
-      if (held + rebuilt <= memory) return count;
-      if (held + rebuilt < least) {
-        least = held + rebuilt;
-        best = count;
-      }
-    }
-    return best;
-  }
-
-  std::vector<std::vector<SegmentPiece>> pieces_;
-  std::vector<int> in_flight_;
-  std::vector<Bytes> plain_;
-  std::vector<std::vector<std::size_t>> stages_;  // by the ranks that they share
-};
 
 }  // namespace detail
 

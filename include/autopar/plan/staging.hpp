@@ -50,6 +50,17 @@ struct Staging {
   return nodes;
 }
 
+/// Stages of each position, ascending: those that share ranks.
+[[nodiscard]] inline std::vector<std::vector<std::size_t>> stages_of_positions(const Staging& staging) {
+  std::vector<std::vector<std::size_t>> stages;
+  for (int s = 0; s < staging.stages(); ++s) {
+    const auto position = static_cast<std::size_t>(staging.position(s));
+    if (position >= stages.size()) stages.resize(position + 1);
+    stages[position].push_back(static_cast<std::size_t>(s));
+  }
+  return stages;
+}
+
 /// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b"
 [[nodiscard]] inline std::string describe(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule) {
   const auto counted = [](std::size_t n, const char* one, const char* many) {

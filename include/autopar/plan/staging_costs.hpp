@@ -49,13 +49,6 @@ struct TrainedBytes {
 /// compute with, which may be of a smaller element type.
 inline constexpr double kHalfOfASum = 0.5;
 
-/// Bytes of what is computed with in place of so many bytes of a stage's parameters.
-[[nodiscard]] constexpr Bytes in_proportion(Bytes bytes, Bytes computed_with, Bytes trained) {
-  if (computed_with == trained) return bytes;
-  const double smaller = static_cast<double>(computed_with.value()) / static_cast<double>(trained.value());
-  return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
-}
-
 }  // namespace detail
 
 /// Costs of one staging as the simulator asks for them.

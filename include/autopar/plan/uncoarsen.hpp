@@ -77,8 +77,11 @@ class Uncoarsening {
         if (better != own.staging)
           fine.offer({better, predicted(better, std::min(found.candidates.best_step(), fine.best_step()))});
       }
-      // Blocks do not know the modules of their nodes.
-      if (!coarse_.whole() && !constraints_.recomputed_modules.empty()) own.terms = objective_(own.staging);
+      // Blocks do not know the modules of their nodes, nor in which order they run.
+      if (!coarse_.whole()) {
+        own.terms = constraints_.recomputed_modules.empty() ? objective_.of_nodes(own.staging, std::move(own.terms))
+                                                            : objective_(own.staging);
+      }
       fine.offer(std::move(own));
     }
     return fine;

@@ -88,13 +88,13 @@ class LinearCuts {
     }
   }
 
-  [[nodiscard]] Sums sums(std::int64_t share, ScheduleKind schedule) const {
+  [[nodiscard]] Sums sums(std::int64_t share) const {
     const auto& costs = objective_.work().node_costs(share);
     Sums out{{0}, {0}, {0}, {}};
     for (const NodeId node : order_) {
       out.forward.push_back(out.forward.back() + costs[node.index()].forward.value());
       out.time.push_back(out.time.back() + (costs[node.index()].forward + costs[node.index()].backward).value());
-      out.saved.push_back(out.saved.back() + kept_in_flight(costs[node.index()], schedule).value());
+      out.saved.push_back(out.saved.back() + costs[node.index()].saved.value());
       out.workspace.push_back(costs[node.index()].workspace.value());
     }
     return out;
@@ -109,14 +109,15 @@ class LinearCuts {
     std::vector<std::vector<std::size_t>> from(stages, std::vector<std::size_t>(n + 1, n));
     for (std::size_t s = 0; s < stages; ++s) {
       const auto share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-      const Sums total = sums(share, staging.schedule);
+      const Sums total = sums(share);
       const int in_flight = peak_in_flight(staging.schedule, objective_.work().loss_mode, static_cast<int>(s),
                                            staging.stages(), staging.microbatches);
       std::vector<double> next(n + 1, kNever);
       for (std::size_t j = s + 1; j + (stages - s - 1) <= n; ++j) {
         std::int64_t workspace = 0;
         for (std::size_t i = j; i-- > s;) {
-          workspace = std::max(workspace, total.workspace[i]);
+          // Of each node, beside what it and those before it keep.
+          workspace = std::max(workspace, total.workspace[i] - (total.saved[j] - total.saved[i + 1]));
           if (best[i] == kNever) continue;
           const std::int64_t saved = (total.saved[j] - total.saved[i]) * in_flight;
           const std::int64_t held = held_[i * (n + 1) + j].at(staging.replicas[s]) + workspace +

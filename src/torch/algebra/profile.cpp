@@ -7,6 +7,7 @@
 #include <autopar/torch/parameter_reads.hpp>
 
 #include "torch/algebra/work.hpp"
+#include "torch/algebra/workspace.hpp"
 
 namespace autopar {
 namespace {
@@ -56,13 +57,15 @@ class Profiler {
   GraphProfile run() && {
     profile_.atoms = partition_into_atoms(graph_, plan_);
     list_parameters();
-    creator_.assign(static_cast<std::size_t>(graph_.storage_count), NodeId::none());
+    creator_.assign(static_cast<std::size_t>(graph_.storage_count), OpId::none());
+    saved_.resize(graph_.ops.size());
     kept_.assign(static_cast<std::size_t>(graph_.storage_count), false);
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {  // is no activation
       if (plan_.ops[i].once) kept_[graph_.value(graph_.output(OpId::of(i))).storage.index()] = true;
     }
     for (const auto& ops : profile_.atoms.atoms) add_atom(ops);
     for (const auto& ops : profile_.atoms.atoms) add_saved(ops);
+    add_workspaces();
     add_edges();
     add_inputs();
     add_outputs();
@@ -124,8 +127,6 @@ class Profiler {
         if (!counts_with_parameter) atom.resident += Bytes(bytes);
       } else {
         add_work(atom, algebra::work_of(op));
-        add_workspace(atom, op);
-        add_put_off(atom, op);
       }
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
@@ -139,9 +140,7 @@ class Profiler {
       }
       for (const auto value : op.results()) {
         const auto storage = graph_.value(value).storage;
-        if (storage.valid() && !creator_[storage.index()].valid()) {
-          creator_[storage.index()] = NodeId::of(model().graph.node_count());
-        }
+        if (storage.valid() && !creator_[storage.index()].valid()) creator_[storage.index()] = id;
       }
     }
     std::sort(atom.parameters.begin(), atom.parameters.end());
@@ -176,47 +175,6 @@ class Profiler {
     atom.work.push_back(item);
   }
 
-  // While an op runs its results exist beside what is kept; in its backward, their gradients and those of its operands.
-  void add_workspace(OpProfile& atom, const OpContext& op) const {
-    if (op.traits().op_class == OpClass::kView) return;
-    Affine results, gradients;
-    for (const auto value : op.results()) {
-      results += algebra::bytes_of(graph_, value);
-      if (graph_.value(value).requires_grad) gradients += algebra::bytes_of(graph_, value);
-    }
-    if (algebra::is_differentiable(op)) {
-      for (const auto value : op.tensors()) {
-        if (graph_.value(value).requires_grad) gradients += algebra::bytes_of(graph_, value);
-      }
-    }
-    if (op.traits().op_class == OpClass::kConvolution) {  // kernels lay out what they read and write anew
-      Affine copies;
-      for (const auto value : op.tensors()) copies += algebra::bytes_of(graph_, value);
-      for (const auto value : op.results()) copies += algebra::bytes_of(graph_, value);
-      results += copies;
-      gradients += copies;
-    }
-    // The gradient of a log-softmax that only the op knows is there while that of its operand is made.
-    if (op.traits().family == OpFamily::kClassLoss) gradients += algebra::saved_by(op).internal;
-    const auto split = split_backward_of(graph_, plan_, op.id());
-    if (split && split->of_cast) {  // gradients of parameters are summed in single precision, of copies in it
-      gradients += (algebra::bytes_of(graph_, op.results().front()) + algebra::bytes_of(graph_, graph_.input(op.id(), split->x_at))) * 2.0;
-      gradients += algebra::bytes_of(graph_, split->weight);
-    }
-    for (const auto& need : {results, gradients}) {
-      atom.workspace.per_sample = std::max(atom.workspace.per_sample, need.per_sample);
-      atom.workspace.fixed = std::max(atom.workspace.fixed, need.fixed);
-    }
-  }
-
-  // Gradients of parameters are computed from those of results, which wait with them.
-  void add_put_off(OpProfile& atom, const OpContext& op) const {
-    const auto split = split_backward_of(graph_, plan_, op.id());
-    if (split && graph_.value(split->weight).requires_grad) {
-      atom.put_off += algebra::bytes_of(graph_, op.results().front());
-    }
-  }
-
   void add_structure(StructureHash& hash, const OpContext& op, const std::vector<OpId>& ops) const {
     hash.add(std::string_view(graph_.name(op.id())));
     hash.add(std::string_view(op.overload()));
@@ -245,17 +203,52 @@ class Profiler {
   void add_saved(const std::vector<OpId>& ops) {
     for (const auto id : ops) {
       const auto saved = algebra::saved_by(context(id));
-      model().graph[profile_.atoms.atom_of[id.index()]].saved += saved.internal;
+      add_saved(id, saved.internal);
       for (const auto value : saved.values) {
         const auto storage = graph_.value(value).storage;
         if (!storage.valid() || kept_[storage.index()] || plan_.is_prologue(value)) continue;
-        const auto atom = creator_[storage.index()];
-        if (!atom.valid()) continue;
+        const auto creator = creator_[storage.index()];
+        if (!creator.valid()) continue;
         kept_[storage.index()] = true;
-        model().graph[atom].saved += memory_of(storage, value);
+        add_saved(creator, memory_of(storage, value));
       }
     }
   }
+  void add_saved(OpId op, const Affine& bytes) {
+    saved_[op.index()] += bytes;
+    atom_of(op).saved += bytes;
+  }
+
+  /// An op works beside what those before it have saved.
+  void add_workspaces() {
+    const algebra::Workspaces workspaces(graph_, plan_, kept_);
+    std::vector<bool> waits(kept_.size(), false);
+    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+      const auto id = OpId::of(i);
+      if (plan_.ops[i].once || !profile_.atoms.atom_of[i].valid()) continue;
+      const auto op = context(id);
+      const auto need = workspaces.of(op);
+      auto& sum = atom_of(id).workspace;
+      sum = {std::max(sum.per_sample - saved_[i].per_sample, need.per_sample),
+             std::max(sum.fixed - saved_[i].fixed, need.fixed)};
+      add_put_off(op, waits);
+    }
+  }
+
+  /// Gradients of parameters are computed from those of results and from what the op read, which wait for that.
+  void add_put_off(const OpContext& op, std::vector<bool>& waits) {
+    const auto split = split_backward_of(graph_, plan_, op.id());
+    if (!split || !graph_.value(split->weight).requires_grad) return;
+    atom_of(op.id()).put_off += algebra::bytes_of(graph_, op.results().front());
+    const auto read = graph_.input(op.id(), split->x_at);
+    const auto storage = graph_.value(read).storage;
+    if (!storage.valid() || !kept_[storage.index()] || waits[storage.index()]) return;
+    const auto creator = creator_[storage.index()];
+    if (!creator.valid() || plan_.is_prologue(read)) return;
+    waits[storage.index()] = true;
+    atom_of(creator).put_off += memory_of(storage, read);
+  }
+  [[nodiscard]] OpProfile& atom_of(OpId op) { return model().graph[profile_.atoms.atom_of[op.index()]]; }
 
   /// Bytes of a memory: those of the value that it was made for, else of the given view.
   [[nodiscard]] Affine memory_of(StorageId storage, ValueId view) {
@@ -273,7 +266,9 @@ class Profiler {
   /// Whether a value's memory is in what the atom keeps.
   [[nodiscard]] bool is_kept_by(NodeId atom, ValueId value) const {
     const auto storage = graph_.value(value).storage;
-    return storage.valid() && kept_[storage.index()] && creator_[storage.index()] == atom;
+    if (!storage.valid() || !kept_[storage.index()]) return false;
+    const auto creator = creator_[storage.index()];
+    return creator.valid() && profile_.atoms.atom_of[creator.index()] == atom;
   }
 
   void add_edges() {
@@ -335,7 +330,8 @@ class Profiler {
   GraphProfile profile_;
   std::vector<ParameterReads> reads_;  ///< by value
   std::vector<int> highest_zero_;      ///< likewise
-  std::vector<NodeId> creator_;   ///< by storage
+  std::vector<OpId> creator_;     ///< by storage
+  std::vector<Affine> saved_;     ///< by op: of what it makes, what some op keeps
   std::vector<bool> kept_;        ///< by storage
   std::vector<ValueId> makers_;   ///< by storage: first value
 };

@@ -95,7 +95,8 @@ TEST_CASE("memory of ranks with several stages is the sum of their stages' at th
     CHECK(StepObjective::peak(terms) == most);
     return saved;
   };
-  CHECK(saved_of_ranks(ScheduleKind::kZbV, 16) == std::vector<std::int64_t>(4, (10 + 7) * 2 * 4));  // with what waits for weight backwards
+  // Most when all are whole: what waits for a weight backward takes less here.
+  CHECK(saved_of_ranks(ScheduleKind::kZbV, 16) == std::vector<std::int64_t>(4, 10 * 2 * 4));
   std::vector<std::int64_t> law;
   for (int d = 0; d < 4; ++d) law.push_back(10 * Interleaved::peak_activations(d, 4, 2, 16));
   CHECK(saved_of_ranks(ScheduleKind::kInterleaved, 16) == law);
@@ -123,7 +124,7 @@ TEST_CASE("a schedule that was asked for and fits nowhere, or has too few operat
   const auto model = test::chain(8, 2e6, 100'000, 40);
   const auto small = test::small_cluster(4, Bytes(300'000));
   CHECK_THROWS_WITH(Planner<>{}.plan(model, small, request_for_all(4, 64, "zb-v")),
-                    ContainsSubstring("zb-v, needs") && ContainsSubstring("device_memory = 446340"));
+                    ContainsSubstring("zb-v, needs") && ContainsSubstring("device_memory = 446092"));
   const auto short_model = test::chain(3, 2e6, 1000, 40);
   auto request = request_for_all(4, 64, "interleaved");
   request.options.stages = 2;

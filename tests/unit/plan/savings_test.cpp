@@ -149,7 +149,8 @@ TEST_CASE("what runs again trades its activations for what enters it, and its fo
   const StepTerms again = objective.evaluate(staging, sized, {0, {halves}});
   CHECK(plain.stages[0].memory.saved == Bytes(12 * 4000 * 8));
   CHECK(again.stages[0].memory.saved == Bytes(400 * 8));  // the value between the halves; the input is the boundary's
-  CHECK(again.stages[0].memory.rebuilt == Bytes(6 * 4000 * 8));
+  const Bytes workspace = plain.stages[0].memory.workspace;
+  CHECK(again.stages[0].memory.workspace == workspace + Bytes(6 * 4000 * 8));
   CHECK(again.stages[0].backward.value() ==
         Approx((plain.stages[0].backward + plain.stages[0].forward).value()).epsilon(1e-12));
   CHECK(again.stages[0].forward == plain.stages[0].forward);
@@ -179,7 +180,9 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
     CHECK(memory.gradients == (zero >= 2 ? whole / 4 : whole));
     CHECK(memory.parameters == (zero >= 3 ? whole / 4 : whole));
     // 1: a share of all sums, which are one bucket. 2: two units of gradients. 3: and three of parameters.
-    CHECK(memory.gathered == std::vector<Bytes>{Bytes(0), whole / 4, Bytes(2 * 40'000), Bytes(5 * 40'000)}[static_cast<std::size_t>(zero)]);
+    CHECK(memory.summed == (zero == 1 ? whole / 4 : Bytes(0)));
+    CHECK(memory.gathered == (zero >= 2 ? Bytes(2 * 40'000) : Bytes(0)));
+    CHECK(memory.brought == (zero == 3 ? Bytes(3 * 40'000) : Bytes(0)));
   }
   // The same bytes travel, half of them after a quarter of the update.
   const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
@@ -189,6 +192,33 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   CHECK(levels[3].stages[0].update.value() == Approx(work.update(whole / 4, 2).value()).epsilon(1e-12));
   CHECK(levels[3].stages[0].forward >= half);
   CHECK(levels[3].stages[0].backward >= half * 2);
+}
+
+TEST_CASE("parameters of a segment that runs again are whole until their gradients are made") {
+  ModelProfile model = test::chain(12, 1e6, 40'000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  const Staging staging{std::vector<int>(12, 0), {4}, 1, ScheduleKind::kGPipe};
+  const auto brought = [&](std::vector<std::vector<NodeId>> again) {
+    const Workload work = make_workload(model, cost);
+    const StepObjective objective(work, cluster, constraints);
+    const SizedPipeline sized = make_pipeline(work, staging, place({4}, Placement::kReplicasTogether), 4);
+    return objective.evaluate(staging, sized, {3, {std::move(again)}}).stages[0].memory.brought;
+  };
+  const std::vector<NodeId> few{NodeId(2), NodeId(3)}, many{NodeId(4), NodeId(5), NodeId(6), NodeId(7), NodeId(8)};
+  CHECK(brought({}) == Bytes(3 * 40'000));
+  CHECK(brought({few}) == Bytes(5 * 40'000));
+  CHECK(brought({few, many}) == Bytes(8 * 40'000));
+  std::vector<NodeId> all;
+  for (const NodeId node : model.graph.nodes()) all.push_back(node);
+  CHECK(brought({all}) == Bytes(12 * 40'000));
+  for (auto& parameter : model.parameters) parameter.copy = parameter.bytes / 2;
+  CHECK(brought({}) == Bytes(3 * 20'000));
+  CHECK(brought({few, many}) == Bytes(8 * 20'000));
 }
 
 TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
@@ -396,12 +426,13 @@ TEST_CASE("what runs again has its backward at one stretch, and nothing of it wa
   const SizedPipeline sized = make_pipeline(work, staging, {{Rank(0)}, {Rank(1)}}, 2);
   const Savings again{0, {{{NodeId(0), NodeId(1), NodeId(2)}}, {}}};
   const ShareTable shares(constraints);
-  const auto plain = predict_memory(work, constraints, staging, sized, shares);
-  const auto saving = predict_memory(work, constraints, staging, sized, shares, in_flight_by_law(work, staging), again);
+  const std::vector<InFlight> in_flight{{2, 0}, {1, 1}};
+  const auto plain = predict_memory(work, constraints, staging, sized, shares, in_flight);
+  const auto saving = predict_memory(work, constraints, staging, sized, shares, in_flight, again);
   const auto share = shares.at(4, 1, 2).largest;
-  const int in_flight = in_flight_by_law(work, staging)[0];
-  CHECK((plain[0].saved - saving[0].saved).value() == 3 * 50'000 * share * in_flight);
-  CHECK(saving[0].rebuilt.value() == 3 * 40'000 * share);
+  CHECK((plain[0].saved - saving[0].saved).value() == 3 * 40'000 * share * 2);
+  CHECK((saving[0].workspace - plain[0].workspace).value() == 3 * 40'000 * share);
+  CHECK(plain[1].saved.value() == (6 * 40'000 + 6 * 10'000) * share);
   CHECK(saving[1] == plain[1]);
   const StagingCosts before(work, staging, sized), after(work, staging, sized, again);
   CHECK(after.backward_weight(StageId(0), 1).value() == Approx(before.backward_weight(StageId(0), 1).value() / 2));

@@ -97,14 +97,11 @@ class CheckedCosts {
       const NodeCost one = of_atom(atom, samples);
       sum.forward += one.forward + adding;
       sum.backward += one.backward + adding;
-      sum.saved += one.saved;
-      sum.workspace = std::max(sum.workspace, one.workspace);
       if (again.contains(atom)) {
         sum.backward += one.forward;
         continue;
       }
       sum.backward_weight += one.backward_weight;  // of what runs again nothing is put off
-      sum.put_off += one.put_off;
     }
     if (level() < 2) return sum;
     const Bytes all = stated_.trainable_bytes(stage), gathered = gathered_bytes(stage);

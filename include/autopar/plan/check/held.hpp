@@ -23,13 +23,11 @@ class CheckedMemory {
     for (int s = 0; s < stated.stages(); ++s) {
       Stage& stage = of(s);
       stage.share = stated.largest_share(s);
-      const NodeCost& cost = costs.of_stage(s, stage.share);
-      stage.kept = cost.saved.value() + (parts_backwards(stated.plan().schedule) ? cost.put_off.value() : 0);
-      stage.at_work = cost.workspace.value();
+      add_atoms(s);
       add_parameters(s);
-      add_segments(s);
     }
-    for (std::size_t rank = 0; rank < static_cast<std::size_t>(stated.plan().world); ++rank) take_turns(stated.stages_on(rank));
+    const auto world = static_cast<std::size_t>(stated.plan().world);
+    for (std::size_t rank = 0; rank < world; ++rank) take_turns(stated.stages_on(rank));
     for (const Crossing& crossing : stated.crossings()) {
       if (stated.is_stage(crossing.from)) add_made(crossing, of(crossing.from));
       const bool within = stated.is_stage(crossing.from) && stated.is_stage(crossing.to) &&
@@ -39,28 +37,25 @@ class CheckedMemory {
     }
   }
 
-  /// With so many micro-batches in flight; the next one to arrive is on its way then.
-  [[nodiscard]] std::int64_t bytes(int s, std::int64_t flying) const {
-    const Stage& stage = stages_[static_cast<std::size_t>(s)];
-    return stage.owned + std::max(stage.update, running(stage, flying));
-  }
 
   /// Bytes of a stage in the memory of its ranks' hosts, where that is another than the device's.
   [[nodiscard]] std::int64_t on_host(int s) const { return stages_[static_cast<std::size_t>(s)].on_host; }
 
-  /// Bytes of each stage when its rank holds most; of its ranks the one with most of its micro-batches in flight.
+  /// Bytes of each stage when its rank holds most; of its ranks the one where that is most.
   /// @param orders  see `turn_orders`
   [[nodiscard]] std::vector<std::int64_t> peaks(const std::vector<std::vector<Turn>>& orders) const {
-    std::vector<std::int64_t> flying(stages_.size(), 0);
+    std::vector<std::int64_t> turns, out;
+    for (const Stage& stage : stages_) turns.push_back(running(stage, {}));
     for (std::size_t r = 0; r < orders.size(); ++r) {
-      for (const auto& [stage, held] : held_at_peak(r, orders[r])) {
-        auto& most = flying[static_cast<std::size_t>(stage)];
-        most = std::max(most, held);
+      for (const auto& [s, held] : held_at_peak(r, orders[r])) {
+        auto& most = turns[static_cast<std::size_t>(s)];
+        most = std::max(most, running(stages_[static_cast<std::size_t>(s)], held));
       }
     }
-    std::vector<std::int64_t> out;
-    for (int s = 0; s < stated_.stages(); ++s)
-      out.push_back(bytes(s, flying[static_cast<std::size_t>(s)]));
+    for (int s = 0; s < stated_.stages(); ++s) {
+      const auto own = static_cast<std::size_t>(s);
+      out.push_back(stages_[own].owned + std::max(turns[own], stages_[own].update - of_others(turns, s)));
+    }
     return out;
   }
 
@@ -70,10 +65,17 @@ class CheckedMemory {
     std::int64_t owned = 0, update = 0;      // bytes: of parameters; of the optimizer's step, after everything else
     std::int64_t on_host = 0;                // of parameters and the optimizer's step
     std::int64_t at_work = 0;                // of a turn, while it lasts
-    std::int64_t always = 0, kept = 0;       // of the rest; kept: for a micro-batch
+    std::int64_t summing = 0;                // when all turns are over
+    std::int64_t always = 0;                 // of the rest, whatever is in flight
+    std::int64_t kept = 0, parted = 0;       // for a micro-batch until its backward; from that to its second part
     std::int64_t arriving = 0, leaving = 0;  // values of a micro-batch from and to other stages
   };
-  using Held = std::vector<std::pair<int, std::int64_t>>;  // stage, micro-batches
+  /// Micro-batches that are forward: not backward yet, or backward but for gradients of parameters.
+  struct Flying {
+    std::int64_t whole = 0, parted = 0;
+  };
+  using Held = std::vector<std::pair<int, Flying>>;  // by stage
+  static constexpr std::int64_t kBucket = std::int64_t{32} << 20;  // bytes
 
   /// Results stay until their backward; a gradient of them is in use while the next one arrives.
   void add_made(const Crossing& crossing, Stage& stage) const {
@@ -86,9 +88,25 @@ class CheckedMemory {
     stage.always += bytes_of(crossing.gradient, stage.share) * std::min(count() - 1, std::int64_t{1});
   }
 
-  [[nodiscard]] std::int64_t running(const Stage& stage, std::int64_t flying) const {
-    return stage.at_work + stage.always + (stage.kept + stage.leaving) * flying + stage.arriving * std::min(count(), flying + 1);
+  [[nodiscard]] std::int64_t running(const Stage& stage, const Flying& flying) const {
+    const std::int64_t turns = stage.at_work + stage.kept * flying.whole + stage.parted * flying.parted;
+    return std::max(turns, stage.summing) + stage.always + stage.leaving * flying.whole +
+           stage.arriving * std::min(count(), flying.whole + flying.parted + 1);
   }
+  /// What turns of the other stages of its ranks take, which come before any update. Of their updates, one parameter at
+  /// a time, the one that takes most is the first such stage's; the others' are nothing beside it.
+  [[nodiscard]] std::int64_t of_others(const std::vector<std::int64_t>& turns, int s) const {
+    std::int64_t sum = 0;
+    const std::int64_t update = stages_[static_cast<std::size_t>(s)].update;
+    for (const int other : stated_.stages_on(stated_.ranks_of(s).front().index())) {
+      if (other == s) continue;
+      const Stage& stage = stages_[static_cast<std::size_t>(other)];
+      if (stage.update > update || (stage.update == update && other < s)) return update;
+      sum += turns[static_cast<std::size_t>(other)];
+    }
+    return sum;
+  }
+
   [[nodiscard]] Stage& of(int stage) { return stages_[static_cast<std::size_t>(stage)]; }
   [[nodiscard]] std::int64_t count() const { return stated_.plan().microbatches; }
   [[nodiscard]] static std::int64_t bytes_of(const Affine& size, std::int64_t samples) {
@@ -104,6 +122,14 @@ class CheckedMemory {
     return readers;
   }
 
+  /// Whether an earlier stage of the same ranks reads a parameter: they hold it once.
+  [[nodiscard]] bool is_there(ParameterId id, int s) const {
+    const auto readers = readers_of(id);
+    return std::any_of(readers.begin(), readers.end(), [&](int reader) {
+      return reader < s && stated_.ranks_of(reader) == stated_.ranks_of(s);
+    });
+  }
+
   /// Under ZeRO, shares of what the level shares, and what a parameter's own highest level allows. Several stages share
   /// the optimizer's state of what they read alone. What is offloaded: the optimizer has all that it works with on the
   /// host, gradients are made on the device, where copies that are read take the place of parameters; those come in
@@ -114,10 +140,11 @@ class CheckedMemory {
     const bool offloads = plan.offload == Offload::kOptimizer, elsewhere = plan.host_memory > Bytes(0);
     Stage& stage = of(s);
     const std::set<ParameterId> several = read_again(s);
-    std::int64_t shared = 0, copied = 0;
+    std::int64_t shared = 0, gathered = 0, copied = 0;
     bool again = false;
     for (const ParameterId id : stated_.parameters(s)) {
       const std::int64_t bytes = parameters[id.index()].bytes.value(), copy = parameters[id.index()].copy.value();
+      if (is_there(id, s)) continue;
       if (!parameters[id.index()].trainable) {
         stage.owned += bytes + copy;
         continue;
@@ -135,11 +162,14 @@ class CheckedMemory {
         ranks = static_cast<std::int64_t>(all.size());
       } else if (parameters[id.index()].highest_zero > 0) {
         shared += bytes;
+        gathered += read_as(parameters[id.index()]);
         again = again || several.contains(id);
       }
       level = std::min(level, parameters[id.index()].highest_zero);
       const bool leaves = offloads && parameters[id.index()].highest_zero > 0;
-      const auto share = [&](std::int64_t whole, int from) { return level >= from ? (whole + ranks - 1) / ranks : whole; };
+      const auto share = [&](std::int64_t whole, int from) {
+        return level >= from ? (whole + ranks - 1) / ranks : whole;
+      };
       const double state = std::ceil(static_cast<double>(bytes) * plan.optimizer_state_factor);
       const std::int64_t states = share(static_cast<std::int64_t>(state), 1), stepped = share(bytes, 1);
       stage.owned += plan.gradient_copies * share(bytes, 2);
@@ -155,7 +185,8 @@ class CheckedMemory {
     }
     for (const NodeId atom : plan.stages[static_cast<std::size_t>(s)].atoms)
       stage.owned += costs_.resident(atom).value();
-    for (const ParameterId id : several) stage.at_work += 2 * parameters[id.index()].bytes.value();  // until they are added up
+    // Until they are added up.
+    for (const ParameterId id : several) stage.at_work += 2 * parameters[id.index()].bytes.value();
     const std::int64_t largest = most_read(s);
     const std::int64_t parts = plan.zero > 0 ? stated_.replicas(s) : 1;
     const double temporaries = std::ceil(std::min(plan.optimizer_state_factor, 2.0));
@@ -163,7 +194,9 @@ class CheckedMemory {
     (offloads && elsewhere ? stage.on_host : stage.update) += update;
     constexpr std::int64_t kPiece = std::int64_t{8} << 20;
     if (offloads && elsewhere) stage.update += std::min(copied, kPiece);
-    if (stated_.replicas(s) > 1) stage.at_work += units_at_work(s, largest, shared, again);
+    if (stated_.replicas(s) < 2) return;
+    const bool at_the_end = plan.zero == 1 && shared <= std::max(kBucket, largest);
+    (at_the_end ? stage.summing : stage.at_work) += units_at_work(s, largest, shared, gathered, again);
   }
 
   /// Trained parameters with several readers in the stage.
@@ -182,12 +215,14 @@ class CheckedMemory {
 
   /// Stages of one rank take their turns one after the other, in the room of the one that needs most: the first such.
   void take_turns(const std::vector<int>& stages) {
-    int most = -1;
-    for (const int s : stages) {
-      if (most < 0 || of(s).at_work > of(most).at_work) most = s;
-    }
-    for (const int s : stages) {
-      if (s != most) of(s).at_work = 0;
+    for (std::int64_t Stage::*room : {&Stage::at_work, &Stage::summing}) {
+      int most = -1;
+      for (const int s : stages) {
+        if (most < 0 || of(s).*room > of(most).*room) most = s;
+      }
+      for (const int s : stages) {
+        if (s != most) of(s).*room = 0;
+      }
     }
   }
 
@@ -209,9 +244,9 @@ class CheckedMemory {
   /// Whole beside the shares: the part of a sum before the sum is gone (1); units of gradients that fill and that are
   /// summed (2, 3), all if they wait for one that several atoms fill or for the second half of a backward; those of
   /// parameters that an atom reads, and the next (3).
-  [[nodiscard]] std::int64_t units_at_work(int s, std::int64_t largest, std::int64_t shared, bool again) const {
+  [[nodiscard]] std::int64_t units_at_work(int s, std::int64_t largest, std::int64_t shared, std::int64_t gathered,
+                                           bool again) const {
     const int level = stated_.plan().zero;
-    constexpr std::int64_t kBucket = std::int64_t{32} << 20;
     std::int64_t limit = kBucket;
     if (level > 1) {
       std::int64_t most = 0;
@@ -224,51 +259,103 @@ class CheckedMemory {
     switch (level) {
       case 1: return (unit + stated_.replicas(s) - 1) / stated_.replicas(s);
       case 2: return gradients;
-      case 3: return gradients + std::min(largest > kBucket ? 2 * (largest + kBucket) : 3 * unit, shared);
+      case 3: {
+        const std::int64_t units = std::min(largest > kBucket ? 2 * (largest + kBucket) : 3 * unit, shared);
+        const double part = shared > 0 ? static_cast<double>(gathered) / static_cast<double>(shared) : 0;
+        const auto smaller = static_cast<std::int64_t>(static_cast<double>(units) * part);
+        const std::int64_t plain = gathered == shared ? units : smaller;
+        return gradients + std::min(plain + read_when_run_again(s), gathered);
+      }
       default: return 0;
     }
+  }
+
+  /// What stages compute with in place of a parameter.
+  [[nodiscard]] static std::int64_t read_as(const ParameterProfile& parameter) {
+    return (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
+  }
+
+  /// Of the segment that runs again and reads most: it keeps all of it until it has made the gradients.
+  [[nodiscard]] std::int64_t read_when_run_again(int s) const {
+    std::int64_t most = 0;
+    for (const auto& segment : stated_.plan().stages[static_cast<std::size_t>(s)].recomputed) {
+      std::set<ParameterId> read;
+      for (const NodeId atom : segment) {
+        const auto& own = stated_.model().graph[atom].parameters;
+        read.insert(own.begin(), own.end());
+      }
+      std::int64_t sum = 0;
+      for (const ParameterId id : read) {
+        const auto& parameter = stated_.model().parameters[id.index()];
+        if (parameter.trainable && parameter.highest_zero > 0) sum += read_as(parameter);
+      }
+      most = std::max(most, sum);
+    }
+    return most;
   }
 
   [[nodiscard]] static bool parts_backwards(ScheduleKind kind) {
     return kind == ScheduleKind::kZbH1 || kind == ScheduleKind::kZbV || kind == ScheduleKind::kSynthesised;
   }
 
-  /// What runs again keeps what enters it from the stage, unless that is kept there, and what is kept of it for others;
-  /// one segment is whole at a time.
-  void add_segments(int s) {
+  /// What a segment keeps that runs again: what enters it from the stage, unless that is kept there, and what is kept
+  /// of it for others.
+  [[nodiscard]] std::int64_t kept_around(int s, const std::vector<NodeId>& segment, std::int64_t share) const {
     const auto& graph = stated_.model().graph;
-    Stage& stage = of(s);
-    std::int64_t rebuilt = 0;
-    for (const auto& segment : stated_.plan().stages[static_cast<std::size_t>(s)].recomputed) {
-      const std::set<NodeId> inside(segment.begin(), segment.end());
-      std::int64_t saved = 0;
-      std::set<std::int32_t> entering, leaving;
-      for (const NodeId atom : segment) {
-        saved += costs_.of_atom(atom, stage.share).saved.value();
-        for (const EdgeId edge : graph.in_edges(atom)) {
-          const NodeId source = graph.source(edge);
-          if (stated_.stage_of(source) != s || inside.contains(source) || graph[edge].kept) continue;
-          if (entering.insert(graph[edge].value).second) stage.kept += bytes_of(graph[edge].bytes, stage.share);
-        }
-        for (const EdgeId edge : graph.out_edges(atom)) {
-          if (inside.contains(graph.target(edge)) || !graph[edge].kept) continue;
-          if (leaving.insert(graph[edge].value).second) stage.kept += bytes_of(graph[edge].bytes, stage.share);
-        }
+    const std::set<NodeId> inside(segment.begin(), segment.end());
+    std::int64_t kept = 0;
+    std::set<std::int32_t> entering, leaving;
+    for (const NodeId atom : segment) {
+      for (const EdgeId edge : graph.in_edges(atom)) {
+        const NodeId source = graph.source(edge);
+        if (stated_.stage_of(source) != s || inside.contains(source) || graph[edge].kept) continue;
+        if (entering.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, share);
       }
-      for (const auto& output : stated_.model().outputs) {
-        if (!output.kept || !inside.contains(output.writer)) continue;
-        if (leaving.insert(output.value).second) stage.kept += bytes_of(output.bytes, stage.share);
+      for (const EdgeId edge : graph.out_edges(atom)) {
+        if (inside.contains(graph.target(edge)) || !graph[edge].kept) continue;
+        if (leaving.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, share);
       }
-      stage.kept -= saved;
-      rebuilt = std::max(rebuilt, saved);
     }
-    stage.at_work += rebuilt;
+    for (const auto& output : stated_.model().outputs) {
+      if (!output.kept || !inside.contains(output.writer)) continue;
+      if (leaving.insert(output.value).second) kept += bytes_of(output.bytes, share);
+    }
+    return kept;
+  }
+
+  /// An atom works beside what those before it keep, and, where it runs again, beside what its segment has rebuilt up
+  /// to it; where backwards are parted, beside what all keep.
+  void add_atoms(int s) {
+    Stage& stage = of(s);
+    const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(s)];
+    const bool parted = parts_backwards(stated_.plan().schedule);
+    std::map<NodeId, std::size_t> segment_of;
+    for (std::size_t i = 0; i < plan.recomputed.size(); ++i) {
+      for (const NodeId atom : plan.recomputed[i]) segment_of[atom] = i;
+    }
+    std::map<std::size_t, std::int64_t> rebuilt;
+    std::vector<std::int64_t> keeps, needs;
+    for (const NodeId atom : plan.atoms) {
+      const NodeCost cost = costs_.of_atom(atom, stage.share);
+      if (const auto again = segment_of.find(atom); again != segment_of.end()) {
+        const auto [filled, is_first] = rebuilt.try_emplace(again->second, 0);
+        filled->second += cost.saved.value();
+        keeps.push_back(is_first ? kept_around(s, plan.recomputed[again->second], stage.share) : 0);
+        needs.push_back(filled->second + cost.workspace.value());
+        continue;
+      }
+      if (parted) stage.parted += cost.put_off.value();
+      keeps.push_back(cost.saved.value());
+      needs.push_back(cost.workspace.value());
+    }
+    for (std::size_t i = keeps.size(); i-- > 0; stage.kept += keeps[i])
+      stage.at_work = std::max(stage.at_work, needs[i] - (parted ? 0 : stage.kept));
   }
 
   [[nodiscard]] Held held_at_peak(std::size_t rank, const std::vector<Turn>& order) const {
     Held now;
     for (const int s : stated_.stages_on(rank))
-      now.emplace_back(s, stated_.model().loss_mode ? 0 : count());
+      now.emplace_back(s, Flying{stated_.model().loss_mode ? 0 : count(), 0});
     if (!stated_.model().loss_mode) return now;  // results leave the call first
     const auto total = [&] {
       std::int64_t sum = 0;
@@ -279,12 +366,12 @@ class CheckedMemory {
     Held at_peak = now;
     std::int64_t peak = total();
     for (const Turn& turn : order) {
-      const bool begins = turn.kind == ActionKind::kForward;
-      if (!begins && turn.kind == ActionKind::kBackwardInput) continue;
       const auto own =
           std::find_if(now.begin(), now.end(), [&](const auto& one) { return one.first == turn.stage.value(); });
-      own->second += begins ? 1 : -1;
-      if (!begins) continue;
+      if (turn.kind == ActionKind::kForward) ++own->second.whole;
+      if (turn.kind == ActionKind::kBackward || turn.kind == ActionKind::kBackwardInput) --own->second.whole;
+      if (turn.kind == ActionKind::kBackwardInput) ++own->second.parted;
+      if (turn.kind == ActionKind::kBackwardWeight) --own->second.parted;
       if (const std::int64_t sum = total(); sum > peak) {
         peak = sum;
         at_peak = now;
