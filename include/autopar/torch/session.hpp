@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iosfwd>
@@ -47,10 +48,14 @@ using PlanFunction =
 [[nodiscard]] Plan plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
                                       const PlanRequest& request);
 
+/// Captures that are kept, those called last: of each argument signature and mode there is one, and a call whose own is
+/// not among them captures again. So a number that is another in each call does not fill the memory.
+inline constexpr std::size_t kRememberedPrograms = 64;
+
 /// Figures of the calls so far, on this rank.
 struct SessionStats {
   std::int64_t calls = 0;           ///< of forward
-  std::int64_t captures = 0;        ///< argument signatures and modes captured so far
+  std::int64_t captures = 0;        ///< of forward, for argument signatures and modes that were new, stale or forgotten
   std::int64_t microbatches = 0;    ///< of the last call
   std::int64_t global_samples = 0;  ///< of the last call, over all ranks
   std::int64_t losses_not_finite = 0;  ///< of training calls: NaN or infinite; on GPUs as far as they have arrived

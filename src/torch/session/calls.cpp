@@ -74,7 +74,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
     pending = pending || other.has_pending;
   }
   if (capture_again) capture_and_deploy(call->arguments, key, call->batch, forward);
-  call->program = programs_.at(key);
+  call->program = *programs_.find(key);
   call->layout.microbatches = plan_->microbatches;
   verify_sizes(*call->program, call->arguments, forward, call->layout);
   call->accumulate = header.accumulates;

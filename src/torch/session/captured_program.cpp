@@ -10,13 +10,6 @@
 
 namespace autopar {
 
-namespace {
-
-// Batches of ever new sizes must not fill the memory with programs.
-constexpr std::size_t kRememberedLayouts = 64;
-
-}  // namespace
-
 bool CapturedProgram::is_stale() const {
   return std::any_of(constants.begin(), constants.end(), [](const auto& constant) {
     return !constant.first.is_inference() && constant.first._version() != constant.second;
@@ -36,7 +29,7 @@ const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>&
 const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, const Plan& by, Phase phase, bool reduce,
                                                     Rank rank) {
   const Key key{layout.local, layout.microbatches, phase, reduce};
-  if (const auto known = actions_.find(key); known != actions_.end()) return known->second;
+  if (const auto* known = actions_.find(key)) return *known;
   const auto& pipeline = runtime->pipeline();
   auto made = program(pipeline, layout, by, phase);
   validate(pipeline, layout, phase, made);
@@ -47,8 +40,7 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, c
     return is_sum && action.microbatch < 0;
   };
   if (!reduce) std::erase_if(own, is_sum_of_call);
-  if (actions_.size() >= kRememberedLayouts) actions_.clear();
-  return actions_.emplace(key, std::move(own)).first->second;
+  return actions_.put(key, std::move(own));
 }
 
 // Orders of ranks name the plan's stages, wherever these lie; orders of stages hold for any stages.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,6 +21,7 @@
 
 #include "torch/session/epilogue.hpp"
 #include "torch/session/prologue.hpp"
+#include "torch/session/recent_map.hpp"
 
 namespace autopar {
 
@@ -47,7 +49,7 @@ struct CapturedProgram {
   /// Whether a constant was written since the capture.
   [[nodiscard]] bool is_stale() const;
   /// This rank's actions of a call under the plan that it was divided by; made and validated once for each layout and
-  /// phase.
+  /// phase that is remembered. Valid until the next request.
   [[nodiscard]] const std::vector<Action>& actions(const BatchLayout& layout, const Plan& by, Phase phase, bool reduce,
                                                    Rank rank);
   /// Parameters of this rank whose gradient is defined when `roots` get gradients; found once for each roots.
@@ -56,8 +58,11 @@ struct CapturedProgram {
  private:
   [[nodiscard]] Program program(const Pipeline& pipeline, const BatchLayout& layout, const Plan& by, Phase phase) const;
 
+  /// Batches of ever new sizes must not fill the memory with actions.
+  static constexpr std::size_t kRememberedLayouts = 64;
+
   using Key = std::tuple<std::vector<std::int64_t>, int, Phase, bool>;
-  std::map<Key, std::vector<Action>> actions_;
+  RecentMap<Key, std::vector<Action>> actions_{kRememberedLayouts};
   std::map<std::vector<ValueId>, std::vector<ValueId>> reached_;
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <sstream>
+#include <utility>
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -137,8 +138,8 @@ void Session::Impl::require_one_precision() const {
 }
 
 bool Session::Impl::needs_capture(const std::string& key) const {
-  const auto known = programs_.find(key);
-  return known == programs_.end() || known->second->is_stale();
+  const auto* known = programs_.peek(key);
+  return known == nullptr || (*known)->is_stale();
 }
 
 void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& arguments,
@@ -237,12 +238,23 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     find_filled_after(program->division, program->graph, program->plan, shared, program->recomputed);
   });
   build_runtime(*program);
-  programs_[key] = program;
+  remember(key, program);
   if (device_.is_cpu()) release_freed_memory();  // what planning needed
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   stats_.planning += Seconds(spent.count());
   log_.info("captured " + std::to_string(program->captured.ops.size()) + " operators, ready in " +
             std::to_string(spent.count()) + " s");
+}
+
+// Calls that are under way and gradients that wait for their backward hold their programs themselves.
+void Session::Impl::remember(const std::string& key, std::shared_ptr<CapturedProgram> program) {
+  const bool forgets = programs_.is_full() && programs_.peek(key) == nullptr;
+  programs_.put(key, std::move(program));
+  if (!forgets || std::exchange(warned_of_forgetting_, true) || world_.rank() != 0) return;
+  log_.warn("forward was captured for more than " + std::to_string(kRememberedPrograms) +
+            " signatures of its arguments, so the one called longest ago is forgotten, and captured again when it "
+            "comes back. Each capture takes time: pass a number that changes from call to call as a 0-dim tensor, "
+            "and let sizes other than the batch's be few");
 }
 
 std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const {

@@ -31,6 +31,7 @@
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/planned_segments.hpp"
+#include "torch/session/recent_map.hpp"
 #include "torch/session/state_registry.hpp"
 
 namespace autopar {
@@ -112,6 +113,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] bool needs_capture(const std::string& key) const;
   void capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
                           const ForwardFunction& forward);
+  void remember(const std::string& key, std::shared_ptr<CapturedProgram> program);
   void capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward);
   void require_same_graph(const CapturedProgram& program);
   void make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch);
@@ -221,7 +223,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::vector<ShardUnit> units_;                      ///< of all ranks
   std::vector<std::shared_ptr<ShardMemory>> shards_;  ///< by unit; null where this rank is no member
   QueueMark uploaded_;                                ///< after the latest `upload_owners`
-  std::map<std::string, std::shared_ptr<CapturedProgram>> programs_;
+  RecentMap<std::string, std::shared_ptr<CapturedProgram>> programs_{kRememberedPrograms};  ///< by capture_key
+  bool warned_of_forgetting_ = false;
 
   std::uint64_t serial_ = 0;
   std::uint64_t seed_ = 0;  ///< rank 0's
