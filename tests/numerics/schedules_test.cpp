@@ -202,4 +202,51 @@ TEST_CASE("ranks compute in the order of the plan's schedule and of its simulate
   }
 }
 
+/// Each layer with an addend of its own. Of one sample, the addend's gradient is a view of that of the layer's result.
+struct Positions : nn::Module {
+  Positions() {
+    register_module("layers", layers);
+    for (int i = 0; i < 6; ++i) {
+      layers->push_back(nn::Linear(5, 5));
+      addends.push_back(register_parameter("addend" + std::to_string(i), torch::randn({3, 5})));
+    }
+  }
+  Tensor forward(Tensor x) {
+    for (std::size_t i = 0; i < addends.size(); ++i) {
+      x = torch::tanh(layers[i]->as<nn::Linear>()->forward(x) + addends[i].unsqueeze(0));
+    }
+    return x.pow(2).mean();
+  }
+  nn::ModuleList layers;
+  std::vector<Tensor> addends;
+};
+
+TEST_CASE("gradients that are views of others are their own, however many micro-batches follow") {
+  const DoublePrecision guard;
+  const auto make = [] {
+    const std::lock_guard lock(numerics::generator_mutex());
+    torch::manual_seed(7);
+    return std::make_shared<Positions>();
+  };
+  torch::set_num_threads(1);
+  const auto x = torch::linspace(-1, 2, 8 * 3 * 5).sin().view({8, 3, 5});
+  const auto reference = make();
+  reference->forward(x).backward();
+  for (const auto& schedule : kSchedules) {
+    for (const int stages : {1, 2, 4}) {
+      INFO(schedule << ", " << stages << " stages");
+      CHECK_NOTHROW(ap::loopback::run(stages, [&](ap::World& world) {
+        ap::AutoParallel<Positions> model(world, make(), {.stages = stages, .microbatches = 8, .schedule = schedule});
+        const auto share = 8 / world.size();
+        model(x.narrow(0, share * world.rank(), share)).backward();
+        for (const auto& item : model->named_parameters()) {
+          if (!model->owns(item.value())) continue;
+          const auto want = reference->named_parameters()[item.key()].grad();
+          numerics::check_close(item.value().grad(), want, 1e-12, "gradient of " + item.key());
+        }
+      }));
+    }
+  }
+}
+
 }  // namespace schedules_test

@@ -248,9 +248,15 @@ void TorchEngine::bind_gradients(StageRuntime& stage) {
   }
 }
 
+// Autograd takes a first gradient as it is, which may be a view of the gradient of an activation (of one sample a sum over
+// the batch is one). Further gradients are added into its memory, so it must be nobody else's: a gradient that is put off
+// or on its way to another rank would change.
 void TorchEngine::unbind_gradients(StageRuntime& stage) {
   for (const auto parameter : stage.parameters()) {
-    gradients_[runtime_.position_of(parameter)] = std::move(stage.compute_copy(parameter).mutable_grad());
+    auto& sum = gradients_[runtime_.position_of(parameter)];
+    const bool is_first = !sum.defined();
+    sum = std::move(stage.compute_copy(parameter).mutable_grad());
+    if (is_first && sum.defined() && sum.has_storage() && sum.storage().use_count() > 1) sum = sum.clone();
   }
 }
 
