@@ -182,6 +182,48 @@ TEST_CASE("bf16 training of an embedding errs no more than 1.5 times autocast's"
   for (const uint64_t seed : {3, 4, 5, 6}) check_error_law<Embedding>(ways(false), 1, seed);
 }
 
+// ---------------------------------------------------------------- layers that libtorch treats apart in 16 bits
+
+/// 16-bit values and float32 weights in, 16-bit values out, which stages send to one another.
+struct Norms : nn::Module {
+  Norms() {
+    register_module("linears", linears);
+    for (int i = 0; i < 5; ++i) linears->push_back(nn::Linear(24, 24));
+    register_module("layer1", layer1);
+    register_module("layer2", layer2);
+    register_module("group1", group1);
+    register_module("group2", group2);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto linear = [this](std::size_t i, const Tensor& h) { return linears[i]->as<nn::Linear>()->forward(h); };
+    auto h = torch::tanh(layer1(linear(0, x)));
+    h = torch::tanh(group1(linear(1, h)));
+    h = torch::tanh(layer2(linear(2, h)));
+    const auto maps = linear(3, h).view({-1, 4, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast);
+    return F::cross_entropy(linear(4, torch::tanh(group2(maps)).flatten(1)), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 24}), torch::randint(24, {n}, torch::kLong)); }
+  nn::ModuleList linears;
+  nn::LayerNorm layer1{nn::LayerNormOptions({24})}, layer2{nn::LayerNormOptions({24}).elementwise_affine(false)};
+  nn::GroupNorm group1{nn::GroupNormOptions(4, 24)}, group2{nn::GroupNormOptions(2, 4)};
+};
+
+/// Many stages, and micro-batches of one sample.
+std::vector<Way> fine_ways() {
+  auto out = ways(false);
+  for (const auto& [stages, schedule] : {std::pair{4, "1f1b"}, {4, "zb-h1"}, {2, "gpipe"}}) {
+    const auto size = static_cast<std::size_t>(stages);
+    const int microbatches = stages == 2 ? static_cast<int>(kBatch) : 4;
+    out.push_back({std::vector<int64_t>(size, kBatch / stages),
+                   {.stages = stages, .microbatches = microbatches, .zero = 0, .replicas = std::vector<int>(size, 1),
+                    .schedule = schedule, .precision = "bf16"}});
+  }
+  return out;
+}
+
+TEST_CASE("bf16 training of layer and group norms between stages errs no more than 1.5 times autocast's") {
+  check_error_law<Norms>(fine_ways());
+}
 TEST_CASE("atoms of bf16 are profiled as they run, and copies of parameters count as memory") {
   torch::manual_seed(3);
   const auto args = Mlp::batch(kBatch);
@@ -353,6 +395,32 @@ TEST_CASE("an overflow inside no_sync skips what is accumulated with it, and onl
       }
     });
   }
+}
+
+template <class Net>
+void check_half() {
+  torch::manual_seed(4);
+  const std::vector calls{Net::batch(8)};
+  constexpr double kScale = 1024;
+  const Expected want{one_process<Net>(calls, "fp64"), one_process<Net>(calls, "fp16", 0, at::kCPU, kScale)};
+  for (const int microbatches : {2, 8}) {
+    const ap::Options options{.stages = 2, .microbatches = microbatches, .zero = 0, .replicas = {1, 1}, .precision = "fp16"};
+    const Way way{{4, 4}, options};
+    INFO(way.describe());
+    std::mutex mutex;
+    ap::loopback::run(2, [&](ap::World& world) {
+      const auto compared = compare_rank<Net>(world, calls, way, want);
+      const std::lock_guard lock(mutex);
+      for (const auto& each : compared) {
+        INFO(each.name << " on rank " << world.rank() << ": error " << each.error << ", allowed " << each.allowed);
+        CHECK(each.holds());
+      }
+    });
+  }
+}
+
+TEST_CASE("fp16 training of norms errs no more than 1.5 times autocast's") {
+  check_half<Norms>();
 }
 
 TEST_CASE("small gradients of a loss outside the model survive fp16") {

@@ -1,6 +1,8 @@
 #include <autopar/torch/meta_kernels.hpp>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -11,6 +13,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/native/cpu/mixed_data_type.h>
+#include <ATen/native/layer_norm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/result_type.h>
@@ -128,6 +132,32 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm_no_stats(const Tensor& x, c
   return batch_norm_form(x, training);
 }
 
+// libtorch's own are made of a batch norm and a product with the weight, which gives the wider of both types.
+
+std::tuple<Tensor, Tensor, Tensor> norm_form(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
+                                             at::MemoryFormat format, const std::vector<std::int64_t>& statistics) {
+  const auto scale = weight.value_or(Tensor()), shift = bias.value_or(Tensor());
+  const bool mixed = at::native::is_mixed_type(x, scale, shift);
+  if (mixed) at::native::check_mixed_data_type(x, scale, shift);
+  const auto statistic = at::empty(statistics, x.options().dtype(at::native::param_scalar_type(x, mixed)));
+  return {at::empty_like(x, x.options(), format), statistic, at::empty_like(statistic)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> native_layer_norm(const Tensor& x, c10::SymIntArrayRef normalized,
+                                                     const OptionalTensor& weight, const OptionalTensor& bias, double) {
+  at::native::_check_layer_norm_inputs(x, C10_AS_INTARRAYREF_SLOW(normalized), weight.value_or(Tensor()),
+                                       bias.value_or(Tensor()));
+  auto statistics = x.sizes().vec();
+  std::fill(statistics.end() - static_cast<std::ptrdiff_t>(normalized.size()), statistics.end(), 1);
+  return norm_form(x, weight, bias, at::MemoryFormat::Contiguous, statistics);
+}
+
+std::tuple<Tensor, Tensor, Tensor> native_group_norm(const Tensor& x, const OptionalTensor& weight,
+                                                     const OptionalTensor& bias, c10::SymInt samples, c10::SymInt,
+                                                     c10::SymInt, std::int64_t groups, double) {
+  return norm_form(x, weight, bias, x.suggest_memory_format(), {samples.expect_int(), groups});
+}
+
 // ---------------------------------------------------------------- reductions
 
 std::vector<std::int64_t> reduced_sizes(const Tensor& x, at::OptionalIntArrayRef dims, bool keepdim) {
@@ -234,6 +264,8 @@ void register_all(torch::Library& library) {
   add(library, "native_batch_norm", "", &native_batch_norm);
   add(library, "_native_batch_norm_legit", "", &native_batch_norm_legit);
   add(library, "_native_batch_norm_legit", "no_stats", &native_batch_norm_no_stats);
+  add(library, "native_layer_norm", "", &native_layer_norm);
+  add(library, "native_group_norm", "", &native_group_norm);
   for (const auto* name : {"max", "min", "median", "trace"}) add(library, name, "", &scalar_like);
   for (const auto* name : {"var", "std"}) add(library, name, "correction", &variance);
   for (const auto* name : {"var_mean", "std_mean"}) add(library, name, "correction", &variance_and_mean);
