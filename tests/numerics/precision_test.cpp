@@ -208,6 +208,69 @@ struct Norms : nn::Module {
   nn::GroupNorm group1{nn::GroupNormOptions(4, 24)}, group2{nn::GroupNormOptions(2, 4)};
 };
 
+/// Cells of recurrent layers: products whose result is cut into gates that are written in place.
+struct Cells : nn::Module {
+  Cells() {
+    register_module("lstm", lstm);
+    register_module("gru", gru);
+    register_module("rnn", rnn);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    std::tuple<Tensor, Tensor> state;
+    Tensor h;
+    for (const auto& step : x.unbind(1)) {
+      state = std::get<0>(state).defined() ? lstm(step, state) : lstm(step);
+      h = h.defined() ? gru(std::get<0>(state), h) : gru(std::get<0>(state));
+    }
+    const auto pieces = last(rnn(h)).unsafe_split_with_sizes({6, 10}, 1);
+    return F::cross_entropy(torch::cat({pieces[1], pieces[0]}, 1), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 3, 12}), torch::randint(16, {n}, torch::kLong)); }
+  nn::LSTMCell lstm{12, 16};
+  nn::GRUCell gru{16, 16};
+  nn::RNNCell rnn{16, 16};
+  nn::Linear last{16, 16};
+};
+
+struct Bags : nn::Module {
+  Bags() {
+    register_module("bag", bag);
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& target) {
+    return (b(F::logsigmoid(a(bag(ids)))) - target).abs().mean();
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randint(30, {n, 4}, torch::kLong), torch::randn({n, 16})); }
+  nn::EmbeddingBag bag{nn::EmbeddingBagOptions(30, 24).mode(torch::kMean)};
+  nn::Linear a{24, 64}, b{64, 16};
+};
+
+/// Attention with a bias that is trained, with one that the samples have, and with a mask: of the first, libtorch lays
+/// the result out otherwise than of the last.
+struct Biased : nn::Module {
+  Biased() {
+    bias = register_parameter("bias", torch::randn({1, 2, 4, 4}));
+    register_module("in", in);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto n = x.size(0);
+    const auto mask = torch::ones({4, 4}).tril().to(torch::kBool);
+    const auto to_heads = [&](const Tensor& h) { return h.view({n, 4, 2, 6}).transpose(1, 2); };
+    auto h = in(x);
+    for (const auto& by : {bias, h.slice(2, 0, 4).unsqueeze(1), mask}) {
+      const auto heads = to_heads(h);
+      h = in(torch::scaled_dot_product_attention(heads, heads, heads, by).transpose(1, 2).reshape({n, 4, 12}));
+    }
+    return F::cross_entropy(out(h).mean(1), y);
+  }
+  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4, 12}), torch::randint(10, {n}, torch::kLong)); }
+  Tensor bias;
+  nn::Linear in{12, 12}, out{12, 10};
+};
+
 /// Many stages, and micro-batches of one sample.
 std::vector<Way> fine_ways() {
   auto out = ways(false);
@@ -224,6 +287,16 @@ std::vector<Way> fine_ways() {
 TEST_CASE("bf16 training of layer and group norms between stages errs no more than 1.5 times autocast's") {
   check_error_law<Norms>(fine_ways());
 }
+TEST_CASE("bf16 training of recurrent cells errs no more than 1.5 times autocast's") {
+  check_error_law<Cells>(fine_ways());
+}
+TEST_CASE("bf16 training of bags of embeddings errs no more than 1.5 times autocast's") {
+  check_error_law<Bags>(fine_ways());
+}
+TEST_CASE("bf16 training of attention with biases errs no more than 1.5 times autocast's") {
+  check_error_law<Biased>(fine_ways());
+}
+
 TEST_CASE("atoms of bf16 are profiled as they run, and copies of parameters count as memory") {
   torch::manual_seed(3);
   const auto args = Mlp::batch(kBatch);
@@ -419,8 +492,11 @@ void check_half() {
   }
 }
 
-TEST_CASE("fp16 training of norms errs no more than 1.5 times autocast's") {
+TEST_CASE("fp16 training of norms, recurrent cells, bags and attention errs no more than 1.5 times autocast's") {
   check_half<Norms>();
+  check_half<Cells>();
+  check_half<Bags>();
+  check_half<Biased>();
 }
 
 TEST_CASE("small gradients of a loss outside the model survive fp16") {
@@ -536,6 +612,34 @@ TEST_CASE("two settings of element types at once, and one without effect, are re
     CHECK(contains(message, "net.0.weight"));
     CHECK(contains(message, "Double"));
   });
+}
+
+// As in libtorch, whose autocast on CPUs knows neither.
+TEST_CASE("a product of two element types is refused by name, before anything runs") {
+  struct Product : nn::Module {
+    explicit Product(bool with_addend) : adds(with_addend) {
+      register_module("a", a);
+      v = register_parameter("v", torch::ones({8}));
+    }
+    Tensor forward(const Tensor& x) {
+      const auto h = a(x);
+      return (adds ? torch::addmv(h.sum(1), h, v) : torch::mv(h, v)).mean();
+    }
+    bool adds;
+    nn::Linear a{8, 8};
+    Tensor v;
+  };
+  for (const bool adds : {false, true}) {
+    const auto message = message_of([&] {
+      ap::loopback::run(1, [&](ap::World& world) {
+        ap::AutoParallel<Product> model(world, std::make_shared<Product>(adds), {.precision = "bf16"});
+        model(torch::ones({4, 8}));
+      });
+    });
+    INFO(message);
+    CHECK(contains(message, adds ? "aten::addmv (near v)" : "aten::mv (near v)"));
+    CHECK(contains(message, "BFloat16 by Float"));
+  }
 }
 
 TEST_CASE("a plan file says its precision and is refused for another") {

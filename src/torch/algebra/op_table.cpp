@@ -108,6 +108,7 @@ constexpr OpTraits kTable[] = {
     {"broadcast_tensors", F::kBroadcastTensors, C::kView},
     {"select", F::kSelect, C::kView}, {"slice", F::kSlice, C::kView}, {"narrow", F::kSlice, C::kView},
     {"chunk", F::kSplit, C::kView}, {"split", F::kSplit, C::kView}, {"split_with_sizes", F::kSplit, C::kView},
+    {"unsafe_split", F::kSplit, C::kView}, {"unsafe_split_with_sizes", F::kSplit, C::kView},
     {"tensor_split", F::kSplit, C::kView}, {"unbind", F::kSplit, C::kView}, {"repeat", F::kRepeat},
     {"tile", F::kRepeat}, {"repeat_interleave", F::kRepeatInterleave}, {"cat", F::kCat}, {"concat", F::kCat},
     {"concatenate", F::kCat}, {"stack", F::kStack}, {"one_hot", F::kAppendDim}, {"view_as_real", F::kAppendDim, C::kView},

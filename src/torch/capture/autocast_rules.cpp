@@ -10,6 +10,8 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
+#include <autopar/torch/op_table.hpp>
+
 namespace autopar::detail {
 namespace {
 
@@ -91,11 +93,13 @@ bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device,
 }
 
 bool is_free_of_autocast(const c10::OperatorHandle& op) {
-  static constexpr std::array<std::string_view, 12> kNames{
+  static constexpr std::array<std::string_view, 15> kNames{
       "aten::batch_norm",          "aten::instance_norm",         "aten::layer_norm",         "aten::group_norm",
       "aten::dropout",             "aten::alpha_dropout",         "aten::feature_dropout",    "aten::feature_alpha_dropout",
-      "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d",   "aten::max_pool2d",
-      "autopar::total"};
+      "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d",   "aten::max_pool2d",         "aten::embedding_bag",
+      "aten::log_sigmoid",         "aten::contiguous",            "autopar::total"};
+  // Whether these copy depends on how their operand lies in memory, which is known when they run.
+  if (traits_of(op).family == OpFamily::kReshape) return true;
   return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
 }
 

@@ -1,6 +1,8 @@
 #include "torch/capture/tracer.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 #include <ATen/autocast_mode.h>
@@ -84,6 +86,7 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   call.node.is_random = draws_random(op, call.node.args);
   call.node.path = path_of(call);
   check_writes(call);
+  check_factors(call);
   run_on_twins(call);
   collect_results(call);
   record(call);
@@ -290,6 +293,22 @@ void Tracer::check_writes(const Call& call) const {
       default: break;
     }
   }
+}
+
+/// libtorch's shape rules of products let factors of two element types pass, its kernels do not.
+void Tracer::check_factors(const Call& call) const {
+  static constexpr std::string_view kProducts[] = {"aten::mm", "aten::bmm", "aten::mv", "aten::matmul", "aten::linear"};
+  static constexpr std::string_view kWithAddend[] = {"aten::addmm", "aten::addmv", "aten::addbmm", "aten::baddbmm"};
+  const auto is_among = [&](const auto& names) { return std::ranges::find(names, call.schema.name()) != std::end(names); };
+  const bool has_addend = is_among(kWithAddend);
+  if (!has_addend && !is_among(kProducts)) return;
+  const std::size_t first = has_addend ? 1 : 0;
+  const auto a = call.twins[first].toTensor().scalar_type(), b = call.twins[first + 1].toTensor().scalar_type();
+  if (a == b) return;
+  refuse(call.schema.name(), call.node.path,
+         std::string("it multiplies ") + c10::toString(a) + " by " + c10::toString(b) +
+             ", and libtorch multiplies tensors of one element type only; cast one of them with to(), or use matmul, " +
+             "whose operands autocast casts on every device");
 }
 
 void Tracer::run_on_twins(Call& call) {

@@ -98,6 +98,7 @@ class Tracer {
   void collect_results(Call& call);
   void record(Call& call);
   void check_writes(const Call& call) const;
+  void check_factors(const Call& call) const;
 
   Twin& twin_of(const at::Tensor& user);
   Twin& adopt_unknown(const at::Tensor& user);
