@@ -33,7 +33,7 @@ struct StageMemory {
   Bytes in_shares{};   ///< no memory: the parameters that ZeRO 3 has in shares, if all were whole
 
   /// Until all turns have been taken.
-  [[nodiscard]] Bytes running() const { return boundary + std::max(saved + transient(), summed); }
+  [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered + brought, summed); }
   /// Of one turn at a time: stages that share their ranks take their turns one after the other.
   [[nodiscard]] Bytes transient() const { return workspace + gathered + brought; }
   [[nodiscard]] Bytes total() const {

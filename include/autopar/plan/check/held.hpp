@@ -65,7 +65,7 @@ class CheckedMemory {
     std::int64_t owned = 0, update = 0;      // bytes: of parameters; of the optimizer's step, after everything else
     std::int64_t on_host = 0;                // of parameters and the optimizer's step
     std::int64_t at_work = 0;                // of a turn, while it lasts
-    std::int64_t summing = 0;                // when all turns are over
+    std::int64_t summing = 0;                // when nothing is kept any more
     std::int64_t always = 0;                 // of the rest, whatever is in flight
     std::int64_t kept = 0, parted = 0;       // for a micro-batch until its backward; from that to its second part
     std::int64_t arriving = 0, leaving = 0;  // values of a micro-batch from and to other stages
@@ -89,8 +89,8 @@ class CheckedMemory {
   }
 
   [[nodiscard]] std::int64_t running(const Stage& stage, const Flying& flying) const {
-    const std::int64_t turns = stage.at_work + stage.kept * flying.whole + stage.parted * flying.parted;
-    return std::max(turns, stage.summing) + stage.always + stage.leaving * flying.whole +
+    const std::int64_t kept = stage.kept * flying.whole + stage.parted * flying.parted;
+    return std::max(kept, stage.summing) + stage.at_work + stage.always + stage.leaving * flying.whole +
            stage.arriving * std::min(count(), flying.whole + flying.parted + 1);
   }
   /// What turns of the other stages of its ranks take, which come before any update. Of their updates, one parameter at
