@@ -477,8 +477,7 @@ void check_half() {
   constexpr double kScale = 1024;
   const Expected want{one_process<Net>(calls, "fp64"), one_process<Net>(calls, "fp16", 0, at::kCPU, kScale)};
   for (const int microbatches : {2, 8}) {
-    const ap::Options options{.stages = 2, .microbatches = microbatches, .zero = 0, .replicas = {1, 1}, .precision = "fp16"};
-    const Way way{{4, 4}, options};
+    const Way way{{4, 4}, {.stages = 2, .microbatches = microbatches, .zero = 0, .precision = "fp16"}};
     INFO(way.describe());
     std::mutex mutex;
     ap::loopback::run(2, [&](ap::World& world) {

@@ -299,7 +299,8 @@ void Tracer::check_writes(const Call& call) const {
 void Tracer::check_factors(const Call& call) const {
   static constexpr std::string_view kProducts[] = {"aten::mm", "aten::bmm", "aten::mv", "aten::matmul", "aten::linear"};
   static constexpr std::string_view kWithAddend[] = {"aten::addmm", "aten::addmv", "aten::addbmm", "aten::baddbmm"};
-  const auto is_among = [&](const auto& names) { return std::ranges::find(names, call.schema.name()) != std::end(names); };
+  const auto& name = call.schema.name();
+  const auto is_among = [&](const auto& names) { return std::ranges::find(names, name) != std::end(names); };
   const bool has_addend = is_among(kWithAddend);
   if (!has_addend && !is_among(kProducts)) return;
   const std::size_t first = has_addend ? 1 : 0;

@@ -248,9 +248,9 @@ void TorchEngine::bind_gradients(StageRuntime& stage) {
   }
 }
 
-// Autograd takes a first gradient as it is, which may be a view of the gradient of an activation (of one sample a sum over
-// the batch is one). Further gradients are added into its memory, so it must be nobody else's: a gradient that is put off
-// or on its way to another rank would change.
+// Autograd takes a first gradient as it is, and of one sample that of p in x + p.unsqueeze(0) is a view of x's. Further
+// gradients are added into its memory, so it must be nobody else's: what is put off, or on its way to another rank,
+// would change.
 void TorchEngine::unbind_gradients(StageRuntime& stage) {
   for (const auto parameter : stage.parameters()) {
     auto& sum = gradients_[runtime_.position_of(parameter)];
