@@ -90,6 +90,7 @@ class LoopbackTransport final : public HostTransport, public std::enable_shared_
 };
 
 void Posted::complete(const std::string& error) const {
+  operation->buffer.owner.reset();  // who waits may go on before this thread does, and want the memory back
   if (const auto alive = transport.lock()) alive->complete(*operation, error);
 }
 

@@ -49,7 +49,7 @@ class CheckedMemory {
     for (std::size_t r = 0; r < orders.size(); ++r) {
       for (const auto& [s, held] : held_at_peak(r, orders[r])) {
         auto& most = turns[static_cast<std::size_t>(s)];
-        most = std::max(most, running(stages_[static_cast<std::size_t>(s)], held));
+        most = std::max(most, running(of(s), held));
       }
     }
     for (int s = 0; s < stated_.stages(); ++s) {
@@ -89,9 +89,15 @@ class CheckedMemory {
   }
 
   [[nodiscard]] std::int64_t running(const Stage& stage, const Flying& flying) const {
-    const std::int64_t kept = stage.kept * flying.whole + stage.parted * flying.parted;
-    return std::max(kept, stage.summing) + stage.at_work + stage.always + stage.leaving * flying.whole +
-           stage.arriving * std::min(count(), flying.whole + flying.parted + 1);
+    return std::max(kept(stage, flying), stage.summing) + stage.at_work + stage.always + waiting(stage, flying);
+  }
+  /// Of micro-batches in flight.
+  [[nodiscard]] static std::int64_t kept(const Stage& stage, const Flying& flying) {
+    return stage.kept * flying.whole + stage.parted * flying.parted;
+  }
+  /// Their values from and to other stages.
+  [[nodiscard]] std::int64_t waiting(const Stage& stage, const Flying& flying) const {
+    return stage.leaving * flying.whole + stage.arriving * std::min(count(), flying.whole + flying.parted + 1);
   }
   /// What turns of the other stages of its ranks take, which come before any update. Of their updates, one parameter at
   /// a time, the one that takes most is the first such stage's; the others' are nothing beside it.
@@ -108,6 +114,7 @@ class CheckedMemory {
   }
 
   [[nodiscard]] Stage& of(int stage) { return stages_[static_cast<std::size_t>(stage)]; }
+  [[nodiscard]] const Stage& of(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
   [[nodiscard]] std::int64_t count() const { return stated_.plan().microbatches; }
   [[nodiscard]] static std::int64_t bytes_of(const Affine& size, std::int64_t samples) {
     return static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples)))));
@@ -359,8 +366,9 @@ class CheckedMemory {
     if (!stated_.model().loss_mode) return now;  // results leave the call first
     const auto total = [&] {
       std::int64_t sum = 0;
-      for (const auto& [stage, held] : now)
-        sum += running(stages_[static_cast<std::size_t>(stage)], held);
+      for (const auto& [s, held] : now) {
+        sum += kept(of(s), held) + waiting(of(s), held);
+      }
       return sum;
     };
     Held at_peak = now;
