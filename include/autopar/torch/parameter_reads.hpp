@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -47,5 +48,9 @@ struct ParameterReads {
 
 /// By StorageId: where the copies of a parameter lie that are made once a call, the parameter; none for other memory.
 [[nodiscard]] std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& plan);
+
+/// By parameter, the last operator that reads it for a share: directly, through views or as a copy. Parameters that none
+/// reads are left out. Backwards make gradients in the reverse order.
+[[nodiscard]] std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan);
 
 }  // namespace autopar

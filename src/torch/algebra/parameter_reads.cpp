@@ -112,4 +112,20 @@ std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& pl
   return parameters;
 }
 
+std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan) {
+  auto behind = copied_parameters(graph, plan);  // by storage
+  for (const auto& [name, value] : graph.parameters) {
+    if (graph.value(value).storage.valid()) behind[graph.value(value).storage.index()] = value;
+  }
+  std::map<ValueId, OpId> last;
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    if (plan.ops[i].once) continue;
+    for_each_input(graph.ops[i], [&](ValueId value) {
+      const auto storage = graph.value(value).storage;
+      if (storage.valid() && behind[storage.index()].valid()) last[behind[storage.index()]] = OpId::of(i);
+    });
+  }
+  return last;
+}
+
 }  // namespace autopar

@@ -160,15 +160,14 @@ bool is_issued_before(const PlannedGroup& a, const PlannedGroup& b) {
 
 }  // namespace
 
-void share_groups(Division& division, const OpGraph& graph, const SharedParameters& shared) {
-  std::map<ValueId, OpId> last_read;
+void share_groups(Division& division, const OpGraph& graph, const BatchPlan& batch_plan, const SharedParameters& shared) {
+  auto last_read = last_reads(graph, batch_plan);
   std::map<int, std::set<StageId>> readers;          // by unit
   std::map<int, std::set<ValueId>> trained;          // likewise
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     for (const auto op : division.stage_ops[s]) {
       for_each_input(graph.op(op), [&](ValueId value) {
         if (graph.value(value).kind != ValueKind::kParameter) return;
-        last_read[value] = std::max(last_read[value], op);
         const int unit = shared.unit_of[value.index()];
         if (unit < 0) return;
         readers[unit].insert(StageId::of(s));

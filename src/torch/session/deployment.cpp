@@ -233,7 +233,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   together(world_, "sharing parameters", [&] {
     if (units_.empty()) return;
     const auto shared = shared_parameters(*program);
-    share_groups(program->division, program->graph, shared);
+    share_groups(program->division, program->graph, program->plan, shared);
     if (parts_backwards(*plan_)) return;
     find_filled_after(program->division, program->graph, program->plan, shared, program->recomputed);
   });

@@ -139,6 +139,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- sharding.cpp
   void require_optimizers(const Plan& plan) const;
   void plan_shards(const CapturedProgram& program);
+  void add_units(std::vector<ShardUnit> units, c10::ScalarType gathered);
   void offload_rest(const CapturedProgram& program);
   void hold_shards();
   void upload_owners();

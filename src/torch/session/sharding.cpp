@@ -37,6 +37,38 @@ std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
   return elements;
 }
 
+/// Parameters of a unit, or of several.
+struct UnitInMaking {
+  std::vector<std::vector<std::string>> names;
+  std::vector<GradientForm> forms;
+  std::int64_t bytes = 0;
+
+  /// Whether one more stays within the limit.
+  [[nodiscard]] bool has_room(const std::vector<std::int64_t>& sizes, c10::ScalarType type, Bytes limit) const {
+    return forms.empty() || bytes + bytes_of(sizes, type) <= limit.value();
+  }
+  void add(const std::vector<std::string>& its_names, const std::vector<std::int64_t>& sizes, c10::ScalarType type) {
+    forms.push_back({names.size(), sizes, type});
+    names.push_back(its_names);
+    bytes += bytes_of(sizes, type);
+  }
+
+ private:
+  [[nodiscard]] static std::int64_t bytes_of(const std::vector<std::int64_t>& sizes, c10::ScalarType type) {
+    return BucketLayout::aligned(elements_of(sizes)) * static_cast<std::int64_t>(c10::elementSize(type));
+  }
+};
+
+/// What operators read last comes first. @param last  see `last_reads`
+std::vector<ValueId> in_order_of_gradients(std::vector<ValueId> parameters, const std::map<ValueId, OpId>& last) {
+  const auto when = [&](ValueId parameter) {
+    const auto found = last.find(parameter);
+    return found == last.end() ? OpId::none() : found->second;
+  };
+  std::stable_sort(parameters.begin(), parameters.end(), [&](ValueId a, ValueId b) { return when(a) > when(b); });
+  return parameters;
+}
+
 /// Bytes of the parameters that one operator reads, of the one that reads most.
 Bytes largest_read(const OpGraph& graph) {
   std::int64_t largest = 1;
@@ -90,40 +122,55 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
   for (const auto* optimizer : optimizers_) static_cast<void>(optimizer_kind(*optimizer));
 }
 
-// Groups of the first program: what they train and no one needs whole outside the pipeline is held in shares.
+// Groups of the first program: what they train and no one needs whole outside the pipeline is held in shares. Units are
+// filled as backwards make gradients. One of a kind ends where one of another does: if it went on, its sum and those behind
+// it would wait for gradients that come much later, and all that come meanwhile would stay whole.
 void Session::Impl::plan_shards(const CapturedProgram& program) {
   const bool offloads = plan_->offload == Offload::kOptimizer;
   if (plan_->zero == 0) return offload_rest(program);
   const auto& division = program.division;
   const auto levels = highest_zero_levels(program.graph, program.plan, division.channel_values);
   const auto reads = parameter_reads(program.graph, program.plan);
+  const auto last = last_reads(program.graph, program.plan);
   const Bytes limit = plan_->zero < 2 ? kGradientBucket : std::min(kGradientBucket, largest_read(program.graph));
   for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
     const auto& group = division.pipeline.groups[g];
+    const auto tensor_of = [&](ValueId value) -> const StateTensor& {
+      return registry_.named(program.graph.value(value).name);
+    };
     std::size_t replicas = 0;  // of the stage that has most
-    using Kind = std::pair<int, c10::ScalarType>;  // level, what is gathered
-    std::map<Kind, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_kind;
     for (const auto parameter : division.group_parameters[g]) {
-      const auto& tensor = registry_.named(program.graph.value(parameter).name);
-      for (const auto stage : tensor.stages) replicas = std::max(replicas, plan_->stages[stage.index()].ranks.size());
+      for (const auto stage : tensor_of(parameter).stages)
+        replicas = std::max(replicas, plan_->stages[stage.index()].ranks.size());
+    }
+    if (replicas < 2) continue;
+    using Kind = std::pair<int, c10::ScalarType>;  // level, what is gathered
+    std::map<Kind, UnitInMaking> open;
+    const auto close = [&] {
+      for (const auto& [kind, parameters] : std::exchange(open, {}))
+        add_units(make_units(parameters.names, parameters.forms, group.ranks, kind.first, limit, offloads), kind.second);
+    };
+    for (const auto parameter : in_order_of_gradients(division.group_parameters[g], last)) {
+      const auto& tensor = tensor_of(parameter);
       const int highest = group.stage.valid() ? levels[parameter.index()] : std::min(levels[parameter.index()], 1);
       if (highest == 0) continue;
       const auto type = tensor.handle.scalar_type();
-      auto& [names, forms] =
-          by_kind[{std::min(plan_->zero, highest), reads[parameter.index()].smaller_copy(type).value_or(type)}];
-      forms.push_back({names.size(), tensor.sizes, type});
-      names.push_back(tensor.names);
+      const Kind kind{std::min(plan_->zero, highest), reads[parameter.index()].smaller_copy(type).value_or(type)};
+      if (!open[kind].has_room(tensor.sizes, type, limit)) close();
+      open[kind].add(tensor.names, tensor.sizes, type);
     }
-    if (replicas < 2) continue;
-    for (const auto& [kind, parameters] : by_kind) {
-      for (auto& unit : make_units(parameters.first, parameters.second, group.ranks, kind.first, limit, offloads)) {
-        unit.gathered = kind.second;
-        for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
-        units_.push_back(std::move(unit));
-      }
-    }
+    close();
   }
   offload_rest(program);
+}
+
+/// @param gathered  what stages compute with
+void Session::Impl::add_units(std::vector<ShardUnit> units, c10::ScalarType gathered) {
+  for (auto& unit : units) {
+    unit.gathered = gathered;
+    for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
+    units_.push_back(std::move(unit));
+  }
 }
 
 // What the first program trains and no one shares, each holder's whole on its host.
@@ -132,22 +179,15 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
   const auto outside = read_outside_stages(program.graph, program.plan);
   const auto reads = parameter_reads(program.graph, program.plan);
   using Kind = std::pair<std::vector<Rank>, c10::ScalarType>;  // holders, what they compute with
-  std::map<Kind, std::pair<std::vector<std::vector<std::string>>, std::vector<GradientForm>>> by_kind;
+  std::map<Kind, UnitInMaking> by_kind;
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = registry_.named(name);
     if (!program.graph.value(value).requires_grad || outside[value.index()] || tensor.unit >= 0) continue;
     const auto type = tensor.handle.scalar_type();
-    auto& [names, forms] = by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}];
-    forms.push_back({names.size(), tensor.sizes, type});
-    names.push_back(tensor.names);
+    by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}].add(tensor.names, tensor.sizes, type);
   }
-  for (const auto& [kind, parameters] : by_kind) {
-    for (auto& unit : make_units(parameters.first, parameters.second, kind.first, 0, kGradientBucket, true)) {
-      unit.gathered = kind.second;
-      for (const auto& place : unit.places) registry_.named(place.names.front()).unit = static_cast<int>(units_.size());
-      units_.push_back(std::move(unit));
-    }
-  }
+  for (const auto& [kind, parameters] : by_kind)
+    add_units(make_units(parameters.names, parameters.forms, kind.first, 0, kGradientBucket, true), kind.second);
 }
 
 /// Whether holders have shares of it, and not all of it.

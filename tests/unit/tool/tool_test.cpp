@@ -277,9 +277,9 @@ TEST_CASE("a profile that is no sound graph is refused by name", "[tool]") {
   refused(replaced(good, "300000.0,0.0", "1e999,0.0"), {"JSON"});
   refused(replaced(good, "[4000.0,16.0]", "[0.0,-16.0]"), {"saved bytes"});
   refused(replaced(good, "\"writer\":5", "\"writer\":-1"), {"written by no atom"});
-  refused(replaced(good, "\"version\":2", "\"version\":9"), {"version"});
+  refused(replaced(good, "\"version\":3", "\"version\":9"), {"version"});
   refused(
-      "{\"version\":2,\"hash\":\"000000000000002a\",\"loss_mode\":true,\"parameters\":[],\"atoms\":[],\"edges\":[],"
+      "{\"version\":3,\"hash\":\"000000000000002a\",\"loss_mode\":true,\"parameters\":[],\"atoms\":[],\"edges\":[],"
       "\"inputs\":[],\"outputs\":[]}",
       {"no atom"});
   folder.put("profile.json", replaced(good, "[4000.0,16.0]", "[1e25,16.0]"));

@@ -47,7 +47,7 @@ struct SharedParameters {
 
 /// Sums the gradients of units into shares, each in a group of its own; groups of the other parameters stay. Units that no
 /// stage reads are left out.
-void share_groups(Division& division, const OpGraph& graph, const SharedParameters& shared);
+void share_groups(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
 
 /// States of groups that are summed into shares within turns that gather what a backward needs until their buckets are
 /// full (ReduceGroup::filled_after): it goes through what the stage runs from the end, and through what runs again as a
