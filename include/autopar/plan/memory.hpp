@@ -151,27 +151,6 @@ namespace detail {
   return share;
 }
 
-/// What a segment reads of parameters that ZeRO may have in shares. All of it is whole while it runs again: a unit is
-/// needed from the second forward of its first operator until its gradients are made.
-[[nodiscard]] inline Bytes read_again(const Workload& work, const SegmentPiece& piece) {
-  std::set<ParameterId> read;
-  for (const NodeId node : piece.nodes) {
-    const auto& own = work.graph[node].parameters;
-    read.insert(own.begin(), own.end());
-  }
-  Bytes sum{};
-  for (const ParameterId id : read) {
-    const ParameterProfile& parameter = work.parameters[id.index()];
-    if (parameter.trainable && parameter.highest_zero > 0) sum += parameter.computed_with();
-  }
-  return sum;
-}
-
-/// Beside what a plain turn has, with a segment that reads so much.
-inline void add_read_again(StageMemory& memory, const StageMemory& fixed, Bytes read) {
-  memory.brought = std::max(memory.brought, std::min(fixed.in_shares, fixed.brought + read));
-}
-
 /// What turns of a stage with so many micro-batches in flight take.
 inline void add_turns(StageMemory& memory, const TurnMemory& turn, const InFlight& in_flight) {
   memory.saved = turn.kept * in_flight.whole + turn.put_off * in_flight.waiting;
@@ -208,10 +187,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   for (std::size_t s = 0; s < memory.size(); ++s) {
     if (pieces[s].empty()) continue;
     StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule);
-    for (const SegmentPiece& piece : pieces[s]) {
-      turn.run_again(piece);
-      if (fixed[s].brought > Bytes(0)) add_read_again(memory[s], fixed[s], read_again(work, piece));
-    }
+    for (const SegmentPiece& piece : pieces[s]) turn.run_again(piece);
     memory[s].workspace = fixed[s].workspace;
     add_turns(memory[s], turn.memory(), in_flight[s]);
   }

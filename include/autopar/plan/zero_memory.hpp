@@ -77,7 +77,6 @@ struct GatheredUnits {
     const Bytes parameters = largest > kBucketBytes ? (largest + kBucketBytes) * 2 : unit * 3;
     memory.gathered = gradients;
     if (zero < 3) return;
-    memory.in_shares = computed_with;
     memory.brought = owned > Bytes(0) ? in_proportion(std::min(parameters, owned), computed_with, owned) : Bytes(0);
   }
 };
