@@ -338,6 +338,29 @@ TEST_CASE("no accepted plan runs out of memory, and every refusal names what fit
   CHECK(tally.refused >= kCases / 10);
 }
 
+// Norms are read in single precision and linear layers as 16-bit copies: units of both kinds are summed as they fill.
+TEST_CASE("in 16 bits gradients do not wait, whole, for the end of a backward") {
+  torch::set_num_threads(1);
+  RankMemory::install();
+  for (const int zero : {2, 3}) {
+    for (const char* const recompute : {"none", "full"}) {
+      CAPTURE(zero, recompute);
+      Case one;
+      one.recipe = {.family = memory_cases::Family::kTransformer, .width = 128, .depth = 8, .length = 16, .classes = 512};
+      one.ranks = 2;
+      one.batch = 2;
+      one.stepper = memory_cases::Stepper::kAdamW;
+      one.options.zero = zero;
+      one.options.recompute = recompute;
+      one.options.stages = one.options.microbatches = 1;
+      one.options.precision = "bf16";
+      const auto [x, y] = memory_cases::batch_of(one);
+      const auto most = run(one, std::int64_t{1} << 30, kSteps, x, y).worst();
+      CHECK(static_cast<double>(most.running) * (1 - one.options.memory_margin) <= static_cast<double>(most.predicted));
+    }
+  }
+}
+
 TEST_CASE("so it is in all cases, listed", "[.nightly]") {
   const auto tally = judged(0, kCases, true);
   INFO(listed(tally.faults));
