@@ -48,7 +48,7 @@ class StageTurn {
   /// @param costs  of all nodes, for the stage's share
   StageTurn(const Workload& work, const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs,
             ScheduleKind schedule)
-      : work_(&work), nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())) {
+      : nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())) {
     tree_.resize(2 * leaves_);
     for (std::size_t i = 0; i < nodes.size(); ++i)
       tree_[leaves_ + i] = TurnMemory::of(work.graph[nodes[i]], costs[nodes[i].index()], schedule);
@@ -76,7 +76,6 @@ class StageTurn {
  private:
   void join(std::size_t at) { tree_[at] = tree_[2 * at].with(tree_[2 * at + 1], schedule_); }
 
-  const Workload* work_;
   const std::vector<NodeId>* nodes_;
   const std::vector<NodeCost>* costs_;
   ScheduleKind schedule_;

@@ -37,7 +37,6 @@ class CheckedMemory {
     }
   }
 
-
   /// Bytes of a stage in the memory of its ranks' hosts, where that is another than the device's.
   [[nodiscard]] std::int64_t on_host(int s) const { return stages_[static_cast<std::size_t>(s)].on_host; }
 
