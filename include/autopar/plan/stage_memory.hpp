@@ -30,6 +30,7 @@ struct StageMemory {
                    ///< bringing new values from the host
   Bytes host{};        ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the
                        ///< terms above
+  Bytes in_shares{};   ///< no memory: the parameters that ZeRO 3 has in shares, if all were whole
 
   /// Until all turns have been taken.
   [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered + brought, summed); }

@@ -48,6 +48,9 @@ class Sharing {
   ReadingStages readers_;
 };
 
+/// Of what ZeRO 3 gathers for a segment that runs again, so much stays until its gradients are made.
+inline constexpr Bytes kKeptForBackward = kBucketBytes * 8;
+
 /// Units of parameters are gathered and summed at a time: as large as a bucket or, from level 2 on, as what the
 /// operator reads that reads most; or of one parameter. Under 1 a rank has its share of a sum beside the sum, when the
 /// backward is over if the stage has one unit; from 2 on one unit of gradients fills while the one before is on its
@@ -77,6 +80,7 @@ struct GatheredUnits {
     const Bytes parameters = largest > kBucketBytes ? (largest + kBucketBytes) * 2 : unit * 3;
     memory.gathered = gradients;
     if (zero < 3) return;
+    memory.in_shares = computed_with;
     memory.brought = owned > Bytes(0) ? in_proportion(std::min(parameters, owned), computed_with, owned) : Bytes(0);
   }
 };

@@ -194,6 +194,33 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   CHECK(levels[3].stages[0].backward >= half * 2);
 }
 
+TEST_CASE("parameters of a segment that runs again are whole until their gradients are made") {
+  ModelProfile model = test::chain(12, 1e6, 40'000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  const Staging staging{std::vector<int>(12, 0), {4}, 1, ScheduleKind::kGPipe};
+  const auto brought = [&](std::vector<std::vector<NodeId>> again) {
+    const Workload work = make_workload(model, cost);
+    const StepObjective objective(work, cluster, constraints);
+    const SizedPipeline sized = make_pipeline(work, staging, place({4}, Placement::kReplicasTogether), 4);
+    return objective.evaluate(staging, sized, {3, {std::move(again)}}).stages[0].memory.brought;
+  };
+  const std::vector<NodeId> few{NodeId(2), NodeId(3)}, many{NodeId(4), NodeId(5), NodeId(6), NodeId(7), NodeId(8)};
+  CHECK(brought({}) == Bytes(3 * 40'000));
+  CHECK(brought({few}) == Bytes(5 * 40'000));
+  CHECK(brought({few, many}) == Bytes(8 * 40'000));
+  std::vector<NodeId> all;
+  for (const NodeId node : model.graph.nodes()) all.push_back(node);
+  CHECK(brought({all}) == Bytes(12 * 40'000));
+  for (auto& parameter : model.parameters) parameter.copy = parameter.bytes / 2;
+  CHECK(brought({}) == Bytes(3 * 20'000));
+  CHECK(brought({few, many}) == Bytes(8 * 20'000));
+}
+
 TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
   ModelProfile model = test::chain(4, 1e6, 40'000'000, 400);
   const Cluster cluster = test::small_cluster(4);
