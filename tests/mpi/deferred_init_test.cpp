@@ -163,19 +163,26 @@ double check(const ap::Options& options, const Eager<Net>& eager, const std::fun
   REQUIRE(got.size() == wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     INFO(got[i].first);
-    CHECK(ap::is_phantom(got[i].second) == !model->owns(got[i].second));
-    if (model->owns(got[i].second)) CHECK(torch::equal(got[i].second, wanted[i].second));
+    const auto& tensor = got[i].second;
+    CHECK(ap::is_phantom(tensor) == !model->owns(tensor));
+    if (options.zero > 0) CHECK(torch::equal(model->gather(tensor), wanted[i].second));
+    else if (model->owns(tensor)) CHECK(torch::equal(tensor, wanted[i].second));
   }
   return static_cast<double>(owned) / static_cast<double>(whole);
 }
 
 int world_size() { return ap::World(0, nullptr).size(); }
 
-/// Stages only, replicas only, and both.
+/// Stages only, replicas only, and both; replicas with whole parameters and with shares, on the host or not.
 std::vector<ap::Options> plans(int ranks) {
   std::vector<ap::Options> all{{.stages = ranks, .microbatches = ranks}};
   if (ranks > 1) all.push_back({.stages = 1, .replicas = {ranks}});
+  for (const int zero : {1, 2, 3}) {
+    if (ranks > 1) all.push_back({.stages = 1, .replicas = {ranks}, .zero = zero});
+  }
+  if (ranks > 1) all.push_back({.stages = 1, .replicas = {ranks}, .zero = 3, .offload = "optimizer"});
   if (ranks > 2) all.push_back({.stages = 2, .replicas = {1, ranks - 1}});
+  if (ranks > 2) all.push_back({.stages = 2, .replicas = {1, ranks - 1}, .zero = 3});
   return all;
 }
 
@@ -189,6 +196,12 @@ TEST_CASE("a rank makes its stage of a deep model, and no more") {
   const int ranks = world_size();
   const Eager<Deep> eager(no_initialisation<Deep>);
   CHECK(check<Deep>({.stages = ranks, .microbatches = ranks}, eager, no_initialisation<Deep>) < 1.5 / ranks);
+}
+
+TEST_CASE("a rank keeps its shares of a deep model, and no more") {
+  const int ranks = world_size();
+  const Eager<Deep> eager(no_initialisation<Deep>);
+  CHECK(check<Deep>({.stages = 1, .replicas = {ranks}, .zero = 3}, eager, no_initialisation<Deep>) < 1.01 / ranks);
 }
 
 TEST_CASE("one large tensor, temporaries, ties and buffers") { check_plans<Lopsided>(no_initialisation<Lopsided>); }

@@ -5,7 +5,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 
@@ -76,11 +75,12 @@ ShardMemory::ShardMemory(ShardUnit unit, Rank rank, c10::Device device)
     : unit_(std::move(unit)),
       rank_(rank),
       device_(device),
-      whole_(at::zeros({unit_.elements}, at::TensorOptions().dtype(unit_.gathered).device(device))),
+      whole_(at::empty({unit_.elements}, at::TensorOptions().dtype(unit_.gathered).device(device))),
       own_(lies_apart()
-               ? at::zeros({own().size()}, whole_.options().dtype(unit_.offloaded ? unit_.gathered : unit_.dtype))
+               ? at::empty({own().size()}, whole_.options().dtype(unit_.offloaded ? unit_.gathered : unit_.dtype))
                : autopar::part_of(whole_, own().begin, {own().size()})),
       copies_(places_in(whole_, unit_)) {
+  own_.zero_();  // what lies between places; the others' parts are not touched until they come
   release();
   if (unit_.offloaded) host_ = host_memory(unit_.part(), unit_.dtype, device_).zero_();
   if (!unit_.gathers_copies()) return;

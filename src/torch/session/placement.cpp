@@ -103,9 +103,9 @@ void Session::Impl::materialise_state() {
       generator.set_state(after);
     }
   }
-  std::vector<at::Tensor> own;
+  std::vector<at::Tensor> own;  // what is held in units is made as they are
   for (auto& tensor : registry_.tensors()) {
-    if (holds(tensor)) own.push_back(tensor.handle);
+    if (holds(tensor) && tensor.unit < 0) own.push_back(tensor.handle);
   }
   if (init_) init_->materialise(own);
   else take_values_of_rank_0();
@@ -117,7 +117,7 @@ void Session::Impl::materialise_state() {
   }
   const at::NoGradGuard no_grad;
   for (auto& tensor : registry_.tensors()) {
-    const bool moves = holds(tensor) && tensor.handle.device() != device_ && !is_offloaded(tensor);
+    const bool moves = holds(tensor) && tensor.unit < 0 && tensor.handle.device() != device_;
     if (moves) tensor.handle.set_data(tensor.handle.to(device_));
   }
 }

@@ -142,9 +142,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void add_units(std::vector<ShardUnit> units, c10::ScalarType gathered);
   void offload_rest(const CapturedProgram& program);
   void hold_shards();
+  void move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle);
   void upload_owners();
   [[nodiscard]] bool in_shares(const StateTensor& tensor) const;
-  [[nodiscard]] bool is_offloaded(const StateTensor& tensor) const;
   void fit_optimizer(torch::optim::Optimizer& optimizer);
   [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
   [[nodiscard]] std::vector<SharedGroup> shared_groups(const Division& division) const;

@@ -2,6 +2,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -35,6 +36,23 @@ std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
   std::int64_t elements = 1;
   for (const auto size : sizes) elements *= size;
   return elements;
+}
+
+/// A unit's places in rows that are no larger than so many elements, or of one place.
+std::vector<std::span<const ShardUnit::Place>> rows_of(const ShardUnit& unit, std::int64_t limit) {
+  std::vector<std::span<const ShardUnit::Place>> rows;
+  const std::span all(unit.places);
+  std::int64_t elements = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    elements += all[i].elements();
+    if (rows.empty() || elements > limit) {
+      rows.push_back(all.subspan(i, 1));
+      elements = all[i].elements();
+    } else {
+      rows.back() = std::span(rows.back().data(), rows.back().size() + 1);
+    }
+  }
+  return rows;
 }
 
 /// Parameters of a unit, or of several.
@@ -195,30 +213,39 @@ bool Session::Impl::in_shares(const StateTensor& tensor) const {
   return tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero > 0;
 }
 
-bool Session::Impl::is_offloaded(const StateTensor& tensor) const {
-  return tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].offloaded;
-}
-
+// A host may hold far less than what the ranks of a unit have together: whole tensors are made as few at a time as one
+// large one takes.
 void Session::Impl::hold_shards() {
-  const at::NoGradGuard no_grad;
+  std::int64_t largest = 0;
+  for (const auto& unit : units_) {
+    for (const auto& place : unit.places) largest = std::max(largest, place.elements());
+  }
   for (const auto& unit : units_) {
     auto& memory = shards_.emplace_back();
     if (!std::binary_search(unit.ranks.begin(), unit.ranks.end(), world_.rank_id())) continue;
     memory = std::make_shared<ShardMemory>(unit, world_.rank_id(), device_);
-    for (const auto& place : unit.places) {
-      const auto& handle = registry_.named(place.names.front()).handle;
-      memory->take_over(place, handle);
-      const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
-      give_data(handle, memory->owner_memory(place));
-      if (!gradient.defined()) continue;
-      if (unit.zero == 0) {
-        handle.mutable_grad() = gradient.to(handle.device());
-        continue;
-      }
-      const auto shard = unit.shard_of(place, world_.rank_id());
-      handle.mutable_grad() = gradient.reshape({-1}).narrow(0, shard.begin, shard.size()).to(handle.device(), gradient.scalar_type(), false, true);
+    for (const auto places : rows_of(unit, largest)) {
+      std::vector<at::Tensor> handles;
+      for (const auto& place : places) handles.push_back(registry_.named(place.names.front()).handle);
+      if (init_) init_->materialise(handles);
+      for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);
     }
   }
+}
+
+/// What a handle refers to, and its gradient, go into a unit, and the handle refers to what this rank owns there.
+void Session::Impl::move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle) {
+  const at::NoGradGuard no_grad;
+  memory.take_over(place, handle);
+  const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
+  give_data(handle, memory.owner_memory(place));
+  if (!gradient.defined()) return;
+  if (memory.unit().zero == 0) {
+    handle.mutable_grad() = gradient.to(handle.device());
+    return;
+  }
+  const auto shard = memory.unit().shard_of(place, world_.rank_id());
+  handle.mutable_grad() = gradient.reshape({-1}).narrow(0, shard.begin, shard.size()).to(handle.device(), gradient.scalar_type(), false, true);
 }
 
 // Optimizers may have stepped since the last call.
@@ -234,22 +261,19 @@ void Session::Impl::upload_owners() {
 
 // Some optimizers make their state when they are made, of whole parameters, also of those of other ranks.
 void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> recorded;
   for (const auto& tensor : registry_.tensors()) {
     if (!tensor.is_parameter || optimizer.state().count(tensor.handle.unsafeGetTensorImpl()) == 0) continue;
     if (!holds(tensor)) {
       optimizer.state().erase(tensor.handle.unsafeGetTensorImpl());
       continue;
     }
-    for (const auto& [name, value] : state_of(optimizer, tensor.handle)) {
-      if (is_phantom(value)) recorded.push_back(value);
-    }
-  }
-  if (init_ && !recorded.empty()) init_->materialise(recorded);
-  for (const auto& tensor : registry_.tensors()) {
-    if (!tensor.is_parameter || !holds(tensor)) continue;
     auto entries = state_of(optimizer, tensor.handle);
     if (entries.empty()) continue;
+    std::vector<at::Tensor> recorded;
+    for (const auto& [name, value] : entries) {
+      if (is_phantom(value)) recorded.push_back(value);
+    }
+    if (init_ && !recorded.empty()) init_->materialise(recorded);
     const auto elements = shard(tensor.handle);
     for (auto& [name, value] : entries) {
       if (value.dim() == 0 && name == "step") continue;
