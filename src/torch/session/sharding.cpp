@@ -17,6 +17,7 @@
 #include <autopar/torch/phantom.hpp>
 #include <autopar/torch/shard_sums.hpp>
 
+#include "torch/session/host_memory.hpp"
 #include "torch/session/session_impl.hpp"
 #include "torch/session/whole_handles.hpp"
 
@@ -216,19 +217,24 @@ bool Session::Impl::in_shares(const StateTensor& tensor) const {
 // A host may hold far less than what the ranks of a unit have together: whole tensors are made as few at a time as one
 // large one takes.
 void Session::Impl::hold_shards() {
-  std::int64_t largest = 0;
+  std::int64_t row = 1 << 18;  // elements, for which it pays to go through the construction once more
   for (const auto& unit : units_) {
-    for (const auto& place : unit.places) largest = std::max(largest, place.elements());
+    for (const auto& place : unit.places) row = std::max(row, place.elements());
   }
+  // First what stays, so that what does not leaves no gaps behind.
   for (const auto& unit : units_) {
-    auto& memory = shards_.emplace_back();
-    if (!std::binary_search(unit.ranks.begin(), unit.ranks.end(), world_.rank_id())) continue;
-    memory = std::make_shared<ShardMemory>(unit, world_.rank_id(), device_);
-    for (const auto places : rows_of(unit, largest)) {
+    const bool is_member = std::binary_search(unit.ranks.begin(), unit.ranks.end(), world_.rank_id());
+    shards_.push_back(is_member ? std::make_shared<ShardMemory>(unit, world_.rank_id(), device_) : nullptr);
+  }
+  for (const auto& memory : shards_) {
+    if (memory == nullptr) continue;
+    for (const auto places : rows_of(memory->unit(), row)) {
       std::vector<at::Tensor> handles;
       for (const auto& place : places) handles.push_back(registry_.named(place.names.front()).handle);
       if (init_) init_->materialise(handles);
       for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);
+      handles.clear();
+      release_freed_memory();
     }
   }
 }
