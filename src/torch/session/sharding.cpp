@@ -233,7 +233,6 @@ void Session::Impl::hold_shards() {
       for (const auto& place : places) handles.push_back(registry_.named(place.names.front()).handle);
       if (init_) init_->materialise(handles);
       for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);
-      handles.clear();
       release_freed_memory();
     }
   }
