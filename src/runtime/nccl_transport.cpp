@@ -33,7 +33,7 @@ struct NcclOperation final : Operation {
 
   Event event;          ///< passed when the operation has ended on the device
   std::string action;
-  Buffer buffer;        ///< kept until then
+  Buffer buffer;        ///< kept until then, or until the compute stream waits for it: what takes the memory comes later
   Rank peer;
   Clock::time_point begin;
   bool warned = false;
@@ -193,10 +193,11 @@ class NcclTransport final : public TransportBackend {
   }
 
   void wait(const Ticket& ticket) override {
-    const auto& operation = static_cast<const NcclOperation&>(*ticket);
+    auto& operation = static_cast<NcclOperation&>(*ticket);
     health_->check(operation.action);
     const DeviceGuard guard(device_);
     check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(compute_, operation.event.get(), 0), rank());
+    operation.buffer = {};
     release_finished();
   }
 
