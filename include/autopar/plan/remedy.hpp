@@ -252,10 +252,10 @@ class RemedySearch {
   }
 
   [[nodiscard]] std::optional<std::string> other_offload() {
-    const bool always = request_.options.offload == "optimizer";
-    if (!always && (!request_.runtime.offload || !work_.offloaded_update)) return std::nullopt;
-    if (!always && constraints_.offloads.back() == Offload::kOptimizer) return std::nullopt;
-    const std::string other = always ? "none" : "optimizer";
+    const std::string& now = request_.options.offload;
+    if (now == "auto") return std::nullopt;  // it was tried if there is a host to take it
+    if (now == "none" && (!request_.runtime.offload || !work_.offloaded_update)) return std::nullopt;
+    const std::string other = now == "none" ? "optimizer" : "none";
     if (!fits([&](Options& options) { options.offload = other; })) return std::nullopt;
     return other;
   }
