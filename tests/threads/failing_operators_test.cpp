@@ -54,12 +54,11 @@ void count_and_run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void register_key() {
-  static auto* const library = [] {
-    auto* made = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-    made->fallback(torch::CppFunction::makeFromBoxedFunction<&count_and_run>());
+  static const torch::Library library = [] {
+    torch::Library made(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    made.fallback(torch::CppFunction::makeFromBoxedFunction<&count_and_run>());
     return made;
   }();
-  static_cast<void>(library);
 }
 
 /// Targets are counted before the pipeline; the root of the loss is taken behind it.
