@@ -2,7 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
-#include <live_bytes.hpp>
+#include <rank_memory.hpp>
 
 #include <filesystem>
 #include <fstream>
@@ -564,10 +564,10 @@ TEST_CASE("a loss that is scaled outside takes no second set of gradients") {
     const auto x = torch::ones({2, 512});
     const auto peak = [&](double factor) {
       for (const auto& parameter : model->parameters()) parameter.mutable_grad().reset();
-      const auto live = std::make_shared<LiveBytes>();
-      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+      auto& ledger = RankMemory::install().open();
+      const RankMemory::Scope scope(ledger);
       (model(x) * factor).backward();
-      return live->peak;
+      return ledger.peak();
     };
     peak(1);  // what the first call makes stays
     const auto plain = peak(1);

@@ -2,7 +2,7 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
-#include <live_bytes.hpp>
+#include <rank_memory.hpp>
 #include <temp_folder.hpp>
 
 #include <algorithm>
@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <autopar/autopar.hpp>
 #include <autopar/io/plan_file.hpp>
@@ -284,10 +283,10 @@ Memory measure(ap::Options options, int64_t samples) {
     step();
     optimizer.zero_grad();
     for (const auto& parameter : model->parameters()) out.measured += static_cast<double>(parameter.nbytes());
-    const auto live = std::make_shared<LiveBytes>();
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+    auto& ledger = RankMemory::install().open();
+    const RankMemory::Scope scope(ledger);
     step();
-    out.measured += static_cast<double>(live->peak);
+    out.measured += static_cast<double>(ledger.peak());
     out.plan = model->plan();
   });
   return out;

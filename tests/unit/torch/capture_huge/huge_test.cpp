@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <string>
 
@@ -20,19 +19,14 @@
 #include <autopar/torch/profile.hpp>
 #include <autopar/torch/rewrite/linear_fold.hpp>
 #include <catch_shim.hpp>
+#include <resident_memory.hpp>
 
 #include "unit/torch/capture/models.hpp"
 
 namespace autopar::test {
 namespace {
 
-double peak_gib() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind("VmHWM:", 0) == 0) return std::stod(line.substr(6)) / 1024 / 1024;
-  }
-  throw std::runtime_error("/proc/self/status has no VmHWM");
-}
+double peak_gib() { return static_cast<double>(resident_memory::peak()) / (1 << 30); }
 
 struct WideMlp : TestModel {
   torch::nn::ModuleList layers;

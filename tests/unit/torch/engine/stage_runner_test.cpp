@@ -11,7 +11,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -20,7 +19,7 @@
 #include <autopar/torch/rewrite/linear_fold.hpp>
 
 #include <catch_shim.hpp>
-#include <live_bytes.hpp>
+#include <rank_memory.hpp>
 
 // Segments that run again against the same program that runs once: results, gradients, statistics, memory.
 namespace stage_runner_test {
@@ -358,16 +357,17 @@ TEST_CASE("a segment keeps what enters it, and what it rebuilds is gone with its
   const auto program = perceptron(x, 16, 32);
   constexpr std::int64_t value = 64 * 32 * 8;
   const auto measure = [&](const std::vector<int>& segment_of) {
-    const auto live = std::make_shared<LiveBytes>();
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+    auto& ledger = RankMemory::install().open();
+    const RankMemory::Scope scope(ledger);
     Run run(program, segment_of);
     run.forward(x);
     run.backward();
-    const auto before = live->peak = live->now;  // gradients, and the sum that the next forward replaces
+    const auto before = ledger.live();  // gradients, and the sum that the next forward replaces
+    ledger.forget_peak();
     run.forward(x);
-    const auto kept = live->now - before;
+    const auto kept = ledger.live() - before;
     run.backward();
-    return std::vector<std::int64_t>{kept, live->peak - before};
+    return std::vector<std::int64_t>{kept, ledger.peak() - before};
   };
   const auto once = measure({}), again = measure(program.all_in_runs_of(program.atoms.atoms.size() / 4));
   CHECK(once[0] >= 16 * 3 * value);  // of each layer what enters it, tanh's result and the mask
@@ -400,23 +400,23 @@ TEST_CASE("of a small view of a large value a segment keeps the view's elements"
   }
   Run run(alone, segment_of);
   REQUIRE(run.runner().segments().size() == 2);
-  const auto live = std::make_shared<LiveBytes>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+  auto& ledger = RankMemory::install().open();
+  const RankMemory::Scope scope(ledger);
   run.forward(x);
-  CHECK(live->now >= kRows * (8 + kNarrow) * kElement);
-  CHECK(live->now <= kRows * (8 + kNarrow) * kElement + 1024);  // the wide value takes 256 KiB
+  CHECK(ledger.live() >= kRows * (8 + kNarrow) * kElement);
+  CHECK(ledger.live() <= kRows * (8 + kNarrow) * kElement + 1024);  // the wide value takes 256 KiB
 }
 
 TEST_CASE("without gradients nothing is kept") {
   const auto x = samples({64, 32}).detach();
   const auto program = perceptron(x, 8, 32);
   Run run(program, program.all_in_runs_of(3));
-  const auto live = std::make_shared<LiveBytes>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+  auto& ledger = RankMemory::install().open();
+  const RankMemory::Scope scope(ledger);
   const torch::NoGradGuard no_grad;
   run.forward(x);
   CHECK_FALSE(run.results()[0].requires_grad());
-  CHECK(live->now <= 64 * 32 * 8 + 8);  // the argument's copy and the sum
+  CHECK(ledger.live() <= 64 * 32 * 8 + 8);  // the argument's copy and the sum
 }
 
 TEST_CASE("casts of the capture hold, whatever autocast is on in the backward") {
