@@ -142,10 +142,13 @@ class FakeEngine {
       if (part != part_of(action, member)) throw std::logic_error(describe(action) + ": a part is wrong");
     }
     model_.gather(action);
+    held_.insert({action.group, action.bucket});
     if (action.microbatch < 0) gathering_.erase({action.group, action.bucket});
   }
+  [[nodiscard]] bool holds(const Action& action) const { return held_.contains({action.group, action.bucket}); }
   void release(const Action& action) {
     count("release", action);
+    held_.erase({action.group, action.bucket});
     if (gathering_.erase({action.group, action.bucket}) == 0) throw std::logic_error(describe(action) + ": never there");
   }
 
@@ -220,6 +223,7 @@ class FakeEngine {
   Script script_;
   std::function<void(int, int)> ready_, needed_;
   std::map<std::pair<int, int>, Buffer> gathering_;
+  std::set<std::pair<int, int>> held_;
   std::set<std::pair<StageId, int>> filled_;  // by weight gradients of a micro-batch
   std::vector<Action> to_report_;
   std::map<std::tuple<int, int, int>, Buffer> sums_;

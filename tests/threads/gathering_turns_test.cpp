@@ -30,16 +30,22 @@ using testing::HoldingTransport;
 
 /// What one rank held and issued.
 struct Seen {
-  int most_buckets = 0, most_parameters = 0;  ///< whole at a time
+  int most_buckets = 0, most_parameters = 0, most_in_backwards = 0;  ///< whole at a time
   std::vector<std::string> issued;
+};
+
+/// Layers that run again before their backward, so many at a time; of their parameters some are kept for it.
+struct Again {
+  int together = 1, kept = 1;
 };
 
 /// A stage of layers, each of which is a reduction group: a backward goes through them in the order of the groups.
 class LayeredEngine {
  public:
   /// @param fills  whether a backward reaches a layer
-  LayeredEngine(int layers, std::size_t members, std::size_t self, std::function<bool(int)> fills, Seen& seen)
+  LayeredEngine(int layers, Again again, std::size_t members, std::size_t self, std::function<bool(int)> fills, Seen& seen)
       : layers_(layers),
+        again_(again),
         members_(members),
         self_(self),
         fills_(std::move(fills)),
@@ -51,9 +57,17 @@ class LayeredEngine {
       need(layer);
   }
   void backward(const Action&) {
-    for (int layer = 0; layer < layers_; ++layer) {
-      need(layer);
-      add_gradient(layer);
+    in_backward_ = true;
+    for (int first = 0; first < layers_; first += again_.together) {
+      const int end = std::min(first + again_.together, layers_);
+      for (int layer = end; again_.together > 1 && layer-- > first;) {
+        need(layer);
+        if (layer >= first + again_.kept) let_go(layer);
+      }
+      for (int layer = first; layer < end; ++layer) {
+        need(layer);
+        add_gradient(layer);
+      }
     }
   }
   void backward_input(const Action&) {
@@ -94,10 +108,8 @@ class LayeredEngine {
     return of_members(action.group);
   }
   void gathered(const Action& action) { there_.insert(action.group); }
-  void release(const Action& action) {
-    parameters_.erase(action.group);
-    there_.erase(action.group);
-  }
+  [[nodiscard]] bool holds(const Action& action) const { return there_.count(action.group) > 0; }
+  void release(const Action& action) { let_go(action.group); }
 
   [[nodiscard]] const std::vector<std::int64_t>& sums() const { return sums_; }
 
@@ -110,13 +122,16 @@ class LayeredEngine {
     needed_(layer, 0);
     if (there_.count(layer) == 0) throw std::logic_error("layer " + std::to_string(layer) + " is not there");
   }
+  void let_go(int layer) {
+    parameters_.erase(layer);
+    there_.erase(layer);
+  }
   void add_gradient(int layer) {
     if (!fills_(layer)) return;
     gradients_[layer] += layer + 1;
     filled_.insert(layer);
     note();
-    // Who read its parameters has run.
-    parameters_.erase(layer);
+    let_go(layer);  // who read its parameters has run
     ready_(layer, 0);
   }
   void note() {
@@ -124,9 +139,12 @@ class LayeredEngine {
     buckets.insert(filled_.begin(), filled_.end());
     seen_.most_buckets = std::max(seen_.most_buckets, static_cast<int>(buckets.size()));
     seen_.most_parameters = std::max(seen_.most_parameters, static_cast<int>(parameters_.size()));
+    if (in_backward_) seen_.most_in_backwards = std::max(seen_.most_in_backwards, static_cast<int>(parameters_.size()));
   }
 
   int layers_;
+  Again again_;
+  bool in_backward_ = false;
   std::size_t members_, self_;
   std::function<bool(int)> fills_;
   Seen& seen_;
@@ -141,33 +159,52 @@ static_assert(SplitBackwardEngine<LayeredEngine> && ShardingEngine<LayeredEngine
 struct Example {
   Pipeline pipeline;
   BatchLayout layout;
+  Again again = {};
 };
 
 /// Three replicas of one stage; the last has no samples.
 Example replicated(int layers, const std::function<int(int)>& filled_after, int microbatches = 1) {
   const std::vector<Rank> all{Rank(0), Rank(1), Rank(2)};
   Example out{{.ranks = 3, .stages = {all}, .channels = {}, .groups = {}},
-              {{microbatches, microbatches, 0}, microbatches}};
+              {{microbatches, microbatches, 0}, microbatches},
+              {}};
   for (int layer = 0; layer < layers; ++layer)
     out.pipeline.groups.push_back(
         {.ranks = all, .stage = StageId(0), .buckets = 1, .zero = 3, .filled_after = filled_after(layer)});
   return out;
 }
 
+/// Likewise, with layers that run again.
+Example running_again(int layers, Again again, int microbatches = 1) {
+  std::vector<int> order, filled_after;
+  for (int first = 0; first < layers; first += again.together) {
+    const int end = std::min(first + again.together, layers);
+    for (int layer = end; layer-- > first;) order.push_back(layer);
+    for (int layer = first; layer < end; ++layer) {
+      if (layer >= first + again.kept) order.push_back(layer);
+      filled_after.push_back(static_cast<int>(order.size()));
+    }
+  }
+  auto out = replicated(layers, [&](int layer) { return filled_after[static_cast<std::size_t>(layer)]; }, microbatches);
+  out.pipeline.backward_gathers = {order};
+  out.again = again;
+  return out;
+}
+
 template <class Wire, SchedulePolicy Policy>
 std::vector<Seen> run(
     const Example& example, const Policy& policy, const std::function<bool(int)>& fills = [](int) { return true; }) {
-  const auto& [pipeline, layout] = example;
+  const auto& [pipeline, layout, again] = example;
   const auto program = make_program(pipeline, layout, policy);
   validate(pipeline, layout, Phase::kStep, program);
   const auto layers = static_cast<int>(pipeline.groups.size());
   std::vector<Seen> seen(3);
-  loopback::run(3, [&, &pipeline = pipeline, &layout = layout](World& world) {
+  loopback::run(3, [&, &pipeline = pipeline, &layout = layout, &again = again](World& world) {
     const auto r = static_cast<std::size_t>(world.rank());
     Wire wire(world.make_transport());
     const auto sums = wire.make_group(pipeline.groups.front().ranks),
                gathers = wire.make_group(pipeline.groups.front().ranks);
-    LayeredEngine engine(layers, 3, r, fills, seen[r]);
+    LayeredEngine engine(layers, again, 3, r, fills, seen[r]);
     const std::vector<GroupId> groups(static_cast<std::size_t>(layers), sums), gather_groups(groups.size(), gathers);
     Executor(engine, wire, groups, {}, gather_groups).run(program.ranks[r]);
     for (int layer = 0; layer < layers; ++layer) {
@@ -240,9 +277,68 @@ TEST_CASE("sums of a weight backward follow all that it gathers") {
   CHECK(*(first - 1) == "gather " + std::to_string(kLayers - 1));
 }
 
+TEST_CASE("of layers that run again those are gathered twice that are not kept for their backward") {
+  for (const Again again : {Again{4, 1}, Again{4, 2}, Again{3, 2}, Again{kLayers, 1}, Again{2, 1}}) {
+    INFO(again.together << " layers together, " << again.kept << " kept");
+    const auto example = running_again(kLayers, again, 2);
+    for (const auto& seen : {run<AnyTransport>(example, OneFOneB{}), run<HoldingTransport>(example, OneFOneB{})}) {
+      for (std::size_t rank = 0; rank < seen.size(); ++rank) CHECK(seen[rank].issued == seen[0].issued);
+      const auto& order = example.pipeline.backward_gathers.front();
+      std::vector<std::string> want;
+      for (const int layer : order) want.push_back("gather " + std::to_string(layer));
+      std::vector<std::string> gathered;
+      const auto turn = seen[0].issued.begin() + kLayers;  // the first backward: behind the gatherings of a forward
+      for (auto each = turn; gathered.size() < want.size(); ++each) {
+        if (each->starts_with("gather")) gathered.push_back(*each);
+      }
+      CHECK(gathered == want);
+      for (const auto& each : seen) CHECK(each.most_buckets <= 2);
+    }
+  }
+}
+
+TEST_CASE("a backward has no more layers' parameters than it keeps, the one that runs and the next") {
+  const auto most = [](const Example& example) {
+    const auto seen = run<HoldingTransport>(example, OneFOneB{});
+    return seen[0].most_in_backwards;
+  };
+  CHECK(most(running_again(kLayers, {4, 1})) <= 2);
+  CHECK(most(running_again(kLayers, {4, 2})) <= 3);
+  CHECK(most(running_again(kLayers, {4, 4})) <= 5);
+  CHECK(most(running_again(kLayers, {4, 4})) >= 4);
+}
+
+TEST_CASE("a list of gatherings that leaves one out, or has one of others, is refused") {
+  auto pipeline = replicated(3, itself).pipeline;
+  const auto layout = replicated(3, itself).layout;
+  const auto refused = [&](std::vector<std::vector<int>> listed) {
+    pipeline.backward_gathers = std::move(listed);
+    CHECK_THROWS_AS(make_program(pipeline, layout, OneFOneB{}), InvalidArgument);
+  };
+  refused({{0, 1}});
+  refused({{0, 1, 2, 3}});
+  refused({{0, 1, -1, 2}});
+  refused({{0, 1, 2}, {}});
+  pipeline.groups.back().zero = 2;
+  refused({{0, 1, 2}});
+  pipeline.backward_gathers = {{1, 0, 1}};
+  CHECK_NOTHROW(make_program(pipeline, layout, OneFOneB{}));
+}
+
+TEST_CASE("a gathering too many, or too few, is a fault of the program") {
+  const auto example = running_again(4, {4, 1});
+  const auto good = make_program(example.pipeline, example.layout, OneFOneB{});
+  CHECK_FALSE(find_fault(example.pipeline, example.layout, Phase::kStep, good).has_value());
+  auto once = example.pipeline;
+  once.backward_gathers.clear();
+  CHECK(find_fault(once, example.layout, Phase::kStep, good).has_value());
+  const auto plain = make_program(once, example.layout, OneFOneB{});
+  CHECK(find_fault(example.pipeline, example.layout, Phase::kStep, plain).has_value());
+}
+
 TEST_CASE("a sum that stands where it cannot be is a fault of the program") {
   const auto example = replicated(3, itself);
-  const auto& [pipeline, layout] = example;
+  const auto& [pipeline, layout, again] = example;
   const auto good = make_program(pipeline, layout, OneFOneB{});
   const auto fault_with = [&, &pipeline = pipeline, &layout = layout](int group, int after, std::size_t ranks) {
     auto program = good;

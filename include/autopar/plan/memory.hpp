@@ -151,22 +151,7 @@ namespace detail {
   return share;
 }
 
-/// What a segment reads of parameters that ZeRO 3 has in shares.
-[[nodiscard]] inline Bytes read_again(const Workload& work, const SegmentPiece& piece) {
-  std::set<ParameterId> read;
-  for (const NodeId node : piece.nodes) {
-    const auto& own = work.graph[node].parameters;
-    read.insert(own.begin(), own.end());
-  }
-  Bytes sum{};
-  for (const ParameterId id : read) {
-    const ParameterProfile& parameter = work.parameters[id.index()];
-    if (parameter.trainable && parameter.highest_zero >= 3) sum += parameter.computed_with();
-  }
-  return sum;
-}
-
-/// With a segment that reads so much: units that its second forward gathers stay for its backward.
+/// With a segment that reads so much in shares: some of what its second forward gathers stays for its backward.
 inline void add_read_again(StageMemory& memory, const StageMemory& fixed, Bytes read) {
   memory.brought = std::max(memory.brought, std::min(fixed.in_shares, fixed.brought + std::min(read, kKeptForBackward)));
 }
@@ -209,7 +194,7 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
     StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule);
     for (const SegmentPiece& piece : pieces[s]) {
       turn.run_again(piece);
-      if (fixed[s].brought > Bytes(0)) add_read_again(memory[s], fixed[s], read_again(work, piece));
+      if (fixed[s].brought > Bytes(0)) add_read_again(memory[s], fixed[s], read_in_shares(work, piece.nodes));
     }
     memory[s].workspace = fixed[s].workspace;
     add_turns(memory[s], turn.memory(), in_flight[s]);

@@ -93,7 +93,7 @@ class RecomputeChoice {
         const auto [s, piece, freed, seconds] = items[count - 1];
         const auto own = static_cast<std::size_t>(std::ranges::find(stages, s) - stages.begin());
         turns[own].run_again(pieces_[s][piece]);
-        if (fixed_[s].brought > Bytes(0)) add_read_again(now[own], fixed_[s], read_again(work_, pieces_[s][piece]));
+        if (fixed_[s].brought > Bytes(0)) add_read_again(now[own], fixed_[s], read_in_shares(work_, pieces_[s][piece].nodes));
         now[own].workspace = fixed_[s].workspace;
         add_turns(now[own], turns[own].memory(), in_flight_[s]);
       }

@@ -10,6 +10,7 @@
 #include <autopar/plan/savings.hpp>
 #include <autopar/plan/staging.hpp>
 #include <autopar/plan/workload.hpp>
+#include <autopar/plan/zero_memory.hpp>
 #include <autopar/schedule/simulate.hpp>
 
 namespace autopar {
@@ -59,6 +60,7 @@ class StagingCosts {
         sized_(sized),
         zero_(savings.zero),
         offload_(savings.offload),
+        whole_backwards_(keeps_backwards_whole(staging.schedule)),
         nodes_(nodes_by_stage(staging)),
         again_(savings.recomputed),
         parameters_(detail::trained_by_stage(work, staging)),
@@ -160,9 +162,21 @@ class StagingCosts {
       const Seconds first =
           gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
       if (gathers) sum.forward = std::max(sum.forward + first, gathering);
-      sum.backward = std::max(sum.backward + (first + last), gathering + summing);
+      const Seconds again = gathers ? half_of_a_sum(stage, gathered_again(stage)) : Seconds{};
+      sum.backward = std::max(sum.backward + (first + last), gathering + again + summing);
     }
     return row.emplace_back(sum);
+  }
+
+  /// What segments that run again let go of before their backwards.
+  [[nodiscard]] Bytes gathered_again(StageId stage) const {
+    Bytes bytes{};
+    if (again_.empty() || !whole_backwards_) return bytes;
+    for (const auto& segment : again_[stage.index()]) {
+      const Bytes read = detail::read_in_shares(work_, segment);
+      if (read > kKeptForBackward) bytes += read - kKeptForBackward;
+    }
+    return bytes;
   }
 
   [[nodiscard]] Seconds half_of_a_sum(StageId stage, Bytes bytes) const {
@@ -179,6 +193,7 @@ class StagingCosts {
   const SizedPipeline& sized_;
   int zero_;
   Offload offload_;
+  bool whole_backwards_;
   std::vector<std::vector<NodeId>> nodes_;
   std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
   std::vector<detail::TrainedBytes> parameters_;         // by stage

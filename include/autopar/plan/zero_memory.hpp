@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <set>
+#include <vector>
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
@@ -48,8 +50,20 @@ class Sharing {
   ReadingStages readers_;
 };
 
-/// Of what ZeRO 3 gathers for a segment that runs again, so much stays until its gradients are made.
-inline constexpr Bytes kKeptForBackward = kBucketBytes * 8;
+/// What nodes that run again together read of parameters that ZeRO 3 has in shares.
+[[nodiscard]] inline Bytes read_in_shares(const Workload& work, const std::vector<NodeId>& nodes) {
+  std::set<ParameterId> read;
+  for (const NodeId node : nodes) {
+    const auto& own = work.graph[node].parameters;
+    read.insert(own.begin(), own.end());
+  }
+  Bytes sum{};
+  for (const ParameterId id : read) {
+    const ParameterProfile& parameter = work.parameters[id.index()];
+    if (parameter.trainable && parameter.highest_zero >= 3) sum += parameter.computed_with();
+  }
+  return sum;
+}
 
 /// Units of parameters are gathered and summed at a time: as large as a bucket or, from level 2 on, as what the
 /// operator reads that reads most; or of one parameter. Under 1 a rank has its share of a sum beside the sum, when the

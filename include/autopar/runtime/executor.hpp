@@ -158,7 +158,7 @@ class ProgramRun {
       return next != end && next->kind == kind && next->stage == action.stage &&
              next->microbatch == action.microbatch && next->flow == action.flow;
     };
-    if (is_of_it(ActionKind::kGather) && !gathers_.begins_with(*next))
+    if (is_of_it(ActionKind::kGather) && next->after > action.after)
       return;  // else another turn's, right behind this one's
     const bool takes_part = next != end && is_turn(next->kind) && is_of_it(next->kind);
     if (takes_part) ++next;
@@ -181,12 +181,13 @@ class ProgramRun {
     const auto position = gathers_.position_of(group, bucket);
     if (!position) return;
     start_sums_before(*position);
+    gathers_.start_up_to(*position + 1);
     gather_ahead_of(*position + 1);
     gathers_.wait_for(*position, ended());
     finish_sums_that_are_done();
   }
   void gather_ahead_of(std::size_t needed) {
-    gathers_.start_up_to(std::min(needed + static_cast<std::size_t>(kGathersAhead), may_gather()));
+    gathers_.start_ahead_up_to(std::min(needed + static_cast<std::size_t>(kGathersAhead), may_gather()));
   }
 
   /// How many of a turn's gatherings may be issued before its next sum is.

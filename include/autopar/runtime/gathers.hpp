@@ -4,6 +4,8 @@
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -38,20 +40,29 @@ class Gathers {
 
   // ---- for one turn, which follows
 
-  void add_to_turn(const Action& action) { of_turn_.push_back(Gather{&action}); }
+  void add_to_turn(const Action& action) {
+    positions_[{action.group, action.bucket}].push_back(of_turn_.size());
+    of_turn_.push_back(Gather{&action});
+  }
   [[nodiscard]] std::size_t of_turn() const { return of_turn_.size(); }
-  [[nodiscard]] bool begins_with(const Action& action) const { return *of_turn_.front().action == action; }
-  /// Where the turn gathers a bucket; nowhere if it does not.
+  /// Where the turn gathers a bucket that it needs now: where it was gathered last if it is still there, or else the next
+  /// time; nowhere if it does not gather it.
   [[nodiscard]] std::optional<std::size_t> position_of(int group, int bucket) const {
-    for (std::size_t i = 0; i < of_turn_.size(); ++i) {
-      if (of_turn_[i].action->group == group && of_turn_[i].action->bucket == bucket) return i;
-    }
-    return std::nullopt;
+    const auto found = positions_.find({group, bucket});
+    if (found == positions_.end()) return std::nullopt;
+    const auto& at = found->second;
+    const auto next = std::find_if(at.begin(), at.end(), [&](std::size_t i) { return !of_turn_[i].finished; });
+    if (next == at.begin()) return *next;
+    return next == at.end() || is_held(*std::prev(next)) ? *std::prev(next) : *next;
   }
   /// The first so many are on their way, or there.
   void start_up_to(std::size_t count) {
     for (; started_ < std::min(count, of_turn_.size()); ++started_)
       start(of_turn_[started_]);
+  }
+  /// Likewise, as far as what was gathered before was let go of.
+  void start_ahead_up_to(std::size_t count) {
+    while (started_ < std::min(count, of_turn_.size()) && !is_still_used(started_)) start_up_to(started_ + 1);
   }
   /// A turn is about to use a bucket: it is there afterwards. @pre it was started
   template <class Ended>
@@ -73,6 +84,7 @@ class Gathers {
       release(of_turn_[i]);
     }
     of_turn_.clear();
+    positions_.clear();
     started_ = 0;
   }
 
@@ -87,6 +99,7 @@ class Gathers {
       }
       gathers->clear();
     }
+    positions_.clear();
   }
 
  private:
@@ -98,6 +111,18 @@ class Gathers {
     std::chrono::steady_clock::time_point since{};
     bool finished = false, released = false;
   };
+
+  [[nodiscard]] bool is_held(std::size_t position) const {
+    if constexpr (ShardingEngine<Engine>) return std::as_const(engine_).holds(*of_turn_[position].action);
+    return false;
+  }
+  /// Whether a bucket that is to be gathered was so before, and may be read still.
+  [[nodiscard]] bool is_still_used(std::size_t position) const {
+    const Action& action = *of_turn_[position].action;
+    const auto& at = positions_.at({action.group, action.bucket});
+    const auto here = std::find(at.begin(), at.end(), position);
+    return here != at.begin() && (!of_turn_[*std::prev(here)].finished || is_held(*std::prev(here)));
+  }
 
   void start(Gather& gather) {
     if constexpr (ShardingEngine<Engine>) {
@@ -127,6 +152,7 @@ class Gathers {
   Wire& wire_;
   const std::vector<GroupId>& groups_;
   std::deque<Gather> for_call_, of_turn_;
+  std::map<std::pair<int, int>, std::vector<std::size_t>> positions_;  // in of_turn_, ascending: by group and bucket
   std::size_t started_ = 0;  // of the turn's
 };
 

@@ -72,7 +72,7 @@ struct Action {
   int group = -1;        ///< collectives: index into Pipeline::groups
   int bucket = -1;       ///< collectives: bucket of that group; sums of whole calls are issued in ascending order
   /// kReduceScatter of a turn that gathers: so many of the turn's kGather are issued before it, and the others behind
-  /// it.
+  /// it. kGather for a turn: likewise, which gives the order.
   int after = 0;
 
   friend bool operator==(const Action&, const Action&) = default;

@@ -173,6 +173,35 @@ inline void check_groups(const Pipeline& pipeline) {
   }
 }
 
+inline void check_backward_gathers(const Pipeline& pipeline) {
+  if (pipeline.backward_gathers.size() > pipeline.stages.size()) {
+    throw InvalidArgument("pipeline: gatherings of backwards are listed for " +
+                          std::to_string(pipeline.backward_gathers.size()) + " stages of " +
+                          std::to_string(pipeline.stages.size()));
+  }
+  for (std::size_t s = 0; s < pipeline.backward_gathers.size(); ++s) {
+    const auto& listed = pipeline.backward_gathers[s];
+    if (listed.empty()) continue;
+    const auto gathers = [&](std::size_t g) {
+      return pipeline.groups[g].stage == StageId::of(s) && gathers_in_turns(pipeline.groups[g]);
+    };
+    std::vector<bool> is_listed(pipeline.groups.size(), false);
+    for (const int group : listed) {
+      const auto g = static_cast<std::size_t>(group);
+      if (group < 0 || g >= pipeline.groups.size() || !gathers(g)) {
+        throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " are to gather group " +
+                              std::to_string(group) + ", which is not gathered within its turns");
+      }
+      is_listed[g] = true;
+    }
+    for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
+      if (!gathers(g) || is_listed[g]) continue;
+      throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " leave out group " + std::to_string(g) +
+                            ", which is gathered within its turns");
+    }
+  }
+}
+
 inline void check_layout(const Pipeline& pipeline, const BatchLayout& layout) {
   if (layout.local.size() != static_cast<std::size_t>(pipeline.ranks)) {
     throw InvalidArgument("batch layout: " + std::to_string(layout.local.size()) + " local batches for " +
@@ -197,6 +226,7 @@ inline BatchSplit::BatchSplit(const Pipeline& pipeline, const BatchLayout& layou
   detail::check_stages(pipeline);
   detail::check_channels(pipeline);
   detail::check_groups(pipeline);
+  detail::check_backward_gathers(pipeline);
   detail::check_layout(pipeline, layout);
 
   keeps_pieces_ = !stages_.empty() && stages_[0].size() == static_cast<std::size_t>(pipeline.ranks) &&

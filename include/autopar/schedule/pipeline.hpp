@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -41,9 +42,9 @@ struct ReduceGroup {
   /// call. 2 (with a stage): sums into shares within every backward that gives weight gradients. 3 (with a stage):
   /// parameters are gathered within every turn, too, instead of at the start.
   int zero = 0;
-  /// From level 2 on, of a stage that gathers within turns: how many buckets a whole backward needs, of all groups of
-  /// the stage in their order, until it has filled this group's. Sums are issued behind them and those that are
-  /// gathered ahead, and the others are gathered behind the sums.
+  /// From level 2 on, of a stage that gathers within turns: how many buckets a whole backward gathers until it has
+  /// filled this group's. Sums are issued behind them and those that are gathered ahead, and the others are gathered
+  /// behind the sums.
   int filled_after = std::numeric_limits<int>::max();
   friend bool operator==(const ReduceGroup&, const ReduceGroup&) = default;
 };
@@ -55,6 +56,9 @@ struct Pipeline {
   std::vector<std::vector<Rank>> stages;  ///< [stage][replica]
   std::vector<Channel> channels;
   std::vector<ReduceGroup> groups;        ///< in the order in which they are issued: best later stages first
+  /// By stage that gathers within turns: its groups in the order in which a whole backward needs them, each once or, if it
+  /// is let go of in between, several times. Nothing for a stage, or for all: each once, in the groups' order.
+  std::vector<std::vector<int>> backward_gathers = {};
 
   friend bool operator==(const Pipeline&, const Pipeline&) = default;
 };
@@ -76,6 +80,17 @@ enum class Phase : std::uint8_t {
 /// Whether a group's collectives stand around the turns of its stage: all replicas then take such a turn together.
 [[nodiscard]] constexpr bool gathers_in_turns(const ReduceGroup& group) { return group.zero >= 3 && group.buckets > 0; }
 [[nodiscard]] constexpr bool sums_in_turns(const ReduceGroup& group) { return group.zero >= 2 && group.buckets > 0; }
+
+/// Groups that a whole backward of a stage gathers, in that order.
+[[nodiscard]] inline std::vector<int> gathered_by_backward(const Pipeline& pipeline, StageId stage) {
+  if (stage.index() < pipeline.backward_gathers.size() && !pipeline.backward_gathers[stage.index()].empty())
+    return pipeline.backward_gathers[stage.index()];
+  std::vector<int> groups;
+  for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
+    if (pipeline.groups[g].stage == stage && gathers_in_turns(pipeline.groups[g])) groups.push_back(static_cast<int>(g));
+  }
+  return groups;
+}
 
 /// The stage at the writing or the reading end of a message.
 [[nodiscard]] constexpr StageId writer_of(const Channel& channel, Flow flow) {

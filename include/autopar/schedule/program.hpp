@@ -371,23 +371,39 @@ class ProgramBuilder {
   /// For every member, also one without samples.
   void append_around(StageId stage, ActionKind kind, LaneTurn turn) {
     const Flow flow = flow_of(turn.kind);
-    const bool gathers = kind == ActionKind::kGather;
-    int gathered = 0, after = 0;
-    for (const ReduceGroup& group : pipeline_.groups) {
-      if (group.stage == stage && gathers_in_turns(group)) gathered += group.buckets;
-    }
-    const auto append = [&](std::size_t g) {
-      const ReduceGroup& group = pipeline_.groups[g];
-      if (group.stage != stage || !(gathers ? gathers_in_turns(group) : sums_in_turns(group))) return;
-      if (!gathers) after = std::max(after, turn.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
+    int after = 0;
+    const auto append = [&](int g) {
+      const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
       for (int b = 0; b < group.buckets; ++b) {
         const int bucket = flow == Flow::kValue ? group.buckets - 1 - b : b;
-        for (const Rank rank : group.ranks)
-          append_collective(rank, kind, static_cast<int>(g), bucket, flow, turn.microbatch, after);
+        for (const Rank rank : group.ranks) append_collective(rank, kind, g, bucket, flow, turn.microbatch, after);
+        if (kind == ActionKind::kGather) ++after;
       }
     };
-    const auto groups = pipeline_.groups.size();
-    for (std::size_t g = 0; g < groups; ++g) append(flow == Flow::kValue ? groups - 1 - g : g);  // in the order of use
+    const auto gatherings = gathered_by(stage, turn.kind);  // in the order of use
+    if (kind == ActionKind::kGather) {
+      for (const int g : gatherings) append(g);
+      return;
+    }
+    int gathered = 0;
+    for (const int g : gatherings) gathered += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      const ReduceGroup& group = pipeline_.groups[g];
+      if (group.stage != stage || !sums_in_turns(group)) continue;
+      after = std::max(after, turn.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
+      append(static_cast<int>(g));
+    }
+  }
+
+  /// Groups that a turn of a stage gathers. A backward in two parts lets go of nothing in between.
+  [[nodiscard]] std::vector<int> gathered_by(StageId stage, ActionKind turn) const {
+    if (turn == ActionKind::kBackward) return gathered_by_backward(pipeline_, stage);
+    std::vector<int> groups;
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      if (pipeline_.groups[g].stage == stage && gathers_in_turns(pipeline_.groups[g])) groups.push_back(static_cast<int>(g));
+    }
+    if (turn == ActionKind::kForward) std::reverse(groups.begin(), groups.end());
+    return groups;
   }
 
   /// How many of a whole backward's gatherings come before a group's sums.

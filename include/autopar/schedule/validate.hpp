@@ -77,9 +77,10 @@ class ProgramCheck {
 
   void expect_collectives(std::vector<Actions>& expected, int g) const {
     const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
-    const auto expect = [&](ActionKind kind, Flow flow, int microbatch = -1) {
+    const auto expect = [&](ActionKind kind, Flow flow, int microbatch = -1, std::ptrdiff_t times = 1) {
       for (const Rank rank : group.ranks) {
-        for (int b = 0; b < group.buckets; ++b) {
+        for (std::ptrdiff_t i = 0; i < group.buckets * times; ++i) {
+          const int b = static_cast<int>(i % group.buckets);
           expected[rank.index()].push_back({.kind = kind, .stage = group.stage, .microbatch = microbatch, .flow = flow,
                                             .group = g, .bucket = b});
         }
@@ -97,9 +98,10 @@ class ProgramCheck {
       if (group.zero < 3) continue;
       if (forwards) expect(ActionKind::kGather, Flow::kValue, m);
       if (!backwards) continue;
-      expect(ActionKind::kGather, Flow::kGradient, m);
-      const Action turn{.stage = group.stage, .microbatch = m};
-      if (is_split(turn, shares.front().rank)) expect(ActionKind::kGather, Flow::kGradient, m);
+      const auto gathered = gathered_by_turn({.stage = group.stage, .microbatch = m, .flow = Flow::kGradient});
+      const bool in_parts = comes_in_parts({.stage = group.stage, .microbatch = m});
+      expect(ActionKind::kGather, Flow::kGradient, m,
+             (in_parts ? 2 : 1) * std::count(gathered.begin(), gathered.end(), g));
     }
   }
 
@@ -123,6 +125,12 @@ class ProgramCheck {
   [[nodiscard]] bool is_split(const Action& turn, Rank rank) const {
     const auto& split = split_turns_[rank.index()];
     return std::binary_search(split.begin(), split.end(), std::pair(turn.stage, turn.microbatch));
+  }
+
+  /// Likewise, on whichever ranks have samples in it.
+  [[nodiscard]] bool comes_in_parts(const Action& turn) const {
+    const auto shares = split_.shares(turn.stage, turn.microbatch);
+    return !shares.empty() && is_split(turn, shares.front().rank);
   }
 
   void find_split_turns() {
@@ -245,7 +253,7 @@ class ProgramCheck {
 
   [[nodiscard]] std::optional<ProgramFault> check_collectives_of_turns(Rank rank) const {
     const Actions& all = actions(rank);
-    std::set<std::pair<int, int>> gathered;  // right before the action: group, bucket
+    std::map<std::pair<int, int>, int> gathered;  // right before the action: group, bucket; how often
     for (std::size_t i = 0; i < all.size(); ++i) {
       const auto near = [&](std::size_t j, ActionKind kind) {
         return j < all.size() && all[j].stage == all[i].stage && all[j].microbatch == all[i].microbatch &&
@@ -254,7 +262,11 @@ class ProgramCheck {
       const bool of_turn = is_of_turn(all[i]) && takes_part(rank, all[i]);
       if (of_turn && all[i].kind == ActionKind::kGather) {
         if (!near(i + 1, ActionKind::kGather)) return fault_at(rank, i, "does not stand right before the turn that needs it");
-        gathered.emplace(all[i].group, all[i].bucket);
+        const bool is_first = i == 0 || all[i - 1].kind != ActionKind::kGather || !near(i - 1, ActionKind::kGather);
+        if (!is_first && all[i].after != 0 && all[i].after != all[i - 1].after + 1) {
+          return fault_at(rank, i, "is not the next of its turn");
+        }
+        ++gathered[{all[i].group, all[i].bucket}];
         continue;
       }
       if (of_turn) {
@@ -266,11 +278,11 @@ class ProgramCheck {
         const bool is_first =
             i == 0 || all[i - 1].kind != ActionKind::kReduceScatter || !near(i - 1, ActionKind::kReduceScatter);
         const int least = is_first ? 0 : all[i - 1].after;
-        if (all[i].after < least || static_cast<std::size_t>(all[i].after) > gathered_by_turns(all[i].stage)) {
+        if (all[i].after < least || all[i].after > buckets_of(gathered_by_turn(all[i]))) {
           return fault_at(rank, i, "stands among the gatherings of its turn where it cannot be");
         }
       }
-      if (is_turn(all[i].kind) && gathered.size() != gathered_by_turns(all[i].stage)) {
+      if (is_turn(all[i].kind) && gathered != needed_by(all[i])) {
         return fault_at(rank, i, "comes before its parameters were gathered");
       }
       gathered.clear();
@@ -278,13 +290,26 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  /// Buckets that a turn of the stage gathers.
-  [[nodiscard]] std::size_t gathered_by_turns(StageId stage) const {
-    std::size_t buckets = 0;
-    for (const ReduceGroup& group : pipeline_.groups) {
-      if (group.stage == stage && gathers_in_turns(group)) buckets += static_cast<std::size_t>(group.buckets);
+  /// Groups that the turn gathers which a collective or a turn belongs to: several times what a whole backward lets go of.
+  [[nodiscard]] std::vector<int> gathered_by_turn(const Action& of) const {
+    if (of.flow == Flow::kGradient && !comes_in_parts(of)) return gathered_by_backward(pipeline_, of.stage);
+    std::vector<int> groups;
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      if (pipeline_.groups[g].stage == of.stage && gathers_in_turns(pipeline_.groups[g])) groups.push_back(static_cast<int>(g));
     }
+    return groups;
+  }
+  [[nodiscard]] int buckets_of(const std::vector<int>& groups) const {
+    int buckets = 0;
+    for (const int g : groups) buckets += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
     return buckets;
+  }
+  [[nodiscard]] std::map<std::pair<int, int>, int> needed_by(const Action& turn) const {
+    std::map<std::pair<int, int>, int> needed;
+    for (const int g : gathered_by_turn(turn)) {
+      for (int b = 0; b < pipeline_.groups[static_cast<std::size_t>(g)].buckets; ++b) ++needed[{g, b}];
+    }
+    return needed;
   }
 
   /// Whether the rank has samples in the turn that a collective is for.

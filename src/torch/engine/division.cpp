@@ -214,26 +214,8 @@ void share_groups(Division& division, const OpGraph& graph, const BatchPlan& bat
 
 namespace {
 
-/// When a stage's operators run: equal for those that run again together.
-std::map<OpId, int> order_of_run(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& stage,
-                                 const RecomputedAtoms& recomputed) {
-  std::vector<OpId> each_share;
-  for (const auto op : stage) {
-    if (!plan.treatment(op).once) each_share.push_back(op);
-  }
-  std::map<OpId, int> order;
-  int next = 0;
-  for (const auto& part : parts_of_stage(graph, each_share, recomputed)) {
-    for (const auto op : part.ops)
-      order[op] = part.again ? next : next++;
-    next += part.again ? 1 : 0;
-  }
-  return order;
-}
-
-/// By unit, when the first and the last operator of a stage read it, directly, through views or as a copy.
-std::map<int, std::pair<int, int>> reads_of_units(const OpGraph& graph, const BatchPlan& plan,
-                                                  const SharedParameters& shared, const std::map<OpId, int>& order) {
+/// By storage of a parameter, of its views or of its copies: its unit.
+std::map<StorageId, int> units_of_storages(const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared) {
   std::map<StorageId, int> unit_of;
   for (const auto& [name, value] : graph.parameters) {
     if (const int unit = shared.unit_of[value.index()]; unit >= 0) unit_of[graph.value(value).storage] = unit;
@@ -244,44 +226,120 @@ std::map<int, std::pair<int, int>> reads_of_units(const OpGraph& graph, const Ba
     const auto unit = unit_of.find(graph.value(copied[storage]).storage);
     if (unit != unit_of.end()) unit_of[StorageId::of(storage)] = unit->second;
   }
-  std::map<int, std::pair<int, int>> reads;
-  for (const auto& [op, when] : order) {
-    for_each_input(graph.op(op), [&](ValueId value) {
-      const auto unit = unit_of.find(graph.value(value).storage);
-      if (unit == unit_of.end()) return;
-      auto& [first, last] = reads.try_emplace(unit->second, when, when).first->second;
-      first = std::min(first, when);
-      last = std::max(last, when);
-    });
-  }
-  return reads;
+  return unit_of;
 }
+
+/// Plays a whole backward of one stage.
+class BackwardOfStage {
+ public:
+  BackwardOfStage(Division& division, StageId stage, const SharedParameters& shared, Bytes kept)
+      : division_(division), groups_(division.pipeline.groups), stage_(stage), shared_(shared), kept_(kept) {}
+
+  void add_part(const OpGraph& graph, const StagePart& part, const std::map<StorageId, int>& unit_of) {
+    for (const auto op : part.ops) {
+      for_each_input(graph.op(op), [&](ValueId value) {
+        const auto unit = unit_of.find(graph.value(value).storage);
+        if (unit == unit_of.end()) return;
+        for (const int group : groups_of(unit->second)) {
+          reads_[op].insert(group);
+          parts_of_[group].insert(parts_.size());
+        }
+      });
+    }
+    parts_.push_back(part);
+  }
+
+  void play() {
+    for (std::size_t p = parts_.size(); p-- > 0;) {
+      const auto& ops = parts_[p].ops;
+      if (parts_[p].again) {
+        for (const auto op : ops) gather_for(op);
+        let_go_of(p);
+      }
+      for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+        gather_for(*op);
+        fill_by(*op);
+      }
+    }
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (gathers(static_cast<int>(g))) gather(static_cast<int>(g));  // read by nothing here: last
+    }
+    division_.pipeline.backward_gathers[stage_.index()] = std::move(order_);
+  }
+
+ private:
+  [[nodiscard]] const ReduceGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
+  [[nodiscard]] bool gathers(int g) const { return group(g).stage == stage_ && gathers_in_turns(group(g)); }
+  [[nodiscard]] std::vector<int> groups_of(int unit) const {
+    std::vector<int> groups;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (division_.group_units[g] == unit && groups_[g].stage == stage_) groups.push_back(static_cast<int>(g));
+    }
+    return groups;
+  }
+  [[nodiscard]] Bytes bytes_of(int g) const {
+    const auto& unit = shared_.units[static_cast<std::size_t>(division_.group_units[static_cast<std::size_t>(g)])];
+    return Bytes(unit.elements * static_cast<std::int64_t>(c10::elementSize(unit.gathered)));
+  }
+
+  void gather(int g) {
+    if (there_.insert(g).second) order_.push_back(g);
+  }
+  void gather_for(OpId op) {
+    for (const int g : reads_[op]) {
+      if (gathers(g)) gather(g);
+    }
+  }
+  void fill_by(OpId op) {
+    for (const int g : reads_[op]) {
+      if (sums_in_turns(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
+    }
+  }
+  /// Of what a segment has read: its backward needs the last first.
+  void let_go_of(std::size_t part) {
+    const auto& ops = parts_[part].ops;
+    std::set<int> seen;
+    Bytes kept{};
+    for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+      for (const int g : reads_[*op]) {
+        if (!gathers(g) || !seen.insert(g).second) continue;
+        kept += bytes_of(g);
+        if (kept <= kept_ || seen.size() == 1 || parts_of_[g].size() > 1) continue;
+        division_.lets_go[*op].push_back(g);
+        there_.erase(g);
+      }
+    }
+  }
+
+  Division& division_;
+  std::vector<ReduceGroup>& groups_;
+  StageId stage_;
+  const SharedParameters& shared_;
+  Bytes kept_;
+  std::vector<StagePart> parts_;                  // in the order of the run
+  std::map<OpId, std::set<int>> reads_;           // groups
+  std::map<int, std::set<std::size_t>> parts_of_;  // by group: which read it
+  std::set<int> there_;
+  std::vector<int> order_;
+};
 
 }  // namespace
 
-void find_filled_after(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared,
-                       const RecomputedAtoms& recomputed) {
-  auto& groups = division.pipeline.groups;
+void order_backward_gathers(Division& division, const OpGraph& graph, const BatchPlan& plan,
+                            const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept) {
+  const auto unit_of = units_of_storages(graph, plan, shared);
+  division.pipeline.backward_gathers.assign(division.stage_ops.size(), {});
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
-    const auto is_here = [&](const ReduceGroup& group) { return group.stage == StageId::of(s); };
-    if (std::none_of(groups.begin(), groups.end(),
-                     [&](const auto& group) { return is_here(group) && gathers_in_turns(group); }))
-      continue;
-    const auto reads =
-        reads_of_units(graph, plan, shared, order_of_run(graph, plan, division.stage_ops[s], recomputed));
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      if (!is_here(groups[g]) || !sums_in_turns(groups[g])) continue;
-      const auto own = reads.find(division.group_units[g]);
-      if (own == reads.end()) continue;
-      int gathered = 0;
-      groups[g].filled_after = 0;
-      for (std::size_t other = 0; other < groups.size(); ++other) {
-        if (!is_here(groups[other]) || !gathers_in_turns(groups[other])) continue;
-        ++gathered;
-        const auto needed = reads.find(division.group_units[other]);
-        if (needed != reads.end() && needed->second.second >= own->second.first) groups[g].filled_after = gathered;
-      }
+    const auto& groups = division.pipeline.groups;
+    const auto gathers = [&](const ReduceGroup& group) { return group.stage == StageId::of(s) && gathers_in_turns(group); };
+    if (std::none_of(groups.begin(), groups.end(), gathers)) continue;
+    std::vector<OpId> each_share;
+    for (const auto op : division.stage_ops[s]) {
+      if (!plan.treatment(op).once) each_share.push_back(op);
     }
+    BackwardOfStage backward(division, StageId::of(s), shared, kept);
+    for (const auto& part : parts_of_stage(graph, each_share, recomputed)) backward.add_part(graph, part, unit_of);
+    backward.play();
   }
 }
 

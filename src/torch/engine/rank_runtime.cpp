@@ -23,7 +23,8 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
                .device = device,
                .splits_backwards = splits_backwards,
                .recomputed = std::move(recomputed),
-               .gathered_by = {}},
+               .gathered_by = {},
+               .lets_go = division.lets_go},
       rank_(rank), shared_(std::move(shared)) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();

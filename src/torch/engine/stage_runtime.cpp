@@ -131,8 +131,9 @@ OpHooks StageRuntime::hooks(const std::vector<StagePart>& parts) const {
       if (!result.isTensorList()) continue;
       for (const at::Tensor& each : result.toTensorVector()) add_need(each, needs, groups);
     }
-    const auto no_more = last_read_by.find(op);
-    if (no_more == last_read_by.end()) return;
+    const auto& releases = needs->backward ? program_.lets_go : last_read_by;
+    const auto no_more = releases.find(op);
+    if (no_more == releases.end()) return;
     for (const int group : no_more->second) needs->release(group);
   };
   return hooks;

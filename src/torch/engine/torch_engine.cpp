@@ -73,19 +73,25 @@ StageRun& TorchEngine::run_of(StageId stage) {
 StageRun& TorchEngine::begin_turn(const Action& action) {
   for (auto& run : runs_) run.release_sent();
   auto& run = run_of(action.stage);
-  // What runs again in a backward reads parameters whose gradients are still to come: those end their stay then.
-  const bool releases = action.kind == ActionKind::kForward;
-  run.stage().set_needs({[this](int group) {
-                           if (needed_) needed_(group, 0);
-                         },
-                         [this, releases](int group) {
-                           if (releases) release_group(group);
-                         }});
+  // A backward in two parts gathers once what it runs again.
+  const bool releases = action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward;
+  run.stage().set_needs({.need =
+                             [this](int group) {
+                               if (needed_) needed_(group, 0);
+                             },
+                         .release =
+                             [this, releases](int group) {
+                               if (releases) release_group(group);
+                             },
+                         .backward = action.kind != ActionKind::kForward});
   return run;
 }
 
 void TorchEngine::release_group(int group) {
-  if (there_.erase(group) > 0 && runtime_.zero_of(group) >= 3) runtime_.shards_of(group)->release();
+  auto& gathered = gathered_[group];
+  if (gathered.there == 0) return;
+  --gathered.there;
+  if (gathered.there + gathered.on_its_way == 0 && runtime_.zero_of(group) >= 3) runtime_.shards_of(group)->release();
 }
 
 void TorchEngine::forward(const Action& action) { begin_turn(action).forward(action); }
@@ -384,7 +390,19 @@ void TorchEngine::reduced(const Action& action) {
 Buffer TorchEngine::gathering(const Action& action) {
   auto& memory = *runtime_.shards_of(action.group);
   memory.allocate();
+  ++gathered_[action.group].on_its_way;
   return buffer_of(memory.whole());
+}
+
+void TorchEngine::gathered(const Action& action) {
+  auto& gathered = gathered_[action.group];
+  --gathered.on_its_way;
+  ++gathered.there;
+}
+
+bool TorchEngine::holds(const Action& action) const {
+  const auto found = gathered_.find(action.group);
+  return found != gathered_.end() && found->second.there > 0;
 }
 
 std::deque<at::Tensor> TorchEngine::take_gradients() {

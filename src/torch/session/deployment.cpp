@@ -235,7 +235,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     const auto shared = shared_parameters(*program);
     share_groups(program->division, program->graph, program->plan, shared);
     if (parts_backwards(*plan_)) return;
-    find_filled_after(program->division, program->graph, program->plan, shared, program->recomputed);
+    order_backward_gathers(program->division, program->graph, program->plan, shared, program->recomputed);
   });
   build_runtime(*program);
   remember(key, program);

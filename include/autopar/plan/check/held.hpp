@@ -281,7 +281,7 @@ class CheckedMemory {
     return (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
   }
 
-  /// Of the segment that runs again and reads most: it keeps all of it until it has made the gradients.
+  /// Of the segment that runs again and reads most: so much it keeps until it has made the gradients.
   [[nodiscard]] std::int64_t read_when_run_again(int s) const {
     std::int64_t most = 0;
     for (const auto& segment : stated_.plan().stages[static_cast<std::size_t>(s)].recomputed) {

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/plan/pipeline_of.hpp>
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/engine/shards.hpp>
@@ -20,6 +23,8 @@ struct Division {
   std::vector<std::vector<ValueId>> channel_values;  ///< by channel, ascending
   std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
   std::vector<int> group_units;                      ///< by reduction group: unit of shards, -1 = none; empty: none at all
+  /// Operators of segments that run again in a whole backward: groups that are let go of behind them and gathered once more.
+  std::map<OpId, std::vector<int>> lets_go;
 };
 
 /// Stages of ops and the ranks of each stage.
@@ -49,13 +54,16 @@ struct SharedParameters {
 /// stage reads are left out.
 void share_groups(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
 
-/// States of groups that are summed into shares within turns that gather what a backward needs until their buckets are
-/// full (ReduceGroup::filled_after): it goes through what the stage runs from the end, and through what runs again as a
-/// whole.
+/// Plays a whole backward of each stage that gathers within turns: it goes through what the stage runs from the end, and
+/// through a segment that runs again first from its beginning and then from its end. States in which order groups are
+/// gathered (Pipeline::backward_gathers), when their buckets are full (ReduceGroup::filled_after), and what a segment
+/// that reads more than `kept` lets go of when it has run again: not what its backward needs first, and not what others
+/// read, too.
 /// @pre backwards are whole
 /// @param shared  with which the groups were made
-void find_filled_after(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared,
-                       const RecomputedAtoms& recomputed);
+void order_backward_gathers(Division& division, const OpGraph& graph, const BatchPlan& plan,
+                            const SharedParameters& shared, const RecomputedAtoms& recomputed,
+                            Bytes kept = kKeptForBackward);
 
 /// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
 /// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.

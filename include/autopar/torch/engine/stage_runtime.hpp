@@ -37,6 +37,7 @@ struct DividedProgram {
   /// Reduction groups whose parameters are gathered for turns (ZeRO 3): by op, those that it reads, directly or through
   /// views.
   std::map<OpId, std::vector<int>> gathered_by;
+  std::map<OpId, std::vector<int>> lets_go;  ///< see Division
 };
 
 /// A value that every share adds to, and that is complete when all ranks' sums are added.
@@ -61,6 +62,7 @@ struct GlobalSum {
 /// Who brings parameters that are not always there, and takes them away; during a turn.
 struct ParameterNeeds {
   std::function<void(int group)> need, release;
+  bool backward = false;  ///< what runs does so again
 };
 
 /// A stage of a captured program on one rank, prepared once and used by every call (see TorchEngine).

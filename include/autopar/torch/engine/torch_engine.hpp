@@ -47,7 +47,8 @@ class TorchEngine {
 
   // ShardingEngine
   [[nodiscard]] Buffer gathering(const Action& action);
-  void gathered(const Action& action) { there_.insert(action.group); }
+  void gathered(const Action& action);
+  [[nodiscard]] bool holds(const Action& action) const;
   void release(const Action& action) { release_group(action.group); }
   void on_parameters_needed(std::function<void(int group, int bucket)> needed) { needed_ = std::move(needed); }
 
@@ -104,7 +105,10 @@ class TorchEngine {
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within turns
   std::set<int> summed_;                              ///< groups whose sum of this turn has started
-  std::set<int> there_;                               ///< groups whose parameters are gathered, not on their way
+  struct Gathered {
+    int on_its_way = 0, there = 0;  ///< more than one if it is gathered again before it was let go of
+  };
+  std::map<int, Gathered> gathered_;                  ///< by group
   bool sums_in_some_turns_ = false;
   std::vector<at::Tensor> shares_;                    ///< by group: this rank's part of sums into shares
   /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the last
