@@ -127,6 +127,15 @@ class ProgramBuilder {
     std::size_t lane = 0;
     std::size_t turns_left = 0;
   };
+  /// Groups that turns of a stage gather, in the order of use, and sum. A part of a backward gathers each once.
+  struct AroundTurns {
+    std::vector<int> by_forward, by_backward, by_part, sums;
+
+    [[nodiscard]] const std::vector<int>& gathered_by(ActionKind turn) const {
+      if (turn == ActionKind::kForward) return by_forward;
+      return turn == ActionKind::kBackward ? by_backward : by_part;
+    }
+  };
   struct LaneTurn {
     std::size_t unit;
     ActionKind kind;
@@ -294,10 +303,9 @@ class ProgramBuilder {
     const LaneTurn turn = lane.turns[lane.next];
     const StageId stage = units_[turn.unit].stage;
     const auto together = taken_together(l);
-    if (gathers_[stage.index()]) append_around(stage, ActionKind::kGather, turn);
+    append_gatherings(stage, turn);
     for (const std::size_t each : together) begin_turn(each, start);
-    if (sums_[stage.index()] && gives_weight_gradients(turn.kind))
-      append_around(stage, ActionKind::kReduceScatter, turn);
+    if (gives_weight_gradients(turn.kind)) append_sums(stage, turn);
     for (const std::size_t each : together) end_turn(each);
   }
 
@@ -338,9 +346,9 @@ class ProgramBuilder {
   // ---- turns that all replicas of a stage take together
 
   void find_joint_turns() {
-    gathers_.resize(pipeline_.stages.size(), false);
-    sums_.resize(pipeline_.stages.size(), false);
-    for (const ReduceGroup& group : pipeline_.groups) {
+    around_turns_.resize(pipeline_.stages.size());
+    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
+      const ReduceGroup& group = pipeline_.groups[g];
       if (group.zero < 2) continue;
       auto replicas = group.stage.valid() ? pipeline_.stages[group.stage.index()] : std::vector<Rank>{};
       std::sort(replicas.begin(), replicas.end());
@@ -348,8 +356,15 @@ class ProgramBuilder {
         throw InvalidArgument("pipeline: a group that gathers or sums within turns must have all replicas of a stage as its "
                               "members, and no others");
       }
-      gathers_[group.stage.index()] = gathers_[group.stage.index()] || gathers_in_turns(group);
-      sums_[group.stage.index()] = sums_[group.stage.index()] || sums_in_turns(group);
+      AroundTurns& around = around_turns_[group.stage.index()];
+      if (gathers_in_turns(group)) around.by_part.push_back(static_cast<int>(g));
+      if (sums_in_turns(group)) around.sums.push_back(static_cast<int>(g));
+    }
+    for (std::size_t s = 0; s < around_turns_.size(); ++s) {
+      AroundTurns& around = around_turns_[s];
+      if (around.by_part.empty()) continue;
+      around.by_forward.assign(around.by_part.rbegin(), around.by_part.rend());
+      around.by_backward = gathered_by_backward(pipeline_, StageId::of(s));
     }
   }
 
@@ -358,7 +373,8 @@ class ProgramBuilder {
   [[nodiscard]] std::vector<std::size_t> taken_together(std::size_t l) const {
     const LaneTurn turn = lanes_[l].turns[lanes_[l].next];
     const StageId stage = units_[turn.unit].stage;
-    const bool joint = gathers_[stage.index()] || (sums_[stage.index()] && gives_weight_gradients(turn.kind));
+    const AroundTurns& around = around_turns_[stage.index()];
+    const bool joint = !around.by_part.empty() || (!around.sums.empty() && gives_weight_gradients(turn.kind));
     if (!joint) return {l};
     std::vector<std::size_t> lanes;
     for (const std::size_t u : units_of_stage_[stage.index()]) {
@@ -368,42 +384,32 @@ class ProgramBuilder {
     return lanes;
   }
 
-  /// For every member, also one without samples.
-  void append_around(StageId stage, ActionKind kind, LaneTurn turn) {
-    const Flow flow = flow_of(turn.kind);
-    int after = 0;
-    const auto append = [&](int g) {
-      const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
-      for (int b = 0; b < group.buckets; ++b) {
-        const int bucket = flow == Flow::kValue ? group.buckets - 1 - b : b;
-        for (const Rank rank : group.ranks) append_collective(rank, kind, g, bucket, flow, turn.microbatch, after);
-        if (kind == ActionKind::kGather) ++after;
-      }
-    };
-    const auto gatherings = gathered_by(stage, turn.kind);  // in the order of use
-    if (kind == ActionKind::kGather) {
-      for (const int g : gatherings) append(g);
-      return;
-    }
+  void append_gatherings(StageId stage, LaneTurn turn) {
     int gathered = 0;
-    for (const int g : gatherings) gathered += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
-    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
-      const ReduceGroup& group = pipeline_.groups[g];
-      if (group.stage != stage || !sums_in_turns(group)) continue;
-      after = std::max(after, turn.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
-      append(static_cast<int>(g));
+    for (const int g : around_turns_[stage.index()].gathered_by(turn.kind)) {
+      const int buckets = pipeline_.groups[static_cast<std::size_t>(g)].buckets;
+      for (int b = 0; b < buckets; ++b) {
+        const int bucket = turn.kind == ActionKind::kForward ? buckets - 1 - b : b;
+        append_for_members(ActionKind::kGather, g, bucket, turn, gathered++);
+      }
     }
   }
 
-  /// Groups that a turn of a stage gathers. A backward in two parts lets go of nothing in between.
-  [[nodiscard]] std::vector<int> gathered_by(StageId stage, ActionKind turn) const {
-    if (turn == ActionKind::kBackward) return gathered_by_backward(pipeline_, stage);
-    std::vector<int> groups;
-    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
-      if (pipeline_.groups[g].stage == stage && gathers_in_turns(pipeline_.groups[g])) groups.push_back(static_cast<int>(g));
+  void append_sums(StageId stage, LaneTurn turn) {
+    const AroundTurns& around = around_turns_[stage.index()];
+    int gathered = 0, after = 0;
+    for (const int g : around.gathered_by(turn.kind)) gathered += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
+    for (const int g : around.sums) {
+      const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
+      after = std::max(after, turn.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
+      for (int b = 0; b < group.buckets; ++b) append_for_members(ActionKind::kReduceScatter, g, b, turn, after);
     }
-    if (turn == ActionKind::kForward) std::reverse(groups.begin(), groups.end());
-    return groups;
+  }
+
+  /// For every member, also one without samples.
+  void append_for_members(ActionKind kind, int group, int bucket, LaneTurn turn, int after) {
+    for (const Rank rank : pipeline_.groups[static_cast<std::size_t>(group)].ranks)
+      append_collective(rank, kind, group, bucket, flow_of(turn.kind), turn.microbatch, after);
   }
 
   /// How many of a whole backward's gatherings come before a group's sums.
@@ -507,7 +513,7 @@ class ProgramBuilder {
   std::vector<Unit> units_;
   std::vector<std::vector<int>> units_of_rank_;
   std::vector<std::vector<std::size_t>> units_of_stage_;
-  std::vector<bool> gathers_, sums_;  // by stage: within its turns
+  std::vector<AroundTurns> around_turns_;  // by stage
   std::vector<Lane> lanes_;
   std::vector<Message> messages_;
   std::vector<bool> emitted_;         // by group

@@ -30,7 +30,14 @@ namespace detail {
 class ProgramCheck {
  public:
   ProgramCheck(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program)
-      : pipeline_(pipeline), split_(pipeline, layout), phase_(phase), program_(program) {}
+      : pipeline_(pipeline), split_(pipeline, layout), phase_(phase), program_(program), gathered_(pipeline.stages.size()) {
+    for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
+      if (gathers_in_turns(pipeline.groups[g])) gathered_[pipeline.groups[g].stage.index()].once.add(pipeline, static_cast<int>(g));
+    }
+    for (std::size_t s = 0; s < gathered_.size(); ++s) {
+      for (const int g : gathered_by_backward(pipeline, StageId::of(s))) gathered_[s].by_whole_backward.add(pipeline, g);
+    }
+  }
 
   [[nodiscard]] std::optional<ProgramFault> run() {
     if (program_.ranks.size() != static_cast<std::size_t>(pipeline_.ranks)) {
@@ -50,6 +57,22 @@ class ProgramCheck {
 
  private:
   using Actions = std::vector<Action>;
+
+  /// Buckets that a turn gathers, and how often.
+  struct Gathered {
+    std::map<std::pair<int, int>, int> times;  // by group and bucket
+    int count = 0;
+    void add(const Pipeline& pipeline, int group) {
+      for (int b = 0; b < pipeline.groups[static_cast<std::size_t>(group)].buckets; ++b) add(group, b);
+    }
+    void add(int group, int bucket) {
+      ++times[{group, bucket}];
+      ++count;
+    }
+  };
+  struct GatheredByTurns {
+    Gathered once, by_whole_backward;
+  };
 
   [[nodiscard]] const Actions& actions(Rank rank) const { return program_.ranks[rank.index()]; }
   [[nodiscard]] ProgramFault fault_at(Rank rank, std::size_t position, const std::string& why) const {
@@ -77,10 +100,10 @@ class ProgramCheck {
 
   void expect_collectives(std::vector<Actions>& expected, int g) const {
     const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
-    const auto expect = [&](ActionKind kind, Flow flow, int microbatch = -1, std::ptrdiff_t times = 1) {
+    const auto expect = [&](ActionKind kind, Flow flow, int microbatch = -1, int times = 1) {
       for (const Rank rank : group.ranks) {
-        for (std::ptrdiff_t i = 0; i < group.buckets * times; ++i) {
-          const int b = static_cast<int>(i % group.buckets);
+        for (int i = 0; i < group.buckets * times; ++i) {
+          const int b = i % group.buckets;
           expected[rank.index()].push_back({.kind = kind, .stage = group.stage, .microbatch = microbatch, .flow = flow,
                                             .group = g, .bucket = b});
         }
@@ -98,10 +121,9 @@ class ProgramCheck {
       if (group.zero < 3) continue;
       if (forwards) expect(ActionKind::kGather, Flow::kValue, m);
       if (!backwards) continue;
-      const auto gathered = gathered_by_turn({.stage = group.stage, .microbatch = m, .flow = Flow::kGradient});
-      const bool in_parts = comes_in_parts({.stage = group.stage, .microbatch = m});
-      expect(ActionKind::kGather, Flow::kGradient, m,
-             (in_parts ? 2 : 1) * std::count(gathered.begin(), gathered.end(), g));
+      const Action turn{.stage = group.stage, .microbatch = m, .flow = Flow::kGradient};
+      const int times = group.buckets > 0 ? gathered_by(turn).times.at({g, 0}) : 0;
+      expect(ActionKind::kGather, Flow::kGradient, m, comes_in_parts(turn) ? 2 * times : times);
     }
   }
 
@@ -253,7 +275,7 @@ class ProgramCheck {
 
   [[nodiscard]] std::optional<ProgramFault> check_collectives_of_turns(Rank rank) const {
     const Actions& all = actions(rank);
-    std::map<std::pair<int, int>, int> gathered;  // right before the action: group, bucket; how often
+    Gathered gathered;  // right before the action
     for (std::size_t i = 0; i < all.size(); ++i) {
       const auto near = [&](std::size_t j, ActionKind kind) {
         return j < all.size() && all[j].stage == all[i].stage && all[j].microbatch == all[i].microbatch &&
@@ -263,10 +285,10 @@ class ProgramCheck {
       if (of_turn && all[i].kind == ActionKind::kGather) {
         if (!near(i + 1, ActionKind::kGather)) return fault_at(rank, i, "does not stand right before the turn that needs it");
         const bool is_first = i == 0 || all[i - 1].kind != ActionKind::kGather || !near(i - 1, ActionKind::kGather);
-        if (!is_first && all[i].after != 0 && all[i].after != all[i - 1].after + 1) {
+        if (all[i].after != (is_first ? 0 : all[i - 1].after + 1)) {
           return fault_at(rank, i, "is not the next of its turn");
         }
-        ++gathered[{all[i].group, all[i].bucket}];
+        gathered.add(all[i].group, all[i].bucket);
         continue;
       }
       if (of_turn) {
@@ -278,38 +300,22 @@ class ProgramCheck {
         const bool is_first =
             i == 0 || all[i - 1].kind != ActionKind::kReduceScatter || !near(i - 1, ActionKind::kReduceScatter);
         const int least = is_first ? 0 : all[i - 1].after;
-        if (all[i].after < least || all[i].after > buckets_of(gathered_by_turn(all[i]))) {
+        if (all[i].after < least || all[i].after > gathered_by(all[i]).count) {
           return fault_at(rank, i, "stands among the gatherings of its turn where it cannot be");
         }
       }
-      if (is_turn(all[i].kind) && gathered != needed_by(all[i])) {
+      if (is_turn(all[i].kind) && gathered.times != gathered_by(all[i]).times) {
         return fault_at(rank, i, "comes before its parameters were gathered");
       }
-      gathered.clear();
+      gathered = {};
     }
     return std::nullopt;
   }
 
-  /// Groups that the turn gathers which a collective or a turn belongs to: several times what a whole backward lets go of.
-  [[nodiscard]] std::vector<int> gathered_by_turn(const Action& of) const {
-    if (of.flow == Flow::kGradient && !comes_in_parts(of)) return gathered_by_backward(pipeline_, of.stage);
-    std::vector<int> groups;
-    for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
-      if (pipeline_.groups[g].stage == of.stage && gathers_in_turns(pipeline_.groups[g])) groups.push_back(static_cast<int>(g));
-    }
-    return groups;
-  }
-  [[nodiscard]] int buckets_of(const std::vector<int>& groups) const {
-    int buckets = 0;
-    for (const int g : groups) buckets += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
-    return buckets;
-  }
-  [[nodiscard]] std::map<std::pair<int, int>, int> needed_by(const Action& turn) const {
-    std::map<std::pair<int, int>, int> needed;
-    for (const int g : gathered_by_turn(turn)) {
-      for (int b = 0; b < pipeline_.groups[static_cast<std::size_t>(g)].buckets; ++b) ++needed[{g, b}];
-    }
-    return needed;
+  /// What the turn gathers which a collective or a turn belongs to.
+  [[nodiscard]] const Gathered& gathered_by(const Action& of) const {
+    const GatheredByTurns& of_stage = gathered_[of.stage.index()];
+    return of.flow == Flow::kGradient && !comes_in_parts(of) ? of_stage.by_whole_backward : of_stage.once;
   }
 
   /// Whether the rank has samples in the turn that a collective is for.
@@ -434,6 +440,7 @@ class ProgramCheck {
   BatchSplit split_;
   Phase phase_;
   const Program& program_;
+  std::vector<GatheredByTurns> gathered_;  // by stage
   std::vector<std::vector<std::pair<StageId, int>>> split_turns_;  // of each rank, ascending: stage, micro-batch
   std::vector<std::size_t> position_;  // check_progress: of each rank
   std::vector<int> to_itself_;         // check_progress: messages sent and not yet received
