@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -130,12 +131,16 @@ class FakeEngine {
     const Word own = part_of(action, model_.position(action));
     std::memset(buffer.data, 0, buffer.bytes);
     std::memcpy(buffer.data + model_.position(action) * sizeof(Word), &own, sizeof own);
-    gathering_[{action.group, action.bucket}] = buffer;
+    Gathered& gathered = gathered_[{action.group, action.bucket}];
+    gathered.on_their_way.push_back(buffer);
+    ++gathered.times;
     return buffer;
   }
   void gathered(const Action& action) {
     count("gathered", action);
-    const Buffer& buffer = gathering_.at({action.group, action.bucket});
+    auto& on_their_way = gathered_.at({action.group, action.bucket}).on_their_way;
+    const Buffer buffer = on_their_way.front();
+    on_their_way.pop_front();
     for (std::size_t member = 0; member < model_.members(action); ++member) {
       Word part = 0;
       std::memcpy(&part, buffer.data + member * sizeof part, sizeof part);
@@ -143,13 +148,15 @@ class FakeEngine {
     }
     model_.gather(action);
     held_.insert({action.group, action.bucket});
-    if (action.microbatch < 0) gathering_.erase({action.group, action.bucket});
+    if (action.microbatch < 0) gathered_.erase({action.group, action.bucket});
   }
   [[nodiscard]] bool holds(const Action& action) const { return held_.contains({action.group, action.bucket}); }
   void release(const Action& action) {
     count("release", action);
     held_.erase({action.group, action.bucket});
-    if (gathering_.erase({action.group, action.bucket}) == 0) throw std::logic_error(describe(action) + ": never there");
+    const auto found = gathered_.find({action.group, action.bucket});
+    if (found == gathered_.end()) throw std::logic_error(describe(action) + ": never there");
+    if (--found->second.times == 0) gathered_.erase(found);
   }
 
   void reduced(const Action& action) {
@@ -222,7 +229,11 @@ class FakeEngine {
   Ledger& ledger_;
   Script script_;
   std::function<void(int, int)> ready_, needed_;
-  std::map<std::pair<int, int>, Buffer> gathering_;
+  struct Gathered {
+    std::deque<Buffer> on_their_way;
+    int times = 0;  // that it was, and not released since
+  };
+  std::map<std::pair<int, int>, Gathered> gathered_;
   std::set<std::pair<int, int>> held_;
   std::set<std::pair<StageId, int>> filled_;  // by weight gradients of a micro-batch
   std::vector<Action> to_report_;

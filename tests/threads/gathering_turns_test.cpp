@@ -31,21 +31,24 @@ using testing::HoldingTransport;
 /// What one rank held and issued.
 struct Seen {
   int most_buckets = 0, most_parameters = 0, most_in_backwards = 0;  ///< whole at a time
+  int gathered_while_there = 0;
   std::vector<std::string> issued;
 };
 
-/// Layers that run again before their backward, so many at a time; of their parameters some are kept for it.
-struct Again {
-  int together = 1, kept = 1;
+/// What a backward does, one after the other: needs a layer's parameters, lets go of them, has made its gradients.
+struct Doing {
+  enum Kind { kNeeds, kLetsGo, kFills } kind;
+  int layer;
 };
+using Course = std::vector<Doing>;
 
 /// A stage of layers, each of which is a reduction group: a backward goes through them in the order of the groups.
 class LayeredEngine {
  public:
   /// @param fills  whether a backward reaches a layer
-  LayeredEngine(int layers, Again again, std::size_t members, std::size_t self, std::function<bool(int)> fills, Seen& seen)
+  LayeredEngine(int layers, Course backward, std::size_t members, std::size_t self, std::function<bool(int)> fills, Seen& seen)
       : layers_(layers),
-        again_(again),
+        backward_(std::move(backward)),
         members_(members),
         self_(self),
         fills_(std::move(fills)),
@@ -58,16 +61,10 @@ class LayeredEngine {
   }
   void backward(const Action&) {
     in_backward_ = true;
-    for (int first = 0; first < layers_; first += again_.together) {
-      const int end = std::min(first + again_.together, layers_);
-      for (int layer = end; again_.together > 1 && layer-- > first;) {
-        need(layer);
-        if (layer >= first + again_.kept) let_go(layer);
-      }
-      for (int layer = first; layer < end; ++layer) {
-        need(layer);
-        add_gradient(layer);
-      }
+    for (const auto [kind, layer] : backward_) {
+      if (kind == Doing::kNeeds) need(layer);
+      if (kind == Doing::kLetsGo) let_go(layer);
+      if (kind == Doing::kFills) add_gradient(layer);
     }
   }
   void backward_input(const Action&) {
@@ -103,6 +100,7 @@ class LayeredEngine {
   }
   Buffer gathering(const Action& action) {
     seen_.issued.push_back("gather " + std::to_string(action.group));
+    seen_.gathered_while_there += there_.count(action.group) > 0 ? 1 : 0;
     parameters_.insert(action.group);
     note();
     return of_members(action.group);
@@ -143,7 +141,7 @@ class LayeredEngine {
   }
 
   int layers_;
-  Again again_;
+  Course backward_;
   bool in_backward_ = false;
   std::size_t members_, self_;
   std::function<bool(int)> fills_;
@@ -159,7 +157,7 @@ static_assert(SplitBackwardEngine<LayeredEngine> && ShardingEngine<LayeredEngine
 struct Example {
   Pipeline pipeline;
   BatchLayout layout;
-  Again again = {};
+  Course backward = {};  ///< of each turn
 };
 
 /// Three replicas of one stage; the last has no samples.
@@ -168,43 +166,54 @@ Example replicated(int layers, const std::function<int(int)>& filled_after, int 
   Example out{{.ranks = 3, .stages = {all}, .channels = {}, .groups = {}},
               {{microbatches, microbatches, 0}, microbatches},
               {}};
-  for (int layer = 0; layer < layers; ++layer)
+  for (int layer = 0; layer < layers; ++layer) {
     out.pipeline.groups.push_back(
         {.ranks = all, .stage = StageId(0), .buckets = 1, .zero = 3, .filled_after = filled_after(layer)});
+    out.backward.insert(out.backward.end(), {{Doing::kNeeds, layer}, {Doing::kFills, layer}});
+  }
   return out;
 }
 
-/// Likewise, with layers that run again.
+/// Layers that run again before their backward, so many at a time; of their parameters some are kept for it.
+struct Again {
+  int together = 1, kept = 1;
+};
 Example running_again(int layers, Again again, int microbatches = 1) {
   std::vector<int> order, filled_after;
+  Course backward;
   for (int first = 0; first < layers; first += again.together) {
     const int end = std::min(first + again.together, layers);
-    for (int layer = end; layer-- > first;) order.push_back(layer);
+    for (int layer = end; layer-- > first;) {
+      order.push_back(layer);
+      backward.push_back({Doing::kNeeds, layer});
+      if (layer >= first + again.kept) backward.push_back({Doing::kLetsGo, layer});
+    }
     for (int layer = first; layer < end; ++layer) {
       if (layer >= first + again.kept) order.push_back(layer);
       filled_after.push_back(static_cast<int>(order.size()));
+      backward.insert(backward.end(), {{Doing::kNeeds, layer}, {Doing::kFills, layer}});
     }
   }
   auto out = replicated(layers, [&](int layer) { return filled_after[static_cast<std::size_t>(layer)]; }, microbatches);
   out.pipeline.backward_gathers = {order};
-  out.again = again;
+  out.backward = std::move(backward);
   return out;
 }
 
 template <class Wire, SchedulePolicy Policy>
 std::vector<Seen> run(
     const Example& example, const Policy& policy, const std::function<bool(int)>& fills = [](int) { return true; }) {
-  const auto& [pipeline, layout, again] = example;
+  const auto& [pipeline, layout, backward] = example;
   const auto program = make_program(pipeline, layout, policy);
   validate(pipeline, layout, Phase::kStep, program);
   const auto layers = static_cast<int>(pipeline.groups.size());
   std::vector<Seen> seen(3);
-  loopback::run(3, [&, &pipeline = pipeline, &layout = layout, &again = again](World& world) {
+  loopback::run(3, [&, &pipeline = pipeline, &layout = layout, &backward = backward](World& world) {
     const auto r = static_cast<std::size_t>(world.rank());
     Wire wire(world.make_transport());
     const auto sums = wire.make_group(pipeline.groups.front().ranks),
                gathers = wire.make_group(pipeline.groups.front().ranks);
-    LayeredEngine engine(layers, again, 3, r, fills, seen[r]);
+    LayeredEngine engine(layers, backward, 3, r, fills, seen[r]);
     const std::vector<GroupId> groups(static_cast<std::size_t>(layers), sums), gather_groups(groups.size(), gathers);
     Executor(engine, wire, groups, {}, gather_groups).run(program.ranks[r]);
     for (int layer = 0; layer < layers; ++layer) {
@@ -308,6 +317,20 @@ TEST_CASE("a backward has no more layers' parameters than it keeps, the one that
   CHECK(most(running_again(kLayers, {4, 4})) >= 4);
 }
 
+TEST_CASE("what is gathered again is not while it is still read") {
+  auto example = replicated(2, itself);
+  example.pipeline.backward_gathers = {{1, 0, 1}};
+  example.pipeline.groups[0].filled_after = 2;
+  example.pipeline.groups[1].filled_after = 3;
+  example.backward = {{Doing::kNeeds, 1}, {Doing::kNeeds, 0}, {Doing::kNeeds, 1}, {Doing::kLetsGo, 1},
+                      {Doing::kNeeds, 0}, {Doing::kFills, 0}, {Doing::kNeeds, 1}, {Doing::kFills, 1}};
+  const auto seen = run<HoldingTransport>(example, OneFOneB{});
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    CHECK(std::count(seen[rank].issued.begin(), seen[rank].issued.end(), "gather 1") == 3);
+    CHECK(seen[rank].gathered_while_there == 0);
+  }
+}
+
 TEST_CASE("a list of gatherings that leaves one out, or has one of others, is refused") {
   auto pipeline = replicated(3, itself).pipeline;
   const auto layout = replicated(3, itself).layout;
@@ -338,7 +361,7 @@ TEST_CASE("a gathering too many, or too few, is a fault of the program") {
 
 TEST_CASE("a sum that stands where it cannot be is a fault of the program") {
   const auto example = replicated(3, itself);
-  const auto& [pipeline, layout, again] = example;
+  const auto& [pipeline, layout, backward] = example;
   const auto good = make_program(pipeline, layout, OneFOneB{});
   const auto fault_with = [&, &pipeline = pipeline, &layout = layout](int group, int after, std::size_t ranks) {
     auto program = good;

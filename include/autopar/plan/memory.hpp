@@ -151,9 +151,9 @@ namespace detail {
   return share;
 }
 
-/// With a segment that reads so much in shares: some of what its second forward gathers stays for its backward.
-inline void add_read_again(StageMemory& memory, const StageMemory& fixed, Bytes read) {
-  memory.brought = std::max(memory.brought, std::min(fixed.in_shares, fixed.brought + std::min(read, kKeptForBackward)));
+/// With segments that run again and, under ZeRO 3, hold some of what they gather.
+inline void add_read_again(StageMemory& memory, const StageMemory& fixed, const ReadAgain& read) {
+  memory.brought = std::min(fixed.in_shares, fixed.brought + read.held());
 }
 
 /// What turns of a stage with so many micro-batches in flight take.
@@ -192,9 +192,11 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   for (std::size_t s = 0; s < memory.size(); ++s) {
     if (pieces[s].empty()) continue;
     StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule);
-    for (const SegmentPiece& piece : pieces[s]) {
-      turn.run_again(piece);
-      if (fixed[s].brought > Bytes(0)) add_read_again(memory[s], fixed[s], read_in_shares(work, piece.nodes));
+    for (const SegmentPiece& piece : pieces[s]) turn.run_again(piece);
+    if (fixed[s].brought > Bytes(0)) {
+      ReadAgain read(work, nodes[s], keeps_backwards_whole(staging.schedule));
+      for (const SegmentPiece& piece : pieces[s]) read.add(piece.nodes);
+      add_read_again(memory[s], fixed[s], read);
     }
     memory[s].workspace = fixed[s].workspace;
     add_turns(memory[s], turn.memory(), in_flight[s]);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -82,9 +83,11 @@ class RecomputeChoice {
                                    Bytes memory) const {
     std::vector<StageMemory> now;  // by number in `stages`
     std::vector<StageTurn> turns;
+    std::map<std::size_t, ReadAgain> read;  // of stages that gather
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
       turns.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule);
+      if (fixed_[s].brought > Bytes(0)) read.try_emplace(s, work_, nodes_[s], keeps_backwards_whole(staging_.schedule));
     }
     std::size_t best = 0;
     Bytes least = total(now);
@@ -93,7 +96,10 @@ class RecomputeChoice {
         const auto [s, piece, freed, seconds] = items[count - 1];
         const auto own = static_cast<std::size_t>(std::ranges::find(stages, s) - stages.begin());
         turns[own].run_again(pieces_[s][piece]);
-        if (fixed_[s].brought > Bytes(0)) add_read_again(now[own], fixed_[s], read_in_shares(work_, pieces_[s][piece].nodes));
+        if (const auto gathers = read.find(s); gathers != read.end()) {
+          gathers->second.add(pieces_[s][piece].nodes);
+          add_read_again(now[own], fixed_[s], gathers->second);
+        }
         now[own].workspace = fixed_[s].workspace;
         add_turns(now[own], turns[own].memory(), in_flight_[s]);
       }

@@ -170,13 +170,10 @@ class StagingCosts {
 
   /// What segments that run again let go of before their backwards.
   [[nodiscard]] Bytes gathered_again(StageId stage) const {
-    Bytes bytes{};
-    if (again_.empty() || !whole_backwards_) return bytes;
-    for (const auto& segment : again_[stage.index()]) {
-      const Bytes read = detail::read_in_shares(work_, segment);
-      if (read > kKeptForBackward) bytes += read - kKeptForBackward;
-    }
-    return bytes;
+    if (again_.empty() || again_[stage.index()].empty() || !whole_backwards_) return {};
+    detail::ReadAgain read(work_, nodes_[stage.index()], whole_backwards_);
+    for (const auto& segment : again_[stage.index()]) read.add(segment);
+    return read.gathered_once_more();
   }
 
   [[nodiscard]] Seconds half_of_a_sum(StageId stage, Bytes bytes) const {

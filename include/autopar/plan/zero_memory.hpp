@@ -50,20 +50,54 @@ class Sharing {
   ReadingStages readers_;
 };
 
-/// What nodes that run again together read of parameters that ZeRO 3 has in shares.
-[[nodiscard]] inline Bytes read_in_shares(const Workload& work, const std::vector<NodeId>& nodes) {
-  std::set<ParameterId> read;
-  for (const NodeId node : nodes) {
-    const auto& own = work.graph[node].parameters;
-    read.insert(own.begin(), own.end());
+/// What segments of a stage gather when they run again under ZeRO 3. A segment keeps up to kKeptForBackward of it for its
+/// backward, and lets go of the rest, to gather it once more; not of what other nodes of the stage read as well, which stays
+/// from the first of their backwards to the last. The input half of a backward in two parts lets go of nothing.
+class ReadAgain {
+ public:
+  /// @param stage  its nodes
+  ReadAgain(const Workload& work, const std::vector<NodeId>& stage, bool whole_backwards)
+      : work_(work), whole_backwards_(whole_backwards) {
+    for (const NodeId node : stage) {
+      for (const ParameterId id : read_by(node)) ++readers_[id];
+    }
   }
-  Bytes sum{};
-  for (const ParameterId id : read) {
-    const ParameterProfile& parameter = work.parameters[id.index()];
-    if (parameter.trainable && parameter.highest_zero >= 3) sum += parameter.computed_with();
+
+  void add(const std::vector<NodeId>& segment) {
+    std::map<ParameterId, int> inside;
+    for (const NodeId node : segment) {
+      for (const ParameterId id : read_by(node)) ++inside[id];
+    }
+    Bytes own{};
+    for (const auto& [id, count] : inside) {
+      const Bytes bytes = work_.parameters[id.index()].computed_with();
+      if (whole_backwards_ && count == readers_[id]) own += bytes;
+      else if (stays_.insert(id).second) stay_ += bytes;
+    }
+    most_kept_ = std::max(most_kept_, std::min(own, kKeptForBackward));
+    once_more_ += own - std::min(own, kKeptForBackward);
   }
-  return sum;
-}
+
+  [[nodiscard]] Bytes held() const { return stay_ + most_kept_; }        ///< at a time
+  [[nodiscard]] Bytes gathered_once_more() const { return once_more_; }  ///< by a micro-batch
+
+ private:
+  /// Of parameters that are in shares.
+  [[nodiscard]] std::set<ParameterId> read_by(NodeId node) const {
+    std::set<ParameterId> read;
+    for (const ParameterId id : work_.graph[node].parameters) {
+      const ParameterProfile& parameter = work_.parameters[id.index()];
+      if (parameter.trainable && parameter.highest_zero >= 3) read.insert(id);
+    }
+    return read;
+  }
+
+  const Workload& work_;
+  bool whole_backwards_;
+  std::map<ParameterId, int> readers_;
+  std::set<ParameterId> stays_;
+  Bytes stay_{}, most_kept_{}, once_more_{};
+};
 
 /// Units of parameters are gathered and summed at a time: as large as a bucket or, from level 2 on, as what the
 /// operator reads that reads most; or of one parameter. Under 1 a rank has its share of a sum beside the sum, when the

@@ -163,6 +163,10 @@ inline void check_groups(const Pipeline& pipeline) {
     const auto name = "pipeline: reduction group " + std::to_string(g);
     if (group.ranks.size() < 2) throw InvalidArgument(name + " has fewer than two ranks; leave it out");
     if (group.buckets < 0) throw InvalidArgument(name + " has " + std::to_string(group.buckets) + " buckets");
+    const bool has_stage = group.stage.valid() && group.stage.index() < pipeline.stages.size();
+    if (!has_stage && (group.stage.valid() || group.zero >= 2)) {
+      throw InvalidArgument(name + " belongs to a stage that does not exist");
+    }
     for (std::size_t i = 0; i < group.ranks.size(); ++i) {
       const Rank rank = group.ranks[i];
       if (!rank.valid() || rank.value() >= pipeline.ranks || (i > 0 && rank <= group.ranks[i - 1])) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/engine/stage_runtime.hpp>
 #include <autopar/torch/parameter_reads.hpp>
 
 namespace autopar {
@@ -160,6 +161,32 @@ bool is_issued_before(const PlannedGroup& a, const PlannedGroup& b) {
 
 }  // namespace
 
+namespace {
+
+// A view of a parameter is read like the parameter itself, and so is a copy that is gathered in its place.
+std::map<StorageId, Division::InGroup> parameters_of_storages(const Division& division, const OpGraph& graph,
+                                                              const BatchPlan& plan, const SharedParameters& shared) {
+  std::map<int, int> group_of;  // by unit
+  for (std::size_t g = 0; g < division.group_units.size(); ++g) {
+    if (division.group_units[g] >= 0) group_of[division.group_units[g]] = static_cast<int>(g);
+  }
+  std::map<StorageId, Division::InGroup> out;
+  for (const auto& [name, value] : graph.parameters) {
+    const auto group = group_of.find(shared.unit_of[value.index()]);
+    if (group != group_of.end()) out[graph.value(value).storage] = {group->second, value};
+  }
+  if (out.empty()) return out;
+  const auto copied = copied_parameters(graph, plan);
+  for (std::size_t storage = 0; storage < copied.size(); ++storage) {
+    if (!copied[storage].valid()) continue;
+    const auto parameter = out.find(graph.value(copied[storage]).storage);
+    if (parameter != out.end()) out[StorageId::of(storage)] = parameter->second;
+  }
+  return out;
+}
+
+}  // namespace
+
 void share_groups(Division& division, const OpGraph& graph, const BatchPlan& batch_plan, const SharedParameters& shared) {
   auto last_read = last_reads(graph, batch_plan);
   std::map<int, std::set<StageId>> readers;          // by unit
@@ -210,40 +237,34 @@ void share_groups(Division& division, const OpGraph& graph, const BatchPlan& bat
     division.group_parameters.push_back(std::move(each.parameters));
     division.group_units.push_back(each.unit);
   }
+  division.parameter_of_storage = parameters_of_storages(division, graph, batch_plan, shared);
 }
 
 namespace {
 
-/// By storage of a parameter, of its views or of its copies: its unit.
-std::map<StorageId, int> units_of_storages(const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared) {
-  std::map<StorageId, int> unit_of;
-  for (const auto& [name, value] : graph.parameters) {
-    if (const int unit = shared.unit_of[value.index()]; unit >= 0) unit_of[graph.value(value).storage] = unit;
-  }
-  const auto copied = copied_parameters(graph, plan);
-  for (std::size_t storage = 0; storage < copied.size(); ++storage) {
-    if (!copied[storage].valid()) continue;
-    const auto unit = unit_of.find(graph.value(copied[storage]).storage);
-    if (unit != unit_of.end()) unit_of[StorageId::of(storage)] = unit->second;
-  }
-  return unit_of;
-}
-
 /// Plays a whole backward of one stage.
 class BackwardOfStage {
  public:
-  BackwardOfStage(Division& division, StageId stage, const SharedParameters& shared, Bytes kept)
-      : division_(division), groups_(division.pipeline.groups), stage_(stage), shared_(shared), kept_(kept) {}
+  BackwardOfStage(Division& division, StageId stage, const OpGraph& graph, const BatchPlan& plan,
+                  const SharedParameters& shared, Bytes kept)
+      : division_(division), groups_(division.pipeline.groups), stage_(stage), graph_(graph), shared_(shared), kept_(kept) {
+    const auto& channels = division.pipeline.channels;
+    for (std::size_t c = 0; c < channels.size(); ++c) {
+      if (channels[c].from != stage) continue;
+      for (const auto value : division.channel_values[c]) leaves(value);
+    }
+    for (const auto& sum : global_sums(graph, plan)) leaves(sum.value);
+    for (const auto& update : plan.buffer_updates) leaves(update.result);
+  }
 
-  void add_part(const OpGraph& graph, const StagePart& part, const std::map<StorageId, int>& unit_of) {
+  void add_part(const StagePart& part) {
     for (const auto op : part.ops) {
-      for_each_input(graph.op(op), [&](ValueId value) {
-        const auto unit = unit_of.find(graph.value(value).storage);
-        if (unit == unit_of.end()) return;
-        for (const int group : groups_of(unit->second)) {
-          reads_[op].insert(group);
-          parts_of_[group].insert(parts_.size());
-        }
+      for_each_input(graph_.op(op), [&](ValueId value) {
+        const auto* read = find(value);
+        if (read == nullptr) return;
+        reads_[op].insert(read->group);
+        const auto [at, is_new] = part_of_.emplace(read->parameter, parts_.size());
+        if (!is_new && at->second != parts_.size()) elsewhere_.insert(read->group);
       });
     }
     parts_.push_back(part);
@@ -251,35 +272,52 @@ class BackwardOfStage {
 
   void play() {
     for (std::size_t p = parts_.size(); p-- > 0;) {
-      const auto& ops = parts_[p].ops;
-      if (parts_[p].again) {
-        for (const auto op : ops) gather_for(op);
-        let_go_of(p);
-      }
-      for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
-        gather_for(*op);
-        fill_by(*op);
-      }
+      if (parts_[p].again) play_again(parts_[p].ops);
+      else play_once(parts_[p].ops);
     }
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (gathers(static_cast<int>(g))) gather(static_cast<int>(g));  // read by nothing here: last
+      const bool is_here = groups_[g].stage == stage_ && gathers(static_cast<int>(g));
+      if (is_here) gather(static_cast<int>(g));  // if nothing reads it: last
     }
     division_.pipeline.backward_gathers[stage_.index()] = std::move(order_);
   }
 
  private:
   [[nodiscard]] const ReduceGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
-  [[nodiscard]] bool gathers(int g) const { return group(g).stage == stage_ && gathers_in_turns(group(g)); }
-  [[nodiscard]] std::vector<int> groups_of(int unit) const {
-    std::vector<int> groups;
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (division_.group_units[g] == unit && groups_[g].stage == stage_) groups.push_back(static_cast<int>(g));
-    }
-    return groups;
+  [[nodiscard]] bool gathers(int g) const { return gathers_in_turns(group(g)); }
+  /// The parameter behind a value if it is in a group of this stage.
+  [[nodiscard]] const Division::InGroup* find(ValueId value) const {
+    const auto found = division_.parameter_of_storage.find(graph_.value(value).storage);
+    const bool is_here = found != division_.parameter_of_storage.end() && group(found->second.group).stage == stage_;
+    return is_here ? &found->second : nullptr;
+  }
+  void leaves(ValueId value) {
+    if (const auto* parameter = find(value)) elsewhere_.insert(parameter->group);
   }
   [[nodiscard]] Bytes bytes_of(int g) const {
     const auto& unit = shared_.units[static_cast<std::size_t>(division_.group_units[static_cast<std::size_t>(g)])];
     return Bytes(unit.elements * static_cast<std::int64_t>(c10::elementSize(unit.gathered)));
+  }
+
+  void play_once(const std::vector<OpId>& ops) {
+    for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+      gather_for(*op);
+      for (const int g : reads_[*op]) fill(g);
+    }
+  }
+  // What something else reads as well gets its gradients from a segment when all of its backward is over.
+  void play_again(const std::vector<OpId>& ops) {
+    for (const auto op : ops) gather_for(op);
+    let_go_of(ops);
+    std::set<int> at_end;
+    for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+      gather_for(*op);
+      for (const int g : reads_[*op]) {
+        if (elsewhere_.count(g) > 0) at_end.insert(g);
+        else fill(g);
+      }
+    }
+    for (const int g : at_end) fill(g);
   }
 
   void gather(int g) {
@@ -290,21 +328,18 @@ class BackwardOfStage {
       if (gathers(g)) gather(g);
     }
   }
-  void fill_by(OpId op) {
-    for (const int g : reads_[op]) {
-      if (sums_in_turns(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
-    }
+  void fill(int g) {
+    if (sums_in_turns(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
   }
   /// Of what a segment has read: its backward needs the last first.
-  void let_go_of(std::size_t part) {
-    const auto& ops = parts_[part].ops;
+  void let_go_of(const std::vector<OpId>& ops) {
     std::set<int> seen;
     Bytes kept{};
     for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
       for (const int g : reads_[*op]) {
-        if (!gathers(g) || !seen.insert(g).second) continue;
+        if (!gathers(g) || elsewhere_.count(g) > 0 || !seen.insert(g).second) continue;
         kept += bytes_of(g);
-        if (kept <= kept_ || seen.size() == 1 || parts_of_[g].size() > 1) continue;
+        if (kept <= kept_ || seen.size() == 1) continue;
         division_.lets_go[*op].push_back(g);
         there_.erase(g);
       }
@@ -314,11 +349,13 @@ class BackwardOfStage {
   Division& division_;
   std::vector<ReduceGroup>& groups_;
   StageId stage_;
+  const OpGraph& graph_;
   const SharedParameters& shared_;
   Bytes kept_;
-  std::vector<StagePart> parts_;                  // in the order of the run
-  std::map<OpId, std::set<int>> reads_;           // groups
-  std::map<int, std::set<std::size_t>> parts_of_;  // by group: which read it
+  std::vector<StagePart> parts_;          // in the order of the run
+  std::map<OpId, std::set<int>> reads_;   // groups
+  std::map<ValueId, std::size_t> part_of_;  // by parameter: the first that reads it
+  std::set<int> elsewhere_;               // groups with a parameter that several parts read, or that leaves the stage
   std::set<int> there_;
   std::vector<int> order_;
 };
@@ -327,7 +364,6 @@ class BackwardOfStage {
 
 void order_backward_gathers(Division& division, const OpGraph& graph, const BatchPlan& plan,
                             const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept) {
-  const auto unit_of = units_of_storages(graph, plan, shared);
   division.pipeline.backward_gathers.assign(division.stage_ops.size(), {});
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& groups = division.pipeline.groups;
@@ -337,8 +373,8 @@ void order_backward_gathers(Division& division, const OpGraph& graph, const Batc
     for (const auto op : division.stage_ops[s]) {
       if (!plan.treatment(op).once) each_share.push_back(op);
     }
-    BackwardOfStage backward(division, StageId::of(s), shared, kept);
-    for (const auto& part : parts_of_stage(graph, each_share, recomputed)) backward.add_part(graph, part, unit_of);
+    BackwardOfStage backward(division, StageId::of(s), graph, plan, shared, kept);
+    for (const auto& part : parts_of_stage(graph, each_share, recomputed)) backward.add_part(part);
     backward.play();
   }
 }

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <autopar/core/assert.hpp>
-#include <autopar/torch/parameter_reads.hpp>
 
 namespace autopar {
 
@@ -39,7 +38,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
   }
   find_parameters(own);
   lay_out_buckets(division.group_parameters);
-  find_gathers(own);
+  find_gathers(division, own);
   for (const auto stage : own) stages_.push_back(std::make_unique<StageRuntime>(program_, stage, leaves, reduced_));
 }
 
@@ -100,28 +99,15 @@ Interval RankRuntime::within_part(int group, const BucketLayout::Place& place) c
   return memory.within_part(ShardUnit::Place{{}, place.form.sizes, place.offset});
 }
 
-// A view of a parameter is read like the parameter itself, and so is a copy that is gathered in its place.
-void RankRuntime::find_gathers(const std::vector<StageId>& own) {
-  std::map<StorageId, int> group_of;
-  for (std::size_t g = 0; g < shared_.size(); ++g) {
-    if (program_.pipeline.groups[g].zero < 3 || shared_[g].memory == nullptr) continue;
-    for (const auto& [name, value] : graph().parameters) {
-      if (shared_[g].unit->find(name) != nullptr) group_of[graph().value(value).storage] = static_cast<int>(g);
-    }
-  }
-  if (group_of.empty()) return;
-  const auto copied = copied_parameters(graph(), plan());
-  for (std::size_t storage = 0; storage < copied.size(); ++storage) {
-    if (!copied[storage].valid()) continue;
-    const auto group = group_of.find(graph().value(copied[storage]).storage);
-    if (group != group_of.end()) group_of[StorageId::of(storage)] = group->second;
-  }
+void RankRuntime::find_gathers(const Division& division, const std::vector<StageId>& own) {
   for (const auto stage : own) {
     for (const auto op : program_.stage_ops[stage.index()]) {
       std::set<int> groups;
       for_each_input(graph().op(op), [&](ValueId value) {
-        const auto found = group_of.find(graph().value(value).storage);
-        if (found != group_of.end()) groups.insert(found->second);
+        const auto found = division.parameter_of_storage.find(graph().value(value).storage);
+        if (found == division.parameter_of_storage.end()) return;
+        const int group = found->second.group;
+        if (program_.pipeline.groups[static_cast<std::size_t>(group)].zero >= 3 && shards_of(group) != nullptr) groups.insert(group);
       });
       if (!groups.empty()) program_.gathered_by[op].assign(groups.begin(), groups.end());
     }

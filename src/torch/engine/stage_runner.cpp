@@ -30,24 +30,33 @@ std::vector<OpId> run_again(const std::vector<StagePart>& parts) {
   return ops;
 }
 
+std::vector<ValueId> with_casts(std::vector<ValueId> keep, const OpGraph& graph, const BatchPlan& plan,
+                                const std::vector<StagePart>& parts) {
+  for (const auto op : in_order(parts)) {
+    for_each_input(graph.op(op), [&](ValueId value) {
+      const auto parameter = plan.parameter_behind(graph, value);
+      if (parameter.valid() && parameter != value) keep.push_back(value);
+    });
+  }
+  return keep;
+}
+
 }  // namespace
 
 StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
                          const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards, OpHooks hooks)
     : graph_(graph), plan_(plan),
-      ops_(graph, plan, in_order(parts), keep, device, splits_backwards, run_again(parts), std::move(hooks)) {
-  std::vector<std::vector<OpId>> uses;  // within the stage
+      ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards, run_again(parts),
+           std::move(hooks)) {
+  Uses uses;
   const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
   if (any) {
-    uses.resize(graph.values.size());
-    is_cast_.resize(graph.values.size(), false);
+    uses.readers.resize(graph.values.size());
+    uses.leaves.resize(graph.values.size(), false);
     for (const auto op : in_order(parts)) {
-      for_each_input(graph.op(op), [&](ValueId value) {
-        uses[value.index()].push_back(op);
-        const auto parameter = plan.parameter_behind(graph, value);
-        if (parameter.valid() && parameter != value) is_cast_[parameter.index()] = true;
-      });
+      for_each_input(graph.op(op), [&](ValueId value) { uses.readers[what_is_read(value).index()].push_back(op); });
     }
+    for (const auto value : keep) uses.leaves[what_is_read(value).index()] = true;
   }
   std::size_t first = 0;
   for (const auto& part : parts) {
@@ -61,46 +70,46 @@ StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std:
   }
 }
 
-void StageRunner::find_segment(const StagePart& part, OpRange range, const std::vector<std::vector<OpId>>& uses,
-                               const std::vector<ValueId>& keep) {
+// Gradients go past casts of parameters to the parameters.
+ValueId StageRunner::what_is_read(ValueId value) const {
+  const auto parameter = plan_.parameter_behind(graph_, value);
+  return parameter.valid() ? parameter : value;
+}
+
+void StageRunner::find_segment(const StagePart& part, OpRange range, const Uses& uses, const std::vector<ValueId>& keep) {
   auto& segment = segments_.emplace_back();
   segment.ops = range;
   const auto inside = [&](OpId op) { return std::binary_search(part.ops.begin(), part.ops.end(), op); };
   const auto kept = [&](ValueId value) { return std::find(keep.begin(), keep.end(), value) != keep.end(); };
   std::vector<bool> seen(graph_.values.size(), false);
-  const auto enter = [&](ValueId value, const auto& entry) {
+  const auto enter = [&](ValueId value) {
     const auto& info = graph_.value(value);
     if (seen[value.index()] || info.kind == ValueKind::kConstant || (info.definer.valid() && inside(info.definer))) return;
     seen[value.index()] = true;
-    segment.entering.push_back({value, entry()});
+    segment.entering.push_back({value, entry_of(value, part, uses)});
   };
   for (const auto op : part.ops) {
-    // Gradients go past casts of parameters to the parameters, and their other parts come from outside.
     if (const auto split = split_backward_of(graph_, plan_, op); split && split->of_cast) {
       for (const auto parameter : {split->weight, split->bias}) {
-        if (parameter.valid()) enter(parameter, [] { return Segment::Entry::kThrough; });
+        if (parameter.valid()) enter(parameter);
       }
     }
-    for_each_input(graph_.op(op), [&](ValueId value) {
-      enter(value, [&] {
-        const auto entry = entry_of(value, part, uses[value.index()]);
-        return entry == Segment::Entry::kOwn && kept(value) ? Segment::Entry::kThrough : entry;
-      });
-    });
+    for_each_input(graph_.op(op), enter);
     for_each_output(graph_.op(op), [&](ValueId value) {
       segment.made.push_back(value);
-      const auto& readers = uses[value.index()];
+      const auto& readers = uses.readers[value.index()];
       if (kept(value) || !std::all_of(readers.begin(), readers.end(), inside)) segment.leaving.push_back(value);
     });
   }
 }
 
-Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const std::vector<OpId>& uses) const {
+Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const Uses& uses) const {
   const auto& info = graph_.value(value);
+  const auto read = what_is_read(value);
+  const auto& readers = uses.readers[read.index()];
   const auto inside = [&](OpId op) { return std::binary_search(part.ops.begin(), part.ops.end(), op); };
-  // A cast has its history outside of segments, so its gradient would come to the parameter apart from theirs.
-  const bool own = info.kind == ValueKind::kParameter && !is_cast_[value.index()];
-  if (own && std::all_of(uses.begin(), uses.end(), inside)) return Segment::Entry::kOwn;
+  const bool is_own = graph_.value(read).kind == ValueKind::kParameter && !uses.leaves[read.index()];
+  if (is_own && std::all_of(readers.begin(), readers.end(), inside)) return Segment::Entry::kOwn;
   if (info.kind != ValueKind::kBuffer) return Segment::Entry::kThrough;
   for (const auto& update : plan_.buffer_updates) {
     if (update.buffer == value) return Segment::Entry::kCopy;
@@ -114,7 +123,7 @@ Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const
   };
   for (const auto& norm : plan_.batch_norms) updated = updated || norm.running_mean == value || norm.running_var == value;
   if (!updated) return Segment::Entry::kThrough;
-  return std::all_of(uses.begin(), uses.end(), updates) ? Segment::Entry::kUnread : Segment::Entry::kCopy;
+  return std::all_of(readers.begin(), readers.end(), updates) ? Segment::Entry::kUnread : Segment::Entry::kCopy;
 }
 
 // Of memory that the stage makes and that a segment reads a small part of, through one view or several.

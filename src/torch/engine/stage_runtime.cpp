@@ -70,7 +70,6 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   find_sums();
   find_casts();
   auto kept = outgoing_;
-  for (const auto op : casts_) kept.push_back(graph().output(op));
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
   const auto parts = parts_of_stage(graph(), each_share_, program_.recomputed);

@@ -73,16 +73,11 @@ StageRun& TorchEngine::run_of(StageId stage) {
 StageRun& TorchEngine::begin_turn(const Action& action) {
   for (auto& run : runs_) run.release_sent();
   auto& run = run_of(action.stage);
-  // A backward in two parts gathers once what it runs again.
-  const bool releases = action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward;
   run.stage().set_needs({.need =
                              [this](int group) {
                                if (needed_) needed_(group, 0);
                              },
-                         .release =
-                             [this, releases](int group) {
-                               if (releases) release_group(group);
-                             },
+                         .release = [this](int group) { release_group(group); },
                          .backward = action.kind != ActionKind::kForward});
   return run;
 }

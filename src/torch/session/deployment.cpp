@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
+#include <autopar/plan/pipeline_of.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/rewrite/cast_hoist.hpp>
 #include <autopar/torch/rewrite/linear_fold.hpp>
@@ -235,7 +237,10 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     const auto shared = shared_parameters(*program);
     share_groups(program->division, program->graph, program->plan, shared);
     if (parts_backwards(*plan_)) return;
-    order_backward_gathers(program->division, program->graph, program->plan, shared, program->recomputed);
+    // As plans are costed: of a synthesised one as if it parted its backwards.
+    const auto kept = keeps_backwards_whole(plan_->schedule) ? kKeptForBackward
+                                                             : Bytes(std::numeric_limits<std::int64_t>::max());
+    order_backward_gathers(program->division, program->graph, program->plan, shared, program->recomputed, kept);
   });
   build_runtime(*program);
   remember(key, program);

@@ -221,6 +221,52 @@ TEST_CASE("parameters of a segment that runs again are whole until their gradien
   CHECK(brought({few, many}) == Bytes(8 * 20'000));
 }
 
+TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and the rest is gathered once more") {
+  constexpr std::int64_t kMiB = 1 << 20;
+  ModelProfile model = test::chain(12, 1e6, 64 * kMiB, 400);
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto stage_of = [&](ScheduleKind schedule, std::vector<std::vector<NodeId>> again) {
+    const Staging staging{std::vector<int>(12, 0), {4}, 1, schedule};
+    const Workload work = make_workload(model, cost);
+    const StepObjective objective(work, cluster, constraints);
+    return objective.evaluate(staging, make_pipeline(work, staging, ranks, 4), {3, {std::move(again)}}).stages[0];
+  };
+  std::vector<NodeId> few, most, all;
+  for (const NodeId node : model.graph.nodes()) {
+    all.push_back(node);
+    if (node.index() < 3) few.push_back(node);
+    else most.push_back(node);
+  }
+  const std::int64_t units = 2 * (64 + 32);  // of the operator that runs and of the next, each with a bucket
+  const auto brought = [&](ScheduleKind schedule, const std::vector<std::vector<NodeId>>& again) {
+    return stage_of(schedule, again).memory.brought.value() / kMiB;
+  };
+  CHECK(brought(ScheduleKind::kGPipe, {}) == units);
+  CHECK(brought(ScheduleKind::kGPipe, {few}) == units + 3 * 64);
+  CHECK(brought(ScheduleKind::kGPipe, {all}) == units + 256);
+  CHECK(brought(ScheduleKind::kGPipe, {few, most}) == units + 256);
+  // The input half of a backward in two parts ends with all of it.
+  CHECK(brought(ScheduleKind::kZbH1, {few}) == units + 3 * 64);
+  CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
+  // All of it takes longer than computing.
+  const auto half_of_sum = [&](std::int64_t mib) { return cost.all_reduce(Bytes(mib * kMiB), ranks[0]).value() * 0.5; };
+  const auto backward = [&](const std::vector<std::vector<NodeId>>& again) {
+    return stage_of(ScheduleKind::kGPipe, again).backward.value();
+  };
+  CHECK(backward({few}) == Approx(2 * half_of_sum(12 * 64)).epsilon(1e-9));
+  CHECK(backward({few, most}) == Approx(2 * half_of_sum(12 * 64) + half_of_sum(9 * 64 - 256)).epsilon(1e-9));
+  CHECK(backward({all}) == Approx(2 * half_of_sum(12 * 64) + half_of_sum(12 * 64 - 256)).epsilon(1e-9));
+  // What others read as well is not let go of.
+  model.graph[NodeId(0)].parameters.push_back(ParameterId(11));
+  CHECK(brought(ScheduleKind::kGPipe, {most}) == units + 256 + 64 + (2 * 64));
+}
+
 TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
   ModelProfile model = test::chain(4, 1e6, 40'000'000, 400);
   const Cluster cluster = test::small_cluster(4);

@@ -252,6 +252,8 @@ TEST_CASE("malformed pipelines and layouts are refused by name", "[schedule]") {
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].ranks = {Rank(1)}; }), ContainsSubstring("fewer than two"));
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].ranks = {Rank(1), Rank(0)}; }), ContainsSubstring("ascending"));
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].buckets = -1; }), ContainsSubstring("-1 buckets"));
+  CHECK_THAT(changed([](Pipeline& p) { p.groups[0].stage = StageId(2); }), ContainsSubstring("group 0 belongs to a stage"));
+  CHECK_THAT(changed([](Pipeline& p) { p.groups[0].zero = 3; }), ContainsSubstring("group 0 belongs to a stage"));
   CHECK_THAT(refusal(good, {{1}, 1}), ContainsSubstring("1 local batches for 2 ranks"));
   CHECK_THAT(refusal(good, {{1, 1}, 0}), ContainsSubstring("0 micro-batches"));
   CHECK_THAT(refusal(good, {{1, -3}, 1}), ContainsSubstring("rank 1 has -3 samples"));

@@ -153,10 +153,21 @@ inline Case random_placed_case(std::uint32_t seed, ScheduleKind kind, int max_ra
   return out;
 }
 
-/// The same pipeline with what its groups hold in shares, each as it likes.
+/// The same pipeline with what its groups hold in shares, each as it likes, gathered by backwards in any order, some of it
+/// several times.
 inline Case in_shares(Case out, std::uint32_t seed) {
   Dice dice(seed + 77);
-  for (ReduceGroup& group : out.pipeline.groups) group.zero = dice.below(group.stage.valid() ? 4 : 2);
+  Pipeline& pipeline = out.pipeline;
+  for (ReduceGroup& group : pipeline.groups) group.zero = dice.below(group.stage.valid() ? 4 : 2);
+  if (dice.chance(50)) return out;
+  for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
+    auto& order = pipeline.backward_gathers.emplace_back();
+    for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
+      if (pipeline.groups[g].stage != StageId::of(s) || !gathers_in_turns(pipeline.groups[g])) continue;
+      for (int times = dice.between(1, 3); times > 0; --times)
+        order.insert(order.begin() + dice.below(static_cast<int>(order.size()) + 1), static_cast<int>(g));
+    }
+  }
   return out;
 }
 

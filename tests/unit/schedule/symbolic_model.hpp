@@ -214,9 +214,15 @@ class SymbolicRank {
   template <class Visit>
   void for_each_gathered_by(const Action& turn, Visit visit) const {
     std::vector<std::pair<int, int>> order;
-    for (std::size_t g = 0; g < buckets_.size(); ++g) {
-      if (pipeline_.groups[g].stage != turn.stage || pipeline_.groups[g].zero < 3) continue;
+    const auto add = [&](std::size_t g) {
       for (std::size_t b = 0; b < buckets_[g].size(); ++b) order.emplace_back(static_cast<int>(g), static_cast<int>(b));
+    };
+    const bool listed = turn.kind == ActionKind::kBackward && !pipeline_.backward_gathers.empty();
+    for (std::size_t g = 0; !listed && g < buckets_.size(); ++g) {
+      if (pipeline_.groups[g].stage == turn.stage && pipeline_.groups[g].zero >= 3) add(g);
+    }
+    if (listed) {
+      for (const int g : pipeline_.backward_gathers[turn.stage.index()]) add(at(g));
     }
     if (turn.flow == Flow::kValue) std::reverse(order.begin(), order.end());
     for (const auto& [group, bucket] : order) visit(group, bucket);

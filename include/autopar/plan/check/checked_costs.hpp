@@ -9,6 +9,7 @@
 
 #include <autopar/cost/concepts.hpp>
 #include <autopar/cost/model_profile.hpp>
+#include <autopar/plan/check/read_again.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 
 namespace autopar::detail {
@@ -115,7 +116,8 @@ class CheckedCosts {
     const Bytes of_bucket(static_cast<std::int64_t>(static_cast<double>(bucket.value()) * part));
     const Seconds brought = half_of_a_sum(stage, gathered), first = half_of_a_sum(stage, of_bucket);
     sum.forward = std::max(sum.forward + first, brought);
-    sum.backward = std::max(sum.backward + (first + last), brought + summed);
+    const Seconds once_more = half_of_a_sum(stage, Bytes(checked_read_again(stated_, stage).once_more));
+    sum.backward = std::max(sum.backward + (first + last), brought + once_more + summed);
     return sum;
   }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <autopar/plan/check/checked_costs.hpp>
+#include <autopar/plan/check/read_again.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
 
@@ -270,7 +271,7 @@ class CheckedMemory {
         const double part = shared > 0 ? static_cast<double>(gathered) / static_cast<double>(shared) : 0;
         const auto smaller = static_cast<std::int64_t>(static_cast<double>(units) * part);
         const std::int64_t plain = gathered == shared ? units : smaller;
-        return gradients + std::min(plain + read_when_run_again(s), gathered);
+        return gradients + std::min(plain + checked_read_again(stated_, s).held, gathered);
       }
       default: return 0;
     }
@@ -279,25 +280,6 @@ class CheckedMemory {
   /// What stages compute with in place of a parameter.
   [[nodiscard]] static std::int64_t read_as(const ParameterProfile& parameter) {
     return (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
-  }
-
-  /// Of the segment that runs again and reads most: so much it keeps until it has made the gradients.
-  [[nodiscard]] std::int64_t read_when_run_again(int s) const {
-    std::int64_t most = 0;
-    for (const auto& segment : stated_.plan().stages[static_cast<std::size_t>(s)].recomputed) {
-      std::set<ParameterId> read;
-      for (const NodeId atom : segment) {
-        const auto& own = stated_.model().graph[atom].parameters;
-        read.insert(own.begin(), own.end());
-      }
-      std::int64_t sum = 0;
-      for (const ParameterId id : read) {
-        const auto& parameter = stated_.model().parameters[id.index()];
-        if (parameter.trainable && parameter.highest_zero >= 3) sum += read_as(parameter);
-      }
-      most = std::max(most, std::min(sum, 8 * kBucket));
-    }
-    return most;
   }
 
   [[nodiscard]] static bool parts_backwards(ScheduleKind kind) {

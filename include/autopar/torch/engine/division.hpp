@@ -5,7 +5,6 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
-#include <autopar/plan/pipeline_of.hpp>
 #include <autopar/schedule/pipeline.hpp>
 #include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/engine/shards.hpp>
@@ -23,6 +22,11 @@ struct Division {
   std::vector<std::vector<ValueId>> channel_values;  ///< by channel, ascending
   std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
   std::vector<int> group_units;                      ///< by reduction group: unit of shards, -1 = none; empty: none at all
+  struct InGroup {
+    int group;
+    ValueId parameter;
+  };
+  std::map<StorageId, InGroup> parameter_of_storage;  ///< of those in units: what they, their views and their copies have
   /// Operators of segments that run again in a whole backward: groups that are let go of behind them and gathered once more.
   std::map<OpId, std::vector<int>> lets_go;
 };
@@ -55,15 +59,14 @@ struct SharedParameters {
 void share_groups(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
 
 /// Plays a whole backward of each stage that gathers within turns: it goes through what the stage runs from the end, and
-/// through a segment that runs again first from its beginning and then from its end. States in which order groups are
-/// gathered (Pipeline::backward_gathers), when their buckets are full (ReduceGroup::filled_after), and what a segment
-/// that reads more than `kept` lets go of when it has run again: not what its backward needs first, and not what others
-/// read, too.
+/// through a segment that runs again first from its beginning and then from its end; what others read as well gets its
+/// gradients behind that. States in which order groups are gathered (Pipeline::backward_gathers), when their buckets are
+/// full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when it has run again: not
+/// what its backward needs first, and not what others read as well.
 /// @pre backwards are whole
 /// @param shared  with which the groups were made
 void order_backward_gathers(Division& division, const OpGraph& graph, const BatchPlan& plan,
-                            const SharedParameters& shared, const RecomputedAtoms& recomputed,
-                            Bytes kept = kKeptForBackward);
+                            const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept);
 
 /// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
 /// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.

@@ -67,7 +67,7 @@ class RankRuntime {
  private:
   void find_parameters(const std::vector<StageId>& own);
   void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters);
-  void find_gathers(const std::vector<StageId>& own);
+  void find_gathers(const Division& division, const std::vector<StageId>& own);
   [[nodiscard]] BucketLayout layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const;
 
   DividedProgram program_;

@@ -21,7 +21,7 @@ struct Segment {
   enum class Entry : std::uint8_t {
     kThrough,  ///< the value itself, whose gradient, if it has one, goes on to whatever made it
     kView,     ///< likewise, of a view of much larger memory its elements alone: else the memory would live as long
-    kOwn,      ///< a parameter that nothing else in the stage reads: its gradient is gathered where it is made
+    kOwn,      ///< a parameter, or a cast of one, where nothing else in the stage reads either: its gradient is made inside
     kCopy,     ///< a copy: a buffer that the call gives a new value
     kUnread,   ///< nothing: running statistics, which operators are given and do not read
   };
@@ -47,7 +47,7 @@ struct Segment {
 class StageRunner {
  public:
   /// @param graph, plan  must outlive the runner, and the runner every backward of its runs
-  /// @param keep, splits_backwards, hooks  see OpRunner
+  /// @param keep, splits_backwards, hooks  see OpRunner; casts of parameters, which are made elsewhere, stay as well
   StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
               const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false, OpHooks hooks = {});
   StageRunner(const StageRunner&) = delete;
@@ -66,9 +66,14 @@ class StageRunner {
   [[nodiscard]] const std::deque<Segment>& segments() const { return segments_; }  ///< in the order of the run
 
  private:
-  void find_segment(const StagePart& part, OpRange range, const std::vector<std::vector<OpId>>& uses,
-                    const std::vector<ValueId>& keep);
-  [[nodiscard]] Segment::Entry entry_of(ValueId value, const StagePart& part, const std::vector<OpId>& uses) const;
+  /// Who reads each value, or, of a parameter, it or a cast of it; and whether one of these is needed outside the stage.
+  struct Uses {
+    std::vector<std::vector<OpId>> readers;  // by ValueId
+    std::vector<bool> leaves;                // likewise
+  };
+  [[nodiscard]] ValueId what_is_read(ValueId value) const;
+  void find_segment(const StagePart& part, OpRange range, const Uses& uses, const std::vector<ValueId>& keep);
+  [[nodiscard]] Segment::Entry entry_of(ValueId value, const StagePart& part, const Uses& uses) const;
   void find_small_views(Segment& segment, const std::vector<OpId>& stage) const;
   void run_segment(const Segment& segment, Environment& values, const ShareContext& share,
                    std::vector<NormSample>& statistics);
@@ -76,7 +81,6 @@ class StageRunner {
   const OpGraph& graph_;
   const BatchPlan& plan_;
   OpRunner ops_;
-  std::vector<bool> is_cast_;  ///< by ValueId: parameters of which operators read casts; empty without segments
   struct Part {
     OpRange ops;
     const Segment* segment = nullptr;  ///< null = runs once

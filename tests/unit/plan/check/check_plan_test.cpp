@@ -69,6 +69,13 @@ CheckedCase random_full_case(int seed) {
     for (int spare = out.cluster.devices - static_cast<int>(options.replicas.size()); spare > 0; --spare)
       ++options.replicas[static_cast<std::size_t>(dice(0, static_cast<int>(options.replicas.size()) - 1))];
   }
+  if (dice.chance(30)) {  // so wide that segments let go of what they gather
+    constexpr int kTimes = 1 << 14;
+    for (auto& parameter : out.model.parameters) parameter.bytes *= kTimes, parameter.copy *= kTimes;
+    out.cluster.device.memory *= kTimes;
+    if (out.cluster.host) out.cluster.host->memory *= kTimes;
+    if (dice.chance(60)) options.zero = 3, options.recompute = "full";
+  }
   return out;
 }
 
@@ -194,6 +201,10 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
     const bool unequal = std::ranges::any_of(
         plan->stages, [&](const auto& stage) { return stage.ranks.size() != plan->stages[0].ranks.size(); });
     if (unequal && plan->zero > 0) ++met["unequal"];
+    for (int s = 0; plan->zero == 3 && s < static_cast<int>(plan->stages.size()); ++s) {
+      const bool lets_go = detail::checked_read_again(detail::StatedPlan(c.model, *plan), s).once_more > 0;
+      if (lets_go && plan->stages[static_cast<std::size_t>(s)].ranks.size() > 1) ++met["gathers once more"];
+    }
     if (savings.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
     if (savings.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
     if (savings.recomputes()) ++met["recomputed"];
@@ -203,6 +214,7 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
   CHECK(met["recomputed"] > 100);
   CHECK(met["recomputed, chunked"] > 50);
   CHECK(met["unequal"] > 20);
+  CHECK(met["gathers once more"] > 10);
   CHECK(met["offloaded"] > 30);
   CHECK(met["offloaded in place"] > 15);
   CHECK(met["offloaded to fit"] > 5);

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/schedule/kind.hpp>
+
+namespace autopar::detail {
+
+/// Bytes that segments of a stage gather when they run again under ZeRO 3.
+struct CheckedReadAgain {
+  std::int64_t held = 0;       ///< at a time, until their gradients are made
+  std::int64_t once_more = 0;  ///< let go of behind the second forward, to be gathered once more
+};
+
+/// What atoms outside a segment read as well is held, and all where backwards come in parts; of the rest a segment holds
+/// eight buckets at most.
+[[nodiscard]] inline CheckedReadAgain checked_read_again(const StatedPlan& stated, int stage) {
+  const StagePlan& plan = stated.plan().stages[static_cast<std::size_t>(stage)];
+  const ModelProfile& model = stated.model();
+  const auto readers = [&](const std::vector<NodeId>& atoms) {
+    std::map<ParameterId, std::set<NodeId>> out;
+    for (const NodeId atom : atoms) {
+      for (const ParameterId id : model.graph[atom].parameters) {
+        const ParameterProfile& parameter = model.parameters[id.index()];
+        if (parameter.trainable && parameter.highest_zero >= 3) out[id].insert(atom);
+      }
+    }
+    return out;
+  };
+  const auto in_stage = readers(plan.atoms);
+  std::map<ParameterId, std::int64_t> always;
+  std::int64_t most = 0, once_more = 0;
+  for (const auto& segment : plan.recomputed) {
+    std::int64_t alone = 0;
+    for (const auto& [id, atoms] : readers(segment)) {
+      const ParameterProfile& parameter = model.parameters[id.index()];
+      const std::int64_t bytes = (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
+      if (!keeps_backwards_whole(stated.plan().schedule) || atoms != in_stage.at(id)) always[id] = bytes;
+      else alone += bytes;
+    }
+    const std::int64_t kept = std::min(alone, 8 * StatedPlan::kBucket);
+    most = std::max(most, kept);
+    once_more += alone - kept;
+  }
+  for (const auto& [id, bytes] : always) most += bytes;
+  return {most, once_more};
+}
+
+}  // namespace autopar::detail
