@@ -194,20 +194,30 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   CHECK(levels[3].stages[0].backward >= half * 2);
 }
 
-TEST_CASE("parameters of a segment that runs again are whole until their gradients are made") {
-  ModelProfile model = test::chain(12, 1e6, 40'000, 400);
+namespace {
+
+/// Terms of a model whose one stage four ranks have, under ZeRO 3.
+StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<NodeId>> again,
+                            ScheduleKind schedule = ScheduleKind::kGPipe) {
   const Cluster cluster = test::small_cluster(4);
   const RooflineCost cost(cluster);
   Constraints constraints;
   constraints.world = 4;
   constraints.batch = 8;
   constraints.memory = cluster.device.memory;
-  const Staging staging{std::vector<int>(12, 0), {4}, 1, ScheduleKind::kGPipe};
+  const Staging staging{std::vector<int>(model.graph.node_count(), 0), {4}, 1, schedule};
+  const Workload work = make_workload(model, cost);
+  const StepObjective objective(work, cluster, constraints);
+  const SizedPipeline sized = make_pipeline(work, staging, place({4}, Placement::kReplicasTogether), 4);
+  return objective.evaluate(staging, sized, {3, {std::move(again)}}).stages[0];
+}
+
+}  // namespace
+
+TEST_CASE("parameters of a segment that runs again are whole until their gradients are made") {
+  ModelProfile model = test::chain(12, 1e6, 40'000, 400);
   const auto brought = [&](std::vector<std::vector<NodeId>> again) {
-    const Workload work = make_workload(model, cost);
-    const StepObjective objective(work, cluster, constraints);
-    const SizedPipeline sized = make_pipeline(work, staging, place({4}, Placement::kReplicasTogether), 4);
-    return objective.evaluate(staging, sized, {3, {std::move(again)}}).stages[0].memory.brought;
+    return gathered_by_four(model, std::move(again)).memory.brought;
   };
   const std::vector<NodeId> few{NodeId(2), NodeId(3)}, many{NodeId(4), NodeId(5), NodeId(6), NodeId(7), NodeId(8)};
   CHECK(brought({}) == Bytes(3 * 40'000));
@@ -224,19 +234,6 @@ TEST_CASE("parameters of a segment that runs again are whole until their gradien
 TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and the rest is gathered once more") {
   constexpr std::int64_t kMiB = 1 << 20;
   ModelProfile model = test::chain(12, 1e6, 64 * kMiB, 400);
-  const Cluster cluster = test::small_cluster(4);
-  const RooflineCost cost(cluster);
-  Constraints constraints;
-  constraints.world = 4;
-  constraints.batch = 8;
-  constraints.memory = cluster.device.memory;
-  const auto ranks = place({4}, Placement::kReplicasTogether);
-  const auto stage_of = [&](ScheduleKind schedule, std::vector<std::vector<NodeId>> again) {
-    const Staging staging{std::vector<int>(12, 0), {4}, 1, schedule};
-    const Workload work = make_workload(model, cost);
-    const StepObjective objective(work, cluster, constraints);
-    return objective.evaluate(staging, make_pipeline(work, staging, ranks, 4), {3, {std::move(again)}}).stages[0];
-  };
   std::vector<NodeId> few, most, all;
   for (const NodeId node : model.graph.nodes()) {
     all.push_back(node);
@@ -245,7 +242,7 @@ TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and 
   }
   const std::int64_t units = 2 * (64 + 32);  // of the operator that runs and of the next, each with a bucket
   const auto brought = [&](ScheduleKind schedule, const std::vector<std::vector<NodeId>>& again) {
-    return stage_of(schedule, again).memory.brought.value() / kMiB;
+    return gathered_by_four(model, again, schedule).memory.brought.value() / kMiB;
   };
   CHECK(brought(ScheduleKind::kGPipe, {}) == units);
   CHECK(brought(ScheduleKind::kGPipe, {few}) == units + 3 * 64);
@@ -255,9 +252,11 @@ TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and 
   CHECK(brought(ScheduleKind::kZbH1, {few}) == units + 3 * 64);
   CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
   // All of it takes longer than computing.
+  const RooflineCost cost(test::small_cluster(4));
+  const auto ranks = place({4}, Placement::kReplicasTogether);
   const auto half_of_sum = [&](std::int64_t mib) { return cost.all_reduce(Bytes(mib * kMiB), ranks[0]).value() * 0.5; };
   const auto backward = [&](const std::vector<std::vector<NodeId>>& again) {
-    return stage_of(ScheduleKind::kGPipe, again).backward.value();
+    return gathered_by_four(model, again).backward.value();
   };
   CHECK(backward({few}) == Approx(2 * half_of_sum(12 * 64)).epsilon(1e-9));
   CHECK(backward({few, most}) == Approx(2 * half_of_sum(12 * 64) + half_of_sum(9 * 64 - 256)).epsilon(1e-9));
