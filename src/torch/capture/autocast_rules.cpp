@@ -93,11 +93,11 @@ bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device,
 }
 
 bool is_free_of_autocast(const c10::OperatorHandle& op) {
-  static constexpr std::array<std::string_view, 15> kNames{
+  static constexpr std::array<std::string_view, 16> kNames{
       "aten::batch_norm",          "aten::instance_norm",         "aten::layer_norm",         "aten::group_norm",
       "aten::dropout",             "aten::alpha_dropout",         "aten::feature_dropout",    "aten::feature_alpha_dropout",
       "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d",   "aten::max_pool2d",         "aten::embedding_bag",
-      "aten::log_sigmoid",         "aten::contiguous",            "autopar::total"};
+      "aten::log_sigmoid",         "aten::contiguous",            "aten::one_hot",             "autopar::total"};
   // Whether these copy depends on how their operand lies in memory, which is known when they run.
   if (traits_of(op).family == OpFamily::kReshape) return true;
   return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();

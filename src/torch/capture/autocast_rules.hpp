@@ -14,8 +14,8 @@ namespace autopar::detail {
 /// a product, recurrent layers and `cross_entropy_loss` (whose parts are) run in float32.
 [[nodiscard]] bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device, torch::jit::Stack* stack);
 
-/// Composites that have no autocast operator inside, and that the batch algebra knows as a whole only, or that copy or
-/// do not by how their operand lies in memory.
+/// Composites that have no autocast operator inside, and that the batch algebra knows as a whole only, that copy or do not
+/// by how their operand lies in memory, or that check their operand's values.
 [[nodiscard]] bool is_free_of_autocast(const c10::OperatorHandle& op);
 
 }  // namespace autopar::detail
