@@ -5,14 +5,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <iomanip>
 #include <iostream>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <regex>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <autopar/autopar.hpp>
@@ -31,7 +34,10 @@ using memory_cases::Net;
 using torch::Tensor;
 
 constexpr int kSteps = 3;
-constexpr int kCases = 200;
+constexpr int kCases = 200, kMoreFrom = 1000, kMoreUpTo = 1300;
+/// Of results that their caller has, a norm's backward that makes a gradient twice, states of the generator, norms in
+/// double precision.
+constexpr std::initializer_list<int> kOnceWrong{1034, 1141, 1156, 1170, 1191, 1202, 1212, 1226, 1233, 1286, 1293};
 constexpr int kMostRanks = 16;  ///< threads of one process
 
 /// What one rank was said to hold at most, and held.
@@ -288,14 +294,20 @@ std::string report(Tally tally) {
   return out.str();
 }
 
-Tally judged(int begin, int end, bool lists) {
+Tally judged(const std::vector<int>& numbers, bool lists) {
   torch::set_num_threads(1);
   RankMemory::install();
   Tally tally;
   Judge judge(tally, lists);
-  for (int number = begin; number < end; ++number) judge.judge(memory_cases::draw(number));
+  for (const int number : numbers) judge.judge(memory_cases::draw(number));
   std::cout << report(tally) << std::endl;
   return tally;
+}
+
+std::vector<int> numbers(int begin, int end) {
+  std::vector<int> out(static_cast<std::size_t>(end - begin));
+  std::iota(out.begin(), out.end(), begin);
+  return out;
 }
 
 std::string listed(const std::vector<std::string>& faults) {
@@ -328,7 +340,9 @@ TEST_CASE("the books count what a rank's thread makes until it is freed, whereve
 }
 
 TEST_CASE("no accepted plan runs out of memory, and every refusal names what fits") {
-  const auto tally = judged(0, kCases / 2, false);
+  auto cases = numbers(0, kCases / 2);
+  cases.insert(cases.end(), kOnceWrong.begin(), kOnceWrong.end());
+  const auto tally = judged(cases, false);
   INFO(listed(tally.faults));
   CHECK(tally.faults.empty());
   CHECK(tally.asked_again == 0);
@@ -362,12 +376,14 @@ TEST_CASE("in 16 bits gradients do not wait, whole, for the end of a backward") 
 }
 
 TEST_CASE("so it is in all cases, listed", "[.nightly]") {
-  const auto tally = judged(0, kCases, true);
-  INFO(listed(tally.faults));
-  CHECK(tally.faults.empty());
-  CHECK(tally.asked_again == 0);
-  CHECK(tally.asked_more == 0);
-  CHECK(tally.not_proven == 0);
+  for (const auto& [begin, end] : {std::pair(0, kCases), {kMoreFrom, kMoreUpTo}}) {
+    const auto tally = judged(numbers(begin, end), true);
+    INFO(listed(tally.faults));
+    CHECK(tally.faults.empty());
+    CHECK(tally.asked_again == 0);
+    CHECK(tally.asked_more == 0);
+    CHECK(tally.not_proven == 0);
+  }
 }
 
 }  // namespace memory_test

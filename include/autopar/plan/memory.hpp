@@ -51,6 +51,17 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
   }
 }
 
+/// What a call hands to its caller of a rank's samples, who has it until their backward is over: copies, wherever they
+/// were made.
+[[nodiscard]] inline Bytes results_of(const Workload& work, std::int64_t samples) {
+  Bytes sum{};
+  std::set<std::int32_t> values;
+  for (const OutputProfile& output : work.outputs) {
+    if (output.bytes.per_sample != 0 && values.insert(output.value).second) sum += bytes_at(output.bytes, samples);
+  }
+  return sum;
+}
+
 /// Of stages that share their ranks the one whose turns need most room states it, and the others use the same room. All
 /// are updated when no turn is left, a parameter at a time: the one whose update takes most states by how much that is
 /// more than what their turns take.
@@ -89,6 +100,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   const detail::Sharing sharing(work, staging, zero);
   Bytes of_all{};
   for (const NodeId node : work.graph.nodes()) of_all = std::max(of_all, work.graph[node].largest_trained);
+  const Bytes results = detail::results_of(work, constraints.largest_local_batch());
   std::vector<StageMemory> memory(nodes.size());
   std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
   std::set<std::pair<std::size_t, int>> there;  // on ranks with several stages, which hold it once: its position
@@ -132,6 +144,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
       const bool is_shared = work.parameters[parameter].highest_zero > 0;
       units.read_again = units.read_again || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
     }
+    memory[s].workspace += results;
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
     if (offload == Offload::kOptimizer && constraints.host_memory)
       memory[s].host += std::exchange(memory[s].update, std::min(landing, kLandingBytes));

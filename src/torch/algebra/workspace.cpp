@@ -97,6 +97,9 @@ Affine Workspaces::backward(const OpContext& op) const {
   if (!hands_gradient_on(op)) {
     for (const auto value : op.tensors()) add(value);
   }
+  // libtorch makes that of a batch norm's operand twice on CPUs, one after the other.
+  if (op.traits().family == OpFamily::kBatchNorm && graph_.value(op.tensors().front()).has_gradient())
+    bytes += bytes_of(graph_, op.tensors().front());
   // The gradient of a log-softmax that only the op knows is there while that of its operand is made.
   if (op.traits().family == OpFamily::kClassLoss) bytes += saved_by(op).internal;
   const auto split = split_backward_of(graph_, plan_, op.id());

@@ -27,6 +27,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   [[nodiscard]] bool knows(const at::Tensor& tensor) { return tracer_ && tracer_->find(tensor).has_value(); }
   [[nodiscard]] const at::Tensor& initial_state() const { return initial_state_; }
   at::Tensor rebase(const at::Tensor& state);
+  void forget_states();
 
  private:
   /// The generator before a random operator.
@@ -39,11 +40,11 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   void note_draws(std::size_t first_new_op, const at::Tensor& state);
   void advance(at::Generator& generator, const OpNode& node);
   [[nodiscard]] std::vector<bool> needed_for(const std::vector<at::Tensor>& tensors);
+  [[nodiscard]] bool states_known(const std::vector<bool>& needed) const;
   [[nodiscard]] std::vector<at::Tensor> run(const std::vector<bool>& needed, const std::vector<at::Tensor>& wanted);
 
   std::optional<Tracer> tracer_;
   Drawing drawing_ = Drawing::kAtOnce;
-  bool states_known_ = true;
   bool materialised_ = false;  // something: whoever needs data has it, or asks for it
   at::Tensor initial_state_, last_state_;
   std::unordered_map<OpId, Draw> draws_;

@@ -140,7 +140,6 @@ void Construction::note_draws(std::size_t first_new_op, const at::Tensor& state)
     if (drawing_ == Drawing::kAtMaterialisation) {
       draws_[OpId::of(i)] = {reseeded ? state : at::Tensor(), reseeded};
       last_state_ = state;
-      states_known_ = false;
       continue;
     }
     draws_[OpId::of(i)] = {state, reseeded};
@@ -235,8 +234,9 @@ void Construction::materialise(const std::vector<at::Tensor>& tensors) {
     phantoms.push_back(tensor);
   }
   if (phantoms.empty()) return;
-  if (!states_known_) (void)rebase(initial_state_);
-  const auto data = run(needed_for(phantoms), phantoms);
+  const auto needed = needed_for(phantoms);
+  if (!states_known(needed)) (void)rebase(initial_state_);
+  const auto data = run(needed, phantoms);
   for (std::size_t i = 0; i < phantoms.size(); ++i) {
     if (!is_phantom(phantoms[i])) continue;  // the same tensor twice
     const bool requires_grad = phantoms[i].requires_grad();
@@ -262,9 +262,21 @@ at::Tensor Construction::rebase(const at::Tensor& state) {
   }
   const auto final_state = state_of(generator);
   set_state(generator, outer_state);
-  states_known_ = true;
   last_state_ = drawing_ == Drawing::kAtOnce ? final_state : outer_state;
   return final_state;
+}
+
+/// Of the draws among the operators.
+bool Construction::states_known(const std::vector<bool>& needed) const {
+  return std::all_of(draws_.begin(), draws_.end(), [&](const auto& draw) {
+    return draw.second.state.defined() || !needed[draw.first.index()];
+  });
+}
+
+void Construction::forget_states() {
+  for (auto& [op, draw] : draws_) {
+    if (!draw.reseeded) draw.state.reset();
+  }
 }
 
 bool materialise_constant(const at::Tensor& phantom) {
@@ -290,6 +302,7 @@ InitRecord InitRecord::record(const std::function<void()>& construct, Drawing dr
 
 void InitRecord::materialise(const std::vector<at::Tensor>& tensors) { construction_->materialise(tensors); }
 const at::Tensor& InitRecord::generator_state() const { return construction_->initial_state(); }
+void InitRecord::forget_states() { construction_->forget_states(); }
 at::Tensor InitRecord::rebase(const at::Tensor& generator_state) { return construction_->rebase(generator_state); }
 
 }  // namespace autopar

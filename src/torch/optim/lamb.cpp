@@ -118,7 +118,7 @@ std::vector<at::Tensor> directions(const LambLists& list) {
 
 /// Norms in double precision of tensors without gaps. On CPUs libtorch would first make doubles of a whole tensor.
 at::Tensor norms_of(const std::vector<at::Tensor>& tensors) {
-  constexpr std::int64_t kPiece = 1 << 16;  // elements
+  constexpr std::int64_t kPiece = 1 << 13;  // elements
   if (!tensors.front().is_cpu()) return at::stack(at::_foreach_norm(tensors, 2, at::kDouble));
   std::vector<at::Tensor> norms;
   for (const auto& tensor : tensors) {

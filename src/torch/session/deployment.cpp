@@ -227,6 +227,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     together(world_, "fitting optimizers", [&] {
       for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);
     });
+    if (init_) init_->forget_states();
     if (load_at_deployment_) {
       const auto [folder, optimizers] = *std::exchange(load_at_deployment_, std::nullopt);
       load(folder, optimizers);

@@ -25,6 +25,7 @@ class CheckedMemory {
       Stage& stage = of(s);
       stage.share = stated.largest_share(s);
       add_atoms(s);
+      stage.at_work += results();
       add_parameters(s);
     }
     const auto world = static_cast<std::size_t>(stated.plan().world);
@@ -118,6 +119,18 @@ class CheckedMemory {
   [[nodiscard]] std::int64_t count() const { return stated_.plan().microbatches; }
   [[nodiscard]] static std::int64_t bytes_of(const Affine& size, std::int64_t samples) {
     return static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples)))));
+  }
+
+  /// Copies that the caller of a rank with most samples has of what its call gives.
+  [[nodiscard]] std::int64_t results() const {
+    const std::int64_t world = stated_.plan().world, samples = (stated_.plan().batch + world - 1) / world;
+    std::map<std::int32_t, std::int64_t> bytes;
+    for (const auto& output : stated_.model().outputs) {
+      if (output.bytes.per_sample != 0) bytes[output.value] = bytes_of(output.bytes, samples);
+    }
+    std::int64_t sum = 0;
+    for (const auto& [value, own] : bytes) sum += own;
+    return sum;
   }
 
   /// Stages that read a parameter.

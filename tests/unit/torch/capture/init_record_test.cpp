@@ -119,6 +119,16 @@ void require_as_eager(Make make) {
   lazy.materialise(lazy_state);
   require_same_state(*eager, *deferred);
 
+  // with the generator's states forgotten in between
+  torch::manual_seed(11);
+  decltype(make()) forgetful;
+  auto third = InitRecord::record([&] { forgetful = make(); });
+  for (const auto& [name, tensor] : state(*forgetful)) {
+    third.forget_states();
+    third.materialise({tensor});
+  }
+  require_same_state(*eager, *forgetful);
+
   // from another generator, put right afterwards
   torch::manual_seed(77);
   decltype(make()) rebased;
