@@ -15,6 +15,7 @@
 #include <regex>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -373,6 +374,58 @@ TEST_CASE("in 16 bits gradients do not wait, whole, for the end of a backward") 
       CHECK(static_cast<double>(most.running) * (1 - one.options.memory_margin) <= static_cast<double>(most.predicted));
     }
   }
+}
+
+/// A recurrent layer between a table and a linear layer.
+template <class Layer, class LayerOptions>
+struct Recurrent : torch::nn::Module {
+  explicit Recurrent(const LayerOptions& options) : layer(options) {
+    register_module("table", table);
+    register_module("layer", layer);
+    last = register_module("last", torch::nn::Linear(layer->options.hidden_size() * (layer->options.bidirectional() ? 2 : 1), 200));
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    return torch::nn::functional::cross_entropy(last(std::get<0>(layer(table(ids))).mean(1)), y);
+  }
+  torch::nn::Embedding table{500, 96};
+  Layer layer;
+  torch::nn::Linear last{nullptr};
+};
+
+template <class Layer, class LayerOptions>
+void check_recurrent(const char* name) {
+  for (const auto& [layers, both, hidden] : {std::tuple(1, false, 96), {1, true, 64}, {2, false, 128}, {2, true, 96}, {3, false, 64}}) {
+    CAPTURE(name, layers, both, hidden);
+    const auto x = torch::arange(16 * 24, torch::kLong).remainder(500).view({16, 24}), y = torch::arange(16, torch::kLong);
+    ap::loopback::run(1, [&](ap::World& world) {
+      auto& ledger = RankMemory::install().open();
+      const RankMemory::Scope scope(ledger);
+      const auto options = LayerOptions(96, hidden).num_layers(layers).bidirectional(both).batch_first(true).dropout(layers > 2 ? 0.1 : 0);
+      using Net = Recurrent<Layer, LayerOptions>;
+      ap::AutoParallel<Net> model(world, [&] { return Net(options); },
+                                  {.stages = 1, .microbatches = 1, .recompute = "none", .device = "cpu", .log_level = "error"});
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+      model->attach(optimizer);
+      model->prepare(x, y);
+      ledger.forget_peak();
+      for (int step = 0; step < kSteps; ++step) {
+        optimizer.zero_grad();
+        model->forward(x, y).backward();
+        optimizer.step();
+      }
+      const auto held = static_cast<double>(ledger.peak()), predicted = static_cast<double>(predicted_peak(model->plan(), ap::Rank(0)));
+      CAPTURE(held, predicted);
+      CHECK(predicted >= 0.9 * held);
+      CHECK(predicted <= 1.5 * held);
+    });
+  }
+}
+
+TEST_CASE("recurrent layers hold what is predicted") {
+  torch::set_num_threads(1);
+  check_recurrent<torch::nn::LSTM, torch::nn::LSTMOptions>("LSTM");
+  check_recurrent<torch::nn::GRU, torch::nn::GRUOptions>("GRU");
+  check_recurrent<torch::nn::RNN, torch::nn::RNNOptions>("RNN");
 }
 
 TEST_CASE("so it is in all cases, listed", "[.nightly]") {

@@ -24,6 +24,13 @@ struct SavedBytes {
 };
 [[nodiscard]] SavedBytes saved_by(const OpContext& op);
 
+/// What layers of a recurrent network take that only the op knows: kept for the backward, and while each direction runs.
+struct RecurrentMemory {
+  Affine saved, forward, backward;
+};
+/// @pre the op's family is kRecurrent
+[[nodiscard]] RecurrentMemory recurrent_memory(const OpContext& op);
+
 /// Whether a backward will visit the op.
 [[nodiscard]] bool is_differentiable(const OpContext& op);
 

@@ -70,6 +70,10 @@ Affine Workspaces::of(const OpContext& op) const {
     for (const auto value : op.tensors()) copies += bytes_of(graph_, value);
     for (const auto value : op.results()) copies += bytes_of(graph_, value);
   }
+  if (op.traits().family == OpFamily::kRecurrent) {
+    const auto own = recurrent_memory(op);
+    return larger(forward(op) + own.forward, backward(op) + own.backward);
+  }
   return larger(forward(op), backward(op)) + copies;
 }
 
