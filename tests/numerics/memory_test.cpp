@@ -408,11 +408,7 @@ void check_recurrent(const char* name) {
       model->attach(optimizer);
       model->prepare(x, y);
       ledger.forget_peak();
-      for (int step = 0; step < kSteps; ++step) {
-        optimizer.zero_grad();
-        model->forward(x, y).backward();
-        optimizer.step();
-      }
+      for (int step = 0; step < kSteps; ++step) train_step({}, model, optimizer, x, y);
       const auto held = static_cast<double>(ledger.peak()), predicted = static_cast<double>(predicted_peak(model->plan(), ap::Rank(0)));
       CAPTURE(held, predicted);
       CHECK(predicted >= 0.9 * held);
