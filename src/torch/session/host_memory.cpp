@@ -1,6 +1,6 @@
 #include "torch/session/host_memory.hpp"
 
-#include <cstdlib>
+#include <mutex>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -8,8 +8,20 @@
 
 namespace autopar {
 
+namespace {
+
+/// Where another allocator is in use (a preloaded one, a sanitizer's) glibc's is first used here, by threads of several
+/// ranks at once, for which its own start is not made.
+[[nodiscard, maybe_unused]] std::unique_lock<std::mutex> only_user_of_heap() {
+  static std::mutex mutex;
+  return std::unique_lock(mutex);
+}
+
+}  // namespace
+
 void keep_freed_memory() {
 #ifdef __GLIBC__
+  const auto only = only_user_of_heap();
   constexpr int kLargestOfHeap = 32 << 20;  // glibc takes no more
   constexpr int kNever = -1;
   mallopt(M_MMAP_THRESHOLD, kLargestOfHeap);
@@ -19,6 +31,7 @@ void keep_freed_memory() {
 
 void release_freed_memory() {
 #ifdef __GLIBC__
+  const auto only = only_user_of_heap();
   malloc_trim(0);
 #endif
 }
