@@ -14,6 +14,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
 #include <autopar/plan/pipeline_of.hpp>
+#include <autopar/plan/runnable.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/rewrite/cast_hoist.hpp>
 #include <autopar/torch/rewrite/linear_fold.hpp>
