@@ -38,6 +38,9 @@ enum class OpFamily : std::uint8_t {
   kStack,
   kContraction,       ///< matmul and its relatives
   kLinear,
+  kRows,              ///< each row of its `dim` by itself: renorm
+  kReplacePart,       ///< a copy of its first argument, a part of which is its second: slice_scatter
+  kMatrix,            ///< works on matrices in the last two dims, and on vectors and numbers that go with them
   kTrailing,          ///< works on its last `parameter` dims
   kLayerNorm,         ///< works on the last dims that `normalized_shape` names
   kLeading,           ///< samples are dim 0 of its data arguments (`parameter` of them), the rest is shared

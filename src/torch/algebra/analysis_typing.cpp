@@ -72,12 +72,14 @@ RuleResult type_over_samples(const OpContext& op) {
   switch (op.traits().family) {
     case OpFamily::kPointwise:
     case OpFamily::kAlongDims:
+    case OpFamily::kRows:
     case OpFamily::kReduceSum:
     case OpFamily::kReduceMean:
     case OpFamily::kReduce:
     case OpFamily::kAppendDim: return type_reduction_op(op);
     case OpFamily::kContraction:
     case OpFamily::kLinear: return type_contraction_op(op);
+    case OpFamily::kMatrix: return type_matrix_op(op);
     case OpFamily::kTrailing:
     case OpFamily::kLayerNorm:
     case OpFamily::kLeading:

@@ -125,6 +125,7 @@ class OpContext {
 [[nodiscard]] RuleResult type_contraction_op(const OpContext& op);  ///< matmul, einsum, linear
 [[nodiscard]] RuleResult type_loss_op(const OpContext& op);
 [[nodiscard]] RuleResult type_layer_op(const OpContext& op);        ///< norms, pools, recurrent, attention, dropout
+[[nodiscard]] RuleResult type_matrix_op(const OpContext& op);       ///< factorisations, solvers
 [[nodiscard]] RuleResult type_reduction_op(const OpContext& op);
 
 }  // namespace autopar::algebra

@@ -101,10 +101,30 @@ RuleResult type_index(const OpContext& op) {
   return type ? typed(op, *type) : RuleResult::mixes(why);
 }
 
+/// x.index_put_({mask}, number): a masked fill. The mask is that of the samples' own elements, and what is written is the
+/// same wherever it is true.
+std::optional<RuleResult> type_masked_fill(const OpContext& op, ValueId self, const AdvancedIndex& index) {
+  if (index.count != 1 || !is_mask(op, index.by_dim[static_cast<std::size_t>(index.first)])) return std::nullopt;
+  const auto mask = index.by_dim[static_cast<std::size_t>(index.first)];
+  const auto values = op.tensor("values");
+  const auto& type = op.type(self);
+  const auto behind = op.rank(self) - index.first - op.rank(mask);  // dims of self that come after the mask's
+  if (!type.is_batched() || !values.valid() || op.type(values).has_samples()) return std::nullopt;
+  const auto& written = op.sizes(values);
+  const auto chosen = static_cast<std::int64_t>(written.size()) - behind - 1;  // dim that runs over where the mask is true
+  if (chosen >= 0 && written[static_cast<std::size_t>(chosen)] != SizeExpr{0, 1}) return std::nullopt;
+  const bool covers_samples = type.dim >= index.first && type.dim < index.first + op.rank(mask);
+  const bool same_samples = covers_samples ? op.type(mask) == type.at_dim(type.dim - index.first)
+                                           : !op.type(mask).has_samples();
+  if (!same_samples) return RuleResult::mixes("its mask has samples in another dim");
+  return typed(op, type);
+}
+
 RuleResult type_index_put(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);
   const auto index = read_indices(op);
+  if (const auto fill = type_masked_fill(op, self, index)) return *fill;
   std::string why;
   const auto place = type_of_indexed(op, self, index, why);
   if (!place) return RuleResult::mixes(why);
@@ -162,6 +182,10 @@ RuleResult type_index_select(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto index = op.tensor("index");
   const auto& type = op.type(self);
+  if (!op.has("dim")) {  // take: of the flattened tensor
+    if (type.has_samples() || !op.type(index).is_batched()) return RuleResult::mixes("it picks from the flattened batch");
+    return typed(op, op.type(index));
+  }
   const auto dim = wrap_dim(op.integer("dim", 0), op.rank(self));
   if (!type.has_samples() && op.type(index).is_batched()) {
     return typed(op, op.type(index).at_dim(dim));

@@ -50,11 +50,30 @@ bool has_rank_without_batch(const OpContext& op, ValueId self) {
     return op.rank(self) < op.rank(op.tensor("weight"));
   }
   if (name == "im2col" || name == "col2im") return op.rank(self) < (name == "im2col" ? 4 : 3);
+  if (name == "istft") return op.rank(self) < 3;
   return name.ends_with("_cell") && op.rank(self) < 2;
+}
+
+/// A convolution of each sample with weights of its own: samples are blocks of channels, each some groups of its own, as
+/// in x.view({1, B * C, H, W}) with weights [B * O, C, h, w] and groups = B.
+std::optional<RuleResult> type_convolution_by_groups(const OpContext& op) {
+  if (op.traits().op_class != OpClass::kConvolution || !op.has("groups")) return std::nullopt;
+  const auto input = op.first_tensor(), weight = op.tensor("weight"), bias = op.tensor("bias");
+  const auto groups = op.expression("groups");
+  const auto is_major = [&](ValueId value, std::int64_t dim) {  // a block of neighbours for each sample
+    const auto& type = op.type(value);
+    return type.is_batched() && type.dim == dim && type.outer == 1;
+  };
+  const bool by_groups = groups && groups->fixed == 0 && groups->per_sample > 0 &&
+                         op.rank(input) == op.rank(weight) && is_major(input, 1) && is_major(weight, 0) &&
+                         (!bias.valid() || is_major(bias, 0));
+  if (!by_groups) return std::nullopt;
+  return typed(op, BatchType::batched(1, 1, op.result_sizes()[1].per_sample));
 }
 
 // A tensor list counts as one data argument (the states of lstm_cell).
 RuleResult type_leading(const OpContext& op) {
+  if (auto by_groups = type_convolution_by_groups(op)) return *by_groups;
   std::optional<BatchType> shared;
   std::int32_t seen = 0;
   for (const auto& slot : op.node().inputs) {

@@ -27,6 +27,18 @@ std::optional<std::vector<std::int64_t>> dims_of(const OpContext& op, std::int64
   return all;
 }
 
+/// Without what `out` overloads write into.
+std::vector<ValueId> operands_of(const OpContext& op) {
+  std::vector<ValueId> found;
+  const auto& arguments = op.node().op.schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].is_out()) continue;
+    const auto here = op.tensors(static_cast<std::int32_t>(i));
+    found.insert(found.end(), here.begin(), here.end());
+  }
+  return found;
+}
+
 bool is_two_operand(const OpContext& op) {
   return (op.base_name() == "max" || op.base_name() == "min") && op.overload() == "other";
 }
@@ -61,7 +73,7 @@ RuleResult type_along_dims(const OpContext& op) {
 }
 
 RuleResult type_reduce(const OpContext& op) {
-  const auto operands = op.tensors();
+  const auto operands = operands_of(op);
   std::int64_t rank = 0;
   for (const auto operand : operands) rank = std::max(rank, op.rank(operand));
   const auto shared = broadcast(op, operands, rank);
@@ -75,7 +87,16 @@ RuleResult type_reduce(const OpContext& op) {
     return result;
   }
   const auto before = std::count_if(dims->begin(), dims->end(), [&](std::int64_t dim) { return dim < shared->dim; });
-  return typed(op, op.flag("keepdim", false) ? *shared : shared->at_dim(shared->dim - before));
+  const auto several = op.tensor("q");  // quantiles of several probabilities are a first dim of their own
+  const auto shift = several.valid() ? op.rank(several) : 0;
+  return typed(op, shared->at_dim(shared->dim + shift - (op.flag("keepdim", false) ? 0 : before)));
+}
+
+RuleResult type_rows(const OpContext& op) {
+  const auto self = op.first_tensor();
+  const auto& type = op.type(self);
+  if (wrap_dim(op.integer("dim", 0), op.rank(self)) != type.dim) return RuleResult::mixes("its rows run over the batch");
+  return typed(op, type);
 }
 
 RuleResult type_append_dim(const OpContext& op) {
@@ -90,6 +111,7 @@ RuleResult type_reduction_op(const OpContext& op) {
   switch (op.traits().family) {
     case OpFamily::kPointwise: return type_pointwise(op);
     case OpFamily::kAlongDims: return type_along_dims(op);
+    case OpFamily::kRows: return type_rows(op);
     case OpFamily::kAppendDim: return type_append_dim(op);
     default: return type_reduce(op);
   }

@@ -154,6 +154,26 @@ RuleResult type_select(const OpContext& op) {
   return typed(op, type.at_dim(type.dim - (dim < type.dim ? 1 : 0)));
 }
 
+/// select_scatter, slice_scatter, diagonal_scatter: the part is what select, slice or diagonal would give.
+RuleResult type_replace_part(const OpContext& op) {
+  const auto self = op.first_tensor();
+  const auto part = op.tensor("src");
+  const auto& type = op.type(self);
+  const auto name = op.base_name();
+  if (!type.is_batched()) return RuleResult::mixes("it writes samples into a shared tensor");
+  auto place = type.dim;  // of the samples in the part
+  if (name == "diagonal_scatter") {
+    const auto first = wrap_dim(op.integer("dim1", 0), op.rank(self)), second = wrap_dim(op.integer("dim2", 1), op.rank(self));
+    if (place == first || place == second) return RuleResult::mixes("it writes a diagonal over the batch");
+    place -= (first < type.dim ? 1 : 0) + (second < type.dim ? 1 : 0);
+  } else {
+    if (wrap_dim(op.integer("dim", 0), op.rank(self)) == place) return RuleResult::mixes("it writes samples by number");
+    if (name == "select_scatter" && wrap_dim(op.integer("dim", 0), op.rank(self)) < type.dim) --place;
+  }
+  if (op.type(part) != type.at_dim(place)) return RuleResult::mixes("samples of the part go to other samples");
+  return typed(op, type);
+}
+
 // Pieces along the batch dim hold all samples exactly if they are whole multiples of B * inner, at such offsets.
 std::optional<BatchType> piece(const BatchType& type, SizeExpr offset, SizeExpr size) {
   if (offset.fixed != 0 || size.fixed != 0 || size.per_sample == 0) return std::nullopt;
@@ -346,6 +366,7 @@ RuleResult type_shape_op(const OpContext& op) {
     case OpFamily::kPermute: return type_permute(op);
     case OpFamily::kSqueeze: return type_squeeze(op);
     case OpFamily::kUnsqueeze: return type_unsqueeze(op);
+    case OpFamily::kReplacePart: return type_replace_part(op);
     case OpFamily::kDiagonal: return type_diagonal(op);
     case OpFamily::kExpand: return type_expand(op);
     case OpFamily::kBroadcastTensors: return type_broadcast_tensors(op);

@@ -82,7 +82,9 @@ RuleResult type_over_sums(const OpContext& op) {
   if (is_one_of(name, {"div", "divide", "true_divide"})) {
     return linear_in_sum(op, first_only && op.is_none("rounding_mode"), kNotLinear);
   }
-  if (is_one_of(name, {"neg", "negative", "positive", "conj", "real", "imag"})) {
+  if (is_one_of(name, {"neg", "negative", "positive", "conj", "_conj", "_conj_physical", "conj_physical", "resolve_conj",
+                       "_neg_view", "resolve_neg", "real", "imag", "view_as_real", "view_as_complex", "_fft_c2c",
+                       "_fft_r2c", "_fft_c2r"})) {
     return linear_in_sum(op, true, kNotLinear);
   }
   switch (op.traits().family) {

@@ -11,7 +11,6 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/native/cpu/mixed_data_type.h>
 #include <ATen/native/layer_norm.h>
@@ -20,6 +19,8 @@
 #include <ATen/ops/result_type.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <torch/library.h>
+
+#include "torch/capture/meta_registration.hpp"
 
 // Forms of results only; each kernel's rule is that of the operator's CPU kernel (aten/src/ATen/native).
 
@@ -238,16 +239,10 @@ Tensor poisson(const Tensor& x, std::optional<at::Generator>) { return at::empty
 
 // ---------------------------------------------------------------- registration
 
-template <class Kernel>
-void add(torch::Library& library, const char* name, const char* overload, Kernel kernel) {
-  const auto op = c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, overload});
-  if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::Meta)) return;
-  const auto qualified = *overload == '\0' ? std::string(name) : std::string(name) + "." + overload;
-  library.impl(qualified.c_str(), kernel);
-}
+using detail::meta::add;
 
 void register_all(torch::Library& library) {
-  for (const auto* name : {"relu", "hardswish", "angle"}) add(library, name, "", &same_form);
+  for (const auto* name : {"relu", "hardswish"}) add(library, name, "", &same_form);
   for (const auto* name : {"relu_", "hardswish_"}) add(library, name, "", &in_place);
   add(library, "index_select", "", &index_select);
   add(library, "take", "", &take);
@@ -294,6 +289,7 @@ void install_meta_kernels() {
   static const bool installed = [] {
     static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
     register_all(library);
+    detail::meta::register_transforms(library);
     return true;
   }();
   (void)installed;

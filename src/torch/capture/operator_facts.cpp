@@ -49,6 +49,10 @@ bool reads_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (!has_data_dependent_form(op)) return false;
   const auto& name = op.schema().name();
   if (name == "aten::index") return has_boolean_index(stack, stack.size() - 2);
+  if (name == "aten::linalg_lstsq") {  // of drivers, only the CPU's own has results of known sizes
+    const auto& driver = stack.back();
+    return !driver.isNone() && driver.toStringRef() != "gelsy";
+  }
   if (name == "aten::one_hot") return stack.back().toInt() < 0;  // the number of classes, taken from the data
   return true;
 }

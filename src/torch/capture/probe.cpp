@@ -29,6 +29,8 @@ class StandIns {
     auto* impl = stand_in.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
     if (meta.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+    if (meta.is_conj()) stand_in._set_conj(true);
+    if (meta.is_neg()) stand_in._set_neg(true);
     if (meta.requires_grad()) stand_in.set_requires_grad(true);  // attention chooses its kernel by the mask's
     pairs_.emplace_back(meta, stand_in);
     return stand_in;

@@ -17,6 +17,7 @@
 #include "torch/capture/autocast_rules.hpp"
 #include "torch/capture/ivalues.hpp"
 #include "torch/capture/norm_by_totals.hpp"
+#include "torch/capture/window_views.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -78,7 +79,7 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (answer_by_identity(op, stack) || answer_by_data(op, stack)) return;
   }
   if (options_.batch_norm_by_totals && is_training_batch_norm(op, *stack)) return norm_by_totals(stack);
-  if (take_apart(op, stack)) return;
+  if (take_apart(op, stack) || take_windows(op, stack)) return;
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
   Call call{op, schema, stack, stack->size() - schema.arguments().size(), OpNode{op}};
   call.node.grad_enabled = at::GradMode::is_enabled();
@@ -153,6 +154,21 @@ bool Tracer::take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack)
     return false;
   }
   op.callBoxedForDispatchKey(kComposite, *stack);
+  return true;
+}
+
+/// Places in memory are those of a capture alone: what they are views of is recorded instead.
+bool Tracer::take_windows(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (options_.constructing || op.schema().name() != "aten::as_strided") return false;
+  const auto base = stack->size() - 4;
+  const auto x = (*stack)[base].toTensor();
+  const auto& offset = (*stack)[base + 3];
+  const auto from = offset.isNone() ? 0 : offset.toInt() - x.storage_offset();
+  if (from < 0) return false;
+  auto view = as_views(x, (*stack)[base + 1].toIntVector(), (*stack)[base + 2].toIntVector(), from);
+  if (!view) return false;
+  stack->resize(base);
+  stack->emplace_back(view->is_same(x) ? x.alias() : *view);
   return true;
 }
 

@@ -90,6 +90,7 @@ class Tracer {
   at::Tensor on_cpu(const at::Tensor& user);
   std::vector<std::pair<std::size_t, c10::IValue>> put_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   bool take_apart(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool take_windows(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   [[nodiscard]] const char* data_dependent() const;

@@ -24,7 +24,13 @@ constexpr char kUnwritten = static_cast<char>(0xA5);
 
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset() &&
-         a.scalar_type() == b.scalar_type();
+         a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
+}
+
+/// Of a conjugate, and of the imaginary part of one, libtorch keeps the memory and a bit.
+void copy_lazy_bits(const at::Tensor& from, const at::Tensor& to) {
+  if (from.is_conj()) to._set_conj(true);
+  if (from.is_neg()) to._set_neg(true);
 }
 
 std::vector<SizeExpr> fixed(c10::IntArrayRef sizes) {
@@ -109,6 +115,7 @@ at::Tensor Tracer::meta_leaf(const at::Tensor& user) {
     meta.unsafeGetTensorImpl()->set_sizes_and_strides(user.sizes(), user.strides(), user.storage_offset());
   }
   if (user.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  copy_lazy_bits(user, meta);
   if (user.requires_grad()) meta.set_requires_grad(true);
   return meta;
 }
@@ -171,6 +178,7 @@ at::Tensor Tracer::wrap(const at::Tensor& meta, bool may_have_memory) {
     known = user_storage_of_.insert_or_assign(storage, made).first;
   }
   auto phantom = phantom_over(known->second, meta, tag_);
+  copy_lazy_bits(meta, phantom);
   if (meta.requires_grad()) phantom.set_requires_grad(true);
   return phantom;
 }

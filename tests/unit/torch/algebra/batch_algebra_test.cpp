@@ -396,7 +396,7 @@ TEST_CASE("operators that mix samples are named") {
   expect_whole(one([](N n, T x) { return x * n[0] / (x * n[0]).abs().sum(); }), "div");
   expect_whole(one([](N n, T x) { return (x * (x * n[0]).mean().exp()).sum(); }), "exp");
   expect_whole(one([](N, T x) { return torch::cdist(x, x).sum(); }), "cdist");
-  expect_whole(one([](N, T x) { return torch::trace(x); }), "trace", "does not know");
+  expect_whole(one([](N, T x) { return torch::trace(x); }), "trace", "mixes samples");
   expect_whole(one([](N, T x) { return torch::max_pool1d(x.t().unsqueeze(0), 1).sum(); }), "max_pool1d", "along the batch");
   expect_whole(one([](N, T x) { return torch::conv1d(x.t().unsqueeze(0), torch::ones({2, 4, 1}, torch::kDouble)).sum(); }), "conv1d");
   expect_whole(one([](N, T x) { return (x.select(1, 0).unsqueeze(1) + x.select(1, 1)).sum(); }), "add", "other samples");
