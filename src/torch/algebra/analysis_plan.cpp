@@ -2,6 +2,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/torch/rewrite/cast_hoist.hpp>
+#include <autopar/torch/shown_name.hpp>
 
 #include "torch/algebra/analysis.hpp"
 
@@ -166,7 +167,7 @@ void Analysis::find_outputs() {
       output.kind = OutputKind::kEpilogue;
     } else {
       const auto definer = info.definer;
-      throw CaptureError(definer.valid() ? graph_.name(definer) : "result", definer.valid() ? graph_.op(definer).path : "",
+      throw CaptureError(definer.valid() ? shown_name(graph_, definer) : "result", definer.valid() ? graph_.op(definer).path : "",
                          "the model returns a " + std::string(name_of(type.spread)) +
                              ", which is neither one row for each sample nor a sum over them; return values for each "
                              "sample, or reduce them to a loss");
@@ -353,7 +354,7 @@ BatchPlan analyze_batch(const OpGraph& graph, const AlgebraOptions& options) {
 void require_splittable(const OpGraph& graph, const BatchPlan& plan) {
   const auto op = plan.first_whole_batch_op();
   if (!op.valid()) return;
-  throw CaptureError(graph.name(op), graph.op(op).path,
+  throw CaptureError(shown_name(graph, op), graph.op(op).path,
                      "cannot run on several micro-batches or replicas: " + plan.treatment(op).reason +
                          "; allow one micro-batch and one replica for its stage, or move it out of the model");
 }

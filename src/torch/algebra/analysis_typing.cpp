@@ -2,6 +2,7 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
+#include <autopar/torch/shown_name.hpp>
 
 #include "torch/algebra/analysis.hpp"
 
@@ -158,7 +159,7 @@ RuleResult Analysis::decide(const OpContext& op, bool& again) {
     return whole_batch(op, "its result is not linear in a sum over all samples and is used for each sample");
   }
   if ((family == OpFamily::kEmbedding || family == OpFamily::kEmbeddingBag) && op.flag("sparse", false)) {
-    throw CaptureError(graph_.name(op.id()), op.node().path,
+    throw CaptureError(shown_name(graph_, op.id()), op.node().path,
                        "sparse gradients cannot be summed over replicas; use an embedding with sparse = false");
   }
   if (has_operand(op, Spread::kWhole)) return whole_batch(op, "its operand exists only for the whole batch");

@@ -5,6 +5,7 @@
 
 #include <autopar/torch/engine/split_backward.hpp>
 #include <autopar/torch/parameter_reads.hpp>
+#include <autopar/torch/shown_name.hpp>
 
 #include "torch/algebra/work.hpp"
 #include "torch/algebra/workspace.hpp"
@@ -116,7 +117,7 @@ class Profiler {
 
   void add_atom(const std::vector<OpId>& ops) {
     OpProfile atom;
-    atom.name = graph_.name(heaviest(ops));
+    atom.name = shown_name(graph_, heaviest(ops));
     atom.path = graph_.op(heaviest(ops)).path;
     StructureHash structure;
     for (const auto id : ops) {

@@ -10,6 +10,7 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
+#include <autopar/torch/shown_name.hpp>
 
 namespace autopar {
 namespace {
@@ -58,7 +59,7 @@ std::string text(const c10::IValue& value) {
 }
 
 [[noreturn]] void differs(const OpGraph& graph, OpId op, const std::string& what) {
-  throw CaptureError(graph.name(op), graph.op(op).path, what + kWayOut);
+  throw CaptureError(shown_name(graph, op), graph.op(op).path, what + kWayOut);
 }
 
 std::string argument_name(const OpNode& node, std::size_t argument) {
@@ -69,13 +70,25 @@ std::string list(const Three& values) {
   return std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " + std::to_string(values[2]);
 }
 
+/// Whether the program has run the operator of `node` shortly before its operator `i`: then `node` is one more pass of a loop.
+bool goes_on_with(const OpGraph& graph, std::size_t i, const OpNode& node) {
+  constexpr std::size_t kLongestPass = 64;
+  for (std::size_t k = i; k > 0 && i - k < kLongestPass; --k) {
+    if (graph.ops[k - 1].op == node.op && graph.ops[k - 1].path == node.path) return true;
+  }
+  return false;
+}
+
 /// The operators of `a` and `b` in their order, their wiring and result slots.
-void require_same_structure(const OpGraph& a, const OpGraph& b, std::int64_t batch_of_b) {
-  const auto sizes = " with batch " + std::to_string(batch_of_b) + " as with other sizes";
+/// @param sizes  where they are compared: " with batch 4 as with other sizes"
+void require_same_structure(const OpGraph& a, const OpGraph& b, const std::string& sizes) {
   const auto common = std::min(a.ops.size(), b.ops.size());
   for (std::size_t i = 0; i < common; ++i) {
     const auto& x = a.ops[i];
     const auto& y = b.ops[i];
+    if (!(x.op == y.op) && goes_on_with(a, i, y) && !goes_on_with(a, i, x)) {
+      differs(b, OpId::of(i), "it runs in a loop, or for each element of a list, that is not equally long" + sizes);
+    }
     if (!(x.op == y.op) || x.grad_enabled != y.grad_enabled) {
       differs(a, OpId::of(i), "the program is not the same" + sizes + ": there it continues with " +
                                   y.op.schema().name());
@@ -125,7 +138,7 @@ void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId 
     if (values[0] == values[1] && values[0] == values[2]) return;
     const auto expr = solve_affine(batches, values);
     if (!expr) {
-      differs(*graphs[0], id, argument_name(node, argument) + " is " + list(values) + " for batch " + list(batches));
+      differs(*graphs[0], id, argument_name(node, argument) + " is " + list(values) + " for three batch sizes");
     }
     node.integers.push_back({static_cast<std::int32_t>(argument), element, *expr, role_of(node.op, argument)});
   };
@@ -148,7 +161,7 @@ void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId 
         }
       }
       differs(*graphs[0], id, argument_name(node, k) + " is " + text(a) + ", " + text(b) + ", " + text(c) +
-                                  " for batch " + list(batches) + ", which is neither k * (a * batch + c) nor "
+                                  " for three batch sizes, which is neither k * (a * batch + c) nor "
                                   "k / (a * batch + c)");
     }
   }
@@ -164,7 +177,7 @@ void solve_value(const Three& batches, std::array<OpGraph*, 3> graphs, std::size
     const Three values{x.fixed, y.fixed, z.fixed};
     const auto expr = solve_affine(batches, values);
     if (!expr) {
-      const auto message = std::string("a ") + what + " of its result is " + list(values) + " for batch " + list(batches);
+      const auto message = std::string("a ") + what + " of its result is " + list(values) + " for three batch sizes";
       if (info.definer.valid()) differs(*graphs[0], info.definer, message);
       throw CaptureError("forward", info.name, message + kWayOut);
     }
@@ -223,8 +236,8 @@ std::optional<SizeExpr> solve_affine(const Three& batches, const Three& values) 
 OpGraph solve_batch(std::array<SizedGraph, 3> captures) {
   const Three batches{captures[0].batch, captures[1].batch, captures[2].batch};
   const std::array<OpGraph*, 3> graphs{&captures[0].graph, &captures[1].graph, &captures[2].graph};
-  require_same_structure(*graphs[0], *graphs[1], batches[1]);
-  require_same_structure(*graphs[0], *graphs[2], batches[2]);
+  require_same_structure(*graphs[0], *graphs[1], " for all batch sizes");
+  require_same_structure(*graphs[0], *graphs[2], " for all batch sizes");
   for (std::size_t i = 0; i < graphs[0]->ops.size(); ++i) solve_arguments(batches, graphs, OpId::of(i));
   for (std::size_t v = 0; v < graphs[0]->values.size(); ++v) solve_value(batches, graphs, v);
   require_same_sharing(*graphs[0], *graphs[1]);
@@ -256,7 +269,7 @@ void require_same_for_one_sample(const OpGraph& graph, const SizedGraph& capture
 void require_instance(const OpGraph& graph, const SizedGraph& capture) {
   const auto batch = capture.batch;
   const auto at_batch = " at batch " + std::to_string(batch);
-  require_same_structure(graph, capture.graph, batch);
+  require_same_structure(graph, capture.graph, " with batch " + std::to_string(batch) + " as with other sizes");
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const auto& node = graph.ops[i];
     const auto& other = capture.graph.ops[i];

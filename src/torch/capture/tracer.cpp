@@ -30,6 +30,10 @@ constexpr const char* kNoDataYet =
     "its result depends on the values of a tensor, and a recorded construction has none yet; construct the module "
     "yourself and pass it instead of the callable";
 
+constexpr const char* kFlagBuffer =
+    ". A flag or a number that the program sets itself is best a plain member of the module (bool, double) instead of a "
+    "buffer: the capture has what it is, and is made again when it changes (Options::verify_capture)";
+
 bool makes_uninitialised(const std::string& op) {
   return op.rfind("aten::empty", 0) == 0 || op.rfind("aten::new_empty", 0) == 0;
 }
@@ -189,7 +193,7 @@ bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* st
   const auto& schema = op.schema();
   const auto base = stack->size() - schema.arguments().size();
   if (!reads_data(op, *stack)) return false;
-  bool all_constant = true;
+  bool all_constant = true, reads_buffer = false;
   for (std::size_t i = base; i < stack->size(); ++i) {
     const auto& argument = (*stack)[i];
     if (is_tensor_list(argument)) all_constant = false;
@@ -198,11 +202,14 @@ bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* st
     const auto known = find(tensor);
     if (known && graph_.value(*known).is_leaf() && !graph_.value(*known).name.empty()) last_path_ = graph_.value(*known).name;
     else if (known && !paths_[known->index()].empty()) last_path_ = paths_[known->index()];
+    reads_buffer |= known && graph_.value(*known).kind == ValueKind::kBuffer;
     all_constant &= phantom_tag(tensor) == nullptr && (!known || graph_.value(*known).kind == ValueKind::kConstant);
   }
   bool gives_tensors = false;
   for (const auto& result : schema.returns()) gives_tensors |= result.type()->kind() == c10::TypeKind::TensorType;
-  if (!all_constant || gives_tensors) refuse(schema.name(), last_path_, data_dependent());
+  if (!all_constant || gives_tensors) {
+    refuse(schema.name(), last_path_, data_dependent() + std::string(reads_buffer && !gives_tensors ? kFlagBuffer : ""));
+  }
   op.callBoxed(stack);
   return true;
 }

@@ -11,6 +11,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/torch/engine/stage_runtime.hpp>
 #include <autopar/torch/parameter_reads.hpp>
+#include <autopar/torch/shown_name.hpp>
 
 namespace autopar {
 
@@ -395,7 +396,7 @@ StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPa
         if (from != atom) {
           level[atom] = std::max(level[atom], level[from] + (total ? 1 : 0));
         } else if (total && several) {
-          throw CaptureError(graph.name(definer), graph.op(definer).path,
+          throw CaptureError(shown_name(graph, definer), graph.op(definer).path,
                              "replicas cannot add it up, because memory that is written later holds it and what follows "
                              "from it; write into a copy, or use one replica");
         }
@@ -487,7 +488,7 @@ class AtomPlacer {
   }
 
   [[noreturn]] void refuse(OpId op, StageId earliest) const {
-    throw CaptureError(graph_.name(op), graph_.op(op).path,
+    throw CaptureError(shown_name(graph_, op), graph_.op(op).path,
                        "in this mode or with these arguments it reads values of stage " +
                            std::to_string(earliest.value()) +
                            ", but its parameters were put in an earlier stage, or in different ones, by the first capture; "

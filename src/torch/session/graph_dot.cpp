@@ -4,6 +4,8 @@
 #include <sstream>
 #include <utility>
 
+#include <autopar/torch/shown_name.hpp>
+
 namespace autopar {
 
 namespace {
@@ -34,7 +36,7 @@ std::string sizes_of(const ValueInfo& value) {
 
 void write_op(std::ostream& out, const OpGraph& graph, OpId id) {
   const auto& path = graph.op(id).path;
-  out << "op" << id.value() << " [label=" << quoted(graph.name(id));
+  out << "op" << id.value() << " [label=" << quoted(shown_name(graph, id));
   if (!path.empty()) out << ", tooltip=" << quoted(path);
   out << "];\n";
 }

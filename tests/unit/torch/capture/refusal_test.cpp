@@ -39,9 +39,36 @@ struct Square : torch::autograd::Function<Square> {
   }
 };
 
+/// Branches on a flag that is a buffer, or the way out of its refusal.
+struct Flagged : TestModel {
+  explicit Flagged(bool reads_buffer) : in_buffer(reads_buffer) {
+    register_module("a", a);
+    flag = register_buffer("initialized", torch::ones({}, torch::kBool));
+  }
+  std::vector<Tensor> run(const std::vector<Tensor>& in) override {
+    return {(in_buffer ? flag.item<bool>() : initialized) ? a(in[0]).sum() : a(in[0]).mean()};
+  }
+  std::vector<Tensor> arguments(std::int64_t n) override { return {torch::randn({n, 4})}; }
+  torch::nn::Linear a{4, 8};
+  Tensor flag;
+  bool in_buffer, initialized = true;
+};
+
 }  // namespace
 
 TEST_CASE("Reading data in the forward is refused with operator, place and way out", "[refusal]") {
+  SECTION("item on a buffer: the way out is a plain member") {
+    Flagged buffer(true), plain(false);
+    try {
+      (void)capture_model(buffer);
+      FAIL("captured what it should refuse");
+    } catch (const CaptureError& error) {
+      REQUIRE(error.op() == "aten::item");
+      REQUIRE(error.path() == "initialized");
+      REQUIRE_THAT(error.reason(), Contains("plain member of the module (bool"));
+    }
+    REQUIRE_NOTHROW((void)capture_model(plain));
+  }
   SECTION("item") {
     const auto r = refusal([](Tensor y, Tensor) { return y.sum().item<float>() > 0 ? y.sum() : -y.sum(); });
     REQUIRE(r.op == "aten::item");
@@ -200,6 +227,15 @@ TEST_CASE("Programs that are not a function a * batch + c are refused with the p
       for (std::int64_t i = 1; i < n(x); ++i) sum = sum + y[i].sum();
       return sum;
     });
+  }
+  SECTION("a loop over samples, with something behind it") {
+    const auto r = refusal([n](Tensor y, Tensor x) {
+      auto sum = y[0].sum();
+      for (std::int64_t i = 1; i < n(x); ++i) sum = sum + y[i].sum();
+      return (sum * 2).relu();
+    });
+    REQUIRE(r.op == "aten::select");  // of the loop, not what follows
+    REQUIRE_THAT(r.reason, Contains("loop") && !Contains("12") && !Contains("batch 7"));
   }
   SECTION("unbind") { REQUIRE(refusal([](Tensor y, Tensor) { return torch::stack(y.unbind(0)).sum(); }).op == "aten::unbind"); }
   SECTION("halves") {
