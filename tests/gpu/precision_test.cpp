@@ -124,7 +124,7 @@ TEST_CASE("an fp16 overflow on one GPU skips the step on all, with every ZeRO le
     CHECK(model->stats().loss_scale == 32768);
     const auto owned = model->owned_parameters();
     for (std::size_t i = 0; i < owned.size(); ++i) CHECK(torch::equal(owned[i], before[i]));
-    CHECK(optimizer.state().empty());
+    for (const auto& parameter : owned) CHECK(optimizer.state().count(parameter.unsafeGetTensorImpl()) == 0);
     CHECK(step(near) > 0);
     CHECK(model->stats().skipped_steps == 1);
     for (std::size_t i = 0; i < owned.size(); ++i) {

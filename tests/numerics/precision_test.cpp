@@ -415,7 +415,7 @@ TEST_CASE("an overflow on one rank skips the step on all and halves the scale; t
       {
         const std::lock_guard lock(mutex);
         for (size_t i = 0; i < owned.size(); ++i) CHECK(torch::equal(owned[i], before[i]));
-        CHECK(optimizer.state().empty());
+        for (const auto& parameter : owned) CHECK(optimizer.state().count(parameter.unsafeGetTensorImpl()) == 0);
         CHECK(model->stats().skipped_steps == 1);
         CHECK(model->stats().loss_scale == 32768);
         check_near(model, want);

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -12,6 +14,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
+#include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
 #include <autopar/plan/planner.hpp>
@@ -116,7 +119,8 @@ class AutoParallelImpl : public torch::nn::Module {
       auto results = std::apply([&](auto&... each) { return module_->forward(each...); }, rebuilt);
       return at::Tensor(const_cast<Loss&>(loss)(results, rebuilt_targets));
     };
-    return run<at::Tensor>(std::tuple(std::move(arguments), targets), body, "train_step " + name_of_loss(loss) + " ");
+    return run<at::Tensor>(std::tuple(std::move(arguments), targets), body, "train_step " + name_of_loss(loss) + " ",
+                           bytes_held_by(loss));
   }
 
   // ---- parameters
@@ -137,6 +141,13 @@ class AutoParallelImpl : public torch::nn::Module {
     torch::OrderedDict<std::string, at::Tensor> state;
     for (auto& [name, value] : session_->gather_state()) state.insert(name, value);
     return state;
+  }
+
+  /// The optimizer as one process would have it, on rank 0; null elsewhere. It is to be saved, with `torch::save(*whole,
+  /// file)`, which `torch::load(optimizer, file)` of a program without autopar reads; it steps nothing. Collective.
+  /// @throws InvalidArgument naming the class of an optimizer whose state is not known
+  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer) {
+    return session_->gather_optimizer(optimizer);
   }
 
   // ---- training
@@ -248,7 +259,8 @@ class AutoParallelImpl : public torch::nn::Module {
     }
     for (const auto& item : base.named_buffers(false)) register_buffer(item.key(), item.value());
     for (const auto& item : base.named_children()) register_module(item.key(), item.value());
-    session_ = std::make_shared<Session>(world, module_, std::move(options), plan_function(), std::move(init));
+    const std::span members(reinterpret_cast<const std::byte*>(module_.get()), sizeof(Contained));
+    session_ = std::make_shared<Session>(world, module_, std::move(options), plan_function(), std::move(init), members);
   }
 
   static PlanFunction plan_function() {
@@ -284,8 +296,9 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   template <class Result, class Arguments, class Body>
-  Result run(Arguments arguments, Body body, const std::string& purpose) {
-    const auto [flat, forward] = bind<Result>(std::move(arguments), std::move(body), purpose);
+  Result run(Arguments arguments, Body body, const std::string& purpose, std::string beside = {}) {
+    auto [flat, forward] = bind<Result>(std::move(arguments), std::move(body), purpose);
+    flat.beside = std::move(beside);
     const auto result = session_->call(flat, forward);
     return with_tensors(*static_cast<const Result*>(result.prototype.get()), result.tensors);
   }
@@ -299,6 +312,16 @@ class AutoParallelImpl : public torch::nn::Module {
       name += "#" + std::to_string(losses_.try_emplace(address, losses_.size()).first->second);
     }
     return name;
+  }
+
+  /// What a lambda has captured by value.
+  template <class Loss>
+  static std::string bytes_held_by(const Loss& loss) {
+    if constexpr (std::is_class_v<Loss> && !std::is_empty_v<Loss>) {
+      return {reinterpret_cast<const char*>(std::addressof(loss)), sizeof(Loss)};
+    } else {
+      return {};
+    }
   }
 
   std::shared_ptr<Contained> module_;

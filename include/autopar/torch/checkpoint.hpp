@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,6 +47,12 @@ void save_checkpoint(World& world, const std::filesystem::path& folder, const st
 [[nodiscard]] CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder,
                                              const std::vector<PlacedTensor>& tensors,
                                              const std::vector<torch::optim::Optimizer*>& optimizers);
+
+/// An optimizer like `optimizer` with the whole state of its parameters in memory of its own on rank 0's CPU, as
+/// `torch::save` of a program without autopar would find it; null on other ranks. What it steps besides `tensors` comes with
+/// rank 0's state. Collective.
+[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world, const std::vector<PlacedTensor>& tensors,
+                                                                        torch::optim::Optimizer& optimizer);
 
 /// Copies of all tensors on rank 0's CPU, in order; empty on other ranks. Collective.
 [[nodiscard]] std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTensor>& tensors);

@@ -24,6 +24,8 @@ namespace autopar {
 struct Flattened {
   std::vector<at::Tensor> tensors;  ///< in declaration order; undefined where the caller's was
   std::string structure;            ///< containers, their lengths, present optionals, values of constants
+  std::string beside{};             ///< bytes of what else the code that takes them holds: each rank's own, only compared
+                                    ///< with those of earlier calls
 };
 
 namespace detail {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,14 @@ using StateEntry = std::pair<std::string, at::Tensor>;
 /// Replaces the state of one parameter. Takes the tensors over.
 /// @throws CheckpointError if the entries are not those of this kind of optimizer
 void set_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const std::vector<StateEntry>& entries);
+
+/// From now on `torch::save` of the optimizer throws InvalidArgument with `message`, until its state is cleared: it has an
+/// entry more in `state()`, of no parameter, that cannot be written.
+void refuse_to_save(torch::optim::Optimizer& optimizer, const std::string& message);
+
+/// An optimizer of the same class, groups and options over placeholders, one for each parameter, with the same counts and
+/// order of them and no state.
+[[nodiscard]] std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Optimizer& optimizer);
 
 /// Learning rate of each parameter group.
 [[nodiscard]] std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer);

@@ -6,6 +6,7 @@
 #include <iosfwd>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -77,9 +78,10 @@ struct ParameterShard {
 /// gradients. The type-erased half of AutoParallel; every member marked collective is called by all ranks in one order.
 class Session {
  public:
-  /// @param init  the recorded construction when `module` is made of phantoms; null when its values are there
+  /// @param init     the recorded construction when `module` is made of phantoms; null when its values are there
+  /// @param members  the bytes of `module` as an object: a change of them is a reason to verify its captures
   Session(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
-          std::shared_ptr<InitRecord> init);
+          std::shared_ptr<InitRecord> init, std::span<const std::byte> members = {});
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -114,6 +116,8 @@ class Session {
   [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
   /// All parameters and buffers by name on rank 0, nothing elsewhere. Collective.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gather_state();
+  /// An optimizer of the same class with the same options and whole state on rank 0, null elsewhere. Collective.
+  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer);
 
   // ---- training
   void attach(torch::optim::Optimizer& optimizer);

@@ -12,11 +12,13 @@
 #include <torch/nn/module.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/torch/capture_change.hpp>
 #include <autopar/torch/meta_kernels.hpp>
 #include <autopar/torch/polymorphism.hpp>
 
 #include "torch/capture/construction.hpp"
 #include "torch/capture/cpu_handles.hpp"
+#include "torch/capture/first_change.hpp"
 #include "torch/capture/trace_scope.hpp"
 #include "torch/capture/tracer.hpp"
 
@@ -72,19 +74,20 @@ using Types = std::vector<c10::ScalarType>;
 
 /// What libtorch says of a gradient that it cannot take, here because phantoms have no history.
 bool asks_for_gradient(std::string_view error) {
-  static constexpr std::string_view kPhrases[] = {"differentiated Tensors", "does not have a grad_fn"};
+  static constexpr std::string_view kPhrases[] = {"differentiated Tensors", "does not have a grad_fn",
+                                                  "input tensors does not require grad"};
   return std::any_of(std::begin(kPhrases), std::end(kPhrases),
                      [&](std::string_view phrase) { return error.find(phrase) != std::string_view::npos; });
 }
 
-std::string reason_of(const c10::Error& error, std::int64_t batch) {
+std::string reason_of(const c10::Error& error) {
   const std::string said = error.what_without_backtrace();
   if (asks_for_gradient(said)) {
     return "a gradient was taken inside the forward (torch::autograd::grad or backward), of which a captured model has "
            "no history; write the derivative with operators. Gradient penalties, which need a second backward, are not "
            "supported. libtorch says: " + said;
   }
-  return "with batch " + std::to_string(batch) + ", the forward failed: " + said;
+  return "the forward failed while it was captured, which is tried with batches of several sizes: " + said;
 }
 
 /// The value of a tensor within a trace, which its look is no part of.
@@ -145,7 +148,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
     tracer.finish();
   } catch (const c10::Error& error) {
     throw CaptureError(tracer.last_op().empty() ? "forward" : "after " + tracer.last_op(), tracer.last_path(),
-                       reason_of(error, batch));
+                       reason_of(error));
   }
   arguments.clear();
   const bool keeps_values = tracer.keeps_values();
@@ -156,6 +159,38 @@ Types result_types_of(const OpGraph& graph) {
   Types types;
   for (const auto output : graph.outputs) types.push_back(graph.value(output).dtype);
   return types;
+}
+
+/// What a forward computes otherwise than the one before it, of several with one batch size.
+std::optional<CaptureChange> change_of_itself(const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
+                                              const FlatForward& forward, const CaptureOptions& options,
+                                              const Types& types) {
+  constexpr int kRuns = 4;  // a change in every second or third run shows
+  const auto batch = options.batch_sizes[0];
+  auto before = capture_at(batch, module, inputs, forward, options, types).sized.graph;
+  for (int run = 1; run < kRuns; ++run) {
+    auto now = capture_at(batch, module, inputs, forward, options, types).sized.graph;
+    if (auto change = detail::first_change(before, now, batch)) return change;
+    before = std::move(now);
+  }
+  return std::nullopt;
+}
+
+/// What looks like a program that depends on the batch size may be one that changes from call to call.
+template <class Compare>
+auto named_if_it_changes_itself(const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
+                                const FlatForward& forward, const CaptureOptions& options, const Types& types,
+                                const Compare& compare) {
+  try {
+    return compare();
+  } catch (const CaptureError&) {
+    const auto change = change_of_itself(module, inputs, forward, options, types);
+    if (!change) throw;
+    throw CaptureError(change->op, change->path,
+                       change->what + " in the next call with the same arguments: forward changes what it computes with (a "
+                       "call counter, a schedule), which a replay does not. Way out: count in the training loop and pass "
+                       "what follows from it to forward as an argument, or set a member before the call");
+  }
 }
 
 }  // namespace
@@ -185,7 +220,8 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
     types = result_types_of(capture_at(sizes[0], module, inputs, forward, plain, {}).sized.graph);
   }
   const auto at = [&](std::int64_t batch) { return capture_at(batch, module, inputs, forward, options, types).sized; };
-  return solve_batch({at(sizes[0]), at(sizes[1]), at(sizes[2])});
+  return named_if_it_changes_itself(module, inputs, forward, options, types,
+                                    [&] { return solve_batch({at(sizes[0]), at(sizes[1]), at(sizes[2])}); });
 }
 
 void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
@@ -201,11 +237,25 @@ void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const
       if (copies_left_out) require_same_for_one_sample(graph, again);
       else require_instance(graph, again);
     };
-    const auto again = capture_at(batch, module, inputs, forward, options, types);
-    require_same(again.sized);
-    // A state that is made anew for each batch size is read in a second forward of the same size only.
-    if (again.keeps_values) require_same(capture_at(batch, module, inputs, forward, options, types).sized);
+    named_if_it_changes_itself(module, inputs, forward, options, types, [&] {
+      const auto again = capture_at(batch, module, inputs, forward, options, types);
+      require_same(again.sized);
+      // A state that is made anew for each batch size is read in a second forward of the same size only.
+      if (again.keeps_values) require_same(capture_at(batch, module, inputs, forward, options, types).sized);
+    });
   }
+}
+
+std::optional<CaptureChange> change_since_capture(const OpGraph& graph, const torch::nn::Module& module,
+                                                  const std::vector<InputSpec>& inputs, const FlatForward& forward,
+                                                  const CaptureOptions& options) {
+  install_meta_kernels();
+  detail::install_tracer();
+  const detail::CpuHandles on_cpu(module);
+  const auto batch = options.batch_sizes[0];
+  const auto types = options.autocast ? result_types_of(graph) : Types{};
+  const auto again = capture_at(batch, module, inputs, forward, options, types);
+  return detail::first_change(graph, again.sized.graph, batch);
 }
 
 }  // namespace autopar

@@ -33,6 +33,7 @@ struct Row {
   std::vector<Interval> shards;                    ///< by holder; empty: each has all of it
   std::function<at::Tensor()> read;                ///< on a holder
   std::function<void(const at::Tensor&)> write;    ///< on a holder, with a CPU tensor
+  std::function<void(const at::Tensor&)> gather{}; ///< of optimizer state: on any rank, with the whole CPU tensor
 };
 
 std::vector<std::int64_t> sizes_of(const PlacedTensor& tensor) {
@@ -128,6 +129,9 @@ std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
                       [handle, name, is_counter, arrived](const at::Tensor& value) {
                         (*arrived)[handle.unsafeGetTensorImpl()].emplace_back(
                             name, is_counter ? value : value.to(handle.device()));
+                      },
+                      [handle, name, arrived](const at::Tensor& whole) {
+                        (*arrived)[handle.unsafeGetTensorImpl()].emplace_back(name, whole);
                       }});
     }
   }
@@ -387,6 +391,32 @@ std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTen
     if (world.rank() == 0) out.push_back(data.clone());
   }
   return out;
+}
+
+std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world, const std::vector<PlacedTensor>& tensors,
+                                                          torch::optim::Optimizer& optimizer) {
+  const auto gathered = std::make_shared<ArrivedState>();  // by handle
+  const auto rows = state_rows(tensors, {&optimizer}, gathered);
+  const auto there = existing(world, rows);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (there[i] == 0) continue;
+    const auto data = to_root(world, rows[i]);
+    if (world.rank() == 0) rows[i].gather(data.clone());
+  }
+  if (world.rank() != 0) return nullptr;
+  const auto is_placed = [&](const at::Tensor& parameter) {
+    return std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) { return tensor.handle.is_same(parameter); });
+  };
+  auto whole = same_optimizer(optimizer);
+  for (std::size_t g = 0; g < whole->param_groups().size(); ++g) {
+    const auto& handles = optimizer.param_groups()[g].params();
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      auto state = is_placed(handles[i]) ? (*gathered)[handles[i].unsafeGetTensorImpl()] : state_of(optimizer, handles[i]);
+      for (auto& [name, value] : state) value = to_cpu(value).clone();
+      if (!state.empty()) set_state(*whole, whole->param_groups()[g].params()[i], state);
+    }
+  }
+  return whole;
 }
 
 at::Tensor gather_tensor(World& world, const PlacedTensor& tensor) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <typeinfo>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
@@ -92,6 +93,22 @@ const std::vector<Entry<optim::LAMBParamState>>& entries() {
 }
 
 #undef AUTOPAR_TENSOR_ENTRY
+
+/// State of no parameter: libtorch writes all entries of an optimizer's state.
+template <class State>
+struct Unsaveable : State {
+  explicit Unsaveable(std::string said) : message(std::move(said)) {}
+  using State::serialize;
+  void serialize(torch::serialize::OutputArchive&) const override { throw InvalidArgument(message); }
+  std::string message;
+};
+constexpr char kNoParameter = 0;  // its address is the key of such an entry
+
+template <class Optimizer, class Options>
+std::unique_ptr<torch::optim::Optimizer> made(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                                              const torch::optim::OptimizerOptions& defaults) {
+  return std::make_unique<Optimizer>(groups, static_cast<const Options&>(defaults));
+}
 
 /// Calls `body` with the state class of the optimizer as a null pointer of that type.
 template <class Body>
@@ -212,6 +229,38 @@ void set_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, 
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
     return 0;
   });
+}
+
+void refuse_to_save(torch::optim::Optimizer& optimizer, const std::string& message) {
+  with_state_class(optimizer, [&]<class State>(State*) {
+    optimizer.state()[const_cast<char*>(&kNoParameter)] = std::make_unique<Unsaveable<State>>(message);
+    return 0;
+  });
+}
+
+std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Optimizer& optimizer) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const auto& group : optimizer.param_groups()) {
+    std::vector<at::Tensor> placeholders;
+    for (const auto& parameter : group.params()) {
+      placeholders.push_back(at::empty({0}, at::TensorOptions().dtype(parameter.scalar_type())));
+    }
+    groups.emplace_back(std::move(placeholders), group.options().clone());
+  }
+  const auto& defaults = optimizer.defaults();
+  auto same = [&] {
+    switch (optimizer_kind(optimizer)) {
+      case OptimizerKind::kSgd: return made<torch::optim::SGD, torch::optim::SGDOptions>(groups, defaults);
+      case OptimizerKind::kAdam: return made<torch::optim::Adam, torch::optim::AdamOptions>(groups, defaults);
+      case OptimizerKind::kAdamW: return made<torch::optim::AdamW, torch::optim::AdamWOptions>(groups, defaults);
+      case OptimizerKind::kRmsProp: return made<torch::optim::RMSprop, torch::optim::RMSpropOptions>(groups, defaults);
+      case OptimizerKind::kLamb: return made<optim::LAMB, optim::LAMBOptions>(groups, defaults);
+      case OptimizerKind::kAdagrad: break;
+    }
+    return made<torch::optim::Adagrad, torch::optim::AdagradOptions>(groups, defaults);
+  }();
+  same->state().clear();  // what some make when they are made
+  return same;
 }
 
 std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {

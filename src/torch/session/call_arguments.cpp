@@ -44,6 +44,7 @@ std::string describe_input(const InputSpec& spec) {
 CallArguments inspect_arguments(const Flattened& flattened, const Options& options) {
   CallArguments arguments;
   arguments.signature = flattened.structure;
+  arguments.beside = flattened.beside;
   arguments.flat_count = flattened.tensors.size();
   std::optional<std::size_t> first_batched;
   if (options.batch_dims.size() > flattened.tensors.size()) {

@@ -64,17 +64,23 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   const auto key = capture_key(call->arguments);
   auto header = next_header(CallKind::kForward);
   header.needs_capture = needs_capture(key);
+  header.members_changed = members_changed(key, call->arguments);
   header.shared = call->arguments.shared;
   header.samples = call->arguments.has_batch ? call->arguments.samples : (world_.rank() == 0 ? 1 : 0);
   const auto headers = exchange(world_, header, key);
   open(*call, headers);
-  bool capture_again = false, pending = false;
+  bool capture_again = false, changed = false, pending = false;
   for (const auto& other : headers) {
     capture_again = capture_again || other.needs_capture;
+    changed = changed || other.members_changed;
     pending = pending || other.has_pending;
   }
+  if (!capture_again) capture_again = is_outdated(**programs_.find(key), call->arguments, forward, changed);
   if (capture_again) capture_and_deploy(call->arguments, key, call->batch, forward);
   call->program = *programs_.find(key);
+  auto& verification = call->program->verification;
+  ++verification.calls;
+  if (capture_again) verification.agreed = verification.calls;
   call->layout.microbatches = plan_->microbatches;
   verify_sizes(*call->program, call->arguments, forward, call->layout);
   call->accumulate = header.accumulates;

@@ -11,7 +11,7 @@
 namespace autopar {
 
 bool CapturedProgram::is_stale() const {
-  return std::any_of(constants.begin(), constants.end(), [](const auto& constant) {
+  return outdated || std::any_of(constants.begin(), constants.end(), [](const auto& constant) {
     return !constant.first.is_inference() && constant.first._version() != constant.second;
   });
 }

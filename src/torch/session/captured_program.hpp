@@ -20,10 +20,19 @@
 #include <autopar/torch/op_graph.hpp>
 
 #include "torch/session/epilogue.hpp"
+#include "torch/session/member_watch.hpp"
 #include "torch/session/prologue.hpp"
 #include "torch/session/recent_map.hpp"
 
 namespace autopar {
+
+/// When a program was found to be what forward does.
+struct Verification {
+  std::int64_t calls = 0;    ///< of the program since its capture, the one under way included
+  std::int64_t agreed = 0;   ///< call at which it was
+  std::int64_t next = 2;     ///< call at which it is asked again, whatever members are
+  MembersSeen members;
+};
 
 /// The model's forward in one mode for one argument signature: captured, divided among the ranks and ready to run.
 struct CapturedProgram {
@@ -39,6 +48,8 @@ struct CapturedProgram {
   std::size_t result_count = 0;               ///< flattened results, undefined ones included
   std::vector<std::pair<at::Tensor, std::uint32_t>> constants;  ///< with the version at the capture
   std::set<std::int64_t> verified;            ///< global batches at which a capture gave the same program
+  Verification verification;
+  bool outdated = false;                      ///< found to be another than what forward does
 
   std::unique_ptr<RankRuntime> runtime;
   std::unique_ptr<Prologue> prologue;
@@ -46,7 +57,7 @@ struct CapturedProgram {
   std::vector<GroupId> groups;                ///< by reduction group of the pipeline
   std::vector<GroupId> gather_groups;         ///< likewise, for parameters that are gathered
 
-  /// Whether a constant was written since the capture.
+  /// Whether a constant was written since the capture, or forward was found to do something else.
   [[nodiscard]] bool is_stale() const;
   /// This rank's actions of a call under the plan that it was divided by; made and validated once for each layout and
   /// phase that is remembered. Valid until the next request.

@@ -18,6 +18,7 @@
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/rewrite/cast_hoist.hpp>
 #include <autopar/torch/rewrite/linear_fold.hpp>
+#include <autopar/torch/shown_name.hpp>
 
 #include "torch/session/host_memory.hpp"
 #include "torch/session/whole_handles.hpp"
@@ -56,10 +57,10 @@ void set_log_levels(Log& log, const std::string& levels) {
 }  // namespace
 
 Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
-                    std::shared_ptr<InitRecord> init)
+                    std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
     : world_(world), module_(std::move(module)), code_(std::move(code)), options_(code_), planner_(std::move(planner)),
       init_(std::move(init)), registry_(*module_), log_(world.logger(LogModule::kSession)),
-      losses_(world.rank() == 0 ? log_ : Logger()) {
+      members_(*module_, members), losses_(world.rank() == 0 ? log_ : Logger()) {
   for (const auto& part : module_->modules()) modules_.push_back(part.get());
 }
 
@@ -164,8 +165,13 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
   };
   require_one_precision();
   program.inputs = arguments.specs;
-  const WholeHandles whole(registry_);
-  program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
+  {
+    const WholeHandles whole(registry_);
+    const auto before = members_.look({});
+    program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
+    members_.ignore_changes_for_all(before);
+  }
+  program.verification.members = members_.look(arguments.beside);
   program.graph = fold_linear(hoist_parameter_casts(program.captured));
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
@@ -288,10 +294,10 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
     const auto replicas = plan_->stages[stage_of[i].index()].ranks.size();
     if (plan_->microbatches == 1 && (replicas == 1 || treatment.total)) continue;
     if (treatment.total) {
-      throw CaptureError(program.graph.name(OpId::of(i)), program.graph.ops[i].path,
-                         "it is exact with one micro-batch only, but the plan has " + std::to_string(plan_->microbatches));
+      throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
+                         "with batch_norm = exact it is right with one micro-batch only, but the plan has " + std::to_string(plan_->microbatches));
     }
-    throw CaptureError(program.graph.name(OpId::of(i)), program.graph.ops[i].path,
+    throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
                        treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
                            std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
                            " replicas of its stage");

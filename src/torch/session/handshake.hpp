@@ -20,6 +20,7 @@ struct CallHeader {
   std::uint64_t serial = 0;         ///< of this model's collective calls
   CallKind kind = CallKind::kForward;
   bool needs_capture = false;
+  bool members_changed = false;     ///< since the program was last found to be what forward does
   bool accumulates = false;         ///< inside no_sync
   bool has_pending = false;         ///< gradients that were accumulated and not reduced
   std::uint64_t key = 0;            ///< hash of `details`

@@ -1,5 +1,7 @@
 #include <autopar/torch/session.hpp>
 
+#include <torch/optim/optimizer.h>
+
 #include <autopar/core/error.hpp>
 
 #include "torch/session/session_impl.hpp"
@@ -62,6 +64,13 @@ std::vector<std::pair<std::string, at::Tensor>> Session::Impl::gather_state() {
   return state;
 }
 
+std::unique_ptr<torch::optim::Optimizer> Session::Impl::gather_optimizer(torch::optim::Optimizer& optimizer) {
+  require_deployed("gather_optimizer");
+  static_cast<void>(optimizer_kind(optimizer));
+  exchange(world_, next_header(CallKind::kGather), "optimizer");
+  return guarded("gather_optimizer", [&] { return autopar::gather_optimizer(world_, placed(), optimizer); });
+}
+
 void Session::Impl::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
   require_deployed("save");
   exchange(world_, next_header(CallKind::kSave), folder);
@@ -85,8 +94,9 @@ void Session::Impl::load(const std::string& folder, const std::vector<torch::opt
 // ---------------------------------------------------------------- Session
 
 Session::Session(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
-                 std::shared_ptr<InitRecord> init)
-    : impl_(std::make_shared<Impl>(world, std::move(module), std::move(code), std::move(planner), std::move(init))) {}
+                 std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
+    : impl_(std::make_shared<Impl>(world, std::move(module), std::move(code), std::move(planner), std::move(init),
+                                   members)) {}
 Session::~Session() = default;
 
 CallResult Session::call(const Flattened& arguments, const ForwardFunction& forward) {
@@ -128,6 +138,9 @@ at::Tensor Session::sum_over_shards(const std::vector<at::Tensor>& parameters, c
 }
 at::Tensor Session::gather(const at::Tensor& handle) { return impl_->gather(handle); }
 std::vector<std::pair<std::string, at::Tensor>> Session::gather_state() { return impl_->gather_state(); }
+std::unique_ptr<torch::optim::Optimizer> Session::gather_optimizer(torch::optim::Optimizer& optimizer) {
+  return impl_->gather_optimizer(optimizer);
+}
 void Session::attach(torch::optim::Optimizer& optimizer) {
   static_cast<void>(optimizer_kind(optimizer));  // refuses what has a state that is not known
   impl_->attach(optimizer);

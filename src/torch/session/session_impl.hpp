@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 
 #include <autopar/io/trace_file.hpp>
 #include <autopar/runtime/any_transport.hpp>
+#include <autopar/torch/capture_change.hpp>
 #include <autopar/torch/checkpoint.hpp>
 #include <autopar/torch/engine/host_copies.hpp>
 #include <autopar/torch/engine/loss_scaler.hpp>
@@ -75,7 +77,7 @@ struct Call {
 class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
  public:
   Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
-       std::shared_ptr<InitRecord> init);
+       std::shared_ptr<InitRecord> init, std::span<const std::byte> members);
 
   CallResult call(const Flattened& arguments, const ForwardFunction& forward);
   void prepare(const Flattened& arguments, const ForwardFunction& forward);
@@ -101,6 +103,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   [[nodiscard]] at::Tensor gather(const at::Tensor& handle);
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gather_state();
+  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer);
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
   void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
 
@@ -133,6 +136,14 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] GroupId group_of(const std::vector<Rank>& ranks);
   void verify_sizes(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
                     const BatchLayout& layout);
+
+  // ---- verification.cpp
+  [[nodiscard]] bool members_changed(const std::string& key, const CallArguments& arguments) const;
+  [[nodiscard]] bool is_outdated(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
+                                 bool members_changed);
+  [[nodiscard]] std::optional<CaptureChange> change_of(const CapturedProgram& program, const CallArguments& arguments,
+                                                       const ForwardFunction& forward);
+  void warn_of_change(const CaptureChange& change);
   void require_deployed(const char* member) const;
   [[nodiscard]] at::Tensor handle_of(const OpGraph& graph, ValueId leaf);
 
@@ -146,6 +157,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void upload_owners();
   [[nodiscard]] bool in_shares(const StateTensor& tensor) const;
   void fit_optimizer(torch::optim::Optimizer& optimizer);
+  [[nodiscard]] std::string description_of_share(const ShardUnit& unit, const ShardUnit::Place& place) const;
+  void refuse_to_save_parts(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
   [[nodiscard]] std::vector<SharedGroup> shared_groups(const Division& division) const;
   [[nodiscard]] at::Tensor compute_memory_of(const OpGraph& graph, ValueId leaf) const;
@@ -226,6 +239,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   QueueMark uploaded_;                                ///< after the latest `upload_owners`
   RecentMap<std::string, std::shared_ptr<CapturedProgram>> programs_{kRememberedPrograms};  ///< by capture_key
   bool warned_of_forgetting_ = false;
+  MemberWatch members_;
+  bool warned_of_change_ = false;
 
   std::uint64_t serial_ = 0;
   std::uint64_t seed_ = 0;  ///< rank 0's

@@ -19,6 +19,7 @@
 
 #include "torch/session/host_memory.hpp"
 #include "torch/session/session_impl.hpp"
+#include "torch/session/share_guard.hpp"
 #include "torch/session/whole_handles.hpp"
 
 namespace autopar {
@@ -238,12 +239,19 @@ void Session::Impl::hold_shards() {
   }
 }
 
+std::string Session::Impl::description_of_share(const ShardUnit& unit, const ShardUnit::Place& place) const {
+  return "'" + place.names.front() + "' is held in shares (ZeRO " + std::to_string(unit.zero) + "), of which rank " +
+         std::to_string(world_.rank()) + " has " + std::to_string(unit.shard_of(place, world_.rank_id()).size()) + " of " +
+         std::to_string(place.elements()) + " elements";
+}
+
 /// What a handle refers to, and its gradient, go into a unit, and the handle refers to what this rank owns there.
 void Session::Impl::move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle) {
   const at::NoGradGuard no_grad;
   memory.take_over(place, handle);
   const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
-  give_data(handle, memory.owner_memory(place));
+  const auto own = memory.owner_memory(place);
+  give_data(handle, memory.unit().zero == 0 ? own : guarded_share(own, description_of_share(memory.unit(), place)));
   if (!gradient.defined()) return;
   if (memory.unit().zero == 0) {
     handle.mutable_grad() = gradient.to(handle.device());
@@ -291,6 +299,21 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
       value = fitted;
     }
     set_state(optimizer, tensor.handle, entries);
+  }
+  refuse_to_save_parts(optimizer);
+}
+
+void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) const {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      if (!registry_.has(parameter)) continue;
+      const auto& tensor = registry_.of(parameter);
+      if (holds(tensor) && !in_shares(tensor)) continue;
+      return refuse_to_save(optimizer, std::string("torch::save: this rank has ") + (holds(tensor) ? "a share" : "nothing") +
+                                           " of the state of '" + tensor.name() + "'; use model->save(folder, optimizer), "
+                                           "which all ranks call, or save on rank 0 what "
+                                           "model->gather_optimizer(optimizer) gives");
+    }
   }
 }
 

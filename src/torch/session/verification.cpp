@@ -1,0 +1,102 @@
+// Whether a program is still what forward does. Members that forward reads are numbers in a capture; when they change, so
+// must the program.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/session/session_impl.hpp"
+#include "torch/session/whole_handles.hpp"
+
+namespace autopar {
+
+namespace {
+
+constexpr std::int64_t kLongestInterval = 1024;  // calls: a capture in so many is nothing beside their steps
+constexpr char kSeparator = '\x1f';
+
+constexpr const char* kWayOut =
+    "Way out: pass it to forward as an argument (a number, or a 0-dim tensor where it changes often), or call "
+    "model->recapture() after each change";
+
+std::string joined(const std::optional<CaptureChange>& change) {
+  return change ? change->op + kSeparator + change->path + kSeparator + change->what : std::string();
+}
+
+CaptureChange parted(const std::string& text) {
+  const auto first = text.find(kSeparator), second = text.find(kSeparator, first + 1);
+  return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+}
+
+std::string range_of_calls(std::int64_t first, std::int64_t last) {
+  return first == last ? "call " + std::to_string(first) : "calls " + std::to_string(first) + " to " + std::to_string(last);
+}
+
+}  // namespace
+
+bool Session::Impl::members_changed(const std::string& key, const CallArguments& arguments) const {
+  const auto* known = programs_.peek(key);
+  return options_.verify_capture && known != nullptr && members_.changed((*known)->verification.members, arguments.beside);
+}
+
+std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& program, const CallArguments& arguments,
+                                                      const ForwardFunction& forward) {
+  const auto flat_forward = [&](const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> all(arguments.flat_count), defined;
+    for (std::size_t i = 0; i < tensors.size(); ++i) all[arguments.positions[i]] = tensors[i];
+    for (auto& tensor : forward(all).tensors) {
+      if (tensor.defined()) defined.push_back(tensor);
+    }
+    return defined;
+  };
+  const WholeHandles whole(registry_);
+  const auto before = members_.look({});
+  auto change = change_since_capture(program.captured, *module_, program.inputs, flat_forward, capture_options());
+  members_.ignore_changes_for_all(before);
+  return change;
+}
+
+// Where members were seen to change, nothing ran between the change and this call: a new capture makes it right. At an
+// interval nobody knows since when the program is another, nor whether forward changes what it reads by itself, which no
+// replay does: that is an error, after which the next call captures again.
+bool Session::Impl::is_outdated(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
+                                bool members_changed) {
+  if (!options_.verify_capture) return false;
+  auto& state = program.verification;
+  const auto now = state.calls + 1;
+  if (!members_changed && now < state.next) return false;
+  std::optional<CaptureChange> mine;
+  program.outdated = true;  // unless found otherwise: also if forward cannot be captured any more
+  together(world_, "verifying the capture", [&] { mine = change_of(program, arguments, forward); });
+  const auto all = world_.all_gather(blob_of(joined(mine)), "comparing with the capture");
+  const auto found = std::find_if(all.begin(), all.end(), [](const Blob& blob) { return !blob.empty(); });
+  if (found == all.end()) {
+    program.outdated = false;
+    members_.ignore_changes(state.members, arguments.beside);
+    state.next = now + std::min(now, kLongestInterval);
+    state.agreed = now;
+    return false;
+  }
+  const auto change = parted(text_of(*found));
+  if (members_changed) {
+    warn_of_change(change);
+    return true;
+  }
+  const auto since = now - state.agreed > 1
+                         ? "Of " + range_of_calls(state.agreed + 1, now - 1) + " of this program some or all used the old one. "
+                         : std::string("No call used the old one. ");
+  throw CaptureError(change.op, change.path,
+                     change.what + ": forward reads something beside its arguments (a member, a global) that has changed "
+                     "since it was captured, or that it changes itself, which no replay does. " + since + kWayOut);
+}
+
+void Session::Impl::warn_of_change(const CaptureChange& change) {
+  if (world_.rank() != 0) return;
+  const auto text = change.op + (change.path.empty() ? "" : " (near " + change.path + ")") + ": " + change.what;
+  if (std::exchange(warned_of_change_, true)) return log_.info(text + "; captured again");
+  log_.warn(text + ", because a member or what the loss holds has changed; the model is captured again, and so on each "
+                   "such change. Each takes time: pass what changes often to forward, as a 0-dim tensor");
+}
+
+}  // namespace autopar
