@@ -6,18 +6,22 @@
 // models are also planned for what the runtime runs today. "seconds" by the clock, "cpu_seconds" of the thread that plans.
 //
 //   plan_time [most operators = 10000] [most devices = 64]     0 operators: the models alone
+//   plan_time small [part of a case's name]                    graphs of 10 to 1,000 operators on up to 8 devices
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <iostream>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/rannc_staging.hpp>
 
 #include "models.hpp"
+#include "small_graphs.hpp"
 
 namespace ap = autopar;
 
@@ -36,9 +40,13 @@ double cpu_seconds() {
 
 /// nullopt if no plan fits.
 std::optional<ap::Plan> planned(const ap::ModelProfile& model, const ap::Cluster& cluster,
-                                const ap::PlanRequest& request) {
+                                const ap::PlanRequest& request, std::string& searched) {
+  ap::Planner<> planner;
+  planner.observer = [&](const std::string& phase) {
+    if (phase.starts_with("searched")) searched = phase;
+  };
   try {
-    return ap::Planner<>{}.plan(model, cluster, request);
+    return planner.plan(model, cluster, request);
   } catch (const ap::InfeasiblePlan&) {
     return std::nullopt;
   }
@@ -52,19 +60,22 @@ std::string shape_of(const ap::Plan& plan) {
 struct Timed {
   std::optional<ap::Plan> plan;
   double seconds, cpu_seconds;
+  std::string searched;
 };
 
 Timed timed(const ap::ModelProfile& model, const ap::Cluster& cluster, const ap::PlanRequest& request) {
   const auto start = Clock::now();
   const double cpu = cpu_seconds();
-  auto plan = planned(model, cluster, request);
-  return {std::move(plan), since(start), cpu_seconds() - cpu};
+  std::string searched;
+  auto plan = planned(model, cluster, request, searched);
+  return {std::move(plan), since(start), cpu_seconds() - cpu, std::move(searched)};
 }
 
 std::ostream& operator<<(std::ostream& out, const Timed& timed) {
   return out << R"("seconds":)" << timed.seconds << R"(,"cpu_seconds":)" << timed.cpu_seconds << R"(,"step":)"
              << (timed.plan ? timed.plan->step.value() : 0) << R"(,"plan":")"
-             << (timed.plan ? shape_of(*timed.plan) : "infeasible") << '"';
+             << (timed.plan ? shape_of(*timed.plan) : "infeasible") << R"(","searched":")" << timed.searched
+             << '"';
 }
 
 std::int64_t parameters_of(const ap::ModelProfile& model) {
@@ -130,9 +141,47 @@ void run_model(const std::string& name, const ap::ModelProfile& model, int devic
   std::cout << '}' << std::endl;
 }
 
+/// Graphs of at most 1,000 operators on at most 8 devices, with memory to spare and without.
+/// @param only  part of the names of cases
+void run_small_graphs(const std::string& only) {
+  int cases = 0, infeasible = 0, above = 0;
+  double most = 0, all = 0;
+  const auto run = [&](const models::Named& named, int devices, bool gpus, bool scarce) {
+    const auto cluster = gpus ? models::a100s(devices) : models::cores(devices);
+    const std::string ranks = cluster.name + '/' + std::to_string(devices);
+    const std::string name = named.name + '/' + ranks + (scarce ? "/scarce" : "/spare");
+    if (name.find(only) == std::string::npos) return;
+    ap::PlanRequest request;
+    request.batch = 16 * devices;
+    request.runtime = ap::runtime_capabilities();
+    if (scarce) request.options.device_memory = models::scarce(named.model, request.batch, devices);
+    const Timed result = timed(named.model, cluster, request);
+    std::cout << R"({"small":")" << name << R"(","operators":)" << named.model.graph.node_count() << ',' << result
+              << '}' << std::endl;
+    ++cases;
+    infeasible += result.plan ? 0 : 1;
+    above += result.cpu_seconds > 1 ? 1 : 0;
+    most = std::max(most, result.cpu_seconds);
+    all += result.cpu_seconds;
+  };
+  for (const models::Named& named : models::small_graphs()) {
+    for (const bool scarce : {false, true}) {
+      for (const int devices : {2, 4, 8}) run(named, devices, false, scarce);
+      run(named, 8, true, scarce);
+    }
+  }
+  std::cout << R"({"small_graphs":)" << cases << R"(,"infeasible":)" << infeasible << R"(,"above_1s":)" << above
+            << R"(,"most_cpu_seconds":)" << most << R"(,"mean_cpu_seconds":)" << all / std::max(1, cases) << '}'
+            << std::endl;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "small") {
+    run_small_graphs(argc > 2 ? argv[2] : "");
+    return 0;
+  }
   const int most_operators = argc > 1 ? std::atoi(argv[1]) : 10'000;
   const int most_devices = argc > 2 ? std::atoi(argv[2]) : 64;
   for (const bool all : {true, false}) {

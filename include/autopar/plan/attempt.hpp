@@ -9,6 +9,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/coarsened.hpp>
 #include <autopar/plan/concepts.hpp>
+#include <autopar/plan/effort.hpp>
 #include <autopar/plan/least_memory.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/segments.hpp>
@@ -62,7 +63,8 @@ class Attempt {
 
   /// The staging that needs least, where a search has found none that fits, is the planner's answer if it fits.
   [[nodiscard]] std::optional<LeastMemory> offer_least(SearchResult& found) const {
-    auto least = least_memory(coarse_.objective);
+    // The schedules that a search leaves out do not change it.
+    auto least = found.least ? std::optional(*found.least) : least_memory(coarse_.objective);
     if (least && (!has_law(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     return least;
@@ -88,8 +90,6 @@ class Attempt {
   }
 
  private:
-  static constexpr std::int64_t kStepsAState = 100, kStepsASearch = 500'000;
-
   [[nodiscard]] SearchResult beyond(bool least_is_proven) const {
     if constexpr (requires { staging_.search_beyond_plain(coarse_.objective); }) {
       if (least_is_proven) return staging_.search_beyond_plain(coarse_.objective);

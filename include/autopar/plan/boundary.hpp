@@ -23,6 +23,21 @@ struct Boundary {
            bytes_at(arriving, share).value() * gradients_arriving(microbatches) +
            bytes_at(going, share).value() * gradients_going(microbatches);
   }
+
+  Boundary& operator+=(const Boundary& other) {
+    in += other.in;
+    out += other.out;
+    held += other.held;
+    arriving += other.arriving;
+    going += other.going;
+    return *this;
+  }
+  /// With nothing that shrinks as shares grow.
+  [[nodiscard]] Boundary at_least_nothing() const {
+    const auto clamped = [](Affine size) { return Affine{std::max(0.0, size.per_sample), std::max(0.0, size.fixed)}; };
+    return {clamped(in), clamped(out), clamped(held), clamped(arriving), clamped(going)};
+  }
+  friend bool operator==(const Boundary&, const Boundary&) = default;
 };
 
 /// @param inside  inside(NodeId): whether the node belongs to the stage

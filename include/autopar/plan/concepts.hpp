@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -98,12 +99,15 @@ class Candidates {
   std::map<Shape, Candidate> by_shape_;
 };
 
+struct LeastMemory;
+
 /// What a search found.
 struct SearchResult {
   Candidates candidates;
   bool proven = false;      ///< no staging of the workload is faster
   Seconds lower_bound{};    ///< no staging of the workload is faster than this
   std::int64_t states = 0;  ///< expanded
+  std::shared_ptr<const LeastMemory> least{};  ///< `least_memory`, if the search asked for it
 };
 
 /// What a planner minimises: the default is `StepObjective`, `SlowestStage` another.

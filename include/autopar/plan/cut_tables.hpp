@@ -5,23 +5,17 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
-#include <autopar/plan/boundary.hpp>
+#include <autopar/plan/boundary_masks.hpp>
+#include <autopar/plan/node_mask.hpp>
 #include <autopar/plan/objective.hpp>
 
 namespace autopar::detail {
-
-using NodeMask = std::uint64_t;
-inline constexpr std::size_t kMaskNodes = 64;
-
-[[nodiscard]] constexpr NodeMask bit(NodeId node) {
-  return NodeMask{1} << node.index();
-}
 
 /// What pipelines of a workload are made of, last stage first: the *tails* (sets that hold all successors of their
 /// members, which are the downsets of the reversed graph) and sums of costs over them, so that the cost of a stage is
@@ -35,6 +29,13 @@ class CutTables {
     double busy = 0;              ///< forwards and backwards of a step, of the replica with the most samples
     double largest_backward = 0;  ///< of the largest share
     std::int64_t saved = 0;       ///< bytes of the largest share
+  };
+  /// What stages of so many replicas are made of.
+  struct Sized {
+    const Shares* shares = nullptr;
+    std::vector<Sums> sums;  ///< by tail
+    double least_again = 0;  ///< seconds a byte by which a backward grows at least, of what is not kept
+    bool is_ample = false;   ///< whatever the stage, its memory does not matter
   };
 
   /// @pre at most 64 nodes @return nullopt if there are more than `max_tails` tails
@@ -68,33 +69,29 @@ class CutTables {
     }
     return sum.at(replicas);
   }
+  /// Whether `held` is within the memory.
+  [[nodiscard]] bool holds(DownsetId from, DownsetId to, NodeMask stage, int replicas) const {
+    const std::int64_t memory = objective_->constraints().memory.value();
+    return everything_ <= memory || held(from, to, stage, replicas) <= memory;
+  }
   /// Least seconds by which a micro-batch's backward grows, so that the stage between two tails fits: workspace, values
   /// that several stages read and what is kept between segments left out. Infinite if it cannot fit.
-  /// @param stages  1 for the only stage, else 0
-  [[nodiscard]] double recomputing_to_fit(DownsetId from, DownsetId to, NodeMask nodes, const Boundary& boundary,
-                                          int in_flight, int microbatches, int replicas, int stages) {
-    const Shares& shares = objective_->shares().at(microbatches, replicas, stages);
-    const auto& sums = this->sums(microbatches, replicas, stages);
-    const std::int64_t saved = (sums[to.index()].saved - sums[from.index()].saved) * in_flight;
+  /// @param only  it is the only stage
+  [[nodiscard]] double recomputing_to_fit(DownsetId from, DownsetId to, NodeMask nodes, int in_flight,
+                                          int microbatches, int replicas, bool only) {
+    const Sized& size = sized(microbatches, replicas, only);
+    if (size.is_ample) return 0;
+    const std::int64_t saved = (size.sums[to.index()].saved - size.sums[from.index()].saved) * in_flight;
     const std::int64_t over = held(from, to, nodes, replicas) + saved +
-                              boundary.bytes(shares.largest, in_flight, microbatches) -
+                              boundary(nodes).bytes(size.shares->largest, in_flight, microbatches) -
                               objective_->constraints().memory.value();
     if (over <= 0) return 0;
     if (over > saved || objective_->constraints().recompute == Recompute::kNever)
       return std::numeric_limits<double>::infinity();
-    const bool keeps = stages == 1 && replicas == objective_->constraints().world;
-    const auto [entry, added] = least_again_.try_emplace({microbatches, keeps ? -1 : replicas});
-    if (added) entry->second = least_again(shares);
-    return static_cast<double>(over) / in_flight * entry->second;
+    return static_cast<double>(over) / in_flight * size.least_again;
   }
-  /// What flows over the borders of a stage. Worked out once for each; O(edges) the first time.
-  [[nodiscard]] const Boundary& boundary(NodeMask stage) {
-    const auto [entry, added] = boundaries_.try_emplace(stage);
-    if (added) {
-      entry->second = boundary_of(objective_->work(), [&](NodeId node) { return (stage & bit(node)) != 0; });
-    }
-    return entry->second;
-  }
+  /// What flows over the borders of a stage.
+  [[nodiscard]] Boundary boundary(NodeMask stage) const { return boundaries_(stage); }
   /// Trainable bytes read by the stage between two tails; `own` leaves out parameters with several readers, which may
   /// be summed elsewhere.
   [[nodiscard]] std::int64_t trainable(DownsetId from, DownsetId to, NodeMask stage, bool own) const {
@@ -105,13 +102,20 @@ class CutTables {
     return sum;
   }
 
-  /// Sums of each tail. @param stages 1 for the only stage, else 0
-  [[nodiscard]] const std::vector<Sums>& sums(int microbatches, int replicas, int stages) {
-    const bool keeps = stages == 1 && replicas == objective_->constraints().world;
-    auto& table = sums_[{microbatches, keeps ? -1 : replicas}];
-    if (table.empty()) fill(table, objective_->shares().at(microbatches, replicas, stages));
-    return table;
+  /// @param only  of the only stage, which on all ranks keeps each rank's own samples
+  [[nodiscard]] const Sized& sized(int microbatches, int replicas, bool only) {
+    auto& of_all = sized_[microbatches];
+    if (of_all.empty()) of_all.resize(static_cast<std::size_t>(objective_->constraints().world) + 1);
+    const bool keeps = only && replicas == objective_->constraints().world;
+    auto& size = of_all[static_cast<std::size_t>(keeps ? 0 : replicas)];
+    if (!size) {
+      const Shares& shares = objective_->shares().at(microbatches, replicas, only ? 1 : 0);
+      size = std::make_unique<Sized>(made(microbatches, shares));
+    }
+    return *size;
   }
+  /// Least seconds of any message between stages; 0 if there may be none.
+  [[nodiscard]] double least_message() const { return least_message_; }
 
   /// Device-seconds that the nodes of a tail take at least, whatever the replicas of their stages.
   [[nodiscard]] const std::vector<double>& least_work(int microbatches) {
@@ -149,7 +153,7 @@ class CutTables {
   };
 
   CutTables(const StepObjective& objective, DownsetLattice lattice)
-      : objective_(&objective), lattice_(std::move(lattice)) {
+      : objective_(&objective), lattice_(std::move(lattice)), boundaries_(objective.work()) {
     const auto& graph = objective.work().graph;
     const std::size_t n = graph.node_count();
     all_ = n == kMaskNodes ? ~NodeMask{0} : (NodeMask{1} << n) - 1;
@@ -165,7 +169,27 @@ class CutTables {
     }
     for (const NodeId node : graph.nodes())
       whole_batch_ |= graph[node].whole_batch ? bit(node) : 0;
+    find_parents();
     add_parameters();
+    add_messages();
+  }
+
+  /// Of each tail one that has a node less.
+  void find_parents() {
+    parents_.resize(lattice_.size());
+    for (std::size_t i = 0; i < lattice_.size(); ++i) {
+      for (const auto& cover : lattice_.covers(DownsetId::of(i)))
+        parents_[cover.result.index()] = {i, cover.added};
+    }
+  }
+
+  /// A value that stages pass on is a message at least as long as the smallest of all values for one sample.
+  void add_messages() {
+    const auto& graph = objective_->work().graph;
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for (const EdgeId edge : graph.edges())
+      least = std::min(least, bytes_at(graph[edge].bytes, 1).value());
+    if (graph.edge_count() > 0 && least > 0) least_message_ = objective_->work().least_transfer(Bytes(least)).value();
   }
 
   void add_parameters() {
@@ -189,6 +213,9 @@ class CutTables {
       held[static_cast<std::size_t>(std::countr_zero(parameter.readers))] += parameter.held;
       trainable[static_cast<std::size_t>(std::countr_zero(parameter.readers))] += parameter.trainable;
     }
+    everything_ = 0;
+    for (const auto& own : held) everything_ += own.at(1);
+    for (const auto& tied : tied_) everything_ += tied.held.at(1);
     held_ = summed<LeastHeld>([&](NodeId id) { return held[id.index()]; });
     trainable_ = summed<std::int64_t>([&](NodeId id) { return trainable[id.index()]; });
   }
@@ -197,10 +224,8 @@ class CutTables {
   template <class T, class F>
   [[nodiscard]] std::vector<T> summed(const F& value) const {
     std::vector<T> sums(lattice_.size(), T{});
-    for (std::size_t i = 0; i < sums.size(); ++i) {
-      for (const auto& cover : lattice_.covers(DownsetId::of(i)))
-        sums[cover.result.index()] = sums[i] + value(cover.added);
-    }
+    for (std::size_t i = 1; i < sums.size(); ++i)
+      sums[i] = sums[parents_[i].tail] + value(parents_[i].added);
     return sums;
   }
 
@@ -225,17 +250,27 @@ class CutTables {
     return sum;
   }
 
-  void fill(std::vector<Sums>& table, const Shares& shares) const {
+  [[nodiscard]] Sized made(int microbatches, const Shares& shares) const {
+    Sized out;
+    out.shares = &shares;
+    out.least_again = least_again(shares);
     const auto& small = objective_->work().node_costs(shares.smallest);
     const auto& large = objective_->work().node_costs(shares.largest);
-    const auto forward = summed<double>([&](NodeId id) { return small[id.index()].forward.value(); });
-    const auto backward = summed<double>([&](NodeId id) { return small[id.index()].backward.value(); });
-    const auto busy_sum = summed<double>([&](NodeId id) { return busy(shares, id.index()); });
-    const auto largest = summed<double>([&](NodeId id) { return large[id.index()].backward.value(); });
-    const auto saved = summed<std::int64_t>([&](NodeId id) { return large[id.index()].saved.value(); });
-    table.resize(lattice_.size());
-    for (std::size_t i = 0; i < table.size(); ++i)
-      table[i] = {forward[i], backward[i], busy_sum[i], largest[i], saved[i]};
+    std::vector<Sums> each(small.size());
+    for (std::size_t i = 0; i < each.size(); ++i) {
+      each[i] = {small[i].forward.value(), small[i].backward.value(), busy(shares, i), large[i].backward.value(),
+                 large[i].saved.value()};
+    }
+    out.sums.resize(lattice_.size());
+    for (std::size_t i = 1; i < out.sums.size(); ++i) {
+      const Sums &before = out.sums[parents_[i].tail], &own = each[parents_[i].added.index()];
+      out.sums[i] = {before.forward + own.forward, before.backward + own.backward, before.busy + own.busy,
+                     before.largest_backward + own.largest_backward, before.saved + own.saved};
+    }
+    const std::int64_t most = everything_ + out.sums.back().saved * microbatches +
+                              boundaries_.most().bytes(shares.largest, microbatches, microbatches);
+    out.is_ample = most <= objective_->constraints().memory.value();
+    return out;
   }
 
   void fill(Paths& paths, int microbatches) const {
@@ -279,11 +314,17 @@ class CutTables {
   NodeMask all_ = 0, whole_batch_ = 0;
   std::vector<NodeMask> successors_, predecessors_, gradient_successors_, gradient_predecessors_;
   std::vector<Tied> tied_;
-  std::unordered_map<NodeMask, Boundary> boundaries_;
+  BoundaryMasks boundaries_;
+  struct Parent {
+    std::size_t tail = 0;
+    NodeId added;
+  };
+  std::vector<Parent> parents_;          // by tail
+  double least_message_ = 0;
+  std::int64_t everything_ = 0;          // that a rank holds of all nodes at least
   std::vector<LeastHeld> held_;          // by tail, without tied parameters
   std::vector<std::int64_t> trainable_;  // likewise
-  std::map<std::pair<int, int>, double> least_again_;
-  std::map<std::pair<int, int>, std::vector<Sums>> sums_;
+  std::map<int, std::vector<std::unique_ptr<Sized>>> sized_;  // by micro-batches and replicas; 0: all, of one stage
   std::map<int, std::vector<double>> least_work_;
   std::map<int, Paths> paths_;
 };

@@ -10,6 +10,7 @@
 
 #include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/concepts.hpp>
+#include <autopar/plan/effort.hpp>
 #include <autopar/plan/least_memory.hpp>
 #include <autopar/plan/lower_bound.hpp>
 #include <autopar/plan/refine.hpp>
@@ -54,6 +55,11 @@ class BranchAndBound {
     return bound * (1 - 1e-9) >= result_.candidates.best_step().value();
   }
 
+  /// What is ruled out at once takes a small part of a state.
+  void look() {
+    if (++looks_ % kLooksAState == 0) ++result_.states;
+  }
+
   void extend(DownsetId from, int used) {
     if (constraints_.stages > 0 && static_cast<int>(chosen_.size()) == constraints_.stages) return;
     NodeMask nodes = 0;
@@ -86,16 +92,17 @@ class BranchAndBound {
       widest = 1;
     }
     if ((nodes & tables_.whole_batch()) != 0 && low > 1) return false;
-    if (tables_.held(from, to, nodes, widest) > constraints_.memory.value()) return false;
-    const Boundary& boundary = tables_.boundary(nodes);
+    look();
+    if (!tables_.holds(from, to, nodes, widest)) return false;
+    const bool only = first && later == 0;
+    const int in_flight = peak_in_flight(schedule_, objective_.work().loss_mode, 0, later + 1, microbatches_);
     for (int replicas = high; replicas >= low; --replicas) {
-      ++result_.states;
-      const bool only = first && later == 0;
-      const int in_flight = peak_in_flight(schedule_, objective_.work().loss_mode, 0, later + 1, microbatches_);
-      const double again = tables_.recomputing_to_fit(from, to, nodes, boundary, in_flight, microbatches_, replicas,
-                                                      only ? 1 : 0);
-      if (again == std::numeric_limits<double>::infinity()) continue;
+      look();
       if (rest_ && hopeless((*rest_)(to, constraints_.world - used - replicas, later + 1))) continue;
+      ++result_.states;
+      const double again =
+          tables_.recomputing_to_fit(from, to, nodes, in_flight, microbatches_, replicas, only);
+      if (again == std::numeric_limits<double>::infinity()) continue;
       chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, again, chosen_));
       if (!hopeless(bound_(chosen_, constraints_.world - used - replicas))) {
         if (first)
@@ -124,7 +131,7 @@ class BranchAndBound {
         staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = static_cast<int>(i);
       }
     }
-    result_.states += objective_.actions(staging) * 2 / 3;  // a simulation costs as much as about so many states
+    result_.states += objective_.variants(staging) * (kStatesAPrediction + objective_.actions(staging) * 2 / 3);
     StepTerms terms = objective_(staging);
     result_.candidates.offer({std::move(staging), std::move(terms)});
   }
@@ -137,7 +144,7 @@ class BranchAndBound {
   LowerBound bound_;
   const RestBottleneck* rest_;
   SearchResult& result_;
-  std::int64_t last_state_;
+  std::int64_t last_state_, looks_ = 0;
   std::vector<ChosenStage> chosen_;  // last stage of the pipeline first
 };
 
@@ -146,11 +153,11 @@ class BranchAndBound {
 /// The fastest staging: stages x replicas x micro-batches x schedules over convex cuts, by branch and bound on the
 /// simulated step. Starts from even stagings and local search; what it returns is proven to be the fastest unless the
 /// budget ends first, then `lower_bound` says how much is left.
-/// @cost bounded by `max_states`, about a microsecond each
+/// @cost bounded by `max_states`, some tenths of a microsecond each
 struct ExactStaging {
   using policy_category = staging_policy_tag;
-  std::int64_t max_states = 3'000'000;
-  std::size_t max_tails = 20'000;  ///< more cuts than this are not searched, only started from
+  std::int64_t max_states = detail::kSearchStates;
+  std::size_t max_tails = detail::kSearchTails;  ///< more cuts than this are not searched, only started from
   int seeds = 24;                  ///< stagings that local search starts from
   int estimates = 400;             ///< of each local search
 
@@ -178,6 +185,7 @@ struct ExactStaging {
     if (!tables) return result;
     if (!result.candidates.any_fits()) {
       const auto least = least_memory(objective);
+      if (least) result.least = std::make_shared<LeastMemory>(*least);
       if (least && least->fits(objective.constraints())) {
         offer(objective, least->staging, result);
       } else if (least && least->proven) {
@@ -202,21 +210,27 @@ struct ExactStaging {
     std::shared_ptr<detail::RestBottleneck> rest{};  // no optional: g++ 12 warns of it in sorting, without cause
     double bound = 0;
   };
-  /// Elementary steps of a bottleneck table that take as long as the expansion of one state.
-  static constexpr std::int64_t kStepsAState = 50;
+
+  /// Whether all plain schedules are the same orders: there is nothing to interleave.
+  [[nodiscard]] static bool runs_alike(const StepObjective& objective, int microbatches) {
+    return microbatches == 1 || !objective.work().loss_mode;
+  }
 
   /// The one with the smallest bound first.
   [[nodiscard]] std::vector<Configuration> all_configurations(const StepObjective& objective,
                                                               detail::CutTables& tables, SearchResult& result) const {
     std::vector<Configuration> all;
     for (const int microbatches : objective.constraints().microbatches) {
-      for (const ScheduleKind schedule : objective.constraints().schedules) all.push_back({microbatches, schedule});
+      for (const ScheduleKind schedule : objective.constraints().schedules) {
+        if (!all.empty() && all.back().microbatches == microbatches && runs_alike(objective, microbatches)) continue;
+        all.push_back({microbatches, schedule});
+      }
     }
-    const auto share = max_states / 4 / static_cast<std::int64_t>(all.size()) * kStepsAState;
+    const auto share = max_states / 4 / static_cast<std::int64_t>(all.size()) * detail::kTableStepsAState;
     for (Configuration& one : all) {
       auto table = detail::RestBottleneck::make(tables, objective, one.microbatches, one.schedule, share);
       if (table) one.rest = std::make_shared<detail::RestBottleneck>(std::move(*table));
-      if (one.rest) result.states += one.rest->work() / kStepsAState;
+      if (one.rest) result.states += one.rest->work() / detail::kTableStepsAState;
       const auto* rest = one.rest.get();
       one.bound =
           detail::BranchAndBound(objective, tables, rest, one.microbatches, one.schedule, result, 0).root_bound();

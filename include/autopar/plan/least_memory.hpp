@@ -13,6 +13,7 @@
 
 #include <autopar/graph/algorithms/downsets.hpp>
 #include <autopar/plan/cut_tables.hpp>
+#include <autopar/plan/effort.hpp>
 #include <autopar/plan/least_cuts.hpp>
 
 namespace autopar {
@@ -251,7 +252,7 @@ class LimitedStagings {
     std::int64_t least = tables_.held(tail, to, nodes, replicas);
     least += tables_.boundary(nodes).bytes(share_of(nodes, replicas), in_flight, variant_.microbatches);
     if (constraints_.recompute == Recompute::kNever) {
-      const auto& sums = tables_.sums(variant_.microbatches, replicas, only ? 1 : 0);
+      const auto& sums = tables_.sized(variant_.microbatches, replicas, only).sums;
       least += (sums[to.index()].saved - sums[tail.index()].saved) * in_flight;
     }
     if (least > limits_.device.value()) return false;
@@ -377,12 +378,6 @@ class LeastStaging {
   std::int64_t whole_, budget_;
 };
 
-/// Elementary steps of one proof, about ten nanoseconds each.
-inline constexpr std::int64_t kLeastMemoryBudget = 60'000'000;
-/// With more cuts or ranks nothing is proven.
-inline constexpr std::size_t kLeastMemoryTails = 20'000;
-inline constexpr int kLeastMemoryRanks = 64;
-
 }  // namespace detail
 
 /// The staging with one stage a rank that needs the least memory: over all convex cuts, replicas, micro-batches and
@@ -393,9 +388,9 @@ inline constexpr int kLeastMemoryRanks = 64;
   const auto& constraints = objective.constraints();
   const bool is_small = objective.work().graph.node_count() <= detail::kMaskNodes &&
                         constraints.world <= detail::kLeastMemoryRanks &&
-                        count_downsets(objective.work().graph, detail::kLeastMemoryTails).has_value();
+                        count_downsets(objective.work().graph, detail::kSearchTails).has_value();
   if (!is_small || std::ranges::none_of(constraints.schedules, has_law)) return start;
-  return detail::LeastStaging(objective, detail::kLeastMemoryBudget).best(std::move(start));
+  return detail::LeastStaging(objective, detail::kLeastMemorySteps).best(std::move(start));
 }
 
 }  // namespace autopar

@@ -30,13 +30,15 @@ struct ChosenStage {
 ///   `peak_activations` forwards, and GPipe starts no backward below before the last forward has come down;
 /// - the remaining nodes need their least device-seconds on the remaining devices.
 ///
-/// All costs are those of the smallest share, waits on links are left out: both only make it smaller.
+/// All costs are those of the smallest share, a message between stages takes as long as the smallest there may be, and
+/// waits on links are left out: that only makes it smaller.
 class LowerBound {
  public:
   LowerBound(CutTables& tables, const StepObjective& objective, int microbatches, ScheduleKind schedule)
       : tables_(tables),
         objective_(objective),
         microbatches_(microbatches),
+        message_(tables.least_message()),
         gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode),
         is_gathered_as_it_is_(std::ranges::all_of(objective.work().parameters, [](const ParameterProfile& parameter) {
           return parameter.computed_with() == parameter.bytes;
@@ -48,10 +50,10 @@ class LowerBound {
   [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only, double again,
                                    const std::vector<ChosenStage>& later) {
     ChosenStage stage{.from = from, .to = to, .nodes = nodes, .replicas = replicas};
-    const auto& sums = tables_.sums(microbatches_, replicas, only ? 1 : 0);
-    const auto &low = sums[from.index()], &high = sums[to.index()];
+    const auto& size = tables_.sized(microbatches_, replicas, only);
+    const auto &low = size.sums[from.index()], &high = size.sums[to.index()];
     stage.forward = high.forward - low.forward;
-    const Shares& shares = objective_.shares().at(microbatches_, replicas, only ? 1 : 0);
+    const Shares& shares = *size.shares;
     stage.backward = high.backward - low.backward + again;
     stage.busy = high.busy - low.busy + again * shares.busy_times();
     stage.regular = shares.regular;
@@ -59,7 +61,7 @@ class LowerBound {
     const Bytes own(tables_.trainable(from, to, nodes, true));
     const Bytes read(tables_.trainable(from, to, nodes, false));
     const double sum = replicas > 1 && own > Bytes(0) ? work.least_all_reduce(own, replicas).value() : 0;
-    stage.after = least_after(sum, largest_backward(from, to, replicas, only) + again, read, replicas);
+    stage.after = least_after(sum, high.largest_backward - low.largest_backward + again, read, replicas);
     NodeMask below = 0;
     for (NodeMask rest = nodes; rest != 0; rest &= rest - 1) {
       const NodeId node(std::countr_zero(rest));
@@ -71,7 +73,7 @@ class LowerBound {
     stage.before_gradient &= ~nodes;
     for (const ChosenStage& reader : later) {
       if ((below & reader.nodes) != 0)
-        stage.below = std::max(stage.below, reader.forward + reader.backward + reader.below);
+        stage.below = std::max(stage.below, reader.forward + reader.backward + reader.below + 2 * message_);
     }
     return stage;
   }
@@ -116,24 +118,20 @@ class LowerBound {
     return least;
   }
 
-  /// Backward of the largest share: what sums can hide behind, at most.
-  [[nodiscard]] double largest_backward(DownsetId from, DownsetId to, int replicas, bool only) {
-    const auto& sums = tables_.sums(microbatches_, replicas, only ? 1 : 0);
-    return sums[to.index()].largest_backward - sums[from.index()].largest_backward;
-  }
-
   /// Longest path of forwards to a stage and of backwards from it, through stages and nodes before it.
   void path_to(const std::vector<ChosenStage>& chosen, std::size_t i, NodeMask rest) {
     const ChosenStage& stage = chosen[i];
     const auto& paths = tables_.paths(microbatches_);
     for (NodeMask mask = stage.before & rest; mask != 0; mask &= mask - 1) {
       const auto node = static_cast<std::size_t>(std::countr_zero(mask));
-      heads_[i] = std::max(heads_[i], paths.forward[node]);
-      if ((stage.before_gradient >> node & 1) != 0) feet_[i] = std::max(feet_[i], paths.backward[node]);
+      heads_[i] = std::max(heads_[i], paths.forward[node] + message_);
+      if ((stage.before_gradient >> node & 1) != 0) feet_[i] = std::max(feet_[i], paths.backward[node] + message_);
     }
     for (std::size_t j = i + 1; j < chosen.size(); ++j) {
-      if ((stage.before & chosen[j].nodes) != 0) heads_[i] = std::max(heads_[i], heads_[j] + chosen[j].forward);
-      if ((stage.before_gradient & chosen[j].nodes) != 0) feet_[i] = std::max(feet_[i], feet_[j] + chosen[j].backward);
+      if ((stage.before & chosen[j].nodes) != 0)
+        heads_[i] = std::max(heads_[i], heads_[j] + chosen[j].forward + message_);
+      if ((stage.before_gradient & chosen[j].nodes) != 0)
+        feet_[i] = std::max(feet_[i], feet_[j] + chosen[j].backward + message_);
     }
   }
 
@@ -150,6 +148,7 @@ class LowerBound {
   CutTables& tables_;
   const StepObjective& objective_;
   int microbatches_;
+  double message_;
   bool gpipe_;
   bool is_gathered_as_it_is_;  // and not in a smaller element type
   std::vector<double> heads_, feet_;

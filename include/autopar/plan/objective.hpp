@@ -147,6 +147,12 @@ class StepObjective {
            std::accumulate(positions.begin(), positions.end(), std::int64_t{0});
   }
 
+  /// How many savings and places are predicted for a staging at most, of which the best counts.
+  [[nodiscard]] std::int64_t variants(const Staging& staging) const {
+    return static_cast<std::int64_t>(zero_levels(staging).size() * constraints_.offloads.size() *
+                                     placements(staging.replicas_of_positions(), cluster_).size());
+  }
+
   /// Elementary steps of `folded`, in which there are as many.
   [[nodiscard]] std::int64_t comparison(const Staging& staging) const {
     return 6 * std::int64_t{staging.microbatches} * staging.stages() + 4 * staging.ranks() + buckets_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <autopar/plan/attempt.hpp>
+#include <autopar/plan/effort.hpp>
 #include <autopar/plan/least_cuts.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/segments.hpp>
@@ -60,7 +61,7 @@ class RemedySearch {
   RemedySearch(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints,
                Trials exact, Trials quick, bool slow)
       : work_(work), cluster_(cluster), request_(request), constraints_(constraints), exact_(std::move(exact)),
-        quick_(std::move(quick)), budget_(slow ? 0 : kBudget) {}
+        quick_(std::move(quick)), budget_(slow ? 0 : kRemedySteps) {}
 
   /// @param peak       that some plan has; 0 = none is known
   /// @param host_peak  likewise in the host's memory
@@ -82,9 +83,6 @@ class RemedySearch {
   }
 
  private:
-  /// Elementary steps of all trials: some seconds.
-  static constexpr std::int64_t kBudget = 400'000'000;
-
   [[nodiscard]] std::optional<Fit> fit_of(const PlanRequest& request, const Cluster& cluster) {
     if (budget_ <= 0) {
       auto fit = quick_(request, cluster).fit;

@@ -102,7 +102,7 @@ class RestBottleneck {
           from,
           [&](NodeId node, DownsetId to) {
             nodes |= bit(node);
-            if (!few || tables_->held(from, to, nodes, world_) > objective_->constraints().memory.value()) return false;
+            if (!few || !tables_->holds(from, to, nodes, world_)) return false;
             pairs_.push_back({from, to, nodes});
             return few = static_cast<std::int64_t>(pairs_.size()) <= most;
           },
@@ -133,28 +133,27 @@ class RestBottleneck {
         cells_[cell(tails.all_nodes(), ranks, later)].seconds = 0;
     }
     for (const Pair& pair : pairs_) {
-      const Boundary& boundary = tables_->boundary(pair.nodes);
       const Surroundings around = surroundings(pair.nodes);
       const int each = objective_->constraints().replicas_of_each;
       const int most = (pair.nodes & tables_->whole_batch()) != 0 ? 1 : each > 0 ? each : world_;
       for (int replicas = std::max(1, each); replicas <= most; ++replicas)
-        try_stage(pair, around, boundary, replicas);
+        try_stage(pair, around, replicas);
     }
   }
 
-  void try_stage(const Pair& pair, const Surroundings& around, const Boundary& boundary, int replicas) {
+  void try_stage(const Pair& pair, const Surroundings& around, int replicas) {
     const auto& tails = tables_->tails();
     const bool all = pair.from == tails.empty_set() && pair.to == tails.all_nodes();
     for (int later = 0; later < depth_; ++later) {
       // A single stage on all ranks keeps each rank's own samples.
-      const auto& sums = tables_->sums(microbatches_, replicas, all && later == 0 ? 1 : 0);
-      const auto &low = sums[pair.from.index()], &high = sums[pair.to.index()];
+      const bool only = all && later == 0;
+      const auto& size = tables_->sized(microbatches_, replicas, only);
+      const auto &low = size.sums[pair.from.index()], &high = size.sums[pair.to.index()];
       const int in_flight = peak_in_flight(schedule_, objective_->work().loss_mode, 0, later + 1, microbatches_);
-      const double again = tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, boundary, in_flight,
-                                                       microbatches_, replicas, all && later == 0 ? 1 : 0);
+      const double again = tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, in_flight, microbatches_,
+                                                       replicas, only);
       if (again == std::numeric_limits<double>::infinity()) continue;
-      const double all_again =
-          again > 0 ? again * objective_->shares().at(microbatches_, replicas, all && later == 0 ? 1 : 0).busy_times() : 0;
+      const double all_again = again > 0 ? again * size.shares->busy_times() : 0;
       const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + again,
                                  high.busy - low.busy + all_again, later);
       for (int ranks = replicas; ranks <= world_; ++ranks) {
@@ -178,10 +177,11 @@ class RestBottleneck {
   [[nodiscard]] Surroundings surroundings(NodeMask nodes) const {
     const auto& paths = tables_->paths(microbatches_);
     Surroundings out;
-    const auto longest = [](NodeMask mask, const std::vector<double>& path) {
+    const double message = tables_->least_message();
+    const auto longest = [](NodeMask mask, const std::vector<double>& path, double messages) {
       double most = 0;
       for (; mask != 0; mask &= mask - 1)
-        most = std::max(most, path[static_cast<std::size_t>(std::countr_zero(mask))]);
+        most = std::max(most, path[static_cast<std::size_t>(std::countr_zero(mask))] + messages);
       return most;
     };
     NodeMask before = 0, before_gradient = 0, after = 0, after_gradient = 0;
@@ -192,10 +192,10 @@ class RestBottleneck {
       after |= tables_->successors(node);
       after_gradient |= tables_->gradient_successors(node);
     }
-    out.head = longest(before & ~nodes, paths.forward);
-    out.foot = longest(before_gradient & ~nodes, paths.backward);
-    out.round_below = longest(after_gradient & ~nodes, paths.round_below);
-    out.forward_below = longest(after & ~nodes, paths.forward_below);
+    out.head = longest(before & ~nodes, paths.forward, message);
+    out.foot = longest(before_gradient & ~nodes, paths.backward, message);
+    out.round_below = longest(after_gradient & ~nodes, paths.round_below, 2 * message);
+    out.forward_below = longest(after & ~nodes, paths.forward_below, message);
     return out;
   }
 

@@ -49,6 +49,55 @@ TEST_CASE("the exact search finds what brute force finds", "[equality]") {
   CHECK(sharded > 100);
 }
 
+namespace {
+
+/// Branches of small operators between two others, on ranks that are joined by links slower than they are.
+ModelProfile branches(int count, int length) {
+  ModelProfile model;
+  const auto add = [&](const std::vector<NodeId>& from) {
+    const auto node = model.graph.add_node(test::atom(std::to_string(model.graph.node_count()), 1000, 40));
+    for (const NodeId before : from) model.graph.add_edge(before, node, {before.value(), {40, 0}, true});
+    return node;
+  };
+  const NodeId first = add({});
+  std::vector<NodeId> ends;
+  for (int b = 0; b < count; ++b) {
+    ends.push_back(first);
+    for (int i = 0; i < length; ++i) ends.back() = add({ends.back()});
+  }
+  const NodeId last = add(ends);
+  model.inputs = {{-1, {40, 0}, false, {first}}};
+  model.outputs = {{last.value(), {0, 8}, last}};
+  return model;
+}
+
+SearchResult searched(const ModelProfile& model, int devices, const Options& options) {
+  const Cluster cluster = test::small_cluster(devices);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  PlanRequest request;
+  request.batch = 8 * devices;
+  request.options = options;
+  const Constraints constraints = resolve(request, work, cluster);
+  return ExactStaging{}.search(StepObjective(work, cluster, constraints));
+}
+
+}  // namespace
+
+TEST_CASE("with one micro-batch or without backwards between, schedules that run alike are searched once") {
+  ModelProfile model = branches(3, 2);
+  Options one, any, plain;
+  one.microbatches = any.microbatches = 1;
+  one.schedule = plain.schedule = "gpipe";
+  const auto once = searched(model, 4, one), both = searched(model, 4, any);
+  REQUIRE((once.proven && both.proven));
+  CHECK(both.states < once.states + once.states / 4);  // starts are made for each
+  model.loss_mode = false;
+  const auto of_gpipe = searched(model, 4, plain), of_all = searched(model, 4, {});
+  REQUIRE((of_gpipe.proven && of_all.proven));
+  CHECK(of_all.states < of_gpipe.states + of_gpipe.states / 4);
+}
+
 TEST_CASE("a single number of replicas holds for each stage of the plan") {
   const ModelProfile model = test::chain(6, 1e6, 1000, 400);
   const Cluster cluster = test::small_cluster(6);

@@ -83,9 +83,9 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       const bool only = nodes.size() == 1;
       const int later = static_cast<int>(chosen.size());
       const double again = tables->recomputing_to_fit(
-          from, *to, mask, tables->boundary(mask),
+          from, *to, mask,
           peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches), staging.microbatches,
-          staging.replicas[s], only ? 1 : 0);
+          staging.replicas[s], only);
       if (legal) REQUIRE(again < std::numeric_limits<double>::infinity());
       recomputed += legal && again > 0 ? 1 : 0;
       // What cannot fit is no plan; how long it takes is bounded all the same.
@@ -103,4 +103,33 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
   CHECK(judged > 1000);
   CHECK(recomputed > 50);
   CHECK(tightness / stagings > 0.6);  // a bound of 0 would be admissible too, and useless
+}
+
+TEST_CASE("the bound counts a message wherever a path leaves a stage") {
+  const ModelProfile model = test::chain(3, 1000, 0, 40);
+  const Cluster cluster = test::small_cluster(3);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 3;
+  constraints.batch = 3;
+  constraints.memory = cluster.device.memory;
+  const StepObjective objective(work, cluster, constraints);
+  auto tables = detail::CutTables::make(objective, 1000);
+  REQUIRE(tables);
+  const double message = cost.least_transfer(Bytes(40)).value();  // of one sample
+  CHECK(tables->least_message() == message);
+  detail::LowerBound bound(*tables, objective, 1, ScheduleKind::kOneFOneB);
+  std::vector<detail::ChosenStage> chosen;
+  DownsetId from = tables->tails().empty_set();
+  double turns = 0;
+  for (const NodeId node : {NodeId(2), NodeId(1), NodeId(0)}) {
+    const DownsetId to = tables->tails().covers(from).front().result;
+    chosen.push_back(bound.choose(from, to, detail::bit(node), 1, false, 0, chosen));
+    from = to;
+    const NodeCost each = work.node_cost(node, 3);
+    turns += (each.forward + each.backward).value();
+  }
+  CHECK(bound(chosen, 0) >= (turns + 4 * message) * (1 - 1e-9));
+  CHECK(bound(chosen, 0) <= objective({{0, 1, 2}, {1, 1, 1}, 1, ScheduleKind::kOneFOneB}).step.value());
 }

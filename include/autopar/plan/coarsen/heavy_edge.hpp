@@ -13,6 +13,7 @@
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/graph/graph.hpp>
 #include <autopar/plan/concepts.hpp>
+#include <autopar/plan/effort.hpp>
 
 namespace autopar {
 
@@ -34,7 +35,7 @@ static_assert(CoarseningPolicy<NoCoarsening>);
 struct HeavyEdge {
   using policy_category = coarsening_policy_tag;
   int max_blocks = 40;
-  std::size_t max_tails = 20'000;
+  std::size_t max_tails = detail::kSearchTails;
 
   /// @param samples       the share at which nodes and values are weighed
   /// @param least_blocks  stages that the user asks for: no fewer blocks are left, if the graph has them

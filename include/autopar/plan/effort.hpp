@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// What searches may spend, in one place. They count states of the branch and bound (some tenths of a microsecond
+/// each), or elementary steps, never seconds: the same input gives the same plan on any machine. A graph of up to 1,000
+/// operators on up to 8 devices then takes less than a second (`benchmarks/plan_time small`).
+namespace autopar::detail {
+
+inline constexpr std::int64_t kSearchStates = 2'500'000;  ///< of one search for the fastest staging
+inline constexpr std::size_t kSearchTails = 20'000;       ///< cuts with which graphs are searched
+
+/// Stages and numbers of replicas that are ruled out at once in the time of a state.
+inline constexpr std::int64_t kLooksAState = 16;
+/// Elementary steps of tables that take as long as a state.
+inline constexpr std::int64_t kTableStepsAState = 50;
+/// States that predicting one staging takes as long as, beside two thirds of one for each action.
+inline constexpr std::int64_t kStatesAPrediction = 60;
+
+/// Elementary steps, about ten nanoseconds each, of the proof of what needs the least memory.
+inline constexpr std::int64_t kLeastMemorySteps = 60'000'000;
+/// With more ranks it is not proven.
+inline constexpr int kLeastMemoryRanks = 64;
+/// Of all trials of changes that would make a refused request fit.
+inline constexpr std::int64_t kRemedySteps = 400'000'000;
+/// Of one trial that searches, and of each state of its search.
+inline constexpr std::int64_t kStepsASearch = 500'000, kStepsAState = 100;
+
+}  // namespace autopar::detail
