@@ -241,7 +241,7 @@ TEST_CASE("a forward that changes what it reads is refused, whatever its period"
     ap::loopback::run(1, [&](ap::World& world) {
       const auto net = std::make_shared<Cooling>();
       net->period = period;
-      ap::AutoParallel<Cooling> model(world, net, ap::Options{.verify_capture = true});
+      ap::AutoParallel<Cooling> model(world, net, ap::Options{});
       const auto refused = first_refusal(100, [&](int) { return model(samples()); });
       if (refused.step < 0) throw numerics::Failure("period " + std::to_string(period) + " goes unnoticed");
       const bool before_any_result = refused.step == 0;  // and no batch size of the capture's own runs is in the message
