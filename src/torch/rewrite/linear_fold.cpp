@@ -14,7 +14,8 @@ namespace {
 class Facts {
  public:
   explicit Facts(const OpGraph& graph) : graph_(graph), uses_(graph.uses()), is_output_(graph.values.size(), false) {
-    for (auto output : graph.outputs) is_output_[output.index()] = true;
+    for (auto output : graph.outputs)
+      is_output_[output.index()] = true;
   }
 
   /// The op that alone uses the value, none if others do or the caller sees it.
@@ -45,14 +46,21 @@ class Facts {
 struct Fold {
   OpId transpose, product, bias_addition;  ///< bias_addition: none unless it is an op of its own
   ValueId input, weight, bias, result;
+  bool casts_bias = false;  ///< a wider bias than weight, added in place
 
   [[nodiscard]] OpId last() const { return bias_addition.valid() ? bias_addition : product; }
 };
 
-bool is_one(const c10::IValue& scalar) { return scalar.isScalar() && scalar.toScalar().equal(1); }
+bool is_one(const c10::IValue& scalar) {
+  return scalar.isScalar() && scalar.toScalar().equal(1);
+}
+
+bool fits(const ValueInfo& bias, const ValueInfo& weight) {
+  return bias.sizes.size() == 1 && bias.sizes[0] == weight.sizes[0];
+}
 
 bool is_vector_of(const ValueInfo& bias, const ValueInfo& weight) {
-  return bias.sizes.size() == 1 && bias.sizes[0] == weight.sizes[0] && bias.dtype == weight.dtype;
+  return fits(bias, weight) && bias.dtype == weight.dtype;
 }
 
 bool depends_on_batch(const ValueInfo& info) {
@@ -69,7 +77,13 @@ void match_bias_addition(const OpGraph& graph, const Facts& facts, Fold& fold) {
   if (!is_one(graph.op(addition).args[2])) return;
   const auto left = graph.input(addition, 0), right = graph.input(addition, 1);
   const auto bias = left == product ? right : (in_place ? ValueId::none() : left);
-  if (!bias.valid() || !is_vector_of(graph.value(bias), graph.value(fold.weight))) return;
+  if (!bias.valid() || !fits(graph.value(bias), graph.value(fold.weight))) return;
+  // Under autocast libtorch's linear layers add a bias in single precision to a product of 16 bits, in place.
+  const auto &given = graph.value(bias), &weight = graph.value(fold.weight);
+  const bool is_wider = c10::isReducedFloatingType(weight.dtype) && given.dtype == at::kFloat;
+  const bool comes_first = !given.definer.valid() || given.definer < fold.product;
+  fold.casts_bias = is_wider && in_place && comes_first;
+  if (given.dtype != weight.dtype && !fold.casts_bias) return;
   fold.bias_addition = addition;
   fold.bias = bias;
 }
@@ -131,25 +145,60 @@ OpNode linear_node(const OpGraph& graph, const Fold& fold) {
   return node;
 }
 
+/// The bias in the weight's type, made where the product was. @return the copy
+ValueId cast_bias(OpGraph& graph, const Fold& fold) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::to", "dtype");
+  const auto &bias = graph.value(fold.bias), &weight = graph.value(fold.weight);
+  ValueInfo copy;
+  copy.dtype = weight.dtype;
+  copy.sizes = bias.sizes;
+  copy.strides = {SizeExpr{0, 1}};
+  copy.requires_grad = bias.requires_grad;
+  copy.storage = StorageId::of(static_cast<std::size_t>(graph.storage_count++));
+  copy.definer = fold.product;
+  OpNode node{op, {c10::IValue(), static_cast<std::int64_t>(weight.dtype), false, false, c10::IValue()}};
+  const auto result = ValueId::of(graph.values.size());
+  node.inputs = {{0, SlotKind::kTensor, {fold.bias}}};
+  node.outputs = {{0, SlotKind::kTensor, {result}}};
+  node.grad_enabled = graph.op(fold.product).grad_enabled;
+  node.reads = {bias.storage};
+  node.writes = {copy.storage};
+  node.path = graph.op(fold.last()).path;
+  graph.values.push_back(std::move(copy));
+  graph.op(fold.product) = std::move(node);
+  return result;
+}
+
 }  // namespace
 
 OpGraph fold_linear(OpGraph graph) {
   std::vector<bool> removed(graph.ops.size(), false);
+  bool has_casts = false;
   {
     const Facts facts(graph);
     std::vector<Fold> folds;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
       if (auto fold = match(graph, facts, OpId::of(i))) folds.push_back(*fold);
     }
-    for (const auto& fold : folds) {
+    for (auto& fold : folds) {
       auto node = linear_node(graph, fold);
       removed[fold.transpose.index()] = true;
-      if (fold.bias_addition.valid()) removed[fold.product.index()] = true;
+      if (fold.casts_bias) {
+        const auto copy = cast_bias(graph, fold);
+        const auto wide = graph.value(fold.bias).storage;
+        std::replace(node.reads.begin(), node.reads.end(), wide, graph.value(copy).storage);
+        std::sort(node.reads.begin(), node.reads.end());
+        node.inputs.back().values = {copy};
+        has_casts = true;
+      } else if (fold.bias_addition.valid()) {
+        removed[fold.product.index()] = true;
+      }
       graph.value(fold.result).previous = ValueId::none();
       graph.op(fold.last()) = std::move(node);
     }
   }
   detail::compact(graph, removed);
+  if (has_casts) detail::order_values(graph);
   return graph;
 }
 

@@ -10,7 +10,9 @@ namespace autopar {
 /// over samples, of samples with samples) have meanings to the batch algebra that a layer has not.
 ///
 /// Exact: aten::linear runs the same kernels, except that the bias of more than two dimensions may be added inside the
-/// matrix product instead of after it, which changes the last bit of a result at most.
+/// matrix product instead of after it, which changes the last bit of a result at most. A bias in single precision that is
+/// added in place to a product of 16 bits, as under autocast, gets a cast of its own: its rounding replaces that of the product
+/// before the addition.
 /// Values and ops are renumbered. O(graph).
 [[nodiscard]] OpGraph fold_linear(OpGraph graph);
 
