@@ -14,6 +14,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
+#include <autopar/torch/engine/gradient_factor.hpp>
 
 #include "torch/session/session_impl.hpp"
 
@@ -76,26 +77,30 @@ StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId
 
 void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& factor, bool keep, bool accumulate) {
   const at::NoGradGuard no_grad;
-  // On the CPU looking at the factor costs nothing, and one is what it nearly always is.
-  const bool is_one = factor.is_cpu() && factor.item<double>() == 1.0;
   if (!accumulate) flush_reduced();
   const auto& runtime = *gradients.program->runtime;
+  std::vector<at::Tensor> own;
+  for (const auto parameter : *gradients.reached) own.push_back(gradients.by_position[runtime.position_of(parameter)]);
+  // On the CPU looking at the factor costs nothing, and one is what it nearly always is.
+  const bool is_one = factor.is_cpu() && factor.item<double>() == 1.0;
+  // In place where it may be: gradients of all parameters, twice, would be what no plan counts.
+  if (!keep) multiply_unless_one(own, factor);
+  const auto scaled = [&](const at::Tensor& gradient) {
+    return keep && !is_one ? gradient.mul(factor.reshape({}).to(gradient.options())) : gradient;
+  };
+  const bool may_take = !keep || !is_one;
   LeavingGradients leaving;
-  for (const auto parameter : *gradients.reached) {
-    const auto& handle = runtime.handle(parameter);
-    const auto& gradient = gradients.by_position[runtime.position_of(parameter)];
-    const bool may_take = !keep || !is_one;
-    // In place where it may be: gradients of all parameters, twice, would be what no plan counts.
-    const auto scale = [&](const at::Tensor& by) { return keep ? gradient.mul(by) : gradient.mul_(by); };
-    const auto scaled = is_one ? gradient : scale(factor.reshape({}).to(gradient.options()));
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const auto& handle = runtime.handle((*gradients.reached)[i]);
+    const auto gradient = scaled(own[i]);
     if (!accumulate) {
-      add_to_owner(handle, scaled, may_take, leaving);
+      add_to_owner(handle, gradient, may_take, leaving);
       continue;
     }
     auto& sum = pending_[handle.unsafeGetTensorImpl()];
     sum.handle = handle;
-    if (sum.gradient.defined()) sum.gradient.add_(scaled);
-    else sum.gradient = may_take ? scaled : scaled.clone();
+    if (sum.gradient.defined()) sum.gradient.add_(gradient);
+    else sum.gradient = may_take ? gradient : gradient.clone();
   }
   add_arrived(leaving);
 }
