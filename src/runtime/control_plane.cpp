@@ -3,24 +3,42 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 #include <utility>
+
+#include <autopar/core/error.hpp>
 
 namespace autopar::detail {
 namespace {
 
 /// Most blobs are a few numbers, so that they travel with their size in one message.
 constexpr std::size_t kInline = 248;
+/// Of an action's name, so much is compared between ranks and shown where it differs.
+constexpr std::size_t kActionName = 64;
 
 struct Header {
   std::uint64_t size = 0;
+  std::array<char, kActionName> action{};  ///< ends with 0
   std::array<std::byte, kInline> head{};
 };
 
-Header header_of(std::span<const std::byte> bytes) {
+Header header_of(std::span<const std::byte> bytes, std::string_view action) {
   Header header;
   header.size = bytes.size();
+  std::copy_n(action.begin(), std::min(action.size(), kActionName - 1), header.action.begin());
   std::copy_n(bytes.begin(), std::min(bytes.size(), kInline), header.head.begin());
   return header;
+}
+
+void require_same_action(const Header& here, std::size_t self, const Header& there, std::size_t peer) {
+  if (here.action == there.action) return;
+  const bool first = self < peer;
+  const auto named = [](std::size_t rank, const Header& header) {
+    return "rank " + std::to_string(rank) + " is in '" + header.action.data() + "'";
+  };
+  throw InvalidArgument("the ranks are out of step: " + named(std::min(self, peer), first ? here : there) + ", " +
+                        named(std::max(self, peer), first ? there : here) +
+                        "; every rank must make the same calls in the same order");
 }
 
 /// Memory that outlives the operation on it even if its caller is unwound by an error.
@@ -63,7 +81,7 @@ std::vector<Blob> ControlPlane::all_gather(std::span<const std::byte> mine, std:
   const std::size_t ranks = static_cast<std::size_t>(transport_->size());
   const std::size_t self = transport_->rank().index();
   const SharedBytes own = copy_of(mine);
-  const auto own_header = std::make_shared<Header>(header_of(mine));
+  const auto own_header = std::make_shared<Header>(header_of(mine, action));
   std::vector<std::shared_ptr<Header>> headers(ranks);
   std::vector<HostTransport::Ticket> receives(ranks), sends;
 
@@ -90,6 +108,9 @@ std::vector<Blob> ControlPlane::all_gather(std::span<const std::byte> mine, std:
     if (receive) transport_->await(receive, action, patience);
   }
   for (const auto& send : sends) transport_->await(send, action, patience);
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    if (peer != self) require_same_action(*own_header, self, *headers[peer], peer);
+  }
 
   std::vector<Blob> result(ranks);
   for (std::size_t peer = 0; peer < ranks; ++peer) {
@@ -108,7 +129,7 @@ Blob ControlPlane::broadcast(Blob bytes, Rank root, std::string_view action) {
   const auto header = std::make_shared<Header>();
   if (transport_->rank() == root) {
     const SharedBytes own{std::make_shared<Blob>(std::move(bytes))};
-    *header = header_of(*own.blob);
+    *header = header_of(*own.blob, action);
     std::vector<HostTransport::Ticket> sends;
     for (const Rank peer : transport_->members(everyone_)) {
       if (peer == root) continue;
@@ -119,6 +140,7 @@ Blob ControlPlane::broadcast(Blob bytes, Rank root, std::string_view action) {
     return std::move(*own.blob);
   }
   transport_->await(transport_->receive(shared(header), root, tag, action), action);
+  require_same_action(header_of({}, action), transport_->rank().index(), *header, root.index());
   const SharedBytes received{std::make_shared<Blob>(header->size)};
   std::copy_n(header->head.begin(), std::min(kInline, received.blob->size()), received.blob->begin());
   if (header->size > kInline) transport_->await(transport_->receive(received.from(kInline), root, tag, action), action);

@@ -1,5 +1,7 @@
 #include <autopar/runtime/world.hpp>
 
+#include <algorithm>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -26,9 +28,26 @@ std::unique_ptr<detail::WorldBackend> join(int argc, char** argv, const WorldOpt
   return detail::make_world_of_one(options);
 }
 
+/// Few numbers are gathered, in messages that say what they are for: ranks that are out of step are told so.
+constexpr std::size_t kFewNumbers = 16;
+
 template <class T>
-std::span<std::byte> bytes_of(std::span<T> values) {
-  return std::as_writable_bytes(values);
+void sum(detail::ControlPlane& control, std::span<T> values, DType dtype, std::string_view action) {
+  if (values.size() > kFewNumbers) return control.all_reduce(std::as_writable_bytes(values), dtype, action);
+  const auto all = control.all_gather(std::as_bytes(values), action);
+  for (const auto& blob : all) {
+    if (blob.size() == values.size_bytes()) continue;
+    throw InvalidArgument(std::string(action) + ": the ranks sum different numbers of values; every rank must make the " +
+                          "same calls in the same order");
+  }
+  std::fill(values.begin(), values.end(), T{});
+  for (const auto& blob : all) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      T value{};
+      std::memcpy(&value, blob.data() + i * sizeof(T), sizeof(T));
+      values[i] += value;
+    }
+  }
 }
 
 }  // namespace
@@ -65,11 +84,11 @@ Blob World::broadcast(Blob bytes, Rank root, std::string_view action) {
 }
 
 void World::all_reduce_sum(std::span<double> values, std::string_view action) {
-  backend_->control().all_reduce(bytes_of(values), DType::kF64, action);
+  sum(backend_->control(), values, DType::kF64, action);
 }
 
 void World::all_reduce_sum(std::span<std::int64_t> values, std::string_view action) {
-  backend_->control().all_reduce(bytes_of(values), DType::kI64, action);
+  sum(backend_->control(), values, DType::kI64, action);
 }
 
 void World::send(std::span<const std::byte> bytes, Rank to, std::string_view action) {

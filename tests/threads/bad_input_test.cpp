@@ -308,6 +308,42 @@ TEST_CASE("ranks that make different calls are told so") {
   check_all(got, "InvalidArgument", {"rank"});
 }
 
+TEST_CASE("ranks that are out of step name both ranks and both calls") {
+  using Work = std::function<void(ap::World&, ap::AutoParallel<Net>&, Tensor& loss)>;
+  const std::vector<std::pair<std::string, Work>> calls{
+      {"forward", [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) { model(torch::ones({4, 4})); }},
+      {"clip_grad_norm_", [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) { model->clip_grad_norm_(1.0); }},
+      {"save", [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) { model->save("/tmp/never-written"); }},
+      {"gather", [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) { static_cast<void>(model->gather_state()); }},
+      {"global_mean", [](ap::World& world, ap::AutoParallel<Net>&, Tensor&) {
+         static_cast<void>(ap::global_mean(world, torch::ones({}), 4));
+       }},
+      {"barrier", [](ap::World& world, ap::AutoParallel<Net>&, Tensor&) { world.barrier(); }},
+      {"backward", [](ap::World&, ap::AutoParallel<Net>&, Tensor& loss) { loss.backward(); }}};
+  const Net::Body leaves = [](Net& net, Tensor x) { return net.second(torch::relu(net.first(x))); };
+  for (const auto& [name, one] : calls) {
+    for (const auto& [other_name, other] : calls) {
+      if (name == other_name) continue;
+      INFO(name << " against " << other_name);
+      const auto got = messages(2, [&, &one = one, &other = other](ap::World& world) {
+        ap::AutoParallel<Net> model(world, make_net(leaves), {.stages = 2});
+        auto loss = model(torch::ones({4, 4})).pow(2).sum();
+        (world.rank() == 0 ? one : other)(world, model, loss);
+      });
+      check_all(got, "InvalidArgument", {"rank 0", "rank 1", name, other_name, "same calls in the same order"});
+    }
+  }
+}
+
+TEST_CASE("a first call against another one names both") {
+  const auto got = messages(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net());
+    if (world.rank() == 0) model(torch::ones({4, 4})).backward();
+    else world.barrier();
+  });
+  check_all(got, "InvalidArgument", {"rank 0", "rank 1", "barrier"});
+}
+
 TEST_CASE("all ranks with empty batches is an error") {
   check_all(messages(2,
                      [&](ap::World& world) {
