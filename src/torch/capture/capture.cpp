@@ -135,10 +135,13 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
       for (std::size_t i = 0; i < std::min(results.size(), result_types.size()); ++i) {
         if (results[i].defined() && results[i].scalar_type() != result_types[i]) results[i] = results[i].to(result_types[i]);
       }
-      // A value arrives once and has one gradient: one that is returned twice is two.
+      // A value arrives once and has one gradient: one that is returned twice is two. No operator makes a buffer.
       std::set<ValueId> returned;
       for (auto& result : results) {
-        if (result.defined() && !returned.insert(known_value(tracer, result)).second) result = at::alias(result);
+        if (!result.defined()) continue;
+        const auto value = known_value(tracer, result);
+        const bool is_buffer = tracer.graph().value(value).kind == ValueKind::kBuffer;
+        if (!returned.insert(value).second || is_buffer) result = at::alias(result);
       }
     }
     for (const auto& result : results) {

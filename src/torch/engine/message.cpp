@@ -144,6 +144,20 @@ std::vector<at::Tensor> unpack_tensors(const Buffer& buffer, const std::vector<T
   return tensors;
 }
 
+Buffer hand_over(std::vector<at::Tensor> tensors) {
+  for (auto& tensor : tensors) tensor = tensor.detach().resolve_conj().resolve_neg();
+  return {nullptr, 0, std::make_shared<std::vector<at::Tensor>>(std::move(tensors))};
+}
+
+std::vector<at::Tensor> handed_over(const Buffer& buffer) {
+  return std::move(*static_cast<std::vector<at::Tensor>*>(buffer.owner.get()));
+}
+
+at::Tensor with_own_version(const at::Tensor& tensor) {
+  const auto version = tensor.is_inference() ? c10::VariableVersion() : c10::VariableVersion(0);
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true));
+}
+
 void Assembly::put(const at::Tensor& piece, const BatchType& type, const std::vector<std::int64_t>& whole,
                    std::int64_t samples, Interval part, Into mode) {
   if (part.begin == 0 && part.end == samples) {

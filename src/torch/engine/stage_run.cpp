@@ -11,6 +11,16 @@
 
 namespace autopar {
 
+namespace {
+
+/// Whether nothing else refers to the tensor or to any part of its memory.
+bool is_only_owner(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1 &&
+         tensor.storage().nbytes() == tensor.nbytes() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+}  // namespace
+
 StageRun::StageRun(StageRuntime& stage, const CallContext& context)
     : stage_(stage), context_(context), shares_(static_cast<std::size_t>(context.split.microbatches())) {}
 
@@ -158,9 +168,7 @@ at::Tensor StageRun::departing(const Action& action, const Channel& channel, Val
   const Interval part{action.samples.begin - share.samples.begin, action.samples.end - share.samples.begin};
   if (action.flow == Flow::kValue) {
     const auto& tensor = share.results[value];
-    auto piece = batched ? samples_of(tensor, type, samples, part) : tensor;
-    // A result never shares memory with what the stage still needs, nor with an argument.
-    return channel.to == kSink && action.peer == context_.rank ? piece.detach().clone() : piece;
+    return batched ? samples_of(tensor, type, samples, part) : tensor;
   }
   const auto leaf = share.leaves.find(value);
   AUTOPAR_ASSERT(leaf != share.leaves.end(), "a gradient is sent for a value that has none");
@@ -168,6 +176,27 @@ at::Tensor StageRun::departing(const Action& action, const Channel& channel, Val
                             ? leaf->second.grad()
                             : at::zeros(leaf->second.sizes(), leaf->second.options().requires_grad(false));
   return batched ? samples_of(gradient, type, samples, part) : gradient;
+}
+
+bool StageRun::goes_to_stages(ValueId value) const {
+  const auto& program = stage_.program();
+  const auto& channels = program.pipeline.channels;
+  for (std::size_t c = 0; c < channels.size(); ++c) {
+    if (channels[c].from != stage_.stage() || channels[c].to == kSink) continue;
+    const auto& values = program.channel_values[c];
+    if (std::binary_search(values.begin(), values.end(), value)) return true;
+  }
+  return false;
+}
+
+// What the operator made for nobody else is the result; its autograd node keeps the shape alone.
+at::Tensor StageRun::departing_result(const Action& action, const Channel& channel, ValueId value, std::int64_t samples) {
+  const bool whole = channel.kind != ChannelKind::kBatched || action.samples.size() == samples;
+  const bool all_made = channel.kind != ChannelKind::kBatched || action.samples.size() == share(action).samples.size();
+  const auto& made = share(action).results[value];
+  if (whole && all_made && is_only_owner(made) && !goes_to_stages(value)) return with_own_version(made);
+  const auto piece = departing(action, channel, value).detach();
+  return whole ? piece.clone(at::MemoryFormat::Contiguous) : piece;
 }
 
 void StageRun::arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {

@@ -20,10 +20,15 @@ TorchEngine::TorchEngine(RankRuntime& runtime, CallContext context) : runtime_(r
   for (const auto& stage : runtime_.stages()) runs_.emplace_back(*stage, context_);
 }
 
-void TorchEngine::set_sum_gradient(ValueId value, at::Tensor gradient) { sum_gradients_[value] = std::move(gradient); }
+void TorchEngine::add_sum_gradient(ValueId value, at::Tensor gradient) {
+  auto& sum = sum_gradients_[value];
+  sum = sum.defined() ? sum.add(gradient) : std::move(gradient);
+}
 
-void TorchEngine::set_result_gradient(ValueId value, at::Tensor gradient) {
-  result_gradients_[value] = std::move(gradient);
+void TorchEngine::add_result_gradient(ValueId value, at::Tensor gradient) {
+  if (!gradient.defined()) return;
+  auto& sum = result_gradients_[value];
+  sum = sum.defined() ? sum.add(gradient) : std::move(gradient);
 }
 
 void TorchEngine::start_gradients() {
@@ -299,12 +304,18 @@ Buffer TorchEngine::pack(const Action& action) {
   const at::NoGradGuard no_grad;
   const auto& channel = channel_of(action);
   const auto stage = action.flow == Flow::kValue ? channel.from : channel.to;
+  const bool becomes_result = channel.to == kSink && action.flow == Flow::kValue && action.peer == context_.rank;
   std::vector<at::Tensor> parts;
   for (const auto value : message_values(action)) {
-    parts.push_back(stage.valid() ? run_of(stage).departing(action, channel, value)
-                                  : departing_from_edge(action, channel, value));
+    if (!stage.valid()) parts.push_back(departing_from_edge(action, channel, value));
+    else if (becomes_result) parts.push_back(run_of(stage).departing_result(action, channel, value, local_samples()));
+    else parts.push_back(run_of(stage).departing(action, channel, value));
   }
-  return pack_tensors(parts, runtime_.device());
+  if (action.peer != context_.rank) return pack_tensors(parts, runtime_.device());
+  if (action.flow == Flow::kGradient) {
+    for (auto& part : parts) part = part.contiguous();  // autograd expands some, which nobody may write to
+  }
+  return hand_over(std::move(parts));
 }
 
 at::Tensor TorchEngine::departing_from_edge(const Action& action, const Channel& channel, ValueId value) {
@@ -322,8 +333,12 @@ void TorchEngine::accept(const Action& action, const Buffer& buffer) {
   const at::NoGradGuard no_grad;
   const auto& channel = channel_of(action);
   const auto& values = message_values(action);
-  const auto pieces = unpack_tensors(buffer, message_forms(action));
+  const bool travelled = action.peer != context_.rank;
+  auto pieces = travelled ? unpack_tensors(buffer, message_forms(action)) : handed_over(buffer);
   const auto stage = action.flow == Flow::kValue ? channel.to : channel.from;
+  if (travelled && !stage.valid()) {
+    for (auto& piece : pieces) piece = pieces.size() == 1 ? with_own_version(piece) : piece.clone();
+  }
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (stage.valid()) run_of(stage).arrive(action, channel, values[i], pieces[i]);
     else arrive_at_edge(action, channel, values[i], pieces[i]);

@@ -164,7 +164,7 @@ void Session::Impl::run_forward(Call& call) {
   if (call.loss_mode) {
     const auto loss = program.plan.outputs[static_cast<std::size_t>(program.plan.loss)].value;
     const auto& info = program.graph.value(loss);
-    call.engine->set_sum_gradient(loss, at::full(sizes_at(info, call.batch), call.loss_scale,
+    call.engine->add_sum_gradient(loss, at::full(sizes_at(info, call.batch), call.loss_scale,
                                                  at::TensorOptions().dtype(info.dtype).device(device_)));
     call.engine->start_gradients();
   }
@@ -373,7 +373,7 @@ void Session::Impl::seed_output_gradients(Call& call, const std::vector<std::siz
     const auto& info = program.graph.value(output.value);
     auto gradient = gradients[k].defined() ? gradients[k].to(device_) : at::Tensor();
     if (output.kind == OutputKind::kBatched) {
-      call.engine->set_result_gradient(output.value, gradient);
+      call.engine->add_result_gradient(output.value, gradient);
       continue;
     }
     const auto options = at::TensorOptions().dtype(info.dtype).device(device_);
@@ -387,12 +387,16 @@ void Session::Impl::seed_output_gradients(Call& call, const std::vector<std::siz
   std::map<ValueId, at::Tensor> of_tail;
   for (std::size_t g = 0; g < global.size(); ++g) {
     auto mean = totals[2 * g].div(totals[2 * g + 1]);
-    if (from_tail[global[g]]) of_tail[global[g]] = std::move(mean);
-    else call.engine->set_sum_gradient(global[g], std::move(mean));
+    if (!from_tail[global[g]]) {
+      call.engine->add_sum_gradient(global[g], std::move(mean));
+      continue;
+    }
+    auto& sum = of_tail[global[g]];
+    sum = sum.defined() ? sum.add(mean) : std::move(mean);
   }
   if (of_tail.empty()) return;
   for (auto& [value, gradient] : Epilogue::gradients(*call.tail, of_tail, false)) {
-    call.engine->set_sum_gradient(value, gradient);
+    call.engine->add_sum_gradient(value, gradient);
   }
 }
 

@@ -48,6 +48,13 @@ struct TensorForm {
 /// The tensors of a row; they share its memory. @pre `buffer` was made by pack_tensors or make_landing for these forms
 [[nodiscard]] std::vector<at::Tensor> unpack_tensors(const Buffer& buffer, const std::vector<TensorForm>& forms);
 
+/// The tensors of a message of a rank to itself: handed over as they are.
+[[nodiscard]] Buffer hand_over(std::vector<at::Tensor> tensors);
+[[nodiscard]] std::vector<at::Tensor> handed_over(const Buffer& buffer);
+
+/// The same memory as a tensor of its own: no view to autograd, without history, with a version that counts from 0.
+[[nodiscard]] at::Tensor with_own_version(const at::Tensor& tensor);
+
 /// A value, or a gradient, that arrives in pieces or addends.
 class Assembly {
  public:

@@ -58,6 +58,10 @@ class StageRun {
 
   /// What a message takes away: the samples of a value, or of its gradient.
   [[nodiscard]] at::Tensor departing(const Action& action, const Channel& channel, ValueId value);
+  /// The same of a value that becomes a result of this rank, which has `samples`. A tensor of all of them has its own
+  /// memory, which neither the stage nor an argument needs; less is to be copied.
+  [[nodiscard]] at::Tensor departing_result(const Action& action, const Channel& channel, ValueId value,
+                                            std::int64_t samples);
   /// A piece or an addend of a value, or of its gradient, that a message brought.
   void arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece);
 
@@ -80,6 +84,7 @@ class StageRun {
   [[nodiscard]] Share& share(const Action& action) { return shares_[static_cast<std::size_t>(action.microbatch)]; }
   [[nodiscard]] ShareContext share_context(const Action& action) const;
   [[nodiscard]] Interval own_share(int microbatch) const;
+  [[nodiscard]] bool goes_to_stages(ValueId value) const;
   void bring_inputs(Share& share, const ShareContext& context);
   void keep_results(Share& share, const ShareContext& context);
   void pool(const std::vector<NormSample>& norms);

@@ -24,10 +24,11 @@ class TorchEngine {
   TorchEngine(const TorchEngine&) = delete;
   TorchEngine& operator=(const TorchEngine&) = delete;
 
-  /// Gradients of complete sums (the loss, other global results, epilogue inputs), before the first backward.
-  void set_sum_gradient(ValueId value, at::Tensor gradient);
-  /// Gradients of this rank's batched results, before the first backward; undefined ones count as zero.
-  void set_result_gradient(ValueId value, at::Tensor gradient);
+  /// Gradients of complete sums (the loss, other global results, epilogue inputs), before the first backward. Those of a
+  /// value that several results are add up.
+  void add_sum_gradient(ValueId value, at::Tensor gradient);
+  /// Gradients of this rank's batched results, likewise; undefined ones count as zero.
+  void add_result_gradient(ValueId value, at::Tensor gradient);
   /// Adds gradients to fresh zeroed buckets from now on. Before the first backward.
   void start_gradients();
   /// Called with a bucket's group and number as soon as nothing will be added to it.
