@@ -21,8 +21,11 @@ struct AtomPartition {
 ///  - with the readers of a value that may not leave its share (sample indices, statistics),
 ///  - if they compute from parameters only, with the op that applies the parameter to samples, so that the parameter has
 ///    one owner; if from constants only, with their first reader; views and casts of a parameter with their own reader,
+///  - with the others of their tie,
 ///  - with what closes a circle between such groups.
+/// @param ties  groups of ops of the pipeline (see ties_to_other_mode)
 /// @cost O((ops + values) log ops)
-[[nodiscard]] AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan);
+[[nodiscard]] AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan,
+                                                 const std::vector<std::vector<OpId>>& ties = {});
 
 }  // namespace autopar

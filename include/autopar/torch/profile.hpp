@@ -24,7 +24,9 @@ struct GraphProfile {
 /// once. Backward: the products that the gradients need; twice the forward traffic for memory-bound ops. Saved bytes:
 /// what libtorch's derivative formulas keep, once a memory, at the atom that makes the memory; what comes from another
 /// stage or the caller is not counted (the planner counts it as boundary). Ops of prologue and epilogue are left out.
+/// @param ties  see partition_into_atoms; with some the hash is another, as the atoms are
 /// @cost O((ops + values) log ops), a few microseconds an op
-[[nodiscard]] GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan);
+[[nodiscard]] GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan,
+                                         const std::vector<std::vector<OpId>>& ties = {});
 
 }  // namespace autopar

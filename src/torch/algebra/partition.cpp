@@ -12,11 +12,16 @@ namespace {
 /// Finds groups of ops that may not be separated; node k of the graph it works on is the k-th op of the pipeline.
 class Grouping {
  public:
-  Grouping(const OpGraph& graph, const BatchPlan& plan) : graph_(graph), plan_(plan), node_of_(graph.ops.size()) {
+  Grouping(const OpGraph& graph, const BatchPlan& plan, const std::vector<std::vector<OpId>>& ties)
+      : graph_(graph), plan_(plan), node_of_(graph.ops.size()) {
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
       if (!plan.ops[i].in_stage) continue;
       node_of_[i] = NodeId::of(ops_.size());
       ops_.push_back(OpId::of(i));
+    }
+    for (const auto& tie : ties) {
+      auto& group = groups_.emplace_back();
+      for (const auto op : tie) group.push_back(node_of_[op.index()]);
     }
   }
 
@@ -230,9 +235,10 @@ class Grouping {
 
 }  // namespace
 
-AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan) {
+AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan,
+                                   const std::vector<std::vector<OpId>>& ties) {
   if (graph.ops.empty()) return {};
-  return Grouping(graph, plan).run();
+  return Grouping(graph, plan, ties).run();
 }
 
 }  // namespace autopar

@@ -55,8 +55,8 @@ class Profiler {
         reads_(parameter_reads(graph, plan)),
         highest_zero_(highest_zero_levels(graph, plan, {})) {}
 
-  GraphProfile run() && {
-    profile_.atoms = partition_into_atoms(graph_, plan_);
+  GraphProfile run(const std::vector<std::vector<OpId>>& ties) && {
+    profile_.atoms = partition_into_atoms(graph_, plan_, ties);
     list_parameters();
     creator_.assign(static_cast<std::size_t>(graph_.storage_count), OpId::none());
     saved_.resize(graph_.ops.size());
@@ -71,11 +71,22 @@ class Profiler {
     add_inputs();
     add_outputs();
     model().loss_mode = plan_.loss_mode;
-    model().hash = graph_.hash();
+    model().hash = hash_with(ties);
     return std::move(profile_);
   }
 
  private:
+  [[nodiscard]] std::uint64_t hash_with(const std::vector<std::vector<OpId>>& ties) const {
+    if (ties.empty()) return graph_.hash();
+    StructureHash hash;
+    hash.add(graph_.hash());
+    for (const auto& tie : ties) {
+      hash.add(tie.size());
+      for (const auto op : tie) hash.add(static_cast<std::uint64_t>(op.value()));
+    }
+    return hash.value();
+  }
+
   ModelProfile& model() { return profile_.model; }
   [[nodiscard]] OpContext context(OpId id) const { return {graph_, plan_.values, options_, id}; }
 
@@ -339,6 +350,8 @@ class Profiler {
 
 }  // namespace
 
-GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan) { return Profiler(graph, plan).run(); }
+GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan, const std::vector<std::vector<OpId>>& ties) {
+  return Profiler(graph, plan).run(ties);
+}
 
 }  // namespace autopar

@@ -82,6 +82,8 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   ++verification.calls;
   if (capture_again) verification.agreed = verification.calls;
   call->layout.microbatches = plan_->microbatches;
+  require_statistics(*call);
+  check_memory(*call->program, call->batch);
   verify_sizes(*call->program, call->arguments, forward, call->layout);
   call->accumulate = header.accumulates;
 
@@ -313,21 +315,27 @@ void Session::Impl::attach_output_history(const std::shared_ptr<Call>& call, std
                          "single loss only, because the activations of other results are freed while they are used; add "
                          "up the losses and call backward once");
                    }
-                   return self->guarded("backward", [&] { return self->backward_of_outputs(*call, outputs, given); });
+                   const auto headers = self->announce_backward(*call, given);
+                   return self->guarded("backward", [&] { return self->backward_of_outputs(*call, outputs, given, headers); });
                  });
   for (std::size_t k = 0; k < outputs.size(); ++k) results[outputs[k]] = roots[k];
 }
 
-std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
-                                                           const std::vector<at::Tensor>& gradients) {
-  const at::NoGradGuard no_grad;
-  const Tf32Scope tf32(options_.precision == "tf32", device_);
+// What was called wrongly is no failure of a rank, of which the others would hear before they see for themselves.
+std::vector<CallHeader> Session::Impl::announce_backward(const Call& call, const std::vector<at::Tensor>& gradients) {
   std::uint64_t mine = 0;
   for (std::size_t k = 0; k < gradients.size(); ++k) mine |= gradients[k].defined() ? 1ULL << (k % 64) : 0;
   auto header = next_header(CallKind::kBackward);
   header.accumulates = call.accumulate;
   header.word = mine;
-  const auto headers = exchange(world_, header, "");
+  return exchange(world_, header, "");
+}
+
+std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
+                                                           const std::vector<at::Tensor>& gradients,
+                                                           const std::vector<CallHeader>& headers) {
+  const at::NoGradGuard no_grad;
+  const Tf32Scope tf32(options_.precision == "tf32", device_);
   std::uint64_t defined = 0;
   bool pending = false;
   for (const auto& other : headers) {

@@ -50,6 +50,7 @@ struct CapturedProgram {
   std::set<std::int64_t> verified;            ///< global batches at which a capture gave the same program
   Verification verification;
   bool outdated = false;                      ///< found to be another than what forward does
+  std::int64_t checked_batch = 0;             ///< the largest whose memory was checked
 
   std::unique_ptr<RankRuntime> runtime;
   std::unique_ptr<Prologue> prologue;

@@ -201,44 +201,28 @@ void Session::Impl::require_same_graph(const CapturedProgram& program) {
 void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
                                        const ForwardFunction& forward) {
   const auto start = std::chrono::steady_clock::now();
+  const NormalModeScope normal;
+  PlannedModes modes;
+  if (!plan_) modes = capture_other_modes(arguments, forward);
   auto program = std::make_shared<CapturedProgram>();
   together(world_, "capturing the model", [&] { capture_into(*program, arguments, forward); });
   require_same_graph(*program);
   ++stats_.captures;
-  GraphProfile profile;
-  together(world_, "profiling the model", [&] { profile = profile_graph(program->graph, program->plan); });
-  if (!plan_) make_plan(*program, profile, batch);
-  if (options_.plan_only) return;
+  modes.add(program, at::GradMode::is_enabled());
 
-  std::vector<StageId> stage_of;
-  together(world_, "dividing the model", [&] {
-    stage_of = stages_of_ops(*program, profile.atoms);
-    require_whole_batches(*program, stage_of);
-    StageMap stages{stage_of, {}, {}};
-    for (const auto& stage : plan_->stages) stages.stage_ranks.push_back(stage.ranks);
-    stages = cut_at_totals(program->graph, program->plan, profile.atoms, stages);
-    program->parts = stages.parts;
-    program->division = divide(program->graph, program->plan, stages, world_.size());
-    if (!deployed_) segments_ = PlannedSegments(*plan_, program->graph, profile.atoms);
-    program->recomputed = segments_.in(program->graph, profile.atoms);
-  });
-  if (!deployed_) {
-    make_transports();
-    place_state(*program, stage_of);
-    for (const auto& tensor : registry_.tensors()) static_cast<void>(group_of(tensor.holders));
-    together(world_, "checking optimizers", [&] { require_optimizers(*plan_); });
-    plan_shards(*program);
-    materialise_state();
-    hold_shards();
-    deployed_ = true;
-    together(world_, "fitting optimizers", [&] {
-      for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);
+  GraphProfile profile;
+  if (!deployed_) together(world_, "profiling the model", [&] { profile = modes.profile(); });
+  if (!plan_) make_plan(*modes.planned, profile, batch);
+  if (options_.plan_only) return;
+  const bool is_divided = !deployed_ && modes.planned == program;
+  if (is_divided) program->checked_batch = plan_->batch;
+  if (!deployed_) deploy_state(modes, profile);
+  if (!is_divided) {
+    AtomPartition atoms;
+    together(world_, "profiling the model", [&] {
+      atoms = program->captured.hash() == planned_hash_ ? planned_atoms_ : partition_into_atoms(program->graph, program->plan);
     });
-    if (init_) init_->forget_states();
-    if (load_at_deployment_) {
-      const auto [folder, optimizers] = *std::exchange(load_at_deployment_, std::nullopt);
-      load(folder, optimizers);
-    }
+    static_cast<void>(divide_program(*program, atoms));
   }
   together(world_, "sharing parameters", [&] {
     if (units_.empty()) return;
@@ -251,12 +235,51 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     order_backward_gathers(program->division, program->graph, program->plan, shared, program->recomputed, kept);
   });
   build_runtime(*program);
+  warn_of_batch_statistics(*program, batch);
   remember(key, program);
   if (device_.is_cpu()) release_freed_memory();  // what planning needed
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   stats_.planning += Seconds(spent.count());
   log_.info("captured " + std::to_string(program->captured.ops.size()) + " operators, ready in " +
             std::to_string(spent.count()) + " s");
+}
+
+std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, const AtomPartition& atoms) {
+  std::vector<StageId> stage_of;
+  together(world_, "dividing the model", [&] {
+    stage_of = stages_of_ops(program, atoms);
+    require_whole_batches(program, stage_of);
+    StageMap stages{stage_of, {}, {}};
+    for (const auto& stage : plan_->stages) stages.stage_ranks.push_back(stage.ranks);
+    stages = cut_at_totals(program.graph, program.plan, atoms, stages);
+    program.parts = stages.parts;
+    program.division = divide(program.graph, program.plan, stages, world_.size());
+    if (!deployed_) segments_ = PlannedSegments(*plan_, program.graph, atoms);
+    program.recomputed = segments_.in(program.graph, atoms);
+  });
+  return stage_of;
+}
+
+void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& profile) {
+  auto& program = *modes.planned;
+  planned_hash_ = program.captured.hash();
+  planned_atoms_ = profile.atoms;
+  const auto stage_of = divide_program(program, profile.atoms);
+  make_transports();
+  place_state(program, stage_of, modes.others);
+  for (const auto& tensor : registry_.tensors()) static_cast<void>(group_of(tensor.holders));
+  together(world_, "checking optimizers", [&] { require_optimizers(*plan_); });
+  plan_shards(program);
+  materialise_state();
+  hold_shards();
+  deployed_ = true;
+  together(world_, "fitting optimizers", [&] {
+    for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);
+  });
+  if (init_) init_->forget_states();
+  if (!load_at_deployment_) return;
+  const auto [folder, optimizers] = *std::exchange(load_at_deployment_, std::nullopt);
+  load(folder, optimizers);
 }
 
 // Calls that are under way and gradients that wait for their backward hold their programs themselves.
@@ -271,20 +294,25 @@ void Session::Impl::remember(const std::string& key, std::shared_ptr<CapturedPro
 }
 
 std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const {
-  if (!deployed_) {
+  if (program.captured.hash() == planned_hash_) {
     std::vector<StageId> stage_of(program.graph.ops.size());
     for (std::size_t s = 0; s < plan_->stages.size(); ++s) {
       for (const auto op : plan_->stages[s].ops) stage_of.at(static_cast<std::size_t>(op)) = StageId::of(s);
     }
     return stage_of;
   }
-  std::vector<std::vector<StageId>> home(program.graph.values.size());
-  for (const auto* leaves : {&program.graph.parameters, &program.graph.buffers}) {
+  return place_by_parameters(program.graph, program.plan, atoms, homes_in(program.graph),
+                             static_cast<int>(plan_->stages.size()));
+}
+
+std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) const {
+  std::vector<std::vector<StageId>> home(graph.values.size());
+  for (const auto* leaves : {&graph.parameters, &graph.buffers}) {
     for (const auto& [name, value] : *leaves) {
       home[value.index()] = const_cast<StateRegistry&>(registry_).named(name).stages;
     }
   }
-  return place_by_parameters(program.graph, program.plan, atoms, home, static_cast<int>(plan_->stages.size()));
+  return home;
 }
 
 void Session::Impl::require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const {
@@ -391,6 +419,7 @@ void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& 
     return defined;
   };
   together(world_, "verifying the capture", [&] {
+    const NormalModeScope as_captured;
     const WholeHandles whole(registry_);
     verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes, capture_options());
   });

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
@@ -44,16 +45,33 @@ std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
 
 }  // namespace
 
-void Session::Impl::place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of) {
-  for (std::size_t i = 0; i < stage_of.size(); ++i) {
-    if (!program.plan.ops[i].in_stage) continue;
-    for_each_input(program.graph.ops[i], [&](ValueId value) {
-      const auto& info = program.graph.value(value);
-      if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) return;
-      add_once(registry_.named(info.name).stages, stage_of[i]);
-    });
+void Session::Impl::place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of,
+                                const std::vector<std::shared_ptr<CapturedProgram>>& others) {
+  const auto place = [&](const CapturedProgram& mode, const std::vector<StageId>& its_stage_of, const auto& is_free) {
+    for (std::size_t i = 0; i < its_stage_of.size(); ++i) {
+      if (!mode.plan.ops[i].in_stage) continue;
+      for_each_input(mode.graph.ops[i], [&](ValueId value) {
+        const auto& info = mode.graph.value(value);
+        const bool is_state = info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer;
+        if (is_state && is_free(info.name)) add_once(registry_.named(info.name).stages, its_stage_of[i]);
+      });
+    }
+  };
+  place(program, stage_of, [](const std::string&) { return true; });
+  for (const auto& mode : others) {
+    const auto homes = homes_in(mode->graph);
+    std::set<std::string> known;
+    for (const auto& tensor : registry_.tensors()) {
+      if (!tensor.stages.empty()) known.insert(tensor.names.begin(), tensor.names.end());
+    }
+    try {
+      const auto atoms = partition_into_atoms(mode->graph, mode->plan);
+      place(*mode, place_by_parameters(mode->graph, mode->plan, atoms, homes, static_cast<int>(plan_->stages.size())),
+            [&](const std::string& name) { return known.count(name) == 0; });
+    } catch (const CaptureError&) {  // its call says so, if there is one
+    }
   }
-  // What this mode does not use may be needed by another: it goes with what is registered nearest to it.
+  // What no known mode uses may be needed by another: it goes with what is registered nearest to it.
   auto& tensors = registry_.tensors();
   const auto placed = tensors;
   for (auto& tensor : tensors) {
@@ -94,13 +112,11 @@ void Session::Impl::materialise_state() {
     const auto& own = init_->generator_state();
     auto state = world_.broadcast(Blob(bytes_of(own).begin(), bytes_of(own).end()), Rank(0), "agreeing on the generator");
     if (!std::equal(state.begin(), state.end(), bytes_of(own).begin(), bytes_of(own).end())) {
-      log_.warn("this rank's random generator differed from rank 0's when the model was constructed; rank 0's is used");
+      // Ranks that draw their own samples are seeded apart, and go on drawing apart.
+      log_.info("this rank's random generator differed from rank 0's when the model was constructed, whose values it has");
       auto shared = at::empty_like(own);
       std::memcpy(shared.data_ptr(), state.data(), state.size());
-      auto generator = at::detail::getDefaultCPUGenerator();
-      const auto after = init_->rebase(shared);
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      generator.set_state(after);
+      static_cast<void>(init_->rebase(shared));
     }
   }
   std::vector<at::Tensor> own;  // what is held in units is made as they are
@@ -144,18 +160,23 @@ void Session::Impl::take_values_of_rank_0() {
     std::memcpy(&hash, all[r].data() + i * sizeof(hash), sizeof(hash));
     return hash;
   };
+  std::vector<std::string> differing;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     for (const auto rank : tensors[i].holders) {
       if (rank == Rank(0) || hash_at(rank.index(), i) == hash_at(0, i)) continue;
       if (world_.rank() == 0) world_.send(bytes_of(host[i]), rank, "sending a parameter");
       if (world_.rank_id() != rank) continue;
-      log_.warn("'" + tensors[i].name() + "' differs from rank 0's, which is used");
+      differing.push_back(tensors[i].name());
       auto received = at::empty_like(host[i]);
       world_.receive({static_cast<std::byte*>(received.data_ptr()), static_cast<std::size_t>(received.nbytes())}, Rank(0),
                      "receiving a parameter");
       tensors[i].handle.copy_(received);
     }
   }
+  if (differing.empty()) return;
+  log_.warn("'" + differing.front() + "'" +
+            (differing.size() == 1 ? " differs" : " and " + std::to_string(differing.size() - 1) + " other tensors differ") +
+            " from rank 0's, which is used");
 }
 
 at::Tensor Session::Impl::handle_of(const OpGraph& graph, ValueId leaf) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <set>
 
 #include <autopar/core/error.hpp>
@@ -13,6 +14,7 @@
 #include <autopar/io/profile_file.hpp>
 #include <autopar/plan/print.hpp>
 #include <autopar/plan/runnable.hpp>
+#include <autopar/schedule/batch_split.hpp>
 #include <autopar/torch/device.hpp>
 
 #include "torch/session/graph_dot.hpp"
@@ -31,19 +33,44 @@ Bytes mean_trained_tensor(const ModelProfile& profile) {
   return Bytes(std::max<std::int64_t>(1, count == 0 ? 0 : bytes / count));
 }
 
-/// Batch norms normalise by less than the batch: what a user should know of the plan (DESIGN §5).
+/// Whether the op is a batch norm to which a sample brings one value of each channel.
+bool takes_one_value(const BatchPlan& algebra, OpId op) {
+  const auto norm = algebra.treatment(op).batch_norm;
+  return norm >= 0 && algebra.normalises_by_share(op) && algebra.batch_norms[static_cast<std::size_t>(norm)].samples.at(1) < 2;
+}
+
+/// Samples of a share of the batch.
+std::int64_t samples_of_share(std::int64_t batch, int microbatches, std::size_t replicas) {
+  return std::max<std::int64_t>(1, batch / microbatches / static_cast<std::int64_t>(replicas));
+}
+
+/// Whether a plan leaves some batch norm a single value of each channel.
+bool starves_statistics(const Plan& plan, const BatchPlan& algebra, std::int64_t batch) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(), [&](const StagePlan& stage) {
+    const auto takes_one = [&](auto op) { return takes_one_value(algebra, OpId::of(static_cast<std::size_t>(op))); };
+    return std::any_of(stage.ops.begin(), stage.ops.end(), takes_one) &&
+           samples_of_share(batch, plan.microbatches, stage.ranks.size()) < 2;
+  });
+}
+
+/// Batch norms normalise by less than the batch: what a user should know (DESIGN §5). Nothing if they do not.
+/// @param samples  of a statistic, of each stage that has some
+std::string describe_batch_statistics(const std::set<std::int64_t>& samples, std::int64_t batch) {
+  if (samples.empty() || *samples.begin() == batch) return {};
+  std::string counts;
+  for (const auto count : samples) counts += (counts.empty() ? "" : ", ") + std::to_string(count);
+  return "batch norm: each statistic is of " + counts + " of the " + std::to_string(batch) +
+         " samples (a micro-batch of a replica); batch_norm = exact takes the whole batch";
+}
+
 void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t batch) {
   std::set<std::int64_t> samples;
   for (const auto& stage : plan.stages) {
-    const auto shares = static_cast<std::int64_t>(plan.microbatches) * static_cast<std::int64_t>(stage.ranks.size());
     const auto normalises = [&](auto op) { return algebra.normalises_by_share(OpId::of(static_cast<std::size_t>(op))); };
-    if (std::any_of(stage.ops.begin(), stage.ops.end(), normalises)) samples.insert(std::max<std::int64_t>(1, batch / shares));
+    if (std::any_of(stage.ops.begin(), stage.ops.end(), normalises))
+      samples.insert(samples_of_share(batch, plan.microbatches, stage.ranks.size()));
   }
-  if (samples.empty() || *samples.begin() == batch) return;
-  std::string counts;
-  for (const auto count : samples) counts += (counts.empty() ? "" : ", ") + std::to_string(count);
-  plan.notes.push_back("batch norm: each statistic is of " + counts + " of the " + std::to_string(batch) +
-                       " samples (a micro-batch of a replica); batch_norm = exact takes the whole batch");
+  if (const auto note = describe_batch_statistics(samples, batch); !note.empty()) plan.notes.push_back(note);
 }
 
 }  // namespace
@@ -60,6 +87,46 @@ void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile
   });
   bytes = world_.broadcast(std::move(bytes), Rank(0), "sending the plan");
   if (!plan_) adopt_plan(profile, parse_plan(text_of(bytes), "the plan of rank 0"));
+}
+
+// libtorch refuses a statistic of one value, with sizes of a share that the user has never seen.
+void Session::Impl::require_statistics(const Call& call) const {
+  const auto& program = *call.program;
+  const auto& division = program.division;
+  std::optional<BatchSplit> split;
+  for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
+    for (const auto op : division.stage_ops[s]) {
+      if (!takes_one_value(program.plan, op)) continue;
+      if (!split) split.emplace(division.pipeline, call.layout);
+      for (int m = 0; m < call.layout.microbatches; ++m) {
+        for (std::size_t r = 0; r < division.pipeline.stages[s].size(); ++r) {
+          if (split->share(StageId::of(s), static_cast<int>(r), m).size() != 1) continue;
+          throw InvalidArgument(
+              "batch norm '" + program.graph.op(op).path + "' normalises by the samples of a micro-batch on a replica, and " +
+              "with a batch of " + std::to_string(call.batch) + " samples, microbatches = " +
+              std::to_string(call.layout.microbatches) + " and " + std::to_string(division.pipeline.stages[s].size()) +
+              " replicas of its stage some have one sample, of which there is no variance: bring more samples, set "
+              "microbatches or replicas to fewer, or set batch_norm = exact, which takes the whole batch");
+        }
+      }
+    }
+  }
+}
+
+// Of what is run, which the plan need not have been made of; once.
+void Session::Impl::warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch) {
+  if (warned_of_batch_statistics_) return;
+  std::set<std::int64_t> samples;
+  const auto& division = program.division;
+  for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
+    const auto& ops = division.stage_ops[s];
+    if (std::any_of(ops.begin(), ops.end(), [&](OpId op) { return program.plan.normalises_by_share(op); }))
+      samples.insert(samples_of_share(batch, plan_->microbatches, division.pipeline.stages[s].size()));
+  }
+  const auto text = describe_batch_statistics(samples, batch);
+  if (text.empty()) return;
+  warned_of_batch_statistics_ = true;
+  if (world_.rank() == 0) log_.warn(text + ", as one process does");
 }
 
 bool Session::Impl::reads_plan() const {
@@ -89,6 +156,13 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
                                  mean_trained_tensor(profile.model));
   auto plan = planner_(profile.model, model_costs, cluster, request);
+  const bool may_choose = options_.replicas.empty() && options_.microbatches == 0;
+  if (may_choose && starves_statistics(plan, program.plan, request.batch)) {
+    request.options.replicas = {1};
+    request.options.max_microbatches =
+        std::clamp(static_cast<int>(request.batch / 2), request.options.min_microbatches, request.options.max_microbatches);
+    plan = planner_(profile.model, model_costs, cluster, request);
+  }
   note_batch_statistics(plan, program.plan, request.batch);
   if (options_.precision == "tf32" && device_.is_cpu()) {
     plan.notes.push_back("precision = tf32 changes nothing on CPUs, which have no such products");

@@ -32,6 +32,7 @@
 #include "torch/session/global_sums.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
+#include "torch/session/planned_modes.hpp"
 #include "torch/session/planned_segments.hpp"
 #include "torch/session/recent_map.hpp"
 #include "torch/session/state_registry.hpp"
@@ -121,13 +122,20 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void require_same_graph(const CapturedProgram& program);
   void make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch);
   void adopt_plan(const GraphProfile& profile, Plan plan);
+  void require_statistics(const Call& call) const;
+  void warn_of_batch_statistics(const CapturedProgram& program, std::int64_t batch);
   [[nodiscard]] bool reads_plan() const;
   [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                   MeasuredCosts costs) const;
   void write_reports(const OpGraph& graph, const ModelProfile& profile) const;
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
-  void place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of);
+  [[nodiscard]] std::vector<StageId> divide_program(CapturedProgram& program, const AtomPartition& atoms);
+  void deploy_state(const PlannedModes& modes, const GraphProfile& profile);
+  /// @param others  modes whose parameters and buffers are placed as well
+  void place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of,
+                   const std::vector<std::shared_ptr<CapturedProgram>>& others);
+  [[nodiscard]] std::vector<std::vector<StageId>> homes_in(const OpGraph& graph) const;
   void materialise_state();
   void take_values_of_rank_0();
   [[nodiscard]] AnyTransport new_transport();
@@ -146,6 +154,16 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void warn_of_change(const CaptureChange& change);
   void require_deployed(const char* member) const;
   [[nodiscard]] at::Tensor handle_of(const OpGraph& graph, ValueId leaf);
+
+  // ---- planned_modes.cpp
+  [[nodiscard]] PlannedModes capture_other_modes(const CallArguments& arguments, const ForwardFunction& forward);
+  [[nodiscard]] std::shared_ptr<CapturedProgram> capture_in_mode(bool training, bool gradients,
+                                                                 const CallArguments& arguments,
+                                                                 const ForwardFunction& forward);
+  [[nodiscard]] bool may_have_stages() const;
+
+  // ---- memory_check.cpp
+  void check_memory(CapturedProgram& program, std::int64_t batch) const;
 
   // ---- sharding.cpp
   void require_optimizers(const Plan& plan) const;
@@ -181,8 +199,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void attach_loss_history(Call& call, std::vector<at::Tensor>& results);
   void attach_output_history(const std::shared_ptr<Call>& call, std::vector<at::Tensor>& results);
   [[nodiscard]] std::vector<at::Tensor> input_gradients(Call& call);
+  [[nodiscard]] std::vector<CallHeader> announce_backward(const Call& call, const std::vector<at::Tensor>& gradients);
   [[nodiscard]] std::vector<at::Tensor> backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
-                                                            const std::vector<at::Tensor>& gradients);
+                                                            const std::vector<at::Tensor>& gradients,
+                                                            const std::vector<CallHeader>& headers);
   [[nodiscard]] std::uint64_t agree_on_defined(const std::vector<at::Tensor>& gradients);
   void seed_output_gradients(Call& call, const std::vector<std::size_t>& outputs,
                              const std::vector<at::Tensor>& gradients, std::uint64_t defined);
@@ -231,6 +251,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   bool deployed_ = false;
   std::optional<Plan> plan_, given_plan_;
   PlannedSegments segments_;  ///< of plan_
+  std::uint64_t planned_hash_ = 0;  ///< of the graph that plan_ divides, as captured
+  AtomPartition planned_atoms_;     ///< likewise
   AnyTransport wire_;
   std::map<std::vector<Rank>, GroupId> groups_, gather_groups_;
   GlobalSums world_sums_;
@@ -241,6 +263,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   bool warned_of_forgetting_ = false;
   MemberWatch members_;
   bool warned_of_change_ = false;
+  bool warned_of_batch_statistics_ = false;
 
   std::uint64_t serial_ = 0;
   std::uint64_t seed_ = 0;  ///< rank 0's

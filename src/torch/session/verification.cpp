@@ -50,6 +50,7 @@ std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& pro
     }
     return defined;
   };
+  const NormalModeScope as_captured;
   const WholeHandles whole(registry_);
   const auto before = members_.look({});
   auto change = change_since_capture(program.captured, *module_, program.inputs, flat_forward, capture_options());

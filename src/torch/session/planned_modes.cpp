@@ -1,0 +1,84 @@
+// The modes of a model that the first plan carries, whichever of them is called first.
+#include "torch/session/planned_modes.hpp"
+
+#include <algorithm>
+#include <exception>
+
+#include "torch/algebra/mode_ties.hpp"
+#include "torch/session/handshake.hpp"
+#include "torch/session/session_impl.hpp"
+
+namespace autopar {
+
+void PlannedModes::add(const std::shared_ptr<CapturedProgram>& called, bool gradients) {
+  const bool same = gradients && planned != nullptr && planned->captured.hash() == called->captured.hash();
+  if (planned == nullptr || same) planned = called;
+  else others.push_back(called);
+}
+
+GraphProfile PlannedModes::profile() const {
+  const ModeOfModel mode{planned->graph, planned->plan};
+  std::vector<std::vector<OpId>> ties;
+  for (const auto& other : others) {
+    auto more = ties_to_other_mode(mode, {other->graph, other->plan});
+    ties.insert(ties.end(), more.begin(), more.end());
+  }
+  return profile_graph(planned->graph, planned->plan, ties);
+}
+
+ModeScope::ModeScope(torch::nn::Module& module, bool training, bool gradients) : gradients_(gradients) {
+  for (const auto& part : module.modules()) before_.emplace_back(part, part->is_training());
+  const auto is_so = [training](const auto& part) { return part.second == training; };
+  if (!std::all_of(before_.begin(), before_.end(), is_so)) module.train(training);
+}
+
+ModeScope::~ModeScope() {
+  for (const auto& [part, training] : before_) {
+    if (part->is_training() != training) part->train(training);
+  }
+}
+
+// A forward may keep what it computes, and in the end that must be of the call's own mode: other modes come first.
+PlannedModes Session::Impl::capture_other_modes(const CallArguments& arguments, const ForwardFunction& forward) {
+  PlannedModes modes;
+  const bool training = module_->is_training(), gradients = at::GradMode::is_enabled();
+  const auto& tensors = registry_.tensors();
+  const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const StateTensor& tensor) {
+    return tensor.is_parameter && tensor.handle.requires_grad();
+  });
+  if (trains && !(training && gradients)) {
+    modes.planned = capture_in_mode(true, true, arguments, forward);
+    if (modes.planned == nullptr && !gradients) modes.planned = capture_in_mode(training, true, arguments, forward);
+  }
+  if (training && may_have_stages()) {
+    if (auto evaluation = capture_in_mode(false, false, arguments, forward)) modes.others.push_back(std::move(evaluation));
+  }
+  return modes;
+}
+
+bool Session::Impl::may_have_stages() const {
+  return world_.size() > 1 || options_.stages > 1 || options_.replicas.size() > 1 || options_.plan_only;
+}
+
+std::shared_ptr<CapturedProgram> Session::Impl::capture_in_mode(bool training, bool gradients,
+                                                                const CallArguments& arguments,
+                                                                const ForwardFunction& forward) {
+  auto program = std::make_shared<CapturedProgram>();
+  std::string outcome;
+  try {
+    const ModeScope scope(*module_, training, gradients);
+    capture_into(*program, arguments, forward);
+    outcome = std::to_string(program->captured.hash());
+  } catch (const std::exception& error) {
+    program.reset();
+    outcome = error.what();
+  }
+  const auto name = std::string(training ? "training" : "evaluation") + (gradients ? " with gradients" : "");
+  const auto outcomes = world_.all_gather(blob_of((program ? "+" : "-") + outcome), "capturing the model's " + name);
+  const auto is_as_here = [&](const Blob& other) { return text_of(other) == "+" + outcome; };
+  if (program != nullptr && std::all_of(outcomes.begin(), outcomes.end(), is_as_here)) return program;
+  log_.info("the plan does not know the model's " + name + ", which cannot be captured with these arguments: " + outcome);
+  return nullptr;
+}
+
+}  // namespace autopar

@@ -1,0 +1,519 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <double_precision.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include "fidelity.hpp"
+
+// Programs train for a while, evaluate, and train on, in any order: one plan carries all of it, as in one process.
+namespace modes_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using numerics::check_close;
+using numerics::Failure;
+using torch::Tensor;
+
+constexpr double kTolerance = 1e-12;
+
+nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel = 3, int64_t stride = 1) {
+  return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
+}
+
+// ---------------------------------------------------------------- models as others write them
+
+struct BasicBlockImpl : nn::Module {
+  BasicBlockImpl(int64_t in, int64_t out, int64_t stride) : first(conv(in, out, 3, stride)), second(conv(out, out)), norm1(out), norm2(out) {
+    register_module("conv1", first);
+    register_module("bn1", norm1);
+    register_module("conv2", second);
+    register_module("bn2", norm2);
+    if (stride != 1 || in != out) shortcut = nn::Sequential(conv(in, out, 1, stride), nn::BatchNorm2d(out));
+    register_module("shortcut", shortcut);
+  }
+  Tensor forward(const Tensor& x) {
+    auto h = torch::relu(norm1(first(x)));
+    h = norm2(second(h));
+    return torch::relu(h + (shortcut->is_empty() ? x : shortcut->forward(x)));
+  }
+  nn::Conv2d first, second;
+  nn::BatchNorm2d norm1, norm2;
+  nn::Sequential shortcut;
+};
+TORCH_MODULE(BasicBlock);
+
+struct SmallResNet : nn::Module {
+  SmallResNet() {
+    register_module("stem", stem);
+    register_module("layers", layers);
+    register_module("drop", drop);
+    register_module("fc", fc);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto h = F::adaptive_avg_pool2d(layers->forward(stem->forward(x)), F::AdaptiveAvgPool2dFuncOptions(1));
+    return fc(drop(h.flatten(1)));
+  }
+  nn::Sequential stem{conv(3, 4), nn::BatchNorm2d(4), nn::ReLU()};
+  nn::Sequential layers{BasicBlock(4, 4, 1), BasicBlock(4, 6, 2)};
+  nn::Dropout drop{0.0};
+  nn::Linear fc{6, 3};
+};
+
+struct DoubleConvImpl : nn::Module {
+  DoubleConvImpl(int64_t in, int64_t out)
+      : body(conv(in, out), nn::BatchNorm2d(out), nn::ReLU(), conv(out, out), nn::BatchNorm2d(out), nn::ReLU()) {
+    register_module("body", body);
+  }
+  Tensor forward(const Tensor& x) { return body->forward(x); }
+  nn::Sequential body;
+};
+TORCH_MODULE(DoubleConv);
+
+/// Attention over places at the bottom, or gates on what skips it, which differ between models of that kind.
+struct SmallUNet : nn::Module {
+  SmallUNet() {
+    register_module("down1", down1);
+    register_module("down2", down2);
+    register_module("bottom", bottom);
+    register_module("query", query);
+    register_module("key", key);
+    register_module("value", value);
+    register_module("gate", gate);
+    register_module("up1", up1);
+    register_module("join1", join1);
+    register_module("up2", up2);
+    register_module("join2", join2);
+    register_module("out", out);
+    strength = register_parameter("strength", torch::full({1}, 0.3));
+  }
+  Tensor attend(const Tensor& x) {
+    const auto q = query(x).flatten(2), k = key(x).flatten(2), v = value(x).flatten(2);
+    const auto weights = torch::softmax(q.transpose(1, 2).bmm(k), -1);
+    return x + strength * v.bmm(weights.transpose(1, 2)).view(x.sizes());
+  }
+  Tensor forward(const Tensor& x) {
+    const auto a = down1(x), b = down2(torch::max_pool2d(a, 2));
+    auto h = attend(bottom(torch::max_pool2d(b, 2)));
+    h = up1(h);
+    h = join1(torch::cat({h, b * torch::sigmoid(gate->forward(b + h))}, 1));
+    h = join2(torch::cat({a, up2(h)}, 1));
+    return out(h).mean({2, 3});
+  }
+  DoubleConv down1{3, 3}, down2{3, 4}, bottom{4, 4}, join1{8, 4}, join2{6, 3};
+  nn::Conv2d query = conv(4, 2, 1), key = conv(4, 2, 1), value = conv(4, 4, 1), out = conv(3, 3, 1);
+  nn::Sequential gate{conv(4, 4, 1), nn::BatchNorm2d(4)};
+  nn::ConvTranspose2d up1{nn::ConvTranspose2dOptions(4, 4, 2).stride(2)}, up2{nn::ConvTranspose2dOptions(4, 3, 2).stride(2)};
+  Tensor strength;
+};
+
+struct DecoderBlockImpl : nn::Module {
+  DecoderBlockImpl(int64_t in, int64_t out)
+      : body(conv(in, 2, 1), nn::BatchNorm2d(2), nn::ReLU(),
+             nn::ConvTranspose2d(nn::ConvTranspose2dOptions(2, 2, 4).stride(2).padding(1)), nn::BatchNorm2d(2), nn::ReLU(),
+             conv(2, out, 1), nn::BatchNorm2d(out), nn::ReLU()) {
+    register_module("body", body);
+  }
+  Tensor forward(const Tensor& x) { return body->forward(x); }
+  nn::Sequential body;
+};
+TORCH_MODULE(DecoderBlock);
+
+/// What the encoder made is added to what the decoder makes. In training it has a head more.
+struct SmallLinkNet : nn::Module {
+  SmallLinkNet() {
+    register_module("encoder1", encoder1);
+    register_module("encoder2", encoder2);
+    register_module("decoder2", decoder2);
+    register_module("decoder1", decoder1);
+    register_module("auxiliary", auxiliary);
+    register_module("out", out);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto a = encoder1(x), b = encoder2(a);
+    const auto h = decoder2(b) + a;
+    const auto logits = out(decoder1(h)).mean({2, 3});
+    if (!is_training()) return logits;
+    return logits + 0.4 * auxiliary->forward(b).mean({2, 3});
+  }
+  BasicBlock encoder1{3, 4, 2}, encoder2{4, 5, 2};
+  DecoderBlock decoder2{5, 4}, decoder1{4, 4};
+  nn::Sequential auxiliary{conv(5, 3, 1), nn::BatchNorm2d(3)};
+  nn::Conv2d out = conv(4, 3);
+};
+
+/// Norms without weights, one that two inputs share, one without running statistics.
+struct Siamese : nn::Module {
+  Siamese() {
+    register_module("a", a);
+    register_module("plain", plain);
+    register_module("b", b);
+    register_module("untracked", untracked);
+    register_module("head", head);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto side = [&](const Tensor& each) { return torch::tanh(plain(a(each))); };
+    return head(untracked(b(side(x) * side(x.flip(3)))).mean({2, 3}));
+  }
+  nn::Conv2d a = conv(3, 4), b = conv(4, 4);
+  nn::BatchNorm2d plain{nn::BatchNorm2dOptions(4).affine(false)};
+  nn::BatchNorm2d untracked{nn::BatchNorm2dOptions(4).track_running_stats(false)};
+  nn::Linear head{4, 3};
+};
+
+template <class Net>
+std::shared_ptr<Net> made() {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(3);
+  return std::make_shared<Net>();
+}
+
+Tensor images() { return torch::linspace(-2, 3, 6 * 3 * 64).sin().mul(torch::linspace(0, 9, 6 * 3 * 64).cos()).view({6, 3, 8, 8}); }
+Tensor classes() { return torch::arange(6, torch::kLong) % 3; }
+
+const auto loss_of = [](const Tensor& out, const Tensor& y) { return F::cross_entropy(out, y); };
+
+/// How a program makes its loss.
+enum class LossIs { kOutside, kInTrainStep };
+
+/// What a program does, in order.
+enum class Do { kTrain, kEvaluate, kForwardWithoutGradients };
+using Course = std::vector<Do>;
+
+const Course kTrainFirst{Do::kTrain, Do::kTrain, Do::kEvaluate, Do::kTrain, Do::kForwardWithoutGradients, Do::kEvaluate};
+const Course kEvaluateFirst{Do::kEvaluate, Do::kTrain, Do::kEvaluate, Do::kTrain, Do::kEvaluate};
+const Course kForwardFirst{Do::kForwardWithoutGradients, Do::kTrain, Do::kEvaluate, Do::kTrain};
+
+/// Outputs of all calls that evaluate, and what there is at the end.
+struct Outcome {
+  std::vector<Tensor> outputs;
+  numerics::Snapshot parameters, buffers;
+};
+
+template <class Net>
+Outcome one_process(const Course& course) {
+  const auto net = made<Net>();
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  Outcome outcome;
+  for (const auto what : course) {
+    net->train(what != Do::kEvaluate);
+    if (what == Do::kTrain) {
+      optimizer.zero_grad();
+      loss_of(net->forward(images()), classes()).backward();
+      optimizer.step();
+    } else {
+      const torch::NoGradGuard no_grad;
+      outcome.outputs.push_back(net->forward(images()));
+    }
+  }
+  outcome.parameters = numerics::copies_of(net->named_parameters());
+  outcome.buffers = numerics::copies_of(net->named_buffers());
+  return outcome;
+}
+
+template <class Net>
+void check_rank(ap::World& world, const ap::Options& options, LossIs loss_is, const Course& course, const Outcome& want,
+                const std::vector<int64_t>& local) {
+  ap::AutoParallel<Net> model(world, made<Net>(), options);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  const auto x = numerics::share_of(images(), 0, local, world.rank()), y = numerics::share_of(classes(), 0, local, world.rank());
+  std::size_t outputs = 0;
+  for (const auto what : course) {
+    model->train(what != Do::kEvaluate);
+    if (what == Do::kTrain) {
+      optimizer.zero_grad();
+      if (loss_is == LossIs::kInTrainStep) {
+        model->train_step(loss_of, x, y).backward();
+      } else {
+        const auto sum = F::cross_entropy(model(x), y, F::CrossEntropyFuncOptions().reduction(torch::kSum));
+        ap::global_mean(world, sum, y.size(0)).backward();
+      }
+      optimizer.step();
+    } else {
+      const torch::NoGradGuard no_grad;
+      check_close(model(x), numerics::share_of(want.outputs[outputs], 0, local, world.rank()), kTolerance,
+                  "evaluation " + std::to_string(outputs));
+      ++outputs;
+    }
+  }
+  if (options.stages > 1 && static_cast<int>(model->plan().stages.size()) < options.stages) throw Failure("too few stages");
+  for (const auto& part : model->module().modules()) {
+    if (part->is_training() != (course.back() != Do::kEvaluate)) throw Failure("a module was left in another mode");
+  }
+  const auto state = model->gather_state();
+  if (world.rank() != 0) return;
+  for (const auto* tensors : {&want.parameters, &want.buffers}) {
+    for (const auto& [name, value] : *tensors) check_close(state[name], value, kTolerance, "at the end, " + name);
+  }
+}
+
+struct Case {
+  ap::Options options;
+  std::vector<int64_t> local;
+};
+const std::vector<Case> kExact{
+    {{.stages = 2, .batch_norm = "exact"}, {4, 2}},
+    {{.stages = 2, .replicas = {2, 1}, .batch_norm = "exact"}, {3, 1, 2}},
+};
+const std::vector<Case> kTwoStages(kExact.begin(), kExact.begin() + 1);
+const std::vector<Case> kThreeStages{{{.stages = 3, .batch_norm = "exact"}, {2, 2, 2}}};
+
+template <class Net>
+void check_course(const std::string& name, const Course& course, LossIs loss_is, const std::vector<Case>& cases = kExact) {
+  const auto want = one_process<Net>(course);
+  for (const auto& each : cases) {
+    INFO(name << ": " << each.options.stages << " stages on " << each.local.size() << " ranks"
+              << (loss_is == LossIs::kOutside ? ", loss outside" : ", train_step"));
+    CHECK_NOTHROW(ap::loopback::run(static_cast<int>(each.local.size()), [&](ap::World& world) {
+      check_rank<Net>(world, each.options, loss_is, course, want, each.local);
+    }));
+  }
+}
+
+TEST_CASE("with exact batch norms a plan for training evaluates as well, whatever the cut") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  check_course<SmallResNet>("ResNet", kTrainFirst, LossIs::kOutside);
+  check_course<SmallResNet>("ResNet", kTrainFirst, LossIs::kInTrainStep, kThreeStages);
+  check_course<SmallUNet>("UNet with attention", kTrainFirst, LossIs::kInTrainStep, kTwoStages);
+  check_course<SmallLinkNet>("LinkNet", kTrainFirst, LossIs::kOutside, kThreeStages);
+  check_course<SmallLinkNet>("LinkNet", kTrainFirst, LossIs::kInTrainStep);
+  check_course<Siamese>("Siamese", kTrainFirst, LossIs::kInTrainStep);
+}
+
+TEST_CASE("a program that evaluates before it trains is planned for training") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  check_course<SmallResNet>("ResNet", kEvaluateFirst, LossIs::kOutside, kTwoStages);
+  check_course<SmallLinkNet>("LinkNet", kEvaluateFirst, LossIs::kInTrainStep, kTwoStages);
+  check_course<SmallUNet>("UNet with attention", kForwardFirst, LossIs::kOutside, kTwoStages);
+}
+
+// ---------------------------------------------------------------- modes that differ in what they run
+
+/// Evaluation takes in order what training runs side by side, and ends with layers that are registered first and that
+/// training does not use.
+struct OtherWay : nn::Module {
+  OtherWay() {
+    register_module("after", after);
+    register_module("trunk", trunk);
+    register_module("left", left);
+    register_module("right", right);
+    register_module("head", head);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto h = torch::tanh(trunk(x.mean({2, 3})));
+    if (is_training()) return head(torch::tanh(left(h)) + torch::tanh(right(h)));
+    return after(torch::tanh(head(torch::tanh(left(torch::tanh(right(h)))))));
+  }
+  nn::Linear trunk{3, 8}, left{8, 8}, right{8, 8}, head{8, 3}, after{3, 3};
+};
+
+/// Evaluation goes the other way round.
+struct Reversed : nn::Module {
+  Reversed() {
+    for (int i = 0; i < 5; ++i) layers->push_back(nn::Linear(3, 3));
+    register_module("layers", layers);
+  }
+  Tensor forward(const Tensor& x) {
+    auto h = layers[0]->as<nn::Linear>()->forward(x.mean({2, 3}));
+    for (size_t i = 1; i <= 3; ++i) h = torch::tanh(layers[is_training() ? i : 4 - i]->as<nn::Linear>()->forward(h));
+    return layers[4]->as<nn::Linear>()->forward(h);
+  }
+  nn::ModuleList layers;
+};
+
+TEST_CASE("stages are cut so that a mode of another order runs on them, too") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const std::vector<Case> cases{{{.stages = 2}, {4, 2}}, {{.stages = 3}, {2, 2, 2}}};
+  for (const auto& course : {kTrainFirst, kEvaluateFirst}) {
+    check_course<OtherWay>("another order", course, LossIs::kOutside, cases);
+    check_course<Reversed>("reversed", course, LossIs::kInTrainStep, cases);
+  }
+}
+
+// ---------------------------------------------------------------- what the first plan counts
+
+template <class Net>
+ap::Plan plan_after(const ap::Options& options, const std::function<void(ap::AutoParallel<Net>&, const Tensor&)>& first) {
+  ap::Plan plan;
+  ap::loopback::run(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, made<Net>(), options);
+    first(model, numerics::share_of(images(), 0, {3, 3}, world.rank()));
+    if (world.rank() == 0) plan = model->plan();
+  });
+  return plan;
+}
+
+TEST_CASE("the first plan is the one for training, whatever is called first") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  using Model = ap::AutoParallel<SmallResNet>;
+  const std::vector<std::pair<std::string, std::function<void(Model&, const Tensor&)>>> firsts{
+      {"a forward in no_grad", [](Model& model, const Tensor& x) {
+         const torch::NoGradGuard no_grad;
+         model(x);
+       }},
+      {"eval() in no_grad", [](Model& model, const Tensor& x) {
+         model->eval();
+         const torch::NoGradGuard no_grad;
+         model(x);
+       }},
+      {"eval()", [](Model& model, const Tensor& x) {
+         model->eval();
+         model(x);
+       }},
+      {"inference mode", [](Model& model, const Tensor& x) {
+         const c10::InferenceMode inference;
+         model(x);
+       }},
+      {"prepare in eval()", [](Model& model, const Tensor& x) {
+         model->eval();
+         const torch::NoGradGuard no_grad;
+         model->prepare(x);
+       }}};
+  for (const auto& batch_norm : {"exact", "microbatch"}) {
+    const ap::Options options{.batch_norm = batch_norm};
+    const auto want = plan_after<SmallResNet>(options, [](Model& model, const Tensor& x) { model(x); });
+    for (const auto& [name, first] : firsts) {
+      INFO(name << ", batch_norm = " << batch_norm);
+      const auto got = plan_after<SmallResNet>(options, first);
+      CHECK(got == want);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- what is said
+
+/// What rank 0 writes to its log while every rank runs `body`.
+template <class Net, class Body>
+std::vector<std::string> said(int ranks, const ap::Options& options, const Body& body) {
+  std::vector<std::string> lines;
+  ap::loopback::run(ranks, [&](ap::World& world) {
+    if (world.rank() == 0) world.log().set_writer([&](const std::string& line) { lines.push_back(line); });
+    ap::AutoParallel<Net> model(world, made<Net>(), options);
+    body(world, model);
+    world.barrier();
+  });
+  return lines;
+}
+
+long count_of(const std::vector<std::string>& lines, const std::string& part) {
+  return std::count_if(lines.begin(), lines.end(), [&](const auto& line) { return line.find(part) != std::string::npos; });
+}
+
+TEST_CASE("batch norms of less than the batch are told once, with the samples of a statistic and the option") {
+  torch::set_num_threads(1);
+  const auto train = [](ap::World&, ap::AutoParallel<SmallResNet>& model) {
+    for (int step = 0; step < 3; ++step) model(images().to(torch::kFloat).slice(0, 0, 4)).sum().backward();
+    model->eval();
+    model(images().to(torch::kFloat).slice(0, 0, 5));
+  };
+  const auto lines = said<SmallResNet>(2, {.stages = 1, .microbatches = 2, .replicas = {2}}, train);
+  CHECK(count_of(lines, "batch norm: each statistic is of 2 of the 8 samples") == 1);
+  CHECK(count_of(lines, "batch_norm = exact") == 1);
+  CHECK(said<SmallResNet>(2, {.stages = 1, .replicas = {2}, .batch_norm = "exact"}, train).empty());
+  CHECK(said<SmallResNet>(1, {.microbatches = 1}, train).empty());
+  CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .microbatches = 2, .replicas = {2}},
+                                   [](ap::World&, ap::AutoParallel<SmallResNet>& model) {
+                                     model->eval();
+                                     model(images().to(torch::kFloat));
+                                   }),
+                 "batch norm") == 0);
+}
+
+TEST_CASE("a call that needs more memory than the plan has warns with both figures") {
+  torch::set_num_threads(1);
+  const auto evaluate = [](int64_t samples) {
+    return [samples](ap::World&, ap::AutoParallel<SmallResNet>& model) {
+      model(images().to(torch::kFloat)).sum().backward();
+      model->eval();
+      const torch::NoGradGuard no_grad;
+      model(torch::zeros({samples, 3, 8, 8}));
+    };
+  };
+  const ap::Options options{.stages = 1, .microbatches = 1, .replicas = {2}, .device_memory = ap::Bytes(4 << 20)};
+  CHECK(count_of(said<SmallResNet>(2, options, evaluate(8)), "needs about") == 0);
+  const auto lines = said<SmallResNet>(2, options, evaluate(4000));
+  CHECK(count_of(lines, "needs about") == 1);
+  CHECK(count_of(lines, "MiB") > 0);
+  CHECK(count_of(lines, "8000 samples") == 1);
+}
+
+/// Norms over rows: a sample brings one value of each channel.
+struct RowNorms : nn::Module {
+  RowNorms() {
+    register_module("a", a);
+    register_module("norm", norm);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x) { return b(torch::relu(norm(a(x)))).pow(2).mean(); }
+  nn::Linear a{4, 6}, b{6, 3};
+  nn::BatchNorm1d norm{6};
+};
+
+TEST_CASE("no plan leaves a batch norm one sample, and what the user forces is named") {
+  torch::set_num_threads(1);
+  const auto step = [](ap::World& world, ap::AutoParallel<RowNorms>& model) {
+    model(torch::linspace(world.rank(), 2, 4).view({1, 4})).backward();
+  };
+  for (const int ranks : {2, 4}) CHECK_NOTHROW(said<RowNorms>(ranks, {}, step));
+  for (const ap::Options& options : {ap::Options{.stages = 1, .replicas = {2}}, ap::Options{.microbatches = 2}}) {
+    std::string message;
+    try {
+      static_cast<void>(said<RowNorms>(2, options, step));
+    } catch (const ap::InvalidArgument& error) {
+      message = error.what();
+    }
+    CAPTURE(message);
+    for (const std::string part : {"norm", "one sample", "microbatches = ", "replicas", "batch_norm = exact"})
+      CHECK(message.find(part) != std::string::npos);
+    auto exact = options;
+    exact.batch_norm = "exact";
+    exact.microbatches = 1;
+    CHECK_NOTHROW(said<RowNorms>(2, exact, step));
+  }
+}
+
+TEST_CASE("ranks that are seeded apart are not warned, and go on drawing apart") {
+  torch::set_num_threads(1);
+  std::vector<std::string> lines;
+  std::vector<Tensor> drawn(2), weights(2);
+  std::mutex mutex;
+  for (const int other : {0, 1}) {  // the default generator is one for all threads, so ranks are seeded one after the other
+    ap::loopback::run(2, [&](ap::World& world) {
+      if (world.rank() == 1) world.log().set_writer([&](const std::string& line) { lines.push_back(line); });
+      std::unique_ptr<ap::AutoParallel<RowNorms>> model;
+      for (int rank = 0; rank < 2; ++rank) {
+        world.barrier();
+        if (rank != world.rank()) continue;
+        const std::lock_guard lock(numerics::generator_mutex());
+        torch::manual_seed(rank == 1 ? 40 + other : 7);
+        model = std::make_unique<ap::AutoParallel<RowNorms>>(world, [] { return RowNorms(); });
+      }
+      world.barrier();
+      (*model)(torch::linspace(world.rank(), 2, 8).view({2, 4})).backward();
+      const auto value = (*model)->gather((*model)->module().a->weight);
+      if (world.rank() == 0) weights[static_cast<size_t>(other)] = value;
+      world.barrier();
+      if (world.rank() == 1) drawn[static_cast<size_t>(other)] = torch::rand({4});
+    });
+  }
+  CHECK(count_of(lines, "generator") == 0);
+  CHECK(torch::equal(weights[0], weights[1]));
+  CHECK_FALSE(torch::equal(drawn[0], drawn[1]));
+}
+
+}  // namespace modes_test
