@@ -424,8 +424,8 @@ TEST_CASE("batch norms of less than the batch are told once, with the samples of
   const auto lines = said<SmallResNet>(2, {.stages = 1, .microbatches = 2, .replicas = {2}}, train);
   CHECK(count_of(lines, "batch norm: each statistic is of 2 of the 8 samples") == 1);
   CHECK(count_of(lines, "batch_norm = exact") == 1);
-  CHECK(said<SmallResNet>(2, {.stages = 1, .replicas = {2}, .batch_norm = "exact"}, train).empty());
-  CHECK(said<SmallResNet>(1, {.microbatches = 1}, train).empty());
+  CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .replicas = {2}, .batch_norm = "exact"}, train), "batch norm") == 0);
+  CHECK(count_of(said<SmallResNet>(1, {.microbatches = 1}, train), "batch norm") == 0);
   CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .microbatches = 2, .replicas = {2}},
                                    [](ap::World&, ap::AutoParallel<SmallResNet>& model) {
                                      model->eval();

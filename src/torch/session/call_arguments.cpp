@@ -41,6 +41,12 @@ std::string describe_input(const InputSpec& spec) {
 
 }  // namespace
 
+std::vector<bool> CallArguments::own() const {
+  std::vector<bool> own;
+  for (const auto& spec : specs) own.push_back(spec.batch_dim.has_value());
+  return own;
+}
+
 CallArguments inspect_arguments(const Flattened& flattened, const Options& options) {
   CallArguments arguments;
   arguments.signature = flattened.structure;

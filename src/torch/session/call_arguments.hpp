@@ -24,6 +24,9 @@ struct CallArguments {
   std::uint64_t shared = 0;               ///< hash of the contents of shared arguments
   std::string beside;                     ///< see Flattened
   bool has_batch = false;                 ///< some argument has a batch dim
+
+  /// By tensor: each rank has samples of its own, else all ranks have the same.
+  [[nodiscard]] std::vector<bool> own() const;
 };
 
 /// @throws InvalidArgument if batch sizes of two arguments differ, or `batch_dims` does not fit the arguments

@@ -1,18 +1,17 @@
 #include "torch/session/session_impl.hpp"
 
 #include <chrono>
+#include <exception>
 #include <filesystem>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/executor.hpp>
 
 #include "torch/session/plan_only.hpp"
-#include "torch/session/result_node.hpp"
 #include "torch/session/tf32_scope.hpp"
 
 namespace autopar {
@@ -26,23 +25,16 @@ bool any_differentiable(const BatchPlan& plan) {
   return false;
 }
 
-at::Tensor multiplied(const at::Tensor& gradient, const at::Tensor& factor) {
-  return gradient.mul(factor.reshape({}).to(gradient.options()));
-}
-
-/// A gradient as autograd wants it for an argument.
-at::Tensor like_argument(const at::Tensor& gradient, const at::Tensor& argument) {
-  return gradient.defined() ? gradient.to(argument.options().requires_grad(false)) : gradient;
-}
-
 }  // namespace
 
 CallHeader Session::Impl::next_header(CallKind kind) {
   CallHeader header;
   header.kind = kind;
-  header.serial = ++serial_;
+  header.serial = static_cast<std::uint64_t>(stats_.calls);
   header.accumulates = accumulating_ && (kind == CallKind::kForward || kind == CallKind::kBackward);
   header.has_pending = !pending_.empty();
+  header.loss_backwards = std::exchange(loss_backwards_, 0);
+  header.loss_factors = std::exchange(loss_factors_, 0);
   header.loss_scale = scaler_ ? scaler_->scale() : 1;
   return header;
 }
@@ -60,14 +52,17 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
                    world_.rank_id());
   }
   const auto call = std::make_shared<Call>();
-  call->arguments = guarded("forward", [&] { return inspect_arguments(arguments, options_); });
+  const auto error = inspect(arguments, call->arguments);
   const auto key = capture_key(call->arguments);
   auto header = next_header(CallKind::kForward);
   header.needs_capture = needs_capture(key);
   header.members_changed = members_changed(key, call->arguments);
   header.shared = call->arguments.shared;
   header.samples = call->arguments.has_batch ? call->arguments.samples : (world_.rank() == 0 ? 1 : 0);
-  const auto headers = exchange(world_, header, key);
+  if (at::GradMode::is_enabled()) call->region = region_behind(call->arguments.tensors, call->arguments.own());
+  const auto common = call->region ? call->region->common_ends() : 0;
+  const auto behind = common == 0 ? "" : "; from " + std::to_string(common) + " results that all ranks have";
+  const auto headers = exchange(world_, header, key + behind, error);
   open(*call, headers);
   bool capture_again = false, changed = false, pending = false;
   for (const auto& other : headers) {
@@ -108,6 +103,16 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   });
 }
 
+/// What is wrong with them, if something is.
+std::exception_ptr Session::Impl::inspect(const Flattened& arguments, CallArguments& inspected) const {
+  try {
+    inspected = inspect_arguments(arguments, options_);
+    return nullptr;
+  } catch (const Error&) {
+    return std::current_exception();
+  }
+}
+
 void Session::Impl::open(Call& call, const std::vector<CallHeader>& headers) {
   call.batch = 0;
   for (const auto& header : headers) {
@@ -124,13 +129,13 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
   resolve_once();
   const Tf32Scope tf32(options_.precision == "tf32", device_);
   Call call;
-  call.arguments = guarded("prepare", [&] { return inspect_arguments(arguments, options_); });
+  const auto error = inspect(arguments, call.arguments);
   const auto key = capture_key(call.arguments);
   auto header = next_header(CallKind::kPrepare);
   header.shared = call.arguments.shared;
   header.samples = call.arguments.has_batch ? call.arguments.samples : (world_.rank() == 0 ? 1 : 0);
   header.needs_capture = needs_capture(key);
-  const auto headers = exchange(world_, header, key);
+  const auto headers = exchange(world_, header, key, error);
   open(call, headers);
   bool capture_again = false;
   for (const auto& other : headers) capture_again = capture_again || other.needs_capture;
@@ -249,163 +254,6 @@ std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {
     }
   }
   return results;
-}
-
-// ---------------------------------------------------------------- loss mode
-
-void Session::Impl::attach_loss_history(Call& call, std::vector<at::Tensor>& results) {
-  const auto& plan = call.program->plan;
-  const auto loss = static_cast<std::size_t>(plan.loss);
-  auto gradients = gradients_of(call, {plan.outputs[loss].value});
-  const auto arguments = call.arguments.tensors;
-  auto of_inputs = input_gradients(call);
-  const auto outcome = std::make_shared<StepOutcome>(unscale(call, gradients, of_inputs));
-  std::vector<at::Tensor> roots{results[loss]};
-  attach_history(roots, arguments,
-                 [self = shared_from_this(), gradients = std::move(gradients), of_inputs = std::move(of_inputs), arguments,
-                  accumulate = call.accumulate, outcome](const torch::autograd::variable_list& given, bool retain) {
-                   const at::NoGradGuard no_grad;
-                   torch::autograd::variable_list out(arguments.size());
-                   if (!given[0].defined()) return out;
-                   if (accumulate || !self->skips(*outcome)) self->apply(gradients, given[0], retain, accumulate);
-                   for (std::size_t i = 0; i < out.size(); ++i) {
-                     if (of_inputs[i].defined()) {
-                       out[i] = like_argument(multiplied(of_inputs[i], given[0]), arguments[i]);
-                     }
-                   }
-                   return out;
-                 });
-  results[loss] = roots[0];
-}
-
-std::vector<at::Tensor> Session::Impl::input_gradients(Call& call) {
-  std::vector<at::Tensor> gradients(call.arguments.tensors.size());
-  std::vector<std::size_t> shared;
-  std::vector<at::Tensor> addends;
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    if (!call.program->inputs[i].requires_grad) continue;
-    gradients[i] = call.engine->take_input_gradient(i);
-    if (call.program->inputs[i].batch_dim) continue;
-    shared.push_back(i);
-    addends.push_back(gradients[i]);
-  }
-  if (shared.empty()) return gradients;
-  const auto totals = world_sums_.sum(addends);
-  for (std::size_t k = 0; k < shared.size(); ++k) gradients[shared[k]] = totals[k];
-  return gradients;
-}
-
-// ---------------------------------------------------------------- output mode
-
-void Session::Impl::attach_output_history(const std::shared_ptr<Call>& call, std::vector<at::Tensor>& results) {
-  std::vector<std::size_t> outputs;
-  std::vector<at::Tensor> roots;
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    const auto& output = call->program->plan.outputs[i];
-    if (!output.differentiable || output.kind == OutputKind::kInput || output.kind == OutputKind::kPrologue) continue;
-    outputs.push_back(i);
-    roots.push_back(results[i]);
-  }
-  if (roots.empty()) return;
-  attach_history(roots, call->arguments.tensors,
-                 [self = shared_from_this(), call, outputs](const torch::autograd::variable_list& given, bool retain) {
-                   if (retain) {
-                     throw InvalidArgument(
-                         "backward(retain_graph = true) through results of an AutoParallel model is supported for a "
-                         "single loss only, because the activations of other results are freed while they are used; add "
-                         "up the losses and call backward once");
-                   }
-                   const auto headers = self->announce_backward(*call, given);
-                   return self->guarded("backward", [&] { return self->backward_of_outputs(*call, outputs, given, headers); });
-                 });
-  for (std::size_t k = 0; k < outputs.size(); ++k) results[outputs[k]] = roots[k];
-}
-
-// What was called wrongly is no failure of a rank, of which the others would hear before they see for themselves.
-std::vector<CallHeader> Session::Impl::announce_backward(const Call& call, const std::vector<at::Tensor>& gradients) {
-  std::uint64_t mine = 0;
-  for (std::size_t k = 0; k < gradients.size(); ++k) mine |= gradients[k].defined() ? 1ULL << (k % 64) : 0;
-  auto header = next_header(CallKind::kBackward);
-  header.accumulates = call.accumulate;
-  header.word = mine;
-  return exchange(world_, header, "");
-}
-
-std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
-                                                           const std::vector<at::Tensor>& gradients,
-                                                           const std::vector<CallHeader>& headers) {
-  const at::NoGradGuard no_grad;
-  const Tf32Scope tf32(options_.precision == "tf32", device_);
-  std::uint64_t defined = 0;
-  bool pending = false;
-  for (const auto& other : headers) {
-    defined |= other.word;
-    pending = pending || other.has_pending;
-  }
-  call.engine->start_gradients();
-  auto scaled = gradients;
-  for (auto& gradient : scaled) {
-    if (call.loss_scale != 1 && gradient.defined()) gradient = gradient.mul(call.loss_scale);
-  }
-  seed_output_gradients(call, outputs, scaled, defined);
-  execute(call, Phase::kBackward);
-  if (pending && !call.accumulate) reduce_pending();
-
-  std::vector<ValueId> roots;
-  for (std::size_t k = 0; k < outputs.size(); ++k) {
-    if (defined & (1ULL << (k % 64))) roots.push_back(call.program->plan.outputs[outputs[k]].value);
-  }
-  const auto one = at::ones({}, at::TensorOptions().dtype(at::kDouble).device(device_));
-  auto of_stages = gradients_of(call, roots);
-  auto of_inputs = input_gradients(call);
-  auto outcome = unscale(call, of_stages, of_inputs);
-  if (call.accumulate || !skips(outcome)) apply(of_stages, one, false, call.accumulate);
-  for (std::size_t i = 0; i < of_inputs.size(); ++i) {
-    of_inputs[i] = like_argument(of_inputs[i], call.arguments.tensors[i]);
-  }
-  call.engine.reset();
-  return of_inputs;
-}
-
-// A result that all ranks hold is one value of the concatenated program, however many copies of it there are: its
-// gradient is the mean of theirs.
-void Session::Impl::seed_output_gradients(Call& call, const std::vector<std::size_t>& outputs,
-                                          const std::vector<at::Tensor>& gradients, std::uint64_t defined) {
-  const auto& program = *call.program;
-  std::vector<ValueId> global;
-  std::vector<at::Tensor> addends;
-  std::map<ValueId, bool> from_tail;
-  for (std::size_t k = 0; k < outputs.size(); ++k) {
-    if ((defined & (1ULL << (k % 64))) == 0) continue;
-    const auto& output = program.plan.outputs[outputs[k]];
-    const auto& info = program.graph.value(output.value);
-    auto gradient = gradients[k].defined() ? gradients[k].to(device_) : at::Tensor();
-    if (output.kind == OutputKind::kBatched) {
-      call.engine->add_result_gradient(output.value, gradient);
-      continue;
-    }
-    const auto options = at::TensorOptions().dtype(info.dtype).device(device_);
-    addends.push_back(gradient.defined() ? gradient : at::zeros(sizes_at(info, call.batch), options));
-    addends.push_back(gradient.defined() ? at::ones({}, options) : at::zeros({}, options));
-    global.push_back(output.value);
-    from_tail[output.value] = output.kind == OutputKind::kEpilogue;
-  }
-  if (global.empty()) return;
-  const auto totals = world_sums_.sum(addends);
-  std::map<ValueId, at::Tensor> of_tail;
-  for (std::size_t g = 0; g < global.size(); ++g) {
-    auto mean = totals[2 * g].div(totals[2 * g + 1]);
-    if (!from_tail[global[g]]) {
-      call.engine->add_sum_gradient(global[g], std::move(mean));
-      continue;
-    }
-    auto& sum = of_tail[global[g]];
-    sum = sum.defined() ? sum.add(mean) : std::move(mean);
-  }
-  if (of_tail.empty()) return;
-  for (auto& [value, gradient] : Epilogue::gradients(*call.tail, of_tail, false)) {
-    call.engine->add_sum_gradient(value, gradient);
-  }
 }
 
 }  // namespace autopar

@@ -66,7 +66,7 @@ void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_
 
 StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
   const auto& runtime = *call.program->runtime;
-  StageGradients gradients{call.program, &call.program->reached(roots), call.engine->take_gradients(),
+  StageGradients gradients{call.program, &call.program->reached(roots), call.offered, call.engine->take_gradients(),
                            call.engine->take_spent()};
   for (const auto parameter : *gradients.reached) {
     auto& gradient = gradients.by_position[runtime.position_of(parameter)];

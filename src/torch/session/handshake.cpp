@@ -1,5 +1,7 @@
 #include "torch/session/handshake.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <span>
 #include <type_traits>
@@ -31,6 +33,28 @@ std::pair<std::string, std::string> difference(const std::string& a, const std::
     return "'" + std::string(start > 0 ? "…" : "") + text.substr(start, 160) + "'";
   };
   return {cut(a), cut(b)};
+}
+
+bool differ(double a, double b) {
+  constexpr double kRounding = 1e-5;
+  if (a == b || (std::isnan(a) && std::isnan(b))) return false;
+  return !(std::abs(a - b) <= kRounding * std::max(std::abs(a), std::abs(b)));
+}
+
+// Nobody has begun the call, so the world stays as usable as it was.
+void require_none_failed(World& world, const std::vector<CallHeader>& headers, const std::exception_ptr& error) {
+  if (std::ranges::none_of(headers, &CallHeader::failed)) return;
+  std::string message;
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& caught) {
+    message = caught.what();
+  }
+  const auto messages = world.all_gather(blob_of(message), "failure");
+  if (error) std::rethrow_exception(error);
+  const auto failed = static_cast<std::size_t>(std::ranges::find_if(headers, &CallHeader::failed) - headers.begin());
+  throw InvalidArgument(rank_name(failed) + " cannot make this call of " + std::string(name_of(headers[failed].kind)) + ": " +
+                        text_of(messages[failed]));
 }
 
 }  // namespace
@@ -66,9 +90,11 @@ std::string_view name_of(CallKind kind) {
   return "?";
 }
 
-std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details) {
+std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details,
+                                 const std::exception_ptr& error) {
   const auto action = name_of(mine.kind);
   auto header = mine;
+  header.failed = error != nullptr;
   header.key = hash_text(details);
   const auto blobs = world.all_gather(std::as_bytes(std::span(&header, 1)), action);
   std::vector<CallHeader> headers(blobs.size());
@@ -80,6 +106,7 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
     }
     std::memcpy(&headers[r], blobs[r].data(), sizeof(CallHeader));
   }
+  require_none_failed(world, headers, error);
   const auto& first = headers.front();
   for (std::size_t r = 1; r < headers.size(); ++r) {
     const auto& other = headers[r];
@@ -95,6 +122,13 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
     if (other.loss_scale != first.loss_scale) {
       refuse("the ranks have different loss scales", 0, std::to_string(first.loss_scale), r,
              std::to_string(other.loss_scale), "call backward for the same calls on every rank");
+    }
+    if (other.loss_backwards != first.loss_backwards || differ(other.loss_factors, first.loss_factors)) {
+      const auto text = [](const CallHeader& one) {
+        return std::to_string(one.loss_backwards) + " (factors " + std::to_string(one.loss_factors) + " in all)";
+      };
+      refuse("since the last call the ranks called backward for the model's losses differently", 0, text(first), r, text(other),
+             "their gradients differ now; every rank must call backward for the same losses with the same factors");
     }
     if (other.accumulates != first.accumulates) {
       const auto text = [](bool inside) { return std::string(inside ? "a no_sync guard" : "no no_sync guard"); };

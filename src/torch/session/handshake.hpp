@@ -27,13 +27,19 @@ struct CallHeader {
   std::uint64_t shared = 0;         ///< hash of the contents of shared arguments
   std::int64_t samples = 0;         ///< local batch
   std::uint64_t word = 0;           ///< of the kind's own: which results have gradients, …
+  std::int64_t loss_backwards = 0;  ///< since the last call
+  double loss_factors = 0;          ///< sum of the factors that these came in with
+  bool failed = false;              ///< this rank cannot make the call
+  std::int32_t absent = -1;         ///< backward: a parameter that is elsewhere and whose gradient is asked for
   double loss_scale = 1;            ///< of this call, or of the next
 };
 
 /// Every rank's header, by rank. Collective.
 /// @param details  text that must be equal on all ranks, shown when it is not
+/// @param error  why this rank cannot make the call, if it cannot: thrown here, and named on the other ranks
 /// @throws InvalidArgument, on every rank, naming two ranks and both values where they differ
-std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details);
+std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details,
+                                 const std::exception_ptr& error = nullptr);
 
 /// Runs `work` on every rank; if it throws anywhere, it throws everywhere: the rank's own exception where it threw, and
 /// elsewhere the same error of what was asked, or a TransportError naming the first such rank. Collective.

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -35,6 +36,7 @@
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/planned_segments.hpp"
 #include "torch/session/recent_map.hpp"
+#include "torch/session/result_node.hpp"
 #include "torch/session/state_registry.hpp"
 
 namespace autopar {
@@ -49,6 +51,7 @@ struct HandleGradient {
 struct StageGradients {
   std::shared_ptr<CapturedProgram> program;
   const std::vector<ValueId>* reached = nullptr;  ///< parameters whose gradient is defined
+  const std::vector<ValueId>* offered = nullptr;  ///< see Call
   std::deque<at::Tensor> by_position;             ///< of the rank's parameters
   std::vector<std::shared_ptr<torch::autograd::Node>> spent;  ///< see TorchEngine::take_spent
 };
@@ -73,6 +76,8 @@ struct Call {
   double loss_scale = 1;    ///< of its gradients, until `unscale`
   std::map<ValueId, at::Tensor> sums;       ///< completed
   std::optional<EpilogueRun> tail;
+  std::shared_ptr<OwnRegion> region;                    ///< see History
+  const std::vector<ValueId>* offered = nullptr;        ///< parameters that a backward may be asked for by name
 };
 
 class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
@@ -191,23 +196,48 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   // ---- calls.cpp
   CallHeader next_header(CallKind kind);
+  [[nodiscard]] std::exception_ptr inspect(const Flattened& arguments, CallArguments& inspected) const;
   void open(Call& call, const std::vector<CallHeader>& headers);
   void run_forward(Call& call);
   void execute(Call& call, Phase phase);
   void write_trace() const;
   [[nodiscard]] std::vector<at::Tensor> collect_results(Call& call);
+  template <class Work>
+  auto guarded(const char* action, Work&& work) -> decltype(work());
+
+  // ---- result_backward.cpp
+  [[nodiscard]] History history_of(Call& call, const std::vector<ValueId>& roots);
+  [[nodiscard]] torch::autograd::edge_list parameter_edges(const CapturedProgram& program,
+                                                           const std::vector<ValueId>& offered) const;
   void attach_loss_history(Call& call, std::vector<at::Tensor>& results);
   void attach_output_history(const std::shared_ptr<Call>& call, std::vector<at::Tensor>& results);
   [[nodiscard]] std::vector<at::Tensor> input_gradients(Call& call);
-  [[nodiscard]] std::vector<CallHeader> announce_backward(const Call& call, const std::vector<at::Tensor>& gradients);
   [[nodiscard]] std::vector<at::Tensor> backward_of_outputs(Call& call, const std::vector<std::size_t>& outputs,
                                                             const std::vector<at::Tensor>& gradients,
-                                                            const std::vector<CallHeader>& headers);
-  [[nodiscard]] std::uint64_t agree_on_defined(const std::vector<at::Tensor>& gradients);
-  void seed_output_gradients(Call& call, const std::vector<std::size_t>& outputs,
-                             const std::vector<at::Tensor>& gradients, std::uint64_t defined);
-  template <class Work>
-  auto guarded(const char* action, Work&& work) -> decltype(work());
+                                                            const BackwardRequest& request);
+  struct AgreedBackward {
+    std::uint64_t defined = 0;  ///< outputs that get gradients on some rank
+    bool pending = false;
+    [[nodiscard]] bool has(std::size_t output) const { return (defined & (1ULL << (output % 64))) != 0; }
+  };
+  [[nodiscard]] AgreedBackward agree_on_backward(const Call& call, const std::vector<at::Tensor>& gradients,
+                                                 const BackwardRequest& request);
+  [[nodiscard]] std::map<ValueId, at::Tensor> common_gradients(const Call& call, const std::vector<std::size_t>& outputs,
+                                                               const std::vector<at::Tensor>& gradients,
+                                                               std::uint64_t defined);
+  void require_same(const at::Tensor& mine, const at::Tensor& mean, const at::Tensor& squares, std::size_t result);
+  [[nodiscard]] std::vector<at::Tensor> run_backward(Call& call, const std::vector<std::size_t>& outputs,
+                                                     const std::vector<at::Tensor>& gradients,
+                                                     const std::map<ValueId, at::Tensor>& common,
+                                                     const AgreedBackward& agreed, const BackwardRequest& request);
+  [[nodiscard]] int absent_parameter(const BackwardRequest& request, std::size_t offered) const;
+  void require_here(int absent, std::size_t rank) const;
+  void require_no_single_parameters(const BackwardRequest& request) const;
+  void hand_over(const StageGradients& gradients, const BackwardRequest& request, const at::Tensor& factor,
+                 bool accumulate, StepOutcome& outcome, std::vector<at::Tensor>& out);
+  void note_loss_backward(const BackwardRequest& request, const at::Tensor& factor);
+  void warn_of_own_loss(const Call& call, const std::vector<std::size_t>& outputs,
+                        const std::vector<at::Tensor>& gradients);
 
   // ---- gradients.cpp
   [[nodiscard]] StageGradients gradients_of(Call& call, const std::vector<ValueId>& roots);
@@ -265,7 +295,6 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   bool warned_of_change_ = false;
   bool warned_of_batch_statistics_ = false;
 
-  std::uint64_t serial_ = 0;
   std::uint64_t seed_ = 0;  ///< rank 0's
   SessionStats stats_;
   LossWatch losses_;  ///< of rank 0: all ranks have the same
@@ -277,6 +306,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::optional<LossScaler> scaler_;  ///< with precision = fp16
   bool accumulating_ = false;
   bool warned_of_second_gradients_ = false;
+  bool warned_of_own_loss_ = false;
+  std::int64_t loss_backwards_ = 0;  ///< since the last call: of losses of the model itself, which send nothing
+  double loss_factors_ = 0;          ///< sum of what these came in with
   std::map<const void*, HandleGradient> pending_;  ///< by handle: accumulated, not reduced
   std::map<const void*, HandleGradient> reduced_;  ///< by handle: for the next backward
 };
