@@ -2,6 +2,8 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -21,6 +23,7 @@
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/flatten.hpp>
 #include <autopar/torch/init_record.hpp>
+#include <autopar/torch/loss_function.hpp>
 #include <autopar/torch/parameter_handles.hpp>
 #include <autopar/torch/session.hpp>
 
@@ -107,7 +110,9 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   /// The loss of the results of `forward(inputs…)` against `targets`, with its backward: call `.backward()` on it.
-  /// `loss(results, targets)` is captured as the end of forward, so any model runs in loss mode. Collective.
+  /// `loss(results, targets)` is captured as the end of forward, so any model runs in loss mode. It is a lambda, a module
+  /// such as torch::nn::CrossEntropyLoss, or a function's name: torch::nn::functional::cross_entropy, torch::mse_loss; of
+  /// overloaded ones AUTOPAR_FUNCTION(name). Collective.
   /// @param inputs  one tensor, or a tuple of forward's arguments
   template <class Loss, class Inputs, class Targets>
   at::Tensor train_step(const Loss& loss, const Inputs& inputs, const Targets& targets) {
@@ -117,10 +122,22 @@ class AutoParallelImpl : public torch::nn::Module {
     }();
     const auto body = [&](auto& rebuilt, auto& rebuilt_targets) {
       auto results = std::apply([&](auto&... each) { return module_->forward(each...); }, rebuilt);
-      return at::Tensor(const_cast<Loss&>(loss)(results, rebuilt_targets));
+      return detail::call_loss(loss, results, rebuilt_targets);
     };
-    return run<at::Tensor>(std::tuple(std::move(arguments), targets), body, "train_step " + name_of_loss(loss) + " ",
+    return run<at::Tensor>(std::tuple(std::move(arguments), targets), body, "train_step " + name_of(loss) + " ",
                            bytes_held_by(loss));
+  }
+
+  /// Any other method of the wrapped module, on this rank's batch, as `forward`: `model->call(&Net::decode, z)`. Of
+  /// overloaded ones `static_cast<Tensor (Net::*)(const Tensor&)>(&Net::decode)` says which; a lambda that takes the module
+  /// first is as good. It runs where forward runs; parameters that it does not read stay where they are. Collective.
+  template <class Method, class... Args>
+    requires std::invocable<const Method&, Contained&, std::decay_t<Args>&...>
+  auto call(Method method, Args&&... args) {
+    using Result = std::decay_t<std::invoke_result_t<const Method&, Contained&, std::decay_t<Args>&...>>;
+    return run<Result>(pack(std::forward<Args>(args)...),
+                       [this, method](auto&... rebuilt) { return std::invoke(method, *module_, rebuilt...); },
+                       "call " + name_of(method) + " ", bytes_held_by(method));
   }
 
   // ---- parameters
@@ -303,13 +320,16 @@ class AutoParallelImpl : public torch::nn::Module {
     return with_tensors(*static_cast<const Result*>(result.prototype.get()), result.tensors);
   }
 
-  /// Equal on all ranks: pointers are numbered in the order of their first use.
-  template <class Loss>
-  std::string name_of_loss(const Loss& loss) {
-    std::string name = typeid(Loss).name();
-    if constexpr (std::is_pointer_v<std::decay_t<Loss>>) {
-      const auto address = reinterpret_cast<std::uintptr_t>(static_cast<std::decay_t<Loss>>(loss));
-      name += "#" + std::to_string(losses_.try_emplace(address, losses_.size()).first->second);
+  /// Equal on all ranks: pointers, also to members, are numbered in the order of their first use.
+  template <class Function>
+  std::string name_of(const Function& function) {
+    using Pointer = std::decay_t<Function>;
+    std::string name = typeid(Function).name();
+    if constexpr (std::is_pointer_v<Pointer> || std::is_member_function_pointer_v<Pointer>) {
+      const Pointer pointer = function;
+      std::string bytes(sizeof(pointer), '\0');
+      std::memcpy(bytes.data(), &pointer, sizeof(pointer));
+      name += "#" + std::to_string(functions_.try_emplace(name + bytes, functions_.size()).first->second);
     }
     return name;
   }
@@ -326,7 +346,7 @@ class AutoParallelImpl : public torch::nn::Module {
 
   std::shared_ptr<Contained> module_;
   std::shared_ptr<Session> session_;
-  std::map<std::uintptr_t, std::size_t> losses_;
+  std::map<std::string, std::size_t> functions_;
 };
 
 /// Trains an unmodified libtorch module on all ranks of a world, exactly as on one.

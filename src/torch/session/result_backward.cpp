@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
 #include <span>
 #include <sstream>
 #include <utility>
@@ -191,6 +193,7 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
   call.engine->start_gradients();
   std::vector<ValueId> roots;
   std::map<ValueId, at::Tensor> of_tail;
+  std::set<ValueId> seeded;
   const auto scaled = [&](const at::Tensor& gradient) {
     return call.loss_scale != 1 && gradient.defined() ? gradient.mul(call.loss_scale) : gradient;
   };
@@ -198,18 +201,18 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
     if (!agreed.has(k)) continue;
     const auto& output = plan.outputs[outputs[k]];
     roots.push_back(output.value);
-    const auto of_tail_or_stage = [&] { return scaled(common.at(output.value)); };
-    if (output.kind == OutputKind::kBatched) {
-      call.engine->set_result_gradient(output.value, scaled(gradients[k].defined() ? gradients[k].to(device_) : at::Tensor()));
-    } else if (output.kind == OutputKind::kEpilogue) {
-      of_tail[output.value] = of_tail_or_stage();
-    } else {
-      call.engine->set_sum_gradient(output.value, of_tail_or_stage());
-    }
+    if (output.kind != OutputKind::kBatched) continue;
+    call.engine->add_result_gradient(output.value, scaled(gradients[k].defined() ? gradients[k].to(device_) : at::Tensor()));
+  }
+  for (const auto& output : plan.outputs) {
+    const auto found = common.find(output.value);
+    if (found == common.end()) continue;
+    if (output.kind == OutputKind::kEpilogue) of_tail[output.value] = scaled(found->second);
+    else if (seeded.insert(output.value).second) call.engine->add_sum_gradient(output.value, scaled(found->second));
   }
   if (!of_tail.empty()) {
     for (auto& [value, gradient] : Epilogue::gradients(*call.tail, of_tail, false)) {
-      call.engine->set_sum_gradient(value, gradient);
+      call.engine->add_sum_gradient(value, gradient);
     }
   }
   execute(call, Phase::kBackward);
@@ -253,7 +256,8 @@ std::map<ValueId, at::Tensor> Session::Impl::common_gradients(const Call& call, 
     const auto k = common[c];
     auto mean = totals[3 * c].div(totals[3 * c + 2].to(totals[3 * c].scalar_type()));
     if (world_.size() > 1) require_same(gradients[k], mean, totals[3 * c + 1].div(totals[3 * c + 2]), outputs[k]);
-    means[call.program->plan.outputs[outputs[k]].value] = std::move(mean);
+    auto& sum = means[call.program->plan.outputs[outputs[k]].value];  // which may be several results
+    sum = sum.defined() ? sum.add(mean) : std::move(mean);
   }
   return means;
 }

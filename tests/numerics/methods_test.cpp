@@ -1,0 +1,181 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+#include <double_precision.hpp>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include "fidelity.hpp"
+
+// Methods besides forward, and losses by name: as in one process, before the first forward call and after it.
+namespace methods_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using numerics::check_close;
+using torch::Tensor;
+
+constexpr double kTolerance = 1e-12;
+
+struct Code {
+  Tensor mean, spread;
+};
+
+struct AutoEncoderImpl : nn::Module {
+  AutoEncoderImpl() {
+    register_module("encoder", encoder);
+    register_module("middle", middle);
+    register_module("decoder", decoder);
+  }
+  Tensor forward(const Tensor& x) { return decode(encode(x).mean); }
+  Code encode(const Tensor& x) const {
+    auto hidden = const_cast<nn::Linear&>(encoder)->forward(x).tanh();
+    return {hidden, hidden.pow(2).mean()};
+  }
+  Tensor decode(const Tensor& z) { return decoder(torch::tanh(middle(z))); }
+  Tensor decode(const Tensor& z, double scale) { return decode(z) * scale; }
+  Tensor generate(Tensor z, int64_t steps) {
+    for (int64_t i = 0; i < steps; ++i) z = torch::tanh(middle(z));
+    return decoder(z);
+  }
+  Tensor sharpen(const Tensor& z) { return decode(encode(decode(z)).mean); }  // back to parts that ran before
+  nn::Linear encoder{4, 6}, middle{6, 6}, decoder{6, 4};
+};
+TORCH_MODULE(AutoEncoder);
+
+AutoEncoder made() {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(5);
+  return AutoEncoder();
+}
+
+struct Layout {
+  ap::Options options;
+  std::vector<int64_t> local;
+};
+
+std::vector<Layout> layouts() {
+  return {{{}, {8}},
+          {{.stages = 2, .microbatches = 2, .replicas = {1, 1}}, {5, 3}},
+          {{.stages = 1, .microbatches = 2, .replicas = {2}}, {4, 4}},
+          {{.stages = 2, .microbatches = 2, .replicas = {2, 1}}, {2, 5, 1}}};
+}
+
+void on_ranks(const Layout& layout, const std::function<void(ap::World&)>& body) {
+  torch::set_num_threads(1);
+  CHECK_NOTHROW(ap::loopback::run(static_cast<int>(layout.local.size()), body));
+}
+
+template <class Model, class Module>
+void check_gradients(Model& model, Module& reference, const std::string& when) {
+  const auto expected = reference.named_parameters();
+  for (const auto& item : model->named_parameters()) {
+    if (!model->owns(item.value())) continue;
+    check_close(item.value().grad(), expected[item.key()].grad(), kTolerance, when + ", gradient of " + item.key());
+  }
+}
+
+TEST_CASE("other methods run where forward runs, before its first call and after it") {
+  const DoublePrecision guard;
+  const auto x = torch::randn({8, 4}), z = torch::randn({8, 6});
+  const auto one = static_cast<Tensor (AutoEncoderImpl::*)(const Tensor&)>(&AutoEncoderImpl::decode);
+  const auto scaled = static_cast<Tensor (AutoEncoderImpl::*)(const Tensor&, double)>(&AutoEncoderImpl::decode);
+  auto reference = made();
+  const auto code = reference->encode(x);
+  (code.mean.pow(2).sum() / 8 + code.spread).backward();
+  (reference->decode(z).pow(2).sum() / 8).backward();
+  F::mse_loss(reference->forward(x), x).backward();
+  for (const auto& layout : layouts()) {
+    for (const bool first : {true, false}) {
+      INFO(layout.local.size() << " ranks, " << (first ? "before forward" : "after forward"));
+      on_ranks(layout, [&](ap::World& world) {
+        const auto mine = [&](const Tensor& whole) { return numerics::share_of(whole, 0, layout.local, world.rank()).clone(); };
+        const auto own_z = mine(z), own_x = mine(x);
+        const auto n = own_z.size(0);
+        ap::AutoParallel<AutoEncoder> model(world, made(), layout.options);
+        const auto forward = [&] { model->train_step(F::mse_loss, own_x, own_x).backward(); };
+        if (!first) forward();
+        ap::global_mean(world, model->call(one, own_z).pow(2).sum(), n).backward();
+        const auto own = model->call(&AutoEncoderImpl::encode, own_x);
+        (ap::global_mean(world, own.mean.pow(2).sum(), n) + own.spread).backward();
+        if (first) forward();
+        check_gradients(model, *reference, "methods");
+        const torch::NoGradGuard no_grad;
+        check_close(model->call(scaled, own_z, 3.0), mine(reference->decode(z, 3.0)), kTolerance, "an overload");
+        check_close(model->call(scaled, own_z, 2.0), mine(reference->decode(z, 2.0)), kTolerance, "another constant");
+        check_close(model->call(&AutoEncoderImpl::generate, own_z, 3), mine(reference->generate(z, 3)), kTolerance, "generate");
+        const auto by_lambda = [](AutoEncoderImpl& net, const Tensor& in) { return net.decode(in, 0.5); };
+        check_close(model->call(by_lambda, own_z), mine(reference->decode(z, 0.5)), kTolerance, "a lambda");
+        if (layout.options.stages < 2) {
+          check_close(model->call(&AutoEncoderImpl::sharpen, own_z), mine(reference->sharpen(z)), kTolerance, "sharpen");
+        }
+        check_close(model->call(&AutoEncoderImpl::encode, own_x).spread, reference->encode(x).spread, kTolerance, "a field");
+      });
+    }
+  }
+}
+
+TEST_CASE("a method that goes back to parts of earlier stages is refused by name, and the model goes on") {
+  const DoublePrecision guard;
+  const auto x = torch::randn({8, 4}), z = torch::randn({8, 6});
+  auto reference = made();
+  const Layout layout{{.stages = 2, .microbatches = 1}, {4, 4}};
+  on_ranks(layout, [&](ap::World& world) {
+    const auto mine = [&](const Tensor& whole) { return whole.chunk(2)[static_cast<size_t>(world.rank())]; };
+    ap::AutoParallel<AutoEncoder> model(world, made(), layout.options);
+    const torch::NoGradGuard no_grad;
+    check_close(model(mine(x)), mine(reference->forward(x)), kTolerance, "forward");
+    std::string message;
+    try {
+      (void)model->call(&AutoEncoderImpl::sharpen, mine(z));
+    } catch (const ap::CaptureError& error) {
+      message = error.what();
+    }
+    if (message.find("near encoder.weight") == std::string::npos || message.find("use one stage") == std::string::npos) {
+      throw numerics::Failure("not refused by name: " + message);
+    }
+    check_close(model(mine(x)), mine(reference->forward(x)), kTolerance, "forward, after the refusal");
+  });
+}
+
+Tensor by_hand(const Tensor& out, const Tensor& y) { return (out - y).abs().mean(); }
+
+TEST_CASE("train_step takes a function by its name, a module, a lambda") {
+  const DoublePrecision guard;
+  const auto x = torch::randn({8, 4}), y = torch::randn({8, 4});
+  const auto classes = torch::randint(4, {8}, torch::kLong);
+  const auto compare = [&](const std::string& name, const auto& loss, const Tensor& target, const auto& plain) {
+    auto reference = made();
+    const Tensor expected = plain(reference->forward(x), target);
+    expected.backward();
+    for (const auto& layout : layouts()) {
+      INFO(name);
+      on_ranks(layout, [&](ap::World& world) {
+        const auto mine = [&](const Tensor& whole) { return numerics::share_of(whole, 0, layout.local, world.rank()).clone(); };
+        ap::AutoParallel<AutoEncoder> model(world, made(), layout.options);
+        const auto got = model->train_step(loss, mine(x), mine(target));
+        check_close(got, expected, kTolerance, "loss");
+        got.backward();
+        check_gradients(model, *reference, name);
+      });
+    }
+  };
+  const auto cross = [](const Tensor& out, const Tensor& target) { return F::cross_entropy(out, target); };
+  const auto squared = [](const Tensor& out, const Tensor& target) { return torch::mse_loss(out, target); };
+  compare("F::cross_entropy", F::cross_entropy, classes, cross);
+  compare("AUTOPAR_FUNCTION", AUTOPAR_FUNCTION(torch::cross_entropy_loss), classes, cross);
+  compare("nn::CrossEntropyLoss", nn::CrossEntropyLoss(), classes, cross);
+  compare("torch::mse_loss", torch::mse_loss, y, squared);
+  compare("a function", by_hand, y, by_hand);
+  compare("a pointer", &by_hand, y, by_hand);
+}
+
+}  // namespace methods_test
