@@ -1,3 +1,4 @@
+#include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
@@ -34,7 +35,12 @@ struct Factor {
       --live;
       delete static_cast<double*>(memory);
     };
-    return torch::from_blob(new double(value), {}, release, torch::kDouble);
+    // Said to be libtorch's: memory that others own is copied.
+    return torch::for_blob(new double(value), {})
+        .deleter(release)
+        .allocator(c10::GetCPUAllocator())
+        .options(torch::kDouble)
+        .make_tensor();
   }
 };
 

@@ -105,7 +105,8 @@ std::optional<Affine> product_flops(const OpContext& op) {
     case OpFamily::kAttention: {
       if (op.traits().op_class != OpClass::kAttention) return results * static_cast<double>(2 * last_size(op.sizes(operands[0])));
       const auto& key = op.sizes(operands[1]);
-      return elements(op.sizes(operands[0])) * (4 * static_cast<double>(key[key.size() - 2].at(1)));
+      const auto keys = static_cast<double>(key[key.size() - 2].at(1));
+      return (elements(op.sizes(operands[0])) + results) * (2 * keys);  // scores, and their product with the values
     }
     case OpFamily::kRecurrent: {
       double weights = 0;
@@ -168,7 +169,9 @@ WorkItem work_of(const OpContext& op) {
     const auto factors = factors_of(op);
     const auto needing = std::count_if(factors.begin(), factors.end(), [&](ValueId v) { return requires_grad(op, v); });
     factor = static_cast<double>(std::min<std::ptrdiff_t>(needing, 2));
-    if (traits.family == OpFamily::kAttention) factor = 2.5;  // scores are computed again
+    if (traits.family == OpFamily::kAttention) {  // fused kernels compute scores again
+      factor = traits.op_class == OpClass::kAttention && attends_by_products(op) ? 2 : 2.5;
+    }
   }
   item.backward.flops = item.forward.flops * factor;
   item.backward.bytes = item.forward.bytes * 2;
@@ -197,6 +200,33 @@ RecurrentMemory recurrent_memory(const OpContext& op) {
   }
   if (op.flag("train", true) && op.number("dropout", 0) > 0) saved += layers - 1;
   return {of_result * (saved - 1) + of_input * directions, of_result * forward, of_result * backward};
+}
+
+// libtorch's own conditions on CPUs (sdp_utils_cpp); its fused kernels for GPUs drop as well.
+bool attends_by_products(const OpContext& op) {
+  const auto operands = op.tensors();
+  const auto width = last_size(op.sizes(operands[0]));
+  for (const std::size_t other : {1, 2}) {
+    if (last_size(op.sizes(operands[other])) != width) return true;
+  }
+  const auto mask = op.tensor("attn_mask");
+  return op.number("dropout_p", 0) > 0 || op.sizes(operands[0]).size() != 4 || (mask.valid() && requires_grad(op, mask));
+}
+
+AttentionMemory attention_memory(const OpContext& op) {
+  const auto operands = op.tensors();
+  const auto& query = op.sizes(operands[0]);
+  const auto& key = op.sizes(operands[1]);
+  const auto result = op.results().front();
+  if (!attends_by_products(op)) {
+    const auto row = std::max(4.0, static_cast<double>(size_of(dtype_of(op.graph().value(result).dtype)).value()));
+    return {elements(query) * (row / static_cast<double>(last_size(query))), {}, {}};
+  }
+  const auto keys = static_cast<double>(key[key.size() - 2].at(1));
+  const auto scores = bytes_of(op.graph(), operands[0]) * (keys / static_cast<double>(last_size(query)));
+  const auto scaled = bytes_of(op.graph(), operands[0]) + bytes_of(op.graph(), operands[1]);
+  const bool drops = op.number("dropout_p", 0) > 0;
+  return {scores * (drops ? 3.0 : 1.0) + scaled, scores * 2.0, scores * 2.0};
 }
 
 SavedBytes saved_by(const OpContext& op) {
@@ -284,10 +314,11 @@ SavedBytes saved_by(const OpContext& op) {
       break;
     }
     case SavedTensors::kAttention: {
-      for (std::size_t i = 0; i < std::min<std::size_t>(operands.size(), 4); ++i) keep(operands[i]);
-      keep(result);
-      const auto& query = op.sizes(operands.front());
-      saved.internal = elements(query) * (4 / static_cast<double>(last_size(query)));
+      const bool by_products = attends_by_products(op);
+      // Products keep scaled copies of the queries and keys, and of the mask nothing.
+      for (std::size_t i = by_products ? 2 : 0; i < std::min<std::size_t>(operands.size(), by_products ? 3 : 4); ++i) keep(operands[i]);
+      if (!by_products) keep(result);
+      saved.internal = attention_memory(op).saved;
       break;
     }
     case SavedTensors::kRecurrent: {

@@ -31,6 +31,17 @@ struct RecurrentMemory {
 /// @pre the op's family is kRecurrent
 [[nodiscard]] RecurrentMemory recurrent_memory(const OpContext& op);
 
+/// Whether attention runs as products and a softmax on CPUs, where libtorch has no fused kernel for what it is asked.
+/// @pre the op is scaled_dot_product_attention
+[[nodiscard]] bool attends_by_products(const OpContext& op);
+
+/// What attention takes that only the op knows: kept for the backward, and while each direction runs.
+struct AttentionMemory {
+  Affine saved, forward, backward;
+};
+/// @pre the op is scaled_dot_product_attention
+[[nodiscard]] AttentionMemory attention_memory(const OpContext& op);
+
 /// Whether a backward will visit the op.
 [[nodiscard]] bool is_differentiable(const OpContext& op);
 

@@ -74,6 +74,10 @@ Affine Workspaces::of(const OpContext& op) const {
     const auto own = recurrent_memory(op);
     return larger(forward(op) + own.forward, backward(op) + own.backward);
   }
+  if (op.traits().op_class == OpClass::kAttention) {
+    const auto own = attention_memory(op);
+    return larger(forward(op) + own.forward, backward(op) + own.backward);
+  }
   return larger(forward(op), backward(op)) + copies;
 }
 

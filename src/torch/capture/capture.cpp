@@ -98,18 +98,41 @@ ValueId known_value(detail::Tracer& tracer, const at::Tensor& tensor) {
 
 struct OneCapture {
   SizedGraph sized;
-  bool keeps_values;  ///< the module keeps some of this forward's values, which the next one may read
+  bool keeps_values;    ///< the module keeps some of this forward's values, which the next one may read
+  bool made_constants;  ///< some of them follow from constants alone, and have data from now on
+};
+
+/// Whatever becomes of a run, nobody is left with a static tensor without data.
+class SettlesConstants {
+ public:
+  SettlesConstants(detail::Tracer& tracer, bool& made_any) : tracer_(tracer), made_any_(made_any) {}
+  SettlesConstants(const SettlesConstants&) = delete;
+  SettlesConstants& operator=(const SettlesConstants&) = delete;
+  ~SettlesConstants() {
+    try {
+      made_any_ = tracer_.settle_constants();
+    } catch (const std::exception&) {  // they stay without data, which says so when it is read
+    }
+  }
+
+ private:
+  detail::Tracer& tracer_;
+  bool& made_any_;
 };
 
 /// @param result_types  what to cast results to; empty = leave them
+/// @param solved        the program of other batch sizes, once it is known
 OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const std::vector<InputSpec>& inputs,
-                      const FlatForward& forward, const CaptureOptions& options, const Types& result_types) {
+                      const FlatForward& forward, const CaptureOptions& options, const Types& result_types,
+                      const OpGraph* solved = nullptr) {
   detail::Tracer tracer({.description = "it is a value inside the model while the model is captured",
                          .owner = {},
                          .constructing = false,
                          .make_real = detail::materialise_constant,
                          .batch_norm_by_totals = options.batch_norm_by_totals,
-                         .autocast_device = options.autocast ? std::optional(options.autocast->device) : std::nullopt});
+                         .autocast_device = options.autocast ? std::optional(options.autocast->device) : std::nullopt,
+                         .solved = solved,
+                         .batch = batch});
   for (const auto& parameter : module.named_parameters()) {
     tracer.add_state(ValueKind::kParameter, parameter.key(), parameter.value());
   }
@@ -122,7 +145,9 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
     if (input.batch_dim) sizes[static_cast<std::size_t>(*input.batch_dim)] = batch;
     arguments.push_back(tracer.add_input(sizes, input.dtype, input.requires_grad));
   }
+  bool made_constants = false;
   try {
+    const SettlesConstants settles(tracer, made_constants);
     std::vector<at::Tensor> results;
     {
       const NoAutocastCache no_cache;
@@ -155,7 +180,14 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
   }
   arguments.clear();
   const bool keeps_values = tracer.keeps_values();
-  return {{batch, std::move(tracer.graph())}, keeps_values};
+  return {{batch, std::move(tracer.graph())}, keeps_values, made_constants};
+}
+
+/// What a forward makes once (a static window, a mask that is there from now on) is a constant of all the others.
+template <class... Arguments>
+OneCapture capture_settled(const Arguments&... arguments) {
+  auto once = capture_at(arguments...);
+  return once.made_constants ? capture_at(arguments...) : std::move(once);
 }
 
 Types result_types_of(const OpGraph& graph) {
@@ -170,9 +202,9 @@ std::optional<CaptureChange> change_of_itself(const torch::nn::Module& module, c
                                               const Types& types) {
   constexpr int kRuns = 4;  // a change in every second or third run shows
   const auto batch = options.batch_sizes[0];
-  auto before = capture_at(batch, module, inputs, forward, options, types).sized.graph;
+  auto before = capture_settled(batch, module, inputs, forward, options, types).sized.graph;
   for (int run = 1; run < kRuns; ++run) {
-    auto now = capture_at(batch, module, inputs, forward, options, types).sized.graph;
+    auto now = capture_settled(batch, module, inputs, forward, options, types).sized.graph;
     if (auto change = detail::first_change(before, now, batch)) return change;
     before = std::move(now);
   }
@@ -220,9 +252,9 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
   if (options.autocast) {
     auto plain = options;
     plain.autocast.reset();
-    types = result_types_of(capture_at(sizes[0], module, inputs, forward, plain, {}).sized.graph);
+    types = result_types_of(capture_settled(sizes[0], module, inputs, forward, plain, Types{}).sized.graph);
   }
-  const auto at = [&](std::int64_t batch) { return capture_at(batch, module, inputs, forward, options, types).sized; };
+  const auto at = [&](std::int64_t batch) { return capture_settled(batch, module, inputs, forward, options, types).sized; };
   return named_if_it_changes_itself(module, inputs, forward, options, types,
                                     [&] { return solve_batch({at(sizes[0]), at(sizes[1]), at(sizes[2])}); });
 }
@@ -241,10 +273,10 @@ void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const
       else require_instance(graph, again);
     };
     named_if_it_changes_itself(module, inputs, forward, options, types, [&] {
-      const auto again = capture_at(batch, module, inputs, forward, options, types);
+      const auto again = capture_settled(batch, module, inputs, forward, options, types, &graph);
       require_same(again.sized);
       // A state that is made anew for each batch size is read in a second forward of the same size only.
-      if (again.keeps_values) require_same(capture_at(batch, module, inputs, forward, options, types).sized);
+      if (again.keeps_values) require_same(capture_at(batch, module, inputs, forward, options, types, &graph).sized);
     });
   }
 }
@@ -257,7 +289,7 @@ std::optional<CaptureChange> change_since_capture(const OpGraph& graph, const to
   const detail::CpuHandles on_cpu(module);
   const auto batch = options.batch_sizes[0];
   const auto types = options.autocast ? result_types_of(graph) : Types{};
-  const auto again = capture_at(batch, module, inputs, forward, options, types);
+  const auto again = capture_settled(batch, module, inputs, forward, options, types);
   return detail::first_change(graph, again.sized.graph, batch);
 }
 

@@ -36,6 +36,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
     bool reseeded;  ///< not where the operator before left it: a manual_seed, or draws outside the construction
   };
 
+  bool runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void require_no_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
   void note_draws(std::size_t first_new_op, const at::Tensor& state);
   void advance(at::Generator& generator, const OpNode& node);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <unordered_set>
 #include <utility>
 
 #include <ATen/Context.h>
@@ -16,6 +15,7 @@
 #include <autopar/torch/replay.hpp>
 
 #include "torch/capture/construction.hpp"
+#include "torch/capture/evaluation.hpp"
 #include "torch/capture/generator_use.hpp"
 #include "torch/capture/ivalues.hpp"
 #include "torch/capture/skip_draws.hpp"
@@ -91,6 +91,7 @@ void Construction::record(const std::function<void()>& construct) {
       const TraceScope scope(*this);
       construct();
     }
+    tracer_->take_replaced();
     tracer_->release_raw_memory();
   } catch (const c10::Error& error) {
     throw CaptureError(tracer_->last_op().empty() ? "constructor" : "after " + tracer_->last_op(), tracer_->last_path(),
@@ -115,9 +116,55 @@ void Construction::require_no_data(const c10::OperatorHandle& op, const torch::j
       "call model->attach(optimizer)");
 }
 
+/// What is done to tensors that have data is done at once, as the constructor's next line may read them.
+bool Construction::runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto base = stack->size() - schema.arguments().size();
+  bool any_data = false, any_phantom = false, writes_data = false;
+  for (std::size_t i = base; i < stack->size(); ++i) {
+    const auto* alias = schema.arguments()[i - base].alias_info();
+    for_each_tensor({(*stack)[i]}, 0, [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      {
+        const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+        tracer_->take_replaced(tensor);
+      }
+      const bool has_data = phantom_tag(tensor) == nullptr;
+      any_data |= has_data;
+      any_phantom |= !has_data;
+      writes_data |= has_data && alias != nullptr && alias->isWrite();
+    });
+  }
+  if (!any_data || (any_phantom && !writes_data)) return false;
+  const bool draws = schema.argumentIndexWithName("generator") || op.hasTag(at::Tag::nondeterministic_seeded);
+  if (draws && !writes_data) return false;
+  const auto refuse = [&](const std::string& reason) {
+    throw CaptureError(schema.name(), tracer_->last_path(), reason + ", which a recorded construction does not have yet; "
+                       "construct the module yourself and pass it instead of the callable");
+  };
+  if (draws) refuse("it writes random numbers into a tensor that has data; they follow those of other tensors");
+  const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
+  for (std::size_t i = base; i < stack->size(); ++i) {
+    auto& argument = (*stack)[i];
+    const auto* alias = schema.arguments()[i - base].alias_info();
+    for_each_tensor({argument}, 0, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && phantom_tag(tensor) == nullptr && alias != nullptr && alias->isWrite()) {
+        tracer_->keep_before_write(tensor);
+      }
+    });
+    if (!any_phantom || !argument.isTensor() || phantom_tag(argument.toTensor()) == nullptr) continue;
+    const auto data = tracer_->constant_data(argument.toTensor());
+    if (!data) refuse("it writes into a tensor that has data what is made of others");
+    argument = *data;
+  }
+  op.callBoxed(stack);
+  return true;
+}
+
 void Construction::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (materialised_) require_no_data(op, *stack);
   const std::lock_guard only_one(generator_use());
+  if (runs_at_once(op, stack)) return;
   const auto before = tracer_->graph().ops.size();
   at::Tensor state;
   if (op.schema().argumentIndexWithName("generator") || op.hasTag(at::Tag::nondeterministic_seeded)) {
@@ -172,21 +219,9 @@ void Construction::advance(at::Generator& generator, const OpNode& node) {
 
 /// The operators that wrote, directly or not, the memory of the tensors.
 std::vector<bool> Construction::needed_for(const std::vector<at::Tensor>& tensors) {
-  std::unordered_set<StorageId> storages;
-  for (const auto& tensor : tensors) storages.insert(tracer_->graph().value(tracer_->value_of(tensor)).storage);
-  const auto& ops = tracer_->graph().ops;
-  std::vector<bool> needed(ops.size(), false);
-  for (std::size_t i = ops.size(); i-- > 0;) {
-    const auto& node = ops[i];
-    // Views write nothing, but a later write through one needs it.
-    bool touches = std::any_of(node.writes.begin(), node.writes.end(), [&](auto s) { return storages.contains(s); });
-    for_each_output(node, [&](ValueId value) { touches |= storages.contains(tracer_->graph().value(value).storage); });
-    if (!touches) continue;
-    needed[i] = true;
-    storages.insert(node.reads.begin(), node.reads.end());
-    storages.insert(node.writes.begin(), node.writes.end());
-  }
-  return needed;
+  std::vector<ValueId> values;
+  for (const auto& tensor : tensors) values.push_back(tracer_->value_of(tensor));
+  return ops_behind(tracer_->graph(), values);
 }
 
 std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const std::vector<at::Tensor>& wanted) {

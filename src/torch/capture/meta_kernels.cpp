@@ -290,6 +290,7 @@ void install_meta_kernels() {
     static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
     register_all(library);
     detail::meta::register_transforms(library);
+    detail::meta::register_selections(library);
     return true;
   }();
   (void)installed;

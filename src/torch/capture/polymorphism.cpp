@@ -118,7 +118,8 @@ void require_same_kind(const OpGraph& graph, const ValueInfo& x, const ValueInfo
   if (x.sizes.size() != y.sizes.size()) place("the number of dimensions of a result depends on the batch size");
   if (x.constant.defined() && !x.constant.is_same(y.constant) &&
       (x.constant.sizes() != y.constant.sizes() || !at::equal(x.constant, y.constant))) {
-    place("a constant tensor depends on the batch size, or changes from run to run");
+    place("a constant tensor depends on the batch size, or changes from run to run; what is made once and kept must not, so "
+          "make it anew in each forward");
   }
 }
 

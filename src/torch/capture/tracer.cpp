@@ -8,6 +8,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <autopar/core/error.hpp>
@@ -30,9 +31,6 @@ constexpr const char* kNoDataYet =
     "its result depends on the values of a tensor, and a recorded construction has none yet; construct the module "
     "yourself and pass it instead of the callable";
 
-constexpr const char* kFlagBuffer =
-    ". A flag or a number that the program sets itself is best a plain member of the module (bool, double) instead of a "
-    "buffer: the capture has what it is, and is made again when it changes (Options::verify_capture)";
 
 bool makes_uninitialised(const std::string& op) {
   return op.rfind("aten::empty", 0) == 0 || op.rfind("aten::new_empty", 0) == 0;
@@ -78,9 +76,12 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   if (at::autocast::is_autocast_enabled(at::kCPU) && resolve_autocast(op, stack)) return;
 
+  if (select_by_constants(op, stack)) return;
   {
     const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
-    if (answer_by_identity(op, stack) || answer_by_data(op, stack)) return;
+    for_each_tensor(*stack, stack->size() - schema.arguments().size(), [&](const at::Tensor& user) { take_replaced(user); });
+    if (answer_by_identity(op, stack) || answer_by_data(op, stack) || refer_to_data(op, stack)) return;
+    if (read_borrowed(op, stack)) return;
   }
   if (options_.batch_norm_by_totals && is_training_batch_norm(op, *stack)) return norm_by_totals(stack);
   if (take_apart(op, stack) || take_windows(op, stack)) return;
@@ -187,32 +188,6 @@ bool Tracer::answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack
 }
 
 const char* Tracer::data_dependent() const { return options_.constructing ? kNoDataYet : kDataDependent; }
-
-/// Reading a number out of a tensor: allowed where it is a constant of the model.
-bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const auto& schema = op.schema();
-  const auto base = stack->size() - schema.arguments().size();
-  if (!reads_data(op, *stack)) return false;
-  bool all_constant = true, reads_buffer = false;
-  for (std::size_t i = base; i < stack->size(); ++i) {
-    const auto& argument = (*stack)[i];
-    if (is_tensor_list(argument)) all_constant = false;
-    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-    const auto& tensor = argument.toTensor();
-    const auto known = find(tensor);
-    if (known && graph_.value(*known).is_leaf() && !graph_.value(*known).name.empty()) last_path_ = graph_.value(*known).name;
-    else if (known && !paths_[known->index()].empty()) last_path_ = paths_[known->index()];
-    reads_buffer |= known && graph_.value(*known).kind == ValueKind::kBuffer;
-    all_constant &= phantom_tag(tensor) == nullptr && (!known || graph_.value(*known).kind == ValueKind::kConstant);
-  }
-  bool gives_tensors = false;
-  for (const auto& result : schema.returns()) gives_tensors |= result.type()->kind() == c10::TypeKind::TensorType;
-  if (!all_constant || gives_tensors) {
-    refuse(schema.name(), last_path_, data_dependent() + std::string(reads_buffer && !gives_tensors ? kFlagBuffer : ""));
-  }
-  op.callBoxed(stack);
-  return true;
-}
 
 void Tracer::collect_arguments(Call& call) {
   const auto& arguments = call.schema.arguments();
@@ -340,20 +315,57 @@ void Tracer::run_on_twins(Call& call) {
   try {
     call.op.callBoxed(&call.results);
   } catch (const c10::NotImplementedError&) {
-    call.results = call.twins;
-    try {
-      if (!probe_on_cpu(call.op, &call.results)) refuse(call.schema.name(), call.node.path, data_dependent());
-    } catch (const c10::Error& failure) {
-      refuse(call.schema.name(), call.node.path,
-             std::string("libtorch has no shape rule for it in C++, and it failed on zeros: ") +
-                 failure.what_without_backtrace());
-    }
+    try_on_zeros(call);
   } catch (const c10::Error& error) {
     const std::string message = error.what_without_backtrace();
     const bool reads = message.find("on meta tensors") != std::string::npos ||
                        message.find("on a meta tensor") != std::string::npos;
     refuse(call.schema.name(), call.node.path, reads ? std::string(data_dependent()) : message);
   }
+}
+
+/// For an operator without a shape rule. What the batch sizes of a capture are too small to show is shown by a run at the
+/// batch that is trained, where it is small enough too.
+void Tracer::try_on_zeros(Call& call) {
+  call.results = call.twins;
+  const auto& name = call.schema.name();
+  const auto colon = name.find("::");
+  const std::string way_out = "Register its shape rule: TORCH_LIBRARY_IMPL(" + name.substr(0, colon) + ", Meta, m) { m.impl(\"" +
+                              name.substr(colon + 2) + "\", ...); } with a function that returns at::empty(sizes, options) "
+                              "of its arguments";
+  if (!may_be_probed(call.twins)) {
+    if (take_solved_form(call)) return;
+    refuse(name, call.node.path, "libtorch has no shape rule for it in C++, and its arguments are too large to try it on "
+           "zeros (at most 16 MiB, and a million elements). " + way_out);
+  }
+  try {
+    if (!probe_on_cpu(call.op, &call.results)) refuse(name, call.node.path, data_dependent());
+  } catch (const c10::Error& failure) {
+    refuse(name, call.node.path, std::string("libtorch has no shape rule for it in C++, and it failed on zeros: ") +
+           failure.what_without_backtrace() + ". " + way_out);
+  }
+}
+
+/// The results as the captures at small batch sizes tell them; not of operators that give views.
+bool Tracer::take_solved_form(Call& call) const {
+  if (options_.solved == nullptr || graph_.ops.size() >= options_.solved->ops.size()) return false;
+  const auto& node = options_.solved->ops[graph_.ops.size()];
+  if (!(node.op == call.op)) return false;
+  torch::jit::Stack results;
+  for (const auto& slot : node.outputs) {
+    const auto value = slot.values.front();
+    if (slot.kind != SlotKind::kTensor || !value.valid()) return false;
+    const auto& info = options_.solved->value(value);
+    if (std::binary_search(node.reads.begin(), node.reads.end(), info.storage)) return false;
+    std::vector<std::int64_t> sizes, strides;
+    for (const auto size : info.sizes) sizes.push_back(size.at(options_.batch));
+    for (const auto stride : info.strides) strides.push_back(stride.at(options_.batch));
+    auto form = at::empty_strided(sizes, strides, at::dtype(info.dtype).device(at::kMeta));
+    results.emplace_back(info.requires_grad ? form.set_requires_grad(true).clone() : form);
+  }
+  if (results.size() != call.schema.returns().size()) return false;
+  call.results = std::move(results);
+  return true;
 }
 
 void Tracer::collect_results(Call& call) {

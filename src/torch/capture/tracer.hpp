@@ -43,6 +43,9 @@ class Tracer {
     bool batch_norm_by_totals = false;
     /// Autocast, where it is on, is that of `CaptureOptions::autocast` on this device; none: the caller's own.
     std::optional<c10::DeviceType> autocast_device{};
+    /// The program of other batch sizes and this run's: forms of what is too large to be tried. None before it is solved.
+    const OpGraph* solved = nullptr;
+    std::int64_t batch = 0;
   };
 
   explicit Tracer(Options options);
@@ -67,6 +70,16 @@ class Tracer {
   void finish();
   /// Whether somebody still holds a value that the run computed.
   [[nodiscard]] bool keeps_values() const;
+  /// Gives its data to what somebody still holds and follows from constants alone: made once, it is there from now on.
+  /// Returns whether there was any. Evaluates the operators behind it.
+  bool settle_constants();
+  /// The data of a tensor of the run that follows from constants alone, else nothing. Evaluates operators.
+  [[nodiscard]] std::optional<at::Tensor> constant_data(const at::Tensor& tensor);
+  /// Tensors that got other memory, with data, behind the dispatcher's back lose what made them phantoms.
+  void take_replaced(const at::Tensor& user);
+  void take_replaced();
+  /// Somebody is about to write the memory of a constant: what was recorded goes on with what it holds now.
+  void keep_before_write(const at::Tensor& constant);
 
   [[nodiscard]] OpGraph& graph() { return graph_; }
   [[nodiscard]] const std::string& last_path() const { return last_path_; }
@@ -93,9 +106,14 @@ class Tracer {
   bool take_windows(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_identity(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   bool answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool select_by_constants(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool refer_to_data(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool read_borrowed(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   [[nodiscard]] const char* data_dependent() const;
   void collect_arguments(Call& call);
   void run_on_twins(Call& call);
+  void try_on_zeros(Call& call);
+  bool take_solved_form(Call& call) const;
   void collect_results(Call& call);
   void record(Call& call);
   void check_writes(const Call& call) const;
@@ -103,6 +121,9 @@ class Tracer {
 
   Twin& twin_of(const at::Tensor& user);
   Twin& adopt_unknown(const at::Tensor& user);
+  at::Tensor copy_of_borrowed(const at::Tensor& user);
+  void look_at_borrowed(const at::Tensor& user);
+  void forget(const c10::StorageImpl* storage);
   Twin& adopt_alias(const at::Tensor& user, ValueId base);
   std::optional<ValueId> alias_of(const at::Tensor& user) const;
   Twin& bind(const at::Tensor& user, const at::Tensor& meta, ValueId value);
@@ -124,6 +145,7 @@ class Tracer {
   std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;         ///< twin's storage -> id
   std::unordered_map<const c10::StorageImpl*, std::vector<ValueId>> by_storage_;  ///< user's storage -> its values
   std::unordered_map<const c10::StorageImpl*, RawMemory> raw_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> borrowed_;  ///< user's storage that others own -> its copy
   std::unordered_map<const c10::TensorImpl*, at::Tensor> on_cpu_;  ///< constants on other devices: what stands in for them
   std::vector<at::Tensor> metas_;       ///< twin of each value, by ValueId
   std::vector<OpId> path_age_;          ///< by ValueId: op whose path `paths_` holds
@@ -136,6 +158,9 @@ class Tracer {
 [[nodiscard]] inline const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
+
+/// Whether it is host memory that is not libtorch's (from_blob): it may change, or be gone, when the program runs.
+[[nodiscard]] bool is_borrowed(const at::Tensor& tensor);
 
 /// Adds to a sorted set what is valid and not in it.
 inline void insert_sorted(std::vector<StorageId>& set, StorageId id) {
@@ -154,7 +179,10 @@ inline void insert_sorted(std::vector<StorageId>& set, StorageId id) {
 /// Whether the results, or their sizes, depend on the values of the arguments.
 [[nodiscard]] bool reads_data(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-/// Runs an operator that has no Meta kernel on zeroed CPU memory, for the form of its results. `stack` holds arguments
+/// Whether the operator's arguments are small enough to be tried: 16 MiB, and products of them are done in 0.1 s.
+[[nodiscard]] bool may_be_probed(const torch::jit::Stack& arguments);
+
+/// Runs an operator that has no Meta kernel on zeroed CPU memory, for the form of its results; @pre may_be_probed. `stack` holds arguments
 /// (meta tensors) on entry, results (meta tensors) on return. False if an operator inside it reads data, so that zeros
 /// tell nothing; the stack is then spoilt.
 [[nodiscard]] bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);

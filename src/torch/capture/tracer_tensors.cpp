@@ -267,13 +267,14 @@ Tracer::Twin& Tracer::adopt_unknown(const at::Tensor& user) {
   const auto value = new_value(meta, OpId::none());
   auto& info = graph_.value(value);
   info.kind = ValueKind::kConstant;
-  info.constant = user;
+  info.constant = is_borrowed(user) ? copy_of_borrowed(user) : user;
   const auto& storage = info.storage;
   if (storage_kind_[storage.index()] == ValueKind::kComputed) storage_kind_[storage.index()] = ValueKind::kConstant;
   return bind(user, meta, value);
 }
 
 Tracer::Twin& Tracer::twin_of(const at::Tensor& user) {
+  look_at_borrowed(user);
   const auto known = twins_.find(user.unsafeGetTensorImpl());
   if (known != twins_.end() && known->second.storage == storage_of(user)) {
     check_phantom(user, known->second.meta);

@@ -251,6 +251,19 @@ TEST_CASE("saved bytes are those that autograd keeps") {
     cases.push_back({"embedding and layer norm", net, {torch::randint(50, {8, 12}, torch::kLong)}, [=](const Tensors& in) mutable {
       return norm->forward(embedding->forward(in[0])).pow(2).sum();
     }});
+    torch::nn::Linear heads(32, 96);
+    for (const double dropped : {0.0, 0.2}) {
+      for (const bool of_values : {false, true}) {
+        const char* name = dropped > 0 ? (of_values ? "attention that drops, of wide values" : "attention that drops")
+                                       : (of_values ? "attention of wide values" : "fused attention");
+        cases.push_back({name, heads.ptr(),
+                         {torch::randn({6, 40, 32})}, [=](const Tensors& in) mutable {
+          const auto x = heads->forward(in[0]).view({-1, 40, 2, 48}).transpose(1, 2);
+          const auto v = x.slice(3, of_values ? 24 : 32, 48);
+          return torch::scaled_dot_product_attention(x.slice(3, 0, 16), x.slice(3, 16, 32), v, {}, dropped).sum();
+        }});
+      }
+    }
     cases.push_back({"attention by products", net, {torch::randint(50, {8, 12}, torch::kLong)}, [=](const Tensors& in) mutable {
       const auto x = embedding->forward(in[0]);
       return torch::bmm(torch::bmm(x, x.transpose(1, 2)).softmax(-1), x).sum();
