@@ -283,6 +283,72 @@ struct Detector : nn::Module {
 };
 TEST_CASE("a detection loss with masks", "[idioms]") { trains_under_all_plans<Detector>(); }
 
+// ---------------------------------------------------------------- codebooks, losses of losses
+
+/// A vector-quantised autoencoder whose codes follow means of what they stand for, as the authors of VQ-VAE-2 wrote it: no
+/// gradient, three buffers, the last of which is no linear function of sums over the batch.
+struct Quantiser : nn::Module {
+  Quantiser() {
+    codes = register_buffer("codes", waves({6, 3}, 0.77));
+    counts = register_buffer("counts", torch::ones({6}));
+    sums = register_buffer("sums", codes.clone());
+    register_module("encode", encode);
+    register_module("decode", decode);
+  }
+  static std::tuple<Tensor> batch(std::int64_t n) { return {waves({n, 4, 8}, 0.39)}; }
+  Tensor forward(const Tensor& x) {
+    const auto z = encode(x).transpose(1, 2);
+    const auto flat = z.reshape({-1, 3});
+    const auto distances = flat.pow(2).sum(1, true) - 2 * torch::matmul(flat, codes.t()) + codes.pow(2).sum(1);
+    const auto nearest = distances.argmin(1);
+    const auto quantised = torch::embedding(codes, nearest).view_as(z);
+    if (is_training()) follow(flat.detach(), torch::one_hot(nearest, 6).to(flat.scalar_type()));
+    const auto commitment = F::mse_loss(z, quantised.detach());
+    const auto straight = z + (quantised - z).detach();
+    return F::mse_loss(decode(straight.transpose(1, 2)), x) + 0.25 * commitment;
+  }
+  void follow(const Tensor& flat, const Tensor& hits) {
+    const torch::NoGradGuard no_grad;
+    counts.mul_(0.9).add_(hits.sum(0), 0.1);
+    sums.mul_(0.9).add_(torch::matmul(hits.t(), flat), 0.1);
+    const auto total = counts.sum();
+    const auto smoothed = (counts + 1e-5) / (total + 6e-5) * total;
+    codes.copy_(sums / smoothed.unsqueeze(1));
+  }
+  Tensor codes, counts, sums;
+  nn::Conv1d encode{nn::Conv1dOptions(4, 3, 1)}, decode{nn::Conv1dOptions(3, 4, 1)};
+};
+TEST_CASE("a codebook of moving averages", "[idioms]") { trains_under_all_plans<Quantiser>(); }
+
+/// Two losses, each under a root, one weighted by a buffer.
+struct WeightedRoots : nn::Module {
+  WeightedRoots() {
+    scale = register_buffer("scale", torch::full({}, 1.3));
+    register_module("head", head);
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {waves({n, 4}, 0.53), waves({n, 2}, 0.31)}; }
+  Tensor forward(const Tensor& x, const Tensor& y) {
+    const auto out = head(x);
+    return F::mse_loss(out, y).sqrt() + F::l1_loss(out, y).sqrt() * scale;
+  }
+  Tensor scale;
+  nn::Linear head{4, 2};
+};
+TEST_CASE("a root of a loss times a buffer", "[idioms]") { trains_under_all_plans<WeightedRoots>(); }
+
+/// A root that is weighted by a parameter, which nothing else reads.
+struct LearnedRoot : nn::Module {
+  LearnedRoot() {
+    weight = register_parameter("weight", torch::full({}, 0.7));
+    register_module("head", head);
+  }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {waves({n, 4}, 0.53), waves({n, 2}, 0.31)}; }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::mse_loss(head(x), y).sqrt() * weight; }
+  Tensor weight;
+  nn::Linear head{4, 2};
+};
+TEST_CASE("a root of a loss times a parameter", "[idioms]") { trains_whole<LearnedRoot>("aten::"); }
+
 // ---------------------------------------------------------------- weights of samples, contrasts
 
 /// Convolutions with weights of each sample's own, as StyleGAN2 writes them.

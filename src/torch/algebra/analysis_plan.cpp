@@ -134,6 +134,7 @@ void Analysis::find_epilogue() {
       if (type.is(Spread::kEpilogue)) return;
       if (known_early_[value.index()]) return use_prologue_value(value);
       if (type.is(Spread::kPartialSum)) return add_input(value, false);
+      if (graph_.value(value).kind == ValueKind::kBuffer) return insert_sorted(plan_.prologue_leaves, value);
       if (!is_constant(provenance(value))) return add_input(value, true);
       const auto constants = cone({value});
       for (std::size_t k = 0; k < constants.size(); ++k) {
@@ -215,7 +216,7 @@ void Analysis::find_buffer_updates() {
     for (const auto id : ops_of[s]) {
       if (plan_.treatment(id).batch_norm >= 0) continue;
       if (!writes_buffer(id, storage)) {
-        update.read_after_write = update.read_after_write || written;
+        update.read_after_write = update.read_after_write || (written && !is_epilogue_[id.index()]);
         continue;
       }
       written = true;
@@ -226,6 +227,12 @@ void Analysis::find_buffer_updates() {
       else if (plan_.type(update.result).is(Spread::kPartialSum)) update.kind = BufferUpdateKind::kPartialSum;
     }
     if (!written) continue;
+    const auto last = graph_.value(update.result).definer;
+    if (last.valid() && is_epilogue_[last.index()]) {  // no share makes it, nor any part of it that needs no samples
+      update.kind = BufferUpdateKind::kPartialSum;
+      plan_.buffer_updates.push_back(std::move(update));
+      continue;
+    }
     const auto needed = cone({update.result});
     for (std::size_t i = 0; i < needed.size(); ++i) {
       if (!needed[i]) continue;

@@ -141,6 +141,7 @@ bool Analysis::type_op(OpId id) {
     result = whole_batch(op, "the sizes of its result do not follow the samples");
   }
   if (!result.treatment.whole_batch && leaves_aliases_stale(op, result)) {
+    if (force_operands_whole(op)) return false;
     result = whole_batch(op, "it changes what a tensor means that is read elsewhere");
   }
   if (result.count && !may_be_prologue(result.count->target)) {
@@ -200,25 +201,44 @@ RuleResult Analysis::decide_over_sums(const OpContext& op, bool& again) {
 
 RuleResult Analysis::decide_epilogue(const OpContext& op, bool& again) {
   if (may_be_epilogue(op)) return epilogue(op);
-  for (const auto value : op.tensors()) {
-    if (op.type(value).is(Spread::kEpilogue)) force_whole(value);
-  }
-  again = true;
+  again = force_operands_whole(op);
   return {};
+}
+
+/// What runs in a stage cannot read what is made after all of them. @return whether it would
+bool Analysis::force_operands_whole(const OpContext& op) {
+  bool any = false;
+  for (const auto value : op.tensors()) {
+    if (!op.type(value).is(Spread::kEpilogue)) continue;
+    force_whole(value);
+    any = true;
+  }
+  return any;
 }
 
 RuleResult Analysis::epilogue(const OpContext& op) const { return typed(op, BatchType::of(Spread::kEpilogue)); }
 
-// Replayed on every rank with the completed sums: nothing of a single sample, nothing random, nothing that outlives it.
+// Replayed on every rank with the completed sums: nothing of a single sample, nothing random, nothing that outlives it but
+// a buffer that it writes in place.
 bool Analysis::may_be_epilogue(const OpContext& op) const {
   if (draws(op) || op.has_batch_sizes() || grows_with_batch(op)) return false;
   for (const auto storage : op.node().writes) {
-    if (leaf_of_storage_[storage.index()].valid()) return false;
+    const auto leaf = leaf_of_storage_[storage.index()];
+    if (!leaf.valid()) continue;
+    if (graph_.value(leaf).kind != ValueKind::kBuffer || op.traits().family == OpFamily::kBatchNorm) return false;
   }
+  const auto is_read_by_stages = [&](ValueId parameter) {  // from there a parameter gets here
+    for (std::size_t i = 0; i < op.id().index(); ++i) {
+      const auto operands = OpContext(graph_, plan_.values, options_, OpId::of(i)).tensors();
+      if (live_[i] && !is_epilogue_[i] && std::count(operands.begin(), operands.end(), parameter) > 0) return true;
+    }
+    return false;
+  };
   for (const auto value : op.tensors()) {
     const auto& type = op.type(value);
     if (type.is(Spread::kPartialSum) || type.is(Spread::kEpilogue)) continue;
     if (!type.is(Spread::kReplicated)) return false;
+    if (graph_.value(value).kind == ValueKind::kParameter && !is_read_by_stages(value)) return false;
     const auto from = provenance(value);
     const bool constant = !from.inputs && !from.parameters && !from.buffers && !from.random;
     if (!constant && !summed_early_[value.index()] && !op.is_floating(value)) return false;

@@ -187,14 +187,18 @@ void Session::Impl::run_forward(Call& call) {
       call.sums[sums[i].value] = totals[i].to(program.graph.value(sums[i].value).dtype);
     }
   }
-  update_buffers(call);
   if (!program.epilogue->empty()) {
     ShareContext whole = local;
     whole.samples = whole.batch;
     whole.first_sample = 0;
     whole.counts = &call.known.counts;
-    call.tail = program.epilogue->run(call.sums, call.known.values, whole, call.differentiate);
+    auto known = call.known.values;
+    for (const auto buffer : program.plan.prologue_leaves) {  // as they are before this call, and not to be written
+      known.emplace_back(buffer, handle_of(program.graph, buffer).detach().clone());
+    }
+    call.tail = program.epilogue->run(call.sums, known, whole, call.differentiate);
   }
+  update_buffers(call);
   uploaded_.wait();  // an optimizer on the host may step as soon as the call returns
 }
 

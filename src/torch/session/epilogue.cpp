@@ -7,10 +7,14 @@ namespace autopar {
 
 namespace {
 
-std::vector<ValueId> epilogue_outputs(const BatchPlan& plan) {
+std::vector<ValueId> epilogue_outputs(const OpGraph& graph, const BatchPlan& plan) {
   std::vector<ValueId> values;
   for (const auto& output : plan.outputs) {
     if (output.kind == OutputKind::kEpilogue) values.push_back(output.value);
+  }
+  for (const auto& update : plan.buffer_updates) {
+    const auto maker = graph.value(update.result).definer;
+    if (maker.valid() && plan.treatment(maker).in_epilogue) values.push_back(update.result);
   }
   return values;
 }
@@ -18,7 +22,7 @@ std::vector<ValueId> epilogue_outputs(const BatchPlan& plan) {
 }  // namespace
 
 Epilogue::Epilogue(const OpGraph& graph, const BatchPlan& plan, c10::Device device)
-    : graph_(graph), plan_(plan), runner_(graph, plan, plan.epilogue, epilogue_outputs(plan), device) {}
+    : graph_(graph), plan_(plan), runner_(graph, plan, plan.epilogue, epilogue_outputs(graph, plan), device) {}
 
 EpilogueRun Epilogue::run(const std::map<ValueId, at::Tensor>& sums,
                           const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const ShareContext& whole,
@@ -36,7 +40,7 @@ EpilogueRun Epilogue::run(const std::map<ValueId, at::Tensor>& sums,
   }
   std::vector<NormSample> norms(plan_.batch_norms.size());
   runner_.run(values, whole, norms);
-  for (const auto value : epilogue_outputs(plan_)) run.results[value] = values[value.index()];
+  for (const auto value : epilogue_outputs(graph_, plan_)) run.results[value] = values[value.index()];
   return run;
 }
 

@@ -159,6 +159,74 @@ TEST_CASE("a sample counter counts the global batch") {
   }, {torch::zeros({}, torch::kLong)}));
 }
 
+namespace {
+
+/// What moves codes to the means of the samples next to them, smoothed: states are counts, sums and codes.
+Tensors move_codes(Net& net, const Tensors& in, bool overwrite_counts) {
+  const auto x = in[0] * net[0];
+  const auto codes = net.state(2) * 1.0;
+  const auto nearest = torch::cdist(x, codes).argmin(1);
+  const auto taken = codes.index_select(0, nearest);
+  at::NoGradGuard no_grad;
+  const auto hits = torch::one_hot(nearest, 3).to(torch::kDouble);
+  net.state(0).mul_(0.9).add_(hits.sum(0), 0.1);
+  net.state(1).mul_(0.9).add_(torch::matmul(hits.t(), x), 0.1);
+  const auto total = net.state(0).sum();
+  const auto smoothed = (net.state(0) + 1e-5) / (total + 3e-5) * total;
+  if (overwrite_counts) net.state(0).copy_(smoothed);
+  net.state(2).copy_(net.state(1) / smoothed.unsqueeze(1));
+  return {taken * x, net.state(0).sum()};
+}
+
+}  // namespace
+
+TEST_CASE("a buffer that follows completed sums takes its value after the pipeline") {
+  const Tensors states{torch::ones({3}, torch::kDouble), torch::rand({3, 4}, torch::kDouble), torch::rand({3, 4}, torch::kDouble)};
+  for (const bool overwrite_counts : {false, true}) {
+    const auto planned = expect_exact(with_buffer([=](Net& net, const Tensors& in) -> Tensors {
+      return {move_codes(net, in, overwrite_counts)[0]};
+    }, states));
+    REQUIRE(planned.plan.buffer_updates.size() == 3);
+    const std::vector<bool> after_sums{overwrite_counts, false, true};
+    for (std::size_t k = 0; k < after_sums.size(); ++k) {
+      const auto& update = planned.plan.buffer_updates[k];
+      CHECK(update.kind == BufferUpdateKind::kPartialSum);
+      CHECK(planned.plan.treatment(planned.graph.value(update.result).definer).in_epilogue == after_sums[k]);
+    }
+  }
+  // in place, and a result of the new value
+  expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    const auto y = in[0] * net[0];
+    at::NoGradGuard no_grad;
+    net.state(0).add_(y.pow(2).mean(0).sqrt());
+    return {in[0] * 2, net.state(0) * 3};
+  }, {torch::ones({4}, torch::kDouble)}));
+  // read again for each sample: the whole batch
+  expect_whole(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    const auto y = in[0] * net[0];
+    at::NoGradGuard no_grad;
+    net.state(0).copy_(y.pow(2).mean(0).sqrt());
+    return {in[0] * net.state(0)};
+  }, {torch::ones({4}, torch::kDouble)}), "sqrt");
+  // a view that was taken before shows the new value as well
+  expect_whole(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    const auto y = in[0] * net[0];
+    at::NoGradGuard no_grad;
+    const auto view = net.state(0).view({2, 2});
+    net.state(0).copy_(y.pow(2).mean(0).sqrt());
+    return {in[0] * view.reshape({4})};
+  }, {torch::ones({4}, torch::kDouble)}), "copy_");
+}
+
+TEST_CASE("what follows completed sums reads buffers as they were") {
+  expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
+    const auto scaled = (in[0] * net[0]).mean().exp() * net.state(0).clone();
+    at::NoGradGuard no_grad;
+    net.state(0).add_(in[0].sum(0));
+    return {scaled, in[0] * 2};
+  }, {torch::ones({4}, torch::kDouble)}));
+}
+
 TEST_CASE("what cannot be trained exactly is refused by name") {
   expect_refused({{kRows}, {{4}}, [](Net&, const Tensors& in) -> Tensors { return {torch::mm(in[0], in[0].t())}; }},
                  "neither one row for each sample nor a sum");

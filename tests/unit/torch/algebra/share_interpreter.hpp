@@ -282,6 +282,7 @@ class ShareInterpreter {
     late_ = Environment(graph_.values.size());
     for (std::size_t i = 0; i < late_.size(); ++i) {
       if (graph_.values[i].kind == ValueKind::kConstant) late_[i] = graph_.values[i].constant;
+      if (graph_.values[i].kind == ValueKind::kBuffer) late_[i] = net_.named_buffers()[graph_.values[i].name].clone();
     }
     for (const auto& [value, tensor] : early_) late_[value.index()] = tensor;
     for (const auto& input : plan_.epilogue_inputs) {
@@ -321,6 +322,10 @@ class ShareInterpreter {
     at::NoGradGuard no_grad;
     for (const auto& update : plan_.buffer_updates) {
       auto buffer = net_.named_buffers()[graph_.value(update.buffer).name];
+      if (plan_.treatment(graph_.value(update.result).definer).in_epilogue) {
+        buffer.copy_(late_[update.result.index()]);
+        continue;
+      }
       Tensor sum;
       for (const auto& values : environments) {
         const auto& addend = values[update.result.index()];
