@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <autopar/torch/batch_number.hpp>
+
 namespace autopar::algebra {
 
 OpContext::OpContext(const OpGraph& graph, const std::vector<BatchType>& types, const AlgebraOptions& options, OpId id)
@@ -98,9 +100,13 @@ std::optional<std::vector<std::int64_t>> OpContext::integers(std::string_view na
 std::optional<SizeExpr> OpContext::expression(std::string_view name, std::int32_t element) const {
   const auto at = position(name);
   if (at < 0) return std::nullopt;
-  for (const auto& integer : node_.integers) {
-    if (integer.argument != at || integer.element != element) continue;
-    return integer.form == NumberForm::kInteger ? std::optional(integer.expr) : std::nullopt;
+  std::optional<BatchFactors> known;
+  for_each_number(node_, [&](BatchFactors factors) {
+    if (factors.back().argument == at && factors.back().element == element) known = factors;
+  });
+  if (known) {
+    const auto& integer = known->back();
+    return known->size() == 1 && integer.form == NumberForm::kInteger ? std::optional(integer.expr) : std::nullopt;
   }
   const auto values = integers(name);
   const auto k = static_cast<std::size_t>(element < 0 ? 0 : element);

@@ -123,12 +123,14 @@ void require_same_kind(const OpGraph& graph, const ValueInfo& x, const ValueInfo
   }
 }
 
-/// What an argument (no list) follows from, if it depends on the batch size.
-const BatchInteger* number_of(const OpNode& node, std::size_t argument) {
-  for (const auto& number : node.integers) {
-    if (number.argument == static_cast<std::int32_t>(argument) && number.element < 0) return &number;
-  }
-  return nullptr;
+/// What an argument, or an element of a list, follows from if it depends on the batch size; else empty.
+BatchFactors number_of(const OpNode& node, std::size_t argument, std::int32_t element) {
+  BatchFactors found;
+  for_each_number(node, [&](BatchFactors factors) {
+    const auto& number = factors.back();
+    if (number.argument == static_cast<std::int32_t>(argument) && number.element == element) found = factors;
+  });
+  return found;
 }
 
 void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId id) {
@@ -137,11 +139,17 @@ void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId 
   const auto& third = graphs[2]->op(id);
   const auto solve = [&](std::size_t argument, std::int32_t element, const Three& values) {
     if (values[0] == values[1] && values[0] == values[2]) return;
-    const auto expr = solve_affine(batches, values);
-    if (!expr) {
+    const auto role = role_of(node.op, argument);
+    auto factors = solve_integer(batches, values);
+    if (factors.empty() || (role == IntegerRole::kSize && factors.size() > 1)) {
       differs(*graphs[0], id, argument_name(node, argument) + " is " + list(values) + " for three batch sizes");
     }
-    node.integers.push_back({static_cast<std::int32_t>(argument), element, *expr, role_of(node.op, argument)});
+    for (auto& factor : factors) {
+      factor.argument = static_cast<std::int32_t>(argument);
+      factor.element = element;
+      factor.role = role;
+      node.integers.push_back(factor);
+    }
   };
   for (std::size_t k = 0; k < node.args.size(); ++k) {
     const auto &a = node.args[k], &b = second.args[k], &c = third.args[k];
@@ -155,15 +163,16 @@ void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId 
       for (std::size_t e = 0; e < x.size(); ++e) solve(k, static_cast<std::int32_t>(e), {x[e], y[e], z[e]});
     } else if (!same_argument(a, b) || !same_argument(a, c)) {
       if (a.isDouble() && b.isDouble() && c.isDouble() && role_of(node.op, k) == IntegerRole::kArithmetic) {
-        if (auto number = solve_number(batches, {a.toDouble(), b.toDouble(), c.toDouble()})) {
-          number->argument = static_cast<std::int32_t>(k);
-          node.integers.push_back(*number);
-          continue;
+        auto factors = solve_number(batches, {a.toDouble(), b.toDouble(), c.toDouble()});
+        for (auto& factor : factors) {
+          factor.argument = static_cast<std::int32_t>(k);
+          node.integers.push_back(factor);
         }
+        if (!factors.empty()) continue;
       }
       differs(*graphs[0], id, argument_name(node, k) + " is " + text(a) + ", " + text(b) + ", " + text(c) +
                                   " for three batch sizes, which is neither k * (a * batch + c) nor "
-                                  "k / (a * batch + c)");
+                                  "k / (a * batch + c), nor either of them with two such factors");
     }
   }
 }
@@ -275,10 +284,8 @@ void require_instance(const OpGraph& graph, const SizedGraph& capture) {
     const auto& node = graph.ops[i];
     const auto& other = capture.graph.ops[i];
     const auto expected = [&](std::size_t argument, std::int32_t element, std::int64_t value) {
-      for (const auto& integer : node.integers) {
-        if (integer.argument == static_cast<std::int32_t>(argument) && integer.element == element) return integer.expr.at(batch);
-      }
-      return value;
+      const auto factors = number_of(node, argument, element);
+      return factors.empty() ? value : integer_at(factors, batch);
     };
     for (std::size_t k = 0; k < node.args.size(); ++k) {
       const auto &a = node.args[k], &b = other.args[k];
@@ -289,8 +296,8 @@ void require_instance(const OpGraph& graph, const SizedGraph& capture) {
         auto x = a.toIntVector();
         for (std::size_t e = 0; e < x.size(); ++e) x[e] = expected(k, static_cast<std::int32_t>(e), x[e]);
         same = x == b.toIntVector();
-      } else if (const auto* number = number_of(node, k); number != nullptr && a.isDouble() && b.isDouble()) {
-        same = agrees(*number, batch, b.toDouble());
+      } else if (const auto number = number_of(node, k, -1); !number.empty() && a.isDouble() && b.isDouble()) {
+        same = agrees(number, batch, b.toDouble());
       } else {
         same = same_argument(a, b);
       }

@@ -1,5 +1,7 @@
 #include <autopar/torch/replay.hpp>
 
+#include <autopar/torch/batch_number.hpp>
+
 #include <algorithm>
 #include <numeric>
 #include <unordered_map>
@@ -46,18 +48,19 @@ void retarget(const OpNode& node, std::vector<c10::IValue>& args, c10::Device de
 }
 
 void put_integers(const OpNode& node, BatchSizes sizes, std::vector<c10::IValue>& args) {
-  for (const auto& integer : node.integers) {
+  for_each_number(node, [&](BatchFactors factors) {
+    const auto& integer = factors.back();
     const auto batch = integer.role == IntegerRole::kArithmetic ? sizes.global : sizes.local;
-    const auto value = integer.expr.at(batch);
+    const auto value = integer_at(factors, batch);
     auto& argument = args[static_cast<std::size_t>(integer.argument)];
     if (integer.element < 0) {
-      argument = argument.isDouble() ? c10::IValue(integer.number_at(batch)) : c10::IValue(value);
+      argument = argument.isDouble() ? c10::IValue(number_at(factors, batch)) : c10::IValue(value);
     } else {
       auto list = argument.toIntVector();  // a copy: the template's list is shared
       list[static_cast<std::size_t>(integer.element)] = value;
       argument = std::move(list);
     }
-  }
+  });
 }
 
 c10::IValue gather(const Slot& slot, const Environment& environment) {

@@ -265,7 +265,8 @@ TEST_CASE("batch sizes as numbers are the global batch") {
   expect_exact({{floats({-1, 3})}, {{3}}, [](Net& net, const Tensors& in) -> Tensors {
     const auto b = in[0].size(0);
     return {(in[0] * net[0]).sum() * (1.0 / static_cast<double>(b)), in[0] * (0.1 / static_cast<double>(b)),
-            in[0].sum() + 0.5 * static_cast<double>(b), (in[0] * net[0]).sum() / b, in[0] * b, (in[0].sum() + b) / (2 * b + 1), torch::full({}, b, torch::kDouble) * in[0].sum()};
+            in[0].sum() + 0.5 * static_cast<double>(b), (in[0] * net[0]).sum() / b, in[0] * b, (in[0].sum() + b) / (2 * b + 1), torch::full({}, b, torch::kDouble) * in[0].sum(),
+            in[0].sum() / (b * (b + 1)), in[0] * (1.0 / static_cast<double>(b * b)), in[0].sum() * (b * (b - 1) / 2)};
   }});
 }
 

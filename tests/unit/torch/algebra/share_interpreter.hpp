@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 
 #include <autopar/torch/batch_algebra.hpp>
+#include <autopar/torch/batch_number.hpp>
 #include <autopar/torch/capture.hpp>
 
 namespace autopar::test {
@@ -149,18 +150,19 @@ class ShareInterpreter {
         stack[at] = list;
       }
     }
-    for (const auto& integer : node.integers) {
+    for_each_number(node, [&](BatchFactors factors) {
+      const auto& integer = factors.back();
       const auto at = static_cast<std::size_t>(integer.argument);
       const auto batch = integer.role == IntegerRole::kArithmetic ? batch_ : n;
-      const auto value = integer.expr.at(batch);
+      const auto value = integer_at(factors, batch);
       if (integer.element < 0) {
-        stack[at] = stack[at].isDouble() ? c10::IValue(integer.number_at(batch)) : c10::IValue(value);
+        stack[at] = stack[at].isDouble() ? c10::IValue(number_at(factors, batch)) : c10::IValue(value);
       } else {
         auto list = stack[at].toIntVector();
         list[static_cast<std::size_t>(integer.element)] = value;
         stack[at] = list;
       }
-    }
+    });
     for (const auto position : treatment.weighted_arguments) {
       auto& argument = stack[static_cast<std::size_t>(position)];
       argument = argument.isTensor() ? c10::IValue(argument.toTensor() * weight) : c10::IValue(argument.toScalar().toDouble() * weight);

@@ -218,8 +218,8 @@ TEST_CASE("Programs that are not a function a * batch + c are refused with the p
     REQUIRE(r.op == "aten::mul");
     REQUIRE_THAT(r.reason, Contains("t.sum() / t.size(0)"));
   }
-  SECTION("a square of the batch") {
-    REQUIRE(refusal([n](Tensor y, Tensor x) { return y.sum() / (n(x) * (n(x) - 1)); }).op == "aten::div");
+  SECTION("a square of the batch that is no product of two numbers of it") {
+    REQUIRE(refusal([n](Tensor y, Tensor x) { return y.sum() / (n(x) * n(x) + 1); }).op == "aten::div");
   }
   SECTION("a loop over samples") {
     (void)refusal([n](Tensor y, Tensor x) {
