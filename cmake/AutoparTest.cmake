@@ -1,8 +1,10 @@
 # The functions that make tests. A test binary links the layer it tests and autopar_test_support (Catch, catch_shim.hpp).
 
-# What every test process gets: no oversubscribed OpenMP, and Open MPI willing to run as root with more ranks than cores.
+# What every test process gets: no oversubscribed OpenMP, a cache folder that is not the user's, and Open MPI willing to run
+# as root with more ranks than cores.
 set(AUTOPAR_TEST_ENVIRONMENT
   OMP_NUM_THREADS=1
+  "XDG_CACHE_HOME=${PROJECT_BINARY_DIR}/tests/cache"
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)
 

@@ -446,6 +446,17 @@ const std::vector<RanncAlias>& rannc_aliases() {
   return table;
 }
 
+namespace {
+
+/// The XDG base directory specification: relative paths are to be passed over.
+std::string cache_folder_of(const char* xdg, const char* home) {
+  const auto is_absolute = [](const char* path) { return path != nullptr && *path == '/'; };
+  if (is_absolute(xdg)) return std::string(xdg) + "/autopar";
+  return is_absolute(home) ? std::string(home) + "/.cache/autopar" : std::string();
+}
+
+}  // namespace
+
 ConfigSources process_config_sources() {
   ConfigSources sources;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
@@ -454,6 +465,7 @@ ConfigSources process_config_sources() {
   }
   const char* named = std::getenv("AUTOPAR_CONFIG");
   if (named != nullptr && *named != '\0') sources.file = named;
+  sources.cache_folder = cache_folder_of(std::getenv("XDG_CACHE_HOME"), std::getenv("HOME"));
   std::error_code error;
   if (named != nullptr || std::filesystem::exists(sources.file, error)) sources.text = read_text_file(sources.file);
   return sources;

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <torch/nn.h>
 #include <torch/types.h>
@@ -191,6 +192,50 @@ TEST_CASE("profiled costs are measured once, kept in their file, and measured ag
   const auto again = ap::read_text_file(options.cost_file);
   CHECK(count(again, "\"structure\"") == count(text, "\"structure\""));
   CHECK(contains(again, "\"checksum\""));
+}
+
+/// XDG_CACHE_HOME while it lives.
+struct CacheHome {
+  explicit CacheHome(const std::string& folder) { ::setenv("XDG_CACHE_HOME", folder.c_str(), 1); }
+  ~CacheHome() {
+    if (before.empty()) ::unsetenv("XDG_CACHE_HOME");
+    else ::setenv("XDG_CACHE_HOME", before.c_str(), 1);
+  }
+  std::string before = std::getenv("XDG_CACHE_HOME") == nullptr ? "" : std::getenv("XDG_CACHE_HOME");
+};
+
+TEST_CASE("profiled costs are kept in the user's cache folder unless a file is named, or none", "[files]") {
+  const TempFolder folder;
+  const CacheHome home(folder / "home");
+  const auto kept = [&] {
+    std::vector<fs::path> files;
+    const fs::path cache = fs::path(folder / "home") / "autopar";
+    if (fs::exists(cache)) files.assign(fs::directory_iterator(cache), fs::directory_iterator());
+    return files;
+  };
+  static_cast<void>(train(2, {.costs = "profiled", .cost_file = "none"}));
+  static_cast<void>(train(2, {.costs = "profiled", .cost_file = folder / "named.json"}));
+  static_cast<void>(train(2, {.costs = "roofline"}));
+  CHECK(kept().empty());
+  static_cast<void>(train(2, {.costs = "profiled"}));
+  REQUIRE(kept().size() == 1);
+  const auto file = kept()[0];
+  const auto text = ap::read_text_file(file);
+  static_cast<void>(train(2, {.costs = "profiled"}));
+  CHECK(ap::read_text_file(file) == text);  // nothing is measured twice
+  static_cast<void>(train(2, {.costs = "profiled"}, 7));
+  CHECK(count(ap::read_text_file(file), "\"structure\"") > count(text, "\"structure\""));  // what is new is added
+  ap::write_text_file(file, text.substr(0, text.size() / 2));
+  static_cast<void>(train(2, {.costs = "profiled"}));
+  CHECK(count(ap::read_text_file(file), "\"structure\"") == count(text, "\"structure\""));
+  REQUIRE(kept().size() == 1);
+}
+
+TEST_CASE("a cache folder that cannot be written keeps nobody from training", "[files]") {
+  const TempFolder folder;
+  ap::write_text_file(folder / "home", "a file where a folder is wanted");
+  const CacheHome home(folder / "home");
+  CHECK_NOTHROW(train(2, {.costs = "profiled"}));
 }
 
 TEST_CASE("a plan follows the costs in the file", "[files]") {

@@ -19,6 +19,8 @@ struct ConfigSources {
   std::vector<std::string> environment;
   /// key=value settings of a command line, named as --key in messages. They override everything else.
   std::vector<std::string> arguments{};
+  /// Where the user's programs keep what they can make again: ${XDG_CACHE_HOME:-~/.cache}/autopar; empty = nowhere.
+  std::string cache_folder{};
 };
 
 /// Options and what a user should be told about them (aliases used, settings without effect here).

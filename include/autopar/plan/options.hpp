@@ -43,8 +43,8 @@ struct Options {
   bool keep_memory = true;                ///< on CPUs, memory that a step frees stays with the process for the next one
   std::string cluster_file{};               ///< plan for this cluster instead of the devices at hand
   std::string costs = "auto";             ///< roofline: from peak rates | profiled: operators and links are run and timed | auto: profiled on CUDA devices
-  std::string cost_file{};                  ///< profiled costs are kept there and read again; those of another device or
-                                          ///< version, or damaged ones, are measured anew
+  std::string cost_file{};                  ///< profiled costs are kept there and read again, those of another device or version
+                                          ///< or damaged ones measured anew. Empty: ${XDG_CACHE_HOME:-~/.cache}/autopar. none: nowhere
   std::string log_level = "warn";         ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
   bool plan_only = false;                 ///< plan and write the files at the first call, which then throws `PlanOnly`: uncaught, that ends a program well
   bool verify_capture = true;             ///< see that forward still does what was captured: when members change, and in calls 2, 4, 8, …

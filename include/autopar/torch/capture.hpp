@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
 
 #include <autopar/torch/op_graph.hpp>
@@ -24,6 +25,7 @@ struct InputSpec {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::optional<std::int64_t> batch_dim = 0;   ///< none: the same tensor for all samples
   bool requires_grad = false;
+  at::MemoryFormat format = at::MemoryFormat::Contiguous;  ///< or channels-last: operators take on that of their arguments
 
   friend bool operator==(const InputSpec&, const InputSpec&) = default;
 };

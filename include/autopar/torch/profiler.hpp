@@ -21,7 +21,7 @@ namespace autopar {
 /// On what atoms are run, and how often.
 struct MeasureOptions {
   std::vector<std::int64_t> samples{1, 2, 4};  ///< of the micro-batches that are tried, each at least 1
-  int repetitions = 7;                         ///< of which the median counts
+  int repetitions = 7;                         ///< at most, of which the median counts; three where they agree
 };
 
 /// Three sizes that span the micro-batches of a step of `batch` samples on `world` ranks: from an eighth of a rank's part

@@ -5,10 +5,12 @@
 
 #include <autopar/torch/engine/split_backward.hpp>
 #include <autopar/torch/parameter_reads.hpp>
+#include <autopar/torch/rewrite/channels_last.hpp>
 #include <autopar/torch/shown_name.hpp>
 
 #include "torch/algebra/work.hpp"
 #include "torch/algebra/workspace.hpp"
+#include "torch/capture/graph_hash.hpp"
 
 namespace autopar {
 namespace {
@@ -77,9 +79,9 @@ class Profiler {
 
  private:
   [[nodiscard]] std::uint64_t hash_with(const std::vector<std::vector<OpId>>& ties) const {
-    if (ties.empty()) return graph_.hash();
+    if (ties.empty()) return detail::hash_without_strides(graph_);
     StructureHash hash;
-    hash.add(graph_.hash());
+    hash.add(detail::hash_without_strides(graph_));
     for (const auto& tie : ties) {
       hash.add(tie.size());
       for (const auto op : tie) hash.add(static_cast<std::uint64_t>(op.value()));
@@ -205,6 +207,7 @@ class Profiler {
       hash.add(static_cast<std::uint64_t>(info.dtype));
       hash.add(info.sizes);
       hash.add(std::uint64_t{info.requires_grad});
+      hash.add(std::uint64_t{is_channels_last(info)});  // kernels of convolutions and norms take another time
     }
     const auto& treatment = plan_.treatment(op.id());
     hash.add(std::uint64_t{treatment.whole_batch});

@@ -143,7 +143,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
   for (const auto& input : inputs) {
     auto sizes = input.sizes;
     if (input.batch_dim) sizes[static_cast<std::size_t>(*input.batch_dim)] = batch;
-    arguments.push_back(tracer.add_input(sizes, input.dtype, input.requires_grad));
+    arguments.push_back(tracer.add_input(sizes, input.dtype, input.requires_grad, input.format));
   }
   bool made_constants = false;
   try {
@@ -231,7 +231,8 @@ auto named_if_it_changes_itself(const torch::nn::Module& module, const std::vect
 }  // namespace
 
 InputSpec input_spec(const at::Tensor& tensor, std::optional<std::int64_t> batch_dim) {
-  InputSpec spec{tensor.sizes().vec(), tensor.scalar_type(), batch_dim, tensor.requires_grad()};
+  InputSpec spec{tensor.sizes().vec(), tensor.scalar_type(), batch_dim, tensor.requires_grad(),
+                 tensor.suggest_memory_format()};
   if (!spec.batch_dim) return spec;
   if (*spec.batch_dim < 0) *spec.batch_dim += tensor.dim();
   if (*spec.batch_dim < 0 || *spec.batch_dim >= tensor.dim()) {

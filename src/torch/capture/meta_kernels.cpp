@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
@@ -39,9 +41,16 @@ Tensor reduced_loss(const Tensor& x, std::int64_t reduction) {
   return reduction == at::Reduction::None ? at::empty_like(x) : scalar_like(x);
 }
 
-Tensor broadcast(const Tensor& a, const Tensor& b) {
-  return at::empty(at::infer_size(a.sizes(), b.sizes()), a.options().dtype(at::result_type(a, b)));
+/// What element-wise kernels give: their strides are those of their operands.
+Tensor element_wise(std::initializer_list<Tensor> operands, at::ScalarType dtype) {
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false).check_all_same_dtype(false);
+  config.declare_static_dtype_and_device(dtype, at::kMeta).add_owned_output(Tensor());
+  for (const auto& operand : operands) config.add_owned_const_input(operand);
+  return config.build().output();
 }
+
+Tensor broadcast(const Tensor& a, const Tensor& b) { return element_wise({a, b}, at::result_type(a, b)); }
 
 // ---------------------------------------------------------------- indexing and layout
 
@@ -56,8 +65,7 @@ Tensor flip(const Tensor& x, c10::IntArrayRef) { return at::empty_like(x, at::Me
 Tensor roll(const Tensor& x, c10::SymIntArrayRef, c10::IntArrayRef) { return at::empty(x.sizes(), x.options()); }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  const auto sizes = at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes()));
-  return at::empty(sizes, a.options().dtype(at::result_type(a, b)));
+  return element_wise({condition, a, b}, at::result_type(a, b));
 }
 
 Tensor reflection_pad2d(const Tensor& x, c10::SymIntArrayRef padding) {
@@ -65,7 +73,7 @@ Tensor reflection_pad2d(const Tensor& x, c10::SymIntArrayRef padding) {
   const auto rank = sizes.size();
   sizes[rank - 1] += padding[0].expect_int() + padding[1].expect_int();
   sizes[rank - 2] += padding[2].expect_int() + padding[3].expect_int();
-  return at::empty(sizes, x.options());
+  return at::empty(sizes, x.options(), rank == 4 ? x.suggest_memory_format() : at::MemoryFormat::Contiguous);
 }
 
 Tensor bucketize(const Tensor& x, const Tensor&, bool out_int32, bool) {
@@ -82,6 +90,14 @@ Tensor one_hot(const Tensor& x, std::int64_t classes) {
 
 // ---------------------------------------------------------------- convolution and pooling
 
+/// Of either operand.
+at::MemoryFormat convolution_format(const Tensor& x, const Tensor& weight) {
+  const auto channels_last = weight.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  if (weight.dim() != 4 && weight.dim() != 5) return at::MemoryFormat::Contiguous;
+  const bool any = x.suggest_memory_format() == channels_last || weight.suggest_memory_format() == channels_last;
+  return any ? channels_last : at::MemoryFormat::Contiguous;
+}
+
 Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor&, c10::SymIntArrayRef stride,
                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
                    c10::SymIntArrayRef output_padding, c10::SymInt groups) {
@@ -95,8 +111,7 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor&,
     sizes.push_back(transposed ? (in - 1) * at_dim(stride, i) - pad + reach + at_dim(output_padding, i) + 1
                                : (in + pad - reach - 1) / at_dim(stride, i) + 1);
   }
-  return at::empty(sizes, x.options(), x.dim() == 4 || x.dim() == 5 ? x.suggest_memory_format()
-                                                                   : at::MemoryFormat::Contiguous);
+  return at::empty(sizes, x.options(), convolution_format(x, weight));
 }
 
 template <std::size_t Dims>

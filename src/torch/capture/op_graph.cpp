@@ -8,6 +8,8 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/capture/graph_hash.hpp"
+
 namespace autopar {
 namespace {
 
@@ -162,9 +164,13 @@ std::string OpGraph::describe(OpId id) const {
   return "#" + std::to_string(id.value()) + " " + name(id) + (path.empty() ? "" : " (near " + path + ")");
 }
 
-std::uint64_t OpGraph::hash() const {
+namespace {
+
+enum class Strides : std::uint8_t { kTaken, kLeftOut };
+
+std::uint64_t hash_of(const OpGraph& graph, Strides strides) {
   Hasher hasher;
-  for (const auto& node : ops) {
+  for (const auto& node : graph.ops) {
     hasher.add(node.op.schema().name());
     hasher.add(node.op.schema().overload_name());
     hasher.add(node.args);
@@ -176,11 +182,11 @@ std::uint64_t OpGraph::hash() const {
     hasher.add(node.reads);
     hasher.add(node.writes);
   }
-  for (const auto& info : values) {
+  for (const auto& info : graph.values) {
     hasher.add(info.kind);
     hasher.add(info.dtype);
     hasher.add(info.sizes);
-    hasher.add(info.strides);
+    if (strides == Strides::kTaken) hasher.add(info.strides);
     hasher.add(info.requires_grad);
     hasher.add(info.storage);
     hasher.add(info.definer);
@@ -188,11 +194,17 @@ std::uint64_t OpGraph::hash() const {
     hasher.add(info.name);
     if (info.constant.defined()) hasher.add(info.constant);
   }
-  hasher.add(inputs);
-  hasher.add(outputs);
-  hasher.add(parameters);
-  hasher.add(buffers);
+  hasher.add(graph.inputs);
+  hasher.add(graph.outputs);
+  hasher.add(graph.parameters);
+  hasher.add(graph.buffers);
   return hasher.result();
 }
+
+}  // namespace
+
+std::uint64_t OpGraph::hash() const { return hash_of(*this, Strides::kTaken); }
+
+std::uint64_t detail::hash_without_strides(const OpGraph& graph) { return hash_of(graph, Strides::kLeftOut); }
 
 }  // namespace autopar

@@ -55,7 +55,7 @@ class Tracer {
   /// Leaves, before the run. A tensor that is there already keeps its value: tied names.
   ValueId add_state(ValueKind kind, const std::string& name, const at::Tensor& tensor);
   /// A phantom argument of these sizes.
-  [[nodiscard]] at::Tensor add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad);
+  [[nodiscard]] at::Tensor add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad, at::MemoryFormat format);
 
   /// The dispatcher's entry: performs and records one operator.
   void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack);

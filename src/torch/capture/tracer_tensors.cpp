@@ -143,9 +143,9 @@ ValueId Tracer::add_state(ValueKind kind, const std::string& name, const at::Ten
   return value;
 }
 
-at::Tensor Tracer::add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad) {
+at::Tensor Tracer::add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad, at::MemoryFormat format) {
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
-  auto meta = at::empty(sizes, at::dtype(dtype).device(at::kMeta));
+  auto meta = at::empty(sizes, at::dtype(dtype).device(at::kMeta), format);
   if (requires_grad) meta.set_requires_grad(true);
   auto phantom = wrap(meta, false);
   const auto value = new_value(meta, OpId::none());

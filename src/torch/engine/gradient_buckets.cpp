@@ -40,8 +40,9 @@ constexpr std::int64_t kAlignedElements = 16;
 
 }  // namespace
 
-at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes) {
+at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) {
   auto part = at::empty({0}, flat.options());
+  if (!strides.empty()) return part.set_(flat.storage(), flat.storage_offset() + offset, sizes, strides);
   return part.set_(flat.storage(), flat.storage_offset() + offset, sizes, c10::contiguous_strides(sizes));
 }
 
@@ -70,7 +71,7 @@ GradientBuckets::GradientBuckets(const BucketLayout& layout, c10::Device device)
     flat_.push_back(at::zeros({bucket.elements}, at::TensorOptions().dtype(bucket.dtype).device(device)));
   }
   for (const auto& place : layout.places()) {
-    views_.push_back(part_of(flat_[static_cast<std::size_t>(place.bucket)], place.offset, place.form.sizes));
+    views_.push_back(part_of(flat_[static_cast<std::size_t>(place.bucket)], place.offset, place.form.sizes, place.form.strides));
   }
 }
 

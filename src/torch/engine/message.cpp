@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 
 #include <autopar/core/assert.hpp>
 
@@ -41,8 +42,44 @@ Buffer buffer_of(at::Tensor row) {
 }
 
 at::Tensor region(const at::Tensor& row, std::int64_t offset, const TensorForm& form) {
-  return row.narrow(0, offset, bytes_of(form)).view(form.dtype).view(form.sizes);
+  const auto flat = row.narrow(0, offset, bytes_of(form)).view(form.dtype);
+  return form.strides.empty() ? flat.view(form.sizes) : flat.as_strided(form.sizes, form.strides);
 }
+
+/// Whether elements of these sizes lie one behind the other, in whatever order.
+bool leaves_no_gaps(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
+  std::vector<std::size_t> order;  // of dims that have a stride worth the name
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1) order.push_back(d);
+  }
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
+  std::int64_t next = 1;
+  for (const auto d : order) {
+    if (strides[d] != next) return false;
+    next *= sizes[d];
+  }
+  return true;
+}
+
+bool has_strides(const at::Tensor& tensor, const std::vector<std::int64_t>& strides) {
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    const auto dim = static_cast<std::int64_t>(d);
+    if (tensor.size(dim) != 1 && tensor.stride(dim) != strides[d]) return false;
+  }
+  return true;
+}
+
+std::vector<std::int64_t> strides_at(const ValueInfo& value, std::int64_t samples) {
+  std::vector<std::int64_t> strides;
+  strides.reserve(value.strides.size());
+  for (const auto& stride : value.strides) strides.push_back(stride.at(samples));
+  return strides;
+}
+
+at::Tensor with_strides(const at::Tensor& tensor, const std::vector<std::int64_t>& strides) {
+  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+}
+
 
 std::vector<std::int64_t> split_sizes(const at::Tensor& tensor, const BatchType& type, std::int64_t samples) {
   auto sizes = tensor.sizes().vec();
@@ -75,24 +112,28 @@ void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples,
 }
 
 at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples) {
-  std::vector<std::int64_t> strides;
-  for (const auto stride : value.strides) strides.push_back(stride.at(samples));
-  std::vector<std::size_t> order;  // of dims that have a stride worth the name
-  bool same = true;
-  for (std::size_t d = 0; d < strides.size(); ++d) {
-    const auto dim = static_cast<std::int64_t>(d);
-    if (tensor.size(dim) == 1) continue;
-    order.push_back(d);
-    same = same && tensor.stride(dim) == strides[d];
-  }
-  if (same || tensor.numel() == 0) return tensor;
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
-  std::int64_t next = 1;
-  for (const auto d : order) {
-    if (strides[d] != next) return tensor;
-    next *= tensor.size(static_cast<std::int64_t>(d));
-  }
-  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+  const auto strides = strides_at(value, samples);
+  const bool stays = tensor.numel() == 0 || has_strides(tensor, strides) || !leaves_no_gaps(tensor.sizes().vec(), strides);
+  return stays ? tensor : with_strides(tensor, strides);
+}
+
+at::Tensor in_form(const at::Tensor& tensor, const TensorForm& form) {
+  if (form.strides.empty()) return tensor.contiguous();
+  return has_strides(tensor, form.strides) ? tensor : with_strides(tensor, form.strides);
+}
+
+TensorForm form_of(const ValueInfo& value, std::int64_t samples) {
+  TensorForm form{sizes_at(value, samples), value.dtype};
+  auto strides = strides_at(value, samples);
+  const bool is_plain = elements_of(form.sizes) == 0 || at::IntArrayRef(strides) == at::IntArrayRef(c10::contiguous_strides(form.sizes));
+  if (!is_plain && leaves_no_gaps(form.sizes, strides)) form.strides = std::move(strides);
+  return form;
+}
+
+at::Tensor zeros_of(const TensorForm& form, c10::Device device) {
+  const auto options = at::TensorOptions().dtype(form.dtype).device(device);
+  if (form.strides.empty()) return at::zeros(form.sizes, options);
+  return at::empty_strided(form.sizes, form.strides, options).zero_();
 }
 
 at::TensorOptions options_of(const ValueInfo& value, c10::Device device) {
@@ -106,21 +147,20 @@ std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples)
   return sizes;
 }
 
-Buffer pack_tensors(const std::vector<at::Tensor>& tensors, c10::Device device) {
+Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<TensorForm>& forms, c10::Device device) {
   const at::NoGradGuard no_grad;
   if (tensors.size() == 1) {
-    // A tensor of one element is contiguous with any stride, which a view as bytes does not accept.
-    const auto dense = tensors[0].detach().contiguous().resolve_conj().resolve_neg();
+    // As a flat view whatever the strides of dims of one element are, which a view as bytes does not accept.
+    const auto dense = in_form(tensors[0].detach().resolve_conj().resolve_neg(), forms[0]);
     return buffer_of(dense.as_strided({dense.numel()}, {1}).view(at::kByte));
   }
   std::int64_t bytes = 0;
-  for (const auto& tensor : tensors) bytes += aligned(tensor.numel() * tensor.element_size());
+  for (const auto& form : forms) bytes += aligned(bytes_of(form));
   const auto row = make_row(bytes, device);
   std::int64_t offset = 0;
-  for (const auto& tensor : tensors) {
-    const TensorForm form{tensor.sizes().vec(), tensor.scalar_type()};
-    region(row, offset, form).copy_(tensor);
-    offset += aligned(bytes_of(form));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    region(row, offset, forms[i]).copy_(tensors[i]);
+    offset += aligned(bytes_of(forms[i]));
   }
   return buffer_of(row);
 }
@@ -158,14 +198,14 @@ at::Tensor with_own_version(const at::Tensor& tensor) {
   return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true));
 }
 
-void Assembly::put(const at::Tensor& piece, const BatchType& type, const std::vector<std::int64_t>& whole,
-                   std::int64_t samples, Interval part, Into mode) {
+void Assembly::put(const at::Tensor& piece, const BatchType& type, const TensorForm& whole, std::int64_t samples,
+                   Interval part, Into mode) {
   if (part.begin == 0 && part.end == samples) {
     add(piece);
     return;
   }
   if (!owned_) {
-    auto fresh = at::zeros(whole, piece.options());
+    auto fresh = zeros_of(whole, piece.device());
     if (tensor_.defined()) fresh.add_(tensor_);
     tensor_ = std::move(fresh);
     owned_ = true;
@@ -186,9 +226,8 @@ void Assembly::add(const at::Tensor& addend) {
   }
 }
 
-at::Tensor Assembly::take(const std::vector<std::int64_t>& sizes, const at::TensorOptions& options) {
+at::Tensor Assembly::take() {
   owned_ = false;
-  if (!tensor_.defined()) return at::zeros(sizes, options);
   return std::exchange(tensor_, at::Tensor());
 }
 

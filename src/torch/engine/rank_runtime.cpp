@@ -63,8 +63,8 @@ void RankRuntime::lay_out_buckets(const std::vector<std::vector<ValueId>>& group
     };
     bool member = !group.empty();
     for (const auto parameter : group) {
-      const auto& info = graph().value(parameter);
-      forms.push_back({parameter.index(), sizes_at(info, 0), info.dtype});
+      const auto form = form_of(graph().value(parameter), 0);
+      forms.push_back({parameter.index(), form.sizes, form.dtype, form.strides});
       member = member && is_read(parameter);
     }
     if (!shared_.empty() && shared_[g].unit != nullptr) {

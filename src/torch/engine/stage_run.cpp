@@ -74,7 +74,8 @@ void StageRun::bring_inputs(Share& share, const ShareContext& context) {
   for (const auto& [value, tensor] : context_.prologue) values[value.index()] = tensor;
   for (const auto value : stage_.incoming()) {
     const auto& info = stage_.graph().value(value);
-    const auto arrived = share.arriving[value].take(sizes_at(info, context.samples), options_of(info, stage_.device()));
+    auto arrived = share.arriving[value].take();
+    if (!arrived.defined()) arrived = zeros_of(form_of(info, context.samples), stage_.device());
     auto leaf = in_captured_layout(arrived.detach(), info, context.samples);
     const bool differentiable = info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
     if (differentiable) {
@@ -132,7 +133,7 @@ BackwardRoots StageRun::begin_backward(const Action& action, const std::map<Valu
   for (const auto value : stage_.outgoing()) {
     const auto arrived = share.arriving.find(value);
     if (arrived == share.arriving.end() || arrived->second.empty()) continue;
-    add(share.results[value], arrived->second.take({}, {}));
+    add(share.results[value], arrived->second.take());
   }
   for (const auto& sum : stage_.sums()) {
     const auto given = sum_gradients.find(sum.value);
@@ -196,7 +197,7 @@ at::Tensor StageRun::departing_result(const Action& action, const Channel& chann
   const auto& made = share(action).results[value];
   if (whole && all_made && is_only_owner(made) && !goes_to_stages(value)) return with_own_version(made);
   const auto piece = departing(action, channel, value).detach();
-  return whole ? piece.clone(at::MemoryFormat::Contiguous) : piece;
+  return whole ? piece.clone() : piece;
 }
 
 void StageRun::arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
@@ -207,7 +208,7 @@ void StageRun::arrive(const Action& action, const Channel& channel, ValueId valu
   }
   const auto whole = own_share(action.microbatch);
   const Interval part{action.samples.begin - whole.begin, action.samples.end - whole.begin};
-  share.arriving[value].put(piece, stage_.plan().type(value), sizes_at(stage_.graph().value(value), whole.size()),
+  share.arriving[value].put(piece, stage_.plan().type(value), form_of(stage_.graph().value(value), whole.size()),
                             whole.size(), part, action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 

@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <autopar/core/assert.hpp>
+#include <autopar/torch/rewrite/channels_last.hpp>
 
 namespace autopar {
 
@@ -250,11 +251,12 @@ class CopyNode : public torch::autograd::Node {
 
 }  // namespace
 
-at::Tensor StageRuntime::cast(ValueId parameter, c10::ScalarType type) const {
+at::Tensor StageRuntime::cast(ValueId parameter, const ValueInfo& form) const {
   const auto& leaf = environment_[parameter.index()];
   const auto copy = copy_(parameter);
+  const auto type = form.dtype;
   if (!copy.defined()) {
-    auto cast = leaf.to(type);
+    auto cast = leaf.to(type, false, false, is_channels_last(form) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Preserve);
     if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(kAtOnce);
     return cast;
   }
@@ -275,9 +277,9 @@ void StageRuntime::make_casts(bool differentiate) {
     const at::AutoGradMode mode(with_history);
     const auto copy = graph().output(op);
     const auto parameter = graph().input(op, 0);
-    const auto type = graph().value(copy).dtype;
-    auto& known = made[{parameter, type, with_history}];
-    if (!known.defined()) known = cast(parameter, type);
+    const auto& form = graph().value(copy);
+    auto& known = made[{parameter, form.dtype, with_history}];
+    if (!known.defined()) known = cast(parameter, form);
     environment_[copy.index()] = known;
   }
 }

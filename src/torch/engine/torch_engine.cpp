@@ -283,8 +283,7 @@ std::vector<TensorForm> TorchEngine::message_forms(const Action& action) const {
   // What travels whole and yet has a size that follows the batch is of all samples: an operator mixed them.
   const auto samples = channel_of(action).kind == ChannelKind::kBatched ? action.samples.size() : context_.batch;
   for (const auto value : message_values(action)) {
-    const auto& info = runtime_.graph().value(value);
-    forms.push_back({sizes_at(info, samples), info.dtype});
+    forms.push_back(form_of(runtime_.graph().value(value), samples));
   }
   return forms;
 }
@@ -311,9 +310,11 @@ Buffer TorchEngine::pack(const Action& action) {
     else if (becomes_result) parts.push_back(run_of(stage).departing_result(action, channel, value, local_samples()));
     else parts.push_back(run_of(stage).departing(action, channel, value));
   }
-  if (action.peer != context_.rank) return pack_tensors(parts, runtime_.device());
-  if (action.flow == Flow::kGradient) {
-    for (auto& part : parts) part = part.contiguous();  // autograd expands some, which nobody may write to
+  const auto forms = message_forms(action);
+  if (action.peer != context_.rank) return pack_tensors(parts, forms, runtime_.device());
+  // Autograd expands some gradients, which nobody may write to; results have the strides that callers know.
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (action.flow == Flow::kGradient || becomes_result) parts[i] = in_form(parts[i], forms[i]);
   }
   return hand_over(std::move(parts));
 }
@@ -353,8 +354,8 @@ void TorchEngine::arrive_at_edge(const Action& action, const Channel& channel, V
     return;
   }
   const auto whole = local_samples();
-  target.put(piece, runtime_.plan().type(value), sizes_at(runtime_.graph().value(value), whole), whole,
-             within_local(action), action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
+  target.put(piece, runtime_.plan().type(value), form_of(runtime_.graph().value(value), whole), whole, within_local(action),
+             action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 
 namespace {
@@ -435,8 +436,8 @@ DType TorchEngine::bucket_dtype(const Action& action) const {
 // ---------------------------------------------------------------- results
 
 at::Tensor TorchEngine::take_result(ValueId value) {
-  const auto& info = runtime_.graph().value(value);
-  return results_[value].take(sizes_at(info, local_samples()), options_of(info, runtime_.device()));
+  auto result = results_[value].take();
+  return result.defined() ? result : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
 }
 
 at::Tensor TorchEngine::sum(ValueId value) const {
@@ -449,8 +450,8 @@ at::Tensor TorchEngine::sum(ValueId value) const {
 
 at::Tensor TorchEngine::take_input_gradient(std::size_t position) {
   const auto value = runtime_.graph().inputs[position];
-  const auto& info = runtime_.graph().value(value);
-  return input_gradients_[value].take(sizes_at(info, local_samples()), options_of(info, runtime_.device()));
+  auto gradient = input_gradients_[value].take();
+  return gradient.defined() ? gradient : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
 }
 
 std::vector<NormSample> TorchEngine::norm_samples(std::size_t batch_norm) const {

@@ -47,6 +47,13 @@ Affine moved_bytes(const ModelProfile& model, NodeId node) {
   return moved;
 }
 
+/// Whether runs took so nearly the same time that more of them would not move their median.
+bool is_steady(const std::vector<double>& seconds) {
+  constexpr double kSpread = 0.03;
+  const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
+  return *most - *least <= kSpread * *most;
+}
+
 /// @param elsewhere  bytes that the rest of the model moves meanwhile, by samples
 MeasuredAtom measure_bench(AtomBench bench, double start, const Affine& elsewhere, const MeasureOptions& options) {
   constexpr double kLong = 0.05;  // seconds: such a run is the same each time
@@ -60,7 +67,8 @@ MeasuredAtom measure_bench(AtomBench bench, double start, const Affine& elsewher
       const auto times = bench.run(samples, others);
       forwards.push_back(times.forward);
       backwards.push_back(times.has_backward ? std::max(0.0, times.backward - start) : 0);
-      if (i + 1 >= kFewest && times.forward + times.backward > kLong) break;
+      const bool is_known = is_steady(forwards) && is_steady(backwards);
+      if (i + 1 >= kFewest && (is_known || times.forward + times.backward > kLong)) break;
     }
     forward.push_back({static_cast<double>(samples), detail::median(forwards)});
     backward.push_back({static_cast<double>(samples), detail::median(backwards)});

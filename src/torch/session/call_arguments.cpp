@@ -1,5 +1,6 @@
 #include "torch/session/call_arguments.hpp"
 
+#include <algorithm>
 #include <optional>
 
 #include <c10/core/ScalarType.h>
@@ -86,6 +87,53 @@ CallArguments inspect_arguments(const Flattened& flattened, const Options& optio
   }
   arguments.has_batch = first_batched.has_value();
   return arguments;
+}
+
+namespace {
+
+// Two bits an argument: nothing known, contiguous, channels-last. The first 32 with a format may have one.
+constexpr std::uint64_t kContiguous = 1, kChannelsLast = 2, kMask = 3;
+constexpr int kBits = 2, kFormats = 32;
+
+/// Calls `visit(position among the tensors, shift of its bits)` for arguments that may be channels-last.
+template <class Visit>
+void for_each_format(const CallArguments& arguments, Visit&& visit) {
+  int place = 0;
+  for (std::size_t i = 0; i < arguments.specs.size() && place < kFormats; ++i) {
+    const auto dims = arguments.specs[i].sizes.size();
+    if (dims == 4 || dims == 5) visit(i, kBits * place++);
+  }
+}
+
+}  // namespace
+
+std::uint64_t formats_of(const CallArguments& arguments) {
+  std::uint64_t word = 0;
+  for_each_format(arguments, [&](std::size_t i, int shift) {
+    if (arguments.tensors[i].numel() == 0) return;
+    const bool plain = arguments.specs[i].format == at::MemoryFormat::Contiguous;
+    word |= (plain ? kContiguous : kChannelsLast) << shift;
+  });
+  return word;
+}
+
+void agree_on_formats(CallArguments& arguments, std::span<const std::uint64_t> words) {
+  for (auto& spec : arguments.specs) spec.format = at::MemoryFormat::Contiguous;
+  for_each_format(arguments, [&](std::size_t i, int shift) {
+    const auto known = std::ranges::find_if(words, [&](std::uint64_t word) { return ((word >> shift) & kMask) != 0; });
+    if (known == words.end() || ((*known >> shift) & kMask) != kChannelsLast) return;
+    auto& spec = arguments.specs[i];
+    spec.format = spec.sizes.size() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  });
+}
+
+std::string format_key(const CallArguments& arguments) {
+  std::string key;
+  for (std::size_t i = 0; i < arguments.specs.size(); ++i) {
+    if (arguments.specs[i].format == at::MemoryFormat::Contiguous) continue;
+    key += (key.empty() ? "; channels last " : ",") + std::to_string(i);
+  }
+  return key;
 }
 
 }  // namespace autopar

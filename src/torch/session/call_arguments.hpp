@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,5 +32,15 @@ struct CallArguments {
 
 /// @throws InvalidArgument if batch sizes of two arguments differ, or `batch_dims` does not fit the arguments
 [[nodiscard]] CallArguments inspect_arguments(const Flattened& flattened, const Options& options);
+
+/// Memory formats of a rank's image and volume arguments, as a word for the others; an argument without elements has none.
+[[nodiscard]] std::uint64_t formats_of(const CallArguments& arguments);
+
+/// Gives each argument the format that it has on the first rank where it has elements, as one process would see all of it.
+/// @param words  `formats_of` of each rank
+void agree_on_formats(CallArguments& arguments, std::span<const std::uint64_t> words);
+
+/// What distinguishes captures of arguments in their formats, as text.
+[[nodiscard]] std::string format_key(const CallArguments& arguments);
 
 }  // namespace autopar

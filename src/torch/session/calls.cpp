@@ -25,6 +25,12 @@ bool any_differentiable(const BatchPlan& plan) {
   return false;
 }
 
+std::vector<std::uint64_t> words_of(const std::vector<CallHeader>& headers) {
+  std::vector<std::uint64_t> words;
+  for (const auto& header : headers) words.push_back(header.word);
+  return words;
+}
+
 }  // namespace
 
 CallHeader Session::Impl::next_header(CallKind kind) {
@@ -53,10 +59,12 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   }
   const auto call = std::make_shared<Call>();
   const auto error = inspect(arguments, call->arguments);
-  const auto key = capture_key(call->arguments);
+  auto key = capture_key(call->arguments);
   auto header = next_header(CallKind::kForward);
-  header.needs_capture = needs_capture(key);
-  header.members_changed = members_changed(key, call->arguments);
+  const auto own_key = key + format_key(call->arguments);
+  header.needs_capture = is_stale(own_key);
+  header.members_changed = members_changed(own_key, call->arguments);
+  header.word = formats_of(call->arguments);
   header.shared = call->arguments.shared;
   header.samples = call->arguments.has_batch ? call->arguments.samples : (world_.rank() == 0 ? 1 : 0);
   if (at::GradMode::is_enabled()) call->region = region_behind(call->arguments.tensors, call->arguments.own());
@@ -64,7 +72,9 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   const auto behind = common == 0 ? "" : "; from " + std::to_string(common) + " results that all ranks have";
   const auto headers = exchange(world_, header, key + behind, error);
   open(*call, headers);
-  bool capture_again = false, changed = false, pending = false;
+  agree_on_formats(call->arguments, words_of(headers));
+  key += format_key(call->arguments);
+  bool capture_again = programs_.peek(key) == nullptr, changed = false, pending = false;
   for (const auto& other : headers) {
     capture_again = capture_again || other.needs_capture;
     changed = changed || other.members_changed;
@@ -130,14 +140,17 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
   const Tf32Scope tf32(options_.precision == "tf32", device_);
   Call call;
   const auto error = inspect(arguments, call.arguments);
-  const auto key = capture_key(call.arguments);
+  auto key = capture_key(call.arguments);
   auto header = next_header(CallKind::kPrepare);
   header.shared = call.arguments.shared;
   header.samples = call.arguments.has_batch ? call.arguments.samples : (world_.rank() == 0 ? 1 : 0);
-  header.needs_capture = needs_capture(key);
+  header.needs_capture = is_stale(key + format_key(call.arguments));
+  header.word = formats_of(call.arguments);
   const auto headers = exchange(world_, header, key, error);
   open(call, headers);
-  bool capture_again = false;
+  agree_on_formats(call.arguments, words_of(headers));
+  key += format_key(call.arguments);
+  bool capture_again = programs_.peek(key) == nullptr;
   for (const auto& other : headers) capture_again = capture_again || other.needs_capture;
   if (capture_again) capture_and_deploy(call.arguments, key, call.batch, forward);
 }

@@ -1,6 +1,11 @@
 #include "torch/session/session_impl.hpp"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <filesystem>
+#include <string>
 #include <utility>
 
 #include <autopar/core/error.hpp>
@@ -22,6 +27,7 @@ bool lacks_links(const MeasuredLinks& links, const World& world) {
 MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, const GraphProfile& profile,
                                             std::int64_t batch) {
   if (options_.costs == "roofline" || (options_.costs == "auto" && !device_.is_cuda())) return {};
+  if (options_.costs == "auto" && leaves_no_choice(program, profile, batch)) return {};
   const auto here = describe_cluster(world_, device_);
   auto origin = cost_origin(world_, here, device_);
   if (options_.precision == "tf32") origin.device += ", tf32";
@@ -47,20 +53,55 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
   if (costs.updates.empty()) costs.updates = measure_updates(world_, device_);
   if (costs.host == MeasuredHost{}) costs.host = measure_host(world_, device_);
   together(world_, "writing measured costs", [&] {
-    if (world_.rank() != 0 || options_.cost_file.empty() || costs == known) return;
-    write_costs(options_.cost_file, costs, origin);
+    if (world_.rank() == 0 && costs != known) keep_costs(costs, origin);
   });
   if (given_links) costs.links = {};
   return costs;
 }
 
+/// Whether one device holds the model as it is: the plan is to run it, whatever it costs.
+bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) const {
+  const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
+  if (world_.size() > 1 || elsewhere || given_plan_ || reads_plan()) return false;
+  const auto plan = search_plan(program, profile, batch, {});
+  const bool fewest = options_.microbatches > 0 || plan.microbatches <= options_.min_microbatches;
+  const auto runs_again = [](const StagePlan& stage) { return !stage.recomputed.empty(); };
+  return plan.stages.size() == 1 && fewest && plan.offload == Offload::kNone && std::ranges::none_of(plan.stages, runs_again);
+}
+
+/// Empty: nowhere. A cache of its own for each host, as links are measured between this one and its neighbours.
+std::filesystem::path Session::Impl::cost_path(const CostOrigin& origin) const {
+  if (!options_.cost_file.empty()) return options_.cost_file == "none" ? std::string() : options_.cost_file;
+  if (cache_folder_.empty()) return {};
+  std::array<char, 256> host{};
+  static_cast<void>(gethostname(host.data(), host.size() - 1));
+  const auto key = hash_text(origin.device + '\n' + origin.libtorch + '\n' + origin.autopar + '\n' + host.data());
+  return std::filesystem::path(cache_folder_) / ("costs-" + std::to_string(key) + ".json");
+}
+
 MeasuredCosts Session::Impl::cached_costs(const CostOrigin& origin) const {
-  if (options_.cost_file.empty() || !std::filesystem::exists(options_.cost_file)) return {};
+  const auto path = cost_path(origin);
+  std::error_code unreadable;
+  if (path.empty() || !std::filesystem::exists(path, unreadable)) return {};
   try {
-    return read_costs(options_.cost_file, origin);
+    return read_costs(path, origin);
   } catch (const ConfigError& error) {
     world_.logger(LogModule::kProfiler).warn(std::string("costs are measured anew: ") + error.what());
     return {};
+  }
+}
+
+/// Where the user named no file, one that cannot be written is no error: the next run measures again.
+void Session::Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) const {
+  const auto path = cost_path(origin);
+  if (path.empty()) return;
+  if (!options_.cost_file.empty()) return write_costs(path, costs, origin);
+  try {
+    std::filesystem::create_directories(path.parent_path());
+    costs.atoms.merge(cached_costs(origin).atoms);  // what another program measured meanwhile
+    write_costs(path, costs, origin);
+  } catch (const std::exception& error) {
+    world_.logger(LogModule::kProfiler).info(std::string("measured costs are not kept: ") + error.what());
   }
 }
 

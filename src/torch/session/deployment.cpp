@@ -6,8 +6,10 @@
 #include <limits>
 #include <numeric>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
@@ -17,6 +19,7 @@
 #include <autopar/plan/runnable.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/rewrite/cast_hoist.hpp>
+#include <autopar/torch/rewrite/channels_last.hpp>
 #include <autopar/torch/rewrite/linear_fold.hpp>
 #include <autopar/torch/shown_name.hpp>
 
@@ -69,7 +72,11 @@ Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Opt
 void Session::Impl::resolve_once() {
   if (resolved_) return;
   ResolvedOptions resolved;
-  together(world_, "resolving options", [&] { resolved = resolve_options(code_, process_config_sources()); });
+  together(world_, "resolving options", [&] {
+    const auto sources = process_config_sources();
+    cache_folder_ = sources.cache_folder;
+    resolved = resolve_options(code_, sources);
+  });
   std::string text;
   const auto described = describe_options(resolved.options);
   for (const auto& [name, value] : described) text += name + " = " + value + "\n";
@@ -114,6 +121,15 @@ std::string Session::Impl::capture_key(const CallArguments& arguments) const {
   return key + (module_->is_training() ? "; train " : "; eval ") + std::to_string(flags);
 }
 
+namespace {
+
+/// Those of CUDA devices that this version supports, with the process's setting of what single precision may be rounded to.
+MatrixUnits matrix_units(c10::Device device) {
+  return {device.is_cuda(), device.is_cuda() && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV)};
+}
+
+}  // namespace
+
 CaptureOptions Session::Impl::capture_options() const {
   CaptureOptions capture;
   capture.batch_norm_by_totals = options_.batch_norm == "exact";
@@ -141,9 +157,9 @@ void Session::Impl::require_one_precision() const {
                         "; convert the module with to(torch::kFloat), or set precision = module");
 }
 
-bool Session::Impl::needs_capture(const std::string& key) const {
+bool Session::Impl::is_stale(const std::string& key) const {
   const auto* known = programs_.peek(key);
-  return known == nullptr || (*known)->is_stale();
+  return known != nullptr && (*known)->is_stale();
 }
 
 void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& arguments,
@@ -169,10 +185,14 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     const WholeHandles whole(registry_);
     const auto before = members_.look({});
     program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
+    if (gains_from_channels_last(program.captured, matrix_units(device_))) {
+      auto faster = capture_channels_last(program.captured, *module_, arguments.specs, flat_forward, capture_options());
+      if (faster) std::tie(program.captured, program.inputs) = std::tie(faster->graph, faster->inputs);
+    }
     members_.ignore_changes_for_all(before);
   }
   program.verification.members = members_.look(arguments.beside);
-  program.graph = fold_linear(hoist_parameter_casts(program.captured));
+  program.graph = lay_out_weight_copies(fold_linear(hoist_parameter_casts(program.captured)));
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   program.plan = analyze_batch(program.graph, algebra);

@@ -19,14 +19,14 @@ enum class CallKind : std::uint8_t { kForward, kBackward, kPrepare, kDeploy, kSy
 struct CallHeader {
   std::uint64_t serial = 0;         ///< of this model's collective calls
   CallKind kind = CallKind::kForward;
-  bool needs_capture = false;
+  bool needs_capture = false;       ///< what it has is stale
   bool members_changed = false;     ///< since the program was last found to be what forward does
   bool accumulates = false;         ///< inside no_sync
   bool has_pending = false;         ///< gradients that were accumulated and not reduced
   std::uint64_t key = 0;            ///< hash of `details`
   std::uint64_t shared = 0;         ///< hash of the contents of shared arguments
   std::int64_t samples = 0;         ///< local batch
-  std::uint64_t word = 0;           ///< of the kind's own: which results have gradients, …
+  std::uint64_t word = 0;           ///< of the kind's own: which results have gradients, formats of arguments, …
   std::int64_t loss_backwards = 0;  ///< since the last call
   double loss_factors = 0;          ///< sum of the factors that these came in with
   bool failed = false;              ///< this rank cannot make the call

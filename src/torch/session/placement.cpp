@@ -2,6 +2,7 @@
 #include "torch/session/session_impl.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <set>
 
@@ -37,6 +38,26 @@ std::string describe_absence(const StateTensor& tensor, int rank) {
 void add_once(std::vector<StageId>& stages, StageId stage) {
   const auto at = std::lower_bound(stages.begin(), stages.end(), stage);
   if (at == stages.end() || *at != stage) stages.insert(at, stage);
+}
+
+/// Tells values apart at the speed of memory: gigabytes of parameters are compared at a first call.
+std::uint64_t hash_values(std::span<const std::byte> bytes) {
+  constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15ULL;
+  constexpr std::size_t kLanes = 4, kWord = sizeof(std::uint64_t);
+  std::array<std::uint64_t, kLanes> lanes{1, 2, 3, 4};
+  const auto mix = [](std::uint64_t state, std::uint64_t word) {
+    state = (state ^ word) * kPrime;
+    return state ^ (state >> 29);
+  };
+  std::size_t at = 0;
+  for (; at + kLanes * kWord <= bytes.size(); at += kLanes * kWord) {
+    std::array<std::uint64_t, kLanes> words;
+    std::memcpy(words.data(), bytes.data() + at, sizeof(words));
+    for (std::size_t i = 0; i < kLanes; ++i) lanes[i] = mix(lanes[i], words[i]);
+  }
+  auto state = hash_bytes(bytes.data() + at, bytes.size() - at);
+  for (const auto lane : lanes) state = mix(state, lane);
+  return state;
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
@@ -140,13 +161,16 @@ void Session::Impl::materialise_state() {
 
 // The model was constructed on every rank: rank 0's values win, and only what differs is sent.
 void Session::Impl::take_values_of_rank_0() {
+  if (world_.size() == 1) return;
   const at::NoGradGuard no_grad;
   auto& tensors = registry_.tensors();
-  std::vector<at::Tensor> host;
-  std::vector<std::uint64_t> hashes;
-  for (auto& tensor : tensors) {
-    host.push_back(tensor.handle.detach().to(at::kCPU).contiguous());
-    hashes.push_back(hash_bytes(host.back().numel() > 0 ? host.back().const_data_ptr() : nullptr, host.back().nbytes()));
+  std::vector<at::Tensor> host(tensors.size());
+  std::vector<std::uint64_t> hashes(tensors.size(), 0);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const bool is_compared = tensors[i].holders != std::vector{Rank(0)} && (world_.rank() == 0 || holds(tensors[i]));
+    if (!is_compared) continue;
+    host[i] = tensors[i].handle.detach().to(at::kCPU).contiguous();
+    if (host[i].numel() > 0) hashes[i] = hash_values(bytes_of(host[i]));
   }
   const auto all = world_.all_gather(std::as_bytes(std::span(hashes)), "comparing parameters");
   for (std::size_t r = 1; r < all.size(); ++r) {

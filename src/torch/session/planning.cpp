@@ -137,7 +137,13 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
                                  MeasuredCosts costs) const {
   if (given_plan_) return *given_plan_;
   if (reads_plan()) return read_plan(options_.plan_file);
+  auto plan = search_plan(program, profile, batch, std::move(costs));
+  if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
+  return plan;
+}
 
+Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
+                                MeasuredCosts costs) const {
   const auto cluster = options_.cluster_file.empty() ? describe_cluster(world_, device_)
                                                      : read_cluster(options_.cluster_file);
   PlanRequest request;
@@ -167,7 +173,6 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   if (options_.precision == "tf32" && device_.is_cpu()) {
     plan.notes.push_back("precision = tf32 changes nothing on CPUs, which have no such products");
   }
-  if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -119,7 +120,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] std::string capture_key(const CallArguments& arguments) const;
   [[nodiscard]] CaptureOptions capture_options() const;
   void require_one_precision() const;
-  [[nodiscard]] bool needs_capture(const std::string& key) const;
+  [[nodiscard]] bool is_stale(const std::string& key) const;
   void capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
                           const ForwardFunction& forward);
   void remember(const std::string& key, std::shared_ptr<CapturedProgram> program);
@@ -132,6 +133,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] bool reads_plan() const;
   [[nodiscard]] Plan plan_or_read(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                   MeasuredCosts costs) const;
+  [[nodiscard]] Plan search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
+                                 MeasuredCosts costs) const;
   void write_reports(const OpGraph& graph, const ModelProfile& profile) const;
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
@@ -192,7 +195,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- costs.cpp
   [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,
                                              std::int64_t batch);
+  [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) const;
+  [[nodiscard]] std::filesystem::path cost_path(const CostOrigin& origin) const;
   [[nodiscard]] MeasuredCosts cached_costs(const CostOrigin& origin) const;
+  void keep_costs(MeasuredCosts costs, const CostOrigin& origin) const;
 
   // ---- calls.cpp
   CallHeader next_header(CallKind kind);
@@ -271,6 +277,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::shared_ptr<torch::nn::Module> module_;
   Options code_, options_;
   bool resolved_ = false;
+  std::string cache_folder_;  ///< see ConfigSources
   PlanFunction planner_;
   std::shared_ptr<InitRecord> init_;
   StateRegistry registry_;

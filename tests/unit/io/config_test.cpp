@@ -2,6 +2,9 @@
 
 #include <catch_shim.hpp>
 
+#include <cstdlib>
+#include <string>
+
 #include <autopar/core/error.hpp>
 
 using namespace autopar;
@@ -152,4 +155,23 @@ TEST_CASE("RaNNC's zero means not forced") { CHECK(resolve("replica_num = 0").re
 TEST_CASE("options describe themselves the same way for equal values") {
   CHECK(describe_options({}) == describe_options(resolve("stages = 0")));
   CHECK(describe_options({}) != describe_options({.stages = 1}));
+}
+
+TEST_CASE("what can be made again is kept in the user's cache folder, if there is one") {
+  const auto value_of = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const auto cache = value_of("XDG_CACHE_HOME"), home = value_of("HOME");
+  ::setenv("XDG_CACHE_HOME", "/somewhere", 1);
+  ::setenv("HOME", "/home/someone", 1);
+  CHECK(process_config_sources().cache_folder == "/somewhere/autopar");
+  ::setenv("XDG_CACHE_HOME", "not/absolute", 1);
+  CHECK(process_config_sources().cache_folder == "/home/someone/.cache/autopar");
+  ::unsetenv("XDG_CACHE_HOME");
+  CHECK(process_config_sources().cache_folder == "/home/someone/.cache/autopar");
+  ::unsetenv("HOME");
+  CHECK(process_config_sources().cache_folder.empty());
+  if (!cache.empty()) ::setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+  if (!home.empty()) ::setenv("HOME", home.c_str(), 1);
 }

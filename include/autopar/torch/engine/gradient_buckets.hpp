@@ -22,6 +22,7 @@ struct GradientForm {
   std::size_t key = 0;
   std::vector<std::int64_t> sizes;
   c10::ScalarType dtype = c10::ScalarType::Float;
+  std::vector<std::int64_t> strides{};  ///< of memory without gaps; empty: contiguous
 };
 
 /// How the gradients of one reduction group lie in flat buckets: in the order given, a new bucket when the element type
@@ -57,7 +58,9 @@ class BucketLayout {
 
 /// The elements of `flat` from `offset` on, with these sizes: shares memory, but is no view to autograd, so that it may
 /// become a `.grad` (optimizers detach gradients in place, which views refuse).
-[[nodiscard]] at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes);
+/// @param strides  without gaps; empty: contiguous
+[[nodiscard]] at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
+                                 at::IntArrayRef strides = {});
 
 /// Zeroed memory for one group's gradients of one call.
 class GradientBuckets {

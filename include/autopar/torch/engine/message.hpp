@@ -33,14 +33,26 @@ void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples,
 /// depend on them (a `view`, or a `contiguous` that was none). Overlapping ones (expanded) stay as they are.
 [[nodiscard]] at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples);
 
-/// Several tensors as one row of bytes, each aligned, in order. A row of one tensor is that tensor's own memory when it
-/// is contiguous. The Buffer's owner is the row.
-[[nodiscard]] Buffer pack_tensors(const std::vector<at::Tensor>& tensors, c10::Device device);
-
 struct TensorForm {
   std::vector<std::int64_t> sizes;
   c10::ScalarType dtype;
+  std::vector<std::int64_t> strides{};  ///< of memory without gaps (channels-last, transposed); empty: contiguous
 };
+
+/// The form of a value on `samples` samples, with its strides in the captured program where these leave no gaps.
+[[nodiscard]] TensorForm form_of(const ValueInfo& value, std::int64_t samples);
+
+/// The tensor, copied if it is laid out otherwise. @pre its sizes and type are those of the form
+[[nodiscard]] at::Tensor in_form(const at::Tensor& tensor, const TensorForm& form);
+
+/// Zeros of a form.
+[[nodiscard]] at::Tensor zeros_of(const TensorForm& form, c10::Device device);
+
+/// Several tensors as one row of bytes, each aligned and laid out as its form says, in order. A row of one tensor is that
+/// tensor's own memory where it is laid out so. The Buffer's owner is the row.
+/// @pre sizes and types of the tensors are those of their forms
+[[nodiscard]] Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<TensorForm>& forms,
+                                  c10::Device device);
 
 /// Memory for a row of tensors of these forms.
 [[nodiscard]] Buffer make_landing(const std::vector<TensorForm>& forms, c10::Device device);
@@ -61,13 +73,13 @@ class Assembly {
   [[nodiscard]] bool empty() const { return !tensor_.defined(); }
 
   /// A piece of a batched value: kWrite for values, whose pieces are disjoint; kAdd for gradients, which may come from
-  /// several readers. @param whole  sizes of the complete tensor, with `samples` samples
-  void put(const at::Tensor& piece, const BatchType& type, const std::vector<std::int64_t>& whole, std::int64_t samples,
-           Interval part, Into mode);
+  /// several readers. @param whole  form of the complete tensor, with `samples` samples
+  void put(const at::Tensor& piece, const BatchType& type, const TensorForm& whole, std::int64_t samples, Interval part,
+           Into mode);
   /// A whole tensor, added to what there is.
   void add(const at::Tensor& addend);
-  /// What arrived; zeros of `sizes` if nothing did. Leaves this empty.
-  [[nodiscard]] at::Tensor take(const std::vector<std::int64_t>& sizes, const at::TensorOptions& options);
+  /// What arrived; undefined if nothing did. Leaves this empty.
+  [[nodiscard]] at::Tensor take();
 
  private:
   at::Tensor tensor_;

@@ -136,7 +136,7 @@ class StageRuntime {
   void find_leaves(const Lookup& lookup);
   void find_casts();
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
-  [[nodiscard]] at::Tensor cast(ValueId parameter, c10::ScalarType type) const;
+  [[nodiscard]] at::Tensor cast(ValueId parameter, const ValueInfo& form) const;
   [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts) const;
   void hold_accumulator(ValueId parameter);
 
