@@ -194,6 +194,11 @@ void OpRunner::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, Norm
   call.proceed();
 
   sample.count = static_cast<double>(norm.samples.at(share_->samples));
+  if (share_->samples == share_->batch && mean.scalar_type() != at::kDouble) {  // there may be nothing to pool
+    sample.mean = mean;
+    sample.variance = variance;
+    return;
+  }
   sample.mean = mean.to(at::kDouble);
   if (norm.by_sample) {
     sample.variance = variance.to(at::kDouble);

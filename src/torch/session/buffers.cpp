@@ -1,6 +1,11 @@
 #include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -18,6 +23,89 @@ struct Session::Impl::NormPool {
   std::vector<NormSample> samples;
 };
 
+namespace {
+
+/// Runs at once what buffers need of parameters and buffers alone, on copies, as the forward wrote the buffers in its
+/// order.
+/// @param handle_of  the tensor of a parameter or buffer
+template <class HandleOf>
+void run_updates(const OpGraph& graph, const BatchPlan& plan, const std::vector<const BufferUpdate*>& updates,
+                 const HandleOf& handle_of, std::int64_t batch, c10::Device device) {
+  if (updates.empty()) return;
+  std::vector<OpId> ops;
+  std::vector<ValueId> results;
+  for (const auto* update : updates) {
+    ops.insert(ops.end(), update->ops.begin(), update->ops.end());
+    results.push_back(update->result);
+  }
+  std::sort(ops.begin(), ops.end());
+  ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
+  OpRunner runner(graph, plan, ops, results, device);
+  auto values = runner.environment();
+  for (const auto op : ops) {
+    for_each_input(graph.op(op), [&](ValueId value) {
+      const auto kind = graph.value(value).kind;
+      if (kind != ValueKind::kParameter && kind != ValueKind::kBuffer) return;
+      if (!values[value.index()].defined()) values[value.index()] = handle_of(value).clone();
+    });
+  }
+  ShareContext whole;
+  whole.samples = whole.batch = batch;
+  std::vector<NormSample> norms(plan.batch_norms.size());
+  runner.run(values, whole, norms);
+  for (const auto* update : updates) handle_of(update->buffer).copy_(values[update->result.index()]);
+}
+
+/// One share saw the whole batch, and its statistics are as the operator gave them (see NormSample).
+bool is_whole(const std::vector<NormSample>& samples) {
+  return samples.size() == 1 && samples.front().mean.scalar_type() != at::kDouble;
+}
+
+/// As several are pooled.
+NormSample for_pooling(NormSample sample, bool by_sample) {
+  if (sample.mean.scalar_type() == at::kDouble) return sample;
+  sample.mean = sample.mean.to(at::kDouble);
+  sample.variance = sample.variance.to(at::kDouble);
+  if (by_sample) return sample;
+  if (sample.count > 1)
+    sample.variance = sample.variance.mul((sample.count - 1) / sample.count);
+  else
+    sample.variance = at::zeros_like(sample.mean);
+  return sample;
+}
+
+/// buffer = (1 - momentum) buffer + momentum statistic, of all buffers of one momentum and type at once. A norm that
+/// runs twice blends twice, in its order.
+class Blends {
+ public:
+  void add(const at::Tensor& buffer, const at::Tensor& statistic, double momentum) {
+    if (!seen_.insert(buffer.unsafeGetTensorImpl()).second) {
+      run();
+      seen_.insert(buffer.unsafeGetTensorImpl());
+    }
+    auto& list = lists_[{momentum, buffer.scalar_type()}];
+    list.buffers.push_back(buffer.detach());
+    list.statistics.push_back(statistic.to(buffer.scalar_type()));
+  }
+  void run() {
+    for (const auto& [key, list] : lists_) {
+      at::_foreach_mul_(list.buffers, 1 - key.first);
+      at::_foreach_add_(list.buffers, list.statistics, key.first);
+    }
+    lists_.clear();
+    seen_.clear();
+  }
+
+ private:
+  struct Lists {
+    std::vector<at::Tensor> buffers, statistics;
+  };
+  std::map<std::pair<double, at::ScalarType>, Lists> lists_;
+  std::set<const void*> seen_;
+};
+
+}  // namespace
+
 GlobalSums Session::Impl::sums_over(const std::vector<Rank>& holders) {
   return {wire_, group_of(holders), static_cast<int>(holders.size()), device_};
 }
@@ -26,35 +114,24 @@ void Session::Impl::update_buffers(Call& call) {
   const at::NoGradGuard no_grad;
   pool_batch_norms(call);
   const auto& graph = call.program->graph;
+  std::vector<const BufferUpdate*> replicated, others;
   for (const auto& update : call.program->plan.buffer_updates) {
-    const auto& tensor = registry_.named(graph.value(update.buffer).name);
-    if (!holds(tensor)) continue;
-    auto handle = tensor.handle;
-    if (update.kind == BufferUpdateKind::kReplicated) {
-      OpRunner runner(graph, call.program->plan, update.ops, {update.result}, device_);
-      auto values = runner.environment();
-      for (const auto op : update.ops) {
-        for_each_input(graph.op(op), [&](ValueId value) {
-          const auto kind = graph.value(value).kind;
-          if (kind != ValueKind::kParameter && kind != ValueKind::kBuffer) return;
-          if (!values[value.index()].defined()) values[value.index()] = handle_of(graph, value).detach().clone();
-        });
-      }
-      ShareContext whole;
-      whole.samples = whole.batch = call.batch;
-      std::vector<NormSample> norms(call.program->plan.batch_norms.size());
-      runner.run(values, whole, norms);
-      handle.detach().copy_(values[update.result.index()]);
+    if (!holds(registry_.named(graph.value(update.buffer).name))) continue;
+    (update.kind == BufferUpdateKind::kReplicated ? replicated : others).push_back(&update);
+  }
+  // First, as they read what the others had when the forward began.
+  const auto handle = [&](ValueId value) { return handle_of(graph, value).detach(); };
+  run_updates(graph, call.program->plan, replicated, handle, call.batch, device_);
+  for (const auto* update : others) {
+    const auto& tensor = registry_.named(graph.value(update->buffer).name);
+    if (call.tail && call.tail->results.count(update->result) > 0) {
+      tensor.handle.detach().copy_(call.tail->results.at(update->result));
       continue;
     }
-    if (call.tail && call.tail->results.count(update.result) > 0) {
-      handle.detach().copy_(call.tail->results.at(update.result));
-      continue;
-    }
-    const auto results = call.engine->buffer_results(update.result);
-    auto total = at::zeros_like(handle);
+    const auto results = call.engine->buffer_results(update->result);
+    auto total = at::zeros_like(tensor.handle);
     for (const auto& result : results) total.add_(result);
-    handle.detach().copy_(sums_over(tensor.holders).sum({total})[0]);
+    tensor.handle.detach().copy_(sums_over(tensor.holders).sum({total})[0]);
   }
 }
 
@@ -70,12 +147,28 @@ void Session::Impl::pool_batch_norms(Call& call) {
     auto of_holders = std::find_if(pools.begin(), pools.end(), [&](const auto& p) { return p.first == mean.holders; });
     if (of_holders == pools.end()) of_holders = pools.insert(pools.end(), {mean.holders, {}});
     of_holders->second.push_back({&norms[i], call.engine->norm_samples(i)});
+    if (of_holders->first.size() == 1 && is_whole(of_holders->second.back().samples)) continue;
+    for (auto& sample : of_holders->second.back().samples)
+      sample = for_pooling(std::move(sample), norms[i].by_sample);
   }
-  for (const auto& [holders, of_holders] : pools) pool_over(holders, of_holders, graph);
+  for (auto& [holders, of_holders] : pools) {
+    if (holders.size() == 1) {
+      Blends blends;
+      for (const auto& [norm, samples] : of_holders) {
+        if (!is_whole(samples)) continue;
+        blends.add(handle_of(graph, norm->running_mean), samples.front().mean, norm->momentum);
+        blends.add(handle_of(graph, norm->running_var), samples.front().variance, norm->momentum);
+      }
+      blends.run();
+      std::erase_if(of_holders, [](const NormPool& pool) { return is_whole(pool.samples); });
+    }
+    if (!of_holders.empty()) pool_over(holders, of_holders, graph);
+  }
 }
 
 // Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
-void Session::Impl::pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools, const OpGraph& graph) {
+void Session::Impl::pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools,
+                              const OpGraph& graph) {
   auto total = sums_over(holders);
   std::vector<at::Tensor> addends;
   for (const auto& pool : pools) {
@@ -101,18 +194,16 @@ void Session::Impl::pool_over(const std::vector<Rank>& holders, const std::vecto
     squares.push_back(sum);
   }
   const auto second = total.sum(squares);
+  Blends blends;
   for (std::size_t k = 0; k < pools.size(); ++k) {
     const auto& norm = *pools[k].norm;
     const auto& count = first[2 * k + 1];
     const auto mean = first[2 * k].div(count);
     const auto unbiased = second[k].div(norm.by_sample ? count : count.sub(1));
-    const auto blend = [&](ValueId buffer, const at::Tensor& value) {
-      auto handle = handle_of(graph, buffer);
-      handle.detach().mul_(1 - norm.momentum).add_(value.to(handle.scalar_type()), norm.momentum);
-    };
-    blend(norm.running_mean, mean);
-    blend(norm.running_var, unbiased);
+    blends.add(handle_of(graph, norm.running_mean), mean, norm.momentum);
+    blends.add(handle_of(graph, norm.running_var), unbiased, norm.momentum);
   }
+  blends.run();
 }
 
 }  // namespace autopar

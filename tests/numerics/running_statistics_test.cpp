@@ -1,0 +1,82 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <autopar/autopar.hpp>
+#include <autopar/runtime/loopback.hpp>
+
+#include <mutex>
+#include <vector>
+
+#include "fidelity.hpp"
+
+// Running statistics in single precision, where the operator's own are taken as they are when one share is the whole
+// batch.
+namespace running_statistics_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+using torch::Tensor;
+
+/// One norm runs twice, one counts samples, one has a momentum of its own.
+struct NormsImpl : nn::Module {
+  nn::Conv2d conv{nn::Conv2dOptions(2, 4, 3).padding(1)};
+  nn::BatchNorm2d twice{4}, slow{nn::BatchNorm2dOptions(4).momentum(0.02)};
+  nn::InstanceNorm2d rows{nn::InstanceNorm2dOptions(4).track_running_stats(true)};
+  NormsImpl() {
+    register_module("conv", conv);
+    register_module("twice", twice);
+    register_module("slow", slow);
+    register_module("rows", rows);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto y = twice(torch::relu(twice(conv(x) * 3 + 1)).mul(2));
+    return rows(slow(y) + 0.5 * y).square().mean();
+  }
+};
+TORCH_MODULE(Norms);
+
+Norms made() {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(5);
+  return Norms();
+}
+
+void check(const std::vector<int64_t>& samples, const ap::Options& options) {
+  auto reference = made();
+  const auto x = torch::randn({8, 2, 5, 5}) + 2;
+  for (int call = 0; call < 3; ++call)
+    reference->forward(x).backward();
+  CHECK_NOTHROW(ap::loopback::run(static_cast<int>(samples.size()), [&](ap::World& world) {
+    ap::AutoParallel<Norms> model(world, made(), options);
+    int64_t first = 0;
+    for (int r = 0; r < world.rank(); ++r)
+      first += samples[static_cast<std::size_t>(r)];
+    const auto own = x.narrow(0, first, samples[static_cast<std::size_t>(world.rank())]);
+    for (int call = 0; call < 3; ++call)
+      model(own).backward();
+    const auto state = model->gather_state();
+    if (world.rank() != 0) return;
+    for (const auto& buffer : reference->named_buffers()) {
+      const auto& value = state[buffer.key()];
+      numerics::check_close(value, buffer.value(), 1e-6, buffer.key());
+    }
+  }));
+}
+
+TEST_CASE("running statistics of a share that is the whole batch are those of one process") {
+  SECTION("one rank") {
+    check({8}, {.microbatches = 1});
+  }
+  SECTION("one rank that runs segments again") {
+    check({8}, {.microbatches = 1, .recompute = "full"});
+  }
+  SECTION("two stages") {
+    check({5, 3}, {.stages = 2, .microbatches = 1, .replicas = {1}});
+  }
+  SECTION("two replicas, of which one has all samples") {
+    check({8, 0}, {.stages = 1, .microbatches = 1, .replicas = {2}});
+  }
+}
+
+}  // namespace running_statistics_test
