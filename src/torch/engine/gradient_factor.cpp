@@ -146,8 +146,7 @@ void multiply_unless_one(const std::vector<at::Tensor>& gradients, const at::Ten
     (gradient.device() == factor.device() && kernels.take(gradient) ? taken[gradient.scalar_type()] : others)
         .push_back(gradient);
   }
-  for (const auto& [type, list] : taken)
-    kernels.multiply(list, factor);
+  for (const auto& [type, list] : taken) kernels.multiply(list, factor);
   multiply_each(others, factor);
 }
 

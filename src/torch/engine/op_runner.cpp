@@ -1,9 +1,11 @@
 #include <autopar/torch/engine/op_runner.hpp>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/_fused_dropout.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/squeeze.h>
 #include <ATen/ops/zeros_like.h>
@@ -169,8 +171,14 @@ void OpRunner::call_random(ReplayCall& call, Draw draw) const {
     call.proceed();
     return;
   }
-  // libtorch's own formula (aten/src/ATen/native/Dropout.cpp), with a generator of our own.
+  // libtorch's own kernels and formula (aten/src/ATen/native/Dropout.cpp), with a generator of our own.
   const auto input = call.stack[0].toTensor();
+  if (input.is_cuda() && !in_place && p < 1) {
+    auto dropped = std::get<0>(at::_fused_dropout(input, 1 - p, make_generator(device_, seed)));
+    call.stack.clear();
+    call.stack.emplace_back(std::move(dropped));
+    return;
+  }
   const auto keep = p == 1 ? at::zeros_like(input)
                            : at::empty_like(input).bernoulli_(1 - p, make_generator(device_, seed)).div_(1 - p);
   call.stack.clear();
