@@ -109,7 +109,7 @@ struct BatchNormPlan {
 
 enum class BufferUpdateKind : std::uint8_t {
   kReplicated,  ///< depends on parameters and buffers only: every share computes the same; run `ops` once a call
-  kPartialSum,  ///< new value = sum of `result` over all shares
+  kPartialSum,  ///< new value = sum of `result` over all shares, or what the epilogue makes of such sums
   kWholeBatch,  ///< every share that holds samples computes the same, that of the whole batch: `result` of the share
                 ///< with the first sample
 };
