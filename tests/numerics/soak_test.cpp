@@ -51,7 +51,7 @@ std::vector<std::int64_t> train(const std::vector<int>& at) {
       torch::manual_seed(7);
       return std::make_shared<Net>();
     }();
-    const ap::Options options{.stages = 1, .microbatches = 3, .zero = 2, .replicas = {2}, .recompute = "full"};
+    const ap::Options options{.stages = 1, .microbatches = 2, .zero = 2, .replicas = {2}, .recompute = "full"};
     ap::AutoParallel<Net> model(world, net, options);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
     model->attach(optimizer);

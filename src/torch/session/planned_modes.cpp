@@ -65,14 +65,16 @@ std::shared_ptr<CapturedProgram> Session::Impl::capture_in_mode(bool training, b
                                                                 const ForwardFunction& forward) {
   auto program = std::make_shared<CapturedProgram>();
   std::string outcome;
-  try {
-    const ModeScope scope(*module_, training, gradients);
-    capture_into(*program, arguments, forward);
-    outcome = std::to_string(program->captured.hash());
-  } catch (const std::exception& error) {
-    program.reset();
-    outcome = error.what();
-  }
+  guarded("capturing the model", [&] {
+    try {
+      const ModeScope scope(*module_, training, gradients);
+      capture_into(*program, arguments, forward);
+      outcome = std::to_string(program->captured.hash());
+    } catch (const Error& error) {
+      program.reset();
+      outcome = error.what();
+    }
+  });
   const auto name = std::string(training ? "training" : "evaluation") + (gradients ? " with gradients" : "");
   const auto outcomes = world_.all_gather(blob_of((program ? "+" : "-") + outcome), "capturing the model's " + name);
   const auto is_as_here = [&](const Blob& other) { return text_of(other) == "+" + outcome; };
