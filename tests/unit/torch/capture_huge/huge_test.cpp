@@ -43,6 +43,54 @@ struct WideMlp : TestModel {
   Tensors arguments(std::int64_t n) override { return {torch::zeros({n, width}), torch::zeros({n, width})}; }
 };
 
+/// A decoder as people write it now: one product for queries, keys and values, fused attention with dropout.
+struct Decoder : TestModel {
+  static constexpr double kDropped = 0.1;
+  struct Layer : torch::nn::Module {
+    std::int64_t heads;
+    torch::nn::LayerNorm before, between;
+    torch::nn::Linear qkv, out, up, down;
+    Layer(int width, int n)
+        : heads(n), before(torch::nn::LayerNormOptions({width})), between(torch::nn::LayerNormOptions({width})),
+          qkv(width, 3 * width), out(width, width), up(width, 4 * width), down(4 * width, width) {
+      register_module("before", before);
+      register_module("qkv", qkv);
+      register_module("out", out);
+      register_module("between", between);
+      register_module("up", up);
+      register_module("down", down);
+    }
+    at::Tensor forward(at::Tensor x) {
+      const auto split = [&](const at::Tensor& part) { return part.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2); };
+      const auto parts = qkv(before(x)).chunk(3, -1);
+      const auto y = at::scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {},
+                                                      is_training() ? kDropped : 0, /*is_causal=*/true);
+      x = x + torch::dropout(out(y.transpose(1, 2).reshape(x.sizes())), kDropped, is_training());
+      return x + torch::dropout(down(torch::gelu(up(between(x)))), kDropped, is_training());
+    }
+  };
+
+  int vocabulary, length;
+  torch::nn::Embedding tokens{nullptr}, positions{nullptr};
+  torch::nn::ModuleList layers;
+  torch::nn::Linear head{nullptr};
+  Decoder(int vocab, int time, int width, int heads, int depth) : vocabulary(vocab), length(time) {
+    tokens = register_module("tokens", torch::nn::Embedding(vocab, width));
+    positions = register_module("positions", torch::nn::Embedding(time, width));
+    for (int i = 0; i < depth; ++i) layers->push_back(std::make_shared<Layer>(width, heads));
+    register_module("layers", layers);
+    head = register_module("head", torch::nn::Linear(width, vocab));
+  }
+  Tensors run(const Tensors& in) override {
+    auto x = tokens(in[0]) + positions(torch::arange(in[0].size(1), in[0].options()));
+    for (auto& layer : *layers) x = layer->as<Layer>()->forward(x);
+    return {torch::nn::functional::cross_entropy(head(x).view({-1, vocabulary}), in[1].view({-1}))};
+  }
+  Tensors arguments(std::int64_t n) override {
+    return {torch::randint(vocabulary, {n, length}), torch::randint(vocabulary, {n, length})};
+  }
+};
+
 template <class Make>
 void require_small_and_fast(Make make) {
   const auto start = std::chrono::steady_clock::now();
@@ -155,6 +203,10 @@ TEST_CASE("An MLP of ten billion parameters is captured and planned for 64 devic
 
 TEST_CASE("A transformer of ten billion parameters is captured and planned for 64 devices", "[huge]") {
   require_planned_for_64_devices<NetImpl<Transformer, 50000, 512, 5120, 40, 32>>("a100-40x64.toml", kTenBillion);
+}
+
+TEST_CASE("Ten billion parameters with fused attention and dropout are captured and planned for 64 devices", "[huge]") {
+  require_planned_for_64_devices<NetImpl<Decoder, 50000, 2048, 5120, 40, 32>>("a100-40x64.toml", kTenBillion);
 }
 
 TEST_CASE("A transformer of a hundred billion parameters is captured and planned for eight nodes of eight", "[huge]") {
