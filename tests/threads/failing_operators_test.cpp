@@ -27,8 +27,8 @@ namespace nn = torch::nn;
 namespace F = torch::nn::functional;
 using torch::Tensor;
 
-/// Below the tracer's key, above everything that computes.
-constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+/// Below the keys of the tracer and of shares, above everything that computes.
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
 /// What a rank's thread has called while its operators are counted.
 struct Calls {
@@ -169,7 +169,10 @@ TEST_CASE("an operator that throws on one rank ends all ranks, wherever in a tra
   std::set<std::string> failed;
   for (const auto& training : trainings) {
     const auto whole = run(training);
-    for (const auto& error : whole.errors) REQUIRE(error.empty());
+    for (const auto& error : whole.errors) {
+      INFO(training.name << ": " << error);
+      REQUIRE(error.empty());
+    }
     for (int failing = 0; failing < training.ranks; ++failing) {
       const auto count = whole.calls[static_cast<std::size_t>(failing)].count;
       for (int place = 0; place < kPlaces; ++place) {

@@ -215,7 +215,7 @@ TEST_CASE("a buffer that follows completed sums takes its value after the pipeli
     const auto view = net.state(0).view({2, 2});
     net.state(0).copy_(y.pow(2).mean(0).sqrt());
     return {in[0] * view.reshape({4})};
-  }, {torch::ones({4}, torch::kDouble)}), "copy_");
+  }, {torch::ones({4}, torch::kDouble)}), "sqrt");
 }
 
 TEST_CASE("what follows completed sums reads buffers as they were") {

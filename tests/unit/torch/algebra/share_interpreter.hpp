@@ -324,7 +324,8 @@ class ShareInterpreter {
     at::NoGradGuard no_grad;
     for (const auto& update : plan_.buffer_updates) {
       auto buffer = net_.named_buffers()[graph_.value(update.buffer).name];
-      if (plan_.treatment(graph_.value(update.result).definer).in_epilogue) {
+      const auto definer = graph_.value(update.result).definer;  // none if a norm works on the buffer
+      if (definer.valid() && plan_.treatment(definer).in_epilogue) {
         buffer.copy_(late_[update.result.index()]);
         continue;
       }
