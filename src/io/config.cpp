@@ -68,6 +68,7 @@ const std::vector<Field>& fields() {
       {"cost_file", &Options::cost_file},
       {"log_level", &Options::log_level},
       {"plan_only", &Options::plan_only},
+      {"inference", &Options::inference},
       {"verify_capture", &Options::verify_capture},
       {"stall_warning", &Options::stall_warning, 0.001, 1e9},
       {"stall_timeout", &Options::stall_timeout, 0.001, 1e9},

@@ -395,6 +395,55 @@ TEST_CASE("the first plan is the one for training, whatever is called first") {
   }
 }
 
+TEST_CASE("inference = true plans forwards alone, and makes no gradients") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  using Model = ap::AutoParallel<SmallResNet>;
+  const auto evaluate = [](Model& model, const Tensor& x) {
+    model->eval();
+    model(x);
+  };
+  const auto peak = [](const ap::Plan& plan) {
+    std::int64_t bytes = 0;
+    for (const auto& stage : plan.stages) bytes = std::max(bytes, stage.peak_memory.value());
+    return bytes;
+  };
+  const auto trained = peak(plan_after<SmallResNet>({.stages = 2}, evaluate));
+  const auto evaluated = peak(plan_after<SmallResNet>({.stages = 2, .inference = true}, evaluate));
+  CHECK(2 * evaluated < trained);
+  const auto between = ap::Bytes(trained - 1);
+  CHECK_THROWS_AS(plan_after<SmallResNet>({.stages = 1, .device_memory = between, .memory_margin = 0}, evaluate), ap::Error);
+
+  const auto net = made<SmallResNet>();
+  net->eval();
+  const auto want = net->forward(images());
+  ap::loopback::run(2, [&](ap::World& world) {
+    Model model(world, made<SmallResNet>(), {.stages = 2, .device_memory = between, .memory_margin = 0, .inference = true});
+    model->eval();
+    const auto result = model(numerics::share_of(images(), 0, {4, 2}, world.rank()));
+    if (result.requires_grad()) throw Failure("a result has a history");
+    check_close(result, numerics::share_of(want.detach(), 0, {4, 2}, world.rank()), kTolerance, "result");
+    const auto loss = model->train_step(loss_of, numerics::share_of(images(), 0, {4, 2}, world.rank()),
+                                        numerics::share_of(classes(), 0, {4, 2}, world.rank()));
+    if (loss.requires_grad()) throw Failure("a loss has a history");
+  });
+}
+
+TEST_CASE("a forced schedule is the plan's where the loss is outside, and trains the same") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const auto want = one_process<Reversed>(kTrainFirst);
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
+    INFO(schedule);
+    const ap::Options options{.stages = 2, .microbatches = 2, .schedule = schedule};
+    CHECK_NOTHROW(ap::loopback::run(2, [&](ap::World& world) {
+      check_rank<Reversed>(world, options, LossIs::kOutside, kTrainFirst, want, {3, 3});
+    }));
+    const auto plan = plan_after<Reversed>(options, [](auto& model, const Tensor& x) { model(x); });
+    CHECK(ap::name_of(plan.schedule) == schedule);
+  }
+}
+
 // ---------------------------------------------------------------- what is said
 
 /// What rank 0 writes to its log while every rank runs `body`.

@@ -47,6 +47,7 @@ struct Options {
                                           ///< or damaged ones measured anew. Empty: ${XDG_CACHE_HOME:-~/.cache}/autopar. none: nowhere
   std::string log_level = "warn";         ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
   bool plan_only = false;                 ///< plan and write the files at the first call, which then throws `PlanOnly`: uncaught, that ends a program well
+  bool inference = false;                 ///< calls make no gradients, as under NoGradGuard, and only forwards are planned
   bool verify_capture = true;             ///< see that forward still does what was captured: when members change, and in calls 2, 4, 8, …
   Seconds stall_warning{60};              ///< a rank that waits so long says for whom
   Seconds stall_timeout{600};             ///< and aborts after this

@@ -329,7 +329,8 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   for (const NodeId node : work.graph.nodes()) {
     const WorkNode& unit = work.graph[node];
     if (!unit.whole_batch && unit.totals == Bytes(0)) continue;
-    const std::string needs = unit.whole_batch ? "mixes the samples of a batch" : "takes sums over the whole batch";
+    const std::string needs = unit.whole_batch ? "mixes the samples of a batch"
+                                               : "takes sums over the whole batch (batch_norm = exact)";
     const std::string with = unit.whole_batch ? "one micro-batch and one replica" : "one micro-batch";
     const auto impossible = [&](const std::string& option) {
       throw CaptureError(unit.name, unit.path,
@@ -395,12 +396,13 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   // The sum that backwards add to becomes `.grad`, unless there is one already.
   out.gradient_copies = options.gradient_accumulation ? 2 : 1;
   if (!work.loss_mode) {
-    if (options.schedule != "auto" && options.schedule != "gpipe") {
-      out.notes.push_back(
-          "results leave the call before its backwards start, so all forwards run first: the order is "
-          "gpipe's although schedule = " + options.schedule);
+    if (options.schedule == "auto") {
+      out.schedules = {ScheduleKind::kGPipe};
+    } else if (options.schedule != "gpipe") {
+      out.notes.push_back("results leave the call before its backwards start: schedule = " + options.schedule +
+                          " orders the forwards among themselves, and the backwards; train_step(loss, inputs, targets), "
+                          "or a loss that forward returns, lets it mix them");
     }
-    out.schedules = {ScheduleKind::kGPipe};
   }
   out.zero_levels = detail::allowed_zero(options, request.runtime);
   detail::apply_offload(options, request.runtime, work, cluster, out);

@@ -94,6 +94,7 @@ class Profiler {
 
   void list_parameters() {
     profile_.parameter_ids.assign(graph_.values.size(), ParameterId::none());
+    const bool trains = std::any_of(graph_.ops.begin(), graph_.ops.end(), [](const OpNode& op) { return op.grad_enabled; });
     const auto list = [&](const std::vector<NamedValue>& names, bool parameters) {
       for (const auto& named : names) {
         auto& id = profile_.parameter_ids[named.value.index()];
@@ -103,7 +104,7 @@ class Profiler {
         const auto bytes = algebra::bytes_of(graph_, named.value);
         const auto count = algebra::elements(graph_.value(named.value).sizes);
         model().parameters.push_back({named.name, Bytes(static_cast<std::int64_t>(bytes.fixed)),
-                                      parameters && graph_.value(named.value).requires_grad,
+                                      parameters && trains && graph_.value(named.value).requires_grad,
                                       parameters ? static_cast<std::int64_t>(count.fixed) : 0,
                                       Bytes(parameters ? copy_bytes(named.value) : 0),
                                       highest_zero_[named.value.index()]});

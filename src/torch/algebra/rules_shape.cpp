@@ -167,8 +167,9 @@ RuleResult type_replace_part(const OpContext& op) {
     if (place == first || place == second) return RuleResult::mixes("it writes a diagonal over the batch");
     place -= (first < type.dim ? 1 : 0) + (second < type.dim ? 1 : 0);
   } else {
-    if (wrap_dim(op.integer("dim", 0), op.rank(self)) == place) return RuleResult::mixes("it writes samples by number");
-    if (name == "select_scatter" && wrap_dim(op.integer("dim", 0), op.rank(self)) < type.dim) --place;
+    const auto dim = wrap_dim(op.integer("dim", 0), op.rank(self));
+    if (dim == place) return RuleResult::mixes("it writes samples by number");
+    if (name == "select_scatter" && dim < type.dim) --place;
   }
   if (op.type(part) != type.at_dim(place)) return RuleResult::mixes("samples of the part go to other samples");
   return typed(op, type);

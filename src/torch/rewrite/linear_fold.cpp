@@ -68,7 +68,7 @@ bool depends_on_batch(const ValueInfo& info) {
 }
 
 /// product + bias, bias + product or product += bias, where nothing else uses the product.
-void match_bias_addition(const OpGraph& graph, const Facts& facts, Fold& fold) {
+void match_bias_addition(const OpGraph& graph, const Facts& facts, bool may_cast, Fold& fold) {
   const auto product = graph.output(fold.product);
   const auto addition = facts.only_use(product);
   if (!addition.valid() || graph.overload(addition) != "Tensor") return;
@@ -82,13 +82,13 @@ void match_bias_addition(const OpGraph& graph, const Facts& facts, Fold& fold) {
   const auto &given = graph.value(bias), &weight = graph.value(fold.weight);
   const bool is_wider = c10::isReducedFloatingType(weight.dtype) && given.dtype == at::kFloat;
   const bool comes_first = !given.definer.valid() || given.definer < fold.product;
-  fold.casts_bias = is_wider && in_place && comes_first;
+  fold.casts_bias = may_cast && is_wider && in_place && comes_first;
   if (given.dtype != weight.dtype && !fold.casts_bias) return;
   fold.bias_addition = addition;
   fold.bias = bias;
 }
 
-std::optional<Fold> match(const OpGraph& graph, const Facts& facts, OpId transpose) {
+std::optional<Fold> match(const OpGraph& graph, const Facts& facts, bool may_cast, OpId transpose) {
   if (!graph.is(transpose, "aten::t")) return std::nullopt;
   Fold fold;
   fold.transpose = transpose;
@@ -107,7 +107,7 @@ std::optional<Fold> match(const OpGraph& graph, const Facts& facts, OpId transpo
   } else if (graph.is(fold.product, "aten::matmul") && graph.overload(fold.product).empty()) {
     fold.input = graph.input(fold.product, 0);
     if (graph.input(fold.product, 1) != transposed || graph.value(fold.input).sizes.size() < 2) return std::nullopt;
-    match_bias_addition(graph, facts, fold);
+    match_bias_addition(graph, facts, may_cast, fold);
   } else {
     return std::nullopt;
   }
@@ -171,14 +171,14 @@ ValueId cast_bias(OpGraph& graph, const Fold& fold) {
 
 }  // namespace
 
-OpGraph fold_linear(OpGraph graph) {
+OpGraph fold_linear(OpGraph graph, c10::DeviceType device) {
   std::vector<bool> removed(graph.ops.size(), false);
   bool has_casts = false;
   {
     const Facts facts(graph);
     std::vector<Fold> folds;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-      if (auto fold = match(graph, facts, OpId::of(i))) folds.push_back(*fold);
+      if (auto fold = match(graph, facts, device == c10::DeviceType::CUDA, OpId::of(i))) folds.push_back(*fold);
     }
     for (auto& fold : folds) {
       auto node = linear_node(graph, fold);

@@ -49,6 +49,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   const auto start = std::chrono::steady_clock::now();
   resolve_once();
   const Tf32Scope tf32(options_.precision == "tf32", device_);
+  const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options_.inference);
   if (options_.plan_only) {
     prepare(arguments, forward);
     detail::end_well_where_plan_only_is_uncaught();
@@ -138,6 +139,7 @@ void Session::Impl::open(Call& call, const std::vector<CallHeader>& headers) {
 void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& forward) {
   resolve_once();
   const Tf32Scope tf32(options_.precision == "tf32", device_);
+  const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options_.inference);
   Call call;
   const auto error = inspect(arguments, call.arguments);
   auto key = capture_key(call.arguments);

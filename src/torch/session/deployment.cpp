@@ -192,7 +192,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     members_.ignore_changes_for_all(before);
   }
   program.verification.members = members_.look(arguments.beside);
-  program.graph = lay_out_weight_copies(fold_linear(hoist_parameter_casts(program.captured)));
+  program.graph = lay_out_weight_copies(fold_linear(hoist_parameter_casts(program.captured), device_.type()));
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   program.plan = analyze_batch(program.graph, algebra);

@@ -41,6 +41,7 @@ ModeScope::~ModeScope() {
 // A forward may keep what it computes, and in the end that must be of the call's own mode: other modes come first.
 PlannedModes Session::Impl::capture_other_modes(const CallArguments& arguments, const ForwardFunction& forward) {
   PlannedModes modes;
+  if (options_.inference) return modes;
   const bool training = module_->is_training(), gradients = at::GradMode::is_enabled();
   const auto& tensors = registry_.tensors();
   const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const StateTensor& tensor) {

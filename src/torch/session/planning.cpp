@@ -53,6 +53,17 @@ bool starves_statistics(const Plan& plan, const BatchPlan& algebra, std::int64_t
   });
 }
 
+/// Takes no more micro-batches than leave two samples to each share of a rank's part of the batch, where batch norms need
+/// two.
+void leave_two_samples(const CapturedProgram& program, PlanRequest& request) {
+  bool needed = false;
+  for (std::size_t i = 0; i < program.graph.ops.size(); ++i) needed = needed || takes_one_value(program.plan, OpId::of(i));
+  if (!needed) return;
+  auto& options = request.options;
+  const auto most = static_cast<int>(std::min<std::int64_t>(options.max_microbatches, request.batch / request.world / 2));
+  options.max_microbatches = std::max(options.min_microbatches, most);
+}
+
 /// Batch norms normalise by less than the batch: what a user should know (DESIGN §5). Nothing if they do not.
 /// @param samples  of a statistic, of each stage that has some
 std::string describe_batch_statistics(const std::set<std::int64_t>& samples, std::int64_t batch) {
@@ -161,13 +172,16 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
   const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
                                  mean_trained_tensor(profile.model));
+  if (options_.microbatches == 0) leave_two_samples(program, request);
   auto plan = planner_(profile.model, model_costs, cluster, request);
   const bool may_choose = options_.replicas.empty() && options_.microbatches == 0;
   if (may_choose && starves_statistics(plan, program.plan, request.batch)) {
-    request.options.replicas = {1};
-    request.options.max_microbatches =
-        std::clamp(static_cast<int>(request.batch / 2), request.options.min_microbatches, request.options.max_microbatches);
-    plan = planner_(profile.model, model_costs, cluster, request);
+    auto without_replicas = request;
+    without_replicas.options.replicas = {1};
+    try {
+      plan = planner_(profile.model, model_costs, cluster, without_replicas);
+    } catch (const InfeasiblePlan&) {  // then the first plan runs batches of more samples, and refuses those of so few
+    }
   }
   note_batch_statistics(plan, program.plan, request.batch);
   if (options_.precision == "tf32" && device_.is_cpu()) {

@@ -276,16 +276,19 @@ TEST_CASE("operators that mix samples get one micro-batch and one replica, or an
   refused({.stages = 1, .replicas = {4}});
 }
 
-TEST_CASE("results that leave the call run all forwards first") {
+TEST_CASE("results that leave the call run all forwards first, in the order of the schedule that is set") {
   ModelProfile model = test::chain(6, 1e6, 1000, 400);
   model.loss_mode = false;
   auto request = request_for(2, 16, 0);
-  request.options.schedule = "1f1b";
   request.options.stages = 2;
-  const Plan plan = Planner<>{}.plan(model, test::small_cluster(2), request);
-  CHECK(plan.schedule == ScheduleKind::kGPipe);
-  CHECK(std::any_of(plan.notes.begin(), plan.notes.end(),
-                    [](const auto& n) { return n.find("gpipe") != std::string::npos; }));
+  CHECK(Planner<>{}.plan(model, test::small_cluster(2), request).schedule == ScheduleKind::kGPipe);
+  for (const std::string schedule : {"1f1b", "zb-h1", "interleaved"}) {
+    request.options.schedule = schedule;
+    const Plan plan = Planner<>{}.plan(model, test::small_cluster(2), request);
+    CHECK(name_of(plan.schedule) == schedule);
+    CHECK(std::any_of(plan.notes.begin(), plan.notes.end(),
+                      [&](const auto& n) { return n.find("schedule = " + schedule) != std::string::npos; }));
+  }
 }
 
 TEST_CASE("ten billion parameters and long chains are planned for 64 devices") {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <autopar/torch/op_graph.hpp>
 
 namespace autopar {
@@ -10,10 +12,11 @@ namespace autopar {
 /// over samples, of samples with samples) have meanings to the batch algebra that a layer has not.
 ///
 /// Exact: aten::linear runs the same kernels, except that the bias of more than two dimensions may be added inside the
-/// matrix product instead of after it, which changes the last bit of a result at most. A bias in single precision that is
-/// added in place to a product of 16 bits, as under autocast, gets a cast of its own: its rounding replaces that of the product
-/// before the addition.
+/// matrix product instead of after it, which changes the last bit of a result at most. On CUDA devices, where a pass over
+/// a result is a kernel of its own, a bias in single precision that is added in place to a product of 16 bits, as under
+/// autocast, gets a cast: its rounding replaces that of the product before the addition.
 /// Values and ops are renumbered. O(graph).
-[[nodiscard]] OpGraph fold_linear(OpGraph graph);
+/// @param device  that will run the graph
+[[nodiscard]] OpGraph fold_linear(OpGraph graph, c10::DeviceType device = c10::DeviceType::CPU);
 
 }  // namespace autopar

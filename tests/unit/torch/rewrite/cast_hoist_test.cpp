@@ -203,7 +203,7 @@ TEST_CASE("Linear layers of sequences fold under autocast, no further from the t
   Sequence model;
   const auto in = model.arguments(64);
   const auto graph = captured_in_bf16(model);
-  const auto folded = fold_linear(hoist_parameter_casts(graph));
+  const auto folded = fold_linear(hoist_parameter_casts(graph), c10::DeviceType::CUDA);
   CHECK(count_of(graph, "aten::add_") == 2);
   CHECK(count_of(folded, "aten::linear") == 2);
   CHECK(count_of(folded, "aten::add_") == 0);
@@ -228,11 +228,18 @@ TEST_CASE("Linear layers of sequences fold under autocast, no further from the t
   }
 }
 
+TEST_CASE("On CPUs a bias in single precision is added as autocast adds it", "[rewrite]") {
+  Sequence model;
+  const auto folded = fold_linear(hoist_parameter_casts(captured_in_bf16(model)));
+  CHECK(count_of(folded, "aten::add_") == 2);
+  CHECK(casts_of_parameters(folded) == 2);
+}
+
 TEST_CASE("A bias in single precision stays an addition where the sum has its type", "[rewrite]") {
   struct OutOfPlace : Sequence {
     Tensors run(const Tensors& in) override { return {in[0].matmul(up->weight.t()) + up->bias}; }
   } model;
-  const auto folded = fold_linear(hoist_parameter_casts(captured_in_bf16(model)));
+  const auto folded = fold_linear(hoist_parameter_casts(captured_in_bf16(model)), c10::DeviceType::CUDA);
   CHECK(count_of(folded, "aten::add") == 1);
 }
 
