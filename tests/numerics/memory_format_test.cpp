@@ -294,12 +294,15 @@ TEST_CASE("each format of the arguments has a program, and weights may be laid o
     INFO(describe(options));
     const int ranks = tied_net::ranks_of(options);
     check_ranks(ranks, [&](ap::World& world) {
-      torch::manual_seed(3);
-      ap::AutoParallel<UNet> model(world, [=] {
-        auto net = std::make_shared<UNet>();
-        to_format(*net, kLast);
-        return net;
-      }, options);
+      auto model = [&] {
+        const std::lock_guard lock(numerics::generator_mutex());
+        torch::manual_seed(3);
+        return ap::AutoParallel<UNet>(world, [=] {
+          auto net = std::make_shared<UNet>();
+          to_format(*net, kLast);
+          return net;
+        }, options);
+      }();
       torch::optim::SGD optimizer(model->parameters(), 0.05);
       model->attach(optimizer);
       const auto begin = world.rank() * kSamples;
