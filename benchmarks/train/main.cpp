@@ -52,13 +52,14 @@ struct Half {
   std::function<at::Tensor()> step;  ///< @return the loss
   c10::Device device = c10::kCPU;
   nlohmann::json line;
-  std::vector<double> seconds, cpu_seconds;
+  std::vector<double> seconds, cpu_seconds, issue_seconds;
   at::Tensor loss;
 
   double timed_step() {
     const auto start = train::Clock::now();
     const double cpu = train::cpu_seconds();
     loss = step();
+    issue_seconds.push_back(train::since(start));  // as long as the step: the device waited for the host
     train::wait_for(device);
     seconds.push_back(train::since(start));
     cpu_seconds.push_back(train::cpu_seconds() - cpu);
@@ -163,6 +164,7 @@ nlohmann::json finished(Half& half, const Work& work, const Job& job, const std:
   line["steps"] = half.seconds.size();
   line["step_ms"] = step * 1e3;
   line["cpu_ms"] = train::median(half.cpu_seconds) * 1e3;
+  line["issue_ms"] = train::median(half.issue_seconds) * 1e3;
   line["samples_s"] = static_cast<double>(work.batch * ranks) / step;
   line["peak_gib"] = train::PeakMemory{half.device}.gib();
   line["loss"] = half.loss.defined() ? half.loss.item<double>() : 0;
