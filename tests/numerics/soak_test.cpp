@@ -57,7 +57,8 @@ std::vector<std::int64_t> train(const std::vector<int>& at) {
     model->attach(optimizer);
     torch::optim::StepLR scheduler(optimizer, 100, 0.9);
     const auto call = [&](std::int64_t turn) {
-      const auto samples = (turn * 7 + world.rank() * 5) % 13 + (world.rank() == 0 ? 1 : 0);
+      const auto turns = (turn * 7 + world.rank() * 5) % 13 + (world.rank() == 0 ? 1 : 0);
+      const auto samples = 4 * turns + turns % 3;  // two at least of each micro-batch, or none
       const auto ids = (torch::arange(samples * 4, torch::kLong) * (turn % 15 + 1) + world.rank()).remainder(16);
       return model(ids.view({samples, 4}), (torch::arange(samples, torch::kLong) + turn).remainder(16));
     };

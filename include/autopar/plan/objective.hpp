@@ -297,7 +297,8 @@ class StepObjective {
 
   /// Of what else the terms say.
   void set_memory(StepTerms& terms, const Staging& staging, const SizedPipeline& sized) const {
-    const auto in_flight = terms.orders.empty()
+    // Results that leave the call are all forward before the first backward, whatever the orders.
+    const auto in_flight = terms.orders.empty() || !work_.loss_mode
                                ? in_flight_of_positions(staging, sized, terms.savings)
                                : in_flight_of(terms.orders,
                                               held_by_microbatch(work_, staging, sized, shares_, terms.savings));

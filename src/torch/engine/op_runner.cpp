@@ -8,6 +8,7 @@
 #include <ATen/ops/_fused_dropout.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/squeeze.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -69,6 +70,12 @@ std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
   return makes;
 }
 
+/// Elements that a statistic takes in a row of many, aligned for any kernel.
+std::int64_t places_of(std::int64_t channels) {
+  constexpr std::int64_t kAligned = 64;
+  return (channels + kAligned - 1) / kAligned * kAligned;
+}
+
 }  // namespace
 
 OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
@@ -77,6 +84,9 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()), replayer_(graph, ops, keep, device) {
   for (const auto op : ops) {
+    const auto norm = plan.treatment(op).batch_norm;
+    const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
+    if (running.valid()) statistics_places_ += 2 * places_of(sizes_at(graph.value(running), 1).at(0));
     const bool may_defer = splits_backwards && !std::binary_search(whole.begin(), whole.end(), op);
     auto split = split_backward_of(graph, plan, op);
     if (split && !may_defer && !split->of_cast) split.reset();
@@ -102,12 +112,13 @@ void OpRunner::run(Environment& values, const ShareContext& share, std::vector<N
   const c10::impl::ExcludeDispatchKeyGuard as_captured(c10::autocast_dispatch_keyset);
   share_ = &share;
   statistics_ = &statistics;
+  zeros_.reset();
   deferred_ = std::move(deferred);
   replayer_.run(values, {share.samples, share.batch}, ops.first, ops.last);
   deferred_.reset();
 }
 
-void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split) const {
+void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split) {
   const auto& treatment = plan_.treatment(call.id);
   const bool hooked = hooks_.ops.count(call.id) > 0;
   if (hooked) hooks_.before(call.id);
@@ -185,8 +196,21 @@ void OpRunner::call_random(ReplayCall& call, Draw draw) const {
   call.stack.emplace_back(in_place ? input.mul_(keep) : input.mul(keep));
 }
 
+// Those of all norms of a run are one memory: a fill for each took the host as long as an operator.
+at::Tensor OpRunner::zeros_for_statistic(const at::Tensor& like) {
+  const auto places = places_of(like.numel());
+  const bool fits = zeros_.defined() && zeros_.scalar_type() == like.scalar_type() && given_zeros_ + places <= zeros_.numel();
+  if (!fits) {
+    zeros_ = at::zeros({std::max(places, statistics_places_)}, like.options());
+    given_zeros_ = 0;
+  }
+  const auto part = zeros_.narrow(0, given_zeros_, like.numel());
+  given_zeros_ += places;
+  return with_own_version(part);
+}
+
 // With momentum 1 the operator leaves the share's own statistics in its running buffers, at no cost.
-void OpRunner::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) const {
+void OpRunner::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) {
   if (!norm.running_mean.valid()) {
     call.proceed();
     return;
@@ -194,8 +218,8 @@ void OpRunner::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, Norm
   const auto mean_at = argument_named(call.node, "running_mean"), var_at = argument_named(call.node, "running_var");
   const auto momentum_at = argument_named(call.node, "momentum");
   AUTOPAR_ASSERT(mean_at >= 0 && var_at >= 0 && momentum_at >= 0, "a batch norm has no running statistics to replace");
-  const auto mean = at::zeros_like(argument(call, mean_at).toTensor());
-  const auto variance = at::zeros_like(mean);
+  const auto mean = zeros_for_statistic(argument(call, mean_at).toTensor());
+  const auto variance = zeros_for_statistic(mean);
   argument(call, mean_at) = mean;
   argument(call, var_at) = variance;
   argument(call, momentum_at) = 1.0;

@@ -5,8 +5,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -42,18 +44,27 @@ void run_updates(const OpGraph& graph, const BatchPlan& plan, const std::vector<
   ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
   OpRunner runner(graph, plan, ops, results, device);
   auto values = runner.environment();
+  std::vector<at::Tensor> read, copies;
   for (const auto op : ops) {
     for_each_input(graph.op(op), [&](ValueId value) {
       const auto kind = graph.value(value).kind;
       if (kind != ValueKind::kParameter && kind != ValueKind::kBuffer) return;
-      if (!values[value.index()].defined()) values[value.index()] = handle_of(value).clone();
+      if (values[value.index()].defined()) return;
+      read.push_back(handle_of(value));
+      copies.push_back(values[value.index()] = at::empty_like(read.back()));
     });
   }
+  if (!read.empty()) at::_foreach_copy_(copies, read);
   ShareContext whole;
   whole.samples = whole.batch = batch;
   std::vector<NormSample> norms(plan.batch_norms.size());
   runner.run(values, whole, norms);
-  for (const auto* update : updates) handle_of(update->buffer).copy_(values[update->result.index()]);
+  std::vector<at::Tensor> buffers, written;
+  for (const auto* update : updates) {
+    buffers.push_back(handle_of(update->buffer));
+    written.push_back(values[update->result.index()]);
+  }
+  at::_foreach_copy_(buffers, written);
 }
 
 /// One share saw the whole batch, and its statistics are as the operator gave them (see NormSample).

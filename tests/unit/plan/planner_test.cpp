@@ -282,13 +282,11 @@ TEST_CASE("results that leave the call run all forwards first, in the order of t
   auto request = request_for(2, 16, 0);
   request.options.stages = 2;
   CHECK(Planner<>{}.plan(model, test::small_cluster(2), request).schedule == ScheduleKind::kGPipe);
-  for (const std::string schedule : {"1f1b", "zb-h1", "interleaved"}) {
-    request.options.schedule = schedule;
-    const Plan plan = Planner<>{}.plan(model, test::small_cluster(2), request);
-    CHECK(name_of(plan.schedule) == schedule);
-    CHECK(std::any_of(plan.notes.begin(), plan.notes.end(),
-                      [&](const auto& n) { return n.find("schedule = " + schedule) != std::string::npos; }));
-  }
+  request.options.schedule = "1f1b";
+  const Plan plan = Planner<>{}.plan(model, test::small_cluster(2), request);
+  CHECK(plan.schedule == ScheduleKind::kOneFOneB);
+  CHECK(std::any_of(plan.notes.begin(), plan.notes.end(),
+                    [](const auto& n) { return n.find("schedule = 1f1b") != std::string::npos; }));
 }
 
 TEST_CASE("ten billion parameters and long chains are planned for 64 devices") {

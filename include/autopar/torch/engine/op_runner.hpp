@@ -60,10 +60,11 @@ class OpRunner {
   [[nodiscard]] const std::vector<ValueId>& deferrable() const { return deferrable_; }
 
  private:
-  void treat(ReplayCall& call, const std::optional<SplitBackward>& split) const;
+  void treat(ReplayCall& call, const std::optional<SplitBackward>& split);
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
-  void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) const;
+  void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);
+  [[nodiscard]] at::Tensor zeros_for_statistic(const at::Tensor& like);
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
@@ -76,6 +77,9 @@ class OpRunner {
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<DeferredGradients> deferred_;
   std::vector<ValueId> deferrable_;
+  std::int64_t statistics_places_ = 0;                ///< elements that the running statistics of all norms take in `zeros_`
+  at::Tensor zeros_;                                  ///< of the run under way
+  std::int64_t given_zeros_ = 0;                      ///< elements of these
 };
 
 }  // namespace autopar
