@@ -186,8 +186,8 @@ TEST_CASE("an operator that throws on one rank ends all ranks, wherever in a tra
           CHECK(error.find("scripted failure of aten::") != std::string::npos);
           if (rank == failing) continue;
           CHECK(error.find("rank " + std::to_string(failing)) != std::string::npos);
-          for (const auto& place : places) {
-            if (error.find("failed in " + place) != std::string::npos) failed.insert(place);
+          for (const auto& named : places) {
+            if (error.find("failed in " + named) != std::string::npos) failed.insert(named);
           }
         }
         CHECK(out.calls[static_cast<std::size_t>(failing)].failed);
