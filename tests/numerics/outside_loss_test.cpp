@@ -262,7 +262,6 @@ TEST_CASE("terms of parameters are added to a global mean, and refused inside") 
         } catch (const ap::InvalidArgument& error) {
           message = error.what();
         }
-        INFO(message);
         if (message.find("parameter of the model") == std::string::npos) throw numerics::Failure("not refused: " + message);
       }
       const auto mean = ap::global_mean(world, squares(model(its_x).out, its_y), n);

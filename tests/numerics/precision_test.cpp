@@ -300,10 +300,12 @@ TEST_CASE("bf16 training of attention with biases errs no more than 1.5 times au
 TEST_CASE("atoms of bf16 are profiled as they run, and copies of parameters count as memory") {
   torch::manual_seed(3);
   const auto args = Mlp::batch(kBatch);
+  std::mutex mutex;
   ap::loopback::run(2, [&](ap::World& world) {
     ap::AutoParallel<Mlp> model(world, made<Mlp>(), {.stages = 2, .precision = "bf16", .costs = "profiled"});
     const auto mine = local(args, {24, 24}, world.rank());
     std::apply([&](const auto&... each) { return model(each...); }, mine).backward();
+    const std::lock_guard lock(mutex);
     for (const auto& stage : model->plan().stages) {
       CHECK(stage.forward > ap::Seconds(0));
       // parameters, gradients, two states of the optimizer, and casts of half the size
