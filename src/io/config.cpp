@@ -70,6 +70,7 @@ const std::vector<Field>& fields() {
       {"plan_only", &Options::plan_only},
       {"inference", &Options::inference},
       {"verify_capture", &Options::verify_capture},
+      {"verify_replicas", &Options::verify_replicas, 0, 1e9},
       {"stall_warning", &Options::stall_warning, 0.001, 1e9},
       {"stall_timeout", &Options::stall_timeout, 0.001, 1e9},
   };

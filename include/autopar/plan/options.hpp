@@ -49,6 +49,7 @@ struct Options {
   bool plan_only = false;                 ///< plan and write the files at the first call, which then throws `PlanOnly`: uncaught, that ends a program well
   bool inference = false;                 ///< calls make no gradients, as under NoGradGuard, and only forwards are planned
   bool verify_capture = true;             ///< see that forward still does what was captured: when members change, and in calls 2, 4, 8, …
+  int verify_replicas = 0;                ///< compare the replicas' parameters every so many calls, and throw where they differ; 0 = never
   Seconds stall_warning{60};              ///< a rank that waits so long says for whom
   Seconds stall_timeout{600};             ///< and aborts after this
 

@@ -65,6 +65,7 @@ Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Opt
       init_(std::move(init)), registry_(*module_), log_(world.logger(LogModule::kSession)),
       members_(*module_, members), losses_(world.rank() == 0 ? log_ : Logger()) {
   for (const auto& part : module_->modules()) modules_.push_back(part.get());
+  model_number_ = world.count_model();
 }
 
 // ---------------------------------------------------------------- options

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -8,6 +9,8 @@
 #include <vector>
 
 #include <autopar/runtime/world.hpp>
+
+#include "torch/session/optimizer_watch.hpp"
 
 namespace autopar {
 
@@ -18,6 +21,8 @@ enum class CallKind : std::uint8_t { kForward, kBackward, kPrepare, kDeploy, kSy
 /// What a rank tells the others at the start of a collective call. Plain bytes: equal programs, equal layout.
 struct CallHeader {
   std::uint64_t serial = 0;         ///< of this model's collective calls
+  std::int32_t model = 0;           ///< its number among the World's models, from 1
+  std::array<char, 40> model_name{};
   CallKind kind = CallKind::kForward;
   bool needs_capture = false;       ///< what it has is stale
   bool members_changed = false;     ///< since the program was last found to be what forward does
@@ -32,6 +37,7 @@ struct CallHeader {
   bool failed = false;              ///< this rank cannot make the call
   std::int32_t absent = -1;         ///< backward: a parameter that is elsewhere and whose gradient is asked for
   double loss_scale = 1;            ///< of this call, or of the next
+  std::array<OptimizerWatch::Seen, OptimizerWatch::kCompared> optimizers{};
 };
 
 /// Every rank's header, by rank. Collective.
@@ -40,6 +46,12 @@ struct CallHeader {
 /// @throws InvalidArgument, on every rank, naming two ranks and both values where they differ
 std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details,
                                  const std::exception_ptr& error = nullptr);
+
+/// The headers' optimizers must have stepped equally since the last call, with equal hyper-parameters. Collective.
+/// @param describe  an optimizer of this rank's own header that had gradients
+/// @throws InvalidArgument, on every rank, naming two ranks and both values where they differ
+void require_same_optimizers(World& world, const std::vector<CallHeader>& headers,
+                             const std::function<std::string(std::size_t)>& describe);
 
 /// Runs `work` on every rank; if it throws anywhere, it throws everywhere: the rank's own exception where it threw, and
 /// elsewhere the same error of what was asked, or a TransportError naming the first such rank. Collective.

@@ -34,6 +34,7 @@
 #include "torch/session/global_sums.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
+#include "torch/session/optimizer_watch.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/planned_segments.hpp"
 #include "torch/session/recent_map.hpp"
@@ -154,6 +155,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                     const BatchLayout& layout);
 
   // ---- verification.cpp
+  void verify_replicas();
   [[nodiscard]] bool members_changed(const std::string& key, const CallArguments& arguments) const;
   [[nodiscard]] bool is_outdated(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
                                  bool members_changed);
@@ -308,6 +310,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::vector<TraceEvent> trace_;  ///< of the latest step, when asked for
   std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;
+  OptimizerWatch watch_;
+  std::int32_t model_number_ = 0;  ///< among the World's models, from 1
   std::optional<std::pair<std::string, std::vector<torch::optim::Optimizer*>>> load_at_deployment_;
 
   std::optional<LossScaler> scaler_;  ///< with precision = fp16

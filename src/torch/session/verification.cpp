@@ -1,8 +1,14 @@
 // Whether a program is still what forward does. Members that forward reads are numbers in a capture; when they change, so
 // must the program.
 #include <algorithm>
+#include <cstring>
 #include <optional>
+#include <span>
 #include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/hash_tensor.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <autopar/core/error.hpp>
 
@@ -19,6 +25,11 @@ constexpr char kSeparator = '\x1f';
 constexpr const char* kWayOut =
     "Way out: pass it to forward as an argument (a number, or a 0-dim tensor where it changes often), or call "
     "model->recapture() after each change";
+
+std::uint64_t hash_of_bits(const at::Tensor& tensor) {
+  const auto real = tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
+  return real.numel() == 0 ? 0 : static_cast<std::uint64_t>(at::hash_tensor(real.flatten()).view(at::kLong).item<std::int64_t>());
+}
 
 std::string joined(const std::optional<CaptureChange>& change) {
   return change ? change->op + kSeparator + change->path + kSeparator + change->what : std::string();
@@ -98,6 +109,38 @@ void Session::Impl::warn_of_change(const CaptureChange& change) {
   if (std::exchange(warned_of_change_, true)) return log_.info(text + "; captured again");
   log_.warn(text + ", because a member or what the loss holds has changed; the model is captured again, and so on each "
                    "such change. Each takes time: pass what changes often to forward, as a 0-dim tensor");
+}
+
+// Parameters that several ranks have whole have the same bits there, whatever the plan.
+void Session::Impl::verify_replicas() {
+  if (options_.verify_replicas == 0 || stats_.calls % options_.verify_replicas != 0) return;
+  const at::NoGradGuard no_grad;
+  const auto compared = [this](const StateTensor& tensor) {
+    return tensor.is_parameter && tensor.holders.size() > 1 && !in_shares(tensor);
+  };
+  std::vector<std::uint64_t> mine;
+  for (const auto& tensor : registry_.tensors()) {
+    if (compared(tensor)) mine.push_back(holds(tensor) ? hash_of_bits(tensor.handle) : 0);
+  }
+  const auto all = world_.all_gather(std::as_bytes(std::span(mine)), "comparing the replicas' parameters");
+  std::size_t i = 0;
+  for (const auto& tensor : registry_.tensors()) {
+    if (!compared(tensor)) continue;
+    const auto of = [&](Rank rank) {
+      std::uint64_t hash = 0;
+      std::memcpy(&hash, all[rank.index()].data() + i * sizeof(hash), sizeof(hash));
+      return hash;
+    };
+    for (const auto rank : tensor.holders) {
+      const auto first = tensor.holders.front();
+      if (of(rank) == of(first)) continue;
+      throw InvalidArgument("verify_replicas: before call " + std::to_string(stats_.calls + 1) + " parameter '" + tensor.name() +
+                            "' has other values on rank " + std::to_string(rank.value()) + " (hash " + std::to_string(of(rank)) +
+                            ") than on rank " + std::to_string(first.value()) + " (hash " + std::to_string(of(first)) +
+                            "); one of them was stepped otherwise, or written; load a checkpoint on all ranks");
+    }
+    ++i;
+  }
 }
 
 }  // namespace autopar
