@@ -22,17 +22,6 @@ std::int64_t last_size(const Sizes& sizes) { return sizes.empty() ? 1 : sizes.ba
 
 bool requires_grad(const OpContext& op, ValueId value) { return op.graph().value(value).requires_grad; }
 
-bool copies_in_backward(OpFamily family) {
-  switch (family) {
-    case OpFamily::kSelect:
-    case OpFamily::kSlice:
-    case OpFamily::kSplit:
-    case OpFamily::kExpand:
-    case OpFamily::kBroadcastTensors: return true;
-    default: return false;
-  }
-}
-
 // Of a table only the rows that are looked up are read.
 bool reads_rows(OpFamily family) {
   return family == OpFamily::kEmbedding || family == OpFamily::kIndex || family == OpFamily::kIndexSelect ||
@@ -50,6 +39,17 @@ std::vector<ValueId> factors_of(const OpContext& op) {
 }
 
 }  // namespace
+
+bool copies_in_backward(OpFamily family) {
+  switch (family) {
+    case OpFamily::kSelect:
+    case OpFamily::kSlice:
+    case OpFamily::kSplit:
+    case OpFamily::kExpand:
+    case OpFamily::kBroadcastTensors: return true;
+    default: return false;
+  }
+}
 
 DType dtype_of(c10::ScalarType type) {
   switch (type) {

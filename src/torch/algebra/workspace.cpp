@@ -65,7 +65,7 @@ Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::v
 }
 
 Affine Workspaces::of(const OpContext& op) const {
-  if (op.traits().op_class == OpClass::kView) return {};
+  if (op.traits().op_class == OpClass::kView) return copies_in_backward(op.traits().family) ? backward(op) : Affine{};
   if (op.traits().family == OpFamily::kRecurrent) {
     const auto own = recurrent_memory(op);
     return larger(forward(op) + own.forward, backward(op) + own.backward);
@@ -77,12 +77,14 @@ Affine Workspaces::of(const OpContext& op) const {
   return larger(forward(op), backward(op)) + copies_of_convolution(op);
 }
 
-// Kernels lay out anew what they read and write, those of CUDA nothing but weights where images are channels-last already.
+// Kernels lay out anew what they read and write, those of CUDA in 16 bits nothing but weights where images are channels-last
+// already. In single precision an H200 held a layer's activations more than that.
 Affine Workspaces::copies_of_convolution(const OpContext& op) const {
   Affine copies;
   if (op.traits().op_class != OpClass::kConvolution) return copies;
   const auto result = op.results().front();
-  const bool as_it_is = op.on_cuda() && is_channels_last(graph_.value(result));
+  const auto& form = graph_.value(result);
+  const bool as_it_is = op.on_cuda() && is_channels_last(form) && c10::isReducedFloatingType(form.dtype);
   for (const auto value : op.tensors()) {
     if (!as_it_is || !op.type(value).has_samples()) copies += bytes_of(graph_, value);
   }

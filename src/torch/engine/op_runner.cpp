@@ -128,7 +128,10 @@ void OpRunner::run(Environment& values, const ShareContext& share, std::vector<N
 void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split) {
   const auto& treatment = plan_.treatment(call.id);
   const bool hooked = hooks_.ops.count(call.id) > 0;
-  if (hooked) hooks_.before(call.id);
+  if (hooked) {
+    hooks_.before(call.id);
+    read_again(call);
+  }
   if (treatment.reduction_argument >= 0) {
     argument(call, treatment.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
   }
@@ -203,6 +206,16 @@ void OpRunner::call_random(ReplayCall& call, Draw draw) const {
                            : at::empty_like(input).bernoulli_(1 - p, make_generator(device_, seed)).div_(1 - p);
   call.stack.clear();
   call.stack.emplace_back(in_place ? input.mul_(keep) : input.mul(keep));
+}
+
+// Arguments that a hook has made.
+void OpRunner::read_again(ReplayCall& call) {
+  for (const auto& slot : call.node.inputs) {
+    const auto value = slot.values.front();
+    if (slot.kind != SlotKind::kTensor || !value.valid()) continue;
+    auto& given = argument(call, slot.position);
+    if (given.isTensor() && !given.toTensor().defined()) given = call.environment[value.index()];
+  }
 }
 
 // Those of all norms of a run are one memory: a fill for each took the host as long as an operator.

@@ -23,7 +23,7 @@ struct OpRange {
   std::size_t first = 0, last = 0;
 };
 
-/// What happens around some operators of a runner.
+/// What happens around some operators of a runner. `before` may put tensors that the operator reads into the environment.
 struct OpHooks {
   std::set<OpId> ops;
   std::function<void(OpId)> before;
@@ -61,6 +61,7 @@ class OpRunner {
 
  private:
   void treat(ReplayCall& call, const std::optional<SplitBackward>& split);
+  static void read_again(ReplayCall& call);
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);
