@@ -26,6 +26,7 @@ build_dir=${AUTOPAR_BUILD:-$source_dir/build/quickstart}
 cache_dir=${AUTOPAR_CACHE:-${XDG_CACHE_HOME:-${HOME:-$source_dir/build}/.cache}/autopar}
 log_dir=$build_dir/logs
 mkdir -p "$log_dir"
+export -n AUTOPAR_BUILD AUTOPAR_CACHE AUTOPAR_JOBS # this script's, and no options of the programs that it starts
 
 # ---------------------------------------------------------------- steps
 

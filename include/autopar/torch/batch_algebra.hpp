@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/DeviceType.h>
+
 #include <autopar/torch/batch_type.hpp>
 #include <autopar/torch/op_graph.hpp>
 
@@ -17,6 +19,7 @@ enum class BatchNormMode : std::uint8_t {
 
 struct AlgebraOptions {
   BatchNormMode batch_norm = BatchNormMode::kMicrobatch;
+  c10::DeviceType device = c10::DeviceType::CPU;  ///< that runs the program: what kernels keep and work with (profiles only)
 };
 
 /// What a random operator's draws depend on.

@@ -24,9 +24,11 @@ struct GraphProfile {
 /// once. Backward: the products that the gradients need; twice the forward traffic for memory-bound ops. Saved bytes:
 /// what libtorch's derivative formulas keep, once a memory, at the atom that makes the memory; what comes from another
 /// stage or the caller is not counted (the planner counts it as boundary). Ops of prologue and epilogue are left out.
-/// @param ties  see partition_into_atoms; with some the hash is another, as the atoms are
+/// @param device  whose kernels will run: masks of dropout, scores of attention and copies for convolutions differ
+/// @param ties    see partition_into_atoms; with some the hash is another, as the atoms are
 /// @cost O((ops + values) log ops), a few microseconds an op
 [[nodiscard]] GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan,
+                                         c10::DeviceType device = c10::DeviceType::CPU,
                                          const std::vector<std::vector<OpId>>& ties = {});
 
 }  // namespace autopar

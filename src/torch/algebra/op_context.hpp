@@ -47,6 +47,7 @@ class OpContext {
 
   [[nodiscard]] const OpGraph& graph() const { return graph_; }
   [[nodiscard]] const AlgebraOptions& options() const { return options_; }
+  [[nodiscard]] bool on_cuda() const { return options_.device == c10::DeviceType::CUDA; }
   [[nodiscard]] OpId id() const { return id_; }
   [[nodiscard]] const OpNode& node() const { return node_; }
   [[nodiscard]] const OpTraits& traits() const { return traits_; }

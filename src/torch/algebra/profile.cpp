@@ -51,9 +51,10 @@ class StructureHash {
 
 class Profiler {
  public:
-  Profiler(const OpGraph& graph, const BatchPlan& plan)
+  Profiler(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device)
       : graph_(graph),
         plan_(plan),
+        options_{.device = device},
         reads_(parameter_reads(graph, plan)),
         highest_zero_(highest_zero_levels(graph, plan, {})) {}
 
@@ -354,8 +355,9 @@ class Profiler {
 
 }  // namespace
 
-GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan, const std::vector<std::vector<OpId>>& ties) {
-  return Profiler(graph, plan).run(ties);
+GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device,
+                           const std::vector<std::vector<OpId>>& ties) {
+  return Profiler(graph, plan, device).run(ties);
 }
 
 }  // namespace autopar

@@ -44,6 +44,8 @@ struct AttentionMemory {
 
 /// Whether a backward will visit the op.
 [[nodiscard]] bool is_differentiable(const OpContext& op);
+/// Of views: whether the gradient of what is viewed is memory of its own.
+[[nodiscard]] bool copies_in_backward(OpFamily family);
 
 [[nodiscard]] DType dtype_of(c10::ScalarType type);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <autopar/torch/engine/split_backward.hpp>
+#include <autopar/torch/rewrite/channels_last.hpp>
 
 #include "torch/algebra/work.hpp"
 
@@ -64,12 +65,7 @@ Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::v
 }
 
 Affine Workspaces::of(const OpContext& op) const {
-  if (op.traits().op_class == OpClass::kView) return {};
-  Affine copies;
-  if (op.traits().op_class == OpClass::kConvolution) {  // kernels lay out what they read and write anew
-    for (const auto value : op.tensors()) copies += bytes_of(graph_, value);
-    for (const auto value : op.results()) copies += bytes_of(graph_, value);
-  }
+  if (op.traits().op_class == OpClass::kView) return copies_in_backward(op.traits().family) ? backward(op) : Affine{};
   if (op.traits().family == OpFamily::kRecurrent) {
     const auto own = recurrent_memory(op);
     return larger(forward(op) + own.forward, backward(op) + own.backward);
@@ -78,7 +74,21 @@ Affine Workspaces::of(const OpContext& op) const {
     const auto own = attention_memory(op);
     return larger(forward(op) + own.forward, backward(op) + own.backward);
   }
-  return larger(forward(op), backward(op)) + copies;
+  return larger(forward(op), backward(op)) + copies_of_convolution(op);
+}
+
+// Kernels lay out anew what they read and write, those of CUDA in 16 bits nothing but weights where images are channels-last
+// already. In single precision an H200 held a layer's activations more than that.
+Affine Workspaces::copies_of_convolution(const OpContext& op) const {
+  Affine copies;
+  if (op.traits().op_class != OpClass::kConvolution) return copies;
+  const auto result = op.results().front();
+  const auto& form = graph_.value(result);
+  const bool as_it_is = op.on_cuda() && is_channels_last(form) && c10::isReducedFloatingType(form.dtype);
+  for (const auto value : op.tensors()) {
+    if (!as_it_is || !op.type(value).has_samples()) copies += bytes_of(graph_, value);
+  }
+  return as_it_is ? copies : copies + bytes_of(graph_, result);
 }
 
 Affine Workspaces::forward(const OpContext& op) const {
@@ -106,7 +116,7 @@ Affine Workspaces::backward(const OpContext& op) const {
     for (const auto value : op.tensors()) add(value);
   }
   // libtorch makes that of a batch norm's operand twice on CPUs, one after the other.
-  if (op.traits().family == OpFamily::kBatchNorm && graph_.value(op.tensors().front()).has_gradient())
+  if (!op.on_cuda() && op.traits().family == OpFamily::kBatchNorm && graph_.value(op.tensors().front()).has_gradient())
     bytes += bytes_of(graph_, op.tensors().front());
   // The gradient of a log-softmax that only the op knows is there while that of its operand is made.
   if (op.traits().family == OpFamily::kClassLoss) bytes += saved_by(op).internal;

@@ -19,6 +19,7 @@ class Workspaces {
  private:
   [[nodiscard]] Affine forward(const OpContext& op) const;
   [[nodiscard]] Affine backward(const OpContext& op) const;
+  [[nodiscard]] Affine copies_of_convolution(const OpContext& op) const;
 
   const OpGraph& graph_;
   const BatchPlan& plan_;

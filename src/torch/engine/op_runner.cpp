@@ -16,6 +16,9 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/torch/engine/draws.hpp>
 #include <autopar/torch/engine/message.hpp>
+#include <autopar/torch/engine/view_parts.hpp>
+
+#include "torch/capture/last_writes.hpp"
 
 namespace autopar {
 
@@ -83,6 +86,7 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
     : graph_(graph), plan_(plan), device_(device), hooks_(std::move(hooks)),
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()), replayer_(graph, ops, keep, device) {
+  const auto last_writes = detail::last_writes(graph);
   for (const auto op : ops) {
     const auto norm = plan.treatment(op).batch_norm;
     const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
@@ -94,7 +98,10 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
-    if (split || is_treated(plan.treatment(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0) {
+    const bool apart = takes_apart(graph, op) && last_writes[graph.value(graph.input(op, 0)).storage.index()] < op;
+    if (apart) taken_apart_.insert(op);
+    const bool treated = is_treated(plan.treatment(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
+    if (split || apart || treated) {
       replayer_.treat(op, [this, split = std::move(split)](ReplayCall& call) { treat(call, split); });
     }
   }
@@ -121,7 +128,10 @@ void OpRunner::run(Environment& values, const ShareContext& share, std::vector<N
 void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split) {
   const auto& treatment = plan_.treatment(call.id);
   const bool hooked = hooks_.ops.count(call.id) > 0;
-  if (hooked) hooks_.before(call.id);
+  if (hooked) {
+    hooks_.before(call.id);
+    read_again(call);
+  }
   if (treatment.reduction_argument >= 0) {
     argument(call, treatment.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
   }
@@ -135,6 +145,8 @@ void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split
     call.stack.emplace_back(std::move(squeezed));
   } else if (treatment.draw != Draw::kNone) {
     call_random(call, treatment.draw);
+  } else if (taken_apart_.contains(call.id)) {
+    proceed_in_parts(call);
   } else if (split) {
     proceed_splitting(call, *split, deferred_);
   } else {
@@ -194,6 +206,16 @@ void OpRunner::call_random(ReplayCall& call, Draw draw) const {
                            : at::empty_like(input).bernoulli_(1 - p, make_generator(device_, seed)).div_(1 - p);
   call.stack.clear();
   call.stack.emplace_back(in_place ? input.mul_(keep) : input.mul(keep));
+}
+
+// Arguments that a hook has made.
+void OpRunner::read_again(ReplayCall& call) {
+  for (const auto& slot : call.node.inputs) {
+    const auto value = slot.values.front();
+    if (slot.kind != SlotKind::kTensor || !value.valid()) continue;
+    auto& given = argument(call, slot.position);
+    if (given.isTensor() && !given.toTensor().defined()) given = call.environment[value.index()];
+  }
 }
 
 // Those of all norms of a run are one memory: a fill for each took the host as long as an operator.

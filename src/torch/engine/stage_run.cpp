@@ -22,10 +22,9 @@ bool is_only_owner(const at::Tensor& tensor) {
 }  // namespace
 
 StageRun::StageRun(StageRuntime& stage, const CallContext& context)
-    : stage_(stage), context_(context), shares_(static_cast<std::size_t>(context.split.microbatches())) {}
-
-void StageRun::expect_backwards() {
-  for (int m = 0; m < context_.split.microbatches(); ++m) backwards_left_ += own_share(m).empty() ? 0 : 1;
+    : stage_(stage), context_(context), shares_(static_cast<std::size_t>(context.split.microbatches())) {
+  for (int m = 0; m < context_.split.microbatches(); ++m) forwards_left_ += own_share(m).empty() ? 0 : 1;
+  backwards_left_ = forwards_left_;
 }
 
 Interval StageRun::own_share(int microbatch) const {
@@ -48,7 +47,7 @@ void StageRun::forward(const Action& action) {
   auto& share = this->share(action);
   share.samples = action.samples;
   const auto context = share_context(action);
-  if (!std::exchange(has_casts_, true)) stage_.make_casts(context_.differentiate);  // of what was gathered by now
+  if (!std::exchange(has_casts_, true)) stage_.start_casts(context_.differentiate);
   const at::AutoGradMode mode(context_.differentiate);
   try {
     bring_inputs(share, context);
@@ -63,6 +62,7 @@ void StageRun::forward(const Action& action) {
     stage_.clear_environment();
     throw;
   }
+  if (--forwards_left_ == 0) stage_.drop_casts();  // backwards let go of them one after the other
   if (!context_.differentiate) sent_share_ = action.microbatch;
 }
 

@@ -74,6 +74,7 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
   const auto parts = parts_of_stage(graph(), each_share_, program_.recomputed);
+  find_readers_of_casts(parts);
   runner_ = std::make_unique<StageRunner>(graph(), plan(), parts, kept, device(), program_.splits_backwards, hooks(parts));
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
@@ -108,11 +109,12 @@ void add_need(const at::Tensor& result, const std::shared_ptr<ParameterNeeds>& n
 
 }  // namespace
 
-OpHooks StageRuntime::hooks(const std::vector<StagePart>& parts) const {
+OpHooks StageRuntime::hooks(const std::vector<StagePart>& parts) {
   OpHooks hooks;
   std::map<int, OpId> last;  // reader of each group, in the order of the run
   for (const auto& part : parts) {
     for (const auto op : part.ops) {
+      if (casts_read_by_.contains(op)) hooks.ops.insert(op);
       const auto groups = program_.gathered_by.find(op);
       if (groups == program_.gathered_by.end()) continue;
       hooks.ops.insert(op);
@@ -122,14 +124,21 @@ OpHooks StageRuntime::hooks(const std::vector<StagePart>& parts) const {
   std::map<OpId, std::vector<int>> last_read_by;
   for (const auto& [group, op] : last) last_read_by[op].push_back(group);
   hooks.before = [this, needs = needs_](OpId op) {
-    for (const int group : program_.gathered_by.at(op)) needs->need(group);
+    const auto groups = program_.gathered_by.find(op);
+    if (groups != program_.gathered_by.end()) {
+      for (const int group : groups->second) needs->need(group);
+    }
+    const auto casts = casts_read_by_.find(op);
+    if (casts == casts_read_by_.end()) return;
+    for (const auto cast : casts->second) make_cast(cast);
   };
   hooks.after = [this, needs = needs_, last_read_by](OpId op, const torch::jit::Stack& results) {
-    const auto& groups = program_.gathered_by.at(op);
+    const auto groups = program_.gathered_by.find(op);
+    if (groups == program_.gathered_by.end()) return;
     for (const auto& result : results) {
-      if (result.isTensor()) add_need(result.toTensor(), needs, groups);
+      if (result.isTensor()) add_need(result.toTensor(), needs, groups->second);
       if (!result.isTensorList()) continue;
-      for (const at::Tensor& each : result.toTensorVector()) add_need(each, needs, groups);
+      for (const at::Tensor& each : result.toTensorVector()) add_need(each, needs, groups->second);
     }
     const auto& releases = needs->backward ? program_.lets_go : last_read_by;
     const auto no_more = releases.find(op);
@@ -227,6 +236,27 @@ void StageRuntime::find_casts() {
   }
 }
 
+// Segments keep what enters them before they run, and of lists no element can be missing: their casts are made first.
+void StageRuntime::find_readers_of_casts(const std::vector<StagePart>& parts) {
+  const auto cast_behind = [&](ValueId value) {
+    const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
+    return definer.valid() && plan().treatment(definer).once ? definer : OpId::none();
+  };
+  const bool has_segments = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
+  std::set<OpId> first;
+  for (const auto op : each_share_) {
+    for (const auto& slot : graph().op(op).inputs) {
+      for (const auto value : slot.values) {
+        const auto cast = cast_behind(value);
+        if (!cast.valid()) continue;
+        if (has_segments || slot.kind != SlotKind::kTensor) first.insert(cast);
+        else casts_read_by_[op].push_back(cast);
+      }
+    }
+  }
+  made_first_.assign(first.begin(), first.end());
+}
+
 namespace {
 
 /// Of nodes that run as soon as their gradients are there. Autograd takes first what was made last, and casts are made
@@ -269,23 +299,27 @@ at::Tensor StageRuntime::cast(ValueId parameter, const ValueInfo& form) const {
   return cast;
 }
 
+void StageRuntime::start_casts(bool differentiate) {
+  differentiates_ = differentiate;
+  for (const auto op : made_first_) make_cast(op);
+}
+
 // A parameter that is cast for several readers is cast once.
-void StageRuntime::make_casts(bool differentiate) {
-  std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made;
-  for (const auto op : casts_) {
-    const bool with_history = differentiate && graph().op(op).grad_enabled;
-    const at::AutoGradMode mode(with_history);
-    const auto copy = graph().output(op);
-    const auto parameter = graph().input(op, 0);
-    const auto& form = graph().value(copy);
-    auto& known = made[{parameter, form.dtype, with_history}];
-    if (!known.defined()) known = cast(parameter, form);
-    environment_[copy.index()] = known;
-  }
+void StageRuntime::make_cast(OpId op) {
+  auto& copy = environment_[graph().output(op).index()];
+  if (copy.defined()) return;
+  const bool with_history = differentiates_ && graph().op(op).grad_enabled;
+  const at::AutoGradMode mode(with_history);
+  const auto parameter = graph().input(op, 0);
+  const auto& form = graph().value(graph().output(op));
+  auto& known = made_casts_[{parameter, form.dtype, with_history}];
+  if (!known.defined()) known = cast(parameter, form);
+  copy = known;
 }
 
 void StageRuntime::drop_casts() {
   for (const auto op : casts_) environment_[graph().output(op).index()].reset();
+  made_casts_.clear();
 }
 
 bool StageRuntime::is_resident(ValueId value) const { return resident_[value.index()]; }

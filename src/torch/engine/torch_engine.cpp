@@ -59,7 +59,6 @@ void TorchEngine::start_gradients() {
     }
   }
   for (auto& run : runs_) {
-    run.expect_backwards();
     for (const auto parameter : run.stage().parameters()) {
       const auto bucket = bucket_of_.find(parameter);
       if (bucket != bucket_of_.end() && !sums_in_turns(parameter)) ++missing_[bucket->second];

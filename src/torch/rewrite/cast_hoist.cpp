@@ -7,6 +7,7 @@
 
 #include <autopar/torch/op_table.hpp>
 
+#include "torch/capture/last_writes.hpp"
 #include "torch/rewrite/compact.hpp"
 
 namespace autopar {
@@ -44,31 +45,19 @@ bool is_view(const OpGraph& graph, OpId op) {
          graph.value(to).storage == graph.value(from).storage;
 }
 
-/// By storage: whether ops write it after the one that makes it.
-std::vector<bool> written_storages(const OpGraph& graph) {
-  std::vector<bool> written(static_cast<std::size_t>(graph.storage_count), false);
-  const auto creators = graph.storage_creators();
-  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    for (const auto storage : graph.ops[i].writes) {
-      if (creators[storage.index()] != OpId::of(i)) written[storage.index()] = true;
-    }
-  }
-  return written;
-}
-
 /// A cast and the views between the parameter and it, last one first.
 struct ViewedCast {
   OpId cast;
   std::vector<OpId> views;
 };
 
-std::optional<ViewedCast> match(const OpGraph& graph, const std::vector<bool>& written, OpId cast) {
+std::optional<ViewedCast> match(const OpGraph& graph, const std::vector<OpId>& last_writes, OpId cast) {
   if (!is_cast(graph, cast)) return std::nullopt;
   ViewedCast found{cast, {}};
   auto value = graph.input(cast, 0);
   const auto& viewed = graph.value(value);
   const auto& copy = graph.value(graph.output(cast));
-  if (written[copy.storage.index()] || copy.strides != viewed.strides) return std::nullopt;
+  if (last_writes[copy.storage.index()] != cast || copy.strides != viewed.strides) return std::nullopt;
   while (graph.value(value).definer.valid()) {
     const auto view = graph.value(value).definer;
     if (!is_view(graph, view) || graph.op(view).grad_enabled != graph.op(cast).grad_enabled) return std::nullopt;
@@ -86,9 +75,9 @@ class Hoist {
   explicit Hoist(OpGraph& graph) : graph_(graph), viewed_(graph.values.size(), false) {}
 
   void run() {
-    const auto written = written_storages(graph_);
+    const auto last_writes = detail::last_writes(graph_);
     std::vector<std::optional<ViewedCast>> casts;
-    for (std::size_t i = 0; i < graph_.ops.size(); ++i) casts.push_back(match(graph_, written, OpId::of(i)));
+    for (std::size_t i = 0; i < graph_.ops.size(); ++i) casts.push_back(match(graph_, last_writes, OpId::of(i)));
     if (std::none_of(casts.begin(), casts.end(), [](const auto& cast) { return cast.has_value(); })) return;
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       if (casts[i]) replace(*casts[i]);

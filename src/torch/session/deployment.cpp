@@ -21,6 +21,7 @@
 #include <autopar/torch/rewrite/cast_hoist.hpp>
 #include <autopar/torch/rewrite/channels_last.hpp>
 #include <autopar/torch/rewrite/linear_fold.hpp>
+#include <autopar/torch/rewrite/select_fold.hpp>
 #include <autopar/torch/shown_name.hpp>
 
 #include "torch/session/host_memory.hpp"
@@ -193,7 +194,7 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     members_.ignore_changes_for_all(before);
   }
   program.verification.members = members_.look(arguments.beside);
-  program.graph = lay_out_weight_copies(fold_linear(hoist_parameter_casts(program.captured), device_.type()));
+  program.graph = lay_out_weight_copies(fold_selects(fold_linear(hoist_parameter_casts(program.captured), device_.type())));
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   program.plan = analyze_batch(program.graph, algebra);
@@ -232,7 +233,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   modes.add(program, at::GradMode::is_enabled());
 
   GraphProfile profile;
-  if (!deployed_) together(world_, "profiling the model", [&] { profile = modes.profile(); });
+  if (!deployed_) together(world_, "profiling the model", [&] { profile = modes.profile(planned_device()); });
   if (!plan_) make_plan(*modes.planned, profile, batch);
   if (options_.plan_only) return;
   const bool is_divided = !deployed_ && modes.planned == program;

@@ -54,7 +54,7 @@ void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) c
   if (batch <= program.checked_batch) return;
   program.checked_batch = batch;
   if (world_.rank() != 0 || plan_->device_memory == Bytes(0)) return;
-  auto profile = profile_graph(program.graph, program.plan);
+  auto profile = profile_graph(program.graph, program.plan, device_.type());
   const bool trains = std::any_of(program.plan.outputs.begin(), program.plan.outputs.end(),
                                   [](const OutputPlan& output) { return output.differentiable; });
   profile.model.loss_mode = profile.model.loss_mode || !trains;  // nothing stays for a backward

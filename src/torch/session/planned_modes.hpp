@@ -23,7 +23,8 @@ struct PlannedModes {
   /// The program that is called: planned if nothing else is, or if that is the same.
   void add(const std::shared_ptr<CapturedProgram>& called, bool gradients);
   /// Of what is planned, whose atoms are such that their stages run the other modes as well.
-  [[nodiscard]] GraphProfile profile() const;
+  /// @param device  that runs it
+  [[nodiscard]] GraphProfile profile(c10::DeviceType device) const;
 };
 
 /// While it lives, a module is in another mode, and gradients are on or off.

@@ -86,6 +86,12 @@ void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t ba
 
 }  // namespace
 
+// Machines that are not there are GPUs where they have a host beside them.
+c10::DeviceType Session::Impl::planned_device() const {
+  if (!options_.plan_only || options_.cluster_file.empty()) return device_.type();
+  return read_cluster(options_.cluster_file).host ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
+
 void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) {
   auto costs = measured_costs(program, profile, batch);
   Blob bytes;

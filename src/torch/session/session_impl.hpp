@@ -127,6 +127,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void remember(const std::string& key, std::shared_ptr<CapturedProgram> program);
   void capture_into(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward);
   void require_same_graph(const CapturedProgram& program);
+  [[nodiscard]] c10::DeviceType planned_device() const;
   void make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch);
   void adopt_plan(const GraphProfile& profile, Plan plan);
   void require_statistics(const Call& call) const;

@@ -20,15 +20,17 @@ struct Profiled {
 };
 
 /// @param forward  of the inputs, by the module
+/// @param device   that is to run it
 template <class Forward>
-Profiled profile(const torch::nn::Module& net, const std::vector<at::Tensor>& inputs, const Forward& forward) {
+Profiled profile(const torch::nn::Module& net, const std::vector<at::Tensor>& inputs, const Forward& forward,
+                 c10::DeviceType device = c10::DeviceType::CPU) {
   std::vector<InputSpec> specs;
   for (const auto& input : inputs) specs.push_back(input_spec(input));
   Profiled result;
   result.graph = fold_linear(
       capture(net, specs, [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> { return {forward(in)}; }));
   result.plan = analyze_batch(result.graph);
-  result.profile = profile_graph(result.graph, result.plan);
+  result.profile = profile_graph(result.graph, result.plan, device);
   return result;
 }
 

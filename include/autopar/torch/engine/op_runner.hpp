@@ -23,7 +23,7 @@ struct OpRange {
   std::size_t first = 0, last = 0;
 };
 
-/// What happens around some operators of a runner.
+/// What happens around some operators of a runner. `before` may put tensors that the operator reads into the environment.
 struct OpHooks {
   std::set<OpId> ops;
   std::function<void(OpId)> before;
@@ -61,6 +61,7 @@ class OpRunner {
 
  private:
   void treat(ReplayCall& call, const std::optional<SplitBackward>& split);
+  static void read_again(ReplayCall& call);
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);
@@ -77,6 +78,7 @@ class OpRunner {
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<DeferredGradients> deferred_;
   std::vector<ValueId> deferrable_;
+  std::set<OpId> taken_apart_;                        ///< operators that run by `proceed_in_parts`
   std::int64_t statistics_places_ = 0;                ///< elements that the running statistics of all norms take in `zeros_`
   at::Tensor zeros_;                                  ///< of the run under way
   std::int64_t given_zeros_ = 0;                      ///< elements of these

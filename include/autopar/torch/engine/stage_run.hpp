@@ -51,8 +51,6 @@ class StageRun {
   /// What the share's backward put off; null where backwards are whole.
   [[nodiscard]] DeferredGradients* deferred(const Action& action) { return share(action).deferred.get(); }
 
-  /// Shares with samples: each will have one backward, whole or in two parts. To be called before the first.
-  void expect_backwards();
   /// Counts a share's backward as ended, as far as parameters are concerned. @return whether it was the last
   [[nodiscard]] bool is_last_backward() { return --backwards_left_ == 0; }
 
@@ -95,8 +93,8 @@ class StageRun {
   std::vector<NormSample> norms_;  ///< of the shares so far
   std::map<ValueId, at::Tensor> sums_;
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
-  bool has_casts_ = false;  ///< of this call, see StageRuntime::make_casts
-  int backwards_left_ = 0;
+  bool has_casts_ = false;  ///< of this call, see StageRuntime::start_casts
+  int forwards_left_ = 0, backwards_left_ = 0;  ///< of shares with samples
   int sent_share_ = -1;  ///< its messages have all been packed before the next turn
 };
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -114,9 +115,10 @@ class StageRuntime {
   /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
   /// O(parameters of the stage).
   void refresh_leaves();
-  /// Makes the casts of parameters anew, for the shares of a call, before its first forward. They stay until `drop_casts`.
+  /// From now on casts of parameters are made anew, each when an operator first reads it: made together, they would keep a
+  /// device waiting for the host. They stay until `drop_casts`, and as long as a backward needs them.
   /// @param differentiate  backwards will follow
-  void make_casts(bool differentiate);
+  void start_casts(bool differentiate);
   void drop_casts();
   /// What the share that runs now works on: the leaves of the stage, to which it adds its values and takes them away
   /// again. One share at a time.
@@ -135,9 +137,11 @@ class StageRuntime {
   void find_sums();
   void find_leaves(const Lookup& lookup);
   void find_casts();
+  void find_readers_of_casts(const std::vector<StagePart>& parts);
   [[nodiscard]] at::Tensor compute_memory(ValueId parameter) const;
   [[nodiscard]] at::Tensor cast(ValueId parameter, const ValueInfo& form) const;
-  [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts) const;
+  void make_cast(OpId op);
+  [[nodiscard]] OpHooks hooks(const std::vector<StagePart>& parts);
   void hold_accumulator(ValueId parameter);
 
   const DividedProgram& program_;
@@ -147,6 +151,10 @@ class StageRuntime {
   std::vector<GlobalSum> sums_;
   std::vector<ValueId> state_;         ///< parameters and buffers that the stage reads
   std::vector<OpId> casts_, each_share_;  ///< ops that run once a call, and the others
+  std::map<OpId, std::vector<OpId>> casts_read_by_;  ///< made when their readers run
+  std::vector<OpId> made_first_;                     ///< the other casts
+  std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_casts_;  ///< by parameter, type and history
+  bool differentiates_ = false;
   std::vector<bool> resident_;         ///< by ValueId, see `is_resident`
   Lookup compute_, copy_;
   Environment handles_, environment_;

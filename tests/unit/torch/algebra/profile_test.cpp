@@ -1,5 +1,7 @@
 #include <autopar/torch/profile.hpp>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -283,6 +285,58 @@ TEST_CASE("saved bytes are those that autograd keeps") {
     INFO("predicted " << predicted << ", measured " << expected);
     CHECK(predicted >= 0.98 * expected - 256);
     CHECK(predicted <= 1.25 * expected + 256);
+  }
+}
+
+TEST_CASE("memory is counted as the kernels of the device take it") {
+  torch::manual_seed(0);
+  torch::nn::Linear layer(64, 64);
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(8, 16, 3).padding(1).bias(false));
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(64, 32).num_layers(2));
+  const auto on = [](const auto& net, const Tensors& inputs, const auto& forward) {
+    return std::array{profile(*net, inputs, forward), profile(*net, inputs, forward, c10::DeviceType::CUDA)};
+  };
+  const auto saved_by_sample = [](const Profiled& p) { return saved(p.profile.model, 2) - saved(p.profile.model, 1); };
+  const auto most_workspace = [](const Profiled& p) {
+    double most = 0;
+    for (const auto node : p.model().nodes()) most = std::max(most, p.model()[node].workspace.at(1));
+    return most;
+  };
+  {  // a mask in single precision, in bytes
+    const auto [cpu, cuda] = on(layer, {torch::randn({20, 64})}, [&](const Tensors& in) {
+      return torch::dropout(layer->forward(in[0]), 0.3, true).tanh().mean();
+    });
+    CHECK(saved_by_sample(cpu) - saved_by_sample(cuda) == Approx(64 * (4 - 1)));
+  }
+  {  // products of 40 x 40 scores, which are kept with their mask; a fused kernel, which keeps a number of each row
+    const auto heads = [&](const Tensors& in) { return layer->forward(in[0]).view({-1, 40, 2, 32}).transpose(1, 2); };
+    const auto attend = [&](const Tensors& in) {
+      const auto x = heads(in);
+      return torch::scaled_dot_product_attention(x, x, x, {}, 0.1).sum();
+    };
+    const auto [cpu, cuda] = on(layer, {torch::randn({6, 40, 64})}, attend);
+    CHECK(saved_by_sample(cpu) - saved_by_sample(cuda) > 2 * 40 * 40 * 4);
+    const auto fused = [&](const Tensors& in) {
+      const auto x = heads(in);
+      return torch::scaled_dot_product_attention(x, x, x).sum();
+    };
+    CHECK(saved_by_sample(cuda) == Approx(saved_by_sample(on(layer, {torch::randn({6, 40, 64})}, fused)[0])));
+  }
+  {  // images of 16 bits that lie as the kernels want them are not laid out anew
+    conv->to(torch::kBFloat16);
+    const auto images = torch::randn({4, 8, 16, 16}).to(torch::kBFloat16).contiguous(at::MemoryFormat::ChannelsLast);
+    conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    const auto [cpu, cuda] = on(conv, {images}, [&](const Tensors& in) { return conv->forward(in[0]).sum(); });
+    CHECK(most_workspace(cpu) - most_workspace(cuda) == Approx((8 + 16) * 16 * 16 * 2));
+  }
+  {  // cuDNN keeps a copy of all weights
+    const auto [cpu, cuda] = on(lstm, {torch::randn({5, 3, 64})}, [&](const Tensors& in) {
+      return std::get<0>(lstm->forward(in[0].transpose(0, 1))).sum();
+    });
+    double weights = 0;
+    for (const auto& parameter : lstm->parameters()) weights += static_cast<double>(parameter.nbytes());
+    const auto fixed = [](const Profiled& p) { return 2 * saved(p.profile.model, 1) - saved(p.profile.model, 2); };
+    CHECK(fixed(cuda) - fixed(cpu) == Approx(weights));
   }
 }
 

@@ -1,0 +1,132 @@
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include <autopar/autopar.hpp>
+
+// What stages hold on a GPU, where kernels keep and work with other memory than on CPUs, against what plans say.
+namespace gpu_memory_test {
+
+namespace ap = autopar;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using torch::Tensor;
+
+constexpr int kSteps = 3;
+
+struct Attending : nn::Module {
+  Attending() {
+    for (int i = 0; i < 4; ++i) blocks->push_back(nn::Linear(kWidth, 3 * kWidth));
+    register_module("table", table);
+    register_module("blocks", blocks);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    auto x = torch::dropout(table(ids), 0.1, is_training());
+    for (const auto& block : *blocks) {
+      const auto heads = block->as<nn::Linear>()->forward(x).view({x.size(0), x.size(1), 3, 8, -1}).permute({2, 0, 3, 1, 4});
+      const auto attended = torch::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, is_training() ? 0.1 : 0.0);
+      x = x + torch::dropout(attended.transpose(1, 2).flatten(2), 0.1, is_training());
+    }
+    return F::cross_entropy(last(x.mean(1)), y);
+  }
+  static constexpr int64_t kWidth = 512;
+  static auto batch() { return std::tuple(torch::randint(500, {32, 512}, torch::kLong), torch::randint(200, {32}, torch::kLong)); }
+  nn::Embedding table{500, kWidth};
+  nn::ModuleList blocks;
+  nn::Linear last{kWidth, 200};
+};
+
+struct Convolving : nn::Module {
+  Convolving() { register_module("layers", layers); }
+  static nn::Conv2d conv(int64_t in, int64_t out) { return nn::Conv2d(nn::Conv2dOptions(in, out, 3).padding(1).bias(false)); }
+  Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(layers->forward(x).mean({2, 3}), y); }
+  static auto batch() { return std::tuple(torch::randn({32, 8, 64, 64}), torch::randint(64, {32}, torch::kLong)); }
+  nn::Sequential layers{conv(8, 64),  nn::BatchNorm2d(64), nn::ReLU(), conv(64, 64), nn::BatchNorm2d(64),
+                        nn::ReLU(), conv(64, 64), nn::BatchNorm2d(64), nn::ReLU(), conv(64, 64)};
+};
+
+/// A recurrent layer between a table and a linear layer.
+template <class Layer, class LayerOptions>
+struct Recurrent : nn::Module {
+  Recurrent() {
+    register_module("table", table);
+    register_module("layer", layer);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    return F::cross_entropy(last(std::get<0>(layer(table(ids))).mean(1)), y);
+  }
+  static auto batch() { return std::tuple(torch::randint(500, {64, 256}, torch::kLong), torch::randint(200, {64}, torch::kLong)); }
+  nn::Embedding table{500, 256};
+  Layer layer{LayerOptions(256, 512).num_layers(2).batch_first(true)};
+  nn::Linear last{512, 200};
+};
+
+int64_t predicted_here(const ap::Plan& plan, ap::Rank rank) {
+  int64_t bytes = 0;
+  for (const auto& stage : plan.stages) {
+    if (std::find(stage.ranks.begin(), stage.ranks.end(), rank) != stage.ranks.end()) bytes += stage.peak_memory.value();
+  }
+  return bytes;
+}
+
+/// Prints what is predicted and held. @return their ratio
+template <class Net>
+double predicted_over_held(ap::World& world, const std::string& name, const std::string& precision) {
+  torch::manual_seed(3);
+  const auto device = ap::device(world);
+  const auto [x, y] = Net::batch();
+  const auto own_x = x.to(device), own_y = y.to(device);
+  at::accelerator::emptyCache();
+  const auto before = at::accelerator::getDeviceStats(device.index()).allocated_bytes[0].current;
+  ap::AutoParallel<Net> model(world, [] { return std::make_shared<Net>(); },
+                              {.stages = 1, .microbatches = 1, .recompute = "none", .precision = precision, .costs = "roofline"});
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  model->attach(optimizer);
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == 1) at::accelerator::resetPeakStats(device.index());
+    optimizer.zero_grad();
+    model(own_x, own_y).backward();
+    optimizer.step();
+  }
+  at::accelerator::synchronizeDevice(device.index());
+  const auto held = at::accelerator::getDeviceStats(device.index()).allocated_bytes[0].peak - before;
+  const auto predicted = predicted_here(model->plan(), world.rank_id());
+  const auto ratio = static_cast<double>(predicted) / static_cast<double>(held);
+  if (world.rank() == 0) {
+    std::cout << "{\"model\": \"" << name << "\", \"precision\": \"" << precision << "\", \"predicted_mib\": " << (predicted >> 20)
+              << ", \"held_mib\": " << (held >> 20) << ", \"ratio\": " << ratio << "}" << std::endl;
+  }
+  return ratio;
+}
+
+template <class Net>
+void check(ap::World& world, const std::string& name, const std::string& precision) {
+  const auto ratio = predicted_over_held<Net>(world, name, precision);
+  CAPTURE(name, precision, ratio);
+  CHECK(ratio >= 0.95);
+  CHECK(ratio <= 1.25);
+}
+
+TEST_CASE("what stages hold on a GPU is what plans say", "[gpu]") {
+  ap::World world(0, nullptr);
+  REQUIRE(ap::device(world).is_cuda());
+  check<Attending>(world, "attention that drops", "bf16");
+  check<Attending>(world, "attention that drops", "tf32");
+  check<Convolving>(world, "convolutions", "bf16");
+  check<Convolving>(world, "convolutions", "tf32");
+  check<Recurrent<nn::LSTM, nn::LSTMOptions>>(world, "LSTM", "module");
+  check<Recurrent<nn::GRU, nn::GRUOptions>>(world, "GRU", "module");
+  check<Recurrent<nn::RNN, nn::RNNOptions>>(world, "RNN", "module");
+}
+
+}  // namespace gpu_memory_test
