@@ -137,7 +137,8 @@ struct SafetensorsWriter::State {
   }
 };
 
-SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries, const Metadata& metadata) {
+SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries,
+                                     const Metadata& metadata) {
   const auto refuse = [&](const std::string& reason) { throw CheckpointError(path.string() + ": " + reason); };
   auto extended = metadata;
   std::unordered_set<std::string_view> names{kMetadata};
@@ -253,7 +254,7 @@ struct SafetensorsReader::State {
   void require_format(const std::string& text) const {
     if (!text.starts_with('{')) fail("its header does not begin with '{', as the format demands");
     if (text[text.find_last_not_of(' ')] != '}') fail("its header is followed by something other than spaces");
-    if (const auto key = detail::repeated_key(text, kMaxDepth)) fail("the key '" + *key + "' occurs twice in its header");
+    if (const auto key = detail::repeated_key(text, kMaxDepth)) fail("its header has the key '" + *key + "' twice");
   }
 
   /// Takes them out of the metadata.
@@ -267,7 +268,8 @@ struct SafetensorsReader::State {
     }
     has_checksums = true;
     checksums.resize(entries.size());
-    for (key = metadata.erase(key); key != metadata.end() && key->first.starts_with(kTensorChecksum); key = metadata.erase(key)) {
+    key = metadata.erase(key);
+    for (; key != metadata.end() && key->first.starts_with(kTensorChecksum); key = metadata.erase(key)) {
       const auto tensor = by_name.find(key->first.substr(kTensorChecksum.size()));
       if (tensor == by_name.end()) fail("it has a checksum '" + key->first + "' of no tensor");
       checksums[tensor->second] = key->second;
@@ -280,8 +282,8 @@ struct SafetensorsReader::State {
   void verify(std::size_t entry, std::span<const std::byte> data) const {
     const auto actual = checksum_text(data);
     if (actual == checksums[entry]) return;
-    fail("the data of tensor '" + entries[entry].name + "' are damaged: their checksum is " + actual + ", the file says " +
-         checksums[entry]);
+    fail("the data of tensor '" + entries[entry].name + "' are damaged: their checksum is " + actual +
+         ", the file says " + checksums[entry]);
   }
 
   void parse(const std::string& text, std::int64_t data_bytes) {

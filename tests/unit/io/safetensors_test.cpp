@@ -129,16 +129,16 @@ TEST_CASE("what the format forbids is refused, what it allows is read") {
     CAPTURE(header, message);
     CHECK(message.find(part) != std::string::npos);
   };
-  refused(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
-          "'a' occurs twice");
-  refused(R"({"a":{"dtype":"U8","shape":[2],"shape":[2],"data_offsets":[0,2]}})", "'shape' occurs twice");
-  refused(R"({"__metadata__":{"k":"1","k":"2"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "'k' occurs twice");
+  refused(good.substr(0, good.size() - 1) + ',' + good.substr(1), "key 'a' twice\");
+  refused(R"({"a":{"dtype":"U8","shape":[2],"shape":[2],"data_offsets":[0,2]}})", "key 'shape' twice\");
+  refused(R"({"__metadata__":{"k":"1","k":"2"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "key 'k' twice\");
   refused("\xef\xbb\xbf" + good, "begin with '{'");
   refused(' ' + good, "begin with '{'");
   refused(good + '\n', "other than spaces");
   refused(good + std::string(1, '\0'), "other than spaces");
   refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", "leave a hole");
-  refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+  refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+          R"("b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
           "leave a hole", 3);
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,2]}})", "do not fit its sizes");
   write_raw(folder / "h", good + "   ", 2);  // of another writer: not aligned, no checksums
@@ -149,7 +149,7 @@ TEST_CASE("what the format forbids is refused, what it allows is read") {
   std::string many = R"({"__metadata__":{)";
   for (int i = 0; i < 20000; ++i) many += "\"key" + std::to_string(i) + "\":\"\",";
   many += R"("key7":""}})";
-  refused(many, "'key7' occurs twice", 0);
+  refused(many, "key 'key7' twice\", 0);
 }
 
 TEST_CASE("every flipped bit of a file is found: header, checksums and data") {
@@ -163,15 +163,14 @@ TEST_CASE("every flipped bit of a file is found: header, checksums and data") {
     writer.commit();
   }
   const auto good = read_text_file(folder / "x");
+  std::fstream file(folder / "x", std::ios::binary | std::ios::in | std::ios::out);
+  const auto put = [&](std::size_t at, char value) { file.seekp(static_cast<std::streamoff>(at)).put(value).flush(); };
   for (std::size_t at = 0; at < good.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {
-      auto text = good;
-      text[at] = static_cast<char>(text[at] ^ (1 << bit));
-      std::ofstream(folder / "y", std::ios::binary) << text;
-      CAPTURE(at, bit);
+      put(at, static_cast<char>(good[at] ^ (1 << bit)));
       bool found = false;
       try {
-        const SafetensorsReader reader(folder / "y");
+        const SafetensorsReader reader(folder / "x");
         for (const auto& entry : reader.entries()) {
           std::vector<std::byte> data(static_cast<std::size_t>(entry.bytes().value()));
           reader.read(entry.name, data);
@@ -181,9 +180,12 @@ TEST_CASE("every flipped bit of a file is found: header, checksums and data") {
       } catch (const CheckpointError&) {
         found = true;
       }
+      CAPTURE(at, bit);
       if (!found) FAIL("the flip was not found");
     }
+    put(at, good[at]);
   }
+  CHECK(SafetensorsReader(folder / "x").has_checksums());
   CHECK(checksum(std::as_bytes(std::span("abc", 3))) == 0x78af5f94892f3950ULL);  // of the xxHash project's own program
 }
 
