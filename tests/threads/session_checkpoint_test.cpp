@@ -82,8 +82,8 @@ Course train(const ap::Options& options, const Between& between) {
     course.calls.push_back(model->stats().calls);
     course.skipped.push_back(model->stats().skipped_steps);
     course.options.push_back(ap::hyper_parameters(optimizer));
-    for (const auto& [name, value] : state) {
-      course.state.emplace_back(static_cast<const char*>(value.data_ptr()), value.nbytes());
+    for (const auto& item : state) {
+      course.state.emplace_back(static_cast<const char*>(item.value().data_ptr()), item.value().nbytes());
     }
   });
   return course;

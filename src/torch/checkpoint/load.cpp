@@ -173,10 +173,12 @@ void Loading::find_entries() {
 // State without its optimizer's options is of no use, and that of optimizers that nobody asked for is passed over.
 void Loading::require_known_entries() const {
   const std::set<std::string> known(names_.begin(), names_.end());
-  for (const auto& entry : reader_->entries()) {
-    if (is_state(entry.name) && new_options_.empty()) continue;
-    if (!known.contains(entry.name)) throw CheckpointError("the model has no '" + entry.name + "'");
+  const std::string* unknown = nullptr;  // of a tensor that has state as well, the tensor
+  for (const auto& [name, type, shape] : reader_->entries()) {
+    if (known.contains(name) || (is_state(name) && new_options_.empty())) continue;
+    if (unknown == nullptr || (is_state(*unknown) && !is_state(name))) unknown = &name;
   }
+  if (unknown != nullptr) throw CheckpointError("the model has no '" + *unknown + "'");
 }
 
 // All memory at once, so that no rank runs out of it while others wait for what it is to take.
