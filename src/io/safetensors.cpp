@@ -6,8 +6,10 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <fcntl.h>
@@ -17,8 +19,11 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/checksum.hpp>
 
 #include "atomic_file.hpp"
+#include "json_reader.hpp"
+#include "unique_keys.hpp"
 
 namespace autopar {
 
@@ -27,8 +32,10 @@ static_assert(std::endian::native == std::endian::little, "safetensors data are 
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Metadata = std::map<std::string, std::string>;
 
 constexpr std::int64_t kMaxHeader = 100 << 20;  // the limit of the reference implementation
+constexpr int kMaxDepth = 3;                    // of what a header nests
 
 constexpr std::array<std::pair<DType, const char*>, 12> kNames{{{DType::kBool, "BOOL"},
                                                                 {DType::kU8, "U8"},
@@ -63,6 +70,45 @@ std::optional<std::int64_t> dense_bytes(DType dtype, const std::vector<std::int6
   return bytes;
 }
 
+constexpr const char* kMetadata = "__metadata__";
+const std::string kHeaderChecksum = "autopar.xxh3";     ///< key: of everything else that the header says
+const std::string kTensorChecksum = "autopar.xxh3.";    ///< key, before a tensor's name: of its data
+const std::string kUnknownChecksum(16, '0');
+
+std::string checksum_text(std::span<const std::byte> bytes) { return detail::hash_text(checksum(bytes)); }
+
+/// Of what a header says, however it is written: entries in the order of their data, metadata in that of their keys.
+std::string header_checksum(const std::vector<TensorEntry>& entries, const Metadata& metadata) {
+  std::string all;
+  const auto add = [&](const std::string& text) { all += std::to_string(text.size()) + ':' + text; };
+  for (const auto& entry : entries) {
+    add(entry.name);
+    add(safetensors_name(entry.dtype));
+    for (const auto size : entry.shape) all += std::to_string(size) + ',';
+  }
+  for (const auto& [key, value] : metadata) {
+    if (key == kHeaderChecksum) continue;
+    add(key);
+    add(value);
+  }
+  return checksum_text(std::as_bytes(std::span(all)));
+}
+
+/// Padded so that data begin at a multiple of 8 bytes.
+std::string header_text(const std::vector<TensorEntry>& entries, const Metadata& metadata) {
+  std::string text = '{' + Json(kMetadata).dump() + ':' + Json(metadata).dump();
+  std::int64_t offset = 0;
+  for (const auto& entry : entries) {
+    const auto end = offset + entry.bytes().value();
+    const Json value{{"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+    text += ',' + Json(entry.name).dump() + ':' + value.dump();
+    offset = end;
+  }
+  text += '}';
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  return text;
+}
+
 }  // namespace
 
 Bytes TensorEntry::bytes() const {
@@ -74,11 +120,12 @@ Bytes TensorEntry::bytes() const {
 struct SafetensorsWriter::State {
   std::filesystem::path path;
   std::vector<TensorEntry> entries;
+  Metadata metadata;
   detail::AtomicFile file;
   std::size_t next = 0;
 
-  State(std::filesystem::path path_in, std::vector<TensorEntry> entries_in)
-      : path(std::move(path_in)), entries(std::move(entries_in)), file(path) {}
+  State(std::filesystem::path path_in, std::vector<TensorEntry> entries_in, Metadata metadata_in)
+      : path(std::move(path_in)), entries(std::move(entries_in)), metadata(std::move(metadata_in)), file(path) {}
 
   [[noreturn]] void fail(const std::string& reason) const { throw CheckpointError(path.string() + ": " + reason); }
   void put(std::span<const std::byte> data) {
@@ -91,25 +138,32 @@ struct SafetensorsWriter::State {
 };
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries,
-                                     const std::map<std::string, std::string>& metadata) {
-  Json header = Json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::int64_t offset = 0;
-  for (const auto& entry : entries) {
-    if (entry.name == "__metadata__" || header.contains(entry.name)) {
-      throw CheckpointError(path.string() + ": the tensor name '" + entry.name + "' occurs twice or is reserved");
-    }
-    const auto end = offset + entry.bytes().value();
-    header[entry.name] = {
-        {"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
-    offset = end;
+                                     const Metadata& metadata) {
+  const auto refuse = [&](const std::string& reason) { throw CheckpointError(path.string() + ": " + reason); };
+  auto extended = metadata;
+  std::unordered_set<std::string_view> names{kMetadata};
+  for (const auto& [key, value] : metadata) {
+    if (key.starts_with(kHeaderChecksum)) refuse("the metadata key '" + key + "' is reserved for checksums");
   }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // data start aligned to 8 bytes
+  extended[kHeaderChecksum] = kUnknownChecksum;
+  for (const auto& entry : entries) {
+    if (!names.insert(entry.name).second) refuse("the tensor name '" + entry.name + "' occurs twice or is reserved");
+    extended[kTensorChecksum + entry.name] = kUnknownChecksum;
+  }
+  std::string text;
   try {
-    state_ = std::make_unique<State>(path, std::move(entries));
+    text = header_text(entries, extended);
+  } catch (const Json::exception& error) {
+    refuse(std::string("a name or its metadata cannot be written: ") + error.what());
+  }
+  if (static_cast<std::int64_t>(text.size()) > kMaxHeader) {
+    refuse("the names of its tensors take " + std::to_string(text.size()) + " bytes; the format has at most " +
+           std::to_string(kMaxHeader));
+  }
+  try {
+    state_ = std::make_unique<State>(path, std::move(entries), std::move(extended));
   } catch (const std::system_error& error) {
-    throw CheckpointError(path.string() + ": cannot make the file: " + error.what());
+    refuse(std::string("cannot make the file: ") + error.what());
   }
   const auto length = static_cast<std::uint64_t>(text.size());
   state_->put(std::as_bytes(std::span(&length, 1)));
@@ -128,6 +182,7 @@ void SafetensorsWriter::write(std::span<const std::byte> data) {
                  std::to_string(data.size()));
   }
   state_->put(data);
+  state_->metadata[kTensorChecksum + entry.name] = checksum_text(data);
   ++state_->next;
 }
 
@@ -135,7 +190,10 @@ void SafetensorsWriter::commit() {
   if (state_->next != state_->entries.size()) {
     state_->fail("tensor '" + state_->entries[state_->next].name + "' was not written");
   }
+  state_->metadata[kHeaderChecksum] = header_checksum(state_->entries, state_->metadata);
+  const auto text = header_text(state_->entries, state_->metadata);  // as long as it was: checksums are of one length
   try {
+    state_->file.rewrite(sizeof(std::uint64_t), std::as_bytes(std::span(text)));
     state_->file.commit();
   } catch (const std::system_error& error) {
     state_->fail(std::string("cannot complete the file: ") + error.what());
@@ -148,8 +206,10 @@ struct SafetensorsReader::State {
   std::int64_t data_begin = 0;
   std::vector<TensorEntry> entries;
   std::vector<std::int64_t> offsets;
+  bool has_checksums = false;
+  std::vector<std::string> checksums;  ///< as the file says, by entry
   std::unordered_map<std::string, std::size_t> by_name;
-  std::map<std::string, std::string> metadata;
+  Metadata metadata;
 
   explicit State(std::filesystem::path path_in) : path(std::move(path_in)) {}
   ~State() {
@@ -185,20 +245,58 @@ struct SafetensorsReader::State {
     std::string text(length, '\0');
     read_at(std::as_writable_bytes(std::span(text)), 8);
     data_begin = 8 + static_cast<std::int64_t>(length);
+    require_format(text);
     parse(text, status.st_size - data_begin);
+    take_checksums();
+  }
+
+  /// What the format forbids and a JSON parser lets pass.
+  void require_format(const std::string& text) const {
+    if (!text.starts_with('{')) fail("its header does not begin with '{', as the format demands");
+    if (text[text.find_last_not_of(' ')] != '}') fail("its header is followed by something other than spaces");
+    if (const auto key = detail::repeated_key(text, kMaxDepth)) fail("its header has the key '" + *key + "' twice");
+  }
+
+  /// Takes them out of the metadata.
+  void take_checksums() {
+    auto key = metadata.lower_bound(kHeaderChecksum);
+    if (key == metadata.end() || !key->first.starts_with(kHeaderChecksum)) return;
+    if (key->first != kHeaderChecksum) fail("its header is damaged: it has checksums of tensors and none of itself");
+    const auto actual = header_checksum(entries, metadata);
+    if (key->second != actual) {
+      fail("its header is damaged: the checksum is " + actual + ", the file says " + key->second);
+    }
+    has_checksums = true;
+    checksums.resize(entries.size());
+    key = metadata.erase(key);
+    for (; key != metadata.end() && key->first.starts_with(kTensorChecksum); key = metadata.erase(key)) {
+      const auto tensor = by_name.find(key->first.substr(kTensorChecksum.size()));
+      if (tensor == by_name.end()) fail("it has a checksum '" + key->first + "' of no tensor");
+      checksums[tensor->second] = key->second;
+    }
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (checksums[i].empty()) fail("tensor '" + entries[i].name + "' has no checksum, others have");
+    }
+  }
+
+  void verify(std::size_t entry, std::span<const std::byte> data) const {
+    const auto actual = checksum_text(data);
+    if (actual == checksums[entry]) return;
+    fail("the data of tensor '" + entries[entry].name + "' are damaged: their checksum is " + actual +
+         ", the file says " + checksums[entry]);
   }
 
   void parse(const std::string& text, std::int64_t data_bytes) {
     int depth_limit_hit = 0;
     const Json::parser_callback_t shallow = [&](int depth, Json::parse_event_t, Json&) {
-      depth_limit_hit |= depth > 3;
-      return depth <= 3;
+      depth_limit_hit |= depth > kMaxDepth;
+      return depth <= kMaxDepth;
     };
     Json header = Json::parse(text, shallow, false);
     if (header.is_discarded() || depth_limit_hit != 0 || !header.is_object()) fail("its header is no valid JSON object");
     std::vector<std::pair<std::int64_t, TensorEntry>> found;
     for (const auto& [name, value] : header.items()) {
-      if (name == "__metadata__") {
+      if (name == kMetadata) {
         read_metadata(value);
       } else {
         found.push_back(read_entry(name, value, data_bytes));
@@ -260,6 +358,8 @@ SafetensorsReader& SafetensorsReader::operator=(SafetensorsReader&&) noexcept = 
 const std::vector<TensorEntry>& SafetensorsReader::entries() const { return state_->entries; }
 const std::map<std::string, std::string>& SafetensorsReader::metadata() const { return state_->metadata; }
 
+bool SafetensorsReader::has_checksums() const { return state_->has_checksums; }
+
 const TensorEntry* SafetensorsReader::find(const std::string& name) const {
   const auto found = state_->by_name.find(name);
   return found == state_->by_name.end() ? nullptr : &state_->entries[found->second];
@@ -275,6 +375,7 @@ void SafetensorsReader::read(const std::string& name, std::span<std::byte> out, 
                  std::to_string(offset.value()) + " were asked for");
   }
   state_->read_at(out, state_->data_begin + state_->offsets[found->second] + offset.value());
+  if (size == total && state_->has_checksums) state_->verify(found->second, out);
 }
 
 }  // namespace autopar

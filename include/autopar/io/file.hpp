@@ -16,4 +16,8 @@ namespace autopar {
 /// A reader sees the old content or the new one, never a part. @throws ConfigError with the system's reason.
 void write_text_file(const std::filesystem::path& path, std::string_view content);
 
+/// Removes what writers of `path` that were killed have left beside it. What a living writer is at stays, as does what
+/// cannot be removed; where the file system has no locks (flock) everything stays. @return files removed
+int remove_partial_files(const std::filesystem::path& path);
+
 }  // namespace autopar

@@ -27,11 +27,14 @@ struct TensorEntry {
 /// Writes one safetensors file, tensor after tensor, so that memory holds one of them at a time.
 ///
 /// Nothing is visible under the final name until `commit`, which syncs and renames; a writer destroyed before that
-/// removes what it wrote. Python's `safetensors` reads the files.
+/// removes what it wrote. Python's `safetensors` reads the files; some of its readers want data at multiples of their
+/// elements' size, which those are that come in descending order of that. The metadata hold a checksum of each tensor
+/// and one of the header, under keys that begin with `autopar.xxh3`.
 /// @source https://github.com/huggingface/safetensors (format: u64 header length, JSON header, data)
 class SafetensorsWriter {
  public:
-  /// @throws CheckpointError when the file cannot be made, a name occurs twice or an element type has no safetensors name
+  /// @throws CheckpointError when the file cannot be made, a name occurs twice, is reserved or not UTF-8, or the header gets
+  ///         longer than the format allows (100 MiB)
   SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries,
                     const std::map<std::string, std::string>& metadata = {});
   ~SafetensorsWriter();
@@ -48,8 +51,10 @@ class SafetensorsWriter {
   std::unique_ptr<State> state_;
 };
 
-/// Reads a safetensors file, any tensor at any time. The header is checked in full: a truncated, overlapping or hostile
-/// file is refused with the reason, and never costs more memory than its header's real size.
+/// Reads a safetensors file, any tensor at any time. The header is checked in full: a file that is truncated, damaged,
+/// hostile or against a rule of the format (data that overlap or leave holes, a key twice, a byte-order mark) is refused
+/// with the reason, and never costs more memory than a few times its header's real size.
+/// Checksums are verified where the file has them, as those of SafetensorsWriter do.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(std::filesystem::path path);
@@ -59,10 +64,13 @@ class SafetensorsReader {
 
   /// In the order of their data.
   [[nodiscard]] const std::vector<TensorEntry>& entries() const;
+  /// Without checksums.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
+  [[nodiscard]] bool has_checksums() const;
   /// nullptr if there is none of that name.
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
-  /// Bytes [offset, offset + out.size()) of a tensor. @throws CheckpointError on an unknown name or a range outside it
+  /// Bytes [offset, offset + out.size()) of a tensor; only when these are all is its checksum verified.
+  /// @throws CheckpointError on an unknown name, a range outside it, a read error or damaged data
   void read(const std::string& name, std::span<std::byte> out, Bytes offset = Bytes(0)) const;
 
  private:

@@ -200,15 +200,25 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   // ---- files. Collective.
-  /// Parameters, buffers and the optimizers' state; loads under any plan and number of ranks.
+  /// Parameters, buffers, the optimizers' state and hyper-parameters; loads under any plan and number of ranks.
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
   void save(const std::string& folder, Optimizers&... optimizers) {
     session_->save(folder, {&optimizers...});
   }
-  /// Before the first call: the files are read when the model is deployed, so the optimizers must live until then.
+  /// A checkpoint that is damaged, of another model or without an optimizer's state is a CheckpointError on every rank;
+  /// then model and optimizers are as they were and training may go on. Before the first call: the files are read when
+  /// the model is deployed, so the optimizers must live until then.
   template <std::derived_from<torch::optim::Optimizer>... Optimizers>
   void load(const std::string& folder, Optimizers&... optimizers) {
     session_->load(folder, {&optimizers...});
+  }
+  /// `model->load(folder, optimizer, {.optimizer = ap::Missing::kAllowed})`: weights alone, where the file has no more.
+  void load(const std::string& folder, torch::optim::Optimizer& optimizer, const LoadOptions& options) {
+    session_->load(folder, {&optimizer}, options);
+  }
+  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+            const LoadOptions& options) {
+    session_->load(folder, optimizers, options);
   }
 
   // ---- plan

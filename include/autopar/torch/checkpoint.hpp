@@ -13,6 +13,7 @@
 #include <autopar/runtime/world.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/torch/engine/loss_scaler.hpp>
+#include <autopar/torch/load_options.hpp>
 #include <autopar/torch/optimizer_state.hpp>
 
 namespace autopar {
@@ -34,19 +35,31 @@ struct CheckpointInfo {
   std::optional<LossScaler::State> scaler{};  ///< with precision = fp16
 };
 
-/// Writes `folder`/model.safetensors on rank 0: every tensor, the state of the optimizers and their learning rates.
-/// Rank 0 holds one tensor at a time. The file appears complete or not at all; every rank learns which.
+/// Of a checkpoint, in its folder.
+inline constexpr const char* kCheckpointFile = "model.safetensors";
+
+/// Writes `folder`/model.safetensors on rank 0: every tensor with its checksum, the optimizers' state and
+/// hyper-parameters. Rank 0 holds one tensor at a time. The file appears complete or not at all; every rank learns which.
+/// What earlier saves that were killed left in the folder is removed.
 /// Collective; no micro-batch may be in flight.
-/// @throws CheckpointError on every rank when rank 0 cannot write
+/// @throws CheckpointError on every rank when rank 0 cannot write, or a hyper-parameter has a value that load refuses
 void save_checkpoint(World& world, const std::filesystem::path& folder, const std::vector<PlacedTensor>& tensors,
                      const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info);
 
-/// Reads what save_checkpoint wrote under any plan and number of ranks. Rank 0 reads and sends each tensor to its holders.
-/// Collective. Nothing is changed unless every name, size and element type fits.
-/// @throws CheckpointError on every rank, naming what is missing, unknown or of another size
-[[nodiscard]] CheckpointInfo load_checkpoint(World& world, const std::filesystem::path& folder,
-                                             const std::vector<PlacedTensor>& tensors,
-                                             const std::vector<torch::optim::Optimizer*>& optimizers);
+/// Reads what save_checkpoint wrote under any plan and number of ranks, or what another program wrote as safetensors, with
+/// names as in `tensors`. Rank 0 reads, and sends each tensor to its holders. Optimizers get the state and the
+/// hyper-parameters of the file, as when torch::optim loads. Without `optimizers`, those of the file are passed over.
+///
+/// All of the file is read and verified before anything is changed: until all ranks have agreed that it is good, each
+/// has what it holds a second time, parameters and buffers in host memory, state where it stays.
+/// What killed saves left in the folder is removed. Collective.
+/// @return nothing if autopar did not write the file
+/// @throws CheckpointError on every rank, naming what is missing, unknown, damaged or of another size; then tensors,
+///         optimizers and the world are as they were
+[[nodiscard]] std::optional<CheckpointInfo> load_checkpoint(World& world, const std::filesystem::path& folder,
+                                                            const std::vector<PlacedTensor>& tensors,
+                                                            const std::vector<torch::optim::Optimizer*>& optimizers,
+                                                            const LoadOptions& options = {});
 
 /// An optimizer like `optimizer` with the whole state of its parameters in memory of its own on rank 0's CPU, as
 /// `torch::save` of a program without autopar would find it; null on other ranks. What it steps besides `tensors` comes with

@@ -9,7 +9,8 @@
 
 namespace torch::optim {
 class Optimizer;
-}
+class OptimizerOptions;
+}  // namespace torch::optim
 
 namespace autopar {
 
@@ -28,6 +29,10 @@ using StateEntry = std::pair<std::string, at::Tensor>;
 /// Names of the state that `optimizer` keeps for a parameter once it has stepped, in a fixed order.
 [[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
 
+/// The same for the parameters of a group with these options.
+[[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer,
+                                                   const torch::optim::OptimizerOptions& options);
+
 /// The state of one parameter; empty before its first step. Tensors are the optimizer's own, not copies.
 [[nodiscard]] std::vector<StateEntry> state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
 
@@ -42,9 +47,5 @@ void refuse_to_save(torch::optim::Optimizer& optimizer, const std::string& messa
 /// An optimizer of the same class, groups and options over placeholders, one for each parameter, with the same counts and
 /// order of them and no state.
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Optimizer& optimizer);
-
-/// Learning rate of each parameter group.
-[[nodiscard]] std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer);
-void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates);
 
 }  // namespace autopar

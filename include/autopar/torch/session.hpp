@@ -21,6 +21,7 @@
 #include <autopar/plan/request.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/flatten.hpp>
+#include <autopar/torch/load_options.hpp>
 
 namespace torch::nn {
 class Module;
@@ -132,7 +133,10 @@ class Session {
 
   // ---- files. Collective.
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
-  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
+  /// A CheckpointError, on every rank, leaves model, optimizers and counters as they were. Before the first call it is
+  /// noted and done, once, when the model is deployed.
+  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+            const LoadOptions& options = {});
 
  private:
   class Impl;

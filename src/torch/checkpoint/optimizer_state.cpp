@@ -201,6 +201,11 @@ std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer, c
   return names_under(optimizer_kind(optimizer), options_for(optimizer, parameter));
 }
 
+std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer,
+                                     const torch::optim::OptimizerOptions& options) {
+  return names_under(optimizer_kind(optimizer), options);
+}
+
 std::vector<StateEntry> state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
   const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
   if (found == optimizer.state().end()) return {};
@@ -261,21 +266,6 @@ std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Opti
   }();
   same->state().clear();  // what some make when they are made
   return same;
-}
-
-std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
-  std::vector<double> rates;
-  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
-  return rates;
-}
-
-void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates) {
-  auto& groups = optimizer.param_groups();
-  if (groups.size() != rates.size()) {
-    throw CheckpointError("the checkpoint's optimizer has " + std::to_string(rates.size()) + " parameter groups, this one " +
-                          std::to_string(groups.size()));
-  }
-  for (std::size_t i = 0; i < rates.size(); ++i) groups[i].options().set_lr(rates[i]);
 }
 
 }  // namespace autopar

@@ -300,8 +300,8 @@ void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& 
   });
   if (init_) init_->forget_states();
   if (!load_at_deployment_) return;
-  const auto [folder, optimizers] = *std::exchange(load_at_deployment_, std::nullopt);
-  load(folder, optimizers);
+  const auto request = *std::exchange(load_at_deployment_, std::nullopt);
+  load(request.folder, request.optimizers, request.options);
 }
 
 // Calls that are under way and gradients that wait for their backward hold their programs themselves.

@@ -1,5 +1,7 @@
 #include <autopar/torch/session.hpp>
 
+#include <exception>
+
 #include <torch/optim/optimizer.h>
 
 #include <autopar/core/error.hpp>
@@ -7,6 +9,20 @@
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
+
+namespace {
+
+/// That one of them is of a class whose state is not known.
+std::exception_ptr unknown_among(const std::vector<torch::optim::Optimizer*>& optimizers) {
+  try {
+    for (const auto* optimizer : optimizers) static_cast<void>(optimizer_kind(*optimizer));
+    return nullptr;
+  } catch (const InvalidArgument&) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace
 
 // ---------------------------------------------------------------- Impl: what needs no file of its own
 
@@ -73,21 +89,25 @@ std::unique_ptr<torch::optim::Optimizer> Session::Impl::gather_optimizer(torch::
 
 void Session::Impl::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
   require_deployed("save");
-  exchange(world_, next_header(CallKind::kSave), folder);
-  save_checkpoint(world_, folder, placed(), optimizers, {seed_, stats_.calls, scaler_ ? std::optional(scaler_->state()) : std::nullopt});
+  exchange(world_, next_header(CallKind::kSave), folder, unknown_among(optimizers));
+  const auto scaler = scaler_ ? std::optional(scaler_->state()) : std::nullopt;
+  in_step("save", [&] { save_checkpoint(world_, folder, placed(), optimizers, {seed_, stats_.calls, scaler}); });
 }
 
-void Session::Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
+void Session::Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                         const LoadOptions& options) {
   if (!deployed_) {
-    load_at_deployment_.emplace(folder, optimizers);
+    load_at_deployment_ = {folder, optimizers, options};
     return;
   }
-  exchange(world_, next_header(CallKind::kLoad), folder);
-  const auto info = load_checkpoint(world_, folder, placed(), optimizers);
-  seed_ = info.seed;
-  stats_.calls = info.calls;
-  if (!scaler_ || !info.scaler) return;
-  scaler_.emplace(*info.scaler);
+  const auto details = folder + (options.optimizer == Missing::kAllowed ? ", without an optimizer that it lacks" : "");
+  exchange(world_, next_header(CallKind::kLoad), details, unknown_among(optimizers));
+  const auto info = in_step("load", [&] { return load_checkpoint(world_, folder, placed(), optimizers, options); });
+  if (!info) return;
+  seed_ = info->seed;
+  stats_.calls = info->calls;
+  if (!scaler_ || !info->scaler) return;
+  scaler_.emplace(*info->scaler);
   note_scaler();
 }
 
@@ -155,8 +175,9 @@ void Session::drop_accumulated() { impl_->drop_accumulated(); }
 void Session::save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
   impl_->save(folder, optimizers);
 }
-void Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers) {
-  impl_->load(folder, optimizers);
+void Session::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+                   const LoadOptions& options) {
+  impl_->load(folder, optimizers, options);
 }
 
 }  // namespace autopar

@@ -64,6 +64,13 @@ struct StepOutcome {
   bool counted = false;   ///< by the loss scaler
 };
 
+/// A call of `load`.
+struct LoadRequest {
+  std::string folder;
+  std::vector<torch::optim::Optimizer*> optimizers;
+  LoadOptions options;
+};
+
 /// One call on its way through the phases of Session::Impl.
 struct Call {
   CallArguments arguments;
@@ -113,7 +120,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> gather_state();
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer);
   void save(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
-  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers);
+  void load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
+            const LoadOptions& options);
 
  private:
   // ---- deployment.cpp
@@ -213,6 +221,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] std::vector<at::Tensor> collect_results(Call& call);
   template <class Work>
   auto guarded(const char* action, Work&& work) -> decltype(work());
+  template <class Work>
+  auto in_step(const char* action, Work&& work) -> decltype(work());
 
   // ---- result_backward.cpp
   [[nodiscard]] History history_of(Call& call, const std::vector<ValueId>& roots);
@@ -313,7 +323,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::vector<torch::optim::Optimizer*> optimizers_;
   OptimizerWatch watch_;
   std::int32_t model_number_ = 0;  ///< among the World's models, from 1
-  std::optional<std::pair<std::string, std::vector<torch::optim::Optimizer*>>> load_at_deployment_;
+  std::optional<LoadRequest> load_at_deployment_;
 
   std::optional<LossScaler> scaler_;  ///< with precision = fp16
   bool accumulating_ = false;
@@ -329,6 +339,19 @@ template <class Work>
 auto Session::Impl::guarded(const char* action, Work&& work) -> decltype(work()) {
   try {
     return work();
+  } catch (const std::exception& error) {
+    if (!world_.failed()) world_.fail(action, error.what());
+    throw;
+  }
+}
+
+/// As `guarded`, for work whose CheckpointErrors all ranks throw together and go on after.
+template <class Work>
+auto Session::Impl::in_step(const char* action, Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const CheckpointError&) {
+    throw;
   } catch (const std::exception& error) {
     if (!world_.failed()) world_.fail(action, error.what());
     throw;

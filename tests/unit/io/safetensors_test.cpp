@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <autopar/core/error.hpp>
+#include <autopar/io/checksum.hpp>
 #include <autopar/io/file.hpp>
 
 using namespace autopar;
@@ -57,7 +58,8 @@ TEST_CASE("tensors come back as they were written") {
   writer.commit();
   const SafetensorsReader reader(folder / "x.safetensors");
   CHECK(reader.entries() == entries);
-  CHECK(reader.metadata().at("quote") == "\"\n");
+  CHECK(reader.metadata() == std::map<std::string, std::string>{{"format", "pt"}, {"quote", "\"\n"}});
+  CHECK(reader.has_checksums());
   for (unsigned i = 0; i < entries.size(); ++i) {
     std::vector<std::byte> data(static_cast<std::size_t>(entries[i].bytes().value()));
     reader.read(entries[i].name, data);
@@ -111,6 +113,105 @@ TEST_CASE("hostile headers are refused") {
   std::ofstream(folder / "h", std::ios::binary) << "abc";
   CHECK_THROWS_AS(SafetensorsReader(folder / "h"), CheckpointError);
   CHECK_THROWS_AS(SafetensorsReader(folder / "none"), CheckpointError);
+}
+
+TEST_CASE("what the format forbids is refused, what it allows is read") {
+  const Folder folder;
+  const std::string good = R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+  const auto refused = [&](const std::string& header, const std::string& part, std::size_t data = 2) {
+    write_raw(folder / "h", header, data);
+    std::string message;
+    try {
+      const SafetensorsReader reader(folder / "h");
+    } catch (const CheckpointError& error) {
+      message = error.what();
+    }
+    CAPTURE(header, message);
+    CHECK(message.find(part) != std::string::npos);
+  };
+  refused(good.substr(0, good.size() - 1) + ',' + good.substr(1), "key 'a' twice");
+  refused(R"({"a":{"dtype":"U8","shape":[2],"shape":[2],"data_offsets":[0,2]}})", "key 'shape' twice");
+  refused(R"({"__metadata__":{"k":"1","k":"2"}})", "key 'k' twice", 0);
+  refused("\xef\xbb\xbf" + good, "begin with '{'");
+  refused(' ' + good, "begin with '{'");
+  refused(good + '\n', "other than spaces");
+  refused(good + std::string(1, '\0'), "other than spaces");
+  refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", "leave a hole");
+  refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+          R"("b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+          "leave a hole", 3);
+  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,2]}})", "do not fit its sizes");
+  write_raw(folder / "h", good + "   ", 2);  // of another writer: not aligned, no checksums
+  const SafetensorsReader reader(folder / "h");
+  CHECK(reader.entries().size() == 1);
+  CHECK_FALSE(reader.has_checksums());
+  // A header of many keys is read in one pass, so that it costs about as much memory and time as it is long.
+  std::string many = R"({"__metadata__":{)";
+  for (int i = 0; i < 20000; ++i) many += "\"key" + std::to_string(i) + "\":\"\",";
+  many += R"("key7":""}})";
+  refused(many, "key 'key7' twice", 0);
+}
+
+TEST_CASE("every flipped bit of a file is found: header, checksums and data") {
+  const Folder folder;
+  const std::vector<TensorEntry> entries{{"a", DType::kF64, {2}}, {"b", DType::kI8, {5}}, {"none", DType::kI8, {0}}};
+  {
+    SafetensorsWriter writer(folder / "x", entries, {{"k", "v"}, {"key 2", ""}});
+    writer.write(bytes_of(16, 1));
+    writer.write(bytes_of(5, 2));
+    writer.write({});
+    writer.commit();
+  }
+  const auto good = read_text_file(folder / "x");
+  std::fstream file(folder / "x", std::ios::binary | std::ios::in | std::ios::out);
+  const auto put = [&](std::size_t at, char value) { file.seekp(static_cast<std::streamoff>(at)).put(value).flush(); };
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      put(at, static_cast<char>(good[at] ^ (1 << bit)));
+      bool found = false;
+      try {
+        const SafetensorsReader reader(folder / "x");
+        for (const auto& entry : reader.entries()) {
+          std::vector<std::byte> data(static_cast<std::size_t>(entry.bytes().value()));
+          reader.read(entry.name, data);
+        }
+        // One flip of the header's own key leaves a file that claims no checksum of itself: that is refused as well.
+        found = !reader.has_checksums() || reader.entries() != entries;
+      } catch (const CheckpointError&) {
+        found = true;
+      }
+      CAPTURE(at, bit);
+      if (!found) FAIL("the flip was not found");
+    }
+    put(at, good[at]);
+  }
+  CHECK(SafetensorsReader(folder / "x").has_checksums());
+  CHECK(checksum(std::as_bytes(std::span("abc", 3))) == 0x78af5f94892f3950ULL);  // of the xxHash project's own program
+}
+
+TEST_CASE("metadata keys of checksums are the writer's own") {
+  const Folder folder;
+  CHECK_THROWS_AS(SafetensorsWriter(folder / "x", {}, {{"autopar.xxh3", "0"}}), CheckpointError);
+  CHECK_THROWS_AS(SafetensorsWriter(folder / "x", {{"a\xff", DType::kU8, {1}}}), CheckpointError);
+  CHECK(folder.files() == 0);
+}
+
+TEST_CASE("what killed writers left is removed, what a living one writes is not") {
+  const Folder folder;
+  for (const char* name : {"x.partial-abcdef", "x.partial-ABC123", "x.partial-notes.txt", "y.partial-abcdef", "x"}) {
+    write_text_file(folder / name, name);
+  }
+  SafetensorsWriter writer(folder / "x", {{"a", DType::kU8, {4}}});
+  CHECK(folder.files() == 6);
+  CHECK(remove_partial_files(folder / "x") == 2);
+  CHECK(folder.files() == 4);
+  CHECK(read_text_file(folder / "y.partial-abcdef") == "y.partial-abcdef");
+  CHECK(read_text_file(folder / "x.partial-notes.txt") == "x.partial-notes.txt");
+  writer.write(bytes_of(4, 1));
+  writer.commit();
+  CHECK(folder.files() == 3);
+  CHECK(SafetensorsReader(folder / "x").entries().size() == 1);
+  CHECK(remove_partial_files(folder / "nowhere/x") == 0);
 }
 
 TEST_CASE("random damage never crashes a reader") {

@@ -1,0 +1,197 @@
+#include "torch/checkpoint/metadata.hpp"
+
+#include <array>
+#include <charconv>
+#include <limits>
+#include <memory>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include <torch/optim/optimizer.h>
+
+#include <autopar/core/error.hpp>
+
+namespace autopar {
+
+namespace {
+
+constexpr const char* kOurs = "autopar.";
+constexpr const char* kFormatKey = "autopar.format";
+constexpr const char* kFormat = "2";
+constexpr const char* kSeedKey = "autopar.seed";
+constexpr const char* kCallsKey = "autopar.calls";
+constexpr const char* kScalerKey = "autopar.loss_scaler";
+constexpr const char* kParameters = "parameters";  ///< among a group's values: how many there are
+
+std::string optimizer_key(std::size_t index) { return "autopar.optimizer." + std::to_string(index); }
+std::string group_key(std::size_t index, std::size_t group) {
+  return optimizer_key(index) + ".group." + std::to_string(group);
+}
+
+/// The shortest text that is read back as the same number, in any locale.
+std::string number_text(double number) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return {text.data(), end};
+}
+
+template <class Number>
+Number number_of(std::string_view text, const std::string& key) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw CheckpointError("'" + key + "' has the value '" + std::string(text) + "', which is no number for it");
+  }
+  return number;
+}
+
+/// "a=1 b=2"
+std::string values_text(const std::vector<std::pair<std::string, double>>& values) {
+  std::string text;
+  for (const auto& [name, value] : values) text += (text.empty() ? "" : " ") + name + '=' + number_text(value);
+  return text;
+}
+
+HyperParameters values_of(const std::string& text, const std::string& key) {
+  HyperParameters values;
+  std::istringstream items(text);
+  for (std::string item; std::getline(items, item, ' ');) {
+    const auto equals = item.find('=');
+    if (equals == std::string::npos) throw CheckpointError("'" + key + "' has '" + item + "' instead of name=value");
+    const auto value = number_of<double>(std::string_view(item).substr(equals + 1), key);
+    const bool is_new = values.emplace(item.substr(0, equals), value).second;
+    if (!is_new) throw CheckpointError("'" + key + "' has '" + item.substr(0, equals) + "' twice");
+  }
+  return values;
+}
+
+/// Whole, up to where doubles hold each whole number.
+std::int64_t count_in(HyperParameters& values, const char* name, const std::string& key) {
+  constexpr double kMost = 0x1p53;
+  const auto found = values.find(name);
+  const double value = found == values.end() ? -1 : found->second;
+  if (!(value >= 0 && value <= kMost) || value != static_cast<double>(static_cast<std::int64_t>(value))) {
+    throw CheckpointError("'" + key + "' has no count '" + name + "'");
+  }
+  values.erase(found);
+  return static_cast<std::int64_t>(value);
+}
+
+/// Takes entries one by one; in the end there must be none left.
+class MetadataReader {
+ public:
+  explicit MetadataReader(const std::map<std::string, std::string>& metadata) {
+    for (const auto& [key, value] : metadata) {
+      if (key.starts_with(kOurs)) left_.emplace(key, value);
+    }
+  }
+
+  [[nodiscard]] bool has(const std::string& key) const { return left_.contains(key); }
+  [[nodiscard]] bool empty() const { return left_.empty(); }
+  [[nodiscard]] std::string take(const std::string& key) {
+    auto node = left_.extract(key);
+    if (node.empty()) throw CheckpointError("it lacks '" + key + "'");
+    return std::move(node.mapped());
+  }
+  void require_empty() const {
+    if (!left_.empty()) throw CheckpointError("its '" + left_.begin()->first + "' is not known");
+  }
+
+ private:
+  std::map<std::string, std::string> left_;
+};
+
+LossScaler::State scaler_of(const std::string& text) {
+  auto values = values_of(text, kScalerKey);
+  LossScaler::State state;
+  state.good_steps = count_in(values, "good_steps", kScalerKey);
+  state.skipped = count_in(values, "skipped", kScalerKey);
+  const auto found = values.find("scale");
+  state.scale = found == values.end() ? 0 : found->second;
+  if (values.size() != 1 || !(state.scale >= LossScaler::kSmallest && state.scale <= LossScaler::kLargest)) {
+    throw CheckpointError("its loss scale is damaged: '" + text + "'");
+  }
+  return state;
+}
+
+SavedOptimizer optimizer_at(std::size_t index, MetadataReader& reader) {
+  SavedOptimizer saved{reader.take(optimizer_key(index))};
+  for (std::size_t g = 0; reader.has(group_key(index, g)); ++g) {
+    const auto key = group_key(index, g);
+    auto values = values_of(reader.take(key), key);
+    const auto parameters = count_in(values, kParameters, key);
+    saved.groups.push_back({parameters, std::move(values)});
+  }
+  return saved;
+}
+
+}  // namespace
+
+SavedOptimizer describe(const torch::optim::Optimizer& optimizer) {
+  SavedOptimizer saved{name_of(optimizer_kind(optimizer))};
+  const auto values = hyper_parameters(optimizer);
+  static_cast<void>(options_with(optimizer, values));
+  for (std::size_t g = 0; g < values.size(); ++g) {
+    saved.groups.push_back({static_cast<std::int64_t>(optimizer.param_groups()[g].params().size()), values[g]});
+  }
+  return saved;
+}
+
+std::map<std::string, std::string> to_metadata(const SavedInfo& saved) {
+  std::map<std::string, std::string> out{{kFormatKey, kFormat},
+                                         {kSeedKey, std::to_string(saved.info.seed)},
+                                         {kCallsKey, std::to_string(saved.info.calls)}};
+  if (const auto& scaler = saved.info.scaler) {
+    out[kScalerKey] = values_text({{"scale", scaler->scale},
+                                   {"good_steps", static_cast<double>(scaler->good_steps)},
+                                   {"skipped", static_cast<double>(scaler->skipped)}});
+  }
+  for (std::size_t i = 0; i < saved.optimizers.size(); ++i) {
+    const auto& optimizer = saved.optimizers[i];
+    out[optimizer_key(i)] = optimizer.kind;
+    for (std::size_t g = 0; g < optimizer.groups.size(); ++g) {
+      const auto& group = optimizer.groups[g];
+      std::vector<std::pair<std::string, double>> values{{kParameters, static_cast<double>(group.parameters)}};
+      values.insert(values.end(), group.values.begin(), group.values.end());
+      out[group_key(i, g)] = values_text(values);
+    }
+  }
+  return out;
+}
+
+std::optional<SavedInfo> from_metadata(const std::map<std::string, std::string>& metadata) {
+  MetadataReader reader(metadata);
+  if (reader.empty()) return std::nullopt;
+  const auto format = reader.take(kFormatKey);
+  if (format != kFormat) {
+    throw CheckpointError("it has the format version '" + format + "', this autopar reads '" + kFormat + "'");
+  }
+  SavedInfo saved;
+  saved.info.seed = number_of<std::uint64_t>(reader.take(kSeedKey), kSeedKey);
+  saved.info.calls = number_of<std::int64_t>(reader.take(kCallsKey), kCallsKey);
+  if (saved.info.calls < 0) throw CheckpointError("it counts " + std::to_string(saved.info.calls) + " calls");
+  if (reader.has(kScalerKey)) saved.info.scaler = scaler_of(reader.take(kScalerKey));
+  for (std::size_t i = 0; reader.has(optimizer_key(i)); ++i) saved.optimizers.push_back(optimizer_at(i, reader));
+  reader.require_empty();
+  return saved;
+}
+
+std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(
+    const SavedOptimizer& saved, const torch::optim::Optimizer& optimizer) {
+  const std::string mine = name_of(optimizer_kind(optimizer));
+  if (saved.kind != mine) throw CheckpointError("its optimizer is " + saved.kind + ", this one is " + mine);
+  std::vector<HyperParameters> values;
+  for (const auto& group : saved.groups) values.push_back(group.values);
+  auto options = options_with(optimizer, values);
+  for (std::size_t g = 0; g < options.size(); ++g) {
+    const auto parameters = static_cast<std::int64_t>(optimizer.param_groups()[g].params().size());
+    if (parameters == saved.groups[g].parameters) continue;
+    throw CheckpointError("parameter group " + std::to_string(g) + " of its optimizer has " +
+                          std::to_string(saved.groups[g].parameters) + " parameters, of this one " +
+                          std::to_string(parameters));
+  }
+  return options;
+}
+
+}  // namespace autopar
