@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <set>
 #include <string>
@@ -15,25 +14,9 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
 
+#include "json_text.hpp"
+
 namespace autopar::detail {
-
-using Json = nlohmann::ordered_json;
-
-/// Parses untrusted text: bounded depth, and a ConfigError that names the file instead of the parser's own exception.
-inline Json parse_json(std::string_view text, const std::string& file, int max_depth = 16) {
-  bool too_deep = false;
-  const Json::parser_callback_t shallow = [&](int depth, Json::parse_event_t, Json&) {
-    too_deep |= depth > max_depth;
-    return depth <= max_depth;
-  };
-  try {
-    Json json = Json::parse(text, shallow);
-    if (too_deep) throw ConfigError("nested deeper than " + std::to_string(max_depth), file);
-    return json;
-  } catch (const Json::exception& error) {
-    throw ConfigError(std::string("not valid JSON: ") + error.what(), file);
-  }
-}
 
 /// Reads an object member by member; every value is checked, every unknown member is an error.
 class JsonReader {
@@ -171,9 +154,11 @@ inline std::string hash_text(std::uint64_t hash) {
   return text;
 }
 
+using OrderedJson = nlohmann::ordered_json;  ///< to be written
+
 template <class Id>
-Json id_list(const std::vector<Id>& ids) {
-  Json out = Json::array();
+OrderedJson id_list(const std::vector<Id>& ids) {
+  OrderedJson out = OrderedJson::array();
   for (const auto id : ids) {
     if constexpr (requires { id.value(); }) out.push_back(id.value());
     else out.push_back(id);

@@ -15,8 +15,8 @@ namespace autopar {
 
 namespace {
 
-using detail::Json;
 using detail::JsonReader;
+using detail::OrderedJson;
 
 constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
@@ -47,8 +47,8 @@ const char* word_of(Enum value, const std::vector<std::pair<Enum, const char*>>&
   throw InvalidArgument("a plan holds an enumerator that has no name");
 }
 
-Json stage_json(const StagePlan& stage) {
-  Json recomputed = Json::array();
+OrderedJson stage_json(const StagePlan& stage) {
+  OrderedJson recomputed = OrderedJson::array();
   for (const auto& segment : stage.recomputed) recomputed.push_back(detail::id_list(segment));
   return {{"ranks", detail::id_list(stage.ranks)},
           {"atoms", detail::id_list(stage.atoms)},
@@ -84,8 +84,8 @@ StagePlan read_stage(JsonReader& reader, int world) {
   return stage;
 }
 
-Json orders_json(const std::vector<std::vector<Turn>>& orders) {
-  Json ranks = Json::array();
+OrderedJson orders_json(const std::vector<std::vector<Turn>>& orders) {
+  OrderedJson ranks = OrderedJson::array();
   for (const auto& turns : orders) {
     std::string text;
     for (const Turn turn : turns) {
@@ -120,8 +120,8 @@ std::vector<std::vector<Turn>> read_orders(JsonReader& reader) {
   return orders;
 }
 
-Json certificate_json(const Certificate& certificate) {
-  Json cases = Json::array();
+OrderedJson certificate_json(const Certificate& certificate) {
+  OrderedJson cases = OrderedJson::array();
   for (const auto& one : certificate.cases) {
     cases.push_back({{"because", word_of(one.kind, kBoundKinds)},
                      {"microbatches_from", one.from},
@@ -154,13 +154,13 @@ Certificate read_certificate(JsonReader reader) {
 }  // namespace
 
 std::string to_json(const Plan& plan) {
-  Json stages = Json::array();
+  OrderedJson stages = OrderedJson::array();
   for (const auto& stage : plan.stages) stages.push_back(stage_json(stage));
-  Json runners_up = Json::array();
+  OrderedJson runners_up = OrderedJson::array();
   for (const auto& other : plan.runners_up) {
     runners_up.push_back({{"summary", other.summary}, {"reason", other.reason}, {"step_s", other.step.value()}});
   }
-  Json root{{"version", plan.version},
+  OrderedJson root{{"version", plan.version},
                   {"model", detail::hash_text(plan.model)},
                   {"world", plan.world},
                   {"batch", plan.batch},
@@ -186,7 +186,7 @@ std::string to_json(const Plan& plan) {
 }
 
 Plan parse_plan(std::string_view json, const std::string& file) {
-  const Json root = detail::parse_json(json, file);
+  const auto root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
   Plan plan;
   plan.version = static_cast<int>(reader.whole("version", 0, kMaxId));

@@ -6,8 +6,10 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <fcntl.h>
@@ -19,6 +21,7 @@
 #include <autopar/core/error.hpp>
 
 #include "atomic_file.hpp"
+#include "json_text.hpp"
 
 namespace autopar {
 
@@ -26,9 +29,11 @@ static_assert(std::endian::native == std::endian::little, "safetensors data are 
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using detail::Json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::int64_t kMaxHeader = 100 << 20;  // the limit of the reference implementation
+constexpr int kHeaderDepth = 3;                 // the header, a tensor, its sizes
 
 constexpr std::array<std::pair<DType, const char*>, 12> kNames{{{DType::kBool, "BOOL"},
                                                                 {DType::kU8, "U8"},
@@ -92,16 +97,20 @@ struct SafetensorsWriter::State {
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries,
                                      const std::map<std::string, std::string>& metadata) {
-  Json header = Json::object();
+  OrderedJson header = OrderedJson::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
+  auto& members = header.get_ref<OrderedJson::object_t&>();  // a list: looking each name up would take n^2
+  members.reserve(entries.size() + 1);
+  std::unordered_set<std::string_view> names{"__metadata__"};
   std::int64_t offset = 0;
   for (const auto& entry : entries) {
-    if (entry.name == "__metadata__" || header.contains(entry.name)) {
+    if (!names.insert(entry.name).second) {
       throw CheckpointError(path.string() + ": the tensor name '" + entry.name + "' occurs twice or is reserved");
     }
     const auto end = offset + entry.bytes().value();
-    header[entry.name] = {
-        {"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+    members.emplace_back(entry.name, OrderedJson{{"dtype", safetensors_name(entry.dtype)},
+                                                 {"shape", entry.shape},
+                                                 {"data_offsets", {offset, end}}});
     offset = end;
   }
   std::string text = header.dump();
@@ -189,22 +198,20 @@ struct SafetensorsReader::State {
   }
 
   void parse(const std::string& text, std::int64_t data_bytes) {
-    int depth_limit_hit = 0;
-    const Json::parser_callback_t shallow = [&](int depth, Json::parse_event_t, Json&) {
-      depth_limit_hit |= depth > 3;
-      return depth <= 3;
-    };
-    Json header = Json::parse(text, shallow, false);
-    if (header.is_discarded() || depth_limit_hit != 0 || !header.is_object()) fail("its header is no valid JSON object");
+    std::string reason = "no object";
+    const auto header = detail::try_parse_json(text, reason, kHeaderDepth);
+    if (!header || !header->is_object()) fail("its header is no valid JSON object: " + reason);
     std::vector<std::pair<std::int64_t, TensorEntry>> found;
-    for (const auto& [name, value] : header.items()) {
+    for (const auto& [name, value] : header->items()) {
       if (name == "__metadata__") {
         read_metadata(value);
       } else {
         found.push_back(read_entry(name, value, data_bytes));
       }
     }
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.first, a.second.bytes()) < std::pair(b.first, b.second.bytes());  // empty ones take no place
+    });
     std::int64_t position = 0;
     for (auto& [offset, entry] : found) {
       if (offset != position) fail("the data of tensor '" + entry.name + "' overlap others or leave a hole");
