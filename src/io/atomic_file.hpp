@@ -2,15 +2,30 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <span>
+
+#include <sys/stat.h>
 
 namespace autopar::detail {
 
-/// A file that appears under its name only when it is complete: written aside, synced, renamed.
+/// Where a file's name leads.
+struct Destination {
+  std::filesystem::path path;        ///< behind symbolic links
+  bool is_replaced = true;           ///< a regular file, or none yet; false: a device, a pipe, an open descriptor, a folder
+  std::optional<struct stat> there;  ///< what is there
+};
+
+/// @throws std::system_error for links in a circle and folders that cannot be searched
+[[nodiscard]] Destination destination_of(const std::filesystem::path& path);
+
+/// A file that appears under its name only when it is complete: written aside, synced, renamed. Links stay links. A file that
+/// is there keeps its mode and, as far as the system allows, its owner; one that may not be written is not replaced; a new
+/// one has the mode that the umask leaves. Devices, pipes and open descriptors (/dev/stdout) are written to as they are.
 /// All members throw std::system_error with the system's reason.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);
+  explicit AtomicFile(const std::filesystem::path& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -19,8 +34,10 @@ class AtomicFile {
   void commit();
 
  private:
-  std::filesystem::path path_;
-  std::filesystem::path aside_;
+  void open_aside();
+
+  Destination to_;
+  std::filesystem::path aside_;  ///< empty: there is none
   int descriptor_ = -1;
 };
 

@@ -61,6 +61,7 @@ const std::vector<Field>& fields() {
       {"graph_file", &Options::graph_file},
       {"trace_file", &Options::trace_file},
       {"report_file", &Options::report_file},
+      {"overwrite", &Options::overwrite},
       {"device", &Options::device, 0, 0, {"auto", "cpu", "cuda"}},
       {"keep_memory", &Options::keep_memory},
       {"cluster_file", &Options::cluster_file},

@@ -100,7 +100,8 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
   for (const auto& [group, line] : costs.links.all_reduces) {
     all_reduces.push_back({{"class", group.first}, {"ranks", group.second}, {"seconds", line_json(line)}});
   }
-  OrderedJson root{{"version", kCostFormat},
+  OrderedJson root{{"format", kCostMark},
+            {"version", kCostFormat},
             {"device", origin.device},
             {"libtorch", origin.libtorch},
             {"autopar", origin.autopar},
@@ -123,6 +124,7 @@ CostFile parse(std::string_view json, const std::string& file, const CostOrigin*
     reader.fail("version", "the costs have format " + std::to_string(version) + ", this autopar reads " +
                                std::to_string(kCostFormat) + "; measure again");
   }
+  reader.format(kCostMark);
   const CostOrigin origin{reader.text("device"), reader.text("libtorch"), reader.text("autopar")};
   if (expected) {
     require_equal(reader, "device", expected->device);
@@ -160,8 +162,9 @@ MeasuredCosts read_costs(const std::filesystem::path& path, const CostOrigin& ex
   return parse_costs(read_text_file(path), path.string(), expected);
 }
 
-void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin) {
-  write_text_file(path, to_json(costs, origin));
+void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin,
+                 Overwrite overwrite) {
+  write_marked_file(path, to_json(costs, origin), kCostMark, overwrite);
 }
 
 }  // namespace autopar

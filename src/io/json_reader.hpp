@@ -14,6 +14,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
 
+#include "hash_text.hpp"
 #include "json_text.hpp"
 
 namespace autopar::detail {
@@ -106,6 +107,12 @@ class JsonReader {
       reader.finish();
     }
   }
+  /// What the file says it is, if it says so: files of earlier versions do not. Those that are no `mark` are refused.
+  void format(const std::string& mark) {
+    if (!has("format")) return;
+    const auto found = text("format");
+    if (found != mark) fail("format", "'" + found + "' is not '" + mark + "'");
+  }
   void finish() const {
     for (const auto& [key, value] : json_.items()) {
       if (!names_.contains(key)) {
@@ -146,13 +153,6 @@ class JsonReader {
   std::string where_;
   std::set<std::string> names_;
 };
-
-inline std::string hash_text(std::uint64_t hash) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text(16, '0');
-  for (std::size_t i = 0; i < 16; ++i) text[15 - i] = kDigits[(hash >> (4 * i)) & 15];
-  return text;
-}
 
 using OrderedJson = nlohmann::ordered_json;  ///< to be written
 

@@ -160,7 +160,8 @@ std::string to_json(const Plan& plan) {
   for (const auto& other : plan.runners_up) {
     runners_up.push_back({{"summary", other.summary}, {"reason", other.reason}, {"step_s", other.step.value()}});
   }
-  OrderedJson root{{"version", plan.version},
+  OrderedJson root{{"format", file_mark("plan", plan.model)},
+                  {"version", plan.version},
                   {"model", detail::hash_text(plan.model)},
                   {"world", plan.world},
                   {"batch", plan.batch},
@@ -201,6 +202,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
                                "; remove the file to plan again");
   }
   plan.model = reader.hash("model");
+  reader.format(file_mark("plan", plan.model));
   plan.world = static_cast<int>(reader.whole("world", 1, 1 << 24));
   plan.batch = reader.whole("batch", 0, kMaxBytes);
   plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, 1 << 24));
@@ -240,6 +242,8 @@ Plan parse_plan(std::string_view json, const std::string& file) {
 
 Plan read_plan(const std::filesystem::path& path) { return parse_plan(read_text_file(path), path.string()); }
 
-void write_plan(const std::filesystem::path& path, const Plan& plan) { write_text_file(path, to_json(plan)); }
+void write_plan(const std::filesystem::path& path, const Plan& plan, Overwrite overwrite) {
+  write_marked_file(path, to_json(plan), file_mark("plan", plan.model), overwrite);
+}
 
 }  // namespace autopar

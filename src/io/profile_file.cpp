@@ -137,7 +137,8 @@ std::string to_json(const ModelProfile& profile) {
     outputs.push_back({{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
     if (output.kept) outputs.back()["kept"] = true;
   }
-  const OrderedJson root{{"version", 3},
+  const OrderedJson root{{"format", file_mark("profile", profile.hash)},
+                         {"version", 3},
                   {"hash", detail::hash_text(profile.hash)},
                   {"loss_mode", profile.loss_mode},
                   {"parameters", std::move(parameters)},
@@ -154,6 +155,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
   ModelProfile profile;
   if (reader.whole("version", 0, kMaxId) != 3) reader.fail("version", "this autopar reads profiles of version 3; write it anew");
   profile.hash = reader.hash("hash");
+  reader.format(file_mark("profile", profile.hash));
   profile.loss_mode = reader.flag("loss_mode");
   reader.each("parameters", [&](JsonReader& row) {
     ParameterProfile parameter;
@@ -198,8 +200,8 @@ ModelProfile read_profile(const std::filesystem::path& path) {
   return parse_profile(read_text_file(path, Bytes(std::int64_t{1} << 30)), path.string());
 }
 
-void write_profile(const std::filesystem::path& path, const ModelProfile& profile) {
-  write_text_file(path, to_json(profile));
+void write_profile(const std::filesystem::path& path, const ModelProfile& profile, Overwrite overwrite) {
+  write_marked_file(path, to_json(profile), file_mark("profile", profile.hash), overwrite);
 }
 
 }  // namespace autopar

@@ -25,6 +25,10 @@ std::string one_line(std::string text) {
   return text;
 }
 
+void add_force(CLI::App& command, bool& force) {
+  command.add_flag("--force", force, "replace files that autopar did not write, or that are of another model");
+}
+
 void add_costs(CLI::App& command, std::string& costs) {
   command.add_option("--costs", costs, "JSON, written by cost_file of a training program: operators and links as measured");
 }
@@ -80,6 +84,7 @@ void add_plan(CLI::App& app, PlanArguments& arguments) {
   command.add_option("CLUSTER", arguments.problem.cluster, "TOML; see examples/clusters")->required();
   add_settings(command, arguments.problem);
   command.add_option("--out", arguments.out, "write the plan there");
+  add_force(command, arguments.force);
   command.add_flag("--json", arguments.json, "print the plan as JSON instead of a table");
 }
 
@@ -118,6 +123,7 @@ void add_simulate(CLI::App& app, SimulateArguments& arguments) {
   add_costs(command, arguments.costs);
   command.add_option("--trace", arguments.trace, "write a Chrome trace there (chrome://tracing, Perfetto)");
   command.add_option("--html", arguments.html, "write a page with the timeline there; it needs no network");
+  add_force(command, arguments.force);
   command.add_flag("--json", arguments.json, "print JSON");
 }
 

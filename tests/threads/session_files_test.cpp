@@ -147,11 +147,11 @@ TEST_CASE("profile, report and graph are written when the model is planned", "[f
   const auto profile = ap::read_profile(folder / "profile.json");
   CHECK(profile.hash == plan.model);
   CHECK(profile.parameters.size() == 4);
-  CHECK(ap::read_text_file(folder / "report.txt") == ap::to_text(plan));
+  CHECK(ap::read_text_file(folder / "report.txt") == ap::file_mark("report", plan.model) + "\n" + ap::to_text(plan));
 
   const auto graph = ap::read_text_file(folder / "graph.dot");
   CAPTURE(graph);
-  CHECK(graph.starts_with("digraph"));
+  CHECK(graph.starts_with("// " + ap::file_mark("graph", plan.model) + "\ndigraph"));
   CHECK(contains(graph, "label=\"stage 0\""));
   CHECK(contains(graph, "label=\"stage 1\""));
   CHECK(count(graph, "aten::linear") == 2);

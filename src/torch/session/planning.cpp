@@ -87,6 +87,7 @@ void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t ba
 }  // namespace
 
 void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) {
+  together(world_, "looking at the files to write", [&] { require_replaceable_files(profile.model.hash); });
   auto costs = measured_costs(program, profile, batch);
   Blob bytes;
   together(world_, "planning", [&] {
@@ -149,7 +150,7 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   if (given_plan_) return *given_plan_;
   if (reads_plan()) return read_plan(options_.plan_file);
   auto plan = search_plan(program, profile, batch, std::move(costs));
-  if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
+  if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan, overwrite());
   return plan;
 }
 
@@ -212,10 +213,25 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
   plan_ = std::move(plan);
 }
 
+/// Before anything is measured or planned for them.
+void Session::Impl::require_replaceable_files(std::uint64_t model) const {
+  const auto require = [&](const std::filesystem::path& path, const char* kind) {
+    if (!path.empty()) require_replaceable(path, file_mark(kind, model), overwrite());
+  };
+  require(trace_path(), "trace");
+  if (world_.rank() != 0) return;
+  if (!given_plan_ && !reads_plan() && options_.save_plan) require(options_.plan_file, "plan");
+  require(options_.graph_file, "graph");
+  require(options_.profile_file, "profile");
+  require(options_.report_file, "report");
+}
+
 void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) const {
-  if (!options_.graph_file.empty()) write_text_file(options_.graph_file, to_dot(graph, *plan_));
-  if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile);
-  if (!options_.report_file.empty()) write_text_file(options_.report_file, to_text(*plan_));
+  const auto graph_mark = file_mark("graph", plan_->model), report_mark = file_mark("report", plan_->model);
+  if (!options_.graph_file.empty()) write_marked_file(options_.graph_file, to_dot(graph, *plan_), graph_mark, overwrite());
+  if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile, overwrite());
+  if (!options_.report_file.empty())
+    write_marked_file(options_.report_file, report_mark + "\n" + to_text(*plan_), report_mark, overwrite());
   world_.logger(LogModule::kPlanner).info(to_text(*plan_));
 }
 

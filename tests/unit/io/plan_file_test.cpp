@@ -113,7 +113,7 @@ TEST_CASE("a file that is no plan says what is wrong") {
   refused(replaced(text, "\"batch\": 128", "\"batch\": 128, \"x\": 1"), "unknown member 'x'");
   refused(replaced(text, "\"bubble\": 0.3", "\"bubble\": 1.3"), "bubble");
   refused(replaced(text, "\"step_s\": 0.3", "\"step_s\": -0.3"), "step_s");
-  refused(replaced(text, "0123456789abcdef", "xyz"), "hexadecimal");
+  refused(replaced(text, "\"model\": \"0123456789abcdef", "\"model\": \"xyz"), "hexadecimal");
   refused(replaced(text, "123456789012", "18446744073709551615"), "peak_memory_bytes");
   refused(text.substr(0, text.size() / 2), "not valid JSON");
   refused(std::string(1 << 20, '['), "");
