@@ -459,6 +459,16 @@ std::string cache_folder_of(const char* xdg, const char* home) {
 
 }  // namespace
 
+namespace {
+
+std::string seconds_text(Seconds time) {
+  std::ostringstream text;
+  text << time.value() << " s";
+  return text.str();
+}
+
+}  // namespace
+
 ConfigSources process_config_sources() {
   ConfigSources sources;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
@@ -487,6 +497,10 @@ ResolvedOptions resolve_options(const Options& code, const ConfigSources& source
   if (out.options.min_microbatches > out.options.max_microbatches) {
     throw InvalidArgument("min_microbatches = " + std::to_string(out.options.min_microbatches) +
                           " exceeds max_microbatches = " + std::to_string(out.options.max_microbatches));
+  }
+  if (out.options.stall_warning > out.options.stall_timeout) {
+    throw InvalidArgument("stall_warning = " + seconds_text(out.options.stall_warning) + " exceeds stall_timeout = " +
+                          seconds_text(out.options.stall_timeout) + ", so nothing would be said before the end; lower it");
   }
   return out;
 }

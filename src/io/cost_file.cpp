@@ -119,12 +119,12 @@ namespace {
 CostFile parse(std::string_view json, const std::string& file, const CostOrigin* expected) {
   const Json root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
+  reader.format(kCostMark);
   const auto version = reader.whole("version", 0, std::numeric_limits<std::int32_t>::max());
   if (version != kCostFormat) {
     reader.fail("version", "the costs have format " + std::to_string(version) + ", this autopar reads " +
                                std::to_string(kCostFormat) + "; measure again");
   }
-  reader.format(kCostMark);
   const CostOrigin origin{reader.text("device"), reader.text("libtorch"), reader.text("autopar")};
   if (expected) {
     require_equal(reader, "device", expected->device);

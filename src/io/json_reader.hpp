@@ -45,7 +45,8 @@ class JsonReader {
   [[nodiscard]] double number(const char* key, double least = 0, double most = std::numeric_limits<double>::max()) {
     const auto& value = member(key);
     const double number = value.is_number() ? value.get<double>() : std::nan("");
-    if (!(number >= least && number <= most)) fail(key, "expected a finite number of at least " + std::to_string(least));
+    if (!(number >= least)) fail(key, "expected a finite number of at least " + std::to_string(least));
+    if (number > most) fail(key, value.dump() + " is more than can be");
     return number;
   }
   [[nodiscard]] bool flag(const char* key) {
@@ -107,11 +108,11 @@ class JsonReader {
       reader.finish();
     }
   }
-  /// What the file says it is, if it says so: files of earlier versions do not. Those that are no `mark` are refused.
+  /// Refuses a file that says that it is something else than what begins with `mark`; of before files say nothing.
   void format(const std::string& mark) {
     if (!has("format")) return;
     const auto found = text("format");
-    if (found != mark) fail("format", "'" + found + "' is not '" + mark + "'");
+    if (!found.starts_with(mark)) fail("format", "'" + found + "' is no '" + mark + "'");
   }
   void finish() const {
     for (const auto& [key, value] : json_.items()) {

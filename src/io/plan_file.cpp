@@ -20,6 +20,13 @@ using detail::OrderedJson;
 
 constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+constexpr std::int64_t kMaxSamples = std::int64_t{1} << 36;
+constexpr std::int64_t kMaxMicrobatches = 1'000'000;  // as options have it
+constexpr double kMaxSeconds = 1e30;                  // sums and ratios of such are numbers
+constexpr double kMaxGap = 1e100;
+constexpr double kMaxStateFactor = 1e3;
+
+Seconds read_seconds(JsonReader& reader, const char* key) { return Seconds(reader.number(key, 0, kMaxSeconds)); }
 
 const std::vector<std::pair<ScheduleKind, const char*>> kSchedules{
     {ScheduleKind::kGPipe, "gpipe"}, {ScheduleKind::kOneFOneB, "1f1b"}, {ScheduleKind::kInterleaved, "interleaved"},
@@ -74,10 +81,10 @@ StagePlan read_stage(JsonReader& reader, int world) {
   stage.parameters = reader.ids<ParameterId>("parameters", 0, kMaxId);
   stage.parameter_bytes = Bytes(reader.whole("parameter_bytes", 0, kMaxBytes));
   stage.parameter_elements = reader.whole("parameter_elements", 0, kMaxBytes);
-  stage.forward = Seconds(reader.number("forward_s"));
-  stage.backward = Seconds(reader.number("backward_s"));
-  stage.communication = Seconds(reader.number("communication_s"));
-  stage.reduction = Seconds(reader.number("reduction_s"));
+  stage.forward = read_seconds(reader, "forward_s");
+  stage.backward = read_seconds(reader, "backward_s");
+  stage.communication = read_seconds(reader, "communication_s");
+  stage.reduction = read_seconds(reader, "reduction_s");
   stage.peak_memory = Bytes(reader.whole("peak_memory_bytes", 0, kMaxBytes));
   stage.host_memory = Bytes(reader.whole("host_memory_bytes", 0, kMaxBytes));
   if (stage.ranks.empty()) reader.fail("ranks", "a stage needs at least one rank");
@@ -137,15 +144,15 @@ OrderedJson certificate_json(const Certificate& certificate) {
 
 Certificate read_certificate(JsonReader reader) {
   Certificate certificate;
-  certificate.lower_bound = Seconds(reader.number("lower_bound_s"));
-  certificate.gap = reader.number("gap", -1);
+  certificate.lower_bound = read_seconds(reader, "lower_bound_s");
+  certificate.gap = reader.number("gap", -1, kMaxGap);
   reader.each("cases", [&](JsonReader& one) {
     const auto kind = one.word("because", kBoundKinds);
     const auto from = static_cast<int>(one.whole("microbatches_from", 1, kMaxId));
     const auto to = static_cast<int>(one.whole("microbatches_to", 0, kMaxId));
-    certificate.cases.push_back({kind, from, to, Seconds(one.number("seconds"))});
+    certificate.cases.push_back({kind, from, to, read_seconds(one, "seconds")});
   });
-  certificate.searched_bound = Seconds(reader.number("searched_bound_s"));
+  certificate.searched_bound = read_seconds(reader, "searched_bound_s");
   certificate.searched_to_end = reader.flag("searched_to_end");
   reader.finish();
   return certificate;
@@ -190,6 +197,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   const auto root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
   Plan plan;
+  reader.format("autopar plan");
   plan.version = static_cast<int>(reader.whole("version", 0, kMaxId));
   if (plan.version != kPlanVersion) {
     reader.fail("version", "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
@@ -204,8 +212,8 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.model = reader.hash("model");
   reader.format(file_mark("plan", plan.model));
   plan.world = static_cast<int>(reader.whole("world", 1, 1 << 24));
-  plan.batch = reader.whole("batch", 0, kMaxBytes);
-  plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, 1 << 24));
+  plan.batch = reader.whole("batch", 0, kMaxSamples);
+  plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, kMaxMicrobatches));
   plan.schedule = reader.word("schedule", kSchedules);
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
   plan.offload = reader.word("offload", kOffloads);
@@ -220,15 +228,15 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.device_memory = Bytes(reader.whole("device_memory_bytes", 0, kMaxBytes));
   plan.host_memory = Bytes(reader.whole("host_memory_bytes", 0, kMaxBytes));
   plan.gradient_copies = static_cast<int>(reader.whole("gradient_copies", 1, 2));
-  plan.optimizer_state_factor = reader.number("optimizer_state_factor");
-  plan.step = Seconds(reader.number("step_s"));
+  plan.optimizer_state_factor = reader.number("optimizer_state_factor", 0, kMaxStateFactor);
+  plan.step = read_seconds(reader, "step_s");
   plan.bubble = reader.number("bubble", 0, 1);
   plan.binding = reader.word("binding", kBindings);
   reader.each("runners_up", [&](JsonReader& other) {
     RunnerUp row;
     row.summary = other.text("summary");
     row.reason = other.text("reason");
-    row.step = Seconds(other.number("step_s"));
+    row.step = read_seconds(other, "step_s");
     plan.runners_up.push_back(std::move(row));
   });
   for (const auto& note : reader.list("notes")) {

@@ -153,6 +153,7 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
   const auto root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
   ModelProfile profile;
+  reader.format("autopar profile");
   if (reader.whole("version", 0, kMaxId) != 3) reader.fail("version", "this autopar reads profiles of version 3; write it anew");
   profile.hash = reader.hash("hash");
   reader.format(file_mark("profile", profile.hash));

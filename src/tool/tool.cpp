@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <ostream>
+#include <sstream>
 
 #include <CLI/CLI.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/core/printable.hpp>
 #include <autopar/version.hpp>
 
 #include "commands.hpp"
@@ -134,6 +136,27 @@ void add_diff(CLI::App& app, DiffArguments& arguments) {
   command.add_flag("--json", arguments.json, "print JSON");
 }
 
+/// What files say is shown only when nothing in it is left that a terminal would obey.
+int run_command(const std::string& command, const Commands& commands, std::ostream& out, std::ostream& err) {
+  std::ostringstream said, noted;
+  const auto call = [&] {
+    if (command == "plan") return plan_command(commands.plan, said, noted);
+    if (command == "explain") return explain_command(commands.explain, said, noted);
+    if (command == "check") return check_command(commands.check, said);
+    if (command == "simulate") return simulate_command(commands.simulate, said);
+    return diff_command(commands.diff, said);
+  };
+  int status = kTrouble;
+  try {
+    status = call();
+  } catch (const Error& error) {
+    noted << "autopar " << command << ": " << one_line(error.what()) << '\n';
+  }
+  err << printable(noted.str());
+  out << printable(said.str());
+  return status;
+}
+
 }  // namespace
 
 int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
@@ -159,20 +182,10 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
   } catch (const CLI::ParseError& error) {
     for (const auto* command : app.get_subcommands())
       name += " " + command->get_name();
-    err << name << ": " << one_line(error.what()) << "; '" << name << " --help' shows what is known\n";
+    err << name << ": " << printable(one_line(error.what())) << "; '" << name << " --help' shows what is known\n";
     return kTrouble;
   }
-  const std::string command = app.get_subcommands().front()->get_name();
-  try {
-    if (command == "plan") return plan_command(commands.plan, out, err);
-    if (command == "explain") return explain_command(commands.explain, out, err);
-    if (command == "check") return check_command(commands.check, out);
-    if (command == "simulate") return simulate_command(commands.simulate, out);
-    return diff_command(commands.diff, out);
-  } catch (const Error& error) {
-    err << "autopar " << command << ": " << one_line(error.what()) << '\n';
-    return kTrouble;
-  }
+  return run_command(app.get_subcommands().front()->get_name(), commands, out, err);
 }
 
 }  // namespace autopar::tool

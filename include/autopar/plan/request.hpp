@@ -269,15 +269,22 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
 }
 
 /// More micro-batches than `largest_count` are not tried unless they are asked for.
-[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t largest_count,
-                                                           std::int64_t largest_local) {
+[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t batch,
+                                                           std::int64_t largest_count, std::int64_t largest_local) {
   const auto text = [](int value) { return std::to_string(value); };
+  const auto need_samples = [&](const char* name, int value) {
+    if (value <= batch) return;
+    refuse(name + (" = " + text(value)) + " is more than the " + std::to_string(batch) +
+           " samples of the batch, so that some would be empty; lower it, or bring more samples");
+  };
   if (options.microbatches < 0) refuse("microbatches = " + text(options.microbatches) + " is negative");
   if (options.min_microbatches < 1) refuse("min_microbatches = " + text(options.min_microbatches) + " is below 1");
   if (options.max_microbatches < options.min_microbatches) {
     refuse("min_microbatches = " + text(options.min_microbatches) +
            " is above max_microbatches = " + text(options.max_microbatches));
   }
+  need_samples("microbatches", options.microbatches);
+  need_samples("min_microbatches", options.min_microbatches);
   if (options.microbatches > 0) {
     const Options defaults;
     if (options.min_microbatches != defaults.min_microbatches && options.microbatches < options.min_microbatches) {
@@ -385,7 +392,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   }
   out.stages = std::max(options.stages, static_cast<int>(out.replicas.size()));
   out.schedules = detail::allowed_schedules(options, request.runtime);
-  out.microbatches = detail::allowed_microbatches(options, detail::most_microbatches(work, out), out.largest_local_batch());
+  out.microbatches = detail::allowed_microbatches(options, out.batch, detail::most_microbatches(work, out), out.largest_local_batch());
   out.memory = detail::usable_memory(options, cluster);
   if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
     detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) +

@@ -12,6 +12,8 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
+#include <autopar/io/progress.hpp>
+#include <autopar/plan/check/require_sound.hpp>
 #include <autopar/plan/print.hpp>
 #include <autopar/plan/runnable.hpp>
 #include <autopar/schedule/batch_split.hpp>
@@ -174,13 +176,15 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
                                  mean_trained_tensor(profile.model));
   if (options_.microbatches == 0) leave_two_samples(program, request);
-  auto plan = planner_(profile.model, model_costs, cluster, request);
+  Progress progress("autopar plans", world_.logger(LogModule::kPlanner).enabled(LogLevel::kWarn) ? terminal() : nullptr);
+  const PlanObserver observer = [&](const std::string& phase) { progress.now(phase); };
+  auto plan = planner_(profile.model, model_costs, cluster, request, observer);
   const bool may_choose = options_.replicas.empty() && options_.microbatches == 0;
   if (may_choose && starves_statistics(plan, program.plan, request.batch)) {
     auto without_replicas = request;
     without_replicas.options.replicas = {1};
     try {
-      plan = planner_(profile.model, model_costs, cluster, without_replicas);
+      plan = planner_(profile.model, model_costs, cluster, without_replicas, observer);
     } catch (const InfeasiblePlan&) {  // then the first plan runs batches of more samples, and refuses those of so few
     }
   }
@@ -209,7 +213,10 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
     throw InvalidArgument("the plan was made for " + std::to_string(plan.world) + " ranks, but the world has " +
                           std::to_string(world_.size()) + "; start as many ranks, or remove the plan to plan again");
   }
-  if (!options_.plan_only) require_runnable(plan, runtime_capabilities());
+  if (!options_.plan_only) {
+    if (world_.rank() == 0) require_sound(profile.model, plan);  // whose plan the others get
+    require_runnable(plan, runtime_capabilities());
+  }
   plan_ = std::move(plan);
 }
 
