@@ -498,7 +498,8 @@ ResolvedOptions resolve_options(const Options& code, const ConfigSources& source
     throw InvalidArgument("min_microbatches = " + std::to_string(out.options.min_microbatches) +
                           " exceeds max_microbatches = " + std::to_string(out.options.max_microbatches));
   }
-  if (out.options.stall_warning > out.options.stall_timeout) {
+  // Who sets a short timeout alone need not know of the warning.
+  if (out.options.stall_warning != Options{}.stall_warning && out.options.stall_warning > out.options.stall_timeout) {
     throw InvalidArgument("stall_warning = " + seconds_text(out.options.stall_warning) + " exceeds stall_timeout = " +
                           seconds_text(out.options.stall_timeout) + ", so nothing would be said before the end; lower it");
   }

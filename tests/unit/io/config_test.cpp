@@ -178,7 +178,9 @@ TEST_CASE("what can be made again is kept in the user's cache folder, if there i
 
 TEST_CASE("a warning of a stall that comes after its timeout is refused by both names") {
   CHECK_NOTHROW(resolve_options({.stall_warning = Seconds(5), .stall_timeout = Seconds(5)}, {}));
-  for (const auto& options : {Options{.stall_warning = Seconds(700)}, Options{.stall_timeout = Seconds(1.5)}}) {
+  CHECK_NOTHROW(resolve_options({.stall_timeout = Seconds(5)}, {}));
+  for (const auto& options : {Options{.stall_warning = Seconds(700)},
+                              Options{.stall_warning = Seconds(3), .stall_timeout = Seconds(1.5)}}) {
     try {
       static_cast<void>(resolve_options(options, {}));
       FAIL("accepted");
