@@ -61,6 +61,19 @@ enum class Recompute : std::uint8_t {
   kAlways,  ///< every segment
 };
 
+/// For front doors: a planner itself can plan for empty micro-batches, but nobody wants them.
+/// @throws InvalidArgument if options ask for more micro-batches than the batch has samples
+inline void require_samples(const PlanRequest& request) {
+  const auto require = [&](const char* name, int value) {
+    if (value <= request.batch) return;
+    throw InvalidArgument(std::string(name) + " = " + std::to_string(value) + " is more than the " +
+                          std::to_string(request.batch) +
+                          " samples of the batch, so that some would be empty; lower it, or bring more samples");
+  };
+  require("microbatches", request.options.microbatches);
+  require("min_microbatches", request.options.min_microbatches);
+}
+
 /// A request that was checked: what a search may choose from. Values only.
 struct Constraints {
   int world = 1;
@@ -269,22 +282,15 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
 }
 
 /// More micro-batches than `largest_count` are not tried unless they are asked for.
-[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t batch,
-                                                           std::int64_t largest_count, std::int64_t largest_local) {
+[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t largest_count,
+                                                           std::int64_t largest_local) {
   const auto text = [](int value) { return std::to_string(value); };
-  const auto need_samples = [&](const char* name, int value) {
-    if (value <= batch) return;
-    refuse(name + (" = " + text(value)) + " is more than the " + std::to_string(batch) +
-           " samples of the batch, so that some would be empty; lower it, or bring more samples");
-  };
   if (options.microbatches < 0) refuse("microbatches = " + text(options.microbatches) + " is negative");
   if (options.min_microbatches < 1) refuse("min_microbatches = " + text(options.min_microbatches) + " is below 1");
   if (options.max_microbatches < options.min_microbatches) {
     refuse("min_microbatches = " + text(options.min_microbatches) +
            " is above max_microbatches = " + text(options.max_microbatches));
   }
-  need_samples("microbatches", options.microbatches);
-  need_samples("min_microbatches", options.min_microbatches);
   if (options.microbatches > 0) {
     const Options defaults;
     if (options.min_microbatches != defaults.min_microbatches && options.microbatches < options.min_microbatches) {
@@ -392,7 +398,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   }
   out.stages = std::max(options.stages, static_cast<int>(out.replicas.size()));
   out.schedules = detail::allowed_schedules(options, request.runtime);
-  out.microbatches = detail::allowed_microbatches(options, out.batch, detail::most_microbatches(work, out), out.largest_local_batch());
+  out.microbatches = detail::allowed_microbatches(options, detail::most_microbatches(work, out), out.largest_local_batch());
   out.memory = detail::usable_memory(options, cluster);
   if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
     detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) +

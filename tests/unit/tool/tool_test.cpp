@@ -385,7 +385,7 @@ TEST_CASE("a terminal shows what files say, and does not obey it", "[tool]") {
   for (const auto& command : commands) {
     const auto result = run_tool(command);
     CAPTURE(command[0], result.out, result.err);
-    for (const std::string said : {result.out, result.err}) {
+    for (const auto& said : {result.out, result.err}) {
       CHECK(said == printable(said));
       CHECK(said.find('\x1b') == std::string::npos);
     }
