@@ -3,7 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
+
+#include <sys/stat.h>
 
 namespace autopar::detail {
 
@@ -11,12 +14,24 @@ namespace autopar::detail {
 inline constexpr const char* kPartialMark = ".partial-";
 inline constexpr std::size_t kPartialLetters = 6;
 
-/// A file that appears under its name only when it is complete: written aside, synced, renamed. Until then it is locked
-/// (flock), so that `remove_partial_files` can tell it from one whose writer was killed.
+/// Where a file's name leads.
+struct Destination {
+  std::filesystem::path path;        ///< behind symbolic links
+  bool is_replaced = true;           ///< a regular file, or none yet; false: a device, a pipe, an open descriptor, a folder
+  std::optional<struct stat> there;  ///< what is there
+};
+
+/// @throws std::system_error for links in a circle and folders that cannot be searched
+[[nodiscard]] Destination destination_of(const std::filesystem::path& path);
+
+/// A file that appears under its name only when it is complete: written aside, synced, renamed. Links stay links. A file that
+/// is there keeps its mode and, as far as the system allows, its owner; one that may not be written is not replaced; a new
+/// one has the mode that the umask leaves. Devices, pipes and open descriptors (/dev/stdout) are written to as they are.
+/// Until it is complete it is locked (flock), so that `remove_partial_files` can tell it from one whose writer was killed.
 /// All members throw std::system_error with the system's reason.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);
+  explicit AtomicFile(const std::filesystem::path& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -29,8 +44,8 @@ class AtomicFile {
  private:
   void open_aside();
 
-  std::filesystem::path path_;
-  std::filesystem::path aside_;
+  Destination to_;
+  std::filesystem::path aside_;  ///< empty: there is none
   int descriptor_ = -1;
 };
 

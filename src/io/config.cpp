@@ -61,6 +61,7 @@ const std::vector<Field>& fields() {
       {"graph_file", &Options::graph_file},
       {"trace_file", &Options::trace_file},
       {"report_file", &Options::report_file},
+      {"overwrite", &Options::overwrite},
       {"device", &Options::device, 0, 0, {"auto", "cpu", "cuda"}},
       {"keep_memory", &Options::keep_memory},
       {"cluster_file", &Options::cluster_file},
@@ -459,6 +460,16 @@ std::string cache_folder_of(const char* xdg, const char* home) {
 
 }  // namespace
 
+namespace {
+
+std::string seconds_text(Seconds time) {
+  std::ostringstream text;
+  text << time.value() << " s";
+  return text.str();
+}
+
+}  // namespace
+
 ConfigSources process_config_sources() {
   ConfigSources sources;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
@@ -487,6 +498,11 @@ ResolvedOptions resolve_options(const Options& code, const ConfigSources& source
   if (out.options.min_microbatches > out.options.max_microbatches) {
     throw InvalidArgument("min_microbatches = " + std::to_string(out.options.min_microbatches) +
                           " exceeds max_microbatches = " + std::to_string(out.options.max_microbatches));
+  }
+  // Who sets a short timeout alone need not know of the warning.
+  if (out.options.stall_warning != Options{}.stall_warning && out.options.stall_warning > out.options.stall_timeout) {
+    throw InvalidArgument("stall_warning = " + seconds_text(out.options.stall_warning) + " exceeds stall_timeout = " +
+                          seconds_text(out.options.stall_timeout) + ", so nothing would be said before the end; lower it");
   }
   return out;
 }

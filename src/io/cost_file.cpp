@@ -14,12 +14,13 @@ namespace {
 
 using detail::Json;
 using detail::JsonReader;
+using detail::OrderedJson;
 
-constexpr std::int64_t kCostFormat = 3;  // 2: updates. 3: the host
+constexpr std::int64_t kCostFormat = 4;  // 2: updates. 3: the host. 4: the checksum sorts members
 constexpr std::int64_t kMaxRanks = 1 << 24;
 constexpr double kMaxCost = 1e18;  // seconds or bytes
 
-Json line_json(const FittedLine& line) { return {line.slope, line.intercept, line.residual}; }
+OrderedJson line_json(const FittedLine& line) { return {line.slope, line.intercept, line.residual}; }
 
 FittedLine read_line(JsonReader& reader, const char* key) {
   const auto& numbers = reader.list(key);
@@ -32,14 +33,14 @@ FittedLine read_line(JsonReader& reader, const char* key) {
   return {values[0], values[1], values[2]};
 }
 
-Json optional_json(const std::optional<FittedLine>& line) { return line ? line_json(*line) : Json::array(); }
+OrderedJson optional_json(const std::optional<FittedLine>& line) { return line ? line_json(*line) : OrderedJson::array(); }
 
 std::optional<FittedLine> read_optional(JsonReader& reader, const char* key) {
   if (reader.list(key).empty()) return std::nullopt;
   return read_line(reader, key);
 }
 
-/// FNV-1a over the text of everything but the checksum itself.
+/// FNV-1a over the text of everything but the checksum itself, with members sorted by name.
 std::string cost_checksum(Json root) {
   root.erase("checksum");
   std::uint64_t state = 0xcbf29ce484222325ULL;
@@ -76,8 +77,8 @@ void read_updates(JsonReader& reader, std::map<int, FittedLine>& out) {
   });
 }
 
-Json updates_json(const std::map<int, FittedLine>& updates) {
-  Json rows = Json::array();
+OrderedJson updates_json(const std::map<int, FittedLine>& updates) {
+  OrderedJson rows = OrderedJson::array();
   for (const auto& [factor, line] : updates) rows.push_back({{"state_factor", factor}, {"seconds", line_json(line)}});
   return rows;
 }
@@ -85,7 +86,7 @@ Json updates_json(const std::map<int, FittedLine>& updates) {
 }  // namespace
 
 std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
-  Json atoms = Json::array(), messages = Json::array(), all_reduces = Json::array();
+  OrderedJson atoms = OrderedJson::array(), messages = OrderedJson::array(), all_reduces = OrderedJson::array();
   for (const auto& [structure, atom] : costs.atoms) {
     atoms.push_back({{"structure", detail::hash_text(structure)},
                      {"forward", line_json(atom.forward)},
@@ -99,7 +100,8 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
   for (const auto& [group, line] : costs.links.all_reduces) {
     all_reduces.push_back({{"class", group.first}, {"ranks", group.second}, {"seconds", line_json(line)}});
   }
-  Json root{{"version", kCostFormat},
+  OrderedJson root{{"format", kCostMark},
+            {"version", kCostFormat},
             {"device", origin.device},
             {"libtorch", origin.libtorch},
             {"autopar", origin.autopar},
@@ -107,7 +109,7 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
             {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}},
             {"updates", updates_json(costs.updates)},
             {"host", {{"copy", optional_json(costs.host.copy)}, {"updates", updates_json(costs.host.updates)}}}};
-  root["checksum"] = cost_checksum(root);
+  root["checksum"] = cost_checksum(Json(root));
   return root.dump() + "\n";
 }
 
@@ -117,6 +119,7 @@ namespace {
 CostFile parse(std::string_view json, const std::string& file, const CostOrigin* expected) {
   const Json root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
+  reader.format(kCostMark);
   const auto version = reader.whole("version", 0, std::numeric_limits<std::int32_t>::max());
   if (version != kCostFormat) {
     reader.fail("version", "the costs have format " + std::to_string(version) + ", this autopar reads " +
@@ -159,8 +162,9 @@ MeasuredCosts read_costs(const std::filesystem::path& path, const CostOrigin& ex
   return parse_costs(read_text_file(path), path.string(), expected);
 }
 
-void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin) {
-  write_text_file(path, to_json(costs, origin));
+void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin,
+                 Overwrite overwrite) {
+  write_marked_file(path, to_json(costs, origin), kCostMark, overwrite);
 }
 
 }  // namespace autopar

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <set>
 #include <string>
@@ -15,25 +14,10 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
 
+#include "hash_text.hpp"
+#include "json_text.hpp"
+
 namespace autopar::detail {
-
-using Json = nlohmann::ordered_json;
-
-/// Parses untrusted text: bounded depth, and a ConfigError that names the file instead of the parser's own exception.
-inline Json parse_json(std::string_view text, const std::string& file, int max_depth = 16) {
-  bool too_deep = false;
-  const Json::parser_callback_t shallow = [&](int depth, Json::parse_event_t, Json&) {
-    too_deep |= depth > max_depth;
-    return depth <= max_depth;
-  };
-  try {
-    Json json = Json::parse(text, shallow);
-    if (too_deep) throw ConfigError("nested deeper than " + std::to_string(max_depth), file);
-    return json;
-  } catch (const Json::exception& error) {
-    throw ConfigError(std::string("not valid JSON: ") + error.what(), file);
-  }
-}
 
 /// Reads an object member by member; every value is checked, every unknown member is an error.
 class JsonReader {
@@ -61,7 +45,8 @@ class JsonReader {
   [[nodiscard]] double number(const char* key, double least = 0, double most = std::numeric_limits<double>::max()) {
     const auto& value = member(key);
     const double number = value.is_number() ? value.get<double>() : std::nan("");
-    if (!(number >= least && number <= most)) fail(key, "expected a finite number of at least " + std::to_string(least));
+    if (!(number >= least)) fail(key, "expected a finite number of at least " + std::to_string(least));
+    if (number > most) fail(key, value.dump() + " is more than can be");
     return number;
   }
   [[nodiscard]] bool flag(const char* key) {
@@ -123,6 +108,12 @@ class JsonReader {
       reader.finish();
     }
   }
+  /// Refuses a file that says that it is something else than what begins with `mark`; of before files say nothing.
+  void format(const std::string& mark) {
+    if (!has("format")) return;
+    const auto found = text("format");
+    if (!found.starts_with(mark)) fail("format", "'" + found + "' is no '" + mark + "'");
+  }
   void finish() const {
     for (const auto& [key, value] : json_.items()) {
       if (!names_.contains(key)) {
@@ -164,16 +155,11 @@ class JsonReader {
   std::set<std::string> names_;
 };
 
-inline std::string hash_text(std::uint64_t hash) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text(16, '0');
-  for (std::size_t i = 0; i < 16; ++i) text[15 - i] = kDigits[(hash >> (4 * i)) & 15];
-  return text;
-}
+using OrderedJson = nlohmann::ordered_json;  ///< to be written
 
 template <class Id>
-Json id_list(const std::vector<Id>& ids) {
-  Json out = Json::array();
+OrderedJson id_list(const std::vector<Id>& ids) {
+  OrderedJson out = OrderedJson::array();
   for (const auto id : ids) {
     if constexpr (requires { id.value(); }) out.push_back(id.value());
     else out.push_back(id);

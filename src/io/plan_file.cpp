@@ -15,11 +15,18 @@ namespace autopar {
 
 namespace {
 
-using detail::Json;
 using detail::JsonReader;
+using detail::OrderedJson;
 
 constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+constexpr std::int64_t kMaxSamples = std::int64_t{1} << 36;
+constexpr std::int64_t kMaxMicrobatches = 1'000'000;  // as options have it
+constexpr double kMaxSeconds = 1e30;                  // sums and ratios of such are numbers
+constexpr double kMaxGap = 1e100;
+constexpr double kMaxStateFactor = 1e3;
+
+Seconds read_seconds(JsonReader& reader, const char* key) { return Seconds(reader.number(key, 0, kMaxSeconds)); }
 
 const std::vector<std::pair<ScheduleKind, const char*>> kSchedules{
     {ScheduleKind::kGPipe, "gpipe"}, {ScheduleKind::kOneFOneB, "1f1b"}, {ScheduleKind::kInterleaved, "interleaved"},
@@ -47,8 +54,8 @@ const char* word_of(Enum value, const std::vector<std::pair<Enum, const char*>>&
   throw InvalidArgument("a plan holds an enumerator that has no name");
 }
 
-Json stage_json(const StagePlan& stage) {
-  Json recomputed = Json::array();
+OrderedJson stage_json(const StagePlan& stage) {
+  OrderedJson recomputed = OrderedJson::array();
   for (const auto& segment : stage.recomputed) recomputed.push_back(detail::id_list(segment));
   return {{"ranks", detail::id_list(stage.ranks)},
           {"atoms", detail::id_list(stage.atoms)},
@@ -74,18 +81,18 @@ StagePlan read_stage(JsonReader& reader, int world) {
   stage.parameters = reader.ids<ParameterId>("parameters", 0, kMaxId);
   stage.parameter_bytes = Bytes(reader.whole("parameter_bytes", 0, kMaxBytes));
   stage.parameter_elements = reader.whole("parameter_elements", 0, kMaxBytes);
-  stage.forward = Seconds(reader.number("forward_s"));
-  stage.backward = Seconds(reader.number("backward_s"));
-  stage.communication = Seconds(reader.number("communication_s"));
-  stage.reduction = Seconds(reader.number("reduction_s"));
+  stage.forward = read_seconds(reader, "forward_s");
+  stage.backward = read_seconds(reader, "backward_s");
+  stage.communication = read_seconds(reader, "communication_s");
+  stage.reduction = read_seconds(reader, "reduction_s");
   stage.peak_memory = Bytes(reader.whole("peak_memory_bytes", 0, kMaxBytes));
   stage.host_memory = Bytes(reader.whole("host_memory_bytes", 0, kMaxBytes));
   if (stage.ranks.empty()) reader.fail("ranks", "a stage needs at least one rank");
   return stage;
 }
 
-Json orders_json(const std::vector<std::vector<Turn>>& orders) {
-  Json ranks = Json::array();
+OrderedJson orders_json(const std::vector<std::vector<Turn>>& orders) {
+  OrderedJson ranks = OrderedJson::array();
   for (const auto& turns : orders) {
     std::string text;
     for (const Turn turn : turns) {
@@ -120,8 +127,8 @@ std::vector<std::vector<Turn>> read_orders(JsonReader& reader) {
   return orders;
 }
 
-Json certificate_json(const Certificate& certificate) {
-  Json cases = Json::array();
+OrderedJson certificate_json(const Certificate& certificate) {
+  OrderedJson cases = OrderedJson::array();
   for (const auto& one : certificate.cases) {
     cases.push_back({{"because", word_of(one.kind, kBoundKinds)},
                      {"microbatches_from", one.from},
@@ -137,15 +144,15 @@ Json certificate_json(const Certificate& certificate) {
 
 Certificate read_certificate(JsonReader reader) {
   Certificate certificate;
-  certificate.lower_bound = Seconds(reader.number("lower_bound_s"));
-  certificate.gap = reader.number("gap", -1);
+  certificate.lower_bound = read_seconds(reader, "lower_bound_s");
+  certificate.gap = reader.number("gap", -1, kMaxGap);
   reader.each("cases", [&](JsonReader& one) {
     const auto kind = one.word("because", kBoundKinds);
     const auto from = static_cast<int>(one.whole("microbatches_from", 1, kMaxId));
     const auto to = static_cast<int>(one.whole("microbatches_to", 0, kMaxId));
-    certificate.cases.push_back({kind, from, to, Seconds(one.number("seconds"))});
+    certificate.cases.push_back({kind, from, to, read_seconds(one, "seconds")});
   });
-  certificate.searched_bound = Seconds(reader.number("searched_bound_s"));
+  certificate.searched_bound = read_seconds(reader, "searched_bound_s");
   certificate.searched_to_end = reader.flag("searched_to_end");
   reader.finish();
   return certificate;
@@ -154,13 +161,14 @@ Certificate read_certificate(JsonReader reader) {
 }  // namespace
 
 std::string to_json(const Plan& plan) {
-  Json stages = Json::array();
+  OrderedJson stages = OrderedJson::array();
   for (const auto& stage : plan.stages) stages.push_back(stage_json(stage));
-  Json runners_up = Json::array();
+  OrderedJson runners_up = OrderedJson::array();
   for (const auto& other : plan.runners_up) {
     runners_up.push_back({{"summary", other.summary}, {"reason", other.reason}, {"step_s", other.step.value()}});
   }
-  Json root{{"version", plan.version},
+  OrderedJson root{{"format", file_mark("plan", plan.model)},
+                  {"version", plan.version},
                   {"model", detail::hash_text(plan.model)},
                   {"world", plan.world},
                   {"batch", plan.batch},
@@ -186,9 +194,10 @@ std::string to_json(const Plan& plan) {
 }
 
 Plan parse_plan(std::string_view json, const std::string& file) {
-  const Json root = detail::parse_json(json, file);
+  const auto root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
   Plan plan;
+  reader.format("autopar plan");
   plan.version = static_cast<int>(reader.whole("version", 0, kMaxId));
   if (plan.version != kPlanVersion) {
     reader.fail("version", "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
@@ -201,9 +210,10 @@ Plan parse_plan(std::string_view json, const std::string& file) {
                                "; remove the file to plan again");
   }
   plan.model = reader.hash("model");
+  reader.format(file_mark("plan", plan.model));
   plan.world = static_cast<int>(reader.whole("world", 1, 1 << 24));
-  plan.batch = reader.whole("batch", 0, kMaxBytes);
-  plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, 1 << 24));
+  plan.batch = reader.whole("batch", 0, kMaxSamples);
+  plan.microbatches = static_cast<int>(reader.whole("microbatches", 1, kMaxMicrobatches));
   plan.schedule = reader.word("schedule", kSchedules);
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
   plan.offload = reader.word("offload", kOffloads);
@@ -218,15 +228,15 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.device_memory = Bytes(reader.whole("device_memory_bytes", 0, kMaxBytes));
   plan.host_memory = Bytes(reader.whole("host_memory_bytes", 0, kMaxBytes));
   plan.gradient_copies = static_cast<int>(reader.whole("gradient_copies", 1, 2));
-  plan.optimizer_state_factor = reader.number("optimizer_state_factor");
-  plan.step = Seconds(reader.number("step_s"));
+  plan.optimizer_state_factor = reader.number("optimizer_state_factor", 0, kMaxStateFactor);
+  plan.step = read_seconds(reader, "step_s");
   plan.bubble = reader.number("bubble", 0, 1);
   plan.binding = reader.word("binding", kBindings);
   reader.each("runners_up", [&](JsonReader& other) {
     RunnerUp row;
     row.summary = other.text("summary");
     row.reason = other.text("reason");
-    row.step = Seconds(other.number("step_s"));
+    row.step = read_seconds(other, "step_s");
     plan.runners_up.push_back(std::move(row));
   });
   for (const auto& note : reader.list("notes")) {
@@ -240,6 +250,8 @@ Plan parse_plan(std::string_view json, const std::string& file) {
 
 Plan read_plan(const std::filesystem::path& path) { return parse_plan(read_text_file(path), path.string()); }
 
-void write_plan(const std::filesystem::path& path, const Plan& plan) { write_text_file(path, to_json(plan)); }
+void write_plan(const std::filesystem::path& path, const Plan& plan, Overwrite overwrite) {
+  write_marked_file(path, to_json(plan), file_mark("plan", plan.model), overwrite);
+}
 
 }  // namespace autopar

@@ -10,8 +10,8 @@ namespace autopar {
 
 namespace {
 
-using detail::Json;
 using detail::JsonReader;
+using detail::OrderedJson;
 
 constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
@@ -22,7 +22,7 @@ const std::vector<std::pair<OpClass, const char*>> kClasses{{OpClass::kMatmul, "
                                                             {OpClass::kMemory, "memory"},
                                                             {OpClass::kView, "view"}};
 
-Json affine_json(Affine affine) { return {affine.per_sample, affine.fixed}; }
+OrderedJson affine_json(Affine affine) { return {affine.per_sample, affine.fixed}; }
 
 Affine read_affine(JsonReader& reader, const char* key) {
   const auto& pair = reader.list(key);
@@ -35,7 +35,7 @@ Affine read_affine(JsonReader& reader, const char* key) {
   return affine;
 }
 
-Json work_json(const Work& work) {
+OrderedJson work_json(const Work& work) {
   return {{"flops", affine_json(work.flops)}, {"bytes", affine_json(work.bytes)}, {"launches", affine_json(work.launches)}};
 }
 
@@ -45,8 +45,8 @@ Work read_work(JsonReader reader) {
   return work;
 }
 
-Json atom_json(const OpProfile& atom) {
-  Json work = Json::array();
+OrderedJson atom_json(const OpProfile& atom) {
+  OrderedJson work = OrderedJson::array();
   for (const auto& item : atom.work) {
     const char* class_name = "";
     for (const auto& [value, name] : kClasses) {
@@ -57,7 +57,7 @@ Json atom_json(const OpProfile& atom) {
                     {"forward", work_json(item.forward)},
                     {"backward", work_json(item.backward)}});
   }
-  Json json{{"name", atom.name},
+  OrderedJson json{{"name", atom.name},
             {"path", atom.path},
             {"work", std::move(work)},
             {"saved", affine_json(atom.saved)},
@@ -103,7 +103,7 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
 }  // namespace
 
 std::string to_json(const ModelProfile& profile) {
-  Json parameters = Json::array();
+  OrderedJson parameters = OrderedJson::array();
   for (const auto& parameter : profile.parameters) {
     parameters.push_back({{"name", parameter.name},
                           {"bytes", parameter.bytes.value()},
@@ -112,8 +112,8 @@ std::string to_json(const ModelProfile& profile) {
     if (parameter.copy > Bytes(0)) parameters.back()["copy"] = parameter.copy.value();
     if (parameter.highest_zero < 3) parameters.back()["highest_zero"] = parameter.highest_zero;
   }
-  Json atoms = Json::array();
-  Json edges = Json::array();
+  OrderedJson atoms = OrderedJson::array();
+  OrderedJson edges = OrderedJson::array();
   const auto& graph = profile.graph;
   for (const auto node : graph.nodes()) atoms.push_back(atom_json(graph[node]));
   for (const auto edge : graph.edges()) {
@@ -125,19 +125,20 @@ std::string to_json(const ModelProfile& profile) {
                      {"differentiable", value.differentiable}});
     if (value.kept) edges.back()["kept"] = true;
   }
-  Json inputs = Json::array();
+  OrderedJson inputs = OrderedJson::array();
   for (const auto& input : profile.inputs) {
     inputs.push_back({{"value", input.value},
                       {"bytes", affine_json(input.bytes)},
                       {"differentiable", input.differentiable},
                       {"readers", detail::id_list(input.readers)}});
   }
-  Json outputs = Json::array();
+  OrderedJson outputs = OrderedJson::array();
   for (const auto& output : profile.outputs) {
     outputs.push_back({{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
     if (output.kept) outputs.back()["kept"] = true;
   }
-  const Json root{{"version", 3},
+  const OrderedJson root{{"format", file_mark("profile", profile.hash)},
+                         {"version", 3},
                   {"hash", detail::hash_text(profile.hash)},
                   {"loss_mode", profile.loss_mode},
                   {"parameters", std::move(parameters)},
@@ -149,11 +150,13 @@ std::string to_json(const ModelProfile& profile) {
 }
 
 ModelProfile parse_profile(std::string_view json, const std::string& file) {
-  const Json root = detail::parse_json(json, file);
+  const auto root = detail::parse_json(json, file);
   JsonReader reader(root, file, "");
   ModelProfile profile;
+  reader.format("autopar profile");
   if (reader.whole("version", 0, kMaxId) != 3) reader.fail("version", "this autopar reads profiles of version 3; write it anew");
   profile.hash = reader.hash("hash");
+  reader.format(file_mark("profile", profile.hash));
   profile.loss_mode = reader.flag("loss_mode");
   reader.each("parameters", [&](JsonReader& row) {
     ParameterProfile parameter;
@@ -198,8 +201,8 @@ ModelProfile read_profile(const std::filesystem::path& path) {
   return parse_profile(read_text_file(path, Bytes(std::int64_t{1} << 30)), path.string());
 }
 
-void write_profile(const std::filesystem::path& path, const ModelProfile& profile) {
-  write_text_file(path, to_json(profile));
+void write_profile(const std::filesystem::path& path, const ModelProfile& profile, Overwrite overwrite) {
+  write_marked_file(path, to_json(profile), file_mark("profile", profile.hash), overwrite);
 }
 
 }  // namespace autopar

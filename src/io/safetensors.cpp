@@ -22,8 +22,7 @@
 #include <autopar/io/checksum.hpp>
 
 #include "atomic_file.hpp"
-#include "json_reader.hpp"
-#include "unique_keys.hpp"
+#include "json_text.hpp"
 
 namespace autopar {
 
@@ -31,11 +30,12 @@ static_assert(std::endian::native == std::endian::little, "safetensors data are 
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using detail::Json;
+using OrderedJson = nlohmann::ordered_json;
 using Metadata = std::map<std::string, std::string>;
 
 constexpr std::int64_t kMaxHeader = 100 << 20;  // the limit of the reference implementation
-constexpr int kMaxDepth = 3;                    // of what a header nests
+constexpr int kHeaderDepth = 3;                 // the header, a tensor, its sizes
 
 constexpr std::array<std::pair<DType, const char*>, 12> kNames{{{DType::kBool, "BOOL"},
                                                                 {DType::kU8, "U8"},
@@ -96,12 +96,12 @@ std::string header_checksum(const std::vector<TensorEntry>& entries, const Metad
 
 /// Padded so that data begin at a multiple of 8 bytes.
 std::string header_text(const std::vector<TensorEntry>& entries, const Metadata& metadata) {
-  std::string text = '{' + Json(kMetadata).dump() + ':' + Json(metadata).dump();
+  std::string text = '{' + OrderedJson(kMetadata).dump() + ':' + OrderedJson(metadata).dump();
   std::int64_t offset = 0;
   for (const auto& entry : entries) {
     const auto end = offset + entry.bytes().value();
-    const Json value{{"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
-    text += ',' + Json(entry.name).dump() + ':' + value.dump();
+    const OrderedJson value{{"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+    text += ',' + OrderedJson(entry.name).dump() + ':' + value.dump();
     offset = end;
   }
   text += '}';
@@ -254,7 +254,6 @@ struct SafetensorsReader::State {
   void require_format(const std::string& text) const {
     if (!text.starts_with('{')) fail("its header does not begin with '{', as the format demands");
     if (text[text.find_last_not_of(' ')] != '}') fail("its header is followed by something other than spaces");
-    if (const auto key = detail::repeated_key(text, kMaxDepth)) fail("its header has the key '" + *key + "' twice");
   }
 
   /// Takes them out of the metadata.
@@ -287,22 +286,20 @@ struct SafetensorsReader::State {
   }
 
   void parse(const std::string& text, std::int64_t data_bytes) {
-    int depth_limit_hit = 0;
-    const Json::parser_callback_t shallow = [&](int depth, Json::parse_event_t, Json&) {
-      depth_limit_hit |= depth > kMaxDepth;
-      return depth <= kMaxDepth;
-    };
-    Json header = Json::parse(text, shallow, false);
-    if (header.is_discarded() || depth_limit_hit != 0 || !header.is_object()) fail("its header is no valid JSON object");
+    std::string reason = "no object";
+    const auto header = detail::try_parse_json(text, reason, kHeaderDepth);
+    if (!header || !header->is_object()) fail("its header is no valid JSON object: " + reason);
     std::vector<std::pair<std::int64_t, TensorEntry>> found;
-    for (const auto& [name, value] : header.items()) {
+    for (const auto& [name, value] : header->items()) {
       if (name == kMetadata) {
         read_metadata(value);
       } else {
         found.push_back(read_entry(name, value, data_bytes));
       }
     }
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.first, a.second.bytes()) < std::pair(b.first, b.second.bytes());  // empty ones take no place
+    });
     std::int64_t position = 0;
     for (auto& [offset, entry] : found) {
       if (offset != position) fail("the data of tensor '" + entry.name + "' overlap others or leave a hole");

@@ -9,7 +9,7 @@
 
 namespace autopar {
 
-std::string to_chrome_trace(const std::vector<TraceEvent>& events) {
+std::string to_chrome_trace(const std::vector<TraceEvent>& events, std::uint64_t model) {
   using Json = nlohmann::ordered_json;
   Json rows = Json::array();
   std::map<std::pair<int, std::string>, int> lanes;
@@ -26,11 +26,12 @@ std::string to_chrome_trace(const std::vector<TraceEvent>& events) {
                     {"ts", event.begin.value() * 1e6},
                     {"dur", (event.end - event.begin).value() * 1e6}});
   }
-  return Json{{"traceEvents", std::move(rows)}, {"displayTimeUnit", "ms"}}.dump();
+  return Json{{"format", file_mark("trace", model)}, {"traceEvents", std::move(rows)}, {"displayTimeUnit", "ms"}}.dump();
 }
 
-void write_chrome_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events) {
-  write_text_file(path, to_chrome_trace(events));
+void write_chrome_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events, std::uint64_t model,
+                        Overwrite overwrite) {
+  write_marked_file(path, to_chrome_trace(events, model), file_mark("trace", model), overwrite);
 }
 
 }  // namespace autopar

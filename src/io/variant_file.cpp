@@ -196,9 +196,9 @@ PlanningInstance parse_instance(std::string_view json, const std::string& file, 
 }
 
 std::string to_json(const PlanningInstance& instance, const std::vector<VariantStage>& stages) {
-  Json list = Json::array();
+  detail::OrderedJson list = detail::OrderedJson::array();
   for (const VariantStage& stage : stages) {
-    Json nodes = Json::array(), variants = Json::object();
+    detail::OrderedJson nodes = detail::OrderedJson::array(), variants = detail::OrderedJson::object();
     for (std::size_t i = 0; i < stage.nodes.size(); ++i) {
       const std::int64_t id = instance.graph[stage.nodes[i]];
       nodes.push_back(id);
@@ -210,7 +210,7 @@ std::string to_json(const PlanningInstance& instance, const std::vector<VariantS
                     {"tensorParallelDegree", stage.tensor_degree},
                     {"TMPCids", std::move(variants)}});
   }
-  return Json{{"stages", std::move(list)}}.dump(1);
+  return detail::OrderedJson{{"stages", std::move(list)}}.dump(1);
 }
 
 std::vector<VariantStage> parse_stages(std::string_view json, const std::string& file, const VariantTables& tables) {

@@ -3,10 +3,13 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <new>
 
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+
+#include <autopar/core/printable.hpp>
 
 namespace autopar {
 namespace {
@@ -102,7 +105,11 @@ bool Logger::enabled(LogLevel level) const noexcept {
 
 void Logger::write(LogLevel level, std::string_view line) const noexcept {
   // spdlog reports its own errors to standard error and does not throw them.
-  if (enabled(level)) sink_->of(module_).log(to_spdlog(level), spdlog::string_view_t(line.data(), line.size()));
+  if (!enabled(level)) return;
+  try {
+    sink_->of(module_).log(to_spdlog(level), printable(line));
+  } catch (const std::bad_alloc&) {  // then there is no line
+  }
 }
 
 Log::Log(Rank rank, int size) : sink_(std::make_shared<detail::LogSink>(rank, size)) {}

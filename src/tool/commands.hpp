@@ -10,6 +10,7 @@ namespace autopar::tool {
 struct PlanArguments {
   ProblemArguments problem;
   std::string out;
+  bool force = false;  ///< replace whatever is there
   bool json = false;
 };
 int plan_command(const PlanArguments& arguments, std::ostream& out, std::ostream& err);
@@ -35,6 +36,7 @@ struct SimulateArguments {
   std::string plan, profile, cluster;
   std::string costs;  ///< measured ones; empty = from peak rates
   std::string trace, html;
+  bool force = false;  ///< replace whatever is there
   bool json = false;
 };
 int simulate_command(const SimulateArguments& arguments, std::ostream& out);

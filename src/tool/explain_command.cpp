@@ -159,13 +159,6 @@ nlohmann::ordered_json as_json(const Plan& plan, const Breakdown& parts, const s
           {"plan", nlohmann::ordered_json::parse(to_json(plan))}};
 }
 
-/// Which of the files is what, by what they hold.
-bool is_plan_file(const std::string& path) {
-  if (path.ends_with(".toml")) return false;
-  const auto json = nlohmann::ordered_json::parse(read_text_file(path, Bytes(std::int64_t{1} << 30)), nullptr, false);
-  return json.is_object() && json.contains("stages");
-}
-
 /// The request that a plan answers, as far as it tells: structure is left to the planner.
 void adopt(const Plan& plan, Problem& problem) {
   PlanRequest& request = problem.request;
@@ -184,7 +177,7 @@ void adopt(const Plan& plan, Problem& problem) {
 int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream& err) {
   auto& files = arguments.files;
   std::optional<Plan> plan;
-  if (is_plan_file(files.front())) {
+  if (files.size() != 2) {  // each is read once: one may be /dev/stdin
     plan = read_plan(files.front());
     files.erase(files.begin());
   }
@@ -195,8 +188,6 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
           << "; give the profile and the cluster as well to see what would help\n";
     return kDone;
   }
-  if (files.size() != 2)
-    throw InvalidArgument("expected PLAN.json, or PROFILE.json CLUSTER.toml, or all three in this order");
   arguments.problem.profile = files[0];
   arguments.problem.cluster = files[1];
   Problem problem = load_problem(arguments.problem);

@@ -58,12 +58,12 @@ double tick_of(double seconds) {
 
 class Page {
  public:
-  Page(const StepCourse& course, const std::string& title) : course_(course) {
+  Page(const StepCourse& course, const std::string& title, const std::string& mark) : course_(course) {
     const double rows = static_cast<double>(course.busy.size());
     bottom_ = kTop + kRow * rows;
     const std::string height = number(bottom_ + 40), width = number(kLeft + kWidth + 90);
     text_ =
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" + escaped(title) +
+        "<!doctype html>\n<!-- " + mark + " -->\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" + escaped(title) +
         "</title>\n<style>body{font:13px sans-serif;margin:16px;color:#222;background:#fff}"
         "text{font:12px sans-serif;fill:#222}.axis{stroke:#bbb;stroke-width:.5}.tick,.share{font-size:11px;fill:#555}"
         "rect{stroke:#fff;stroke-width:.4}rect:hover{stroke:#000;stroke-width:1.5}"
@@ -147,13 +147,13 @@ class Page {
 
 }  // namespace
 
-std::string to_html(const StepCourse& course, const std::string& title) {
+std::string to_html(const StepCourse& course, const std::string& title, const std::string& mark) {
   if (course.bars.size() > kMostBars) {
     throw InvalidArgument("a timeline of " + std::to_string(course.bars.size()) +
                           " bars is more than a browser shows; use --trace, or a plan with fewer micro-batches");
   }
   if (!(course.step > Seconds{})) throw InvalidArgument("the step takes no time: there is no timeline to draw");
-  return Page(course, title).make();
+  return Page(course, title, mark).make();
 }
 
 }  // namespace autopar::tool

@@ -201,6 +201,7 @@ Problem load_problem(const ProblemArguments& arguments) {
                             " samples a rank, " + std::to_string(request.batch) + " together");
   }
   require_few(request);
+  require_samples(request);
   require_sane_sizes(problem.profile, world, request.batch,
                      std::max({64, request.options.microbatches, request.options.max_microbatches}),
                      request.options.optimizer_state_factor);

@@ -2,13 +2,18 @@
 
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
+#include <autopar/io/progress.hpp>
 #include <autopar/plan/planner.hpp>
 
 namespace autopar::tool {
 
 Plan make_plan(const Problem& problem) {
   const ProfiledCost costs(at_precision(problem.cluster, problem.request.options.precision), problem.measured);
-  return Planner<>{}.plan(problem.profile, costs, problem.cluster, problem.request);
+  const auto& level = problem.request.options.log_level;
+  Progress progress("autopar plans", level.starts_with("error") || level.starts_with("off") ? nullptr : terminal());
+  Planner<> planner;
+  planner.observer = [&](const std::string& phase) { progress.now(phase); };
+  return planner.plan(problem.profile, costs, problem.cluster, problem.request);
 }
 
 }  // namespace autopar::tool

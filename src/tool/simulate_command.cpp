@@ -65,8 +65,12 @@ int simulate_command(const SimulateArguments& arguments, std::ostream& out) {
   require_same(plan, profile, cluster);
   const StepCourse course = course_of(
       plan, profile, ProfiledCost(at_precision(cluster, plan.precision), load_costs(arguments.costs)));
-  if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(course));
-  if (!arguments.html.empty()) write_text_file(arguments.html, to_html(course, title_of(plan, course)));
+  const Overwrite overwrite = arguments.force ? Overwrite::kAny : Overwrite::kOwn;
+  if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(course), plan.model, overwrite);
+  if (!arguments.html.empty()) {
+    const std::string mark = file_mark("timeline", plan.model);
+    write_marked_file(arguments.html, to_html(course, title_of(plan, course), mark), mark, overwrite);
+  }
   if (arguments.json)
     print_json(course, out);
   else

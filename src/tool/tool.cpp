@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <ostream>
+#include <sstream>
 
 #include <CLI/CLI.hpp>
 
 #include <autopar/core/error.hpp>
+#include <autopar/core/printable.hpp>
 #include <autopar/version.hpp>
 
 #include "commands.hpp"
@@ -23,6 +25,10 @@ std::string one_line(std::string text) {
     text.pop_back();
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
+}
+
+void add_force(CLI::App& command, bool& force) {
+  command.add_flag("--force", force, "replace files that autopar did not write, or that are of another model");
 }
 
 void add_costs(CLI::App& command, std::string& costs) {
@@ -80,6 +86,7 @@ void add_plan(CLI::App& app, PlanArguments& arguments) {
   command.add_option("CLUSTER", arguments.problem.cluster, "TOML; see examples/clusters")->required();
   add_settings(command, arguments.problem);
   command.add_option("--out", arguments.out, "write the plan there");
+  add_force(command, arguments.force);
   command.add_flag("--json", arguments.json, "print the plan as JSON instead of a table");
 }
 
@@ -118,6 +125,7 @@ void add_simulate(CLI::App& app, SimulateArguments& arguments) {
   add_costs(command, arguments.costs);
   command.add_option("--trace", arguments.trace, "write a Chrome trace there (chrome://tracing, Perfetto)");
   command.add_option("--html", arguments.html, "write a page with the timeline there; it needs no network");
+  add_force(command, arguments.force);
   command.add_flag("--json", arguments.json, "print JSON");
 }
 
@@ -126,6 +134,27 @@ void add_diff(CLI::App& app, DiffArguments& arguments) {
   command.add_option("A", arguments.first, "a plan, JSON")->required();
   command.add_option("B", arguments.second, "a plan, JSON")->required();
   command.add_flag("--json", arguments.json, "print JSON");
+}
+
+/// What files say is shown only when nothing in it is left that a terminal would obey.
+int run_command(const std::string& command, const Commands& commands, std::ostream& out, std::ostream& err) {
+  std::ostringstream said, noted;
+  const auto call = [&] {
+    if (command == "plan") return plan_command(commands.plan, said, noted);
+    if (command == "explain") return explain_command(commands.explain, said, noted);
+    if (command == "check") return check_command(commands.check, said);
+    if (command == "simulate") return simulate_command(commands.simulate, said);
+    return diff_command(commands.diff, said);
+  };
+  int status = kTrouble;
+  try {
+    status = call();
+  } catch (const Error& error) {
+    noted << "autopar " << command << ": " << one_line(error.what()) << '\n';
+  }
+  err << printable(noted.str());
+  out << printable(said.str());
+  return status;
 }
 
 }  // namespace
@@ -153,20 +182,10 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
   } catch (const CLI::ParseError& error) {
     for (const auto* command : app.get_subcommands())
       name += " " + command->get_name();
-    err << name << ": " << one_line(error.what()) << "; '" << name << " --help' shows what is known\n";
+    err << name << ": " << printable(one_line(error.what())) << "; '" << name << " --help' shows what is known\n";
     return kTrouble;
   }
-  const std::string command = app.get_subcommands().front()->get_name();
-  try {
-    if (command == "plan") return plan_command(commands.plan, out, err);
-    if (command == "explain") return explain_command(commands.explain, out, err);
-    if (command == "check") return check_command(commands.check, out);
-    if (command == "simulate") return simulate_command(commands.simulate, out);
-    return diff_command(commands.diff, out);
-  } catch (const Error& error) {
-    err << "autopar " << command << ": " << one_line(error.what()) << '\n';
-    return kTrouble;
-  }
+  return run_command(app.get_subcommands().front()->get_name(), commands, out, err);
 }
 
 }  // namespace autopar::tool

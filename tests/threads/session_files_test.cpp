@@ -147,17 +147,65 @@ TEST_CASE("profile, report and graph are written when the model is planned", "[f
   const auto profile = ap::read_profile(folder / "profile.json");
   CHECK(profile.hash == plan.model);
   CHECK(profile.parameters.size() == 4);
-  CHECK(ap::read_text_file(folder / "report.txt") == ap::to_text(plan));
+  CHECK(ap::read_text_file(folder / "report.txt") == ap::file_mark("report", plan.model) + "\n" + ap::to_text(plan));
 
   const auto graph = ap::read_text_file(folder / "graph.dot");
   CAPTURE(graph);
-  CHECK(graph.starts_with("digraph"));
+  CHECK(graph.starts_with("// " + ap::file_mark("graph", plan.model) + "\ndigraph"));
   CHECK(contains(graph, "label=\"stage 0\""));
   CHECK(contains(graph, "label=\"stage 1\""));
   CHECK(count(graph, "aten::linear") == 2);
   CHECK(count(graph, "aten::relu") == 1);
   CHECK(contains(graph, "input0 -> op0 [label=\"Float[B, 4]\"]"));
   CHECK(contains(graph, "-> output0;"));
+}
+
+TEST_CASE("what autopar did not write, or wrote of another model, is replaced only where that is allowed", "[files]") {
+  const TempFolder folder;
+  const auto path = folder / "mine";
+  const std::vector<std::function<void(ap::Options&)>> names{
+      [&](ap::Options& options) { options.profile_file = path; }, [&](ap::Options& options) { options.graph_file = path; },
+      [&](ap::Options& options) { options.report_file = path; },
+      [&](ap::Options& options) { options.plan_file = path, options.load_plan = false; },
+      [&](ap::Options& options) { options.costs = "profiled", options.cost_file = path; },
+      [&](ap::Options& options) { options.trace_file = path; }};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    ap::Options options;
+    names[i](options);
+    CAPTURE(i);
+    ap::write_text_file(path, "my thesis");
+    const auto refused = refusal([&] { train(1, options); });
+    CAPTURE(refused);
+    CHECK(contains(refused, "was not written by autopar"));
+    CHECK(contains(refused, "overwrite = true"));
+    CHECK(ap::read_text_file(path) == "my thesis");
+    options.overwrite = true;
+    CHECK_NOTHROW(train(1, options));
+    CHECK(contains(ap::read_text_file(path).substr(0, 256), "autopar "));
+    options.overwrite = false;
+    CHECK_NOTHROW(train(1, options));  // its own
+    if (!options.cost_file.empty()) continue;  // costs are of all models
+    CHECK(contains(refusal([&] { train(1, options, 7); }), "holds an autopar "));
+  }
+}
+
+TEST_CASE("a plan file that divides another program is refused by its field", "[files]") {
+  const TempFolder folder;
+  const ap::Options options{.stages = 2, .plan_file = folder / "plan.json"};
+  const auto made = train(2, options);
+  const auto refused = [&](const std::string& field, const std::function<void(ap::Plan&)>& damage) {
+    auto plan = made;
+    damage(plan);
+    ap::write_plan(options.plan_file, plan);
+    const auto text = refusal([&] { train(2, {.plan_file = options.plan_file}); });
+    CAPTURE(field, text);
+    CHECK(contains(text, "the plan: " + field + ": "));
+  };
+  refused("stages[1].ops", [](ap::Plan& plan) { plan.stages[1].ops = plan.stages[0].ops; });
+  refused("stages[0].ops", [](ap::Plan& plan) { plan.stages[0].ops.pop_back(); });
+  refused("stages[0].ops", [](ap::Plan& plan) { plan.stages[0].ops.push_back(1'000'000); });
+  refused("stages[1].atoms", [](ap::Plan& plan) { plan.stages[1].atoms.push_back(plan.stages[0].atoms[0]); });
+  refused("microbatches", [](ap::Plan& plan) { plan.microbatches = 9; });
 }
 
 TEST_CASE("a trace has each action of the latest step once, on every rank", "[files]") {

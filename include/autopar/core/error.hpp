@@ -6,13 +6,16 @@
 #include <utility>
 
 #include <autopar/core/ids.hpp>
+#include <autopar/core/printable.hpp>
 #include <autopar/core/units.hpp>
 
 namespace autopar {
 
 /// Base of everything that autopar throws. A message says what was wrong, with which value, and what to do.
+/// Names in it may come from files, so what a terminal would obey is escaped.
 class Error : public std::runtime_error {
-  using std::runtime_error::runtime_error;
+ public:
+  explicit Error(const std::string& message) : std::runtime_error(printable(message)) {}
 };
 
 /// An argument, option or call order that the contract does not allow.

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include <autopar/cost/measured.hpp>
+#include <autopar/io/file.hpp>
 #include <autopar/version.hpp>
 
 namespace autopar {
@@ -16,6 +17,9 @@ struct CostOrigin {
   std::string autopar = kVersion;
   friend bool operator==(const CostOrigin&, const CostOrigin&) = default;
 };
+
+/// What files of costs say that they are; one has those of all models.
+inline constexpr const char* kCostMark = "autopar costs";
 
 /// Measured costs as JSON, with their origin and a checksum: a cache, so what does not fit is refused, not repaired.
 [[nodiscard]] std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin);
@@ -33,6 +37,8 @@ struct CostFile {
 [[nodiscard]] CostFile parse_costs(std::string_view json, const std::string& file);
 [[nodiscard]] CostFile read_costs(const std::filesystem::path& path);
 /// Replaces the file at once: a reader sees the old cache or the new one.
-void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin);
+/// @throws ConfigError where the file is there and holds no costs, of whichever origin, unless it may be overwritten
+void write_costs(const std::filesystem::path& path, const MeasuredCosts& costs, const CostOrigin& origin,
+                 Overwrite overwrite = Overwrite::kOwn);
 
 }  // namespace autopar

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include <autopar/io/file.hpp>
 #include <autopar/plan/plan.hpp>
 
 namespace autopar {
@@ -15,6 +16,7 @@ namespace autopar {
 /// @throws ConfigError for text that is no plan: truncated, of another version, with missing, unknown or hostile values
 [[nodiscard]] Plan parse_plan(std::string_view json, const std::string& file);
 [[nodiscard]] Plan read_plan(const std::filesystem::path& path);
-void write_plan(const std::filesystem::path& path, const Plan& plan);
+/// @throws ConfigError where the file is there and is no plan of this model, unless it may be overwritten
+void write_plan(const std::filesystem::path& path, const Plan& plan, Overwrite overwrite = Overwrite::kOwn);
 
 }  // namespace autopar

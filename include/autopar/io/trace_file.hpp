@@ -1,11 +1,13 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
+#include <autopar/io/file.hpp>
 
 namespace autopar {
 
@@ -19,7 +21,10 @@ struct TraceEvent {
 };
 
 /// Chrome's trace format (chrome://tracing, Perfetto): a process a rank, a thread a lane, microseconds.
-[[nodiscard]] std::string to_chrome_trace(const std::vector<TraceEvent>& events);
-void write_chrome_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events);
+/// @param model  ModelProfile::hash of what ran
+[[nodiscard]] std::string to_chrome_trace(const std::vector<TraceEvent>& events, std::uint64_t model);
+/// @throws ConfigError where the file is there and is no trace of this model, unless it may be overwritten
+void write_chrome_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events, std::uint64_t model,
+                        Overwrite overwrite = Overwrite::kOwn);
 
 }  // namespace autopar

@@ -39,6 +39,7 @@ struct Options {
   std::string graph_file{};                 ///< the captured graph is written there, in Graphviz's dot
   std::string trace_file{};                 ///< Chrome trace of the latest step; "t.json" is "t.RANK.json" where ranks are several
   std::string report_file{};                ///< the plan as text is written there
+  bool overwrite = false;                 ///< the files named here replace whatever is there, also what autopar did not write and what is of another model
   std::string device = "auto";            ///< auto | cpu | cuda
   bool keep_memory = true;                ///< on CPUs, memory that a step frees stays with the process for the next one
   std::string cluster_file{};               ///< plan for this cluster instead of the devices at hand

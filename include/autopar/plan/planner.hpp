@@ -18,15 +18,13 @@
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/exact_staging.hpp>
 #include <autopar/plan/make_plan.hpp>
+#include <autopar/plan/observer.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/refusal.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/workload.hpp>
 
 namespace autopar {
-
-/// Is told what a planner does, one line a phase. The plan does not depend on it.
-using PlanObserver = std::function<void(const std::string& phase)>;
 
 namespace detail {
 
@@ -139,14 +137,16 @@ class Planner {
 
  private:
   [[nodiscard]] Plan plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request) const {
+    observe("putting " + std::to_string(work.graph.node_count()) + " nodes together");
     const Attempt attempt(staging, coarsening, work, cluster, request);
     const Constraints& constraints = attempt.constraints();
     const detail::Coarsened& coarse = attempt.coarse();
-    observe("coarsened " + std::to_string(work.graph.node_count()) + " nodes to " +
-            std::to_string(coarse.blocks.block_count()));
+    observe("searching cuts of " + std::to_string(coarse.blocks.block_count()) + " blocks of " +
+            std::to_string(work.graph.node_count()) + " nodes");
     SearchResult found = attempt.search();
     observe("searched " + std::to_string(found.states) + " states" + (found.proven ? ", all there are" : ""));
     if (!found.candidates.any_fits()) {
+      observe("none fits the memory: looking for the smallest changes that do");
       const auto least = attempt.offer_least(found);
       if (!found.candidates.any_fits()) refuse(work, attempt, found, least, cluster, request);
     }

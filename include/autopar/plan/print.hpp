@@ -94,7 +94,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good.
+/// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good. It is `printable`.
 [[nodiscard]] inline std::string to_text(const Plan& plan) {
   std::vector<int> replicas;
   for (const auto& stage : plan.stages)
@@ -135,7 +135,7 @@ namespace detail {
   }
   for (const auto& note : plan.notes)
     text += "note: " + note + "\n";
-  return text;
+  return printable(text);
 }
 
 /// Writes `to_text`.

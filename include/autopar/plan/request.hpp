@@ -61,6 +61,19 @@ enum class Recompute : std::uint8_t {
   kAlways,  ///< every segment
 };
 
+/// For front doors: a planner itself can plan for empty micro-batches, but nobody wants them.
+/// @throws InvalidArgument if options ask for more micro-batches than the batch has samples
+inline void require_samples(const PlanRequest& request) {
+  const auto require = [&](const char* name, int value) {
+    if (value <= request.batch) return;
+    throw InvalidArgument(std::string(name) + " = " + std::to_string(value) + " is more than the " +
+                          std::to_string(request.batch) +
+                          " samples of the batch, so that some would be empty; lower it, or bring more samples");
+  };
+  require("microbatches", request.options.microbatches);
+  require("min_microbatches", request.options.min_microbatches);
+}
+
 /// A request that was checked: what a search may choose from. Values only.
 struct Constraints {
   int world = 1;

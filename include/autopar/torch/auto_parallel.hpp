@@ -305,7 +305,11 @@ class AutoParallelImpl : public torch::nn::Module {
       return plan_with_defaults;
     } else {
       return [](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
-                const PlanRequest& request) { return PlannerType{}.plan(profile, costs, cluster, request); };
+                const PlanRequest& request, const PlanObserver& observer) {
+        PlannerType planner{};
+        planner.observer = observer;
+        return planner.plan(profile, costs, cluster, request);
+      };
     }
   }
 

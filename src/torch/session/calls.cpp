@@ -244,16 +244,14 @@ void Session::Impl::execute(Call& call, Phase phase) {
   }
   Executor executor(*call.engine, wire_, program.groups, hooks, program.gather_groups);
   executor.run(actions);
-  if (!options_.trace_file.empty()) write_trace();
+  if (!options_.trace_file.empty()) write_chrome_trace(trace_path(), trace_, plan_->model, overwrite());
 }
 
-void Session::Impl::write_trace() const {
+std::filesystem::path Session::Impl::trace_path() const {
   std::filesystem::path path = options_.trace_file;
-  if (world_.size() > 1) {
-    const auto ending = path.extension().string();
-    path.replace_extension("." + std::to_string(world_.rank()) + ending);
-  }
-  write_chrome_trace(path, trace_);
+  if (world_.size() == 1 || path.empty()) return path;
+  const auto ending = path.extension().string();
+  return path.replace_extension("." + std::to_string(world_.rank()) + ending);
 }
 
 std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {

@@ -83,6 +83,7 @@ MeasuredCosts Session::Impl::cached_costs(const CostOrigin& origin) const {
   const auto path = cost_path(origin);
   std::error_code unreadable;
   if (path.empty() || !std::filesystem::exists(path, unreadable)) return {};
+  if (!options_.cost_file.empty()) require_replaceable(path, kCostMark, overwrite());
   try {
     return read_costs(path, origin);
   } catch (const ConfigError& error) {
@@ -95,7 +96,7 @@ MeasuredCosts Session::Impl::cached_costs(const CostOrigin& origin) const {
 void Session::Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) const {
   const auto path = cost_path(origin);
   if (path.empty()) return;
-  if (!options_.cost_file.empty()) return write_costs(path, costs, origin);
+  if (!options_.cost_file.empty()) return write_costs(path, costs, origin, overwrite());
   try {
     std::filesystem::create_directories(path.parent_path());
     costs.atoms.merge(cached_costs(origin).atoms);  // what another program measured meanwhile

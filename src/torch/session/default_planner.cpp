@@ -5,8 +5,10 @@
 namespace autopar {
 
 Plan plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
-                        const PlanRequest& request) {
-  return Planner<>{}.plan(profile, costs, cluster, request);
+                        const PlanRequest& request, const PlanObserver& observer) {
+  Planner<> planner;
+  planner.observer = observer;
+  return planner.plan(profile, costs, cluster, request);
 }
 
 }  // namespace autopar

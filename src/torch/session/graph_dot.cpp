@@ -4,6 +4,7 @@
 #include <sstream>
 #include <utility>
 
+#include <autopar/io/file.hpp>
 #include <autopar/torch/shown_name.hpp>
 
 namespace autopar {
@@ -64,7 +65,7 @@ void write_edges(std::ostream& out, const OpGraph& graph) {
 
 std::string to_dot(const OpGraph& graph, const Plan& plan) {
   std::ostringstream out;
-  out << "digraph captured {\n  node [shape=box];\n";
+  out << "// " << file_mark("graph", plan.model) << "\ndigraph captured {\n  node [shape=box];\n";
   for (std::size_t k = 0; k < graph.inputs.size(); ++k) out << "  input" << k << " [shape=ellipse];\n";
   for (std::size_t k = 0; k < graph.outputs.size(); ++k) out << "  output" << k << " [shape=ellipse];\n";
   std::set<std::int32_t> placed;

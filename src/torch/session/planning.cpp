@@ -12,6 +12,8 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
+#include <autopar/io/progress.hpp>
+#include <autopar/plan/check/require_sound.hpp>
 #include <autopar/plan/print.hpp>
 #include <autopar/plan/runnable.hpp>
 #include <autopar/schedule/batch_split.hpp>
@@ -93,6 +95,7 @@ c10::DeviceType Session::Impl::planned_device() const {
 }
 
 void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) {
+  together(world_, "looking at the files to write", [&] { require_replaceable_files(profile.model.hash); });
   auto costs = measured_costs(program, profile, batch);
   Blob bytes;
   together(world_, "planning", [&] {
@@ -155,7 +158,7 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
   if (given_plan_) return *given_plan_;
   if (reads_plan()) return read_plan(options_.plan_file);
   auto plan = search_plan(program, profile, batch, std::move(costs));
-  if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan);
+  if (!options_.plan_file.empty() && options_.save_plan) write_plan(options_.plan_file, plan, overwrite());
   return plan;
 }
 
@@ -176,16 +179,19 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   request.world = elsewhere ? cluster.devices : world_.size();
   request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
+  require_samples(request);
   const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
                                  mean_trained_tensor(profile.model));
   if (options_.microbatches == 0) leave_two_samples(program, request);
-  auto plan = planner_(profile.model, model_costs, cluster, request);
+  Progress progress("autopar plans", world_.logger(LogModule::kPlanner).enabled(LogLevel::kWarn) ? terminal() : nullptr);
+  const PlanObserver observer = [&](const std::string& phase) { progress.now(phase); };
+  auto plan = planner_(profile.model, model_costs, cluster, request, observer);
   const bool may_choose = options_.replicas.empty() && options_.microbatches == 0;
   if (may_choose && starves_statistics(plan, program.plan, request.batch)) {
     auto without_replicas = request;
     without_replicas.options.replicas = {1};
     try {
-      plan = planner_(profile.model, model_costs, cluster, without_replicas);
+      plan = planner_(profile.model, model_costs, cluster, without_replicas, observer);
     } catch (const InfeasiblePlan&) {  // then the first plan runs batches of more samples, and refuses those of so few
     }
   }
@@ -214,14 +220,32 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
     throw InvalidArgument("the plan was made for " + std::to_string(plan.world) + " ranks, but the world has " +
                           std::to_string(world_.size()) + "; start as many ranks, or remove the plan to plan again");
   }
-  if (!options_.plan_only) require_runnable(plan, runtime_capabilities());
+  if (!options_.plan_only) {
+    if (world_.rank() == 0) require_sound(profile.model, plan);  // whose plan the others get
+    require_runnable(plan, runtime_capabilities());
+  }
   plan_ = std::move(plan);
 }
 
+/// Before anything is measured or planned for them.
+void Session::Impl::require_replaceable_files(std::uint64_t model) const {
+  const auto require = [&](const std::filesystem::path& path, const char* kind) {
+    if (!path.empty()) require_replaceable(path, file_mark(kind, model), overwrite());
+  };
+  require(trace_path(), "trace");
+  if (world_.rank() != 0) return;
+  if (!given_plan_ && !reads_plan() && options_.save_plan) require(options_.plan_file, "plan");
+  require(options_.graph_file, "graph");
+  require(options_.profile_file, "profile");
+  require(options_.report_file, "report");
+}
+
 void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) const {
-  if (!options_.graph_file.empty()) write_text_file(options_.graph_file, to_dot(graph, *plan_));
-  if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile);
-  if (!options_.report_file.empty()) write_text_file(options_.report_file, to_text(*plan_));
+  const auto graph_mark = file_mark("graph", plan_->model), report_mark = file_mark("report", plan_->model);
+  if (!options_.graph_file.empty()) write_marked_file(options_.graph_file, to_dot(graph, *plan_), graph_mark, overwrite());
+  if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile, overwrite());
+  if (!options_.report_file.empty())
+    write_marked_file(options_.report_file, report_mark + "\n" + to_text(*plan_), report_mark, overwrite());
   world_.logger(LogModule::kPlanner).info(to_text(*plan_));
 }
 

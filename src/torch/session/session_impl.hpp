@@ -15,6 +15,7 @@
 
 #include <torch/nn/module.h>
 
+#include <autopar/io/file.hpp>
 #include <autopar/io/trace_file.hpp>
 #include <autopar/runtime/any_transport.hpp>
 #include <autopar/torch/capture_change.hpp>
@@ -145,7 +146,9 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                                   MeasuredCosts costs) const;
   [[nodiscard]] Plan search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                  MeasuredCosts costs) const;
+  void require_replaceable_files(std::uint64_t model) const;
   void write_reports(const OpGraph& graph, const ModelProfile& profile) const;
+  [[nodiscard]] Overwrite overwrite() const { return options_.overwrite ? Overwrite::kAny : Overwrite::kOwn; }
   void require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const;
   [[nodiscard]] std::vector<StageId> stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const;
   [[nodiscard]] std::vector<StageId> divide_program(CapturedProgram& program, const AtomPartition& atoms);
@@ -217,7 +220,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void open(Call& call, const std::vector<CallHeader>& headers);
   void run_forward(Call& call);
   void execute(Call& call, Phase phase);
-  void write_trace() const;
+  [[nodiscard]] std::filesystem::path trace_path() const;
   [[nodiscard]] std::vector<at::Tensor> collect_results(Call& call);
   template <class Work>
   auto guarded(const char* action, Work&& work) -> decltype(work());

@@ -175,3 +175,19 @@ TEST_CASE("what can be made again is kept in the user's cache folder, if there i
   if (!cache.empty()) ::setenv("XDG_CACHE_HOME", cache.c_str(), 1);
   if (!home.empty()) ::setenv("HOME", home.c_str(), 1);
 }
+
+TEST_CASE("a warning of a stall that comes after its timeout is refused by both names") {
+  CHECK_NOTHROW(resolve_options({.stall_warning = Seconds(5), .stall_timeout = Seconds(5)}, {}));
+  CHECK_NOTHROW(resolve_options({.stall_timeout = Seconds(5)}, {}));
+  for (const auto& options : {Options{.stall_warning = Seconds(700)},
+                              Options{.stall_warning = Seconds(3), .stall_timeout = Seconds(1.5)}}) {
+    try {
+      static_cast<void>(resolve_options(options, {}));
+      FAIL("accepted");
+    } catch (const InvalidArgument& error) {
+      const std::string text = error.what();
+      CHECK(text.find("stall_warning = ") == 0);
+      CHECK(text.find("exceeds stall_timeout = ") != std::string::npos);
+    }
+  }
+}

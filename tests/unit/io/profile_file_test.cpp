@@ -85,7 +85,9 @@ TEST_CASE("random damage never crashes the profile reader") {
 
 TEST_CASE("a trace names lanes once and counts in microseconds") {
   const auto text = to_chrome_trace({{Rank(1), "compute", "F0", Seconds(0.5), Seconds(0.75)},
-                                     {Rank(1), "compute", "B\"0", Seconds(0.75), Seconds(1)}});
+                                     {Rank(1), "compute", "B\"0", Seconds(0.75), Seconds(1)}},
+                                    7);
+  CHECK(text.starts_with("{\"format\":\"autopar trace of model 0000000000000007\","));
   CHECK(text.find("\"ts\":500000.0") != std::string::npos);
   CHECK(text.find("\"dur\":250000.0") != std::string::npos);
   CHECK(text.find("thread_name") == text.rfind("thread_name"));

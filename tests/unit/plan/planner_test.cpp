@@ -217,7 +217,7 @@ TEST_CASE("policies come in any order and keep their knobs") {
   Planner<> watched;
   watched.observer = [&](const std::string& phase) { phases.push_back(phase); };
   CHECK(watched.plan(model, cluster, request) == exact);
-  CHECK(phases.size() == 3);
+  CHECK(phases.size() == 4);
 }
 
 TEST_CASE("a task graph without a network is divided too") {

@@ -268,10 +268,10 @@ TEST_CASE("names in a page cannot break out of it", "[tool]") {
   course.busy = {Seconds(0.5)};
   course.stages = {{0}};
   course.bars = {{tool::BarKind::kForward, Rank(0), 0, "<script>\"&", Seconds(0), Seconds(0.5)}};
-  const std::string html = tool::to_html(course, "</title><b>");
+  const std::string html = tool::to_html(course, "</title><b>", "autopar timeline");
   CHECK(html.find("<script>") == std::string::npos);
   CHECK(html.find("<b>") == std::string::npos);
   CHECK(html.find("&lt;script&gt;&quot;&amp;") != std::string::npos);
   course.step = Seconds(0);
-  CHECK_THROWS_AS(tool::to_html(course, ""), InvalidArgument);
+  CHECK_THROWS_AS(tool::to_html(course, "", ""), InvalidArgument);
 }

@@ -44,8 +44,8 @@ class ToolFolder {
   ToolFolder& operator=(const ToolFolder&) = delete;
 
   void write() const {
-    write_profile(at("profile.json"), model);
-    write_text_file(at("cluster.toml"), to_toml(cluster));
+    put("profile.json", to_json(model));
+    put("cluster.toml", to_toml(cluster));
   }
   [[nodiscard]] std::string at(const std::string& file) const { return (path_ / file).string(); }
   [[nodiscard]] std::string text(const std::string& file) const { return read_text_file(at(file)); }

@@ -4,7 +4,11 @@
 #include <replaced.hpp>
 
 #include <algorithm>
+#include <thread>
 
+#include <unistd.h>
+
+#include <autopar/core/printable.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cost_file.hpp>
 #include <autopar/io/plan_file.hpp>
@@ -211,7 +215,7 @@ TEST_CASE("explain says what binds and what changes of the machines would buy", 
   CHECK_THAT(all.out, Contains("one more device: " + readable(with_five.step)));
   CHECK_THAT(run_tool({"explain", folder.at("profile.json"), folder.at("cluster.toml"), "--json"}).out,
              Contains("\"what_if\"") && Contains("\"binding\""));
-  check_trouble(run_tool({"explain", folder.at("profile.json")}), {"expected PLAN.json"});
+  check_trouble(run_tool({"explain", folder.at("profile.json")}), {"format: ", "is no 'autopar plan'"});
 }
 
 TEST_CASE("every command has help, and bad arguments are one line", "[tool]") {
@@ -245,6 +249,9 @@ TEST_CASE("contradictory options name both values", "[tool]") {
   check_trouble(folder.plan({"--stages", "5"}), {"stages = 5", "has 4"});
   check_trouble(folder.plan({"--world", "5"}), {"world of 5", "4 devices"});
   check_trouble(folder.plan({"--tensor-parallel", "2"}), {"tensor_parallel = 2"});
+  check_trouble(folder.plan({"--microbatches", "33", "--batch", "32"}), {"microbatches = 33", "32 samples"});
+  check_trouble(folder.plan({"--min-microbatches", "33", "--batch", "32"}), {"min_microbatches = 33", "32 samples"});
+  check_trouble(folder.plan({"--set", "stall_warning=601"}), {"stall_warning = 601", "stall_timeout = 600"});
   check_trouble(folder.plan({"--microbatches", "1000000", "--devices", "1000"}), {"1000000 micro-batches"});
 }
 
@@ -330,7 +337,95 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   folder.put("plan.json", replaced(plan, "\"batch\": 32", "\"batch\": 0"));
   refused({"batch of 0"});
   folder.put("plan.json", replaced(plan, "\"microbatches\": ", "\"microbatches\": 100000"));
-  refused({"more than can be simulated"});
+  refused({"microbatches: ", "is not within"});
+}
+
+TEST_CASE("outputs replace files of their own kind and model only, unless forced", "[tool]") {
+  const ToolFolder folder("tool_outputs");
+  const std::string profile = folder.text("profile.json"), plan_file = folder.at("plan.json");
+  // The tool's own input: written by autopar, but no plan.
+  check_trouble(folder.plan({"--batch", "32", "--out", folder.at("profile.json")}),
+                {"profile.json: holds an autopar profile of model", "not replaced by an autopar plan", "--force"});
+  check_trouble(folder.plan({"--batch", "32", "--out", folder.at("cluster.toml")}), {"was not written by autopar"});
+  CHECK(folder.text("profile.json") == profile);
+  REQUIRE(folder.plan({"--batch", "32", "--out", plan_file}).status == 0);
+  REQUIRE(folder.plan({"--batch", "64", "--out", plan_file}).status == 0);
+  CHECK(read_plan(plan_file).batch == 64);
+  REQUIRE(folder.plan({"--batch", "32", "--out", "/dev/null"}).status == 0);
+  CHECK(std::filesystem::is_character_file("/dev/null"));
+
+  const auto simulate = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"simulate", plan_file, folder.at("profile.json"), folder.at("cluster.toml")});
+    return run_tool(std::move(more));
+  };
+  for (const std::string option : {"--trace", "--html"}) {
+    folder.put("notes.txt", "mine");
+    check_trouble(simulate({option, folder.at("notes.txt")}), {"notes.txt: was not written by autopar"});
+    CHECK(folder.text("notes.txt") == "mine");
+    CHECK(simulate({option, folder.at("notes.txt"), "--force"}).status == 0);
+    CHECK(simulate({option, folder.at("notes.txt")}).status == 0);  // now it is autopar's
+    check_trouble(simulate({option, plan_file}), {"plan.json: holds an autopar plan"});
+  }
+  CHECK_THAT(folder.text("notes.txt"), Contains("<!-- autopar timeline of model 000000000000002a -->"));
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("cluster.toml"), "--force"}).status == 0);
+}
+
+TEST_CASE("a terminal shows what files say, and does not obey it", "[tool]") {
+  const ToolFolder folder("tool_escapes");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  Plan plan = read_plan(folder.at("plan.json"));
+  plan.device = "toy\x1b]0;owned\x07";
+  plan.notes = {"\x1b[2Jgone", "\xc2\x9b" "31m", "\xe2\x80\xae" "txt.exe"};
+  write_plan(folder.at("plan.json"), plan);
+  folder.put("other.json", replaced(folder.text("plan.json"), "\"zero\"", "\"\\u001b[31m\""));
+  const std::vector<std::vector<std::string>> commands{{"explain", folder.at("plan.json")},
+                                                       {"explain", folder.at("plan.json"), "--json"},
+                                                       {"diff", folder.at("plan.json"), folder.at("other.json")},
+                                                       {"check", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")}};
+  for (const auto& command : commands) {
+    const auto result = run_tool(command);
+    CAPTURE(command[0], result.out, result.err);
+    for (const auto& said : {result.out, result.err}) {
+      CHECK(said == printable(said));
+      CHECK(said.find('\x1b') == std::string::npos);
+    }
+    CHECK((result.out + result.err).find("\\u001b") != std::string::npos);
+  }
+}
+
+TEST_CASE("what a pipe brings can be read, by every command", "[tool]") {
+  const ToolFolder folder("tool_pipes");
+  REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
+  const auto with_input = [&](const std::string& file, const std::vector<std::string>& arguments) {
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    std::thread writer([text = folder.text(file), end = ends[1]] {
+      for (std::size_t at = 0; at < text.size();) {
+        const auto written = ::write(end, text.data() + at, text.size() - at);
+        if (written <= 0) break;
+        at += static_cast<std::size_t>(written);
+      }
+      ::close(end);
+    });
+    const int before = ::dup(STDIN_FILENO);
+    ::dup2(ends[0], STDIN_FILENO);
+    ::close(ends[0]);
+    const auto result = run_tool(arguments);
+    ::dup2(before, STDIN_FILENO);  // closes the last reader: a writer of what nobody read goes on
+    ::close(before);
+    writer.join();
+    CAPTURE(arguments[0], result.err);
+    CHECK(result.status == 0);
+  };
+  const std::string stdin_file = "/dev/stdin", plan = folder.at("plan.json"), profile = folder.at("profile.json"),
+                    cluster = folder.at("cluster.toml");
+  with_input("profile.json", {"plan", stdin_file, cluster, "--batch", "32"});
+  with_input("cluster.toml", {"plan", profile, stdin_file, "--batch", "32"});
+  with_input("plan.json", {"check", stdin_file, profile, cluster});
+  with_input("plan.json", {"simulate", stdin_file, profile, cluster});
+  with_input("plan.json", {"explain", stdin_file});
+  with_input("plan.json", {"explain", stdin_file, profile, cluster});
+  with_input("plan.json", {"diff", plan, stdin_file});
 }
 
 TEST_CASE("every preset is a cluster that can be planned for", "[tool]") {

@@ -49,7 +49,6 @@ class PlanChecker {
     const auto orders = turn_orders(stated);
     if (!check_step(stated, orders, costs)) return std::move(verdict_);
     check_memory(stated, orders, costs);
-    check_lists(stated);
     check_bound();
     return std::move(verdict_);
   }
@@ -210,32 +209,6 @@ class PlanChecker {
       if (!first || held <= plan_.device_memory.value()) continue;
       fault(names + (stated.stages_on(r).size() > 1 ? " need " : " needs ") + std::to_string(held) +
             " bytes, a rank has " + std::to_string(plan_.device_memory.value()));
-    }
-  }
-
-  void check_lists(const StatedPlan& stated) {
-    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
-      const StagePlan& stage = plan_.stages[s];
-      const std::string name = "stage " + std::to_string(s);
-      std::vector<std::int32_t> ops;
-      for (const NodeId atom : stage.atoms) {
-        const auto& own = model_.graph[atom].ops;
-        ops.insert(ops.end(), own.begin(), own.end());
-      }
-      std::sort(ops.begin(), ops.end());
-      if (stage.ops != ops) fault(name + "'s operators are not those of its atoms");
-      const auto read = stated.parameters(static_cast<int>(s));
-      if (stage.parameters != std::vector<ParameterId>(read.begin(), read.end()))
-        fault(name + "'s parameters are not those that its atoms read");
-      std::int64_t elements = 0, bytes = 0;
-      for (const ParameterId parameter : read) {
-        elements += model_.parameters[parameter.index()].elements;
-        bytes += model_.parameters[parameter.index()].bytes.value();
-      }
-      demand_equal(name + "'s parameter bytes", static_cast<double>(stage.parameter_bytes.value()),
-                   static_cast<double>(bytes));
-      demand_equal(name + "'s parameter elements", static_cast<double>(stage.parameter_elements),
-                   static_cast<double>(elements));
     }
   }
 

@@ -12,7 +12,8 @@
 
 namespace autopar::detail {
 
-/// Why a plan is no division of a model into stages that its schedule could run, by definitions alone.
+/// Why a plan is no division of a model into stages that its schedule could run, by definitions alone. Faults begin with the
+/// field of the plan that they are in.
 class ShapeCheck {
  public:
   ShapeCheck(const ModelProfile& model, const Plan& plan)
@@ -21,7 +22,8 @@ class ShapeCheck {
   /// The first fault, empty if there is none.
   [[nodiscard]] std::string run() && {
     for (const auto part : {&ShapeCheck::of_numbers, &ShapeCheck::of_stages, &ShapeCheck::of_edges,
-                            &ShapeCheck::of_ranks, &ShapeCheck::of_segments, &ShapeCheck::of_orders}) {
+                            &ShapeCheck::of_lists, &ShapeCheck::of_ranks, &ShapeCheck::of_segments,
+                            &ShapeCheck::of_orders}) {
       if (std::string fault = (this->*part)(); !fault.empty()) return fault;
     }
     return "";
@@ -33,40 +35,75 @@ class ShapeCheck {
     return std::to_string(value);
   }
   static std::string name_of(std::size_t stage) { return "stage " + number(stage); }
+  static std::string field(std::size_t stage, const char* name) { return "stages[" + number(stage) + "]." + name + ": "; }
 
   std::string of_numbers() {
-    if (plan_.world < 1) return "its world has " + number(plan_.world) + " ranks";
-    if (plan_.microbatches < 1) return "it has " + number(plan_.microbatches) + " micro-batches";
-    if (plan_.zero < 0 || plan_.zero > 3) return "ZeRO has no level " + number(plan_.zero);
+    if (plan_.world < 1) return "world: there are " + number(plan_.world) + " ranks";
+    if (plan_.microbatches < 1) return "microbatches: there are " + number(plan_.microbatches);
+    if (plan_.zero < 0 || plan_.zero > 3) return "zero: ZeRO has no level " + number(plan_.zero);
     if (plan_.offload == Offload::kNone && plan_.host_memory != Bytes(0))
-      return "it counts on host memory, but offloads nothing";
-    return plan_.stages.empty() ? "it has no stage" : "";
+      return "host_memory_bytes: it counts on host memory, but offloads nothing";
+    return plan_.stages.empty() ? "stages: there is none" : "";
   }
 
   std::string of_stages() {
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       const StagePlan& stage = plan_.stages[s];
-      if (stage.atoms.empty() || stage.ranks.empty()) return name_of(s) + " has no atom or no rank";
+      if (stage.ranks.empty()) return field(s, "ranks") + name_of(s) + " has no rank";
+      if (stage.atoms.empty()) return field(s, "atoms") + name_of(s) + " has no atom";
+      const std::string atoms = field(s, "atoms");
       for (const NodeId atom : stage.atoms) {
         if (!atom.valid() || atom.index() >= stage_of_.size())
-          return name_of(s) + " has an atom that the model has not";
-        if (stage_of_[atom.index()] >= 0) return "atom " + number(atom.value()) + " is in two stages";
+          return atoms + name_of(s) + " has atom " + number(atom.value()) + ", which the model has not";
+        if (stage_of_[atom.index()] == static_cast<int>(s)) return atoms + "atom " + number(atom.value()) + " is there twice";
+        if (stage_of_[atom.index()] >= 0) return atoms + "atom " + number(atom.value()) + " is in two stages";
         stage_of_[atom.index()] = static_cast<int>(s);
         const OpProfile& op = model_.graph[atom];
         if (op.whole_batch && stage.ranks.size() > 1)
-          return name_of(s) + " has replicas, but " + op.name + " mixes samples";
+          return field(s, "ranks") + name_of(s) + " has replicas, but " + op.name + " mixes samples";
         if ((op.whole_batch || op.totals > Bytes(0)) && plan_.microbatches > 1)
-          return op.name + " needs the whole batch, but there are several micro-batches";
+          return "microbatches: " + op.name + " needs the whole batch, but there are several micro-batches";
       }
+      if (!std::is_sorted(stage.atoms.begin(), stage.atoms.end())) return atoms + "they are not ascending";
     }
     const auto left = std::find(stage_of_.begin(), stage_of_.end(), -1);
-    return left == stage_of_.end() ? "" : "atom " + number(left - stage_of_.begin()) + " is in no stage";
+    return left == stage_of_.end() ? "" : "stages[].atoms: atom " + number(left - stage_of_.begin()) + " is in no stage";
   }
 
   std::string of_edges() {
     for (const EdgeId edge : model_.graph.edges()) {
       const int from = stage_of_[model_.graph.source(edge).index()], to = stage_of_[model_.graph.target(edge).index()];
-      if (from > to) return "a value goes from stage " + number(from) + " back to stage " + number(to);
+      if (from > to) return field(static_cast<std::size_t>(from), "atoms") + "a value goes from stage " + number(from) + " back to stage " + number(to);
+    }
+    return "";
+  }
+
+  /// What follows from the atoms of a stage.
+  std::string of_lists() {
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
+      const StagePlan& stage = plan_.stages[s];
+      std::vector<std::int32_t> ops;
+      std::vector<ParameterId> read;
+      for (const NodeId atom : stage.atoms) {
+        const OpProfile& op = model_.graph[atom];
+        ops.insert(ops.end(), op.ops.begin(), op.ops.end());
+        read.insert(read.end(), op.parameters.begin(), op.parameters.end());
+      }
+      std::sort(ops.begin(), ops.end());
+      std::sort(read.begin(), read.end());
+      read.erase(std::unique(read.begin(), read.end()), read.end());
+      if (stage.ops != ops) return field(s, "ops") + name_of(s) + "'s operators are not those of its atoms";
+      if (stage.parameters != read)
+        return field(s, "parameters") + name_of(s) + "'s parameters are not those that its atoms read";
+      std::int64_t elements = 0, bytes = 0;
+      for (const ParameterId parameter : read) {
+        elements += model_.parameters[parameter.index()].elements;
+        bytes += model_.parameters[parameter.index()].bytes.value();
+      }
+      if (stage.parameter_bytes.value() != bytes)
+        return field(s, "parameter_bytes") + name_of(s) + "'s parameter bytes are " + number(bytes);
+      if (stage.parameter_elements != elements)
+        return field(s, "parameter_elements") + name_of(s) + "'s parameter elements are " + number(elements);
     }
     return "";
   }
@@ -83,14 +120,14 @@ class ShapeCheck {
                                       [&](std::size_t other) { return plan_.stages[other].ranks == ranks; });
       place_of_stage.push_back(static_cast<std::size_t>(known - first.begin()));
       if (known != first.end()) {
-        if (!may_share) return "rank " + number(ranks.front().value()) + " runs two stages";
+        if (!may_share) return field(s, "ranks") + "rank " + number(ranks.front().value()) + " runs two stages";
         continue;
       }
       for (const Rank rank : ranks) {
-        if (!rank.valid() || rank.value() >= plan_.world) return name_of(s) + " has a rank outside the world";
+        if (!rank.valid() || rank.value() >= plan_.world) return field(s, "ranks") + name_of(s) + " has a rank outside the world";
         int& place = place_of_rank[rank.index()];
         if (place >= 0) {
-          return "rank " + number(rank.value()) + " runs two stages" +
+          return field(s, "ranks") + "rank " + number(rank.value()) + " runs two stages" +
                  (may_share ? " that do not have all their ranks in common, in one order" : "");
         }
         place = static_cast<int>(first.size());
@@ -104,10 +141,10 @@ class ShapeCheck {
     const std::size_t stages = place_of_stage.size();
     for (std::size_t s = 0; s < stages; ++s) {
       if (plan_.schedule == ScheduleKind::kInterleaved && (stages % places != 0 || place_of_stage[s] != s % places))
-        return name_of(s) + " is not where interleaved stages come round";
+        return field(s, "ranks") + name_of(s) + " is not where interleaved stages come round";
       if (plan_.schedule == ScheduleKind::kZbV &&
           (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
-        return name_of(s) + " is not where zb-v's stages go to the last ranks and back";
+        return field(s, "ranks") + name_of(s) + " is not where zb-v's stages go to the last ranks and back";
     }
     return "";
   }
@@ -116,7 +153,7 @@ class ShapeCheck {
     std::vector<bool> taken(stage_of_.size(), false);
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       for (const auto& segment : plan_.stages[s].recomputed) {
-        const std::string name = "a segment that " + name_of(s) + " runs again";
+        const std::string name = field(s, "recomputed") + "a segment that " + name_of(s) + " runs again";
         if (segment.empty()) return name + " is empty";
         for (const NodeId atom : segment) {
           if (!atom.valid() || atom.index() >= stage_of_.size() || stage_of_[atom.index()] != static_cast<int>(s))
@@ -133,9 +170,9 @@ class ShapeCheck {
 
   std::string of_orders() {
     if (plan_.schedule != ScheduleKind::kSynthesised)
-      return plan_.orders.empty() ? "" : "it states orders, but its schedule has its own";
+      return plan_.orders.empty() ? "" : "orders: it states some, but its schedule has its own";
     if (plan_.orders.size() != static_cast<std::size_t>(plan_.world))
-      return "it states orders of " + number(plan_.orders.size()) + " ranks for a world of " + number(plan_.world);
+      return "orders: it states orders of " + number(plan_.orders.size()) + " ranks for a world of " + number(plan_.world);
     std::vector<std::vector<std::size_t>> stages_on(plan_.orders.size());
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       for (const Rank rank : plan_.stages[s].ranks)
@@ -143,7 +180,7 @@ class ShapeCheck {
     }
     for (std::size_t r = 0; r < plan_.orders.size(); ++r) {
       if (std::string fault = of_order(plan_.orders[r], stages_on[r]); !fault.empty())
-        return "the order of rank " + number(r) + " " + fault;
+        return "orders[" + number(r) + "]: the order of rank " + number(r) + " " + fault;
     }
     return "";
   }

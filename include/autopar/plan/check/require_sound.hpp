@@ -1,0 +1,73 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/core/error.hpp>
+#include <autopar/cost/roofline.hpp>
+#include <autopar/plan/check/shape.hpp>
+#include <autopar/plan/make_plan.hpp>
+#include <autopar/plan/pipeline_of.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/staging.hpp>
+#include <autopar/plan/workload.hpp>
+#include <autopar/schedule/schedule.hpp>
+#include <autopar/schedule/validate.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+inline constexpr std::int64_t kMostTurnsProven = 1 << 22;  // micro-batches x (ranks + stages)
+
+/// @throws InvalidArgument unless what the ranks do in a step under the plan's schedule is sound: see `validate`
+inline void prove_schedule(const ModelProfile& model, const Plan& plan) {
+  const RooflineCost no_costs{Cluster{}};  // what is done, and in which order, does not depend on what it takes
+  const Workload work = make_workload(model, no_costs);
+  const Staging staging = staging_of(plan, model.graph.node_count());
+  const Pipeline pipeline = make_pipeline(work, staging, ranks_of(plan), plan.world).pipeline;
+  Constraints constraints;
+  constraints.world = plan.world;
+  constraints.batch = plan.batch;
+  const BatchLayout layout{constraints.local_batches(), plan.microbatches};
+  const GivenOrders orders{plan.orders, plan.orders.empty() ? 0 : plan.microbatches};
+  const auto prove = [&](Phase phase) {
+    validate(pipeline, layout, phase, make_program(pipeline, layout, plan.schedule, phase, orders));
+  };
+  if (model.loss_mode) return prove(Phase::kStep);
+  prove(Phase::kForward);
+  prove(Phase::kBackward);
+}
+
+}  // namespace detail
+
+/// The one place where a plan is looked at that comes from a file or a caller, before anything uses it: it divides this model
+/// (each atom and its operators in one stage, no value back to an earlier one, parameters and their sizes as they are), its
+/// ranks, segments and orders are what its schedule can run, and the program of a step passes the same proof as that of any
+/// plan. Predicted times and memory are statements that nothing but `check_plan` relies on.
+/// @pre  plan.model == model.hash
+/// @throws InvalidArgument naming the field of the plan and what is wrong in it
+inline void require_sound(const ModelProfile& model, const Plan& plan) {
+  const auto refuse = [](const std::string& what) { throw InvalidArgument("the plan: " + what + "; plan again"); };
+  if (const auto fault = detail::fault_in_shape(model, plan); !fault.empty()) refuse(fault);
+  if (plan.batch < plan.microbatches) {
+    refuse("microbatches: " + std::to_string(plan.microbatches) + " are more than the " + std::to_string(plan.batch) +
+           " samples of the batch");
+  }
+  const auto size = static_cast<std::int64_t>(plan.world) + static_cast<std::int64_t>(plan.stages.size());
+  if (size * plan.microbatches > detail::kMostTurnsProven) {
+    refuse("microbatches: " + std::to_string(plan.microbatches) + " on " + std::to_string(plan.world) +
+           " ranks are more than can be run");
+  }
+  try {
+    detail::prove_schedule(model, plan);
+  } catch (const Error& error) {
+    refuse("stages[].ranks, schedule, orders: " + std::string(error.what()));
+  }
+}
+
+}  // namespace autopar

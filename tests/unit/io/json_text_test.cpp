@@ -1,0 +1,74 @@
+#include <catch_shim.hpp>
+
+#include <fstream>
+#include <string>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/plan_file.hpp>
+#include <autopar/io/profile_file.hpp>
+#include <autopar/io/safetensors.hpp>
+#include <autopar/io/variant_file.hpp>
+#include <temp_folder.hpp>
+
+using namespace autopar;
+
+namespace json_text_test {
+
+/// An object of so many members, behind `head` and between them with commas.
+std::string object_of(std::size_t members, const std::string& head, const std::string& value) {
+  std::string text = "{" + head;
+  for (std::size_t i = 0; i < members; ++i) text += ",\"k" + std::to_string(i) + "\":" + value;
+  return text + "}";
+}
+
+std::string refusal(const auto& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Where members are looked for one after the other, as an ordered_json does, each of these takes minutes.
+constexpr std::size_t kMany = 300'000;
+
+TEST_CASE("a header of very many tensors is written and read") {
+  const TempFolder folder;
+  std::vector<TensorEntry> entries;
+  for (std::size_t i = 0; i < kMany; ++i) entries.push_back({"tensor." + std::to_string(i), DType::kU8, {i % 2 == 0 ? 1 : 0}});
+  SafetensorsWriter writer(folder / "x.safetensors", entries);
+  for (const auto& entry : entries) writer.write(std::vector<std::byte>(static_cast<std::size_t>(entry.shape[0])));
+  writer.commit();
+  const SafetensorsReader reader(folder / "x.safetensors");
+  CHECK(reader.entries().size() == kMany);
+  REQUIRE(reader.find("tensor.299998") != nullptr);
+  CHECK(reader.find("tensor.299998")->shape == std::vector<std::int64_t>{1});
+}
+
+TEST_CASE("files of very many members are refused") {
+  const auto many = object_of(kMany, "\"version\":5", "1");
+  CHECK_THROWS_AS(parse_plan(many, "f"), ConfigError);
+  CHECK_THROWS_AS(parse_profile(many, "f"), ConfigError);
+  CHECK_THROWS_AS(parse_instance(object_of(kMany, "\"maxDevices\":4", "{}"), "f"), Error);
+}
+
+TEST_CASE("a member that is there twice and text that nests too deep are refused by name") {
+  CHECK(contains(refusal([] { static_cast<void>(parse_plan(R"({"version":5,"world":1,"world":2})", "f")); }),
+                 "f: the member 'world' is there twice"));
+  CHECK(contains(refusal([] { static_cast<void>(parse_plan(std::string(1 << 20, '['), "f")); }), "nested deeper than 16"));
+  CHECK(contains(refusal([] { static_cast<void>(parse_profile(R"({"version":1e999})", "f")); }), "not valid JSON"));
+
+  const TempFolder folder;
+  const std::string header = R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})";
+  const std::uint64_t length = header.size();
+  std::ofstream out(folder / "twice", std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), 8);
+  out << header;
+  out.close();
+  CHECK(contains(refusal([&] { SafetensorsReader reader(folder / "twice"); }), "'a' is there twice"));
+}
+
+}  // namespace json_text_test

@@ -1,0 +1,78 @@
+#include <autopar/io/progress.hpp>
+
+#include <catch_shim.hpp>
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+#include <fcntl.h>
+#include <pty.h>
+#include <unistd.h>
+
+using namespace autopar;
+
+namespace progress_test {
+
+/// What was shown, and who waits for it.
+struct Screen {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::string text;
+
+  void show(std::string_view more) {
+    const std::lock_guard lock(mutex);
+    text += more;
+    changed.notify_all();
+  }
+  /// Until it is there: a test that hangs here is stopped by its limit.
+  void await(const std::string& part) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return text.find(part) != std::string::npos; });
+  }
+};
+
+TEST_CASE("work that takes longer than the patience says what it does, and takes it back") {
+  Screen screen;
+  {
+    Progress progress("planning", [&](std::string_view text) { screen.show(text); }, Seconds(0));
+    progress.now("searching cuts of 4 blocks");
+    screen.await("\r\x1b[Kplanning: searching cuts of 4 blocks, ");
+    progress.now("phase \x1b[2J two");
+    screen.await("phase \\u001b[2J two, ");
+    CHECK(screen.text.find("\x1b[2J") == std::string::npos);
+  }
+  CHECK(screen.text.ends_with(" s\r\x1b[K"));
+}
+
+TEST_CASE("work that is done before says nothing, and without a screen nobody is told") {
+  std::string shown;
+  {
+    Progress progress("planning", [&](std::string_view text) { shown += text; }, Seconds(3600));
+    progress.now("searching");
+  }
+  CHECK(shown.empty());
+  Progress silent("planning", nullptr, Seconds(0));
+  CHECK_NOTHROW(silent.now("searching"));
+}
+
+TEST_CASE("the screen is standard error where that is a terminal") {
+  const int before = ::dup(STDERR_FILENO);
+  const int null = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  int keyboard = -1, terminal_end = -1;
+  REQUIRE(::openpty(&keyboard, &terminal_end, nullptr, nullptr, nullptr) == 0);
+  ::dup2(null, STDERR_FILENO);
+  const bool on_null = static_cast<bool>(terminal());
+  ::dup2(terminal_end, STDERR_FILENO);
+  const auto screen = terminal();
+  if (screen) screen("shown");
+  ::dup2(before, STDERR_FILENO);
+  char got[16] = {};
+  const auto size = screen ? ::read(keyboard, got, sizeof got - 1) : 0;
+  for (const int descriptor : {before, null, keyboard, terminal_end}) ::close(descriptor);
+  CHECK_FALSE(on_null);
+  CHECK(size == 5);
+  CHECK(std::string(got) == "shown");
+}
+
+}  // namespace progress_test

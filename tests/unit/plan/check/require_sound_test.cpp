@@ -1,0 +1,99 @@
+#include <autopar/plan/check/require_sound.hpp>
+
+#include <catch_shim.hpp>
+
+#include <functional>
+#include <string>
+
+#include <autopar/plan/planner.hpp>
+
+#include "../random_models.hpp"
+
+using namespace autopar;
+
+namespace require_sound_test {
+
+PlanRequest request_of(const std::string& schedule, int stages) {
+  PlanRequest request;
+  request.batch = 32;
+  request.runtime = runtime_capabilities();
+  request.options.schedule = schedule;
+  request.options.stages = stages;
+  request.options.microbatches = 4;
+  return request;
+}
+
+std::string refusal(const ModelProfile& model, const Plan& plan) {
+  try {
+    require_sound(model, plan);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("what a planner plans is sound, under every schedule", "[check]") {
+  const ModelProfile model = test::chain(8, 3e5, 40000, 4000);
+  const Cluster cluster = test::small_cluster(4);
+  for (const auto kind : kScheduleKinds) {
+    const Plan plan = Planner<>{}.plan(model, cluster, request_of(std::string(to_string(kind)), 2));
+    CAPTURE(to_string(kind));
+    CHECK(refusal(model, plan).empty());
+  }
+  ModelProfile own_loss = model;
+  own_loss.loss_mode = false;
+  CHECK(refusal(own_loss, Planner<>{}.plan(own_loss, cluster, request_of("gpipe", 2))).empty());
+}
+
+TEST_CASE("what is not sound is refused by its field", "[check]") {
+  const ModelProfile model = test::chain(6, 3e5, 40000, 4000);
+  const Plan good = Planner<>{}.plan(model, test::small_cluster(4), request_of("1f1b", 2));
+  REQUIRE(good.stages.size() == 2);
+  const auto refused = [&](const std::string& field, const std::function<void(Plan&)>& damage) {
+    Plan plan = good;
+    damage(plan);
+    CAPTURE(field, refusal(model, plan));
+    CHECK(refusal(model, plan).starts_with("the plan: " + field + ": "));
+  };
+  refused("stages", [](Plan& p) { p.stages.clear(); });
+  refused("world", [](Plan& p) { p.world = 0; });
+  refused("zero", [](Plan& p) { p.zero = 4; });
+  refused("microbatches", [](Plan& p) { p.microbatches = 33; });
+  refused("microbatches", [](Plan& p) { p.batch = p.microbatches = 1 << 30; });
+  refused("host_memory_bytes", [](Plan& p) { p.host_memory = Bytes(7); });
+  refused("stages[0].atoms", [](Plan& p) { p.stages[0].atoms.clear(); });
+  refused("stages[0].atoms", [](Plan& p) { p.stages[0].atoms.push_back(p.stages[0].atoms[0]); });
+  refused("stages[0].atoms", [](Plan& p) { std::reverse(p.stages[0].atoms.begin(), p.stages[0].atoms.end()); });
+  refused("stages[1].atoms", [](Plan& p) { p.stages[1].atoms.push_back(p.stages[0].atoms[0]); });
+  refused("stages[1].atoms", [](Plan& p) { p.stages[1].atoms.push_back(NodeId(6)); });
+  refused("stages[].atoms", [](Plan& p) { p.stages[1].atoms.pop_back(); });
+  refused("stages[1].atoms", [](Plan& p) { std::swap(p.stages[0].atoms, p.stages[1].atoms); });
+  refused("stages[0].ops", [](Plan& p) { p.stages[0].ops.push_back(1000); });
+  refused("stages[1].ops", [](Plan& p) { p.stages[1].ops.insert(p.stages[1].ops.begin(), 0); });
+  refused("stages[0].ops", [](Plan& p) { p.stages[0].ops.clear(); });
+  refused("stages[0].parameters", [](Plan& p) { p.stages[0].parameters.pop_back(); });
+  refused("stages[0].parameter_bytes", [](Plan& p) { p.stages[0].parameter_bytes += Bytes(1); });
+  refused("stages[0].parameter_elements", [](Plan& p) { p.stages[0].parameter_elements += 1; });
+  refused("stages[0].ranks", [](Plan& p) { p.stages[0].ranks.clear(); });
+  refused("stages[0].ranks", [](Plan& p) { p.stages[0].ranks = {Rank(9)}; });
+  refused("stages[1].ranks", [](Plan& p) { p.stages[1].ranks = p.stages[0].ranks; });
+  refused("stages[0].recomputed", [](Plan& p) { p.stages[0].recomputed = {{p.stages[1].atoms[0]}}; });
+  refused("orders", [](Plan& p) { p.orders.resize(4); });
+}
+
+TEST_CASE("orders in which ranks wait for each other for ever are refused", "[check]") {
+  const ModelProfile model = test::chain(6, 3e5, 40000, 4000);
+  Plan plan = Planner<>{}.plan(model, test::small_cluster(2), [] {
+    auto request = request_of("synth", 2);
+    request.options.replicas = {1};
+    return request;
+  }());
+  REQUIRE(plan.orders.size() == 2);
+  CHECK(refusal(model, plan).empty());
+  auto& order = plan.orders[static_cast<std::size_t>(plan.stages.back().ranks[0].value())];
+  for (Turn& turn : order) turn.microbatch = plan.microbatches - 1 - turn.microbatch;  // the last stage's, the other way round
+  CAPTURE(refusal(model, plan));
+  CHECK_FALSE(refusal(model, plan).empty());
+}
+
+}  // namespace require_sound_test
