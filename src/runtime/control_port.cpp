@@ -26,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr auto kConnectLimit = 2s;  ///< for one address
+constexpr auto kAnswerLimit = 10s;  ///< rank 0 may come to its port later than the others
 /// Strangers that may wait for an answer at once; more wait in the kernel's queue.
 constexpr std::size_t kStrangers = 64;
 
@@ -187,7 +188,7 @@ FileDescriptor connected_to(const Address& target, Clock::time_point deadline) {
 
 /// The greeting as seen by the rank that connects.
 std::optional<Admitted> greet(FileDescriptor socket, const SipKey& key, Rank self, int lifeline) {
-  const auto deadline = Clock::now() + ControlPort::kGreetingLimit;
+  const auto deadline = Clock::now() + kAnswerLimit;
   if (!socket || !is_own_user(socket.number())) return std::nullopt;
   Nonce challenge{};
   Admitted admitted{Rank(0), {}, {}};

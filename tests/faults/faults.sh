@@ -48,6 +48,7 @@ job() {
     sleep 0.1
   done
   [ -z "$left" ] || echo "processes are left: $left"
+  [ -z "$left" ] || kill -9 $left
   while read -r word; do
     word=${word//RANK/$rank}
     [ -z "$word" ] || grep -qE -- "$word" "$log" || echo "its output lacks: $word"
