@@ -240,9 +240,9 @@ std::string value_text(const Options& options, const Field& field) {
   return out.str();
 }
 
-/// Environment names that belong to autopar's scripts, not to Options.
+/// Environment names that belong to autopar's scripts and to the start of ranks, not to Options.
 bool is_reserved(std::string_view name) {
-  constexpr std::array<std::string_view, 6> kNames{"CONFIG", "CONF_DIR", "VENV", "SOURCE", "DEPS", "HOME"};
+  constexpr std::array<std::string_view, 7> kNames{"CONFIG", "CONF_DIR", "VENV", "SOURCE", "DEPS", "HOME", "START_TIMEOUT"};
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
@@ -296,6 +296,7 @@ void apply(ResolvedOptions& out, const Setting& setting) {
       return;
     }
   }
+  if (key == "start_timeout") setting.fail("only the environment can set it, as AUTOPAR_START_TIMEOUT");
   if (const auto* field = find_field(key)) return assign(out.options, *field, setting);
   for (const auto& alias : rannc_aliases()) {
     if (key == alias.rannc) return assign_alias(out, alias, setting);
@@ -458,10 +459,6 @@ std::string cache_folder_of(const char* xdg, const char* home) {
   return is_absolute(home) ? std::string(home) + "/.cache/autopar" : std::string();
 }
 
-}  // namespace
-
-namespace {
-
 std::string seconds_text(Seconds time) {
   std::ostringstream text;
   text << time.value() << " s";
@@ -470,12 +467,32 @@ std::string seconds_text(Seconds time) {
 
 }  // namespace
 
-ConfigSources process_config_sources() {
-  ConfigSources sources;
+std::vector<std::string> process_environment() {
+  std::vector<std::string> environment;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
-    if (text.starts_with("AUTOPAR_") || text.starts_with("RANNC_")) sources.environment.emplace_back(text);
+    if (text.starts_with("AUTOPAR_") || text.starts_with("RANNC_")) environment.emplace_back(text);
   }
+  return environment;
+}
+
+Seconds start_timeout(const std::vector<std::string>& environment) {
+  constexpr std::string_view kName = "AUTOPAR_START_TIMEOUT";
+  const Field limits{"start_timeout", &Options::stall_timeout, 0.001, 1e9};
+  double seconds = 120;
+  for (const auto& entry : environment) {
+    const auto equals = entry.find('=');
+    if (entry.substr(0, equals) != kName || equals == std::string::npos) continue;
+    const Setting setting{limits.name, entry.substr(equals + 1), true, "environment variable " + std::string(kName), 0};
+    seconds = number_of(setting, "seconds");
+    check_range(setting, limits, seconds);
+  }
+  return Seconds(seconds);
+}
+
+ConfigSources process_config_sources() {
+  ConfigSources sources;
+  sources.environment = process_environment();
   const char* named = std::getenv("AUTOPAR_CONFIG");
   if (named != nullptr && *named != '\0') sources.file = named;
   sources.cache_folder = cache_folder_of(std::getenv("XDG_CACHE_HOME"), std::getenv("HOME"));

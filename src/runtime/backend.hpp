@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string_view>
 
@@ -31,6 +32,11 @@ class WorldBackend {
   [[nodiscard]] Health& health() { return *health_; }
   [[nodiscard]] const std::shared_ptr<Health>& shared_health() const { return health_; }
   [[nodiscard]] Log& log() { return log_; }
+  /// Set at the end of ~World; what comes after is a mistake of the program.
+  void set_ended() noexcept { ended_.store(true); }
+  [[nodiscard]] bool ended() const noexcept { return ended_.load(); }
+  void set_expects_exception() noexcept { expects_exception_.store(true); }
+  [[nodiscard]] bool expects_exception() const noexcept { return expects_exception_.load(); }
   [[nodiscard]] ControlPlane& control() { return *control_; }
 
   /// Collective: an independent context in host memory.
@@ -51,6 +57,8 @@ class WorldBackend {
   Log log_;
   std::unique_ptr<ControlPlane> control_;
   Locality locality_;
+  std::atomic<bool> ended_{false};
+  std::atomic<bool> expects_exception_{false};
 };
 
 }  // namespace autopar::detail

@@ -76,7 +76,7 @@ Tag ControlPlane::next_tag(Kind kind) {
 
 std::vector<Blob> ControlPlane::all_gather(std::span<const std::byte> mine, std::string_view action,
                                            Patience patience) {
-  transport_->health()->check(action);
+  transport_->health()->begin(action);
   const Tag tag = next_tag(Kind::kGather);
   const std::size_t ranks = static_cast<std::size_t>(transport_->size());
   const std::size_t self = transport_->rank().index();
@@ -124,7 +124,7 @@ Blob ControlPlane::broadcast(Blob bytes, Rank root, std::string_view action) {
     throw InvalidArgument("cannot broadcast from rank " + std::to_string(root.value()) + " in a world of " +
                           std::to_string(transport_->size()) + " ranks");
   }
-  transport_->health()->check(action);
+  transport_->health()->begin(action);
   const Tag tag = next_tag(Kind::kBroadcast);
   const auto header = std::make_shared<Header>();
   if (transport_->rank() == root) {
@@ -148,19 +148,21 @@ Blob ControlPlane::broadcast(Blob bytes, Rank root, std::string_view action) {
 }
 
 void ControlPlane::all_reduce(std::span<std::byte> bytes, DType dtype, std::string_view action) {
-  transport_->health()->check(action);
+  transport_->health()->begin(action);
   const SharedBytes sums = copy_of(bytes);
   transport_->await(transport_->all_reduce(sums.from(0), dtype, everyone_, action), action);
   std::copy(sums.blob->begin(), sums.blob->end(), bytes.begin());
 }
 
 void ControlPlane::send(std::span<const std::byte> bytes, Rank to, std::string_view action) {
+  transport_->health()->begin(action);
   const SharedBytes copy = copy_of(bytes);
   const Tag tag{static_cast<std::int32_t>(Kind::kBytes), 0, 0};
   transport_->await(transport_->send(copy.from(0), to, tag, action), action);
 }
 
 void ControlPlane::receive(std::span<std::byte> bytes, Rank from, std::string_view action) {
+  transport_->health()->begin(action);
   const SharedBytes landing{std::make_shared<Blob>(bytes.size())};
   const Tag tag{static_cast<std::int32_t>(Kind::kBytes), 0, 0};
   transport_->await(transport_->receive(landing.from(0), from, tag, action), action);

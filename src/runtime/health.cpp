@@ -1,20 +1,40 @@
 #include "health.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace autopar::detail {
 
-Health::Health(Rank self, int size, StallLimits limits, Logger logger)
-    : self_(self), logger_(std::move(logger)), left_(static_cast<std::size_t>(size)), limits_(limits) {}
+Health::Health(Rank self, int size, StallLimits limits, Logger logger, std::optional<StallLimits> start)
+    : self_(self), logger_(std::move(logger)), left_(static_cast<std::size_t>(size)), limits_(limits), start_(start) {}
 
-StallLimits Health::limits() const {
+Limits Health::limits() const {
   const std::lock_guard lock(mutex_);
-  return limits_;
+  if (!start_) return {limits_};
+  return {{std::min(limits_.warning, start_->warning), std::min(limits_.timeout, start_->timeout)},
+          limits_.timeout < start_->timeout ? "stall_timeout" : "AUTOPAR_START_TIMEOUT"};
 }
 
 void Health::set_limits(StallLimits limits) {
   const std::lock_guard lock(mutex_);
   limits_ = limits;
+  start_.reset();
+}
+
+void Health::note_started() {
+  const std::lock_guard lock(mutex_);
+  start_.reset();
+}
+
+void Health::begin(std::string_view action) {
+  check(action);
+  const std::lock_guard lock(mutex_);
+  action_ = action;
+}
+
+std::string Health::action() const {
+  const std::lock_guard lock(mutex_);
+  return action_;
 }
 
 void Health::set_announcer(std::function<void(const Failure&)> announcer) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,17 +24,30 @@ struct Failure {
   int code = 0;         ///< of the communication library, 0 if none
 };
 
+/// How long to wait, and the setting that says so.
+struct Limits : StallLimits {
+  std::string_view setting = "stall_timeout";
+};
+
 /// What one rank knows about the state of all: has somebody failed, who has left. Thread-safe.
 class Health {
  public:
-  Health(Rank self, int size, StallLimits limits, Logger logger);
+  /// @param start  what counts until `note_started` or `set_limits`, if anything else does
+  Health(Rank self, int size, StallLimits limits, Logger logger, std::optional<StallLimits> start = {});
 
   [[nodiscard]] Rank self() const { return self_; }
   [[nodiscard]] int size() const { return static_cast<int>(left_.size()); }
   [[nodiscard]] const Logger& logger() const { return logger_; }
 
-  [[nodiscard]] StallLimits limits() const;
+  [[nodiscard]] Limits limits() const;
   void set_limits(StallLimits limits);
+  /// All ranks have made their first call.
+  void note_started();
+
+  /// Checks as below and keeps the action's name, for whoever has to tell what this rank was doing.
+  void begin(std::string_view action);
+  /// The latest action that began; empty if none has.
+  [[nodiscard]] std::string action() const;
 
   /// How `report` reaches the other ranks; empty once they can no longer be reached.
   void set_announcer(std::function<void(const Failure&)> announcer);
@@ -59,6 +73,8 @@ class Health {
 
   mutable std::mutex mutex_;
   StallLimits limits_;
+  std::optional<StallLimits> start_;
+  std::string action_;
   Failure failure_;
   std::function<void(const Failure&)> announcer_;
 };

@@ -205,9 +205,9 @@ void HostTransport::throw_left(Rank peer, std::string_view action) {
   throw TransportError(message, rank(), peer, std::string(action));
 }
 
-void HostTransport::throw_stalled(Rank peer, std::string_view action, Seconds waited) {
+void HostTransport::throw_stalled(Rank peer, std::string_view action, Seconds waited, std::string_view setting) {
   const std::string message = name(rank()) + " has waited " + in_seconds(waited) + " for " + name(peer) + " in '" +
-                              std::string(action) + "' and gives up (stall_timeout)";
+                              std::string(action) + "' and gives up (" + std::string(setting) + ")";
   health_->report({rank(), std::string(action), message});
   throw TransportError(message, rank(), peer, std::string(action));
 }
@@ -246,7 +246,7 @@ bool HostTransport::wait_a_while(HostOperation& operation) {
 
 void HostTransport::await(const Ticket& ticket, std::string_view action, Patience patience) {
   auto& operation = static_cast<HostOperation&>(*ticket);
-  const StallLimits limits = health_->limits();
+  const Limits limits = health_->limits();
   const auto begin = Clock::now();
   Clock::time_point seen_leaving{};
   bool warned = false;
@@ -267,7 +267,7 @@ void HostTransport::await(const Ticket& ticket, std::string_view action, Patienc
     } else {
       seen_leaving = {};
     }
-    if (waited >= limits.timeout) throw_stalled(peer, action, waited);
+    if (waited >= limits.timeout) throw_stalled(peer, action, waited, limits.setting);
   }
   throw_if_broken(operation, action);
 }

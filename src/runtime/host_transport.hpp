@@ -93,7 +93,7 @@ class HostTransport : public TransportBackend {
   /// Until the operation is done or it is time to look for failures. @return whether it is done
   [[nodiscard]] bool wait_a_while(HostOperation& operation);
   [[noreturn]] void throw_left(Rank peer, std::string_view action);
-  [[noreturn]] void throw_stalled(Rank peer, std::string_view action, Seconds waited);
+  [[noreturn]] void throw_stalled(Rank peer, std::string_view action, Seconds waited, std::string_view setting);
 
   const std::shared_ptr<Health> health_;
   std::vector<std::vector<Rank>> groups_;

@@ -5,15 +5,20 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <thread>
 #include <utility>
 
+#include <autopar/io/config.hpp>
 #include <autopar/runtime/mpi_comm.hpp>
 
+#include "launcher.hpp"
 #include "mpi_engine.hpp"
 #include "mpi_transport.hpp"
+#include "process_end.hpp"
+#include "start_up.hpp"
 #include "watch.hpp"
 
 namespace autopar::detail {
@@ -25,6 +30,8 @@ using namespace std::chrono_literals;
 constexpr auto kLastWords = 2s;
 /// The others leave the rank that failed first this long to report why: its end may end them, and theirs may end it.
 constexpr auto kFirstCauseFirst = 500ms;
+/// Launchers pass on what a process wrote before MPI_Abort if they have had this long.
+constexpr auto kOutputGrace = 100ms;
 /// And a process has this long to report the exception that leaves it, or MPI_Abort to work.
 constexpr auto kAbortGrace = 3s;
 
@@ -119,24 +126,49 @@ std::string host_identity() {
   return std::string(name.data()) + " " + boot;
 }
 
-class MpiBackend final : public WorldBackend {
+/// What stays of a World that has failed, until its process ends: the watch, which sees to that, and the means to end the
+/// job with the status of the program. Launchers make a status of their own of a process that ends without MPI_Finalize,
+/// 0 among them.
+class FailedJob final : public ProcessEndListener {
  public:
-  MpiBackend(std::shared_ptr<MpiEngine> engine, const Membership& self, const Log& log, const WorldOptions& options)
+  FailedJob(std::shared_ptr<MpiEngine> engine, MPI_Comm base, std::unique_ptr<Watch> watch, int lifeline)
+      : engine_(std::move(engine)), base_(base), watch_(std::move(watch)), lifeline_(lifeline) {}
+
+  void process_exits(int status) noexcept override {
+    std::this_thread::sleep_for(kOutputGrace);
+    engine_->abort(base_, status != 0 ? status : EXIT_FAILURE, lifeline_);
+  }
+  void process_terminates(const std::string&) noexcept override {}
+
+ private:
+  std::shared_ptr<MpiEngine> engine_;
+  MPI_Comm base_;
+  std::unique_ptr<Watch> watch_;
+  const int lifeline_;
+};
+
+class MpiBackend final : public WorldBackend, private ProcessEndListener {
+ public:
+  MpiBackend(std::shared_ptr<MpiEngine> engine, const Membership& self, const Log& log, const WorldOptions& options,
+             StallLimits start, int lifeline)
       : WorldBackend(std::make_shared<Health>(Rank(self.rank), self.size, options.stall,
-                                              log.logger(LogModule::kTransport)),
+                                              log.logger(LogModule::kTransport), start),
                      log),
         engine_(std::move(engine)), self_(self), communicators_(self.first.begin(), self.first.end()),
-        watch_(std::make_unique<Watch>(shared_health())) {
+        watch_(std::make_unique<Watch>(shared_health(), lifeline)), lifeline_(lifeline) {
     control_transport_ = transport_over(self.first[0], self.first[1]);
     set_control(control_transport_);
     goodbye_ = std::make_unique<ControlPlane>(transport_over(self.first[2], self.first[3]));
     find_neighbours();
-    health().set_announcer([this](const Failure& failure) { watch_->tell_failure(failure); });
+    health().set_announcer([this](const Failure& failure) { announce(failure); });
+    if (size() > 1) listen_for_process_end();
   }
 
   ~MpiBackend() override {
+    stop_listening();
     health().set_announcer({});
-    if (watch_) watch_->stop();
+    if (!watch_) return;  // the job has failed, and what ends it needs the engine
+    watch_->stop();
     engine_->stop();
   }
 
@@ -153,6 +185,7 @@ class MpiBackend final : public WorldBackend {
   }
 
   void close() noexcept override {
+    stop_listening();
     if (!health().failed()) {
       try {
         // Who ends first waits here, watched, instead of in MPI_Finalize.
@@ -161,7 +194,7 @@ class MpiBackend final : public WorldBackend {
         health().note({rank(), "the end of the World", error.what()});
       }
     }
-    if (health().failed()) return end_failed_job();
+    if (health().failed()) return end_failed_job(EXIT_FAILURE);
     health().set_announcer({});
     watch_->stop();
     engine_->stop([this] {
@@ -172,6 +205,28 @@ class MpiBackend final : public WorldBackend {
   }
 
  private:
+  /// Says it here before anywhere else: this process may end, and with it the job, before another rank can.
+  void announce(const Failure& failure) {
+    const std::string where = failure.action.empty() ? "" : " in '" + failure.action + "'";
+    logger_.error("rank " + std::to_string(failure.rank.value()) + " failed" + where + ": " + failure.message);
+    watch_->tell_failure(failure);
+  }
+
+  void process_exits(int status) noexcept override {
+    stop_listening();
+    const std::string action = health().action();
+    health().report({rank(), "its program",
+                     "it called exit(" + std::to_string(status) + ") " +
+                         (action.empty() ? "" : "after '" + action + "', ") +
+                         "before its World had ended; let main return, or throw"});
+    end_failed_job(status != 0 ? status : EXIT_FAILURE);
+  }
+
+  void process_terminates(const std::string& message) noexcept override {
+    stop_listening();
+    health().report({rank(), "its program", message});
+  }
+
   std::shared_ptr<MpiTransport> transport_over(MPI_Comm messages, MPI_Comm sums) {
     return std::make_shared<MpiTransport>(engine_, shared_health(), messages, sums, self_.tag_limit);
   }
@@ -204,42 +259,57 @@ class MpiBackend final : public WorldBackend {
   }
 
   /// Without MPI_Finalize, which would wait for ranks that do not come. A process that an exception is leaving gets the
-  /// time to report it; its end without MPI_Finalize, or else the watch, ends the job.
-  void end_failed_job() noexcept {
+  /// time to report it; its exit, or else the watch, ends the job.
+  void end_failed_job(int status) noexcept {
     announce_leaving();
     const auto deadline = std::chrono::steady_clock::now() + kLastWords;
     while (!health().all_others_left() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(10ms);
     watch_->abort_after(kAbortGrace);
     if (health().failure().rank != rank()) std::this_thread::sleep_for(kFirstCauseFirst);
-    if (std::uncaught_exceptions() == 0) engine_->abort(self_.base);
+    if (std::uncaught_exceptions() == 0) {
+      std::this_thread::sleep_for(kOutputGrace);
+      engine_->abort(self_.base, status, lifeline_);
+    }
     health().set_announcer({});
-    engine_->stop();
-    Watch::outlive(std::move(watch_));
+    auto rest = std::make_unique<FailedJob>(engine_, self_.base, std::move(watch_), lifeline_);
+    rest->listen_for_process_end();
+    (void)rest.release();
   }
 
   std::shared_ptr<MpiEngine> engine_;
   Membership self_;
   std::vector<MPI_Comm> communicators_;
   std::unique_ptr<Watch> watch_;
+  const int lifeline_;
   std::shared_ptr<HostTransport> control_transport_;
   std::unique_ptr<ControlPlane> goodbye_;
+  const Logger logger_ = log().logger(LogModule::kWorld);
   bool leaving_ = false;
 };
 
-/// Starts the communication thread, lets `begin` find the membership on it, and builds the backend.
-std::unique_ptr<WorldBackend> start(const WorldOptions& options, const std::function<void(Membership&)>& begin) {
-  auto engine = std::make_shared<MpiEngine>();
-  Membership self;
-  engine->run([&] {
+/// Starts the communication thread, lets `begin` find the membership on it, and builds the backend. `begin` owns what it
+/// uses: MPI may keep it for ever, beyond the time that start-up has.
+std::unique_ptr<WorldBackend> start(const WorldOptions& options, const Launcher& launcher,
+                                    std::function<void(Membership&)> begin) {
+  StartUp start_up(start_timeout(process_environment()), launcher);
+  const auto engine = std::make_shared<MpiEngine>();
+  const auto self = std::make_shared<Membership>();
+  const auto first = [self, begin = std::move(begin)] {
     try {
-      begin(self);
+      begin(*self);
     } catch (...) {
-      if (self.initialised_here) MPI_Finalize();
+      if (self->initialised_here) MPI_Finalize();
       throw;
     }
-  });
-  const Log log(Rank(self.rank), self.size);
-  return std::make_unique<MpiBackend>(std::move(engine), self, log, options);
+  };
+  engine->run(first, [&] { start_up.look(); });
+  try {
+    const Log log(Rank(self->rank), self->size);
+    return std::make_unique<MpiBackend>(engine, *self, log, options, start_up.limits(), launcher.lifeline);
+  } catch (...) {
+    engine->stop();
+    throw;
+  }
 }
 
 void find_place(MPI_Comm communicator, Membership& self) {
@@ -258,11 +328,12 @@ bool mpi_is_running() {
 }
 
 std::unique_ptr<WorldBackend> join_mpi(int argc, char** argv, const WorldOptions& options, const Launcher& launcher) {
-  return start(options, [&](Membership& self) {
+  const int expected = options.expected_size;
+  return start(options, launcher, [argc, argv, expected, launcher](Membership& self) {
     initialise(argc, argv, self);
     find_place(MPI_COMM_WORLD, self);
     check_size(self.size, launcher.size, launcher.variable);
-    check_size(self.size, options.expected_size, "the world size asked for");
+    check_size(self.size, expected, "the world size asked for");
     enter(MPI_COMM_WORLD, self);
   });
 }
@@ -276,10 +347,14 @@ World world_from(MPI_Comm communicator, WorldOptions options) {
     throw InvalidArgument("MPI is not initialised, or already finalised: a World from an MPI_Comm must begin after "
                           "MPI_Init_thread and end before MPI_Finalize");
   }
-  return World(detail::start(options, [&](detail::Membership& self) {
+  // Who is who in the launcher's eyes says nothing about the ranks of a communicator.
+  detail::Launcher launcher;
+  launcher.lifeline = detail::find_launcher().value_or(detail::Launcher{}).lifeline;
+  const int expected = options.expected_size;
+  return World(detail::start(options, launcher, [communicator, expected](detail::Membership& self) {
     detail::initialise(0, nullptr, self);
     detail::find_place(communicator, self);
-    detail::check_size(self.size, options.expected_size, "the world size asked for");
+    detail::check_size(self.size, expected, "the world size asked for");
     detail::enter(communicator, self);
   }));
 }

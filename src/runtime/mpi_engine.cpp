@@ -1,9 +1,12 @@
 #include "mpi_engine.hpp"
 
 #include <sys/prctl.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <utility>
 
@@ -14,6 +17,12 @@ using namespace std::chrono_literals;
 
 /// Between tests of what nobody waits for. Each takes some 10 µs, from a core that may be computing.
 constexpr auto kNap = 500us;
+/// Between looks at a start that takes long.
+constexpr auto kLook = 50ms;
+
+void hang_up(int, void* lifeline) {
+  ::shutdown(static_cast<int>(reinterpret_cast<std::intptr_t>(lifeline)), SHUT_RDWR);
+}
 
 class Call final : public MpiTask {
  public:
@@ -43,22 +52,29 @@ MpiFailure mpi_failure(const char* function, int code) {
   return {std::string(function) + ": " + std::string(text, static_cast<std::size_t>(std::max(length, 0))), code};
 }
 
-void MpiEngine::run(std::function<void()> first) {
-  std::promise<void> began;
-  auto result = began.get_future();
+void MpiEngine::run(std::function<void()> first, const std::function<void()>& look) {
+  const auto began = std::make_shared<std::promise<void>>();
+  auto result = began->get_future();
   running_ = true;
-  thread_ = std::thread([this, &began, first = std::move(first)] {
+  thread_ = std::thread([self = shared_from_this(), began, first = std::move(first)] {
     // Naps of microseconds would last 50 µs longer under the default slack.
     prctl(PR_SET_TIMERSLACK, 1000UL);
     try {
       first();
     } catch (...) {
-      began.set_exception(std::current_exception());
+      began->set_exception(std::current_exception());
       return;
     }
-    began.set_value();
-    loop();
+    began->set_value();
+    self->loop();
   });
+  try {
+    while (result.wait_for(kLook) != std::future_status::ready) look();
+  } catch (...) {
+    thread_.detach();
+    stop();
+    throw;
+  }
   try {
     result.get();
   } catch (...) {
@@ -108,9 +124,16 @@ void MpiEngine::stop(std::function<void()> last) noexcept {
   if (thread_.joinable()) thread_.join();
 }
 
-void MpiEngine::abort(MPI_Comm communicator) noexcept {
+void MpiEngine::abort(MPI_Comm communicator, int status, int lifeline) noexcept {
   try {
-    perform([communicator] { MPI_Abort(communicator, 1); });
+    perform([communicator, status, lifeline] {
+      int finalised = 0;
+      MPI_Finalized(&finalised);
+      if (finalised != 0) return;
+      // mpich tells hydra the status and calls exit; hydra ends the job at the end of the connection, which others hold.
+      if (lifeline >= 0) ::on_exit(hang_up, reinterpret_cast<void*>(static_cast<std::intptr_t>(lifeline)));
+      MPI_Abort(communicator, status);
+    });
   } catch (const std::exception&) {
     // The thread has ended already; whoever armed the watch gets the process aborted.
   }

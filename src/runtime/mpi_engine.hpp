@@ -41,15 +41,18 @@ class MpiTask {
 /// Tasks of this process on MPI, one thread at a time: who submits a task starts it, who waits for one tests all that are
 /// under way. A thread of its own does so while all compute, now and then, and sleeps while nothing is under way. Where
 /// ranks compute on all cores that thread may wait a few milliseconds for its turn, so nothing urgent is left to it.
-class MpiEngine {
+/// It lives until `stop`.
+class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
  public:
   MpiEngine() = default;
   MpiEngine(const MpiEngine&) = delete;
   MpiEngine& operator=(const MpiEngine&) = delete;
-  ~MpiEngine() { stop(); }
+  ~MpiEngine() = default;
 
-  /// Starts the thread; runs `first` on it before anything else and returns when that has returned or thrown.
-  void run(std::function<void()> first);
+  /// Starts the thread; runs `first` on it before anything else and returns when that has returned or thrown. Meanwhile
+  /// calls `look` again and again; if that throws, the thread is left to itself, and ends when `first` does: it must own
+  /// what it uses.
+  void run(std::function<void()> first, const std::function<void()>& look);
   /// Hands a task over. @throws TransportError when the engine has stopped.
   void submit(std::unique_ptr<MpiTask> task);
   /// Tests everything once, unless another thread is at it.
@@ -58,8 +61,9 @@ class MpiEngine {
   void perform(std::function<void()> call);
   /// Ends the thread: drops the tasks under way, runs `last` on it.
   void stop(std::function<void()> last = {}) noexcept;
-  /// Runs MPI_Abort, which ends the job; tasks are left alone.
-  void abort(MPI_Comm communicator) noexcept;
+  /// Runs MPI_Abort, which ends the job with that status, while MPI is there; tasks are left alone. `lifeline` is this
+  /// process's connection to its launcher, or -1.
+  void abort(MPI_Comm communicator, int status, int lifeline) noexcept;
 
  private:
   void loop();

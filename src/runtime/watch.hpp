@@ -7,48 +7,34 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <autopar/runtime/world.hpp>
 
+#include "control_port.hpp"
 #include "health.hpp"
 
 namespace autopar::detail {
-
-/// A file descriptor with an owner.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int number) : number_(number) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~FileDescriptor();
-
-  [[nodiscard]] int number() const { return number_; }
-  [[nodiscard]] explicit operator bool() const { return number_ >= 0; }
-
- private:
-  int number_ = -1;
-};
 
 /// Sockets between rank 0 and every other rank, beside MPI, that tell of failures: a rank that throws or leaves says so,
 /// and the end of file of one that died says it, too; rank 0 passes everything on. One thread a process reads them.
 ///
 /// After a death the process gets `kDeathGrace` to end by itself, then it is aborted: nothing may be left over.
+///
+/// Hydra kills all ranks at the end of file of one's connection to it, before anybody has said why. So on one host rank 0
+/// and the others hold duplicates of these connections ("lifelines"): whoever is left has the time to tell, and ends the
+/// job itself.
 class Watch {
  public:
   static constexpr std::chrono::seconds kDeathGrace{5};
 
-  explicit Watch(std::shared_ptr<Health> health);
+  /// @param lifeline  this process's connection to its launcher, -1 if that is not known
+  Watch(std::shared_ptr<Health> health, int lifeline);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
   ~Watch();
 
-  /// Rank 0, first: opens a port, of this host only if `single_host`. What the others need to connect.
+  /// Rank 0, first: opens a port, on one host out of other users' reach. What the others need to connect.
   [[nodiscard]] Blob listen(bool single_host);
   /// Rank 0, second: takes the others' connections and starts to watch. Warns of ranks that do not connect in time.
   void accept_all();
@@ -60,8 +46,6 @@ class Watch {
   /// Aborts the process unless it ends, or the watch is stopped, within `grace`.
   void abort_after(std::chrono::milliseconds grace) noexcept;
   void stop() noexcept;
-  /// Lets the watch go on until the process ends, which it sees to.
-  static void outlive(std::unique_ptr<Watch> watch) noexcept { (void)watch.release(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -71,11 +55,12 @@ class Watch {
   struct Peer {
     Rank rank;
     FileDescriptor socket;
+    FileDescriptor lifeline;
     std::vector<std::byte> unread;
     bool left = false;
   };
 
-  void start();
+  void start(std::vector<Admitted> admitted);
   void loop();
   void wake() noexcept;
   void read_from(Peer& peer);
@@ -84,9 +69,9 @@ class Watch {
   void send_to_all(const Frame& frame, Rank except) noexcept;
 
   const std::shared_ptr<Health> health_;
-  FileDescriptor listener_;
+  const int lifeline_;
+  std::unique_ptr<ControlPort> port_;  ///< rank 0, until all have connected
   FileDescriptor waker_;
-  std::vector<std::byte> token_;
 
   std::mutex sending_;
   std::vector<Peer> peers_;  ///< sockets are read by the thread alone, written under `sending_`

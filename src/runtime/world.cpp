@@ -56,15 +56,25 @@ World::World(int argc, char** argv, WorldOptions options) : World(join(argc, arg
 
 World::World(std::unique_ptr<detail::WorldBackend> backend) : backend_(std::move(backend)) {}
 
-World::World(World&&) noexcept = default;
-
 World::~World() {
-  if (!backend_) return;
-  if (std::uncaught_exceptions() > 0 && !backend_->health().failed()) {
-    fail("its program", "left by an exception");
+  if (!owns_) return;
+  if (std::uncaught_exceptions() > 0 && !backend_->health().failed() && !backend_->expects_exception()) {
+    const std::string action = backend_->health().action();
+    fail("its program", "left by an exception" + (action.empty() ? "" : " after '" + action + "'"));
   }
   backend_->announce_leaving();
   backend_->close();
+  backend_->set_ended();
+}
+
+void World::expect_exception() noexcept { backend_->set_expects_exception(); }
+
+World World::view() const { return {backend_, false}; }
+
+detail::WorldBackend& World::living() const {
+  if (!backend_->ended()) return *backend_;
+  throw InvalidArgument("the World has ended before what uses it; let the World outlive its models: make it first, at the "
+                        "start of main");
 }
 
 int World::rank() const { return rank_id().value(); }
@@ -73,35 +83,37 @@ int World::size() const { return backend_->size(); }
 int World::local_rank() const { return backend_->locality().rank; }
 int World::local_size() const { return backend_->locality().size; }
 
-void World::barrier(std::string_view action) { (void)backend_->control().all_gather({}, action); }
+void World::barrier(std::string_view action) { (void)all_gather({}, action); }
 
 std::vector<Blob> World::all_gather(std::span<const std::byte> mine, std::string_view action) {
-  return backend_->control().all_gather(mine, action);
+  auto blobs = living().control().all_gather(mine, action);
+  backend_->health().note_started();
+  return blobs;
 }
 
 Blob World::broadcast(Blob bytes, Rank root, std::string_view action) {
-  return backend_->control().broadcast(std::move(bytes), root, action);
+  return living().control().broadcast(std::move(bytes), root, action);
 }
 
 void World::all_reduce_sum(std::span<double> values, std::string_view action) {
-  sum(backend_->control(), values, DType::kF64, action);
+  sum(living().control(), values, DType::kF64, action);
 }
 
 void World::all_reduce_sum(std::span<std::int64_t> values, std::string_view action) {
-  sum(backend_->control(), values, DType::kI64, action);
+  sum(living().control(), values, DType::kI64, action);
 }
 
 void World::send(std::span<const std::byte> bytes, Rank to, std::string_view action) {
-  backend_->control().send(bytes, to, action);
+  living().control().send(bytes, to, action);
 }
 
 void World::receive(std::span<std::byte> bytes, Rank from, std::string_view action) {
-  backend_->control().receive(bytes, from, action);
+  living().control().receive(bytes, from, action);
 }
 
 AnyTransport World::make_transport(TransportOptions options) {
-  if (options.kind == TransportKind::kNccl) return AnyTransport(detail::make_nccl_transport(*backend_, options));
-  return AnyTransport(backend_->make_transport());
+  if (options.kind == TransportKind::kNccl) return AnyTransport(detail::make_nccl_transport(living(), options));
+  return AnyTransport(living().make_transport());
 }
 
 void World::fail(std::string_view action, std::string_view message) noexcept {
@@ -116,6 +128,6 @@ void World::set_stall_limits(StallLimits limits) { backend_->health().set_limits
 
 Log& World::log() { return backend_->log(); }
 
-Logger World::logger(LogModule module) { return backend_->log().logger(module); }
+Logger World::logger(LogModule module) const { return backend_->log().logger(module); }
 
 }  // namespace autopar

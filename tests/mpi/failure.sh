@@ -55,6 +55,10 @@ case $scenario_of_ranks in
   slow)
     [ "$status" -eq 0 ] || fail "exit code $status"
     says "warning rank 0/$ranks Transport] has waited 1\.[0-9] s for rank $culprit in 'agreement on step 0'" ;;
+  planned) # every rank is left by an exception that is no failure; the program's own status counts
+    [ "$status" -eq 3 ] || fail "exit code $status"
+    [ "$(grep -c "error: planned, and not run" "$log")" -eq "$ranks" ] || fail "not every rank went on"
+    silent "failed" ;;
   throws)
     [ "$status" -ne 0 ] || fail "exit code 0"
     [ "$(grep -c "TransportError: rank $culprit failed in 'its program'" "$log")" -eq "$others" ] || fail "not every rank was told"
@@ -78,7 +82,9 @@ case $scenario_of_ranks in
   no-launcher)
     [ "$status" -eq 0 ] || fail "exit code $status"
     says "^rank 0 is done" ;;
-  exits) ;; # hydra passes on the exit code of the rank that ended the job, which is 0
+  exits) # hydra alone would pass on the exit code of the rank that ended the job, which is 0
+    [ "$status" -ne 0 ] || fail "exit code 0"
+    says "rank $culprit failed: its process has ended without leaving the World" ;;
   wrong-size)
     [ "$status" -ne 0 ] || fail "exit code 0"
     says "error: .*world of $ranks ranks.* 7|error: a world of 7 ranks was asked for" ;;

@@ -35,6 +35,10 @@ void misbehave(World& world, AnyTransport transport, const std::string& scenario
   steps(world, transport, 3);
   const bool culprit = world.rank() == world.size() - 1;
   if (culprit && scenario == "throws") throw std::domain_error("no such layer");
+  if (scenario == "planned") {
+    world.expect_exception();
+    throw std::domain_error("planned, and not run");
+  }
   if (culprit && scenario == "tells") {
     world.fail("forward of stage 1", "out of memory");
     throw std::domain_error("out of memory");

@@ -3,6 +3,8 @@
 #include <catch_shim.hpp>
 #include <transport_laws.hpp>
 
+#include <optional>
+
 using namespace autopar;
 
 namespace {
@@ -11,6 +13,11 @@ int mpi_size() {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   return size;
 }
+/// As a model holds its World.
+struct OutlivingModel {
+  explicit OutlivingModel(World& of) : world(of.view()) {}
+  World world;
+};
 int mpi_rank() {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -57,6 +64,24 @@ TEST_CASE("world: two at once do not disturb each other") {
     REQUIRE_NOTHROW(transport_laws::control_plane_agrees(second));
     REQUIRE_NOTHROW(transport_laws::control_plane_agrees(first));
   }
+}
+
+TEST_CASE("world: what outlives it throws where it is used") {
+  std::optional<OutlivingModel> model;
+  AnyTransport transport;
+  {
+    World world = world_from(MPI_COMM_WORLD);
+    model.emplace(world);
+    transport = world.make_transport();
+    REQUIRE_NOTHROW(model->world.barrier());
+  }
+  CHECK(model->world.size() == mpi_size());
+  CHECK_THROWS_AS(model->world.barrier(), InvalidArgument);
+  CHECK_THROWS_AS(model->world.make_transport(), InvalidArgument);
+  if (mpi_size() == 1) return;
+  const auto memory = std::make_shared<std::vector<std::byte>>(8);
+  const Rank next((mpi_rank() + 1) % mpi_size());
+  CHECK_THROWS_AS(transport.send(transport_laws::buffer_of(memory), next, {}), TransportError);
 }
 
 TEST_CASE("world: a size that is not the one asked for is refused with both numbers") {

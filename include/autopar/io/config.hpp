@@ -29,8 +29,16 @@ struct ResolvedOptions {
   std::vector<std::string> notes;
 };
 
+/// The variables of the environment that are autopar's, as NAME=value.
+[[nodiscard]] std::vector<std::string> process_environment();
+
+/// How long the ranks of a job may take to find one another: AUTOPAR_START_TIMEOUT in seconds, 120 without it. Of the
+/// environment alone, since ranks start before there are options.
+/// @throws ConfigError if it is no number of seconds
+[[nodiscard]] Seconds start_timeout(const std::vector<std::string>& environment);
+
 /// The process's own sources: the environment, and `autopar.toml` in the working directory or the file that
-/// AUTOPAR_CONFIG names. The only place in autopar that reads the environment.
+/// AUTOPAR_CONFIG names. This and process_environment are what reads the environment in autopar.
 /// @throws ConfigError if AUTOPAR_CONFIG names no readable file
 [[nodiscard]] ConfigSources process_config_sources();
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <autopar/core/error.hpp>
@@ -26,7 +27,7 @@ struct StallLimits {
 
 struct WorldOptions {
   int expected_size = 0;  ///< refuse any other number of ranks; 0 = whatever was started
-  StallLimits stall;
+  StallLimits stall;      ///< until the first call of all ranks, AUTOPAR_START_TIMEOUT (120 s) counts where it is less
 };
 
 /// How `World::make_transport` moves bytes.
@@ -48,14 +49,16 @@ class WorldBackend;
 class World {
  public:
   /// Joins the ranks that the launcher (mpiexec, srun, …) started. Without a launcher: a world of one, without MPI.
-  /// @throws InvalidArgument if MPI's world is not the size that the launcher or `options` say, or MPI was finalised.
+  /// @throws InvalidArgument if MPI's world is not the size that the launcher or `options` say, or MPI was finalised;
+  ///         TransportError if not all ranks are there within AUTOPAR_START_TIMEOUT, by name where that can be known.
   World(int argc, char** argv, WorldOptions options = {});
   /// For backends: loopback::run, mpi_comm.hpp.
   explicit World(std::unique_ptr<detail::WorldBackend> backend);
-  World(World&&) noexcept;
-  World& operator=(World&&) = delete;
+  /// It stays where it was made: models refer to it.
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
   /// Waits until all ranks are here and finalises MPI if this World initialised it. After a failure, or when left by an
-  /// exception, it tells the others and aborts the job instead.
+  /// exception, it tells the others and aborts the job instead; so does a process that exits while its World lives.
   ~World();
 
   [[nodiscard]] int rank() const;       ///< 0 <= rank < size
@@ -89,12 +92,24 @@ class World {
   /// ~World does it, too.
   void announce_leaving() noexcept;
 
+  /// An exception that leaves this World from now on, on every rank, is no failure: ~World ends as it does without one.
+  void expect_exception() noexcept;
+
+  /// The same ranks, for what may outlive this World: as a World, but its end ends nothing. When this World has ended,
+  /// everything that would talk to other ranks through the view throws InvalidArgument instead.
+  [[nodiscard]] World view() const;
+
   void set_stall_limits(StallLimits limits);
   [[nodiscard]] Log& log();
-  [[nodiscard]] Logger logger(LogModule module);
+  [[nodiscard]] Logger logger(LogModule module) const;
 
  private:
-  std::unique_ptr<detail::WorldBackend> backend_;
+  World(std::shared_ptr<detail::WorldBackend> backend, bool owns) : backend_(std::move(backend)), owns_(owns) {}
+  /// @throws InvalidArgument if the World has ended
+  [[nodiscard]] detail::WorldBackend& living() const;
+
+  std::shared_ptr<detail::WorldBackend> backend_;
+  bool owns_ = true;  ///< false: a view, whose end ends nothing
 };
 
 }  // namespace autopar

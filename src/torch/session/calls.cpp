@@ -55,7 +55,8 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options_.inference);
   if (options_.plan_only) {
     prepare(arguments, forward);
-    detail::end_well_where_plan_only_is_uncaught();
+    world_.expect_exception();
+    detail::end_well_where_plan_only_is_uncaught(world_);
     throw PlanOnly("plan_only is set, so the model is planned" +
                        (options_.plan_file.empty() ? "" : " (see '" + options_.plan_file + "')") +
                        " and not run; unset it to train",

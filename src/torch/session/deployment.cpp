@@ -62,7 +62,7 @@ void set_log_levels(Log& log, const std::string& levels) {
 
 Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
                     std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
-    : world_(world), module_(std::move(module)), code_(std::move(code)), options_(code_), planner_(std::move(planner)),
+    : world_(world.view()), module_(std::move(module)), code_(std::move(code)), options_(code_), planner_(std::move(planner)),
       init_(std::move(init)), registry_(*module_), log_(world.logger(LogModule::kSession)),
       members_(*module_, members), losses_(world.rank() == 0 ? log_ : Logger()) {
   for (const auto& part : module_->modules()) modules_.push_back(part.get());

@@ -142,9 +142,10 @@ at::Tensor global_mean(World& world, const at::Tensor& local_sum, std::int64_t l
   history.own = {true};
   history.region = region;
   history.common = {true};
-  history.backward = [&world, count, is_empty = local_count == 0](const torch::autograd::variable_list& given,
-                                                                   const BackwardRequest&) {
-    if (world.size() > 1) require_same_gradient(world, given[0]);
+  const std::shared_ptr<World> ranks(new World(world.view()));
+  history.backward = [ranks, count, is_empty = local_count == 0](const torch::autograd::variable_list& given,
+                                                                  const BackwardRequest&) {
+    if (ranks->size() > 1) require_same_gradient(*ranks, given[0]);
     torch::autograd::variable_list out(1);
     if (given[0].defined() && !is_empty) out[0] = given[0].div(count);
     return out;

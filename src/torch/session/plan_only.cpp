@@ -10,6 +10,7 @@ namespace autopar::detail {
 namespace {
 
 std::terminate_handler otherwise = nullptr;
+World* planned_in = nullptr;
 
 [[noreturn]] void end_of_planning() {
   try {
@@ -17,6 +18,7 @@ std::terminate_handler otherwise = nullptr;
   } catch (const PlanOnly& planned) {
     if (planned.rank() == Rank(0)) std::fprintf(stderr, "%s\n", planned.what());
     std::fflush(nullptr);
+    planned_in->announce_leaving();  // else the others take the end of this process for a failure
     std::_Exit(EXIT_SUCCESS);  // what is still alive belongs to callers that were never left
   } catch (...) {
   }
@@ -26,8 +28,9 @@ std::terminate_handler otherwise = nullptr;
 
 }  // namespace
 
-void end_well_where_plan_only_is_uncaught() {
-  static const bool installed = [] {
+void end_well_where_plan_only_is_uncaught(const World& world) {
+  static const bool installed = [&] {
+    planned_in = new World(world.view());  // the process ends with it
     otherwise = std::set_terminate(end_of_planning);
     return true;
   }();

@@ -27,7 +27,7 @@ std::shared_ptr<OwnRegion> region_behind(const std::vector<at::Tensor>& argument
   return roots.empty() ? nullptr : std::make_shared<OwnRegion>(std::move(roots));
 }
 
-ResultNode::ResultNode(World& world, History history) : world_(world), history_(std::move(history)) {
+ResultNode::ResultNode(World& world, History history) : world_(world.view()), history_(std::move(history)) {
   edge_list edges;
   const auto arguments = std::exchange(history_.arguments, {});
   for (std::size_t i = 0; i < arguments.size(); ++i) {

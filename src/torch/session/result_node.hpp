@@ -72,7 +72,7 @@ class ResultNode : public torch::autograd::Node {
   [[nodiscard]] BackwardRequest request() const;
   [[nodiscard]] torch::autograd::variable_list gradients_behind(torch::autograd::variable_list found);
 
-  World& world_;
+  World world_;  ///< a view: results may outlive the World
   History history_;             ///< without the arguments
   std::vector<bool> in_region_; ///< by argument: its gradient goes into the region, else along an edge of its own
   std::vector<bool> needed_;    ///< by argument: it requires a gradient

@@ -289,7 +289,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] std::vector<PlacedTensor> placed() const;
   [[nodiscard]] PlacedTensor placed(const StateTensor& tensor) const;
 
-  World& world_;
+  World world_;  ///< a view: models may outlive what their user made
   std::shared_ptr<torch::nn::Module> module_;
   Options code_, options_;
   bool resolved_ = false;

@@ -191,3 +191,16 @@ TEST_CASE("a warning of a stall that comes after its timeout is refused by both 
     }
   }
 }
+
+TEST_CASE("the limit on start-up comes from the environment alone") {
+  CHECK(start_timeout({}) == Seconds(120));
+  CHECK(start_timeout({"AUTOPAR_STAGES=2", "AUTOPAR_START_TIMEOUT=2.5"}) == Seconds(2.5));
+  CHECK(resolve("", {"AUTOPAR_START_TIMEOUT=2.5"}).stall_timeout == Options{}.stall_timeout);
+  for (const std::string value : {"soon", "0", "-3", "", "nan"}) {
+    CAPTURE(value);
+    const auto error = error_of<ConfigError>([&] { (void)start_timeout({"AUTOPAR_START_TIMEOUT=" + value}); });
+    CHECK(contains(error.what(), "AUTOPAR_START_TIMEOUT"));
+  }
+  const auto error = error_of<ConfigError>([] { (void)resolve("start_timeout = 5"); });
+  CHECK(contains(error.what(), "only the environment"));
+}

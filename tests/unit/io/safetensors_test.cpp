@@ -129,9 +129,9 @@ TEST_CASE("what the format forbids is refused, what it allows is read") {
     CAPTURE(header, message);
     CHECK(message.find(part) != std::string::npos);
   };
-  refused(good.substr(0, good.size() - 1) + ',' + good.substr(1), "key 'a' twice");
-  refused(R"({"a":{"dtype":"U8","shape":[2],"shape":[2],"data_offsets":[0,2]}})", "key 'shape' twice");
-  refused(R"({"__metadata__":{"k":"1","k":"2"}})", "key 'k' twice", 0);
+  refused(good.substr(0, good.size() - 1) + ',' + good.substr(1), "'a' is there twice");
+  refused(R"({"a":{"dtype":"U8","shape":[2],"shape":[2],"data_offsets":[0,2]}})", "'shape' is there twice");
+  refused(R"({"__metadata__":{"k":"1","k":"2"}})", "'k' is there twice", 0);
   refused("\xef\xbb\xbf" + good, "begin with '{'");
   refused(' ' + good, "begin with '{'");
   refused(good + '\n', "other than spaces");
@@ -149,7 +149,7 @@ TEST_CASE("what the format forbids is refused, what it allows is read") {
   std::string many = R"({"__metadata__":{)";
   for (int i = 0; i < 20000; ++i) many += "\"key" + std::to_string(i) + "\":\"\",";
   many += R"("key7":""}})";
-  refused(many, "key 'key7' twice", 0);
+  refused(many, "'key7' is there twice", 0);
 }
 
 TEST_CASE("every flipped bit of a file is found: header, checksums and data") {
