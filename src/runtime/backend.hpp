@@ -38,6 +38,7 @@ class WorldBackend {
   void set_expects_exception() noexcept { expects_exception_.store(true); }
   [[nodiscard]] bool expects_exception() const noexcept { return expects_exception_.load(); }
   [[nodiscard]] ControlPlane& control() { return *control_; }
+  [[nodiscard]] int count_model() noexcept { return ++models_; }
 
   /// Collective: an independent context in host memory.
   [[nodiscard]] virtual std::shared_ptr<HostTransport> make_transport() = 0;
@@ -59,6 +60,7 @@ class WorldBackend {
   Locality locality_;
   std::atomic<bool> ended_{false};
   std::atomic<bool> expects_exception_{false};
+  std::atomic<int> models_{0};
 };
 
 }  // namespace autopar::detail

@@ -124,6 +124,8 @@ bool World::failed() const noexcept { return backend_->health().failed(); }
 
 void World::announce_leaving() noexcept { backend_->announce_leaving(); }
 
+int World::count_model() noexcept { return backend_->count_model(); }
+
 void World::set_stall_limits(StallLimits limits) { backend_->health().set_limits(limits); }
 
 Log& World::log() { return backend_->log(); }

@@ -99,6 +99,8 @@ class World {
   /// everything that would talk to other ranks through the view throws InvalidArgument instead.
   [[nodiscard]] World view() const;
 
+  /// The number, from 1, of a model that is being made: the same on all ranks as long as they make theirs in one order.
+  [[nodiscard]] int count_model() noexcept;
   void set_stall_limits(StallLimits limits);
   [[nodiscard]] Log& log();
   [[nodiscard]] Logger logger(LogModule module) const;
