@@ -6,7 +6,8 @@
 //   train bert24 --small --device cpu          seconds on two cores; there the halves take turns step by step
 //   mpiexec -n 2 train mlp --small             several ranks: autopar alone, beside ddp.py
 //
-// step_ms: the median over steps, the device waited for. peak_gib: during the steps after the first two
+// step_ms: the median over steps, the device waited for after each. loop_ms: a step of a loop that waits at its end alone,
+// as trainings do: what comes before a step's first kernel is hidden there. peak_gib: during the steps after the first two
 // (setup_peak_gib: before). setup_s: construction and the first step. Options of plans: AUTOPAR_ZERO,
 // AUTOPAR_RECOMPUTE, …
 
@@ -53,7 +54,17 @@ struct Half {
   c10::Device device = c10::kCPU;
   nlohmann::json line;
   std::vector<double> seconds, cpu_seconds, issue_seconds;
+  double loop_seconds = 0;  ///< of a step
   at::Tensor loss;
+
+  void timed_loop(int steps) {
+    train::wait_for(device);
+    const auto start = train::Clock::now();
+    for (int i = 0; i < steps; ++i)
+      loss = step();
+    train::wait_for(device);
+    loop_seconds = train::since(start) / std::max(1, steps);
+  }
 
   double timed_step() {
     const auto start = train::Clock::now();
@@ -151,6 +162,7 @@ std::optional<double> peak_flops(const std::string& name, const std::string& pre
 
 nlohmann::json finished(Half& half, const Work& work, const Job& job, const std::string& mode, int ranks,
                         const std::string& device) {
+  if (half.device.is_cuda()) half.timed_loop(job.steps);
   auto& line = half.line;
   const double step = train::median(half.seconds);
   line["work"] = work.name;
@@ -165,6 +177,7 @@ nlohmann::json finished(Half& half, const Work& work, const Job& job, const std:
   line["step_ms"] = step * 1e3;
   line["cpu_ms"] = train::median(half.cpu_seconds) * 1e3;
   line["issue_ms"] = train::median(half.issue_seconds) * 1e3;
+  if (half.loop_seconds > 0) line["loop_ms"] = half.loop_seconds * 1e3;
   line["samples_s"] = static_cast<double>(work.batch * ranks) / step;
   line["peak_gib"] = train::PeakMemory{half.device}.gib();
   line["loss"] = half.loss.defined() ? half.loss.item<double>() : 0;
@@ -193,6 +206,7 @@ void serve_steps(Half& half) {
 void compare(nlohmann::json& line, const nlohmann::json& other, const std::vector<double>& ratios) {
   const auto of = [](const nlohmann::json& from, const char* key) { return from.at(key).get<double>(); };
   line["ratio"] = ratios.empty() ? of(other, "step_ms") / of(line, "step_ms") : train::median(ratios);
+  if (line.contains("loop_ms")) line["loop_ratio"] = of(other, "loop_ms") / of(line, "loop_ms");
   line["cpu_ratio"] = of(other, "cpu_ms") / of(line, "cpu_ms");
   line["peak_ratio"] = of(line, "peak_gib") / of(other, "peak_gib");
   line["setup_over_libtorch_s"] = of(line, "setup_s") - of(other, "setup_s");

@@ -104,11 +104,10 @@ Affine Workspaces::forward(const OpContext& op) const {
 Affine Workspaces::backward(const OpContext& op) const {
   if (!is_differentiable(op)) return {};
   Affine bytes = waiting_[op.id().index()];
-  std::vector<StorageId> seen;
+  std::vector<ValueId> seen;  // views of one memory have gradients of their own, as attention's queries, keys and values
   const auto add = [&](ValueId value) {
-    const auto& info = graph_.value(value);
-    if (!info.has_gradient() || std::find(seen.begin(), seen.end(), info.storage) != seen.end()) return;
-    if (info.storage.valid()) seen.push_back(info.storage);
+    if (!graph_.value(value).has_gradient() || std::find(seen.begin(), seen.end(), value) != seen.end()) return;
+    seen.push_back(value);
     bytes += bytes_of(graph_, value);
   };
   for (const auto value : op.results()) add(value);
