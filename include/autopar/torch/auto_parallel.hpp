@@ -172,15 +172,6 @@ class AutoParallelImpl : public torch::nn::Module {
   /// (offload). Each call compares whether all ranks stepped it, and its hyper-parameters, so it must live as long as calls
   /// make gradients for its parameters, or until another optimizer of theirs is attached.
   /// @throws InvalidArgument naming the class of an optimizer whose state is not known
-  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer) {
-    return session_->gather_optimizer(optimizer);
-  }
-
-  // ---- training
-  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shares (ZeRO) and on the host
-  /// (offload). It must live as long as calls make gradients for its
-  /// parameters, or until another optimizer of theirs is attached: calls compare what the ranks' optimizers did.
-  /// @throws InvalidArgument naming the class of an optimizer whose state is not known
   void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
   /// Scales all gradients so that their global norm is at most `max_norm`; returns the norm before. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) {
