@@ -22,6 +22,7 @@
 #include <autopar/io/checksum.hpp>
 
 #include "atomic_file.hpp"
+#include "hash_text.hpp"
 #include "json_text.hpp"
 
 namespace autopar {
