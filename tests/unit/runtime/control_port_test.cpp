@@ -116,7 +116,7 @@ TEST_CASE("control port: silent and slow strangers keep nobody out, and are sent
   auto sent_away = std::async(std::launch::async, [&slow] {
     for (int i = 0; i < 200; ++i) {
       if (!send_all(slow.number(), std::array{std::byte{0}})) return true;
-      if (i < 30) std::this_thread::sleep_for(ControlPort::kGreetingLimit / 25);
+      if (i < 30) std::this_thread::sleep_for(std::chrono::milliseconds(ControlPort::kGreetingLimit) / 25);
     }
     return false;
   });
