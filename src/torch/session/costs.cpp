@@ -100,7 +100,7 @@ void Session::Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) co
   try {
     std::filesystem::create_directories(path.parent_path());
     costs.atoms.merge(cached_costs(origin).atoms);  // what another program measured meanwhile
-    write_costs(path, costs, origin);
+    write_costs(path, costs, origin, Overwrite::kAny);  // of an earlier version, too
   } catch (const std::exception& error) {
     world_.logger(LogModule::kProfiler).info(std::string("measured costs are not kept: ") + error.what());
   }
