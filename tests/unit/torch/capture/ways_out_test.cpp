@@ -202,7 +202,8 @@ TEST_CASE("The ways out of writing to what is not the forward's capture and comp
        [](Net& net, const Tensors& in) {
          const auto y = net.hidden(in);
          return (in[0].clone().mul_(2.0) + y).sum();
-       }},
+       },
+       [](Net& net, const Tensors& in) { return (in[0] * 2.0 + net.hidden(in)).sum(); }},
       {"a registered buffer",
        [counter](Net& net, const Tensors& in) {
          if (!counter->defined()) *counter = torch::zeros({1});
@@ -383,7 +384,7 @@ TEST_CASE("The ways out of what autograd cannot replay capture and compute the s
        [](Net& net, const Tensors& in) { return net.hidden(in).sum(); },
        [](Net& net, const Tensors& in) { return net.hidden(in).sum(); }},
       {"detach()",
-       [](Net& net, const Tensors& in) { return net.hidden(in).requires_grad_(false).sum(); },
+       [](Net& net, const Tensors& in) { return net.hidden(in).detach().requires_grad_(true).sum(); },
        {"requires_grad_", "use detach()"},
        [](Net& net, const Tensors& in) { return net.hidden(in).detach().sum(); },
        [](Net& net, const Tensors& in) { return net.hidden(in).detach().sum(); }},
