@@ -3,7 +3,9 @@
 #include <catch_shim.hpp>
 
 #include <functional>
+#include <limits>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -366,6 +368,243 @@ TEST_CASE("members that cannot be right are refused by name") {
     CHECK_THROWS(torch::autograd::grad({loss}, {model->parameters()[0]}, {}, true, true));
   });
   CHECK(got[0].empty());
+}
+
+// ---------------------------------------------------------------- ways out
+
+using RankBody = std::function<void(ap::World&)>;
+
+/// What is refused names its way out, and what that says is accepted by every rank.
+struct WayOut {
+  const char* name;
+  int ranks;
+  RankBody refused;
+  std::string type;
+  std::vector<std::string> says;
+  std::vector<RankBody> ways;
+};
+
+void check_ways(const std::vector<WayOut>& table) {
+  for (const auto& entry : table) {
+    INFO(entry.name);
+    const auto got = messages(entry.ranks, entry.refused);
+    check_all(got, entry.type, entry.says);
+    for (const auto& message : got) {
+      CHECK_FALSE(contains(message, "autopar::total"));
+      CHECK_FALSE(contains(message, "batch 7"));
+    }
+    for (const auto& way : entry.ways) {
+      for (const auto& message : messages(entry.ranks, way)) {
+        CAPTURE(message);
+        CHECK(message.empty());
+      }
+    }
+  }
+}
+
+RankBody training(const ap::Options& options, const Net::Body& body = {}) {
+  return [=](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net(body), options);
+    model(torch::ones({4, 4})).backward();
+  };
+}
+
+TEST_CASE("the ways out of plans that cannot hold what mixes samples are accepted") {
+  const Net::Body mixes = [](Net& net, Tensor x) {
+    return net.second(torch::softmax(net.first(x), 0)).pow(2).mean();
+  };
+  const std::vector<std::string> says{"softmax", "set microbatches = 1 and replicas to 1", "leave both to the planner"};
+  check_ways({
+      {"micro-batches", 1, training({.microbatches = 2}, mixes), "CaptureError", says,
+       {training({.microbatches = 1}, mixes), training({}, mixes)}},
+      {"replicas", 2, training({.stages = 1, .replicas = {2}}, mixes), "CaptureError", says,
+       {training({.stages = 2, .microbatches = 1, .replicas = {1, 1}}, mixes), training({}, mixes)}},
+  });
+}
+
+struct ScaledNet : nn::Module {
+  ScaledNet() { register_module("first", first); }
+  Tensor forward(const Tensor& x, const Tensor& scale) { return (first(x) * scale).sum(); }
+  nn::Linear first{4, 4};
+};
+
+RankBody scaled(const std::vector<int>& batch_dims, const std::function<Tensor(ap::World&)>& scale) {
+  return [=](ap::World& world) {
+    ap::AutoParallel<ScaledNet> model(world, ScaledNet(), {.batch_dims = batch_dims});
+    model(torch::ones({4, 4}), scale(world)).backward();
+  };
+}
+
+TEST_CASE("the ways out of arguments that do not say where samples are, are accepted") {
+  const auto number = [](ap::World&) { return torch::tensor(2.0f); };
+  const auto row = [](ap::World&) { return torch::ones({1, 4}); };
+  const auto own = [](ap::World& world) { return torch::full({4, 4}, 1.0 + world.rank()); };
+  check_ways({
+      {"a tensor without dims", 1, scaled({}, number), "InvalidArgument", {"batch_dims", "kShared"}, {scaled({0, ap::kShared}, number)}},
+      {"a dim that is not there", 1, scaled({0, 3}, row), "InvalidArgument", {"batch_dims[1] = 3", "or autopar::kShared"},
+       {scaled({0, ap::kShared}, row)}},
+      {"too few dims", 1, scaled({0}, row), "InvalidArgument", {"give one for each tensor"}, {scaled({0, ap::kShared}, row)}},
+      {"other samples", 1, scaled({}, row), "InvalidArgument", {"Options::batch_dims, or autopar::kShared"},
+       {scaled({0, ap::kShared}, row)}},
+      {"shared, but not the same", 2, scaled({0, ap::kShared}, own), "InvalidArgument",
+       {"pass the same tensor on every rank", "give it a batch dim in Options::batch_dims"},
+       {scaled({0, ap::kShared}, [](ap::World&) { return torch::ones({4, 4}); }), scaled({0, 0}, own)}},
+  });
+}
+
+TEST_CASE("the ways out of ranks that differ are accepted") {
+  const auto with = [](const std::function<ap::Options(int)>& options, int64_t width, const std::function<Net::Body(int)>& body,
+                       const std::function<int64_t(int)>& samples) -> RankBody {
+    return [=](ap::World& world) {
+      ap::AutoParallel<Net> model(world, make_net(body(world.rank()), width < 0 ? 4 + world.rank() : width), options(world.rank()));
+      model(torch::ones({samples(world.rank()), 4})).backward();
+    };
+  };
+  const auto same = [](int) { return ap::Options{}; };
+  const auto plain = [](int) { return Net::Body(); };
+  const auto four = [](int) { return int64_t{4}; };
+  const auto body_of_rank = [](int rank) -> Net::Body {
+    return [rank](Net& net, Tensor x) { return rank == 0 ? net.second(net.first(x)).sum() : net.second(net.first(x)).tanh().sum(); };
+  };
+  const auto body = [](int) -> Net::Body { return [](Net& net, Tensor x) { return net.second(net.first(x)).sum(); }; };
+  const auto accepted = with(same, 4, plain, four);
+  check_ways({
+      {"options", 2, with([](int rank) { return ap::Options{.microbatches = 1 + rank}; }, 4, plain, four), "InvalidArgument",
+       {"give every rank the same options"}, {with([](int) { return ap::Options{.microbatches = 2}; }, 4, plain, four)}},
+      {"widths", 2, with(same, -1, plain, four), "InvalidArgument", {"the same model on every rank"}, {accepted}},
+      {"programs", 2, with(same, 4, body_of_rank, four), "InvalidArgument", {"let forward not depend on the rank"},
+       {with(same, 4, body, four)}},
+      {"no samples anywhere", 2, with(same, 4, plain, [](int) { return int64_t{0}; }), "InvalidArgument",
+       {"at least one rank must bring a sample"}, {with(same, 4, plain, [](int rank) { return int64_t{3 * rank}; })}},
+  });
+}
+
+/// The text of what `work` throws, of autopar's errors; empty = nothing.
+template <class Work>
+std::string said_by(Work work) {
+  try {
+    work();
+  } catch (const ap::Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+template <class Refused>
+void check_says(const std::string& part, Refused refused) {
+  const auto message = said_by(refused);
+  CAPTURE(message);
+  CHECK(contains(message, part));
+}
+
+TEST_CASE("the ways out of members that are refused work") {
+  const auto got = messages(1, [&](ap::World& world) {
+    const auto x = torch::ones({4, 4});
+    ap::AutoParallel<Net> model(world, make_net());
+    check_says("call the model or prepare(args...) first", [&] { static_cast<void>(model->plan()); });
+    model->prepare(x);
+    const auto plan = model->plan();
+    check_says("call it before the first call", [&] { model->deploy(plan); });
+    ap::AutoParallel<Net> planned(world, make_net());
+    planned->deploy(plan);
+    planned(x).backward();
+
+    check_says("convert the module before the first call", [&] { model->to(torch::kDouble); });
+    const auto net = make_net();
+    net->to(torch::kDouble);
+    ap::AutoParallel<Net> of_doubles(world, net);
+    of_doubles(x.to(torch::kDouble)).backward();
+
+    check_says("use gather_state() and construct another one", [&] { static_cast<void>(model->clone()); });
+    const auto state = model->gather_state();
+    const auto copy = make_net();
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& item : copy->named_parameters()) item.value().copy_(state.at(item.key()));
+    }
+    CHECK(torch::allclose(copy->forward(x), model(x)));
+
+    check_says("choose devices with Options::device", [&] { model->to(torch::Device(torch::kCUDA, 0)); });
+    ap::AutoParallel<Net> on_cpu(world, make_net(), {.device = "cpu"});
+    on_cpu(x).backward();
+
+    check_says("use a positive number or infinity", [&] { static_cast<void>(on_cpu->clip_grad_norm_(1.0, -1.0)); });
+    static_cast<void>(on_cpu->clip_grad_norm_(1.0, 2.0));
+    static_cast<void>(on_cpu->clip_grad_norm_(1.0, std::numeric_limits<double>::infinity()));
+  });
+  CHECK(got[0].empty());
+}
+
+TEST_CASE("the ways out of backwards that are refused work") {
+  const Net::Body leaves = [](Net& net, Tensor x) { return net.second(torch::relu(net.first(x))); };
+  const auto got = messages(1, [&](ap::World& world) {
+    const auto x = torch::ones({4, 4});
+    ap::AutoParallel<Net> model(world, make_net(leaves));
+    auto reference = make_net(leaves);
+    const auto check = [&](const Tensor& loss) {
+      reference->zero_grad();
+      loss.backward();
+      for (const auto& item : model->named_parameters()) {
+        CHECK(torch::allclose(item.value().grad(), reference->named_parameters()[item.key()].grad()));
+      }
+    };
+    const auto fresh = [&] {
+      for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
+      return model(x);
+    };
+    auto out = fresh();
+    check_says("call backward() without create_graph", [&] { out.sum().backward({}, std::nullopt, true); });
+    fresh().sum().backward();
+    check(reference->forward(x).sum());
+
+    out = fresh();
+    check_says("add up the losses and call backward once", [&] { out.sum().backward({}, true); });
+    out = fresh();
+    (out.sum() + out.pow(2).sum()).backward();
+    const auto wanted = reference->forward(x);
+    check(wanted.sum() + wanted.pow(2).sum());
+
+    check_says("call the model again", [&] { out.sum().backward(); });
+    fresh().sum().backward();
+    check(reference->forward(x).sum());
+  });
+  CAPTURE(got[0]);
+  CHECK(got[0].empty());
+}
+
+TEST_CASE("a parameter that forward would write is written in the loop, by its owner") {
+  const auto halve = [](const Tensor& weight) {
+    const torch::NoGradGuard no_grad;
+    Tensor(weight).mul_(0.5);
+  };
+  const Net::Body writes = [halve](Net& net, Tensor x) {
+    halve(net.first->weight);
+    return net.second(torch::relu(net.first(x))).pow(2).mean();
+  };
+  check_ways({{"a weight", 2, training({.stages = 2}, writes), "CaptureError",
+               {"first.weight", "the forward writes into a parameter; do it outside the model, on the owner"}, {}}});
+  const auto reference = make_net();
+  halve(reference->first->weight);
+  const auto want = reference->forward(torch::ones({8, 4}));
+  const auto got = messages(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net(), {.stages = 2});
+    model->prepare(torch::ones({4, 4}));
+    if (model->owns(model->module().first->weight)) halve(model->module().first->weight);
+    if (!torch::allclose(model(torch::ones({4, 4})), want)) throw std::logic_error("another loss");
+  });
+  for (const auto& message : got) CHECK(message.empty());
+}
+
+TEST_CASE("what another rank has is gathered") {
+  const auto want = make_net()->first->weight.detach();
+  const auto got = messages(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, make_net(), {.stages = 2});
+    model->prepare(torch::ones({4, 4}));
+    const auto& weight = model->module().first->weight;
+    if (!model->owns(weight)) check_says("gather(", [&] { static_cast<void>(weight.sum()); });
+    if (!torch::equal(model->gather(weight), want)) throw std::logic_error("another weight");
+  });
+  for (const auto& message : got) CHECK(message.empty());
 }
 
 }  // namespace bad_input_test

@@ -237,7 +237,8 @@ Tracer::Twin& Tracer::adopt_alias(const at::Tensor& user, ValueId base) {
   if (meta.requires_grad() == user.requires_grad()) return bind(user, meta, base);
   if (user.requires_grad()) {  // a new leaf over old data: Module::to, torch::tensor(…, requires_grad)
     if (!options_.constructing) {
-      refuse("requires_grad_", last_path_, "a tensor made inside the forward was set to require a gradient");
+      refuse("requires_grad_", last_path_, "a tensor made inside the forward was set to require a gradient; "
+             "make it without, or register it as a parameter");
     }
     auto leaf = meta.detach();
     leaf.set_requires_grad(true);
