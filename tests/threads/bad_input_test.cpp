@@ -520,7 +520,7 @@ TEST_CASE("the ways out of members that are refused work") {
     const auto copy = make_net();
     {
       const torch::NoGradGuard no_grad;
-      for (auto& item : copy->named_parameters()) item.value().copy_(state.at(item.key()));
+      for (auto& item : copy->named_parameters()) item.value().copy_(state[item.key()]);
     }
     CHECK(torch::allclose(copy->forward(x), model(x)));
 
