@@ -298,7 +298,7 @@ class AutoParallelImpl : public torch::nn::Module {
       return [](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
                 const PlanRequest& request, const PlanObserver& observer) {
         PlannerType planner{};
-        planner.observer = observer;
+        if constexpr (requires { planner.observer = observer; }) planner.observer = observer;
         return planner.plan(profile, costs, cluster, request);
       };
     }
