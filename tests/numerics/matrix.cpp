@@ -27,8 +27,8 @@ struct MatrixPlanner {
   template <class Costs>
   autopar::Plan plan(const autopar::ModelProfile& profile, const Costs& costs, const autopar::Cluster& cluster,
                      const autopar::PlanRequest& request) const {
-    if (wanted == nullptr) return autopar::plan_with_defaults(profile, costs, cluster, request);
-    auto plan = wanted->chunks == 0 ? autopar::plan_with_defaults(profile, costs, cluster, request)
+    if (wanted == nullptr) return autopar::plan_with_defaults(profile, costs, cluster, request, {});
+    auto plan = wanted->chunks == 0 ? autopar::plan_with_defaults(profile, costs, cluster, request, {})
                                     : in_chunks(profile, costs, cluster, request);
     if (wanted->synthesise) synthesise(plan);
     if (wanted->some_again) leave_some(plan);
