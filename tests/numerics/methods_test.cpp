@@ -178,4 +178,104 @@ TEST_CASE("train_step takes a function by its name, a module, a lambda") {
   compare("a pointer", &by_hand, y, by_hand);
 }
 
+// ---------------------------------------------------------------- parameters that one method reads in more stages than another
+
+/// The critic is read before and behind the generator by its own loss, and behind it alone by the generator's.
+struct Adversaries : nn::Module {
+  Adversaries() {
+    register_module("generator", generator);
+    register_module("critic", critic);
+    register_module("score", score);
+  }
+  Tensor judge(const Tensor& x) { return score(torch::tanh(critic(x))); }
+  Tensor critic_loss(const Tensor& x, const Tensor& z) {
+    return judge(x).sin().mean() + judge(generator(z).detach()).mean();
+  }
+  Tensor generator_loss(const Tensor& z) { return judge(generator(z)).pow(2).mean(); }
+  Tensor forward(const Tensor& x) { return judge(x); }
+  nn::Linear generator{3, 4}, critic{4, 5}, score{5, 1};
+};
+
+std::shared_ptr<Adversaries> adversaries() {
+  const std::lock_guard lock(numerics::generator_mutex());
+  torch::manual_seed(5);
+  return std::make_shared<Adversaries>();
+}
+
+/// Both losses, then each alone, the generator's twice without a sum in between; each time all parameters step.
+template <class Loss, class Accumulate>
+void train_adversaries(torch::optim::Optimizer& optimizer, const Loss& loss, const Accumulate& accumulate,
+                       const std::function<void(const std::string&)>& check) {
+  const auto step = [&](const std::string& name, const auto& backwards) {
+    optimizer.zero_grad();
+    backwards();
+    check("gradients of " + name);
+    optimizer.step();
+    check("a step of " + name);
+  };
+  for (int i = 0; i < 2; ++i) {
+    step("both", [&] {
+      loss(true).backward();
+      loss(false).backward();
+    });
+    step("the generator's loss", [&] { loss(false).backward(); });
+    step("the critic's loss", [&] { loss(true).backward(); });
+    step("the generator's loss, twice", [&] {
+      {
+        [[maybe_unused]] const auto guard = accumulate();
+        loss(false).backward();
+      }
+      loss(false).backward();
+    });
+  }
+}
+
+TEST_CASE("copies of a parameter on several stages stay equal whichever of them a method reads") {
+  const DoublePrecision guard;
+  const auto x = torch::randn({8, 4}), z = torch::randn({8, 3});
+  numerics::Snapshot wanted;
+  const auto reference = adversaries();
+  torch::optim::SGD plain(reference->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  const auto note = [&](const std::string&) {
+    for (const auto& item : reference->named_parameters()) {
+      const auto& gradient = item.value().grad();
+      wanted.emplace_back(item.key(), item.value().detach().clone());
+      wanted.emplace_back("gradient of " + item.key(), gradient.defined() ? gradient.clone() : Tensor());
+    }
+  };
+  const auto own_loss = [&](bool of_critic) {
+    return of_critic ? reference->critic_loss(x, z) : reference->generator_loss(z);
+  };
+  train_adversaries(plain, own_loss, [] { return 0; }, note);
+  auto all = layouts();
+  all.push_back({{.stages = 3, .microbatches = 1, .replicas = {1}}, {3, 3, 2}});
+  all.push_back({{.stages = 2, .microbatches = 1, .zero = 1, .replicas = {1}}, {5, 3}});
+  all.push_back({{.stages = 2, .microbatches = 1, .zero = 1, .replicas = {2}}, {3, 0, 4, 1}});
+  for (const auto& layout : all) {
+    INFO(layout.local.size() << " ranks, " << layout.options.stages << " stages, zero " << layout.options.zero);
+    on_ranks(layout, [&](ap::World& world) {
+      ap::AutoParallel<std::shared_ptr<Adversaries>> model(world, adversaries(), layout.options);
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      model->attach(optimizer);
+      const auto mine = [&](const Tensor& whole) { return numerics::share_of(whole, 0, layout.local, world.rank()).clone(); };
+      const auto loss = [&](bool of_critic) {
+        return of_critic ? model->call(&Adversaries::critic_loss, mine(x), mine(z))
+                         : model->call(&Adversaries::generator_loss, mine(z));
+      };
+      size_t at = 0;
+      const auto compare = [&](const std::string& when) {
+        for (const auto& item : model->named_parameters()) {
+          const auto value = wanted.at(at++).second, gradient = wanted.at(at++).second;
+          if (!model->owns(item.value())) continue;
+          const auto shard = model->shard(item.value());
+          const auto name = when + ", " + item.key();
+          check_close(item.value(), numerics::held_part(value, shard), kTolerance, name);
+          check_close(item.value().grad(), numerics::held_part(gradient, shard), kTolerance, "gradient, " + name);
+        }
+      };
+      train_adversaries(optimizer, loss, [&] { return model->no_sync(); }, compare);
+    });
+  }
+}
+
 }  // namespace methods_test

@@ -142,6 +142,40 @@ Division divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& sta
   return Divider(graph, plan, stages).divide(world);
 }
 
+void include_holders(Division& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders) {
+  std::map<ValueId, std::set<Rank>> readers;  // of trained parameters
+  for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
+    const auto& replicas = division.pipeline.stages[s];
+    for (const auto op : division.stage_ops[s]) {
+      for_each_input(graph.op(op), [&](ValueId value) {
+        const auto& info = graph.value(value);
+        if (info.kind != ValueKind::kParameter || !info.requires_grad) return;
+        readers[value].insert(replicas.begin(), replicas.end());
+      });
+    }
+  }
+  std::map<std::vector<Rank>, std::vector<ValueId>> wider;
+  std::set<ValueId> moved;
+  for (const auto& [parameter, ranks] : readers) {
+    const auto& of_parameter = holders[parameter.index()];
+    if (of_parameter.size() <= ranks.size()) continue;
+    wider[of_parameter].push_back(parameter);
+    moved.insert(parameter);
+  }
+  auto& groups = division.pipeline.groups;
+  for (std::size_t g = groups.size(); g-- > 0;) {
+    auto& parameters = division.group_parameters[g];
+    std::erase_if(parameters, [&](ValueId parameter) { return moved.count(parameter) > 0; });
+    if (!parameters.empty()) continue;
+    groups.erase(groups.begin() + static_cast<std::ptrdiff_t>(g));
+    division.group_parameters.erase(division.group_parameters.begin() + static_cast<std::ptrdiff_t>(g));
+  }
+  for (auto& [ranks, parameters] : wider) {
+    groups.push_back({ranks, StageId::none(), 1});
+    division.group_parameters.push_back(std::move(parameters));
+  }
+}
+
 namespace {
 
 /// A reduction group to be, and its place among the others.

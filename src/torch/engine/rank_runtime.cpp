@@ -36,19 +36,29 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
     const auto& ranks = program_.pipeline.stages[s];
     if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) own.push_back(StageId::of(s));
   }
-  find_parameters(own);
+  find_parameters(division, own, leaves.handle);
   lay_out_buckets(division.group_parameters);
   find_gathers(division, own);
   for (const auto stage : own) stages_.push_back(std::make_unique<StageRuntime>(program_, stage, leaves, reduced_));
 }
 
-void RankRuntime::find_parameters(const std::vector<StageId>& own) {
+void RankRuntime::find_parameters(const Division& division, const std::vector<StageId>& own,
+                                  const StageRuntime::Lookup& handle) {
   std::vector<OpId> ops;
   for (const auto stage : own) {
     const auto& of_stage = program_.stage_ops[stage.index()];
     ops.insert(ops.end(), of_stage.begin(), of_stage.end());
   }
   parameters_ = parameters_read(graph(), ops);
+  for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
+    const auto& ranks = program_.pipeline.groups[g].ranks;
+    if (!std::binary_search(ranks.begin(), ranks.end(), rank_)) continue;
+    for (const auto parameter : division.group_parameters[g]) {
+      if (!std::binary_search(parameters_.begin(), parameters_.end(), parameter)) unread_[parameter] = handle(parameter);
+    }
+  }
+  for (const auto& [parameter, tensor] : unread_) parameters_.push_back(parameter);
+  std::sort(parameters_.begin(), parameters_.end());
   position_.resize(graph().values.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) position_[parameters_[i].index()] = i;
 }
@@ -123,6 +133,7 @@ void RankRuntime::drop_casts() {
 }
 
 const at::Tensor& RankRuntime::handle(ValueId parameter) const {
+  if (const auto unread = unread_.find(parameter); unread != unread_.end()) return unread->second;
   const auto reader = std::find_if(stages_.begin(), stages_.end(),
                                    [&](const auto& stage) { return stage->handle(parameter).defined(); });
   AUTOPAR_ASSERT(reader != stages_.end(), "a parameter of this rank is read by none of its stages");

@@ -247,6 +247,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     static_cast<void>(divide_program(*program, atoms));
   }
   together(world_, "sharing parameters", [&] {
+    include_holders(program->division, program->graph, holders_in(program->graph));
     if (units_.empty()) return;
     const auto shared = shared_parameters(*program);
     share_groups(program->division, program->graph, program->plan, shared);
@@ -335,6 +336,14 @@ std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) 
     }
   }
   return home;
+}
+
+std::vector<std::vector<Rank>> Session::Impl::holders_in(const OpGraph& graph) const {
+  std::vector<std::vector<Rank>> holders(graph.values.size());
+  for (const auto& [name, value] : graph.parameters) {
+    holders[value.index()] = const_cast<StateRegistry&>(registry_).named(name).holders;
+  }
+  return holders;
 }
 
 void Session::Impl::require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const {

@@ -157,6 +157,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void place_state(const CapturedProgram& program, const std::vector<StageId>& stage_of,
                    const std::vector<std::shared_ptr<CapturedProgram>>& others);
   [[nodiscard]] std::vector<std::vector<StageId>> homes_in(const OpGraph& graph) const;
+  /// By ValueId: the ranks that hold a parameter, ascending.
+  [[nodiscard]] std::vector<std::vector<Rank>> holders_in(const OpGraph& graph) const;
   void materialise_state();
   void take_values_of_rank_0();
   [[nodiscard]] AnyTransport new_transport();

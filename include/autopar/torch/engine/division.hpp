@@ -48,6 +48,11 @@ struct StageMap {
 [[nodiscard]] StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                                      const StageMap& stages);
 
+/// Sums gradients over all ranks that hold a parameter, also those that this program does not need it on: another one reads
+/// it there, or the prologue does, and optimizers must step all copies alike.
+/// @param holders  by ValueId: of parameters, ascending, at least the ranks whose stages read it; of others not looked at
+void include_holders(Division& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders);
+
 /// Where parameters lie in units of shards.
 struct SharedParameters {
   std::vector<ShardUnit> units;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -46,7 +47,8 @@ class RankRuntime {
   /// Lets go of casts of parameters, which each call makes anew. What backwards need of them stays.
   void drop_casts();
 
-  [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }  ///< read by a stage, ascending
+  /// Read by a stage of this rank, or in a reduction group of it; ascending.
+  [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }
   /// Position in parameters(). @pre it is one of them
   [[nodiscard]] std::size_t position_of(ValueId parameter) const { return position_[parameter.index()]; }
   /// A copy of what the user's handle of a parameter refers to now. @pre it is one of parameters()
@@ -65,7 +67,7 @@ class RankRuntime {
   [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
 
  private:
-  void find_parameters(const std::vector<StageId>& own);
+  void find_parameters(const Division& division, const std::vector<StageId>& own, const StageRuntime::Lookup& handle);
   void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters);
   void find_gathers(const Division& division, const std::vector<StageId>& own);
   [[nodiscard]] BucketLayout layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const;
@@ -79,6 +81,7 @@ class RankRuntime {
   std::vector<SharedGroup> shared_;  ///< by group; or empty
   std::vector<bool> reduced_;  ///< by ValueId: a parameter in a reduction group of this rank
   std::vector<std::unique_ptr<StageRuntime>> stages_;
+  std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };
 
 }  // namespace autopar
