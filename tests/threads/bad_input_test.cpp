@@ -413,7 +413,7 @@ TEST_CASE("the ways out of plans that cannot hold what mixes samples are accepte
   const Net::Body mixes = [](Net& net, Tensor x) {
     return net.second(torch::softmax(net.first(x), 0)).pow(2).mean();
   };
-  const std::vector<std::string> says{"softmax", "set microbatches = 1 and replicas to 1", "leave both to the planner"};
+  const std::vector<std::string> says{"softmax", "leave that to the planner"};
   check_ways({
       {"micro-batches", 1, training({.microbatches = 2}, mixes), "CaptureError", says,
        {training({.microbatches = 1}, mixes), training({}, mixes)}},
@@ -436,46 +436,52 @@ RankBody scaled(const std::vector<int>& batch_dims, const std::function<Tensor(a
 }
 
 TEST_CASE("the ways out of arguments that do not say where samples are, are accepted") {
-  const auto number = [](ap::World&) { return torch::tensor(2.0f); };
   const auto row = [](ap::World&) { return torch::ones({1, 4}); };
-  const auto own = [](ap::World& world) { return torch::full({4, 4}, 1.0 + world.rank()); };
+  const auto own_row = [](ap::World& world) { return torch::full({1, 4}, 1.0 + world.rank()); };
+  const auto own_rows = [](ap::World& world) { return torch::full({4, 4}, 1.0 + world.rank()); };
+  const RankBody accepted = scaled({0, ap::kShared}, row);
   check_ways({
-      {"a tensor without dims", 1, scaled({}, number), "InvalidArgument", {"batch_dims", "kShared"}, {scaled({0, ap::kShared}, number)}},
-      {"a dim that is not there", 1, scaled({0, 3}, row), "InvalidArgument", {"batch_dims[1] = 3", "or autopar::kShared"},
-       {scaled({0, ap::kShared}, row)}},
-      {"too few dims", 1, scaled({0}, row), "InvalidArgument", {"give one for each tensor"}, {scaled({0, ap::kShared}, row)}},
-      {"other samples", 1, scaled({}, row), "InvalidArgument", {"Options::batch_dims, or autopar::kShared"},
-       {scaled({0, ap::kShared}, row)}},
-      {"shared, but not the same", 2, scaled({0, ap::kShared}, own), "InvalidArgument",
+      {"a dim that is not there", 1, scaled({0, 3}, row), "InvalidArgument", {"[1] = 3", "or autopar::kShared"}, {accepted}},
+      {"too many dims", 1, scaled({0, 0, 0}, row), "InvalidArgument", {"give one for each tensor"}, {accepted}},
+      {"other samples", 1, scaled({}, row), "InvalidArgument", {"Options::batch_dims, or autopar::kShared"}, {accepted}},
+      {"shared, but not the same", 2, scaled({0, ap::kShared}, own_row), "InvalidArgument",
        {"pass the same tensor on every rank", "give it a batch dim in Options::batch_dims"},
-       {scaled({0, ap::kShared}, [](ap::World&) { return torch::ones({4, 4}); }), scaled({0, 0}, own)}},
+       {accepted, scaled({0, 0}, own_rows)}},
   });
 }
 
 TEST_CASE("the ways out of ranks that differ are accepted") {
-  const auto with = [](const std::function<ap::Options(int)>& options, int64_t width, const std::function<Net::Body(int)>& body,
-                       const std::function<int64_t(int)>& samples) -> RankBody {
+  using Count = std::function<int64_t(int)>;
+  const auto with = [](const std::function<ap::Options(int)>& options, const Count& width,
+                       const std::function<Net::Body(int)>& body, const Count& samples) -> RankBody {
     return [=](ap::World& world) {
-      ap::AutoParallel<Net> model(world, make_net(body(world.rank()), width < 0 ? 4 + world.rank() : width), options(world.rank()));
-      model(torch::ones({samples(world.rank()), 4})).backward();
+      const int rank = world.rank();
+      ap::AutoParallel<Net> model(world, make_net(body(rank), width(rank)), options(rank));
+      model(torch::ones({samples(rank), 4})).backward();
     };
   };
   const auto same = [](int) { return ap::Options{}; };
   const auto plain = [](int) { return Net::Body(); };
   const auto four = [](int) { return int64_t{4}; };
   const auto body_of_rank = [](int rank) -> Net::Body {
-    return [rank](Net& net, Tensor x) { return rank == 0 ? net.second(net.first(x)).sum() : net.second(net.first(x)).tanh().sum(); };
+    return [rank](Net& net, Tensor x) {
+      const auto y = net.second(net.first(x));
+      return rank == 0 ? y.sum() : y.tanh().sum();
+    };
   };
   const auto body = [](int) -> Net::Body { return [](Net& net, Tensor x) { return net.second(net.first(x)).sum(); }; };
-  const auto accepted = with(same, 4, plain, four);
+  const auto one_or_two = [](int rank) { return ap::Options{.microbatches = 1 + rank}; };
+  const auto two = [](int) { return ap::Options{.microbatches = 2}; };
+  const auto none = [](int) { return int64_t{0}; };
   check_ways({
-      {"options", 2, with([](int rank) { return ap::Options{.microbatches = 1 + rank}; }, 4, plain, four), "InvalidArgument",
-       {"give every rank the same options"}, {with([](int) { return ap::Options{.microbatches = 2}; }, 4, plain, four)}},
-      {"widths", 2, with(same, -1, plain, four), "InvalidArgument", {"the same model on every rank"}, {accepted}},
-      {"programs", 2, with(same, 4, body_of_rank, four), "InvalidArgument", {"let forward not depend on the rank"},
-       {with(same, 4, body, four)}},
-      {"no samples anywhere", 2, with(same, 4, plain, [](int) { return int64_t{0}; }), "InvalidArgument",
-       {"at least one rank must bring a sample"}, {with(same, 4, plain, [](int rank) { return int64_t{3 * rank}; })}},
+      {"options", 2, with(one_or_two, four, plain, four), "InvalidArgument", {"give every rank the same options"},
+       {with(two, four, plain, four)}},
+      {"widths", 2, with(same, [](int rank) { return int64_t{4 + rank}; }, plain, four), "InvalidArgument",
+       {"the same model on every rank"}, {with(same, four, plain, four)}},
+      {"programs", 2, with(same, four, body_of_rank, four), "InvalidArgument", {"let forward not depend on the rank"},
+       {with(same, four, body, four)}},
+      {"no samples anywhere", 2, with(same, four, plain, none), "InvalidArgument",
+       {"at least one rank must bring a sample"}, {with(same, four, plain, [](int rank) { return int64_t{3 * rank}; })}},
   });
 }
 
@@ -516,7 +522,7 @@ TEST_CASE("the ways out of members that are refused work") {
     of_doubles(x.to(torch::kDouble)).backward();
 
     check_says("use gather_state() and construct another one", [&] { static_cast<void>(model->clone()); });
-    const auto state = model->gather_state();
+    auto state = model->gather_state();
     const auto copy = make_net();
     {
       const torch::NoGradGuard no_grad;

@@ -80,8 +80,8 @@ bool asks_for_gradient(std::string_view error) {
                      [&](std::string_view phrase) { return error.find(phrase) != std::string_view::npos; });
 }
 
-std::string reason_of(const c10::Error& error) {
-  const std::string said = error.what_without_backtrace();
+std::string reason_of(const c10::Error& error, std::int64_t batch) {
+  const auto said = detail::without_batch_size(error.what_without_backtrace(), batch);
   if (asks_for_gradient(said)) {
     return "a gradient was taken inside the forward (torch::autograd::grad or backward), of which a captured model has "
            "no history; write the derivative with operators. Gradient penalties, which need a second backward, are not "
@@ -176,7 +176,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
     tracer.finish();
   } catch (const c10::Error& error) {
     throw CaptureError(tracer.last_op().empty() ? "forward" : "after " + tracer.last_op(), tracer.last_path(),
-                       reason_of(error));
+                       reason_of(error, batch));
   }
   arguments.clear();
   const bool keeps_values = tracer.keeps_values();

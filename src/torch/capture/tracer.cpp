@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <regex>
 #include <string_view>
 #include <utility>
 
@@ -54,6 +55,11 @@ struct Tracer::Call {
   std::vector<Argument> arguments{};
   torch::jit::Stack results{};
 };
+
+std::string without_batch_size(const std::string& message, std::int64_t batch) {
+  const std::regex number("(^|[^0-9.])" + std::to_string(batch) + "(?![0-9.]*[0-9])");
+  return std::regex_replace(message, number, "$1batch");
+}
 
 Tracer::Tracer(Options options) : options_(std::move(options)) {
   tag_ = c10::make_intrusive<PhantomTag>();
@@ -320,7 +326,8 @@ void Tracer::run_on_twins(Call& call) {
     const std::string message = error.what_without_backtrace();
     const bool reads = message.find("on meta tensors") != std::string::npos ||
                        message.find("on a meta tensor") != std::string::npos;
-    refuse(call.schema.name(), call.node.path, reads ? std::string(data_dependent()) : message);
+    refuse(call.schema.name(), call.node.path, reads ? std::string(data_dependent())
+                                                         : without_batch_size(message, options_.batch));
   }
 }
 

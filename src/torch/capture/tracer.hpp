@@ -24,6 +24,9 @@ namespace autopar::detail {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
+/// What libtorch says of a run at a batch size that the user never chose: that number is "batch" in it.
+[[nodiscard]] std::string without_batch_size(const std::string& message, std::int64_t batch);
+
 /// Records the operators of one run into an OpGraph of that run's sizes. Each tensor that the traced code holds is either
 /// a phantom of ours or a leaf (parameter, buffer, argument, constant); each has a *twin* on the meta device, on which the
 /// operator really runs. One thread.

@@ -360,8 +360,7 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
     throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
                        treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
                            std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
-                           " replicas of its stage; set microbatches = 1 and replicas to 1 for that stage, or leave both to "
-                           "the planner");
+                           " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the planner");
   }
 }
 
