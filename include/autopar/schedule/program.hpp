@@ -19,6 +19,12 @@
 
 namespace autopar {
 
+/// A turn never gets what it needs, because the orders of the stages, or of the ranks, wait for each other.
+class CyclicOrders : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
 namespace detail {
 
 /// Numbers of which there are seldom more than two.
@@ -499,7 +505,7 @@ class ProgramBuilder {
   }
 
   [[noreturn]] void refuse_cycle(LaneTurn turn) const {
-    throw InvalidArgument(std::string("schedule policy: the orders of the stages wait for each other; stage ") +
+    throw CyclicOrders(std::string("schedule policy: the orders of the stages wait for each other; stage ") +
                           std::to_string(units_[turn.unit].stage.value()) + " never gets what it needs for the " +
                           (turn.kind == ActionKind::kForward ? "forward" : "backward") + " of micro-batch " +
                           std::to_string(turn.microbatch));
@@ -537,7 +543,8 @@ class ProgramBuilder {
 /// A (stage, replica) with an empty share of a micro-batch does nothing for it; all members of a group reduce, even if
 /// they had no sample. To run without gradient sums (`no_sync`), pass a pipeline without groups.
 ///
-/// @throws InvalidArgument if pipeline or layout are malformed, or the policy breaks its laws
+/// @throws InvalidArgument if pipeline or layout are malformed, or the policy breaks its laws; CyclicOrders if its orders
+///         do not suit this pipeline's channels
 /// @cost O(actions * log(ranks))
 template <SchedulePolicy Policy>
 [[nodiscard]] Program make_program(const Pipeline& pipeline, const BatchLayout& layout, const Policy& policy,

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include <autopar/plan/runnable.hpp>
+#include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/parts.hpp>
+#include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
 
@@ -43,12 +45,17 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, c
   return actions_.put(key, std::move(own));
 }
 
-// Orders of ranks name the plan's stages, wherever these lie; orders of stages hold for any stages.
+// Orders of ranks name the plan's stages, wherever these lie; orders of stages hold for any stages. Orders that were made
+// for the planned program may do without gradients that another program's stages wait for.
 Program CapturedProgram::program(const Pipeline& pipeline, const BatchLayout& layout, const Plan& by, Phase phase) const {
   const auto make = [&]<SchedulePolicy Policy>(const Policy& policy) {
     if constexpr (RankOrderPolicy<Policy>) {
       auto orders = orders_of_parts(policy.rank_orders(stages_of(by), layout.microbatches), parts);
-      return make_program(pipeline, layout, GivenOrders{std::move(orders), layout.microbatches}, phase);
+      try {
+        return make_program(pipeline, layout, GivenOrders{std::move(orders), layout.microbatches}, phase);
+      } catch (const CyclicOrders&) {
+        return make_program(pipeline, layout, OneFOneB{}, phase);
+      }
     } else {
       return make_program(pipeline, layout, policy, phase);
     }

@@ -83,7 +83,8 @@ void require_own_sizes(const c10::OperatorHandle& op, const torch::jit::Stack& s
       message << op.schema().name() << " of sizes " << share.tensor.sizes() << " and " << other.tensor.sizes() << ": "
               << description_of(share.tensor) << ", flat, and goes with tensors of as many elements only. A copy that was made before the "
               << "first call has the whole parameter's: call model->prepare(arguments...) first, then copy "
-              << "model->owned_parameters(); or take the whole parameter with model->gather(p)";
+              << "model->owned_parameters(); or take the whole parameter with model->gather(p). Methods of the module run by "
+              << "model->call(&Net::method, arguments...)";
       throw InvalidArgument(message.str());
     }
   }
