@@ -437,9 +437,11 @@ TEST_CASE("a mode that mixes samples where the plan divides them is refused, and
     };
   };
   check_ways({{"micro-batches", 1, both({.microbatches = 2}), "CaptureError",
-               {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"}, {both({.microbatches = 1}), both({})}},
+               {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"},
+               {both({.microbatches = 1}), both({})}},
               {"replicas", 2, both({.stages = 1, .replicas = {2}}), "CaptureError",
-               {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"}, {both({.stages = 1, .replicas = {1}})}}});
+               {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"},
+               {both({.stages = 1, .replicas = {1}})}}});
 }
 
 struct ScaledNet : nn::Module {
