@@ -422,6 +422,28 @@ TEST_CASE("the ways out of plans that cannot hold what mixes samples are accepte
   });
 }
 
+TEST_CASE("a mode that mixes samples where the plan divides them is refused, and runs under an undivided plan") {
+  const Net::Body mixes = [](Net& net, Tensor x) {
+    const auto y = net.second(net.first(x));
+    return (net.is_training() ? y.pow(2) : y * torch::softmax(y, 0)).mean();
+  };
+  const auto both = [&](const ap::Options& options) -> RankBody {
+    return [=](ap::World& world) {
+      ap::AutoParallel<Net> model(world, make_net(mixes), options);
+      model(torch::ones({4, 4})).backward();
+      model->eval();
+      const torch::NoGradGuard no_grad;
+      model(torch::ones({4, 4}));
+    };
+  };
+  check_ways({{"micro-batches", 1, both({.microbatches = 2}), "CaptureError",
+               {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"},
+               {both({.microbatches = 1}), both({})}},
+              {"replicas", 2, both({.stages = 1, .replicas = {2}}), "CaptureError",
+               {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"},
+               {both({.stages = 1, .replicas = {1}})}}});
+}
+
 struct ScaledNet : nn::Module {
   ScaledNet() { register_module("first", first); }
   Tensor forward(const Tensor& x, const Tensor& scale) { return (first(x) * scale).sum(); }
@@ -441,9 +463,11 @@ TEST_CASE("the ways out of arguments that do not say where samples are, are acce
   const auto own_rows = [](ap::World& world) { return torch::full({4, 4}, 1.0 + world.rank()); };
   const RankBody accepted = scaled({0, ap::kShared}, row);
   check_ways({
-      {"a dim that is not there", 1, scaled({0, 3}, row), "InvalidArgument", {"[1] = 3", "or autopar::kShared"}, {accepted}},
+      {"a dim that is not there", 1, scaled({0, 3}, row), "InvalidArgument", {"[1] = 3", "or autopar::kShared"},
+       {accepted}},
       {"too many dims", 1, scaled({0, 0, 0}, row), "InvalidArgument", {"give one for each tensor"}, {accepted}},
-      {"other samples", 1, scaled({}, row), "InvalidArgument", {"Options::batch_dims, or autopar::kShared"}, {accepted}},
+      {"other samples", 1, scaled({}, row), "InvalidArgument", {"Options::batch_dims, or autopar::kShared"},
+       {accepted}},
       {"shared, but not the same", 2, scaled({0, ap::kShared}, own_row), "InvalidArgument",
        {"pass the same tensor on every rank", "give it a batch dim in Options::batch_dims"},
        {accepted, scaled({0, 0}, own_rows)}},
@@ -473,6 +497,7 @@ TEST_CASE("the ways out of ranks that differ are accepted") {
   const auto one_or_two = [](int rank) { return ap::Options{.microbatches = 1 + rank}; };
   const auto two = [](int) { return ap::Options{.microbatches = 2}; };
   const auto none = [](int) { return int64_t{0}; };
+  const auto on_rank_1 = [](int rank) { return int64_t{3 * rank}; };
   check_ways({
       {"options", 2, with(one_or_two, four, plain, four), "InvalidArgument", {"give every rank the same options"},
        {with(two, four, plain, four)}},
@@ -481,7 +506,7 @@ TEST_CASE("the ways out of ranks that differ are accepted") {
       {"programs", 2, with(same, four, body_of_rank, four), "InvalidArgument", {"let forward not depend on the rank"},
        {with(same, four, body, four)}},
       {"no samples anywhere", 2, with(same, four, plain, none), "InvalidArgument",
-       {"at least one rank must bring a sample"}, {with(same, four, plain, [](int rank) { return int64_t{3 * rank}; })}},
+       {"at least one rank must bring a sample"}, {with(same, four, plain, on_rank_1)}},
   });
 }
 

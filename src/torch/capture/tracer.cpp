@@ -391,8 +391,8 @@ void Tracer::collect_results(Call& call) {
       auto* impl = self->user.unsafeGetTensorImpl();
       if (self->user.sizes() != meta.sizes() || self->user.strides() != meta.strides()) {
         if (phantom_tag(self->user) == nullptr) {
-          refuse(call.schema.name(), call.node.path, "it changes the sizes of a parameter, buffer or constant in place; "
-                 "work on a copy (clone())");
+          refuse(call.schema.name(), call.node.path, "it changes the sizes of a parameter, buffer or constant in "
+                 "place; work on a copy (clone())");
         }
         impl->set_allow_tensor_metadata_change(true);
         impl->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());

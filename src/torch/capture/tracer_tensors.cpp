@@ -207,8 +207,8 @@ void Tracer::check_phantom(const at::Tensor& user, const at::Tensor& meta) const
       at::Tensor(meta).set_requires_grad(user.requires_grad());
       return;
     }
-    refuse("requires_grad_", last_path_, "requires_grad was changed inside the forward; use detach(), change it before the "
-           "call, or make the tensor without it. Gradients are not taken inside a captured forward "
+    refuse("requires_grad_", last_path_, "requires_grad was changed inside the forward; use detach(), change it before "
+           "the call, or make the tensor without it. Gradients are not taken inside a captured forward "
            "(torch::autograd::grad, gradient penalties)");
   }
   if (user.sizes() != meta.sizes()) {

@@ -355,12 +355,14 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
     if (treatment.total) {
       throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
                          "with batch_norm = exact it is right with one micro-batch only, but the plan has " +
-                             std::to_string(plan_->microbatches) + "; set microbatches = 1, or batch_norm = microbatch");
+                             std::to_string(plan_->microbatches) +
+                             "; set microbatches = 1, or batch_norm = microbatch");
     }
     throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
                        treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
                            std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
-                           " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the planner");
+                           " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the "
+                           "planner");
   }
 }
 

@@ -334,8 +334,8 @@ void register_square() {
   }();
   static_cast<void>(once);
   using c10::DispatchKey;
-  static torch::Library kernels(torch::Library::IMPL, "autopar_ways_out", DispatchKey::CompositeExplicitAutograd, __FILE__,
-                                __LINE__);
+  constexpr auto kAllDevices = DispatchKey::CompositeExplicitAutograd;
+  static torch::Library kernels(torch::Library::IMPL, "autopar_ways_out", kAllDevices, __FILE__, __LINE__);
   static torch::Library gradients(torch::Library::IMPL, "autopar_ways_out", DispatchKey::Autograd, __FILE__, __LINE__);
   static const bool filled = [] {
     kernels.impl("square", &square_kernel);
@@ -524,9 +524,9 @@ TEST_CASE("An operator that fails on zeros is captured with a shape rule", "[way
     return op.typed<Tensor(const Tensor&)>().call(net.hidden(in)).sum();
   };
   Net net(forward);
-  require_refused([&] { (void)captured(net); }, {"it failed on zeros", "nothing but zeros",
-                                                 "TORCH_LIBRARY_IMPL(autopar_fussy, Meta, m) { m.impl(\"fussy\", ...); }",
-                                                 "at::empty(sizes, options)"});
+  require_refused([&] { (void)captured(net); },
+                  {"it failed on zeros", "nothing but zeros", "at::empty(sizes, options)",
+                   "TORCH_LIBRARY_IMPL(autopar_fussy, Meta, m) { m.impl(\"fussy\", ...); }"});
   static torch::Library forms(torch::Library::IMPL, "autopar_fussy", c10::DispatchKey::Meta, __FILE__, __LINE__);
   forms.impl("fussy", &fussy_form);
   require_way_out(forward, forward, 0);
@@ -598,7 +598,8 @@ TEST_CASE("What a recorded construction cannot do is done by a module that is co
 TEST_CASE("What libtorch says of sizes does not show those of the capture's own batches", "[ways_out]") {
   const DoublePrecision guard;
   Net rows([](Net& net, const Tensors& in) { return (net.hidden(in) * torch::ones({4, 8})).sum(); });
-  require_refused([&] { (void)captured(rows); }, {"aten::mul (near a", "tensor a (batch) must match the size of tensor b (4)"});
+  require_refused([&] { (void)captured(rows); },
+                  {"aten::mul (near a", "tensor a (batch) must match the size of tensor b (4)"});
   Net inside([](Net& net, const Tensors& in) {
     TORCH_CHECK(in[0].size(0) == 4, "four samples, not ", in[0].size(0));
     return net.hidden(in).sum();
