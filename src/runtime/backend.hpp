@@ -35,13 +35,18 @@ class WorldBackend {
   /// Set at the end of ~World; what comes after is a mistake of the program.
   void set_ended() noexcept { ended_.store(true); }
   [[nodiscard]] bool ended() const noexcept { return ended_.load(); }
-  void set_expects_exception() noexcept { expects_exception_.store(true); }
+  void set_expects_exception() noexcept {
+    expects_exception_.store(true);
+    stop_watching();
+  }
   [[nodiscard]] bool expects_exception() const noexcept { return expects_exception_.load(); }
   [[nodiscard]] ControlPlane& control() { return *control_; }
   [[nodiscard]] int count_model() noexcept { return ++models_; }
 
   /// Collective: an independent context in host memory.
   [[nodiscard]] virtual std::shared_ptr<HostTransport> make_transport() = 0;
+  /// Ends of other processes are no failures from now on, and the launcher sees each by itself.
+  virtual void stop_watching() noexcept {}
   /// Tells the other ranks that this one makes no further calls.
   virtual void announce_leaving() noexcept = 0;
   /// The end of ~World: waits for the others and ends what the backend began, or aborts if anybody failed.

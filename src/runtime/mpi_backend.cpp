@@ -178,6 +178,8 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
     return transport_over(messages, sums);
   }
 
+  void stop_watching() noexcept override { watch_->stop(); }
+
   void announce_leaving() noexcept override {
     if (std::exchange(leaving_, true)) return;
     health().note_left(rank());

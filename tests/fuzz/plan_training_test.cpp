@@ -104,6 +104,7 @@ class Alteration {
 
   void alter(Json& plan) {
     Json& items = list(stage(plan));
+    if (!items.is_array()) return alter_member(plan);  // an alteration before this one
     switch (below(8)) {
       case 0: if (!items.empty()) items.erase(below(items.size())); break;
       case 1: if (!items.empty()) items.push_back(Json(items[below(items.size())])); break;

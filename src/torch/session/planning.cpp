@@ -179,7 +179,6 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   request.world = elsewhere ? cluster.devices : world_.size();
   request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
-  require_samples(request);
   const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
                                  mean_trained_tensor(profile.model));
   if (options_.microbatches == 0) leave_two_samples(program, request);
