@@ -62,7 +62,9 @@ void StageRun::forward(const Action& action) {
     stage_.clear_environment();
     throw;
   }
-  if (--forwards_left_ == 0) stage_.drop_casts();  // backwards let go of them one after the other
+  --forwards_left_;
+  // Backwards let go of them one after the other. On CPUs that is nothing but another order of the same frees.
+  if (forwards_left_ == 0 && stage_.device().is_cuda()) stage_.drop_casts();
   if (!context_.differentiate) sent_share_ = action.microbatch;
 }
 

@@ -54,10 +54,6 @@ inline void prove_schedule(const ModelProfile& model, const Plan& plan) {
 inline void require_sound(const ModelProfile& model, const Plan& plan) {
   const auto refuse = [](const std::string& what) { throw InvalidArgument("the plan: " + what + "; plan again"); };
   if (const auto fault = detail::fault_in_shape(model, plan); !fault.empty()) refuse(fault);
-  if (plan.batch < plan.microbatches) {
-    refuse("microbatches: " + std::to_string(plan.microbatches) + " are more than the " + std::to_string(plan.batch) +
-           " samples of the batch");
-  }
   const auto size = static_cast<std::int64_t>(plan.world) + static_cast<std::int64_t>(plan.stages.size());
   if (size * plan.microbatches > detail::kMostTurnsProven) {
     refuse("microbatches: " + std::to_string(plan.microbatches) + " on " + std::to_string(plan.world) +
