@@ -63,7 +63,7 @@ void StageRun::forward(const Action& action) {
     throw;
   }
   --forwards_left_;
-  // Backwards let go of them one after the other. On CPUs that is nothing but another order of the same frees.
+  // Backwards let go of them one after the other. On CPUs plans count them until the call ends.
   if (forwards_left_ == 0 && stage_.device().is_cuda()) stage_.drop_casts();
   if (!context_.differentiate) sent_share_ = action.microbatch;
 }

@@ -58,7 +58,6 @@ TEST_CASE("what is not sound is refused by its field", "[check]") {
   refused("stages", [](Plan& p) { p.stages.clear(); });
   refused("world", [](Plan& p) { p.world = 0; });
   refused("zero", [](Plan& p) { p.zero = 4; });
-  refused("microbatches", [](Plan& p) { p.microbatches = 33; });
   refused("microbatches", [](Plan& p) { p.batch = p.microbatches = 1 << 30; });
   refused("host_memory_bytes", [](Plan& p) { p.host_memory = Bytes(7); });
   refused("stages[0].atoms", [](Plan& p) { p.stages[0].atoms.clear(); });
