@@ -44,7 +44,6 @@ CallHeader Session::Impl::next_header(CallKind kind) {
   header.loss_backwards = std::exchange(loss_backwards_, 0);
   header.loss_factors = std::exchange(loss_factors_, 0);
   header.loss_scale = scaler_ ? scaler_->scale() : 1;
-  if (kind == CallKind::kForward) header.optimizers = watch_.look();
   return header;
 }
 
@@ -76,7 +75,6 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   const auto common = call->region ? call->region->common_ends() : 0;
   const auto behind = common == 0 ? "" : "; from " + std::to_string(common) + " results that all ranks have";
   const auto headers = exchange(world_, header, key + behind, error);
-  require_same_optimizers(world_, headers, [this](std::size_t k) { return watch_.describe(k); });
   if (deployed_) verify_replicas();
   open(*call, headers);
   agree_on_formats(call->arguments, words_of(headers));

@@ -157,33 +157,6 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
   return headers;
 }
 
-void require_same_optimizers(World& world, const std::vector<CallHeader>& headers,
-                             const std::function<std::string(std::size_t)>& describe) {
-  const auto which = [](std::size_t k) { return k == 0 ? std::string("optimizer") : "optimizer " + std::to_string(k + 1); };
-  for (std::size_t k = 0; k < OptimizerWatch::kCompared; ++k) {
-    const auto seen = [&](std::size_t r) { return headers[r].optimizers[k]; };
-    std::size_t first = 0;
-    while (first < headers.size() && seen(first).had_gradients == 0) ++first;
-    for (std::size_t r = first + 1; r < headers.size(); ++r) {
-      if (seen(r).had_gradients == 0 || seen(r).hyper_parameters == seen(first).hyper_parameters) continue;
-      const auto mine = seen(world.rank_id().index()).had_gradients != 0 ? describe(k) : std::string();
-      const auto texts = world.all_gather(blob_of(mine), "hyper-parameters");
-      const auto [a, b] = difference(text_of(texts[first]), text_of(texts[r]));
-      refuse("the ranks' attached " + which(k) + " has different hyper-parameters", first, a, r, b,
-             "parameters drift apart; set them alike on every rank");
-    }
-    while (first < headers.size() && seen(first).steps < 0) ++first;
-    for (std::size_t r = first + 1; r < headers.size(); ++r) {
-      if (seen(r).steps < 0 || seen(r).steps == seen(first).steps) continue;
-      const auto text = [&](std::size_t rank) {
-        return seen(rank).steps == 0 ? std::string("not stepped") : "stepped (its count grew by " + std::to_string(seen(rank).steps) + ")";
-      };
-      refuse("since the last call with gradients the ranks stepped the attached " + which(k) + " differently", first, text(first), r,
-             text(r), "their parameters differ now; every rank must step after the same calls");
-    }
-  }
-}
-
 void together(World& world, std::string_view action, const std::function<void()>& work) {
   std::exception_ptr error;
   std::string message;

@@ -35,7 +35,6 @@
 #include "torch/session/global_sums.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
-#include "torch/session/optimizer_watch.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/planned_segments.hpp"
 #include "torch/session/recent_map.hpp"
@@ -326,7 +325,6 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::vector<TraceEvent> trace_;  ///< of the latest step, when asked for
   std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;
-  OptimizerWatch watch_;
   std::int32_t model_number_ = 0;  ///< among the World's models, from 1
   std::optional<LoadRequest> load_at_deployment_;
 

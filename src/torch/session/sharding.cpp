@@ -319,7 +319,6 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
 
 void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
   optimizers_.push_back(&optimizer);
-  watch_.watch(optimizer);
   if (auto* needs = dynamic_cast<NeedsShardSums*>(&optimizer); needs != nullptr) {
     needs->set_sum_over_shards([self = weak_from_this()](const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
       const auto session = self.lock();
