@@ -205,7 +205,6 @@ TEST_CASE("a plan file that divides another program is refused by its field", "[
   refused("stages[0].ops", [](ap::Plan& plan) { plan.stages[0].ops.pop_back(); });
   refused("stages[0].ops", [](ap::Plan& plan) { plan.stages[0].ops.push_back(1'000'000); });
   refused("stages[1].atoms", [](ap::Plan& plan) { plan.stages[1].atoms.push_back(plan.stages[0].atoms[0]); });
-  refused("microbatches", [](ap::Plan& plan) { plan.batch = plan.microbatches = 1 << 30; });
 }
 
 TEST_CASE("a trace has each action of the latest step once, on every rank", "[files]") {
