@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 namespace train {
@@ -20,6 +21,8 @@ namespace {
 
 namespace profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
+
+constexpr const char* kStep = "step of the benchmark";
 
 struct Class {
   std::string_view name;
@@ -89,6 +92,15 @@ void take_off_inner(std::vector<Span>& all) {
   }
 }
 
+/// Nanoseconds from the step's begin on the host until the first span begins.
+std::uint64_t head(const profiler::ProfilerResult& result, const std::vector<Span>& all) {
+  for (const auto& event : result.events()) {
+    if (event.name() != kStep || event.deviceType() != c10::DeviceType::CPU || all.empty()) continue;
+    return all.front().begin > event.startNs() ? all.front().begin - event.startNs() : 0;
+  }
+  return 0;
+}
+
 /// Nanoseconds from the first begin to the last end, and of these without any span.
 std::pair<std::uint64_t, std::uint64_t> length_and_idle(const std::vector<Span>& all) {
   if (all.empty()) return {0, 0};
@@ -113,14 +125,18 @@ std::unique_ptr<profiler::ProfilerResult> profiled(const std::function<void()>& 
   if (device.is_cuda()) activities.insert(ActivityType::CUDA);
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);
-  step();
+  {
+    RECORD_FUNCTION(kStep, std::vector<c10::IValue>{});
+    step();
+  }
   return profiler::disableProfiler();
 }
 
 }  // namespace
 
 nlohmann::json traced(const std::function<void()>& step, c10::Device device) {
-  auto all = spans(*profiled(step, device), device);
+  const auto result = profiled(step, device);
+  auto all = spans(*result, device);
   if (!device.is_cuda()) take_off_inner(all);
   std::map<std::string_view, Total> totals;
   std::map<std::string, Total> names;
@@ -132,6 +148,7 @@ nlohmann::json traced(const std::function<void()>& step, c10::Device device) {
   }
   const auto [length, idle] = length_and_idle(all);
   nlohmann::json out{{"span_ms", static_cast<double>(length) / 1e6}, {"idle_ms", static_cast<double>(idle) / 1e6}};
+  if (device.is_cuda()) out["head_ms"] = static_cast<double>(head(*result, all)) / 1e6;
   for (const auto& [name, total] : totals)
     out["classes"][std::string(name)] = total.json();
   std::vector<std::pair<std::string, Total>> longest(names.begin(), names.end());
