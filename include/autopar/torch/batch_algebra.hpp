@@ -118,13 +118,13 @@ enum class BufferUpdateKind : std::uint8_t {
 };
 
 /// A buffer that the forward writes (not by a batch norm of `batch_norms`). Shares never write the buffer itself: their
-/// version 0 is a private copy of the value at the start of the call; at its end the buffer takes the new value.
+/// version 0 is a private copy of the value at the start of the call; at its end the buffer takes the new value. No share runs
+/// the operators of a buffer that follows itself alone and is not read afterwards (a counter).
 struct BufferUpdate {
   ValueId buffer;          ///< the leaf
   ValueId result;          ///< its last version
   BufferUpdateKind kind = BufferUpdateKind::kReplicated;
   std::vector<OpId> ops;   ///< kReplicated: all ops that the new value needs, ascending; no samples are needed to run them
-  bool read_after_write = false;  ///< if not, a kReplicated update needs no private copies: shares may skip its writes
 };
 
 /// Everything that an engine needs to run the captured program share by share with the training of the whole batch.

@@ -16,6 +16,21 @@ void insert_sorted(std::vector<ValueId>& values, ValueId value) {
   if (at == values.end() || *at != value) values.insert(at, value);
 }
 
+/// Whether any rank that holds the buffer can update it, whatever else it holds: stages then need not write it, but where
+/// they read it afterwards.
+bool follows_itself_alone(const OpGraph& graph, const BufferUpdate& update) {
+  if (update.kind != BufferUpdateKind::kReplicated) return false;
+  bool alone = true;
+  for (const auto op : update.ops) {
+    for_each_input(graph.op(op), [&](ValueId value) {
+      const auto& info = graph.value(value);
+      const bool is_state = info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer;
+      alone = alone && (!is_state || value == update.buffer);
+    });
+  }
+  return alone;
+}
+
 }  // namespace
 
 BatchPlan Analysis::run() {
@@ -211,14 +226,10 @@ void Analysis::find_buffer_updates() {
   const auto ops_of = ops_of_buffers();
   for (std::size_t s = 0; s < ops_of.size(); ++s) {
     const auto storage = StorageId::of(s);
-    BufferUpdate update{leaf_of_storage_[s], leaf_of_storage_[s], BufferUpdateKind::kReplicated, {}, false};
+    BufferUpdate update{leaf_of_storage_[s], leaf_of_storage_[s], BufferUpdateKind::kReplicated, {}};
     bool written = false;
     for (const auto id : ops_of[s]) {
-      if (plan_.treatment(id).batch_norm >= 0) continue;
-      if (!writes_buffer(id, storage)) {
-        update.read_after_write = update.read_after_write || (written && !is_epilogue_[id.index()]);
-        continue;
-      }
+      if (plan_.treatment(id).batch_norm >= 0 || !writes_buffer(id, storage)) continue;
       written = true;
       for_each_output(graph_.op(id), [&](ValueId value) {
         if (graph_.value(value).previous == update.result) update.result = value;
@@ -238,9 +249,6 @@ void Analysis::find_buffer_updates() {
       if (!needed[i]) continue;
       if (plan_.ops[i].whole_batch || plan_.ops[i].total) update.kind = BufferUpdateKind::kWholeBatch;
       update.ops.push_back(OpId::of(i));
-    }
-    for (const auto value : graph_.outputs) {
-      update.read_after_write = update.read_after_write || graph_.value(value).storage == storage;
     }
     if (update.kind != BufferUpdateKind::kReplicated) update.ops.clear();
     plan_.buffer_updates.push_back(std::move(update));
@@ -262,8 +270,12 @@ void Analysis::find_stage_ops() {
     if (output.kind != OutputKind::kEpilogue && output.kind != OutputKind::kInput) need(output.value);
   }
   for (const auto& input : plan_.epilogue_inputs) need(input.value);
+  auto written = written_storage_;
+  for (const auto& update : plan_.buffer_updates) {
+    if (follows_itself_alone(graph_, update)) written[graph_.value(update.buffer).storage.index()] = false;
+  }
   for (std::size_t s = 0; s < storage_needed.size(); ++s) {
-    storage_needed[s] = storage_needed[s] || (written_storage_[s] && leaf_of_storage_[s].valid());
+    storage_needed[s] = storage_needed[s] || (written[s] && leaf_of_storage_[s].valid());
   }
   for (std::size_t i = graph_.ops.size(); i-- > 0;) {
     auto& treatment = plan_.ops[i];

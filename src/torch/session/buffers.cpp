@@ -5,11 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -26,46 +22,6 @@ struct Session::Impl::NormPool {
 };
 
 namespace {
-
-/// Runs at once what buffers need of parameters and buffers alone, on copies, as the forward wrote the buffers in its
-/// order.
-/// @param handle_of  the tensor of a parameter or buffer
-template <class HandleOf>
-void run_updates(const OpGraph& graph, const BatchPlan& plan, const std::vector<const BufferUpdate*>& updates,
-                 const HandleOf& handle_of, std::int64_t batch, c10::Device device) {
-  if (updates.empty()) return;
-  std::vector<OpId> ops;
-  std::vector<ValueId> results;
-  for (const auto* update : updates) {
-    ops.insert(ops.end(), update->ops.begin(), update->ops.end());
-    results.push_back(update->result);
-  }
-  std::sort(ops.begin(), ops.end());
-  ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
-  OpRunner runner(graph, plan, ops, results, device);
-  auto values = runner.environment();
-  std::vector<at::Tensor> read, copies;
-  for (const auto op : ops) {
-    for_each_input(graph.op(op), [&](ValueId value) {
-      const auto kind = graph.value(value).kind;
-      if (kind != ValueKind::kParameter && kind != ValueKind::kBuffer) return;
-      if (values[value.index()].defined()) return;
-      read.push_back(handle_of(value));
-      copies.push_back(values[value.index()] = at::empty_like(read.back()));
-    });
-  }
-  if (!read.empty()) at::_foreach_copy_(copies, read);
-  ShareContext whole;
-  whole.samples = whole.batch = batch;
-  std::vector<NormSample> norms(plan.batch_norms.size());
-  runner.run(values, whole, norms);
-  std::vector<at::Tensor> buffers, written;
-  for (const auto* update : updates) {
-    buffers.push_back(handle_of(update->buffer));
-    written.push_back(values[update->result.index()]);
-  }
-  at::_foreach_copy_(buffers, written);
-}
 
 /// One share saw the whole batch, and its statistics are as the operator gave them (see NormSample).
 bool is_whole(const std::vector<NormSample>& samples) {
@@ -124,22 +80,15 @@ GlobalSums Session::Impl::sums_over(const std::vector<Rank>& holders) {
 void Session::Impl::update_buffers(Call& call) {
   const at::NoGradGuard no_grad;
   pool_batch_norms(call);
-  const auto& graph = call.program->graph;
-  std::vector<const BufferUpdate*> replicated, others;
+  call.program->replicated_updates->run(call.batch);
   for (const auto& update : call.program->plan.buffer_updates) {
-    if (!holds(registry_.named(graph.value(update.buffer).name))) continue;
-    (update.kind == BufferUpdateKind::kReplicated ? replicated : others).push_back(&update);
-  }
-  // First, as they read what the others had when the forward began.
-  const auto handle = [&](ValueId value) { return handle_of(graph, value).detach(); };
-  run_updates(graph, call.program->plan, replicated, handle, call.batch, device_);
-  for (const auto* update : others) {
-    const auto& tensor = registry_.named(graph.value(update->buffer).name);
-    if (call.tail && call.tail->results.count(update->result) > 0) {
-      tensor.handle.detach().copy_(call.tail->results.at(update->result));
+    const auto& tensor = registry_.named(call.program->graph.value(update.buffer).name);
+    if (update.kind == BufferUpdateKind::kReplicated || !holds(tensor)) continue;
+    if (call.tail && call.tail->results.count(update.result) > 0) {
+      tensor.handle.detach().copy_(call.tail->results.at(update.result));
       continue;
     }
-    const auto results = call.engine->buffer_results(update->result);
+    const auto results = call.engine->buffer_results(update.result);
     auto total = at::zeros_like(tensor.handle);
     for (const auto& result : results) total.add_(result);
     tensor.handle.detach().copy_(sums_over(tensor.holders).sum({total})[0]);

@@ -23,6 +23,7 @@
 #include "torch/session/member_watch.hpp"
 #include "torch/session/prologue.hpp"
 #include "torch/session/recent_map.hpp"
+#include "torch/session/replicated_updates.hpp"
 
 namespace autopar {
 
@@ -55,6 +56,7 @@ struct CapturedProgram {
   std::unique_ptr<RankRuntime> runtime;
   std::unique_ptr<Prologue> prologue;
   std::unique_ptr<Epilogue> epilogue;
+  std::unique_ptr<ReplicatedUpdates> replicated_updates;
   std::vector<GroupId> groups;                ///< by reduction group of the pipeline
   std::vector<GroupId> gather_groups;         ///< likewise, for parameters that are gathered
 

@@ -405,6 +405,13 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
                                                     program.recomputed, shared_groups(division));
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
+    std::vector<const BufferUpdate*> held;
+    for (const auto& update : program.plan.buffer_updates) {
+      const bool here = holds(registry_.named(program.graph.value(update.buffer).name));
+      if (here && update.kind == BufferUpdateKind::kReplicated) held.push_back(&update);
+    }
+    program.replicated_updates =
+        std::make_unique<ReplicatedUpdates>(program.graph, program.plan, held, device_, lookup);
   });
   for (const auto& group : division.pipeline.groups) {
     program.groups.push_back(group_of(group.ranks));

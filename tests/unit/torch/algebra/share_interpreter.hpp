@@ -322,7 +322,16 @@ class ShareInterpreter {
 
   void update_buffers(const std::vector<Environment>& environments) {
     at::NoGradGuard no_grad;
+    std::vector<std::pair<Tensor, Tensor>> replicated;  // all read what the forward began with
     for (const auto& update : plan_.buffer_updates) {
+      if (update.kind != BufferUpdateKind::kReplicated) continue;
+      auto values = leaves({0, batch_});
+      for (const auto op : update.ops) call(graph_.op(op), plan_.treatment(op), values, batch_);
+      replicated.emplace_back(net_.named_buffers()[graph_.value(update.buffer).name], values[update.result.index()]);
+    }
+    for (auto& [buffer, written] : replicated) buffer.copy_(written);
+    for (const auto& update : plan_.buffer_updates) {
+      if (update.kind == BufferUpdateKind::kReplicated) continue;
       auto buffer = net_.named_buffers()[graph_.value(update.buffer).name];
       const auto definer = graph_.value(update.result).definer;  // none if a norm works on the buffer
       if (definer.valid() && plan_.treatment(definer).in_epilogue) {
