@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <autopar/torch/engine/class_loss.hpp>
 #include <autopar/torch/engine/split_backward.hpp>
 #include <autopar/torch/rewrite/channels_last.hpp>
 
@@ -111,6 +112,7 @@ Affine Workspaces::backward(const OpContext& op) const {
     bytes += bytes_of(graph_, value);
   };
   for (const auto value : op.results()) add(value);
+  if (makes_gradient_in_place(graph_, op.id())) return bytes;
   if (!hands_gradient_on(op)) {
     for (const auto value : op.tensors()) add(value);
   }

@@ -14,6 +14,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <autopar/core/assert.hpp>
+#include <autopar/torch/engine/class_loss.hpp>
 #include <autopar/torch/engine/draws.hpp>
 #include <autopar/torch/engine/message.hpp>
 #include <autopar/torch/engine/view_parts.hpp>
@@ -99,9 +100,10 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
     const bool apart = takes_apart(graph, op) && last_writes[graph.value(graph.input(op, 0)).storage.index()] < op;
-    if (apart) taken_apart_.insert(op);
+    if (apart) histories_[op] = &proceed_in_parts;
+    if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
     const bool treated = is_treated(plan.treatment(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
-    if (split || apart || treated) {
+    if (split || treated || histories_.contains(op)) {
       replayer_.treat(op, [this, split = std::move(split)](ReplayCall& call) { treat(call, split); });
     }
   }
@@ -145,8 +147,8 @@ void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split
     call.stack.emplace_back(std::move(squeezed));
   } else if (treatment.draw != Draw::kNone) {
     call_random(call, treatment.draw);
-  } else if (taken_apart_.contains(call.id)) {
-    proceed_in_parts(call);
+  } else if (const auto history = histories_.find(call.id); history != histories_.end()) {
+    history->second(call);
   } else if (split) {
     proceed_splitting(call, *split, deferred_);
   } else {

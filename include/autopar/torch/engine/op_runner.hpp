@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -78,7 +79,7 @@ class OpRunner {
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<DeferredGradients> deferred_;
   std::vector<ValueId> deferrable_;
-  std::set<OpId> taken_apart_;                        ///< operators that run by `proceed_in_parts`
+  std::map<OpId, void (*)(ReplayCall&)> histories_;   ///< operators that run with another history than libtorch's
   std::int64_t statistics_places_ = 0;                ///< elements that the running statistics of all norms take in `zeros_`
   at::Tensor zeros_;                                  ///< of the run under way
   std::int64_t given_zeros_ = 0;                      ///< elements of these
