@@ -69,6 +69,12 @@ class CutTables {
     }
     return sum.at(replicas);
   }
+  /// Of what the stage between two tails saves and the gradients in `held`, what is never there together, at most: see
+  /// gradients_made.
+  [[nodiscard]] std::int64_t not_at_once(DownsetId from, DownsetId to, NodeMask stage, std::int64_t saved,
+                                         int microbatches, int replicas) const {
+    return microbatches == 1 && replicas == 1 ? std::min(saved, trainable(from, to, stage, false)) : 0;
+  }
   /// Whether `held` is within the memory.
   [[nodiscard]] bool holds(DownsetId from, DownsetId to, NodeMask stage, int replicas) const {
     const std::int64_t memory = objective_->constraints().memory.value();
@@ -82,7 +88,8 @@ class CutTables {
     const Sized& size = sized(microbatches, replicas, only);
     if (size.is_ample) return 0;
     const std::int64_t saved = (size.sums[to.index()].saved - size.sums[from.index()].saved) * in_flight;
-    const std::int64_t over = held(from, to, nodes, replicas) + saved +
+    const std::int64_t over = held(from, to, nodes, replicas) + saved -
+                              not_at_once(from, to, nodes, saved, microbatches, replicas) +
                               boundary(nodes).bytes(size.shares->largest, in_flight, microbatches) -
                               objective_->constraints().memory.value();
     if (over <= 0) return 0;

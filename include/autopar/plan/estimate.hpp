@@ -97,7 +97,10 @@ class QuickEstimate {
                                            staging.microbatches);
       Stage& stage = stages_[s];
       const Bytes saved = stage.saved * in_flight;
-      const Bytes over = Bytes(stage.held.at(staging.replicas[s])) + saved + stage.workspace - constraints.memory;
+      const bool in_turn = staging.microbatches == 1 && staging.replicas[s] == 1;  // see gradients_made
+      const Bytes apart = in_turn ? std::min(saved, stage.trainable) : Bytes(0);
+      const Bytes over =
+          Bytes(stage.held.at(staging.replicas[s])) + saved - apart + stage.workspace - constraints.memory;
       if (over <= Bytes(0)) continue;
       if (constraints.recompute == Recompute::kNever || over >= saved) return false;
       stage.backward += stage.forward * (static_cast<double>(over.value()) / static_cast<double>(saved.value()));

@@ -253,7 +253,8 @@ class LimitedStagings {
     least += tables_.boundary(nodes).bytes(share_of(nodes, replicas), in_flight, variant_.microbatches);
     if (constraints_.recompute == Recompute::kNever) {
       const auto& sums = tables_.sized(variant_.microbatches, replicas, only).sums;
-      least += (sums[to.index()].saved - sums[tail.index()].saved) * in_flight;
+      const std::int64_t saved = (sums[to.index()].saved - sums[tail.index()].saved) * in_flight;
+      least += saved - tables_.not_at_once(tail, to, nodes, saved, variant_.microbatches, replicas);
     }
     if (least > limits_.device.value()) return false;
     const std::size_t known = floor_.size();

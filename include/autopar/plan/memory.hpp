@@ -185,9 +185,14 @@ inline void add_turns(StageMemory& memory, const TurnMemory& turn, const InFligh
   const auto share = largest_shares(staging, shares);
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     const auto& costs = work.node_costs(share[s]);
+    const auto made = gradients_made(work, staging, s, nodes[s]);
     TurnMemory turn;
-    for (const NodeId node : nodes[s])
-      turn = turn.with(TurnMemory::of(work.graph[node], costs[node.index()], staging.schedule), staging.schedule);
+    for (std::size_t i = 0; i < nodes[s].size(); ++i) {
+      const NodeId node = nodes[s][i];
+      const Bytes gradients = made.empty() ? Bytes(0) : made[i];
+      turn = turn.with(TurnMemory::of(work.graph[node], costs[node.index()], staging.schedule, gradients),
+                       staging.schedule);
+    }
     add_turns(memory[s], turn, in_flight[s]);
   }
   add_boundary(memory, sized, share, in_flight, staging.microbatches);
@@ -204,7 +209,8 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   const auto pieces = measured_pieces(work, staging, savings.recomputed, share);
   for (std::size_t s = 0; s < memory.size(); ++s) {
     if (pieces[s].empty()) continue;
-    StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule);
+    StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule,
+                   gradients_made(work, staging, s, nodes[s]));
     for (const SegmentPiece& piece : pieces[s]) turn.run_again(piece);
     if (fixed[s].brought > Bytes(0)) {
       ReadAgain read(work, nodes[s], keeps_backwards_whole(staging.schedule));

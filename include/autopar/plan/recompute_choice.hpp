@@ -86,7 +86,8 @@ class RecomputeChoice {
     std::map<std::size_t, ReadAgain> read;  // of stages that gather
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
-      turns.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule);
+      turns.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule,
+                         gradients_made(work_, staging_, s, nodes_[s]));
       if (fixed_[s].brought > Bytes(0)) read.try_emplace(s, work_, nodes_[s], keeps_backwards_whole(staging_.schedule));
     }
     std::size_t best = 0;

@@ -20,8 +20,9 @@ struct StageMemory {
   Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
   Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is put off
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
-  Bytes workspace{};   ///< what a turn takes beside them, see TurnMemory, gradients of parameters that wait for those of
-                       ///< their other readers, and results that the caller has
+  Bytes workspace{};   ///< what a turn takes beside them, see TurnMemory: less than nothing, where `gradients` come as
+                       ///< `saved` goes. And gradients of parameters that wait for those of their other readers, and
+                       ///< results that the caller has
   Bytes gathered{};    ///< under ZeRO, units of gradients that are whole, or summed, beside the shares
   Bytes brought{};     ///< under ZeRO 3, parameters that are whole beside the shares
   Bytes summed{};      ///< under ZeRO 1, the share of a sum beside the sum, if all is summed at once: no activations

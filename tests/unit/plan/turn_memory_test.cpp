@@ -18,6 +18,7 @@ struct Nodes {
   Workload work;
   std::vector<NodeId> ids;
   std::vector<NodeCost> costs;
+  std::vector<Bytes> made;  ///< gradients of parameters; none if it is empty
 
   void add(std::vector<NodeId> members, const NodeCost& cost) {
     WorkNode node;
@@ -27,7 +28,10 @@ struct Nodes {
   }
   [[nodiscard]] TurnMemory turn(ScheduleKind schedule) const {
     TurnMemory sum;
-    for (const NodeId id : ids) sum = sum.with(TurnMemory::of(work.graph[id], costs[id.index()], schedule), schedule);
+    for (const NodeId id : ids) {
+      const Bytes own = made.empty() ? Bytes(0) : made[id.index()];
+      sum = sum.with(TurnMemory::of(work.graph[id], costs[id.index()], schedule, own), schedule);
+    }
     return sum;
   }
 };
@@ -66,13 +70,14 @@ std::vector<detail::SegmentPiece> drawn_pieces(Dice& dice, const Nodes& nodes) {
 /// Plays a forward and a backward, byte by byte.
 struct Played {
   std::int64_t held = 0, peak = 0, kept = 0;
+  std::int64_t gradients = 0;  ///< of parameters, which stay
 
   Played(const Nodes& nodes, const std::vector<detail::SegmentPiece>& again) {
     std::vector<const detail::SegmentPiece*> piece_of(nodes.ids.size(), nullptr);
     for (const auto& piece : again) {
       for (const NodeId id : piece.nodes) piece_of[id.index()] = &piece;
     }
-    const auto at_work = [&](std::size_t i) { peak = std::max(peak, held + nodes.costs[i].workspace.value()); };
+    const auto at_work = [&](std::size_t i) { peak = std::max(peak, held + nodes.costs[i].workspace.value() + gradients); };
     const auto first = [&](std::size_t i) { return piece_of[i]->nodes.front().index() == i; };
     for (std::size_t i = 0; i < nodes.ids.size(); ++i) {
       if (piece_of[i] != nullptr && first(i)) held += (piece_of[i]->entering + piece_of[i]->leaving).value();
@@ -87,6 +92,7 @@ struct Played {
           at_work(id.index());
         }
       }
+      if (!nodes.made.empty()) gradients += nodes.made[i].value();
       at_work(i);
       held -= nodes.costs[i].saved.value();
       if (piece_of[i] != nullptr && first(i)) held -= (piece_of[i]->entering + piece_of[i]->leaving).value();
@@ -98,14 +104,18 @@ TEST_CASE("a turn takes what a forward and a backward played byte by byte take, 
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
     Dice dice(seed);
-    const Nodes nodes = drawn_nodes(dice);
+    Nodes nodes = drawn_nodes(dice);
+    if (seed % 2 == 1) {
+      for (std::size_t i = 0; i < nodes.ids.size(); ++i) nodes.made.emplace_back(dice.chance(30) ? 0 : dice(1, 200));
+    }
     const Played plain(nodes, {});
     const TurnMemory turn = nodes.turn(ScheduleKind::kOneFOneB);
     REQUIRE(plain.held == 0);
     REQUIRE(turn.kept == Bytes(plain.kept));
-    REQUIRE(turn.kept + turn.work == Bytes(plain.peak));
+    REQUIRE(turn.made == Bytes(plain.gradients));
+    REQUIRE(turn.made + turn.kept + turn.work == Bytes(plain.peak));
     REQUIRE(turn.put_off == Bytes(0));
-    detail::StageTurn stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB);
+    detail::StageTurn stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB, nodes.made);
     REQUIRE(stage.memory().work == turn.work);
     std::vector<detail::SegmentPiece> again;
     for (const auto& piece : drawn_pieces(dice, nodes)) {
@@ -114,7 +124,7 @@ TEST_CASE("a turn takes what a forward and a backward played byte by byte take, 
       const Played played(nodes, again);
       REQUIRE(played.held == 0);
       REQUIRE(stage.memory().kept == Bytes(played.kept));
-      REQUIRE(stage.memory().kept + stage.memory().work == Bytes(played.peak));
+      REQUIRE(stage.memory().made + stage.memory().kept + stage.memory().work == Bytes(played.peak));
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -324,6 +325,24 @@ class CheckedMemory {
     return kept;
   }
 
+  /// [atom of the stage] gradients of parameters that its backward is the first to make, if there are none when a backward
+  /// begins: of the only micro-batch of ranks that sum with nobody and have no other stage.
+  [[nodiscard]] std::vector<std::int64_t> gradients_to_come(int s) const {
+    const auto& atoms = stated_.plan().stages[static_cast<std::size_t>(s)].atoms;
+    std::vector<std::int64_t> bytes(atoms.size(), 0);
+    const bool alone = stated_.replicas(s) == 1 && stated_.stages_on(stated_.ranks_of(s).front().index()).size() == 1;
+    if (count() != 1 || !alone) return bytes;
+    std::map<ParameterId, std::size_t> last_reader;
+    for (std::size_t i = 0; i < atoms.size(); ++i) {
+      for (const ParameterId id : stated_.model().graph[atoms[i]].parameters) last_reader[id] = i;
+    }
+    for (const auto& [id, i] : last_reader) {
+      const auto& parameter = stated_.model().parameters[id.index()];
+      if (parameter.trainable) bytes[i] += parameter.bytes.value();
+    }
+    return bytes;
+  }
+
   /// An atom works beside what those before it keep, and, where it runs again, beside what its segment has rebuilt up
   /// to it; where backwards are parted, beside what all keep.
   void add_atoms(int s) {
@@ -349,8 +368,14 @@ class CheckedMemory {
       keeps.push_back(cost.saved.value());
       needs.push_back(cost.workspace.value());
     }
-    for (std::size_t i = keeps.size(); i-- > 0; stage.kept += keeps[i])
-      stage.at_work = std::max(stage.at_work, needs[i] - (parted ? 0 : stage.kept));
+    std::int64_t at_work = std::numeric_limits<std::int64_t>::min(), to_come = 0;
+    const auto comes = gradients_to_come(s);
+    for (const std::int64_t bytes : comes) to_come += bytes;
+    for (std::size_t i = keeps.size(); i-- > 0; stage.kept += keeps[i]) {
+      to_come -= comes[i];
+      at_work = std::max(at_work, needs[i] - (parted ? 0 : stage.kept + to_come));
+    }
+    stage.at_work += keeps.empty() ? 0 : at_work;
   }
 
   [[nodiscard]] Held held_at_peak(std::size_t rank, const std::vector<Turn>& order) const {
