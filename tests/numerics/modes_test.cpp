@@ -410,7 +410,7 @@ TEST_CASE("inference = true plans forwards alone, and makes no gradients") {
   };
   const auto trained = peak(plan_after<SmallResNet>({.stages = 2}, evaluate));
   const auto evaluated = peak(plan_after<SmallResNet>({.stages = 2, .inference = true}, evaluate));
-  CHECK(2 * evaluated < trained);
+  CHECK(3 * evaluated < 2 * trained);
   const auto enough = ap::Bytes(evaluated);
   CHECK_THROWS_AS(plan_after<SmallResNet>({.stages = 2, .device_memory = enough, .memory_margin = 0}, evaluate), ap::Error);
 

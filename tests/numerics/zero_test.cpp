@@ -82,6 +82,7 @@ TEST_CASE("optimizers of torch::optim step on shares, made before or after the f
             const auto begin = world.rank() * kSamples;
             model->prepare(ids(0, begin, begin + kSamples), labels(0, begin, begin + kSamples));
             optimizer = optimizer_of(kind, model->parameters());
+            model->attach(*optimizer);
           }
           for (int step = 0; step < 2; ++step) {
             train_step(world, model, *optimizer, step);

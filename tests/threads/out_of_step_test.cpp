@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -67,10 +68,21 @@ const Tensor& samples() {
 ap::Options replicas() { return {.stages = 1, .microbatches = 1, .zero = 0, .replicas = {2}}; }
 
 template <class Optimizer>
-void step(ap::AutoParallel<Net>& model, Optimizer& optimizer) {
+void step(ap::AutoParallel<Net>& model, Optimizer& optimizer, bool steps = true) {
   optimizer.zero_grad();
   model(samples()).backward();
-  optimizer.step();
+  if (steps) optimizer.step();
+}
+
+/// Trains with optimizers that `make(rank, parameters)` gives; rank 1 leaves out its second step if `skips`.
+template <class Make>
+std::vector<std::string> trained(const Make& make, bool skips, ap::Options options = replicas()) {
+  return told(2, [&](ap::World& world) {
+    ap::AutoParallel<Net> model(world, zeros(), options);
+    auto optimizer = make(world.rank(), model->parameters());
+    model->attach(optimizer);
+    for (int i = 0; i < 4; ++i) step(model, optimizer, !(skips && i == 1 && world.rank() == 1));
+  });
 }
 
 TEST_CASE("models that are called in another order on some rank are told apart, though their shapes are the same") {
@@ -82,6 +94,87 @@ TEST_CASE("models that are called in another order on some rank are told apart, 
     first(samples()).backward();
   });
   check_told(messages, {"rank 0", "rank 1", "model 1", "model 2", "Net"});
+}
+
+TEST_CASE("a rank that leaves out a step is named") {
+  const auto adam = [](int, auto parameters) { return torch::optim::Adam(parameters, 0.01); };
+  const auto momentum = [](int, auto parameters) {
+    return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.01).momentum(0.9));
+  };
+  const auto lamb = [](int, auto parameters) { return ap::optim::LAMB(parameters, ap::optim::LAMBOptions(0.01)); };
+  check_told(trained(adam, true), {"rank 0 has stepped", "rank 1 has not stepped"});
+  check_told(trained(momentum, true), {"rank 0 has stepped", "rank 1 has not stepped"});
+  for (const auto& options : {replicas(), ap::Options{.stages = 2, .microbatches = 2, .zero = 0}}) {
+    CAPTURE(options.stages);
+    for (const auto& message : trained(adam, false, options)) CHECK(message.empty());
+    for (const auto& message : trained(momentum, false, options)) CHECK(message.empty());
+    for (const auto& message : trained(lamb, false, options)) CHECK(message.empty());
+  }
+}
+
+TEST_CASE("a stage that leaves out a step is warned of once, as a loop may mean to leave out its parameters") {
+  std::vector<std::string> lines;
+  std::mutex mutex;
+  ap::loopback::run(2, [&](ap::World& world) {
+    world.log().set_writer([&](const std::string& line) {
+      const std::lock_guard lock(mutex);
+      if (line.find("stepped the attached optimizer differently") != std::string::npos) lines.push_back(line);
+    });
+    ap::AutoParallel<Net> model(world, zeros(), {.stages = 2, .microbatches = 2, .zero = 0});
+    torch::optim::Adam optimizer(model->parameters(), 0.01);
+    model->attach(optimizer);
+    for (int i = 0; i < 4; ++i) step(model, optimizer, i == 0 || world.rank() == 0);
+  });
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].find("rank 0 has stepped, rank 1 has not stepped") != std::string::npos);
+}
+
+TEST_CASE("groups that keep no state say nothing about steps") {
+  const auto mixed = [](int, auto parameters) {
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    const auto half = static_cast<std::ptrdiff_t>(parameters.size() / 2);
+    groups.emplace_back(std::vector<Tensor>(parameters.begin(), parameters.begin() + half));
+    groups.emplace_back(std::vector<Tensor>(parameters.begin() + half, parameters.end()),
+                        std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.01).momentum(0.9)));
+    return torch::optim::SGD(groups, torch::optim::SGDOptions(0.01));
+  };
+  for (const auto& options : {replicas(), ap::Options{.stages = 2, .microbatches = 2, .zero = 0}}) {
+    for (const auto& message : trained(mixed, false, options)) CHECK(message.empty());
+  }
+}
+
+TEST_CASE("hyper-parameters that differ between ranks are named with both values") {
+  const auto rates = [](int rank, auto parameters) { return torch::optim::SGD(parameters, rank == 0 ? 0.1 : 0.2); };
+  check_told(trained(rates, false), {"rank 0", "rank 1", "lr 0.1", "lr 0.2"});
+  const auto betas = [](int rank, auto parameters) {
+    return torch::optim::AdamW(parameters, torch::optim::AdamWOptions(0.1).betas({0.9, rank == 0 ? 0.99 : 0.999}));
+  };
+  check_told(trained(betas, false), {"rank 0", "rank 1", "beta2 0.99"});
+}
+
+TEST_CASE("what all ranks leave out together is theirs to leave out") {
+  const auto messages = told(2, [](ap::World& world) {
+    ap::AutoParallel<Net> model(world, zeros(), {.stages = 2, .microbatches = 2, .zero = 0});
+    {
+      torch::optim::Adam optimizer(model->parameters(), 0.01);
+      model->attach(optimizer);
+      step(model, optimizer);
+      model(samples()).backward();  // gradients add up
+      step(model, optimizer, false);
+      {
+        const torch::NoGradGuard no_grad;
+        model(samples());
+      }
+      for (auto& parameter : model->module().fourth->parameters()) parameter.set_requires_grad(false);
+      for (int i = 0; i < 3; ++i) step(model, optimizer);  // one stage has nothing to step
+      for (auto& parameter : model->module().fourth->parameters()) parameter.set_requires_grad(true);
+      for (int i = 0; i < 3; ++i) step(model, optimizer);
+    }
+    torch::optim::SGD other(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+    model->attach(other);
+    for (int i = 0; i < 3; ++i) step(model, other);
+  });
+  for (const auto& message : messages) CHECK(message.empty());
 }
 
 TEST_CASE("replicas whose parameters differ are found where verify_replicas asks for it") {

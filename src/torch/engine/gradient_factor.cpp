@@ -23,9 +23,15 @@ namespace autopar {
 
 namespace {
 
+// In 16 bits the factor itself would be rounded first.
 void multiply_each(const std::vector<at::Tensor>& gradients, const at::Tensor& factor) {
-  for (auto gradient : gradients)
-    gradient.mul_(factor.reshape({}).to(gradient.options()));
+  for (auto gradient : gradients) {
+    const bool is_small = c10::isReducedFloatingType(gradient.scalar_type());
+    const auto options = is_small ? gradient.options().dtype(at::kFloat) : gradient.options();
+    const auto by = factor.reshape({}).to(options);
+    if (is_small) gradient.copy_(gradient.to(at::kFloat).mul_(by));
+    else gradient.mul_(by);
+  }
 }
 
 }  // namespace

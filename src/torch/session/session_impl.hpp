@@ -35,6 +35,7 @@
 #include "torch/session/global_sums.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
+#include "torch/session/optimizer_watch.hpp"
 #include "torch/session/planned_modes.hpp"
 #include "torch/session/planned_segments.hpp"
 #include "torch/session/recent_map.hpp"
@@ -274,6 +275,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void reduce_pending();
   void flush_reduced();
   void warn_of_second_gradients();
+  void warn_of_steps(const std::string& doubt);
   [[nodiscard]] StepOutcome unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs);
   [[nodiscard]] bool any_overflow(bool mine);
   [[nodiscard]] bool skips(StepOutcome& outcome);
@@ -325,6 +327,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::vector<TraceEvent> trace_;  ///< of the latest step, when asked for
   std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;
+  OptimizerWatch watch_;
   std::int32_t model_number_ = 0;  ///< among the World's models, from 1
   std::optional<LoadRequest> load_at_deployment_;
 
@@ -332,6 +335,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   bool accumulating_ = false;
   bool warned_of_second_gradients_ = false;
   bool warned_of_own_loss_ = false;
+  bool warned_of_steps_ = false;
   std::int64_t loss_backwards_ = 0;  ///< since the last call: of losses of the model itself, which send nothing
   double loss_factors_ = 0;          ///< sum of what these came in with
   std::map<const void*, HandleGradient> pending_;  ///< by handle: accumulated, not reduced

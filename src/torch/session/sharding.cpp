@@ -318,6 +318,7 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
 }
 
 void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
+  watch_.watch(optimizer);
   optimizers_.push_back(&optimizer);
   if (auto* needs = dynamic_cast<NeedsShardSums*>(&optimizer); needs != nullptr) {
     needs->set_sum_over_shards([self = weak_from_this()](const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
@@ -325,9 +326,7 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
       return session ? session->sum_over_shards(parameters, partial) : partial;
     });
   }
-  if (!deployed_) return;
-  require_optimizers(*plan_);
-  fit_optimizer(optimizer);
+  if (deployed_) fit_optimizer(optimizer);
 }
 
 // ---------------------------------------------------------------- programs

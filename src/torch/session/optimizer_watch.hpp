@@ -1,0 +1,60 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace autopar {
+
+/// What the attached optimizers did since the last call, for ranks to compare: libtorch's optimizers tell nobody when they
+/// step.
+class OptimizerWatch {
+ public:
+  static constexpr std::size_t kCompared = 4;  ///< optimizers, the first ones attached
+
+  /// Whether the state of a parameter changed that had a gradient. Not known where an optimizer keeps none.
+  enum class Stepped : std::int64_t { kUnknown, kNo, kYes };
+
+  /// Of one optimizer. Plain bytes: ranks send it to one another.
+  struct Seen {
+    std::int64_t had_gradients = 0;      ///< else nothing is known
+    Stepped stepped = Stepped::kUnknown;
+    std::uint64_t parameters = 0;        ///< hash: which had gradients
+    std::uint64_t hyper_parameters = 0;  ///< hash
+  };
+
+  /// It must live as long as calls make gradients for its parameters, or until another one for some of them is watched.
+  void watch(torch::optim::Optimizer& optimizer);
+  /// A parameter got a gradient that its optimizer may step with.
+  void note_gradient(const at::Tensor& handle);
+
+  /// Since the last time it was asked, by optimizer. Nothing is read of those whose parameters had no gradients meanwhile.
+  [[nodiscard]] std::array<Seen, kCompared> look();
+  /// "AdamW, lr 0.1, …" of an optimizer that was read in the latest look.
+  [[nodiscard]] std::string describe(std::size_t optimizer) const;
+
+ private:
+  struct Place {
+    std::size_t number;  ///< among the optimizer's parameters
+    bool has_state;      ///< once it was stepped
+  };
+  struct Watched {
+    torch::optim::Optimizer* optimizer;
+    std::unordered_map<const void*, Place> parameters;  ///< by addresses, which outlive it
+    std::uint64_t noted = 0;                            ///< hash of those with gradients; 0 = none
+    at::Tensor asked{};                                 ///< the first of them that has state once it was stepped
+    std::int64_t before = 0;                            ///< its state's version then
+  };
+  std::vector<Watched> watched_;
+};
+
+}  // namespace autopar
