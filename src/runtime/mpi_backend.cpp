@@ -14,6 +14,7 @@
 #include <autopar/io/config.hpp>
 #include <autopar/runtime/mpi_comm.hpp>
 
+#include "communicator_pool.hpp"
 #include "launcher.hpp"
 #include "mpi_engine.hpp"
 #include "mpi_transport.hpp"
@@ -90,21 +91,28 @@ void enter(MPI_Comm communicator, Membership& self) {
   if (flag != 0) self.tag_limit = *limit;
 }
 
+/// What became of a duplication.
+struct Duplicate {
+  MPI_Comm communicator = MPI_COMM_NULL;
+  int code = MPI_SUCCESS;
+};
+
 /// Duplicates a communicator without blocking.
 class DuplicateTask final : public MpiTask {
  public:
   DuplicateTask(std::shared_ptr<HostTransport> told, std::shared_ptr<HostOperation> operation, MPI_Comm base,
-                std::shared_ptr<MPI_Comm> result)
+                std::shared_ptr<Duplicate> result)
       : told_(std::move(told)), operation_(std::move(operation)), base_(base), result_(std::move(result)) {}
 
-  void start() override { code_ = MPI_Comm_idup(base_, result_.get(), &request_); }
+  void start() override { result_->code = MPI_Comm_idup(base_, &result_->communicator, &request_); }
 
   bool advance() override {
+    int& code = result_->code;
     int flag = 0;
-    if (code_ == MPI_SUCCESS) code_ = MPI_Test(&request_, &flag, MPI_STATUS_IGNORE);
-    if (code_ == MPI_SUCCESS && flag == 0) return false;
-    if (code_ == MPI_SUCCESS) code_ = MPI_Comm_set_errhandler(*result_, MPI_ERRORS_RETURN);
-    told_->complete(*operation_, code_ == MPI_SUCCESS ? "" : mpi_failure("MPI_Comm_idup", code_).message, code_);
+    if (code == MPI_SUCCESS) code = MPI_Test(&request_, &flag, MPI_STATUS_IGNORE);
+    if (code == MPI_SUCCESS && flag == 0) return false;
+    if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(result_->communicator, MPI_ERRORS_RETURN);
+    told_->complete(*operation_);
     return true;
   }
 
@@ -112,10 +120,11 @@ class DuplicateTask final : public MpiTask {
   std::shared_ptr<HostTransport> told_;
   std::shared_ptr<HostOperation> operation_;
   const MPI_Comm base_;
-  std::shared_ptr<MPI_Comm> result_;  ///< shared, since who waits may be unwound by an error
+  std::shared_ptr<Duplicate> result_;  ///< shared, since who waits may be unwound by an error
   MPI_Request request_ = MPI_REQUEST_NULL;
-  int code_ = MPI_SUCCESS;
 };
+
+constexpr const char* kMakingTransport = "making a transport";
 
 /// Equal for the ranks of one host and different for others, also where containers share a name or a kernel.
 std::string host_identity() {
@@ -156,9 +165,9 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
                      log),
         engine_(std::move(engine)), self_(self), communicators_(self.first.begin(), self.first.end()),
         watch_(std::make_unique<Watch>(shared_health(), lifeline)), lifeline_(lifeline) {
-    control_transport_ = transport_over(self.first[0], self.first[1]);
+    control_transport_ = first_transport(self.first[0], self.first[1]);
     set_control(control_transport_);
-    goodbye_ = std::make_unique<ControlPlane>(transport_over(self.first[2], self.first[3]));
+    goodbye_ = std::make_unique<ControlPlane>(first_transport(self.first[2], self.first[3]));
     find_neighbours();
     health().set_announcer([this](const Failure& failure) { announce(failure); });
     if (size() > 1) listen_for_process_end();
@@ -173,9 +182,8 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
   }
 
   std::shared_ptr<HostTransport> make_transport() override {
-    const MPI_Comm messages = duplicate();
-    const MPI_Comm sums = duplicate();
-    return transport_over(messages, sums);
+    const auto idle = idle_everywhere();
+    return transport_over(pool_->take(idle >= 0 ? idle : make_pair()));
   }
 
   void stop_watching() noexcept override { watch_->stop(); }
@@ -229,18 +237,49 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
     health().report({rank(), "its program", message});
   }
 
-  std::shared_ptr<MpiTransport> transport_over(MPI_Comm messages, MPI_Comm sums) {
-    return std::make_shared<MpiTransport>(engine_, shared_health(), messages, sums, self_.tag_limit);
+  std::shared_ptr<MpiTransport> transport_over(std::shared_ptr<const CommunicatorPair> communicators) {
+    return std::make_shared<MpiTransport>(engine_, shared_health(), std::move(communicators), self_.tag_limit);
   }
 
-  MPI_Comm duplicate() {
-    health().check("making a transport");
+  std::shared_ptr<MpiTransport> first_transport(MPI_Comm messages, MPI_Comm sums) {
+    return transport_over(std::make_shared<const CommunicatorPair>(CommunicatorPair{messages, sums}));
+  }
+
+  /// A pair that no rank uses any more, or -1.
+  CommunicatorPool::Number idle_everywhere() {
+    const auto mine = pool_->idle();
+    std::vector<std::vector<CommunicatorPool::Number>> lists;
+    for (const auto& blob : control().all_gather(std::as_bytes(std::span(mine)), kMakingTransport)) {
+      auto& list = lists.emplace_back(blob.size() / sizeof(CommunicatorPool::Number));
+      std::copy(blob.begin(), blob.end(), std::as_writable_bytes(std::span(list)).begin());
+    }
+    return lowest_in_all(lists);
+  }
+
+  /// Ranks agree on whether it is there, so that all throw if not, and the World lives on.
+  CommunicatorPool::Number make_pair() {
+    CommunicatorPair made;
+    const std::byte well{duplicate(made.messages) && duplicate(made.sums)};
+    const auto all = control().all_gather(std::span(&well, 1), kMakingTransport);
+    if (std::count(all.begin(), all.end(), Blob{std::byte{1}}) == size()) return pool_->add(made);
+    throw InvalidArgument("MPI has no communicators left: " + std::to_string(pool_->in_use()) + " transports of this " +
+                          "World are alive, one for each model that was called, and hold two each (mpich has some 2000 " +
+                          "for a process); end models that are not used any more on all ranks, the next ones get theirs");
+  }
+
+  /// Collective. @return whether MPI made it
+  bool duplicate(MPI_Comm& made) {
     const auto operation = std::make_shared<HostOperation>();
-    const auto result = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+    const auto result = std::make_shared<Duplicate>();
     engine_->submit(std::make_unique<DuplicateTask>(control_transport_, operation, self_.base, result));
-    control_transport_->await(operation, "making a transport");
-    communicators_.push_back(*result);
-    return *result;
+    control_transport_->await(operation, kMakingTransport);
+    if (result->code != MPI_SUCCESS) {
+      logger_.warn(mpi_failure("MPI_Comm_idup", result->code).message);
+      return false;
+    }
+    made = result->communicator;
+    communicators_.push_back(made);
+    return true;
   }
 
   void find_neighbours() {
@@ -280,7 +319,8 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
 
   std::shared_ptr<MpiEngine> engine_;
   Membership self_;
-  std::vector<MPI_Comm> communicators_;
+  std::vector<MPI_Comm> communicators_;  ///< all that are to be freed
+  const std::shared_ptr<CommunicatorPool> pool_ = std::make_shared<CommunicatorPool>();
   std::unique_ptr<Watch> watch_;
   const int lifeline_;
   std::shared_ptr<HostTransport> control_transport_;

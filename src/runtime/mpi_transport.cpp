@@ -153,9 +153,9 @@ class MpiTransport::MessageTask final : public MpiTask {
     const Buffer& buffer = operation_->buffer;
     const int tag = number_of(operation_->tag, transport_->tag_limit_);
     if (operation_->kind == HostOperation::Kind::kSend) {
-      requests_.send(buffer.data, buffer.bytes, operation_->peer, tag, transport_->messages_);
+      requests_.send(buffer.data, buffer.bytes, operation_->peer, tag, transport_->messages());
     } else {
-      requests_.receive(buffer.data, buffer.bytes, operation_->peer, MPI_ANY_TAG, tag, transport_->messages_);
+      requests_.receive(buffer.data, buffer.bytes, operation_->peer, MPI_ANY_TAG, tag, transport_->messages());
     }
   }
 
@@ -236,11 +236,11 @@ class MpiTransport::SumTask final : public MpiTask {
     std::byte* landing = received_.data();
     for (std::size_t member = 0; member < members_.size(); ++member) {
       if (member == self_) continue;
-      requests_.receive(landing, own.bytes, members_[member], tag(0), MPI_ANY_TAG, transport_->sums_);
+      requests_.receive(landing, own.bytes, members_[member], tag(0), MPI_ANY_TAG, transport_->sums());
       landing += own.bytes;
       const Part theirs = part(member);
       requests_.send(operation_->buffer.data + theirs.offset, theirs.bytes, members_[member], tag(0),
-                     transport_->sums_);
+                     transport_->sums());
     }
   }
 
@@ -267,8 +267,8 @@ class MpiTransport::SumTask final : public MpiTask {
       if (member == self_) continue;
       const Part theirs = part(member);
       requests_.receive(operation_->buffer.data + theirs.offset, theirs.bytes, members_[member], tag(1), MPI_ANY_TAG,
-                        transport_->sums_);
-      requests_.send(operation_->buffer.data + own.offset, own.bytes, members_[member], tag(1), transport_->sums_);
+                        transport_->sums());
+      requests_.send(operation_->buffer.data + own.offset, own.bytes, members_[member], tag(1), transport_->sums());
     }
   }
 
@@ -284,9 +284,9 @@ class MpiTransport::SumTask final : public MpiTask {
   Requests requests_;
 };
 
-MpiTransport::MpiTransport(std::shared_ptr<MpiEngine> engine, std::shared_ptr<Health> health, MPI_Comm messages,
-                           MPI_Comm sums, int tag_limit)
-    : HostTransport(std::move(health)), engine_(std::move(engine)), messages_(messages), sums_(sums),
+MpiTransport::MpiTransport(std::shared_ptr<MpiEngine> engine, std::shared_ptr<Health> health,
+                           std::shared_ptr<const CommunicatorPair> communicators, int tag_limit)
+    : HostTransport(std::move(health)), engine_(std::move(engine)), communicators_(std::move(communicators)),
       tag_limit_(tag_limit) {}
 
 void MpiTransport::group_made(GroupId group, const std::vector<Rank>&) {

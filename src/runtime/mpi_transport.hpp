@@ -6,6 +6,7 @@
 
 #include <mpi.h>
 
+#include "communicator_pool.hpp"
 #include "host_transport.hpp"
 #include "mpi_engine.hpp"
 
@@ -18,9 +19,9 @@ namespace autopar::detail {
 /// member adds one part of the buffer in the order of ranks and sends the result to the others.
 class MpiTransport final : public HostTransport, public std::enable_shared_from_this<MpiTransport> {
  public:
-  /// @param messages, sums  duplicates of the world's communicator; the transport does not free them.
-  MpiTransport(std::shared_ptr<MpiEngine> engine, std::shared_ptr<Health> health, MPI_Comm messages, MPI_Comm sums,
-               int tag_limit);
+  /// @param communicators  duplicates of the world's; what is under way keeps the transport, and it keeps them.
+  MpiTransport(std::shared_ptr<MpiEngine> engine, std::shared_ptr<Health> health,
+               std::shared_ptr<const CommunicatorPair> communicators, int tag_limit);
 
   class MessageTask;
   class SumTask;
@@ -28,14 +29,15 @@ class MpiTransport final : public HostTransport, public std::enable_shared_from_
  private:
   void post(std::shared_ptr<HostOperation> operation) override;
   void group_made(GroupId group, const std::vector<Rank>& ranks) override;
+  [[nodiscard]] MPI_Comm messages() const { return communicators_->messages; }
+  [[nodiscard]] MPI_Comm sums() const { return communicators_->sums; }
   bool help() override {
     engine_->help();
     return true;
   }
 
   const std::shared_ptr<MpiEngine> engine_;
-  const MPI_Comm messages_;
-  const MPI_Comm sums_;
+  const std::shared_ptr<const CommunicatorPair> communicators_;
   const int tag_limit_;
   /// The sums of each group that were started, oldest first: one at a time. Touched by tasks alone.
   std::vector<std::deque<SumTask*>> queues_;

@@ -59,3 +59,47 @@ TEST_CASE("mpi: a message of more bytes than an int counts", "[.large]") {
     for (const auto place : places) REQUIRE((*memory)[place] == std::byte{77});
   }
 }
+
+TEST_CASE("mpi: transports that have ended make room for others") {
+  World world = world_from(MPI_COMM_WORLD);
+  std::vector<AnyTransport> kept;
+  // More than twice as many as mpich could have.
+  for (int i = 0; i < 2200; ++i) {
+    AnyTransport transport = world.make_transport();
+    if (i % 1000 == 0) kept.push_back(transport);
+  }
+  REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, world.make_transport(), 1, 60));
+  for (auto& transport : kept) REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, transport, 2, 20));
+}
+
+TEST_CASE("mpi: too many transports are refused by all ranks with their number, and the World lives on") {
+  World world = world_from(MPI_COMM_WORLD);
+  world.log().set_level(LogLevel::kOff);  // MPI's own words
+  std::vector<AnyTransport> alive;
+  std::string refused;
+  while (refused.empty() && alive.size() < 1500) {
+    try {
+      alive.push_back(world.make_transport());
+    } catch (const InvalidArgument& error) {
+      refused = error.what();
+    }
+  }
+  if (refused.empty()) return;  // an MPI library without such a limit
+  CAPTURE(refused);
+  CHECK(refused.find(std::to_string(alive.size()) + " transports of this World are alive") != std::string::npos);
+  CHECK(refused.find("end models that are not used any more") != std::string::npos);
+  CHECK(!world.failed());
+  REQUIRE_NOTHROW(world.barrier());
+  CHECK_THROWS_AS(world.make_transport(), InvalidArgument);
+  REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, alive.back(), 3, 20));
+
+  // One rank alone gives back nothing.
+  if (world.rank() == 0) alive[10] = {};
+  if (world.size() > 1) CHECK_THROWS_AS(world.make_transport(), InvalidArgument);
+  alive[10] = {};
+  alive[7] = {};
+  alive[10] = world.make_transport();
+  alive[7] = world.make_transport();
+  REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, alive[10], 4, 20));
+  CHECK_THROWS_AS(world.make_transport(), InvalidArgument);
+}

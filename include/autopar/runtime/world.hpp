@@ -81,7 +81,8 @@ class World {
   void receive(std::span<std::byte> bytes, Rank from, std::string_view action);
 
   /// Bytes between ranks for one model, in a context of its own: messages of two transports never mix. Collective.
-  /// It must end before the World. @throws InvalidArgument if this build or host cannot provide the kind.
+  /// It must end before the World. @throws InvalidArgument if this build or host cannot provide the kind, or if so many
+  /// are alive that MPI has no communicators left (mpich: about 1000), on every rank; the World lives on.
   [[nodiscard]] AnyTransport make_transport(TransportOptions options = {});
 
   /// Tells every other rank that this one cannot go on: what they wait for and do next throws TransportError naming
