@@ -261,4 +261,48 @@ TEST_CASE("a loss and results beside it may be changed in place") {
   }
 }
 
+/// More results with gradients than a call's header has places for: 70 of samples, 70 that all ranks have.
+struct Many : nn::Module {
+  static constexpr int kEach = 70;
+  Many() {
+    for (int i = 0; i < 2 * kEach; ++i) scales.push_back(register_parameter("s" + std::to_string(i), torch::full({3}, 0.1 * i)));
+  }
+  Tensors forward(const Tensor& x) {
+    Tensors results;
+    for (int i = 0; i < kEach; ++i) results.push_back(x * scales[static_cast<std::size_t>(i)]);
+    for (int i = 0; i < kEach; ++i) results.push_back((x * scales[static_cast<std::size_t>(kEach + i)]).mean());
+    return results;
+  }
+  Tensors scales;
+};
+
+TEST_CASE("a result beyond the sixty-fourth has the gradient that it was given, or none") {
+  const DoublePrecision guard;
+  torch::set_num_threads(1);
+  const auto x = torch::linspace(-1, 1, 12).view({4, 3});
+  const auto is_used = [](std::size_t i) { return i % 5 == 1 || i == 139; };  // 1 is used and 65 is not; 6 and 70 the reverse
+  const auto net = std::make_shared<Many>();
+  const auto whole = net->forward(x);
+  Tensor loss = torch::zeros({});
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    if (is_used(i)) loss = loss + whole[i].pow(2).sum();
+  }
+  loss.backward();
+  CHECK_NOTHROW(ap::loopback::run(2, [&](ap::World& world) {
+    ap::AutoParallel<Many> model(world, std::make_shared<Many>(), {.stages = 1, .microbatches = 1, .replicas = {2}});
+    const auto results = model(x.chunk(2)[static_cast<std::size_t>(world.rank())]);
+    Tensor own = torch::zeros({}), common = torch::zeros({});
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      if (!is_used(i)) continue;
+      (i < Many::kEach ? own : common) = (i < Many::kEach ? own : common) + results[i].pow(2).sum();
+    }
+    (own + common).backward();
+    for (const auto& item : model->named_parameters()) {
+      const auto wanted = net->named_parameters()[item.key()].grad();
+      if (item.value().grad().defined() != wanted.defined()) throw Failure("gradient of " + item.key() + " is defined, or is not");
+      if (wanted.defined()) check_close(item.value().grad(), wanted, kTolerance, "gradient of " + item.key());
+    }
+  }));
+}
+
 }  // namespace results_test

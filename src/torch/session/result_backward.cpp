@@ -24,6 +24,9 @@ namespace autopar {
 
 namespace {
 
+/// Results whose gradients a call's header has a place for.
+constexpr std::size_t kInHeader = 64;
+
 at::Tensor multiplied(const at::Tensor& gradient, const at::Tensor& factor) {
   return gradient.mul(factor.reshape({}).to(gradient.options()));
 }
@@ -168,13 +171,22 @@ Session::Impl::AgreedBackward Session::Impl::agree_on_backward(const Call& call,
   auto header = next_header(CallKind::kBackward);
   header.accumulates = call.accumulate;
   header.absent = absent_parameter(request, call.offered->size());
-  for (std::size_t k = 0; k < gradients.size(); ++k) header.word |= gradients[k].defined() ? 1ULL << (k % 64) : 0;
+  for (std::size_t k = 0; k < std::min(gradients.size(), kInHeader); ++k) header.word |= gradients[k].defined() ? 1ULL << k : 0;
   const auto headers = exchange(world_, header, text_of(request));
-  AgreedBackward agreed;
+  AgreedBackward agreed{std::vector<bool>(gradients.size(), false)};
   for (std::size_t r = 0; r < headers.size(); ++r) {
     require_here(headers[r].absent, r);
-    agreed.defined |= headers[r].word;
+    for (std::size_t k = 0; k < std::min(gradients.size(), kInHeader); ++k) {
+      agreed.defined[k] = agreed.defined[k] || ((headers[r].word >> k) & 1) != 0;
+    }
     agreed.pending = agreed.pending || headers[r].has_pending;
+  }
+  if (gradients.size() > kInHeader) {  // all ranks have as many
+    Blob mine(gradients.size(), std::byte{0});
+    for (std::size_t k = 0; k < gradients.size(); ++k) mine[k] = std::byte{gradients[k].defined()};
+    for (const auto& theirs : world_.all_gather(mine, "agreeing on gradients")) {
+      for (std::size_t k = 0; k < theirs.size(); ++k) agreed.defined[k] = agreed.defined[k] || theirs[k] != std::byte{0};
+    }
   }
   if (request.retain) {
     throw InvalidArgument(
@@ -198,7 +210,7 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
     return call.loss_scale != 1 && gradient.defined() ? gradient.mul(call.loss_scale) : gradient;
   };
   for (std::size_t k = 0; k < outputs.size(); ++k) {
-    if (!agreed.has(k)) continue;
+    if (!agreed.defined[k]) continue;
     const auto& output = plan.outputs[outputs[k]];
     roots.push_back(output.value);
     if (output.kind != OutputKind::kBatched) continue;
@@ -234,12 +246,12 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
 // gradient is the mean of theirs, which are the same but for rounding.
 std::map<ValueId, at::Tensor> Session::Impl::common_gradients(const Call& call, const std::vector<std::size_t>& outputs,
                                                               const std::vector<at::Tensor>& gradients,
-                                                              std::uint64_t defined) {
+                                                              const std::vector<bool>& defined) {
   std::vector<std::size_t> common;
   std::vector<at::Tensor> addends;
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     const auto& output = call.program->plan.outputs[outputs[k]];
-    if ((defined & (1ULL << (k % 64))) == 0 || output.kind == OutputKind::kBatched) continue;
+    if (!defined[k] || output.kind == OutputKind::kBatched) continue;
     const auto& info = call.program->graph.value(output.value);
     const auto options = at::TensorOptions().dtype(info.dtype).device(device_);
     const auto gradient = gradients[k].defined() ? gradients[k].to(device_) : at::zeros(sizes_at(info, call.batch), options);

@@ -240,15 +240,14 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
                                                             const std::vector<at::Tensor>& gradients,
                                                             const BackwardRequest& request);
   struct AgreedBackward {
-    std::uint64_t defined = 0;  ///< outputs that get gradients on some rank
+    std::vector<bool> defined;  ///< by differentiable result: it gets a gradient on some rank
     bool pending = false;
-    [[nodiscard]] bool has(std::size_t output) const { return (defined & (1ULL << (output % 64))) != 0; }
   };
   [[nodiscard]] AgreedBackward agree_on_backward(const Call& call, const std::vector<at::Tensor>& gradients,
                                                  const BackwardRequest& request);
   [[nodiscard]] std::map<ValueId, at::Tensor> common_gradients(const Call& call, const std::vector<std::size_t>& outputs,
                                                                const std::vector<at::Tensor>& gradients,
-                                                               std::uint64_t defined);
+                                                               const std::vector<bool>& defined);
   void require_same(const at::Tensor& mine, const at::Tensor& mean, const at::Tensor& squares, std::size_t result);
   [[nodiscard]] std::vector<at::Tensor> run_backward(Call& call, const std::vector<std::size_t>& outputs,
                                                      const std::vector<at::Tensor>& gradients,
