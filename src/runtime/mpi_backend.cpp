@@ -263,8 +263,9 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
     const auto all = control().all_gather(std::span(&well, 1), kMakingTransport);
     if (std::count(all.begin(), all.end(), Blob{std::byte{1}}) == size()) return pool_->add(made);
     throw InvalidArgument("MPI has no communicators left: " + std::to_string(pool_->in_use()) + " transports of this " +
-                          "World are alive, one for each model that was called, and hold two each (mpich has some 2000 " +
-                          "for a process); end models that are not used any more on all ranks, the next ones get theirs");
+                          "World are alive, one for each model that was called, and hold two each (mpich has some " +
+                          "2000 for a process); end models that are not used any more on all ranks, the next ones " +
+                          "get theirs");
   }
 
   /// Collective. @return whether MPI made it

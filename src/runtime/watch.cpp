@@ -156,6 +156,8 @@ void Watch::loop() {
       const auto left = Clock::time_point(Clock::duration(at)) - Clock::now();
       if (left <= Clock::duration::zero()) {
         health_->logger().error("aborting: the world has failed and this process did not end by itself");
+        // Who is stopped holds a duplicate of it, and hydra would wait for its end.
+        if (lifeline_ >= 0) ::shutdown(lifeline_, SHUT_RDWR);
         std::abort();
       }
       limit = static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(left).count()) + 1;

@@ -55,38 +55,38 @@ const char* const kInstance = R"({"maxDevices":4,"maxMemoryPerDevice":1e9,"bandw
 "memoryUsageB":5,"parameterSize":100,"syncTimeFw":{"0":0.5},"syncTimeBw":{}}]}}],
 "edges":[{"sourceId":0,"destId":1,"communicationCost":50}]})";
 
-}  // namespace
-
-TEST_CASE("damaged files are read or refused, never a crash", "[fuzz]") {
+/// So many damaged files of each kind, through its reader.
+void fuzz_readers(int rounds, unsigned seed) {
   const ToolFolder folder("fuzz_readers");
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
-  fuzz(folder.text("plan.json"), 4000, 1, [](const std::string& text) { (void)parse_plan(text, "f"); });
-  fuzz(folder.text("profile.json"), 4000, 2, [](const std::string& text) { (void)parse_profile(text, "f"); });
-  fuzz(folder.text("cluster.toml"), 4000, 3, [](const std::string& text) { (void)parse_cluster(text, "f"); });
+  fuzz(folder.text("plan.json"), rounds, seed + 1, [](const std::string& text) { (void)parse_plan(text, "f"); });
+  fuzz(folder.text("profile.json"), rounds, seed + 2, [](const std::string& text) { (void)parse_profile(text, "f"); });
+  fuzz(folder.text("cluster.toml"), rounds, seed + 3, [](const std::string& text) { (void)parse_cluster(text, "f"); });
   const auto tables_of = [](const std::string& text) {
     const PlanningInstance instance = parse_instance(text, "f");
     return make_tables(instance.graph, instance.costs, instance.limits);
   };
-  fuzz(kInstance, 4000, 4, [&](const std::string& text) { (void)tables_of(text); });
+  fuzz(kInstance, rounds, seed + 4, [&](const std::string& text) { (void)tables_of(text); });
   const VariantTables tables = tables_of(kInstance);
   fuzz(R"({"stages":[{"nodes":[0],"dataParallelDegree":1,"tensorParallelDegree":1,"TMPCids":{"0":"a"}},
           {"nodes":[1],"dataParallelDegree":2,"tensorParallelDegree":1,"TMPCids":{"1":"a"}}]})",
-       4000, 6, [&](const std::string& text) { (void)parse_stages(text, "f", tables); });
-  fuzz("stages = 2\nreplicas = [2, 1]\nschedule = \"gpipe\"\ndevice_memory = \"16 GiB\"\nmemory_margin = 0.2\n", 4000,
-       5, [](const std::string& text) {
+       rounds, seed + 6, [&](const std::string& text) { (void)parse_stages(text, "f", tables); });
+  fuzz("stages = 2\nreplicas = [2, 1]\nschedule = \"gpipe\"\ndevice_memory = \"16 GiB\"\nmemory_margin = 0.2\n", rounds,
+       seed + 5, [](const std::string& text) {
          ConfigSources sources;
          sources.text = text;
          (void)resolve_options({}, sources);
        });
 }
 
-TEST_CASE("every command on damaged files ends with a status and, if 2, one line", "[fuzz]") {
+/// So many commands, of which one file each is damaged.
+void fuzz_commands(int rounds, unsigned seed) {
   const ToolFolder folder("fuzz_commands");
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);
   folder.put("autopar.toml", "stages = 2\nmicrobatches = 4\nmax_microbatches = 8\nmemory_margin = 0.1\n");
-  Damage damage(11);
+  Damage damage(seed);
   int done = 0;
-  for (int round = 0; round < 700; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     const std::vector<std::string> files{"plan.json", "profile.json", "cluster.toml", "autopar.toml"};
     const std::string victim = files[damage.below(files.size())], good = folder.text(victim);
     folder.put(victim, damage.on(good));
@@ -107,7 +107,18 @@ TEST_CASE("every command on damaged files ends with a status and, if 2, one line
     }
     folder.put(victim, good);
   }
-  CHECK(done > 50);
+  CHECK(done > rounds / 14);
+}
+
+}  // namespace
+
+TEST_CASE("damaged files are read or refused, never a crash", "[fuzz]") { fuzz_readers(4000, 0); }
+
+TEST_CASE("every command on damaged files ends with a status and, if 2, one line", "[fuzz]") { fuzz_commands(700, 11); }
+
+TEST_CASE("hundreds of thousands of damaged files, and thousands of commands on them", "[.nightly]") {
+  fuzz_readers(100'000, 100);
+  fuzz_commands(10'000, 111);
 }
 
 TEST_CASE("deep nesting and long lists cost no more than they are long", "[fuzz]") {

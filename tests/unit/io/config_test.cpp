@@ -1,6 +1,7 @@
 #include <autopar/io/config.hpp>
 
 #include <catch_shim.hpp>
+#include <refusal.hpp>
 
 #include <cstdlib>
 #include <string>
@@ -25,8 +26,6 @@ Expected error_of(const std::function<void()>& run) {
   FAIL("no error was thrown");
   throw std::logic_error("unreachable");
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 #include <autopar/io/file.hpp>
 
 #include <catch_shim.hpp>
+#include <refusal.hpp>
 #include <temp_folder.hpp>
 
 #include <algorithm>
@@ -25,17 +26,6 @@ namespace file_test {
 
 constexpr std::uint64_t kModel = 0xabc;
 const std::string kMark = "autopar report of model 0000000000000abc";
-
-std::string refusal(const auto& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 void put(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 

@@ -8,6 +8,7 @@
 #include <autopar/io/profile_file.hpp>
 #include <autopar/io/safetensors.hpp>
 #include <autopar/io/variant_file.hpp>
+#include <refusal.hpp>
 #include <temp_folder.hpp>
 
 using namespace autopar;
@@ -20,17 +21,6 @@ std::string object_of(std::size_t members, const std::string& head, const std::s
   for (std::size_t i = 0; i < members; ++i) text += ",\"k" + std::to_string(i) + "\":" + value;
   return text + "}";
 }
-
-std::string refusal(const auto& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Where members are looked for one after the other, as an ordered_json does, each of these takes minutes.
 constexpr std::size_t kMany = 300'000;

@@ -1,6 +1,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include <catch_shim.hpp>
+#include <refusal.hpp>
 #include <transport_laws.hpp>
 
 #include <atomic>
@@ -36,8 +37,6 @@ std::vector<std::string> errors_of(int ranks, const std::function<void(World&)>&
       options);
   return errors;
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

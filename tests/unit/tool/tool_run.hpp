@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/profile_file.hpp>
@@ -29,7 +31,8 @@ inline ToolResult run_tool(std::vector<std::string> arguments) {
 /// A folder of its own with a profile and a cluster that the tool plans.
 class ToolFolder {
  public:
-  explicit ToolFolder(const std::string& name) : path_(std::filesystem::temp_directory_path() / ("autopar_" + name)) {
+  explicit ToolFolder(const std::string& name)
+      : path_(std::filesystem::temp_directory_path() / ("autopar_" + name + "_" + std::to_string(::getpid()))) {
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
     model = chain(6, 3e5, 40000, 4000);
