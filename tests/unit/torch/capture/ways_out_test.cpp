@@ -505,6 +505,16 @@ TEST_CASE("What a call counter gives is passed to forward, or a member that is s
   const Net::Forward thrice = [](Net& net, const Tensors& in) { return net.hidden(in).sum() * 3.0; };
   require_way({"an argument", counts, says,
                [](Net& net, const Tensors& in) { return net.hidden(in).sum() * in[1]; }, thrice, 1});
+  const auto once = [](bool above) -> Net::Forward {
+    return [above](Net& net, const Tensors& in) {
+      const bool first = net.calls++ == 0;
+      return net.hidden(in).sum() * (first == above ? 1.0 : 3.0);
+    };
+  };
+  for (const bool above : {false, true}) {  // which changes in the second call, and never again
+    require_way({"once", once(above), says,
+                 [](Net& net, const Tensors& in) { return net.hidden(in).sum() * net.factor; }, thrice});
+  }
   require_way({"a member", counts, says,
                [](Net& net, const Tensors& in) { return net.hidden(in).sum() * net.factor; }, thrice});
 }
@@ -630,7 +640,7 @@ TEST_CASE("The ways out of tensors of another kind capture and compute the same"
       {"index_add in place of a sparse tensor",
        [](Net& net, const Tensors& in) {
          const auto places = torch::arange(8).remainder(3).unsqueeze(0);
-         return torch::sparse_coo_tensor(places, net.hidden(in).sum(0), {3}).to_dense().pow(2).sum();
+         return at::sparse_coo_tensor(places, net.hidden(in).sum(0), {3}).to_dense().pow(2).sum();
        },
        {"sparse_coo_tensor", "compute with dense ones (a mask, index_add into zeros)"},
        [](Net& net, const Tensors& in) {
