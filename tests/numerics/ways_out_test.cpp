@@ -26,7 +26,6 @@ namespace ways_out_test {
 
 namespace ap = autopar;
 namespace nn = torch::nn;
-using numerics::Failure;
 using torch::Tensor;
 
 constexpr double kTolerance = 1e-9;
