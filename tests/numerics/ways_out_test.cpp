@@ -63,10 +63,16 @@ using Step = std::function<void(Model&, ap::World&)>;  ///< makes gradients
 using PlainStep = std::function<void(Net&)>;           ///< the same in one process
 using MakeOptimizer = std::function<std::shared_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
 
+/// Draws nothing: ranks that are threads share a generator.
 std::shared_ptr<Net> made(const Net::Body& body = {}) {
-  const std::lock_guard lock(numerics::generator_mutex());
-  torch::manual_seed(6);
-  return std::make_shared<Net>(body);
+  const auto net = std::make_shared<Net>(body);
+  const torch::NoGradGuard no_grad;
+  double phase = 0;
+  for (auto& parameter : net->parameters()) {
+    const auto places = torch::arange(parameter.numel(), torch::kDouble);
+    parameter.copy_((places * 1.7 + ++phase).sin().mul(0.5).view_as(parameter));
+  }
+  return net;
 }
 
 Tensor samples() { return torch::linspace(-1, 2, 32).sin().view({8, 4}); }

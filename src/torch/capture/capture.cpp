@@ -171,8 +171,8 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
     }
     for (const auto& result : results) {
       if (!result.defined()) {
-        throw CaptureError("forward", "", "one of its results is an undefined tensor; return those that are defined only, or "
-                           "torch::zeros({}) in its place");
+        throw CaptureError("forward", "", "one of its results is an undefined tensor; return those that are defined "
+                           "only, or torch::zeros({}) in its place");
       }
       tracer.graph().outputs.push_back(tracer.value_of(result));
     }

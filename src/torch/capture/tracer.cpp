@@ -220,8 +220,8 @@ void Tracer::collect_arguments(Call& call) {
     const bool written = (alias != nullptr && alias->isWrite()) ||
                          std::find(hidden.begin(), hidden.end(), static_cast<std::int32_t>(i)) != hidden.end();
     if (argument.isStorage()) {
-      refuse(call.schema.name(), last_path_, "an operator on a storage cannot be captured; use one on the tensor itself "
-             "(view, as_strided, copy_)");
+      refuse(call.schema.name(), last_path_, "an operator on a storage cannot be captured; use one on the tensor "
+             "itself (view, as_strided, copy_)");
     }
     if (argument.isTensor()) {
       auto [value, meta] = take(argument.toTensor(), written);
@@ -388,7 +388,8 @@ void Tracer::collect_results(Call& call) {
     if (!meta.defined()) return {ValueId::none(), meta};
     if (meta.layout() != at::kStrided) {
       refuse(call.schema.name(), call.node.path, "it makes a tensor of type " + meta.toString() +
-             ", and only dense strided tensors can be captured; compute with dense ones (a mask, index_add into zeros)");
+             ", and only dense strided tensors can be captured; compute with dense ones (a mask, index_add into "
+             "zeros)");
     }
     if (!meta.is_meta()) refuse(call.schema.name(), call.node.path, "its result is not computed from the captured tensors");
     const auto self = std::find_if(call.arguments.begin(), call.arguments.end(), [&](const auto& argument) {

@@ -79,7 +79,9 @@ ValueId Tracer::new_value(const at::Tensor& meta, OpId definer) {
 Tracer::Twin& Tracer::bind(const at::Tensor& user, const at::Tensor& meta, ValueId value) {
   auto* impl = user.unsafeGetTensorImpl();
   auto place = twins_.find(impl);
-  if (place == twins_.end()) place = twins_.emplace(impl, Twin{WeakTensor(user.getIntrusivePtr()), {}, {}, false, nullptr}).first;
+  if (place == twins_.end()) {
+    place = twins_.emplace(impl, Twin{WeakTensor(user.getIntrusivePtr()), {}, {}, false, nullptr}).first;
+  }
   place->second.meta = meta;
   place->second.value = value;
   place->second.requires_grad = user.requires_grad();
