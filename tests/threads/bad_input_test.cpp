@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include <catch_shim.hpp>
+#include <says.hpp>
 
 #include <functional>
 #include <limits>
@@ -510,43 +511,25 @@ TEST_CASE("the ways out of ranks that differ are accepted") {
   });
 }
 
-/// The text of what `work` throws, of autopar's errors; empty = nothing.
-template <class Work>
-std::string said_by(Work work) {
-  try {
-    work();
-  } catch (const ap::Error& error) {
-    return error.what();
-  }
-  return {};
-}
-
-template <class Refused>
-void check_says(const std::string& part, Refused refused) {
-  const auto message = said_by(refused);
-  CAPTURE(message);
-  CHECK(contains(message, part));
-}
-
 TEST_CASE("the ways out of members that are refused work") {
   const auto got = messages(1, [&](ap::World& world) {
     const auto x = torch::ones({4, 4});
     ap::AutoParallel<Net> model(world, make_net());
-    check_says("call the model or prepare(args...) first", [&] { static_cast<void>(model->plan()); });
+    check_says({"call the model or prepare(args...) first"}, [&] { static_cast<void>(model->plan()); });
     model->prepare(x);
     const auto plan = model->plan();
-    check_says("call it before the first call", [&] { model->deploy(plan); });
+    check_says({"call it before the first call"}, [&] { model->deploy(plan); });
     ap::AutoParallel<Net> planned(world, make_net());
     planned->deploy(plan);
     planned(x).backward();
 
-    check_says("convert the module before the first call", [&] { model->to(torch::kDouble); });
+    check_says({"convert the module before the first call"}, [&] { model->to(torch::kDouble); });
     const auto net = make_net();
     net->to(torch::kDouble);
     ap::AutoParallel<Net> of_doubles(world, net);
     of_doubles(x.to(torch::kDouble)).backward();
 
-    check_says("use gather_state() and construct another one", [&] { static_cast<void>(model->clone()); });
+    check_says({"use gather_state() and construct another one"}, [&] { static_cast<void>(model->clone()); });
     auto state = model->gather_state();
     const auto copy = make_net();
     {
@@ -555,11 +538,11 @@ TEST_CASE("the ways out of members that are refused work") {
     }
     CHECK(torch::allclose(copy->forward(x), model(x)));
 
-    check_says("choose devices with Options::device", [&] { model->to(torch::Device(torch::kCUDA, 0)); });
+    check_says({"choose devices with Options::device"}, [&] { model->to(torch::Device(torch::kCUDA, 0)); });
     ap::AutoParallel<Net> on_cpu(world, make_net(), {.device = "cpu"});
     on_cpu(x).backward();
 
-    check_says("use a positive number or infinity", [&] { static_cast<void>(on_cpu->clip_grad_norm_(1.0, -1.0)); });
+    check_says({"use a positive number or infinity"}, [&] { static_cast<void>(on_cpu->clip_grad_norm_(1.0, -1.0)); });
     static_cast<void>(on_cpu->clip_grad_norm_(1.0, 2.0));
     static_cast<void>(on_cpu->clip_grad_norm_(1.0, std::numeric_limits<double>::infinity()));
   });
@@ -584,18 +567,18 @@ TEST_CASE("the ways out of backwards that are refused work") {
       return model(x);
     };
     auto out = fresh();
-    check_says("call backward() without create_graph", [&] { out.sum().backward({}, std::nullopt, true); });
+    check_says({"call backward() without create_graph"}, [&] { out.sum().backward({}, std::nullopt, true); });
     fresh().sum().backward();
     check(reference->forward(x).sum());
 
     out = fresh();
-    check_says("add up the losses and call backward once", [&] { out.sum().backward({}, true); });
+    check_says({"add up the losses and call backward once"}, [&] { out.sum().backward({}, true); });
     out = fresh();
     (out.sum() + out.pow(2).sum()).backward();
     const auto wanted = reference->forward(x);
     check(wanted.sum() + wanted.pow(2).sum());
 
-    check_says("call the model again", [&] { out.sum().backward(); });
+    check_says({"call the model again"}, [&] { out.sum().backward(); });
     fresh().sum().backward();
     check(reference->forward(x).sum());
   });
@@ -632,7 +615,7 @@ TEST_CASE("what another rank has is gathered") {
     ap::AutoParallel<Net> model(world, make_net(), {.stages = 2});
     model->prepare(torch::ones({4, 4}));
     const auto& weight = model->module().first->weight;
-    if (!model->owns(weight)) check_says("gather(", [&] { static_cast<void>(weight.sum()); });
+    if (!model->owns(weight)) check_says({"gather("}, [&] { static_cast<void>(weight.sum()); });
     if (!torch::equal(model->gather(weight), want)) throw std::logic_error("another weight");
   });
   for (const auto& message : got) CHECK(message.empty());

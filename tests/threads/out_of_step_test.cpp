@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -196,6 +197,110 @@ TEST_CASE("replicas whose parameters differ are found where verify_replicas asks
     });
     if (asked) check_told(messages, {"verify_replicas", "second.weight", "rank 1", "rank 0"});
     else for (const auto& message : messages) CHECK(message.empty());
+  }
+}
+
+// ---------------------------------------------------------------- what they are told to do
+
+using Model = ap::AutoParallel<Net>;
+using Calls = std::function<void(int rank, Model& a, Model& b)>;  ///< that give both models the gradients of one loss
+
+struct WayOut {
+  const char* name;
+  Calls wrong;
+  std::vector<std::string> says;
+  Calls right;
+};
+
+std::shared_ptr<Net> doubles() {
+  auto net = zeros();
+  net->to(torch::kDouble);
+  return net;
+}
+
+/// Has the calls made by two ranks, and the models stepped; they are then those of one process.
+std::vector<std::string> told_of(const Calls& calls) {
+  const auto plain = doubles();
+  torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
+  plain->forward(samples().to(torch::kDouble)).backward();
+  plain_optimizer.step();
+  return told(2, [&](ap::World& world) {
+    Model a(world, doubles(), replicas()), b(world, doubles(), replicas());
+    calls(world.rank(), a, b);
+    for (auto* model : {&a, &b}) {
+      torch::optim::SGD optimizer((*model)->parameters(), 0.1);
+      optimizer.step();
+      for (const auto& item : plain->named_parameters()) {
+        const auto got = (*model)->gather((*model)->named_parameters()[item.key()]);
+        if (torch::allclose(got, item.value(), 1e-9, 1e-9)) continue;
+        throw std::logic_error(item.key() + " is not that of one process");
+      }
+    }
+  });
+}
+
+void train(Model& model, double share = 1) { (model(samples().to(torch::kDouble)) * share).backward(); }
+
+TEST_CASE("ranks that make the calls that they are told to make train as one process does") {
+  const std::vector<WayOut> table{
+      {"two models",
+       [](int rank, Model& a, Model& b) {
+         train(rank == 0 ? a : b);
+         train(rank == 0 ? b : a);
+       },
+       {"every rank must make its models, and call them, in the same order"},
+       [](int, Model& a, Model& b) {
+         train(a);
+         train(b);
+       }},
+      {"no_sync",
+       [](int rank, Model& a, Model& b) {
+         train(b);
+         if (rank == 0) return train(a);
+         const auto guard = a->no_sync();
+         train(a);
+       },
+       {"some ranks are inside no_sync and some are not", "every rank must make the same calls in the same order"},
+       [](int, Model& a, Model& b) {
+         train(b);
+         {
+           const auto guard = a->no_sync();
+           train(a, 0.25);
+         }
+         train(a, 0.75);
+       }},
+      {"members",
+       [](int rank, Model& a, Model& b) {
+         train(a);
+         train(b);
+         if (rank == 0) static_cast<void>(a->clip_grad_norm_(1e9));
+         else static_cast<void>(a->gather_state());
+       },
+       {"every rank must make the same calls in the same order"},
+       [](int, Model& a, Model& b) {
+         train(a);
+         train(b);
+         static_cast<void>(a->clip_grad_norm_(1e9));
+         static_cast<void>(a->gather_state());
+       }},
+      {"factors",
+       [](int rank, Model& a, Model& b) {
+         train(a, rank == 0 ? 1 : 2);
+         train(b);
+         a(samples().to(torch::kDouble));
+       },
+       {"every rank must call backward for the same losses with the same factors"},
+       [](int, Model& a, Model& b) {
+         train(a, 1);
+         train(b);
+         a(samples().to(torch::kDouble));
+       }}};
+  for (const auto& way : table) {
+    INFO(way.name);
+    const auto messages = told_of(way.wrong);
+    for (const auto& message : messages) CHECK_FALSE(message.empty());
+    check_told(messages, way.says);
+    for (const auto& message : told_of(way.right)) CHECK(message.empty());
   }
 }
 

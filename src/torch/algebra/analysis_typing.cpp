@@ -121,7 +121,8 @@ bool Analysis::type_all() {
     plan_.depends_on_samples[i] = plan_.values[i].is_batched();
     if (plan_.values[i].is(Spread::kWhole)) {
       throw CaptureError("argument " + std::to_string(info.position), "",
-                         "more than one of its dims grows with the batch; exactly one may");
+                         "more than one of its dims grows with the batch; exactly one may: give forward the samples, "
+                         "and compute there what has two (torch::matmul(a, b.t()))");
     }
   }
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {

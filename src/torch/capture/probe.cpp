@@ -42,7 +42,7 @@ class StandIns {
 
   /// The meta tensor of a result: an argument, a view of an argument, or a new one.
   at::Tensor meta(const at::Tensor& result, bool grad_mode) {
-    if (!result.defined()) return result;
+    if (!result.defined() || result.layout() != at::kStrided) return result;  // sparse: refused by who asked
     for (const auto& [known, stand_in] : pairs_) {
       if (stand_in.is_same(result)) return known;
     }

@@ -219,7 +219,10 @@ void Tracer::collect_arguments(Call& call) {
     const auto* alias = arguments[i].alias_info();
     const bool written = (alias != nullptr && alias->isWrite()) ||
                          std::find(hidden.begin(), hidden.end(), static_cast<std::int32_t>(i)) != hidden.end();
-    if (argument.isStorage()) refuse(call.schema.name(), last_path_, "an operator on a storage cannot be captured");
+    if (argument.isStorage()) {
+      refuse(call.schema.name(), last_path_, "an operator on a storage cannot be captured; use one on the tensor "
+             "itself (view, as_strided, copy_)");
+    }
     if (argument.isTensor()) {
       auto [value, meta] = take(argument.toTensor(), written);
       call.node.inputs.push_back({static_cast<std::int32_t>(i), SlotKind::kTensor, {value}});
@@ -383,6 +386,11 @@ void Tracer::collect_results(Call& call) {
 
   const auto take = [&](const at::Tensor& meta, bool written) -> std::pair<ValueId, at::Tensor> {
     if (!meta.defined()) return {ValueId::none(), meta};
+    if (meta.layout() != at::kStrided) {
+      refuse(call.schema.name(), call.node.path, "it makes a tensor of type " + meta.toString() +
+             ", and only dense strided tensors can be captured; compute with dense ones (a mask, index_add into "
+             "zeros)");
+    }
     if (!meta.is_meta()) refuse(call.schema.name(), call.node.path, "its result is not computed from the captured tensors");
     const auto self = std::find_if(call.arguments.begin(), call.arguments.end(), [&](const auto& argument) {
       return argument.written && argument.meta.is_same(meta);

@@ -93,6 +93,7 @@ class Tracer {
     WeakTensor user;
     at::Tensor meta;
     ValueId value;
+    bool requires_grad = false;                 ///< the user's tensor when bound; requires_grad_ changes it
     const c10::StorageImpl* storage = nullptr;  ///< of the user's tensor when bound; set_data changes it
   };
   /// A small `empty` has memory, because torch::tensor(vector) writes into it behind the dispatcher's back.
@@ -130,7 +131,7 @@ class Tracer {
   Twin& adopt_alias(const at::Tensor& user, ValueId base);
   std::optional<ValueId> alias_of(const at::Tensor& user) const;
   Twin& bind(const at::Tensor& user, const at::Tensor& meta, ValueId value);
-  void check_phantom(const at::Tensor& user, const at::Tensor& meta) const;
+  void check_phantom(const at::Tensor& user, Twin& twin) const;
   at::Tensor meta_leaf(const at::Tensor& user);
   at::Tensor wrap(const at::Tensor& meta, bool may_have_memory);
   ValueId new_value(const at::Tensor& meta, OpId definer);

@@ -79,9 +79,12 @@ ValueId Tracer::new_value(const at::Tensor& meta, OpId definer) {
 Tracer::Twin& Tracer::bind(const at::Tensor& user, const at::Tensor& meta, ValueId value) {
   auto* impl = user.unsafeGetTensorImpl();
   auto place = twins_.find(impl);
-  if (place == twins_.end()) place = twins_.emplace(impl, Twin{WeakTensor(user.getIntrusivePtr()), {}, {}, nullptr}).first;
+  if (place == twins_.end()) {
+    place = twins_.emplace(impl, Twin{WeakTensor(user.getIntrusivePtr()), {}, {}, false, nullptr}).first;
+  }
   place->second.meta = meta;
   place->second.value = value;
+  place->second.requires_grad = user.requires_grad();
   place->second.storage = storage_of(user);
   if (place->second.storage != nullptr) {
     auto& values = by_storage_[place->second.storage];
@@ -98,7 +101,7 @@ at::Tensor Tracer::meta_leaf(const at::Tensor& user) {
   const auto* storage = storage_of(user);
   if (storage == nullptr || user.layout() != at::kStrided) {
     refuse(last_op_, last_path_, "a tensor of type " + user.toString() +
-           " cannot be captured; only dense strided tensors can");
+           " cannot be captured; only dense strided tensors can: make it dense, to_dense(), outside forward");
   }
   at::Tensor meta;
   if (const auto known = meta_storage_of_.find(storage); known != meta_storage_of_.end()) {
@@ -183,7 +186,8 @@ at::Tensor Tracer::wrap(const at::Tensor& meta, bool may_have_memory) {
   return phantom;
 }
 
-void Tracer::check_phantom(const at::Tensor& user, const at::Tensor& meta) const {
+void Tracer::check_phantom(const at::Tensor& user, Twin& twin) const {
+  const auto& meta = twin.meta;
   if (const auto& node = user.grad_fn(); phantom_tag(user) != nullptr && node != nullptr) {
     refuse(node->name(), last_path_, "a custom torch::autograd::Function cannot be captured: its C++ backward is not an "
            "operator. Register it as an operator with TORCH_LIBRARY and an Autograd kernel, or write it with operators");
@@ -199,8 +203,9 @@ void Tracer::check_phantom(const at::Tensor& user, const at::Tensor& meta) const
   }
   if (user.requires_grad() != meta.requires_grad()) {
     // An operator wrote something differentiable into a view of it.
-    if (meta.requires_grad() && !meta.is_leaf() && phantom_tag(user) != nullptr) {
+    if (meta.requires_grad() && !meta.is_leaf() && !twin.requires_grad && phantom_tag(user) != nullptr) {
       at::Tensor(user).set_requires_grad(true);
+      twin.requires_grad = true;
       return;
     }
     if (options_.constructing && meta.is_leaf()) {  // register_parameter
@@ -279,7 +284,7 @@ Tracer::Twin& Tracer::twin_of(const at::Tensor& user) {
   look_at_borrowed(user);
   const auto known = twins_.find(user.unsafeGetTensorImpl());
   if (known != twins_.end() && known->second.storage == storage_of(user)) {
-    check_phantom(user, known->second.meta);
+    check_phantom(user, known->second);
     if (known->second.meta.requires_grad()) graph_.value(known->second.value).requires_grad = true;
     return known->second;
   }
@@ -341,11 +346,11 @@ void Tracer::release_raw_memory() {
 }
 
 void Tracer::finish() {
-  for (const auto& [impl, twin] : twins_) {
+  for (auto& [impl, twin] : twins_) {
     auto alive = twin.user.lock();
     if (!alive) continue;
     const at::Tensor user(std::move(alive));
-    if (phantom_tag(user) != nullptr && twin.storage == storage_of(user)) check_phantom(user, twin.meta);
+    if (phantom_tag(user) != nullptr && twin.storage == storage_of(user)) check_phantom(user, twin);
   }
 }
 
