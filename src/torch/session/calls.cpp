@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/executor.hpp>
@@ -196,9 +195,7 @@ void Session::Impl::run_forward(Call& call) {
   call.engine = std::make_shared<TorchEngine>(*program.runtime, std::move(context));
   if (call.loss_mode) {
     const auto loss = program.plan.outputs[static_cast<std::size_t>(program.plan.loss)].value;
-    const auto& info = program.graph.value(loss);
-    call.engine->add_sum_gradient(loss, at::full(sizes_at(info, call.batch), call.loss_scale,
-                                                 at::TensorOptions().dtype(info.dtype).device(device_)));
+    call.engine->add_sum_gradient(loss, program.loss_gradient(call.loss_scale, device_));
     call.engine->start_gradients();
   }
   execute(call, call.loss_mode ? Phase::kStep : Phase::kForward);

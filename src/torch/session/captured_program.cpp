@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/ops/full.h>
+
 #include <autopar/plan/runnable.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/parts.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
+#include <autopar/torch/engine/message.hpp>
 
 namespace autopar {
 
@@ -26,6 +29,16 @@ const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>&
     if (parameters[parameter.index()]) known->second.push_back(parameter);
   }
   return known->second;
+}
+
+const at::Tensor& CapturedProgram::loss_gradient(double scale, c10::Device device) {
+  if (!loss_gradient_.defined() || loss_gradient_scale_ != scale) {
+    const auto& info = graph.value(plan.outputs[static_cast<std::size_t>(plan.loss)].value);
+    constexpr std::int64_t kAnyBatch = 1;  // it has one element
+    loss_gradient_ = at::full(sizes_at(info, kAnyBatch), scale, at::TensorOptions().dtype(info.dtype).device(device));
+    loss_gradient_scale_ = scale;
+  }
+  return loss_gradient_;
 }
 
 const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, const Plan& by, Phase phase, bool reduce,

@@ -9,6 +9,9 @@
 #include <tuple>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
 #include <autopar/plan/plan.hpp>
 #include <autopar/runtime/transport.hpp>
 #include <autopar/schedule/action.hpp>
@@ -66,6 +69,9 @@ struct CapturedProgram {
   /// phase that is remembered. Valid until the next request.
   [[nodiscard]] const std::vector<Action>& actions(const BatchLayout& layout, const Plan& by, Phase phase, bool reduce,
                                                    Rank rank);
+  /// The gradient of a single loss, which is `scale`: kept, as before the first forward a device waits for each kernel.
+  /// Not to be written to.
+  [[nodiscard]] const at::Tensor& loss_gradient(double scale, c10::Device device);
   /// Parameters of this rank whose gradient is defined when `roots` get gradients; found once for each roots.
   [[nodiscard]] const std::vector<ValueId>& reached(const std::vector<ValueId>& roots);
 
@@ -78,6 +84,8 @@ struct CapturedProgram {
   using Key = std::tuple<std::vector<std::int64_t>, int, Phase, bool>;
   RecentMap<Key, std::vector<Action>> actions_{kRememberedLayouts};
   std::map<std::vector<ValueId>, std::vector<ValueId>> reached_;
+  at::Tensor loss_gradient_;
+  double loss_gradient_scale_ = 0;  ///< of `loss_gradient_`
 };
 
 }  // namespace autopar

@@ -389,6 +389,7 @@ const ShardUnit::Place* Session::Impl::place_of(const StateTensor& tensor) const
 }
 
 at::Tensor Session::Impl::compute_memory_of(const OpGraph& graph, ValueId leaf) const {
+  if (units_.empty()) return {};
   const auto& tensor = const_cast<StateRegistry&>(registry_).named(graph.value(leaf).name);
   const auto* place = place_of(tensor);
   if (place == nullptr) return {};
