@@ -103,8 +103,9 @@ class Alteration {
   }
 
   void alter(Json& plan) {
+    if (!plan["stages"].is_array() || plan["stages"].empty()) return alter_member(plan);  // an alteration before this one
     Json& items = list(stage(plan));
-    if (!items.is_array()) return alter_member(plan);  // an alteration before this one
+    if (!items.is_array()) return alter_member(plan);
     switch (below(8)) {
       case 0: if (!items.empty()) items.erase(below(items.size())); break;
       case 1: if (!items.empty()) items.push_back(Json(items[below(items.size())])); break;

@@ -105,11 +105,14 @@ TEST_CASE("a rank that leaves out a step is named") {
   const auto lamb = [](int, auto parameters) { return ap::optim::LAMB(parameters, ap::optim::LAMBOptions(0.01)); };
   check_told(trained(adam, true), {"rank 0 has stepped", "rank 1 has not stepped"});
   check_told(trained(momentum, true), {"rank 0 has stepped", "rank 1 has not stepped"});
+  const auto plain = [](int, auto parameters) { return torch::optim::SGD(parameters, 0.01); };
+  check_told(trained(plain, true), {"rank 0 has stepped", "rank 1 has not stepped"});
   for (const auto& options : {replicas(), ap::Options{.stages = 2, .microbatches = 2, .zero = 0}}) {
     CAPTURE(options.stages);
     for (const auto& message : trained(adam, false, options)) CHECK(message.empty());
     for (const auto& message : trained(momentum, false, options)) CHECK(message.empty());
     for (const auto& message : trained(lamb, false, options)) CHECK(message.empty());
+    for (const auto& message : trained(plain, false, options)) CHECK(message.empty());
   }
 }
 

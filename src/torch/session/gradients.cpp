@@ -114,7 +114,7 @@ void Session::Impl::flush_reduced() {
 /// Adds to `.grad`, what is offloaded when it has arrived on the host.
 void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
                                  LeavingGradients& leaving) {
-  watch_.note_gradient(handle);
+  watch_.note_gradient(handle, units_.empty());
   if (gradient.device() == handle.device()) return add_to_grad(handle, gradient, may_take);
   constexpr bool kNonBlocking = true;
   const auto& tensor = registry_.of(handle);

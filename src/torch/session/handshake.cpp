@@ -192,11 +192,12 @@ std::string require_same_optimizers(World& world, const std::vector<CallHeader>&
         refuse_hyper_parameters(world, which, first, r, mine);
       }
       if (seen(r).stepped == Stepped::kUnknown) continue;
-      if (first_known == kNobody) first_known = r;
       const auto like = first_with.try_emplace(seen(r).parameters, r).first->second;
       if (seen(r).stepped != seen(like).stepped) {
         refuse(what, like, text(like), r, text(r), "the same parameters differ now; every rank must step after the same calls");
       }
+      if (seen(r).has_state == 0) continue;
+      if (first_known == kNobody) first_known = r;
       if (seen(r).stepped == seen(first_known).stepped) continue;
       doubt = what + ": " + rank_name(first_known) + " has " + text(first_known) + ", " + rank_name(r) + " has " + text(r) +
               "; if the loop is not meant to leave out the parameters of one of them, their training drifts apart";

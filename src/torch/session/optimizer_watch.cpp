@@ -16,12 +16,18 @@ namespace autopar {
 namespace {
 
 /// Grows with each step, which writes the tensors of its state in place; 0 while there is none.
-std::int64_t version_of_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
-  std::int64_t version = 0;
+std::uint64_t version_of_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  std::uint64_t version = 0;
   for (const auto& [name, tensor] : state_of(optimizer, parameter)) {
-    if (tensor.defined() && tensor.is_floating_point()) version += 1 + static_cast<std::int64_t>(tensor._version());
+    if (tensor.defined() && tensor.is_floating_point()) version += 1 + static_cast<std::uint64_t>(tensor._version());
   }
   return version;
+}
+
+/// Of a whole parameter's first bytes.
+std::uint64_t hash_of_values(const at::Tensor& parameter) {
+  constexpr std::size_t kMost = 4096;
+  return hash_bytes(parameter.const_data_ptr(), std::min(kMost, static_cast<std::size_t>(parameter.nbytes())));
 }
 
 std::uint64_t hash_of_options(const torch::optim::Optimizer& optimizer) {
@@ -47,15 +53,22 @@ void OptimizerWatch::watch(torch::optim::Optimizer& optimizer) {
   watched_.push_back(std::move(watched));
 }
 
-void OptimizerWatch::note_gradient(const at::Tensor& handle) {
+std::uint64_t OptimizerWatch::state_of_asked(const Watched& watched) {
+  return watched.has_state ? version_of_state(*watched.optimizer, watched.asked) : hash_of_values(watched.asked);
+}
+
+void OptimizerWatch::note_gradient(const at::Tensor& handle, bool is_whole) {
   for (auto& watched : watched_) {
     const auto found = watched.parameters.find(handle.unsafeGetTensorImpl());
     if (found == watched.parameters.end()) continue;
     const auto& place = found->second;
     watched.noted = hash_bytes(&place.number, sizeof(place.number), watched.noted + 1);
-    if (watched.asked.defined() || !place.has_state) continue;
+    const bool tells = place.has_state || (is_whole && handle.is_cpu() && handle.is_contiguous());
+    const bool tells_more = !watched.asked.defined() || (place.has_state && !watched.has_state);
+    if (!tells || !tells_more) continue;
     watched.asked = handle;
-    watched.before = version_of_state(*watched.optimizer, handle);
+    watched.has_state = place.has_state;
+    watched.before = state_of_asked(watched);
   }
 }
 
@@ -65,10 +78,11 @@ std::array<OptimizerWatch::Seen, OptimizerWatch::kCompared> OptimizerWatch::look
     auto& watched = watched_[k];
     const auto noted = std::exchange(watched.noted, 0);
     if (noted == 0) continue;
-    seen[k] = {1, Stepped::kUnknown, noted, hash_of_options(*watched.optimizer)};
-    const auto asked = std::exchange(watched.asked, at::Tensor());
-    if (!asked.defined()) continue;
-    seen[k].stepped = version_of_state(*watched.optimizer, asked) != watched.before ? Stepped::kYes : Stepped::kNo;
+    seen[k] = {1, Stepped::kUnknown, watched.has_state ? 1 : 0, noted, hash_of_options(*watched.optimizer)};
+    if (!watched.asked.defined()) continue;
+    seen[k].stepped = state_of_asked(watched) != watched.before ? Stepped::kYes : Stepped::kNo;
+    watched.asked.reset();
+    watched.has_state = false;
   }
   return seen;
 }

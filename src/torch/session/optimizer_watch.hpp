@@ -21,13 +21,15 @@ class OptimizerWatch {
  public:
   static constexpr std::size_t kCompared = 4;  ///< optimizers, the first ones attached
 
-  /// Whether the state of a parameter changed that had a gradient. Not known where an optimizer keeps none.
+  /// Whether the state of a parameter changed that had a gradient; where an optimizer keeps none, whether the parameter
+  /// itself did, if it is whole and in the host's memory. Else it is not known.
   enum class Stepped : std::int64_t { kUnknown, kNo, kYes };
 
   /// Of one optimizer. Plain bytes: ranks send it to one another.
   struct Seen {
     std::int64_t had_gradients = 0;      ///< else nothing is known
     Stepped stepped = Stepped::kUnknown;
+    std::int64_t has_state = 0;          ///< else others' parameters say nothing about it: their gradients may be 0
     std::uint64_t parameters = 0;        ///< hash: which had gradients
     std::uint64_t hyper_parameters = 0;  ///< hash
   };
@@ -35,7 +37,8 @@ class OptimizerWatch {
   /// It must live as long as calls make gradients for its parameters, or until another one for some of them is watched.
   void watch(torch::optim::Optimizer& optimizer);
   /// A parameter got a gradient that its optimizer may step with.
-  void note_gradient(const at::Tensor& handle);
+  /// @param is_whole  it is no shard
+  void note_gradient(const at::Tensor& handle, bool is_whole);
 
   /// Since the last time it was asked, by optimizer. Nothing is read of those whose parameters had no gradients meanwhile.
   [[nodiscard]] std::array<Seen, kCompared> look();
@@ -47,12 +50,15 @@ class OptimizerWatch {
     std::size_t number;  ///< among the optimizer's parameters
     bool has_state;      ///< once it was stepped
   };
+  struct Watched;
+  [[nodiscard]] static std::uint64_t state_of_asked(const Watched& watched);
   struct Watched {
     torch::optim::Optimizer* optimizer;
     std::unordered_map<const void*, Place> parameters;  ///< by addresses, which outlive it
     std::uint64_t noted = 0;                            ///< hash of those with gradients; 0 = none
-    at::Tensor asked{};                                 ///< the first of them that has state once it was stepped
-    std::int64_t before = 0;                            ///< its state's version then
+    at::Tensor asked{};          ///< the first of them that has state once it was stepped, or of which values tell
+    bool has_state = false;      ///< the one asked
+    std::uint64_t before = 0;    ///< version of its state, or hash of values, when it got the gradient
   };
   std::vector<Watched> watched_;
 };
