@@ -74,6 +74,17 @@ std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
   return makes;
 }
 
+/// Whether a product alone adds to the gradients of its parameters.
+bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op, const SplitBackward& split) {
+  const auto alone = [&](ValueId value) {
+    return uses[value.index()].size() == 1 && std::ranges::find(graph.outputs, value) == graph.outputs.end();
+  };
+  const auto adds_alone = [&](int position, ValueId parameter) {
+    return !parameter.valid() || (alone(parameter) && alone(graph.input(op, position)));
+  };
+  return graph.is(op, "aten::linear") && adds_alone(split.weight_at, split.weight) && adds_alone(split.bias_at, split.bias);
+}
+
 /// Elements that a statistic takes in a row of many, aligned for any kernel.
 std::int64_t places_of(std::int64_t channels) {
   constexpr std::int64_t kAligned = 64;
@@ -83,18 +94,22 @@ std::int64_t places_of(std::int64_t channels) {
 }  // namespace
 
 OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-                   c10::Device device, bool splits_backwards, const std::vector<OpId>& whole, OpHooks hooks)
-    : graph_(graph), plan_(plan), device_(device), hooks_(std::move(hooks)),
+                   c10::Device device, bool splits_backwards, const std::vector<OpId>& whole, OpHooks hooks,
+                   std::shared_ptr<SideStream> side)
+    : graph_(graph), plan_(plan), device_(device), hooks_(std::move(hooks)), side_(std::move(side)),
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()), replayer_(graph, ops, keep, device) {
   const auto last_writes = detail::last_writes(graph);
+  const auto uses = side_ ? graph.uses() : std::vector<std::vector<OpId>>();
   for (const auto op : ops) {
     const auto norm = plan.treatment(op).batch_norm;
     const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
     if (running.valid()) statistics_places_ += 2 * places_of(sizes_at(graph.value(running), 1).at(0));
-    const bool may_defer = splits_backwards && !std::binary_search(whole.begin(), whole.end(), op);
+    const bool runs_again = std::binary_search(whole.begin(), whole.end(), op);
+    const bool may_defer = splits_backwards && !runs_again;
     auto split = split_backward_of(graph, plan, op);
-    if (split && !may_defer && !split->of_cast) split.reset();
+    if (split && side_ && !runs_again) split->may_be_beside = is_only_reader(graph, uses, op, *split);
+    if (split && !may_defer && !split->of_cast && !split->may_be_beside) split.reset();
     if (split && may_defer) {
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
@@ -150,7 +165,7 @@ void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split
   } else if (const auto history = histories_.find(call.id); history != histories_.end()) {
     history->second(call);
   } else if (split) {
-    proceed_splitting(call, *split, deferred_);
+    proceed_splitting(call, *split, deferred_, side_);
   } else {
     call.proceed();
   }

@@ -44,10 +44,11 @@ std::vector<ValueId> with_casts(std::vector<ValueId> keep, const OpGraph& graph,
 }  // namespace
 
 StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
-                         const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards, OpHooks hooks)
+                         const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards, OpHooks hooks,
+                         std::shared_ptr<SideStream> side)
     : graph_(graph), plan_(plan),
       ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards, run_again(parts),
-           std::move(hooks)) {
+           std::move(hooks), std::move(side)) {
   Uses uses;
   const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
   if (any) {

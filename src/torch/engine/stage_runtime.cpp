@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -16,6 +17,8 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/torch/rewrite/channels_last.hpp>
+
+#include "torch/engine/side_stream.hpp"
 
 namespace autopar {
 
@@ -75,7 +78,12 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
   const auto parts = parts_of_stage(graph(), each_share_, program_.recomputed);
   find_readers_of_casts(parts);
-  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts, kept, device(), program_.splits_backwards, hooks(parts));
+  // What is reduced is added to buckets, on the caller's stream.
+  const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
+                                               [&](ValueId parameter) { return reduced[parameter.index()]; });
+  if (device().is_cuda() && !any_reduced) side_ = std::make_shared<SideStream>(device());
+  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts, kept, device(), program_.splits_backwards, hooks(parts),
+                                          side_);
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);
@@ -323,6 +331,16 @@ void StageRuntime::drop_casts() {
 }
 
 bool StageRuntime::is_resident(ValueId value) const { return resident_[value.index()]; }
+
+void StageRuntime::backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients) {
+  try {
+    torch::autograd::backward(roots, gradients);
+  } catch (...) {
+    if (side_) side_->drop();
+    throw;
+  }
+  if (side_) side_->join();
+}
 
 void StageRuntime::clear_environment() {
   for (std::size_t i = 0; i < environment_.size(); ++i) {

@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <autopar/core/assert.hpp>
@@ -134,7 +133,7 @@ void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
   }
   if (!roots.values.empty()) {
     bind_gradients(stage);
-    torch::autograd::backward(roots.values, roots.gradients);
+    stage.backward(roots.values, roots.gradients);
     unbind_gradients(stage);
   }
   stage.on_gradient({});

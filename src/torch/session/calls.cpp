@@ -75,7 +75,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   const auto common = call->region ? call->region->common_ends() : 0;
   const auto behind = common == 0 ? "" : "; from " + std::to_string(common) + " results that all ranks have";
   const auto headers = exchange(world_, header, key + behind, error);
-  warn_of_steps(require_same_optimizers(world_, headers, [this](std::size_t k) { return watch_.describe(k); }));
+  require_same_optimizers(world_, headers, [this](std::size_t k) { return watch_.describe(k); });
   if (deployed_) verify_replicas();
   open(*call, headers);
   agree_on_formats(call->arguments, words_of(headers));
@@ -117,11 +117,6 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
     for (std::size_t i = 0; i < results.size(); ++i) result.tensors[call->program->result_positions[i]] = results[i];
     return result;
   });
-}
-
-void Session::Impl::warn_of_steps(const std::string& doubt) {
-  if (doubt.empty() || std::exchange(warned_of_steps_, true) || world_.rank() != 0) return;
-  log_.warn(doubt);
 }
 
 /// What is wrong with them, if something is.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <map>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -172,38 +172,30 @@ namespace {
 
 }  // namespace
 
-std::string require_same_optimizers(World& world, const std::vector<CallHeader>& headers,
-                                    const std::function<std::string(std::size_t)>& describe) {
+void require_same_optimizers(World& world, const std::vector<CallHeader>& headers,
+                             const std::function<std::string(std::size_t)>& describe) {
   using Stepped = OptimizerWatch::Stepped;
-  std::string doubt;
   for (std::size_t k = 0; k < OptimizerWatch::kCompared; ++k) {
     const auto which = k == 0 ? std::string("optimizer") : "optimizer " + std::to_string(k + 1);
     const auto seen = [&](std::size_t r) -> const OptimizerWatch::Seen& { return headers[r].optimizers[k]; };
     const auto text = [&](std::size_t r) { return std::string(seen(r).stepped == Stepped::kYes ? "stepped" : "not stepped"); };
-    const std::string what = "since the last call with gradients the ranks stepped the attached " + which + " differently";
-    constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
-    std::size_t first = kNobody, first_known = kNobody;
-    std::map<std::uint64_t, std::size_t> first_with;  // the same parameters
+    std::optional<std::size_t> first;
+    std::map<std::uint64_t, std::size_t> first_alike;  // by parameters; 0: those whose state tells
     for (std::size_t r = 0; r < headers.size(); ++r) {
-      if (seen(r).had_gradients == 0) continue;
-      if (first == kNobody) first = r;
-      if (seen(r).hyper_parameters != seen(first).hyper_parameters) {
-        const auto mine = seen(world.rank_id().index()).had_gradients != 0 ? describe(k) : std::string();
-        refuse_hyper_parameters(world, which, first, r, mine);
+      if (seen(r).parameters == 0) continue;
+      if (!first) first = r;
+      if (seen(r).hyper_parameters != seen(*first).hyper_parameters) {
+        const auto mine = seen(world.rank_id().index()).parameters != 0 ? describe(k) : std::string();
+        refuse_hyper_parameters(world, which, *first, r, mine);
       }
       if (seen(r).stepped == Stepped::kUnknown) continue;
-      const auto like = first_with.try_emplace(seen(r).parameters, r).first->second;
-      if (seen(r).stepped != seen(like).stepped) {
-        refuse(what, like, text(like), r, text(r), "the same parameters differ now; every rank must step after the same calls");
-      }
-      if (seen(r).has_state == 0) continue;
-      if (first_known == kNobody) first_known = r;
-      if (seen(r).stepped == seen(first_known).stepped) continue;
-      doubt = what + ": " + rank_name(first_known) + " has " + text(first_known) + ", " + rank_name(r) + " has " + text(r) +
-              "; if the loop is not meant to leave out the parameters of one of them, their training drifts apart";
+      const auto alike = first_alike.try_emplace(seen(r).has_state != 0 ? 0 : seen(r).parameters, r).first->second;
+      if (seen(r).stepped == seen(alike).stepped) continue;
+      refuse("since the last call with gradients the ranks stepped the attached " + which + " differently", alike, text(alike), r,
+             text(r), "the training is not one process's any more: every rank must step after the same calls; set "
+             "requires_grad_(false) on parameters that a step is to leave out");
     }
   }
-  return doubt;
 }
 
 void together(World& world, std::string_view action, const std::function<void()>& work) {

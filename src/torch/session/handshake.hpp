@@ -47,13 +47,11 @@ struct CallHeader {
 std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std::string& details,
                                  const std::exception_ptr& error = nullptr);
 
-/// The headers' optimizers must have equal hyper-parameters, and have stepped equally since the last call where they step
-/// the same parameters. Collective.
+/// The headers' optimizers must have equal hyper-parameters, and have stepped equally since the last call. Collective.
 /// @param describe  an optimizer of this rank's own header that had gradients
-/// @return where ranks with other parameters stepped differently, what to warn of, the same on every rank; else empty
 /// @throws InvalidArgument, on every rank, naming two ranks and both values where they differ
-[[nodiscard]] std::string require_same_optimizers(World& world, const std::vector<CallHeader>& headers,
-                                                  const std::function<std::string(std::size_t)>& describe);
+void require_same_optimizers(World& world, const std::vector<CallHeader>& headers,
+                             const std::function<std::string(std::size_t)>& describe);
 
 /// Runs `work` on every rank; if it throws anywhere, it throws everywhere: the rank's own exception where it threw, and
 /// elsewhere the same error of what was asked, or a TransportError naming the first such rank. Collective.

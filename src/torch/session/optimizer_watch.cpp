@@ -53,22 +53,21 @@ void OptimizerWatch::watch(torch::optim::Optimizer& optimizer) {
   watched_.push_back(std::move(watched));
 }
 
-std::uint64_t OptimizerWatch::state_of_asked(const Watched& watched) {
-  return watched.has_state ? version_of_state(*watched.optimizer, watched.asked) : hash_of_values(watched.asked);
+std::uint64_t OptimizerWatch::look_at(const Watched& watched, const at::Tensor& parameter) {
+  return watched.has_state ? version_of_state(*watched.optimizer, parameter) : hash_of_values(parameter);
 }
 
 void OptimizerWatch::note_gradient(const at::Tensor& handle, bool is_whole) {
+  constexpr std::size_t kFew = 4;  // a loop may take away the gradients of some
   for (auto& watched : watched_) {
     const auto found = watched.parameters.find(handle.unsafeGetTensorImpl());
     if (found == watched.parameters.end()) continue;
     const auto& place = found->second;
-    watched.noted = hash_bytes(&place.number, sizeof(place.number), watched.noted + 1);
+    watched.noted += hash_bytes(&place.number, sizeof(place.number));  // ranks see them in different orders
+    if (place.has_state && !std::exchange(watched.has_state, true)) watched.asked.clear();
     const bool tells = place.has_state || (is_whole && handle.is_cpu() && handle.is_contiguous());
-    const bool tells_more = !watched.asked.defined() || (place.has_state && !watched.has_state);
-    if (!tells || !tells_more) continue;
-    watched.asked = handle;
-    watched.has_state = place.has_state;
-    watched.before = state_of_asked(watched);
+    if (!tells || place.has_state != watched.has_state || watched.asked.size() == kFew) continue;
+    watched.asked.push_back({handle, look_at(watched, handle)});
   }
 }
 
@@ -78,10 +77,14 @@ std::array<OptimizerWatch::Seen, OptimizerWatch::kCompared> OptimizerWatch::look
     auto& watched = watched_[k];
     const auto noted = std::exchange(watched.noted, 0);
     if (noted == 0) continue;
-    seen[k] = {1, Stepped::kUnknown, watched.has_state ? 1 : 0, noted, hash_of_options(*watched.optimizer)};
-    if (!watched.asked.defined()) continue;
-    seen[k].stepped = state_of_asked(watched) != watched.before ? Stepped::kYes : Stepped::kNo;
-    watched.asked.reset();
+    seen[k] = {noted, Stepped::kUnknown, watched.has_state ? 1 : 0, hash_of_options(*watched.optimizer)};
+    if (!watched.asked.empty()) {
+      const bool stepped = std::ranges::any_of(watched.asked, [&](const Asked& asked) {
+        return look_at(watched, asked.parameter) != asked.before;
+      });
+      seen[k].stepped = stepped ? Stepped::kYes : Stepped::kNo;
+    }
+    watched.asked.clear();
     watched.has_state = false;
   }
   return seen;

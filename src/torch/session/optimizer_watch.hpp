@@ -21,16 +21,15 @@ class OptimizerWatch {
  public:
   static constexpr std::size_t kCompared = 4;  ///< optimizers, the first ones attached
 
-  /// Whether the state of a parameter changed that had a gradient; where an optimizer keeps none, whether the parameter
-  /// itself did, if it is whole and in the host's memory. Else it is not known.
+  /// Whether the state changed of parameters that had gradients; where an optimizer keeps none, whether the parameters
+  /// themselves did, if they are whole and in the host's memory. Else it is not known.
   enum class Stepped : std::int64_t { kUnknown, kNo, kYes };
 
   /// Of one optimizer. Plain bytes: ranks send it to one another.
   struct Seen {
-    std::int64_t had_gradients = 0;      ///< else nothing is known
+    std::uint64_t parameters = 0;        ///< hash of which had gradients; 0 = none had, and nothing is known
     Stepped stepped = Stepped::kUnknown;
     std::int64_t has_state = 0;          ///< else others' parameters say nothing about it: their gradients may be 0
-    std::uint64_t parameters = 0;        ///< hash: which had gradients
     std::uint64_t hyper_parameters = 0;  ///< hash
   };
 
@@ -50,16 +49,18 @@ class OptimizerWatch {
     std::size_t number;  ///< among the optimizer's parameters
     bool has_state;      ///< once it was stepped
   };
-  struct Watched;
-  [[nodiscard]] static std::uint64_t state_of_asked(const Watched& watched);
+  struct Asked {
+    at::Tensor parameter;
+    std::uint64_t before;  ///< version of its state, or hash of values, when it got the gradient
+  };
   struct Watched {
     torch::optim::Optimizer* optimizer;
     std::unordered_map<const void*, Place> parameters;  ///< by addresses, which outlive it
-    std::uint64_t noted = 0;                            ///< hash of those with gradients; 0 = none
-    at::Tensor asked{};          ///< the first of them that has state once it was stepped, or of which values tell
-    bool has_state = false;      ///< the one asked
-    std::uint64_t before = 0;    ///< version of its state, or hash of values, when it got the gradient
+    std::uint64_t noted = 0;    ///< hash of those with gradients; 0 = none
+    std::vector<Asked> asked{};  ///< a few of them that have state once they were stepped; if none has, of which values tell
+    bool has_state = false;      ///< those asked
   };
+  [[nodiscard]] static std::uint64_t look_at(const Watched& watched, const at::Tensor& parameter);
   std::vector<Watched> watched_;
 };
 

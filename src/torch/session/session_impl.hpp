@@ -274,7 +274,6 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void reduce_pending();
   void flush_reduced();
   void warn_of_second_gradients();
-  void warn_of_steps(const std::string& doubt);
   [[nodiscard]] StepOutcome unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs);
   [[nodiscard]] bool any_overflow(bool mine);
   [[nodiscard]] bool skips(StepOutcome& outcome);
@@ -334,7 +333,6 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   bool accumulating_ = false;
   bool warned_of_second_gradients_ = false;
   bool warned_of_own_loss_ = false;
-  bool warned_of_steps_ = false;
   std::int64_t loss_backwards_ = 0;  ///< since the last call: of losses of the model itself, which send nothing
   double loss_factors_ = 0;          ///< sum of what these came in with
   std::map<const void*, HandleGradient> pending_;  ///< by handle: accumulated, not reduced

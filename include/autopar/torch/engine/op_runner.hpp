@@ -38,9 +38,10 @@ class OpRunner {
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
   /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put off to
   /// @param whole  operators whose backwards are not split all the same, ascending
+  /// @param side   see `proceed_splitting`
   OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
            c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {},
-           OpHooks hooks = {});
+           OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr);
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
@@ -72,6 +73,7 @@ class OpRunner {
   const BatchPlan& plan_;
   c10::Device device_;
   OpHooks hooks_;
+  std::shared_ptr<SideStream> side_;
   std::vector<bool> layout_matters_;                  ///< by op: views of its results were captured
   std::size_t count_;                                 ///< operators
   Replayer replayer_;

@@ -14,6 +14,8 @@
 
 namespace autopar {
 
+class SideStream;
+
 /// An operator y = f(x, weight, bias) whose backward can be run in two parts: the gradient of x, and later those of the
 /// parameters. Linear layers, convolutions and embeddings have such formulas (those of libtorch's own backwards).
 struct SplitBackward {
@@ -26,6 +28,7 @@ struct SplitBackward {
       weights;
   int x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1 = has none
   bool of_cast = false;                      ///< what is read is a cast of the weight
+  bool may_be_beside = false;                ///< a product, and nothing else adds to the gradients of its parameters
   ValueId weight, bias;                      ///< the parameters, or those whose casts are read; no bias if the call has none
 };
 
@@ -36,6 +39,9 @@ struct SplitBackward {
 /// Runs the operator like `call.proceed()`, with the same result. In the backward it gives the gradient of x and puts off
 /// those of the parameters; without `deferred` it gives those too, past the cast. Plain where nothing is gained: without
 /// gradients, with a frozen weight, with complex numbers.
-void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred);
+/// @param side  where weight gradients of products of few rows are made, beside the gradient of x; null: nowhere. Whoever
+///              gives it joins it before anyone reads a gradient
+void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
+                       const std::shared_ptr<SideStream>& side = nullptr);
 
 }  // namespace autopar

@@ -47,9 +47,10 @@ struct Segment {
 class StageRunner {
  public:
   /// @param graph, plan  must outlive the runner, and the runner every backward of its runs
-  /// @param keep, splits_backwards, hooks  see OpRunner; casts of parameters, which are made elsewhere, stay as well
+  /// @param keep, splits_backwards, hooks, side  see OpRunner; casts of parameters, which are made elsewhere, stay as well
   StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
-              const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false, OpHooks hooks = {});
+              const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false, OpHooks hooks = {},
+              std::shared_ptr<SideStream> side = nullptr);
   StageRunner(const StageRunner&) = delete;
   StageRunner& operator=(const StageRunner&) = delete;
 

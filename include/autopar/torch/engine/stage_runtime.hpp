@@ -128,6 +128,8 @@ class StageRuntime {
   /// Whether a value stays in the environment from share to share.
   [[nodiscard]] bool is_resident(ValueId value) const;
   [[nodiscard]] StageRunner& runner() { return *runner_; }
+  /// As torch::autograd::backward; weight gradients may be made beside the others, see `proceed_splitting`.
+  void backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients);
   /// A copy of what the user's handle of a leaf of the stage refers to now.
   [[nodiscard]] const at::Tensor& handle(ValueId leaf) const { return handles_[leaf.index()]; }
 
@@ -162,6 +164,7 @@ class StageRuntime {
   std::shared_ptr<ParameterNeeds> needs_ = std::make_shared<ParameterNeeds>();
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::shared_ptr<SideStream> side_;  ///< of weight gradients, see `proceed_splitting`; null where they are reduced
   std::unique_ptr<StageRunner> runner_;
 };
 

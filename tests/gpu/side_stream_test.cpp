@@ -1,0 +1,122 @@
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <catch_shim.hpp>
+
+#include <autopar/autopar.hpp>
+
+namespace {
+
+constexpr std::int64_t kWidth = 2000, kLayers = 30, kRows = 16;
+constexpr int kSteps = 4;
+
+/// Products of few rows with large weights, whose weight gradients are made beside those of their inputs.
+struct Chain : torch::nn::Module {
+  explicit Chain(bool has_bias) {
+    for (std::int64_t i = 0; i < kLayers; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(has_bias)));
+    register_module("layers", layers);
+  }
+  torch::Tensor forward(torch::Tensor x, const torch::Tensor& wanted) {
+    for (const auto& layer : *layers) x = x + 0.3 * layer->as<torch::nn::Linear>()->forward(x.relu());
+    return torch::mse_loss(x, wanted);
+  }
+  torch::nn::ModuleList layers;
+};
+
+/// A weight that two products read, one that another operator reads too, and one that is an input's gradient as well.
+struct Sharing : Chain {
+  Sharing() : Chain(true) {}
+  torch::Tensor forward(torch::Tensor x, const torch::Tensor& wanted) {
+    const auto at = [&](std::size_t i) { return layers->at<torch::nn::LinearImpl>(i); };
+    x = torch::nn::functional::linear(x, at(0).weight, at(1).bias) + torch::nn::functional::linear(x.tanh(), at(0).weight);
+    x = torch::nn::functional::linear(x, at(2).weight, at(2).bias);
+    x = torch::nn::functional::linear(torch::nn::functional::linear(x, at(3).weight), at(3).weight.t());
+    return torch::mse_loss(Chain::forward(x, x).expand_as(x) + x, wanted) + at(2).weight.square().mean();
+  }
+};
+
+struct Setting {
+  std::string precision = "module", recompute = "none";
+  int microbatches = 1;
+};
+
+/// The parameters after some steps of SGD with momentum.
+template <class Net>
+std::vector<torch::Tensor> train(autopar::World& world, const std::function<std::shared_ptr<Net>()>& make,
+                                 const Setting* setting) {
+  torch::manual_seed(5);
+  const auto device = autopar::device(world);
+  const auto net = make();
+  if (setting == nullptr) net->to(device);
+  std::shared_ptr<autopar::AutoParallel<std::shared_ptr<Net>>> model;
+  if (setting != nullptr) {
+    autopar::Options options;
+    options.stages = 1;
+    options.replicas = {1};
+    options.precision = setting->precision;
+    options.recompute = setting->recompute;
+    options.microbatches = setting->microbatches;
+    model = std::make_shared<autopar::AutoParallel<std::shared_ptr<Net>>>(world, net, options);
+  }
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
+  if (model) (*model)->attach(optimizer);
+  torch::manual_seed(6);
+  for (int step = 0; step < kSteps; ++step) {
+    const auto x = torch::randn({kRows, kWidth}).to(device), wanted = torch::randn({kRows, kWidth}).to(device);
+    optimizer.zero_grad();
+    auto loss = model ? (*model)(x, wanted) : net->forward(x, wanted);
+    loss.backward();
+    optimizer.step();
+  }
+  std::vector<torch::Tensor> parameters;
+  for (const auto& parameter : net->parameters()) parameters.push_back(parameter.detach().cpu());
+  return parameters;
+}
+
+void check_equal(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    INFO("parameter " << i << ", largest difference " << (a[i] - b[i]).abs().max().item<double>());
+    CHECK(torch::equal(a[i], b[i]));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("weight gradients on a side stream are one process's, to the bit", "[gpu]") {
+  autopar::World world(0, nullptr);
+  if (world.size() > 1) return;  // several ranks reduce gradients, on the stream that made them
+  const Setting setting;
+  for (const bool has_bias : {true, false}) {
+    const std::function<std::shared_ptr<Chain>()> make = [&] { return std::make_shared<Chain>(has_bias); };
+    check_equal(train(world, make, &setting), train(world, make, nullptr));
+  }
+}
+
+TEST_CASE("gradients that several operators add to are summed before anyone reads them", "[gpu]") {
+  autopar::World world(0, nullptr);
+  if (world.size() > 1) return;
+  const Setting setting;
+  const std::function<std::shared_ptr<Sharing>()> make = [] { return std::make_shared<Sharing>(); };
+  const auto wrapped = train(world, make, &setting), plain = train(world, make, nullptr);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    INFO("parameter " << i);
+    CHECK(torch::allclose(wrapped[i], plain[i], 1e-4, 1e-6));
+  }
+}
+
+TEST_CASE("in 16 bits and with micro-batches a side stream changes no bit", "[gpu]") {
+  autopar::World world(0, nullptr);
+  if (world.size() > 1) return;
+  const std::function<std::shared_ptr<Chain>()> make = [] { return std::make_shared<Chain>(true); };
+  for (const auto* precision : {"bf16", "module"}) {
+    for (const int microbatches : {1, 2}) {
+      INFO(precision << ", " << microbatches << " micro-batches");
+      const Setting beside{precision, "none", microbatches}, again{precision, "full", microbatches};  // runs without
+      check_equal(train(world, make, &beside), train(world, make, &again));
+    }
+  }
+}
