@@ -9,7 +9,7 @@
 
 #include <autopar/torch/device.hpp>
 
-#include "../numerics/precision.hpp"
+#include "../../numerics/precision.hpp"
 
 // Element types on GPUs: no tensor is further from fp64 than 1.5 times what one process on one GPU is, with the same setting.
 namespace {

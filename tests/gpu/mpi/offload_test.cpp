@@ -4,7 +4,7 @@
 
 #include <autopar/torch/device.hpp>
 
-#include "../numerics/matrix.hpp"
+#include "../../numerics/matrix.hpp"
 
 using namespace numerics;
 
