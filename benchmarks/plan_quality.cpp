@@ -11,9 +11,9 @@
 #include <sstream>
 #include <string>
 
+#include <autopar/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/plan/planner.hpp>
 
 namespace ap = autopar;

@@ -11,10 +11,11 @@
 #include <limits>
 
 #include <autopar/cost/roofline.hpp>
-#include <autopar/plan/brute_force.hpp>
-#include <autopar/plan/exact_staging.hpp>
+#include <autopar/plan/model/constraints.hpp>
+#include <autopar/plan/search/exact_staging.hpp>
 
 #include "../tests/unit/plan/random_instances.hpp"
+#include "brute_force.hpp"
 
 namespace ap = autopar;
 

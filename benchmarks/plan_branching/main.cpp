@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
+#include <autopar/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/graph/algorithms/downsets.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/plan/planner.hpp>
 
 #include "instances.hpp"

@@ -18,10 +18,11 @@
 #include <utility>
 
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/rannc_staging.hpp>
+#include <autopar/plan/model/constraints.hpp>
 
 #include "models.hpp"
 #include "small_graphs.hpp"
+#include "baselines/rannc_staging.hpp"
 
 namespace ap = autopar;
 

@@ -3,13 +3,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include <autopar/bottleneck/certificate.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/certificate.hpp>
 #include <autopar/plan/check/check_plan.hpp>
 #include <autopar/plan/text.hpp>
 

@@ -4,8 +4,8 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/plan/check/shape.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/objective.hpp>
+#include <autopar/plan/report/make_plan.hpp>
+#include <autopar/plan/step/objective.hpp>
 
 namespace autopar::tool {
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
 #include "tool.hpp"

@@ -12,11 +12,11 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/memory.hpp>
-#include <autopar/plan/print.hpp>
-#include <autopar/plan/savings.hpp>
-#include <autopar/plan/staging.hpp>
+#include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/report/make_plan.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
 #include "course.hpp"

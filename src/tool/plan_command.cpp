@@ -1,7 +1,7 @@
 #include <ostream>
 
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
 #include "planning.hpp"

@@ -7,8 +7,8 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/trace_file.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/make_plan.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
 #include "course.hpp"

@@ -11,7 +11,8 @@
 #include <vector>
 
 #include <autopar/autopar.hpp>
-#include <autopar/torch/phantom.hpp>
+
+#include "torch/capture/phantom.hpp"
 
 // A model constructed by a callable: every rank makes what it owns, with the values of eager construction, and its
 // memory never holds more than that and twice the largest tensor.

@@ -7,8 +7,8 @@
 #include <memory>
 #include <numeric>
 
-#include <autopar/plan/chunked_staging.hpp>
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/report/runnable.hpp>
+#include <autopar/plan/search/chunked_staging.hpp>
 #include <autopar/schedule/synthesised.hpp>
 
 #include "../unit/schedule/equal_times.hpp"

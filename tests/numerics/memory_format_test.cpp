@@ -16,10 +16,11 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/phantom.hpp>
 
 #include "fidelity.hpp"
 #include "tied_net.hpp"
+
+#include "torch/capture/phantom.hpp"
 
 // Channels-last arguments and weights stay so wherever a plan sends them: kernels get what they get in one process.
 namespace memory_format_test {

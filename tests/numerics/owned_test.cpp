@@ -11,9 +11,10 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/optimizer_state.hpp>
 
 #include "fidelity.hpp"
+
+#include "torch/parameters/optimizer_state.hpp"
 
 // What a loop does with the handles and the optimizer's state that a rank holds: averages of parameters, files.
 namespace owned_test {

@@ -17,7 +17,7 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/report/runnable.hpp>
 #include <autopar/runtime/loopback.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>

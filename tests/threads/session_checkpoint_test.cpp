@@ -11,11 +11,12 @@
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/checkpoint.hpp>
-#include <autopar/torch/hyper_parameters.hpp>
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
+
+#include "torch/checkpoint/checkpoint.hpp"
+#include "torch/parameters/hyper_parameters.hpp"
 
 // Models that save and load: what a load that fails leaves behind, and what a good one brings.
 namespace session_checkpoint_test {

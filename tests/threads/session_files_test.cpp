@@ -12,13 +12,14 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 #include <autopar/runtime/loopback.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/profiler.hpp>
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
+
+#include "torch/cost/measured/profiler.hpp"
 
 // The files that options name: plan, profile, report, graph and trace.
 namespace session_files_test {

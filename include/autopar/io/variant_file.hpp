@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include <autopar/bottleneck/tables.hpp>
 #include <autopar/cost/variants.hpp>
 #include <autopar/graph/graph.hpp>
-#include <autopar/plan/bottleneck/tables.hpp>
 
 namespace autopar {
 

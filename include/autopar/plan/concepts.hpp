@@ -12,9 +12,9 @@
 #include <vector>
 
 #include <autopar/graph/partition.hpp>
-#include <autopar/plan/objective.hpp>
-#include <autopar/plan/staging.hpp>
-#include <autopar/plan/workload.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/step/objective.hpp>
 
 namespace autopar {
 

@@ -12,17 +12,17 @@
 #include <autopar/cost/links.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/roofline.hpp>
-#include <autopar/plan/attempt.hpp>
-#include <autopar/plan/coarsen/heavy_edge.hpp>
-#include <autopar/plan/coarsened.hpp>
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/exact_staging.hpp>
-#include <autopar/plan/make_plan.hpp>
+#include <autopar/plan/feasibility/attempt.hpp>
+#include <autopar/plan/feasibility/refusal.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/multilevel/coarsened.hpp>
+#include <autopar/plan/multilevel/heavy_edge.hpp>
 #include <autopar/plan/observer.hpp>
 #include <autopar/plan/plan.hpp>
-#include <autopar/plan/refusal.hpp>
+#include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/workload.hpp>
+#include <autopar/plan/search/exact_staging.hpp>
 
 namespace autopar {
 

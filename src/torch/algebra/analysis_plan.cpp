@@ -1,10 +1,9 @@
 #include <algorithm>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/rewrite/cast_hoist.hpp>
-#include <autopar/torch/shown_name.hpp>
 
 #include "torch/algebra/analysis.hpp"
+#include "torch/ir/shown_name.hpp"
 
 namespace autopar::algebra {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/shown_name.hpp>
 
 #include "torch/algebra/analysis.hpp"
+#include "torch/ir/shown_name.hpp"
 
 namespace autopar::algebra {
 namespace {

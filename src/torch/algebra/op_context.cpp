@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include <autopar/torch/batch_number.hpp>
+#include "torch/ir/batch_number.hpp"
 
 namespace autopar::algebra {
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/op_table.hpp>
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/ir/op_table.hpp"
 
 namespace autopar::algebra {
 

@@ -3,7 +3,6 @@
 #include <map>
 
 #include "torch/algebra/op_context.hpp"
-#include "torch/algebra/work.hpp"
 
 namespace autopar::algebra {
 namespace {

@@ -10,7 +10,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
-#include <autopar/torch/op_table.hpp>
+#include "torch/ir/op_table.hpp"
 
 namespace autopar::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include <autopar/torch/capture.hpp>
+#include "torch/capture/capture.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -12,13 +12,13 @@
 #include <torch/nn/module.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/capture_change.hpp>
-#include <autopar/torch/meta_kernels.hpp>
-#include <autopar/torch/polymorphism.hpp>
 
+#include "torch/capture/capture_change.hpp"
 #include "torch/capture/construction.hpp"
 #include "torch/capture/cpu_handles.hpp"
 #include "torch/capture/first_change.hpp"
+#include "torch/capture/meta_kernels.hpp"
+#include "torch/capture/polymorphism.hpp"
 #include "torch/capture/trace_scope.hpp"
 #include "torch/capture/tracer.hpp"
 

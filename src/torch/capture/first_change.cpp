@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include <autopar/torch/shown_name.hpp>
+#include "torch/ir/shown_name.hpp"
 
 namespace autopar::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include <autopar/torch/meta_kernels.hpp>
+#include "torch/capture/meta_kernels.hpp"
 
 #include <algorithm>
 #include <cstddef>

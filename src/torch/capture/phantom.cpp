@@ -1,4 +1,4 @@
-#include <autopar/torch/phantom.hpp>
+#include "torch/capture/phantom.hpp"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include <autopar/torch/polymorphism.hpp>
+#include "torch/capture/polymorphism.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,8 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/shown_name.hpp>
+
+#include "torch/ir/shown_name.hpp"
 
 namespace autopar {
 namespace {

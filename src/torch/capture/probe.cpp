@@ -9,9 +9,9 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "torch/capture/generator_use.hpp"
-#include "torch/capture/ivalues.hpp"
 #include "torch/capture/trace_scope.hpp"
 #include "torch/capture/tracer.hpp"
+#include "torch/ir/ivalues.hpp"
 
 namespace autopar::detail {
 namespace {

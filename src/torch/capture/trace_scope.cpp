@@ -10,10 +10,10 @@
 #include <torch/library.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
 
-#include "torch/capture/ivalues.hpp"
+#include "torch/capture/phantom.hpp"
 #include "torch/capture/phantom_impl.hpp"
+#include "torch/ir/ivalues.hpp"
 
 namespace autopar::detail {
 namespace {

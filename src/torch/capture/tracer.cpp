@@ -13,13 +13,13 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/op_table.hpp>
-#include <autopar/torch/phantom.hpp>
 
 #include "torch/capture/autocast_rules.hpp"
-#include "torch/capture/ivalues.hpp"
 #include "torch/capture/norm_by_totals.hpp"
+#include "torch/capture/phantom.hpp"
 #include "torch/capture/window_views.hpp"
+#include "torch/ir/ivalues.hpp"
+#include "torch/ir/op_table.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -31,7 +31,6 @@ constexpr const char* kDataDependent =
 constexpr const char* kNoDataYet =
     "its result depends on the values of a tensor, and a recorded construction has none yet; construct the module "
     "yourself and pass it instead of the callable";
-
 
 bool makes_uninitialised(const std::string& op) {
   return op.rfind("aten::empty", 0) == 0 || op.rfind("aten::new_empty", 0) == 0;

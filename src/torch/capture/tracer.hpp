@@ -16,9 +16,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <autopar/torch/op_graph.hpp>
-
 #include "torch/capture/phantom_impl.hpp"
+#include "torch/ir/op_graph.hpp"
 
 namespace autopar::detail {
 

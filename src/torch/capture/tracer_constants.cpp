@@ -14,8 +14,8 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/capture/evaluation.hpp"
-#include "torch/capture/ivalues.hpp"
 #include "torch/capture/tracer.hpp"
+#include "torch/ir/ivalues.hpp"
 
 namespace autopar::detail {
 namespace {

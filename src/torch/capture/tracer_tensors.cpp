@@ -12,8 +12,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
 
+#include "torch/capture/phantom.hpp"
 #include "torch/capture/tracer.hpp"
 
 namespace autopar::detail {

@@ -1,4 +1,4 @@
-#include <autopar/torch/checkpoint.hpp>
+#include "torch/checkpoint/checkpoint.hpp"
 
 #include <algorithm>
 #include <cstring>

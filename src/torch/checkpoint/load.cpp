@@ -15,12 +15,12 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/safetensors.hpp>
-#include <autopar/torch/checkpoint.hpp>
-#include <autopar/torch/engine/gradient_buckets.hpp>
 
 #include "torch/checkpoint/agreement.hpp"
+#include "torch/checkpoint/checkpoint.hpp"
 #include "torch/checkpoint/metadata.hpp"
 #include "torch/checkpoint/rows.hpp"
+#include "torch/gradients/gradient_buckets.hpp"
 
 namespace autopar {
 

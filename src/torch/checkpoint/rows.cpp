@@ -11,7 +11,8 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/checksum.hpp>
-#include <autopar/torch/engine/gradient_buckets.hpp>
+
+#include "torch/gradients/gradient_buckets.hpp"
 
 namespace autopar {
 

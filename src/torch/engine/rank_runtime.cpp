@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/rank_runtime.hpp>
+#include "torch/engine/rank_runtime.hpp"
 
 #include <algorithm>
 #include <iterator>

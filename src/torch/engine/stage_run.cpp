@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/stage_run.hpp>
+#include "torch/engine/stage_run.hpp"
 
 #include <algorithm>
 #include <utility>

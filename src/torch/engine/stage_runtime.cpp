@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/stage_runtime.hpp>
+#include "torch/engine/stage_runtime.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -16,56 +16,11 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <autopar/core/assert.hpp>
-#include <autopar/torch/rewrite/channels_last.hpp>
 
-#include "torch/engine/side_stream.hpp"
+#include "torch/interpret/side_stream.hpp"
+#include "torch/rewrite/channels_last.hpp"
 
 namespace autopar {
-
-std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan) {
-  std::map<ValueId, GlobalSum::Share> sums;
-  for (const auto& output : plan.outputs) {
-    if (output.kind == OutputKind::kPartialSum) sums[output.value] = GlobalSum::Share::kAddend;
-    if (output.kind == OutputKind::kReplicated) {
-      sums[output.value] = output.differentiable ? GlobalSum::Share::kWeighted : GlobalSum::Share::kFirst;
-    }
-  }
-  for (const auto& input : plan.epilogue_inputs) {
-    const bool exact = !c10::isFloatingType(graph.value(input.value).dtype);
-    sums[input.value] = !input.weighted ? GlobalSum::Share::kAddend
-                        : exact         ? GlobalSum::Share::kFirst
-                                        : GlobalSum::Share::kWeighted;
-  }
-  std::vector<GlobalSum> out;
-  for (const auto& [value, share] : sums) out.push_back({value, share});
-  return out;
-}
-
-std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<ValueId>& roots) {
-  std::vector<bool> reached(graph.values.size(), false);
-  std::vector<bool> read(static_cast<std::size_t>(graph.storage_count), false);  // by what comes later
-  const auto visit = [&](ValueId value) {
-    const auto& info = graph.value(value);
-    if (!info.has_gradient()) return;
-    reached[value.index()] = true;
-    if (info.storage.valid()) read[info.storage.index()] = true;
-  };
-  for (const auto root : roots) visit(root);
-  for (std::size_t i = graph.ops.size(); i-- > 0;) {
-    bool leads_on = false;
-    for_each_output(graph.ops[i], [&](ValueId value) {
-      const auto& info = graph.value(value);
-      // What is written through one view is read through all.
-      const bool written = info.previous.valid() && info.storage.valid() && read[info.storage.index()];
-      leads_on = leads_on || reached[value.index()] || (written && info.has_gradient());
-    });
-    if (leads_on) for_each_input(graph.ops[i], visit);
-  }
-  for (std::size_t i = 0; i < reached.size(); ++i) {
-    reached[i] = reached[i] && graph.values[i].kind == ValueKind::kParameter;
-  }
-  return reached;
-}
 
 StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const Leaves& leaves,
                            const std::vector<bool>& reduced)

@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/torch_engine.hpp>
+#include "torch/engine/torch_engine.hpp"
 
 #include <algorithm>
 #include <set>

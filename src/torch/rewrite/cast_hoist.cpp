@@ -1,13 +1,12 @@
-#include <autopar/torch/rewrite/cast_hoist.hpp>
+#include "torch/rewrite/cast_hoist.hpp"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include <autopar/torch/op_table.hpp>
-
-#include "torch/capture/last_writes.hpp"
+#include "torch/ir/last_writes.hpp"
+#include "torch/ir/op_table.hpp"
 #include "torch/rewrite/compact.hpp"
 
 namespace autopar {

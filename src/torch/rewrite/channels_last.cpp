@@ -1,4 +1,4 @@
-#include <autopar/torch/rewrite/channels_last.hpp>
+#include "torch/rewrite/channels_last.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/rewrite/cast_hoist.hpp>
+
+#include "torch/rewrite/cast_hoist.hpp"
 
 namespace autopar {
 namespace {

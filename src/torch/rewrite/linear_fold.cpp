@@ -1,4 +1,4 @@
-#include <autopar/torch/rewrite/linear_fold.hpp>
+#include "torch/rewrite/linear_fold.hpp"
 
 #include <algorithm>
 #include <optional>

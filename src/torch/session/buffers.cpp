@@ -73,7 +73,7 @@ class Blends {
 
 }  // namespace
 
-GlobalSums Session::Impl::sums_over(const std::vector<Rank>& holders) {
+WorldSums Session::Impl::sums_over(const std::vector<Rank>& holders) {
   return {wire_, group_of(holders), static_cast<int>(holders.size()), device_};
 }
 

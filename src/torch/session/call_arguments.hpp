@@ -9,8 +9,9 @@
 #include <c10/core/Device.h>
 
 #include <autopar/plan/options.hpp>
-#include <autopar/torch/capture.hpp>
 #include <autopar/torch/flatten.hpp>
+
+#include "torch/capture/capture.hpp"
 
 namespace autopar {
 

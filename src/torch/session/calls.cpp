@@ -10,8 +10,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/executor.hpp>
 
+#include "torch/device/tf32_scope.hpp"
 #include "torch/session/plan_only.hpp"
-#include "torch/session/tf32_scope.hpp"
 
 namespace autopar {
 

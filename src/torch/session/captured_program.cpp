@@ -5,13 +5,14 @@
 
 #include <ATen/ops/full.h>
 
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/report/runnable.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/parts.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
-#include <autopar/torch/engine/message.hpp>
+
+#include "torch/engine/message.hpp"
 
 namespace autopar {
 

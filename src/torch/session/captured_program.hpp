@@ -16,17 +16,17 @@
 #include <autopar/runtime/transport.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/pipeline.hpp>
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/engine/division.hpp>
-#include <autopar/torch/engine/rank_runtime.hpp>
-#include <autopar/torch/op_graph.hpp>
 
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/engine/rank_runtime.hpp"
+#include "torch/ir/op_graph.hpp"
 #include "torch/session/epilogue.hpp"
 #include "torch/session/member_watch.hpp"
 #include "torch/session/prologue.hpp"
 #include "torch/session/recent_map.hpp"
 #include "torch/session/replicated_updates.hpp"
+#include "torch/staging/division.hpp"
 
 namespace autopar {
 

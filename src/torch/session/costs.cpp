@@ -11,7 +11,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/cost_file.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/profiler.hpp>
+
+#include "torch/cost/measured/profiler.hpp"
 
 namespace autopar {
 

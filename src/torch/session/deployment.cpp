@@ -15,20 +15,20 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
-#include <autopar/plan/pipeline_of.hpp>
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/report/runnable.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/rewrite/cast_hoist.hpp>
-#include <autopar/torch/rewrite/channels_last.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
-#include <autopar/torch/rewrite/select_fold.hpp>
-#include <autopar/torch/shown_name.hpp>
-
-#include "torch/session/host_memory.hpp"
-#include "torch/session/whole_handles.hpp"
 
 #ifdef AUTOPAR_TORCH_CUDA
 #include <c10/cuda/CUDAStream.h>
+
+#include "torch/device/host_memory.hpp"
+#include "torch/ir/shown_name.hpp"
+#include "torch/parameters/whole_handles.hpp"
+#include "torch/rewrite/cast_hoist.hpp"
+#include "torch/rewrite/channels_last.hpp"
+#include "torch/rewrite/linear_fold.hpp"
+#include "torch/rewrite/select_fold.hpp"
 #endif
 
 namespace autopar {
@@ -384,7 +384,7 @@ void Session::Impl::make_transports() {
   wire_ = new_transport();
   std::vector<Rank> everyone;
   for (int r = 0; r < world_.size(); ++r) everyone.push_back(Rank(r));
-  world_sums_ = GlobalSums(wire_, group_of(everyone), world_.size(), device_);
+  world_sums_ = WorldSums(wire_, group_of(everyone), world_.size(), device_);
 }
 
 GroupId Session::Impl::group_of(const std::vector<Rank>& ranks) {

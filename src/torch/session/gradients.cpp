@@ -14,8 +14,8 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
-#include <autopar/torch/engine/gradient_factor.hpp>
 
+#include "torch/gradients/gradient_factor.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {

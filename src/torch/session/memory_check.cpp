@@ -11,8 +11,8 @@
 #include <autopar/plan/check/turn_orders.hpp>
 #include <autopar/plan/text.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/profile.hpp>
 
+#include "torch/cost/profile.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {

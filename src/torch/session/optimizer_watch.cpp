@@ -6,9 +6,8 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <autopar/torch/hyper_parameters.hpp>
-#include <autopar/torch/optimizer_state.hpp>
-
+#include "torch/parameters/hyper_parameters.hpp"
+#include "torch/parameters/optimizer_state.hpp"
 #include "torch/session/handshake.hpp"
 
 namespace autopar {

@@ -11,8 +11,8 @@
 #include <ATen/ops/empty_like.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
 
+#include "torch/capture/phantom.hpp"
 #include "torch/session/handshake.hpp"
 
 namespace autopar {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "torch/algebra/mode_ties.hpp"
+#include "torch/cost/mode_ties.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/session_impl.hpp"
 

@@ -8,8 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include <autopar/torch/profile.hpp>
-
+#include "torch/cost/profile.hpp"
 #include "torch/session/captured_program.hpp"
 
 namespace autopar {

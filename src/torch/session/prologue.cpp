@@ -4,7 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <autopar/torch/engine/message.hpp>
+#include "torch/engine/message.hpp"
 
 namespace autopar {
 
@@ -70,7 +70,7 @@ at::Tensor Prologue::local_count(const LossCount& count, const Environment& valu
   return weights.index_select(0, target.masked_select(counted)).sum();
 }
 
-PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const ShareContext& local, GlobalSums& sums) {
+PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const ShareContext& local, WorldSums& sums) {
   const at::NoGradGuard no_grad;
   const bool has_samples = local.samples > 0;
   auto values = leaves(inputs);

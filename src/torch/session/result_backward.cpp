@@ -17,8 +17,8 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/device/tf32_scope.hpp"
 #include "torch/session/result_node.hpp"
-#include "torch/session/tf32_scope.hpp"
 
 namespace autopar {
 

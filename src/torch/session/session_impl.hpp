@@ -18,29 +18,29 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/trace_file.hpp>
 #include <autopar/runtime/any_transport.hpp>
-#include <autopar/torch/capture_change.hpp>
-#include <autopar/torch/checkpoint.hpp>
-#include <autopar/torch/engine/host_copies.hpp>
-#include <autopar/torch/engine/loss_scaler.hpp>
-#include <autopar/torch/engine/shards.hpp>
-#include <autopar/torch/engine/torch_engine.hpp>
 #include <autopar/torch/init_record.hpp>
-#include <autopar/torch/parameter_reads.hpp>
-#include <autopar/torch/profile.hpp>
-#include <autopar/torch/profiler.hpp>
 #include <autopar/torch/session.hpp>
 
+#include "torch/algebra/parameter_reads.hpp"
+#include "torch/capture/capture_change.hpp"
+#include "torch/checkpoint/checkpoint.hpp"
+#include "torch/cost/measured/profiler.hpp"
+#include "torch/cost/profile.hpp"
+#include "torch/device/host_copies.hpp"
+#include "torch/engine/torch_engine.hpp"
+#include "torch/gradients/loss_scaler.hpp"
+#include "torch/parameters/shards.hpp"
+#include "torch/parameters/state_registry.hpp"
 #include "torch/session/call_arguments.hpp"
 #include "torch/session/captured_program.hpp"
-#include "torch/session/global_sums.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
 #include "torch/session/planned_modes.hpp"
-#include "torch/session/planned_segments.hpp"
 #include "torch/session/recent_map.hpp"
 #include "torch/session/result_node.hpp"
-#include "torch/session/state_registry.hpp"
+#include "torch/session/world_sums.hpp"
+#include "torch/staging/planned_segments.hpp"
 
 namespace autopar {
 
@@ -284,7 +284,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void pool_batch_norms(Call& call);
   struct NormPool;
   void pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools, const OpGraph& graph);
-  [[nodiscard]] GlobalSums sums_over(const std::vector<Rank>& holders);
+  [[nodiscard]] WorldSums sums_over(const std::vector<Rank>& holders);
 
   // ---- checkpoint
   [[nodiscard]] std::vector<PlacedTensor> placed() const;
@@ -309,7 +309,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   AtomPartition planned_atoms_;     ///< likewise
   AnyTransport wire_;
   std::map<std::vector<Rank>, GroupId> groups_, gather_groups_;
-  GlobalSums world_sums_;
+  WorldSums world_sums_;
   std::vector<ShardUnit> units_;                      ///< of all ranks
   std::vector<std::shared_ptr<ShardMemory>> shards_;  ///< by unit; null where this rank is no member
   QueueMark uploaded_;                                ///< after the latest `upload_owners`

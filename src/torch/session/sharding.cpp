@@ -11,16 +11,16 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/engine/message.hpp>
-#include <autopar/torch/engine/stage_runtime.hpp>
-#include <autopar/torch/optimizer_state.hpp>
-#include <autopar/torch/phantom.hpp>
 #include <autopar/torch/shard_sums.hpp>
 
-#include "torch/session/host_memory.hpp"
+#include "torch/capture/phantom.hpp"
+#include "torch/device/host_memory.hpp"
+#include "torch/engine/message.hpp"
+#include "torch/engine/stage_runtime.hpp"
+#include "torch/parameters/optimizer_state.hpp"
+#include "torch/parameters/whole_handles.hpp"
 #include "torch/session/session_impl.hpp"
 #include "torch/session/share_guard.hpp"
-#include "torch/session/whole_handles.hpp"
 
 namespace autopar {
 

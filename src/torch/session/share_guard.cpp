@@ -17,7 +17,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/capture/ivalues.hpp"
+#include "torch/ir/ivalues.hpp"
 
 namespace autopar {
 namespace {

@@ -12,8 +12,8 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/parameters/whole_handles.hpp"
 #include "torch/session/session_impl.hpp"
-#include "torch/session/whole_handles.hpp"
 
 namespace autopar {
 

@@ -7,10 +7,10 @@
 
 #include <autopar/cost/weighted.hpp>
 #include <autopar/graph/algorithms/convexity.hpp>
-#include <autopar/plan/brute_force.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 
-#include "random_models.hpp"
+#include "unit/plan/random_models.hpp"
+#include "brute_force.hpp"
 
 using namespace autopar;
 using test::Dice;

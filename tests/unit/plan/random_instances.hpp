@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/workload.hpp>
 
-#include "random_models.hpp"
+#include "unit/plan/random_models.hpp"
 
 namespace autopar::test {
 

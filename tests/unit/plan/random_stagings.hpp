@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
-#include <autopar/plan/staging.hpp>
-#include <autopar/plan/workload.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
 
-#include "random_models.hpp"
+#include "unit/plan/random_models.hpp"
 
 namespace autopar::test {
 

@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
+#include <autopar/plan/search/chunked_staging.hpp>
 
 #include "html.hpp"
 #include "tool_run.hpp"

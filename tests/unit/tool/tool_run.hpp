@@ -11,7 +11,7 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/profile_file.hpp>
 
-#include "../plan/random_models.hpp"
+#include "unit/plan/random_models.hpp"
 #include "tool.hpp"
 
 namespace autopar::test {

@@ -13,7 +13,7 @@
 #include <autopar/io/cost_file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "tool_run.hpp"
 

@@ -9,12 +9,12 @@
 #include <autopar/core/error.hpp>
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/check/shape.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/pipeline_of.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/staging.hpp>
-#include <autopar/plan/workload.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
 

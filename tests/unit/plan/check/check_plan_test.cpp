@@ -7,13 +7,13 @@
 #include <optional>
 #include <string>
 
-#include <autopar/plan/brute_force.hpp>
-#include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
+#include <autopar/plan/search/chunked_staging.hpp>
 
-#include "../random_instances.hpp"
-#include "../random_models.hpp"
+#include "unit/plan/random_instances.hpp"
+#include "unit/plan/random_models.hpp"
+#include "brute_force.hpp"
 
 using namespace autopar;
 using test::Dice;

@@ -7,7 +7,7 @@
 
 #include <autopar/plan/planner.hpp>
 
-#include "../random_models.hpp"
+#include "unit/plan/random_models.hpp"
 
 using namespace autopar;
 

@@ -1,4 +1,4 @@
-#include <autopar/torch/batch_algebra.hpp>
+#include "torch/algebra/batch_algebra.hpp"
 
 #include "share_checks.hpp"
 

@@ -1,6 +1,7 @@
-#include <autopar/torch/batch_algebra.hpp>
 
 #include "share_checks.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
 
 namespace {
 

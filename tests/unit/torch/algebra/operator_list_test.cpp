@@ -1,4 +1,3 @@
-#include <autopar/torch/op_table.hpp>
 
 #include <algorithm>
 #include <array>
@@ -17,7 +16,9 @@
 
 #include <catch_shim.hpp>
 
-// include/autopar/torch/OPERATORS.md: what the table makes of each of libtorch's operators.
+#include "torch/ir/op_table.hpp"
+
+// src/torch/OPERATORS.md: what the table makes of each of libtorch's operators.
 namespace {
 namespace operator_list_test {
 
@@ -212,7 +213,7 @@ std::string operator_list() {
 }
 
 std::filesystem::path file() {
-  return std::filesystem::path(__FILE__).parent_path() / "../../../../include/autopar/torch/OPERATORS.md";
+  return std::filesystem::path(__FILE__).parent_path() / "../../../../src/torch/OPERATORS.md";
 }
 
 TEST_CASE("the list of operators is what the table says of libtorch's operators") {

@@ -1,6 +1,7 @@
-#include <autopar/torch/batch_algebra.hpp>
 
 #include "share_checks.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
 
 // Operators of signals, matrices, images and parts of tensors: the shares of a batch against the whole.
 namespace {

@@ -1,4 +1,4 @@
-#include <autopar/torch/profile.hpp>
+#include "torch/cost/profile.hpp"
 
 #include <algorithm>
 #include <array>
@@ -11,12 +11,12 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
-
 #include <catch_shim.hpp>
 
 #include "../profiled.hpp"
+
+#include "torch/capture/capture.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace {
 

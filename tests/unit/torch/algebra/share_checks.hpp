@@ -5,11 +5,12 @@
 #include <string>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/profile.hpp>
 
 #include "share_interpreter.hpp"
 
 #include <catch_shim.hpp>
+
+#include "torch/cost/profile.hpp"
 
 namespace autopar::test {
 

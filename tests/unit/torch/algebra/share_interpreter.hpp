@@ -11,9 +11,9 @@
 
 #include <torch/torch.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/batch_number.hpp>
-#include <autopar/torch/capture.hpp>
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/ir/batch_number.hpp"
 
 namespace autopar::test {
 

@@ -1,4 +1,3 @@
-#include <autopar/torch/capture.hpp>
 
 #include <functional>
 #include <string>
@@ -11,10 +10,12 @@
 #include <torch/utils.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/capture/capture.hpp"
+#include "torch/capture/phantom.hpp"
 
 // What autocast on CUDA devices does, as captures record it, which need none.
 namespace autopar::test {

@@ -2,11 +2,12 @@
 #include <functional>
 #include <limits>
 
-#include <autopar/torch/polymorphism.hpp>
-#include <autopar/torch/replay.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/capture/polymorphism.hpp"
+#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {

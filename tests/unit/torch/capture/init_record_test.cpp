@@ -7,11 +7,12 @@
 #include <torch/utils.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
-#include <autopar/torch/replay.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/capture/phantom.hpp"
+#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {

@@ -1,4 +1,3 @@
-#include <autopar/torch/replay.hpp>
 
 #include <functional>
 #include <memory>
@@ -9,6 +8,8 @@
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/replay/replay.hpp"
 
 // Strides are part of a value's form: what is captured with channels-last arguments or weights has them as eager has.
 namespace autopar::test {

@@ -10,7 +10,7 @@
 #include <torch/nn.h>
 #include <torch/types.h>
 
-#include <autopar/torch/capture.hpp>
+#include "torch/capture/capture.hpp"
 
 namespace autopar::test {
 

@@ -1,13 +1,14 @@
-#include <autopar/torch/capture.hpp>
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/utils.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/polymorphism.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/capture/capture.hpp"
+#include "torch/capture/polymorphism.hpp"
 
 namespace autopar::test {
 namespace {

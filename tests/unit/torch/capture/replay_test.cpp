@@ -1,4 +1,4 @@
-#include <autopar/torch/replay.hpp>
+#include "torch/replay/replay.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/utils.h>

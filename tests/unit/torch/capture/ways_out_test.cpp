@@ -1,4 +1,3 @@
-#include <autopar/torch/capture.hpp>
 
 #include <array>
 #include <cmath>
@@ -11,14 +10,16 @@
 #include <torch/library.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/init_record.hpp>
-#include <autopar/torch/replay.hpp>
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
 #include <says.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/replay/replay.hpp"
 
 // What a refusal says to do is done here: it captures, and computes what the refused forward computes in one process.
 namespace autopar::test {

@@ -11,17 +11,18 @@
 #include <autopar/autopar.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/print.hpp>
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/capture.hpp>
+#include <autopar/plan/report/print.hpp>
 #include <autopar/torch/init_record.hpp>
-#include <autopar/torch/phantom.hpp>
-#include <autopar/torch/profile.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
 #include <catch_shim.hpp>
 #include <resident_memory.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/capture/phantom.hpp"
+#include "torch/cost/profile.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace autopar::test {
 namespace {

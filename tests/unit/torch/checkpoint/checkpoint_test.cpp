@@ -1,4 +1,4 @@
-#include <autopar/torch/checkpoint.hpp>
+#include "torch/checkpoint/checkpoint.hpp"
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
@@ -9,7 +9,8 @@
 #include <torch/torch.h>
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/hyper_parameters.hpp>
+
+#include "torch/parameters/hyper_parameters.hpp"
 
 using namespace autopar;
 

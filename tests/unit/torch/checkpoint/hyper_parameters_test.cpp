@@ -1,4 +1,4 @@
-#include <autopar/torch/hyper_parameters.hpp>
+#include "torch/parameters/hyper_parameters.hpp"
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
@@ -9,9 +9,10 @@
 #include <torch/torch.h>
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/checkpoint.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
+
+#include "torch/checkpoint/checkpoint.hpp"
 
 namespace hyper_parameters_test {
 

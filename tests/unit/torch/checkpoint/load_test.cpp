@@ -1,4 +1,3 @@
-#include <autopar/torch/checkpoint.hpp>
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
@@ -20,7 +19,9 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/safetensors.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/hyper_parameters.hpp>
+
+#include "torch/checkpoint/checkpoint.hpp"
+#include "torch/parameters/hyper_parameters.hpp"
 
 // What a load that fails leaves behind: nothing. And what makes it fail.
 namespace load_test {

@@ -1,15 +1,15 @@
-#include <autopar/torch/engine/class_loss.hpp>
+#include "torch/interpret/class_loss.hpp"
 
 #include <limits>
 #include <vector>
 
 #include <torch/torch.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
-
 #include <catch_shim.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/interpret/op_runner.hpp"
 
 namespace autopar::test {
 namespace class_loss_test {

@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/split_backward.hpp>
+#include "torch/interpret/split_backward.hpp"
 
 #include <functional>
 #include <string>
@@ -6,11 +6,11 @@
 
 #include <torch/torch.h>
 
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
-
 #include <catch_shim.hpp>
+
+#include "torch/capture/capture.hpp"
+#include "torch/interpret/op_runner.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 // Backwards in two parts, each against libtorch's whole one.
 namespace split_backward_test {

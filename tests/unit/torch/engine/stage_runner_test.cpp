@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/stage_runner.hpp>
+#include "torch/interpret/stage_runner.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -14,12 +14,12 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/partition.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
-
 #include <catch_shim.hpp>
 #include <rank_memory.hpp>
+
+#include "torch/capture/capture.hpp"
+#include "torch/cost/partition.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 // Segments that run again against the same program that runs once: results, gradients, statistics, memory.
 namespace stage_runner_test {

@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/view_parts.hpp>
+#include "torch/interpret/view_parts.hpp"
 
 #include <map>
 #include <string>
@@ -7,12 +7,12 @@
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
-#include <autopar/torch/rewrite/select_fold.hpp>
-
 #include <catch_shim.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/interpret/op_runner.hpp"
+#include "torch/rewrite/select_fold.hpp"
 
 namespace autopar::test {
 namespace view_parts_test {

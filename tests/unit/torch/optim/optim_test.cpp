@@ -16,9 +16,10 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/checkpoint.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
+
+#include "torch/checkpoint/checkpoint.hpp"
 
 // The multi-tensor optimizers are torch::optim's, step by step: parameters of every layout, options of every kind, groups
 // with options of their own, gradients that come and go, files that go from one to the other.

@@ -1,4 +1,4 @@
-#include <autopar/torch/profiler.hpp>
+#include "torch/cost/measured/profiler.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -10,12 +10,13 @@
 
 #include <autopar/cost/profiled.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
 
 #include <catch_shim.hpp>
 
 #include "../profiled.hpp"
+
+#include "torch/capture/capture.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace profiler_test {
 

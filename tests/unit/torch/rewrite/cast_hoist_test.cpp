@@ -1,14 +1,15 @@
-#include <autopar/torch/rewrite/cast_hoist.hpp>
+#include "torch/rewrite/cast_hoist.hpp"
 
 #include <torch/utils.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/profile.hpp>
-#include <autopar/torch/replay.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/cost/profile.hpp"
+#include "torch/replay/replay.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace autopar::test {
 namespace {

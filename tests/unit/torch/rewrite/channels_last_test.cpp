@@ -1,4 +1,4 @@
-#include <autopar/torch/rewrite/channels_last.hpp>
+#include "torch/rewrite/channels_last.hpp"
 
 #include <functional>
 #include <memory>
@@ -8,10 +8,10 @@
 
 #include <catch_shim.hpp>
 
-#include <autopar/torch/replay.hpp>
-#include <autopar/torch/rewrite/cast_hoist.hpp>
-
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/replay/replay.hpp"
+#include "torch/rewrite/cast_hoist.hpp"
 
 namespace autopar::test {
 namespace {

@@ -1,11 +1,12 @@
-#include <autopar/torch/rewrite/linear_fold.hpp>
+#include "torch/rewrite/linear_fold.hpp"
 
 #include <torch/utils.h>
 
-#include <autopar/torch/replay.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {
