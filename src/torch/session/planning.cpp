@@ -181,8 +181,6 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   request.batch = elsewhere ? batch / world_.size() * cluster.devices : batch;
   const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
                                  mean_trained_tensor(profile.model));
-  // A first look at one sample does not say how the model will be trained.
-  if (at::GradMode::is_enabled() && module_->is_training()) require_samples(request);
   if (options_.microbatches == 0) leave_two_samples(program, request);
   Progress progress("autopar plans", world_.logger(LogModule::kPlanner).enabled(LogLevel::kWarn) ? terminal() : nullptr);
   const PlanObserver observer = [&](const std::string& phase) { progress.now(phase); };
