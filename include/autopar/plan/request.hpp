@@ -105,4 +105,8 @@ struct Constraints {
   [[nodiscard]] std::int64_t largest_local_batch() const { return (batch + world - 1) / world; }
 };
 
+[[nodiscard]] inline std::string name_of(ScheduleKind kind) {
+  return std::string(to_string(kind));
+}
+
 }  // namespace autopar

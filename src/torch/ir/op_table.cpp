@@ -10,6 +10,7 @@ using F = OpFamily;
 using C = OpClass;
 using S = SavedTensors;
 
+// clang-format off
 constexpr OpTraits kTable[] = {
     // element-wise, nothing but the result's gradient needed
     {"add", F::kPointwise}, {"sub", F::kPointwise}, {"subtract", F::kPointwise}, {"rsub", F::kPointwise},
@@ -285,6 +286,7 @@ constexpr OpTraits kTable[] = {
     // row-wise distances
     {"cosine_similarity", F::kReduce, C::kMemory, S::kInputs}, {"pairwise_distance", F::kReduce, C::kMemory, S::kInputs},
 };
+// clang-format on
 
 std::unordered_map<std::string_view, const OpTraits*> index_table() {
   std::unordered_map<std::string_view, const OpTraits*> index;

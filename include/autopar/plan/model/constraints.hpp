@@ -15,10 +15,6 @@
 
 namespace autopar {
 
-[[nodiscard]] inline std::string name_of(ScheduleKind kind) {
-  return std::string(to_string(kind));
-}
-
 namespace detail {
 
 [[noreturn]] inline void refuse(const std::string& what) {
