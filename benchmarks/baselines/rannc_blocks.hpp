@@ -82,8 +82,7 @@ struct RanncBlocks {
         const double a = time[node.index()], b = time[next.index()];
         if (taken[next.index()] || (measured ? a + b : std::max(a, b)) > limit) continue;
         double bytes = 0;
-        for (const EdgeId original : graph[edge])
-          bytes += work.graph[original].bytes.at(static_cast<double>(samples));
+        for (const EdgeId original : graph[edge]) bytes += work.graph[original].bytes.at(static_cast<double>(samples));
         if (bytes <= gain || has_way_round(graph, node, next)) continue;
         gain = bytes;
         with = next;
@@ -124,8 +123,8 @@ struct RanncBlocks {
     std::vector<std::pair<double, std::vector<NodeId>>> row;  // consecutive in a topological order
     for (const NodeId block : topological_order(graph)) row.push_back({time[block.index()], {block}});
     while (row.size() > most) {
-      const auto least = std::min_element(row.begin(), row.end(),
-                                          [](const auto& a, const auto& b) { return a.first < b.first; });
+      const auto least =
+          std::min_element(row.begin(), row.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
       const bool left = least + 1 == row.end() || (least != row.begin() && (least - 1)->first < (least + 1)->first);
       const auto into = left ? least - 1 : least, gone = into + 1;
       into->first += gone->first;

@@ -39,8 +39,7 @@ class RanncSegments {
           sum.held += parameter_memory(parameter, objective.constraints()).total().value();
           if (parameter.trainable) sum.trainable += parameter.bytes;
         }
-        sum.boundary = boundary_of(
-            work, [&](NodeId id) { return id.index() >= begin && id.index() < end; });
+        sum.boundary = boundary_of(work, [&](NodeId id) { return id.index() >= begin && id.index() < end; });
         fixed_[begin * (n_ + 1) + end] = sum;
       }
     }
@@ -50,8 +49,8 @@ class RanncSegments {
   struct Shape {
     int copies = 1;  ///< equal pipelines
     int microbatches = 1;
-    int replicas = 1;       ///< in each of them
-    int in_flight = 1;      ///< micro-batches that keep their activations
+    int replicas = 1;   ///< in each of them
+    int in_flight = 1;  ///< micro-batches that keep their activations
     bool recompute = false;
   };
   struct Segment {
@@ -139,8 +138,8 @@ class RanncSegments {
 struct RanncStaging {
   using policy_category = staging_policy_tag;
   RanncBlocks blocks{};
-  BytesPerSecond link{20.0 * (1 << 30)};        ///< what RaNNC takes any link for
-  BytesPerSecond reduction{10.0 * (1 << 30)};   ///< and any gradient sum
+  BytesPerSecond link{20.0 * (1 << 30)};       ///< what RaNNC takes any link for
+  BytesPerSecond reduction{10.0 * (1 << 30)};  ///< and any gradient sum
   /// What RaNNC itself does with several micro-batches: stages keep their inputs only and run forwards again. Autopar's
   /// runtime does not, so this is for predicting RaNNC, not for plans that run here.
   bool recompute = false;
@@ -150,8 +149,8 @@ struct RanncStaging {
     const Workload& work = objective.work();
     SearchResult result{Candidates(constraints.memory)};
     const std::int64_t most = std::int64_t{1} * constraints.world * constraints.microbatches.back();
-    const Partition parts = in_order(
-        work, blocks.coarsen(work, (constraints.batch + most - 1) / most, std::max(1, constraints.stages)));
+    const Partition parts =
+        in_order(work, blocks.coarsen(work, (constraints.batch + most - 1) / most, std::max(1, constraints.stages)));
     const Workload coarse = contracted(work, parts);
     const detail::RanncSegments segments(coarse, objective, link);
     for (const Grid& grid : grids(objective, static_cast<int>(parts.block_count()))) {
@@ -262,8 +261,8 @@ struct RanncStaging {
 
   [[nodiscard]] detail::RanncSegments::Shape shape(const StepObjective& objective, const Grid& grid, int stage,
                                                    int stages, int microbatches, int replicas) const {
-    const int in_flight = peak_in_flight(schedule_of(objective.constraints()), objective.work().loss_mode, stage,
-                                         stages, microbatches);
+    const int in_flight =
+        peak_in_flight(schedule_of(objective.constraints()), objective.work().loss_mode, stage, stages, microbatches);
     return {grid.copies, microbatches, replicas, in_flight, recomputes(microbatches)};
   }
 
@@ -271,8 +270,7 @@ struct RanncStaging {
     if (constraints.replicas_of_each > 0) return replicas == constraints.replicas_of_each;
     if (!constraints.replicas.empty()) return replicas == constraints.replicas[static_cast<std::size_t>(stage)];
     const auto parts = std::int64_t{1} * grid.copies * microbatches;
-    return std::has_single_bit(static_cast<unsigned>(replicas)) &&
-           replicas <= (constraints.batch + parts - 1) / parts;
+    return std::has_single_bit(static_cast<unsigned>(replicas)) && replicas <= (constraints.batch + parts - 1) / parts;
   }
 
   /// The recurrence: table[s][b][d] is what is kept of s stages for the first b blocks on d devices. What is kept
@@ -293,7 +291,8 @@ struct RanncStaging {
           for (int k = grid.devices - s + 1; k > 0; --k) {  // so that fewer devices before come first
             if (!may_have(objective.constraints(), grid, s - 1, microbatches, k)) continue;
             ++states;
-            const auto segment = segments.at(begin, end, shape(objective, grid, s - 1, stages, microbatches, k), stages);
+            const auto segment =
+                segments.at(begin, end, shape(objective, grid, s - 1, stages, microbatches, k), stages);
             if (!segment.fits) continue;
             for (int before = s - 1; before + k <= grid.devices; ++before) {
               const State& from = table[row - layer + begin * width + static_cast<std::size_t>(before)];
@@ -313,8 +312,8 @@ struct RanncStaging {
     const double step = std::max(segment.forward + segment.communication, from.forward) +
                         std::max(segment.backward + segment.communication, from.backward);
     if (step >= to.eval) return;
-    to = {std::max(step, from.eval), std::max(segment.forward, from.forward),
-          std::max(segment.backward, from.backward), begin, before};
+    to = {std::max(step, from.eval), std::max(segment.forward, from.forward), std::max(segment.backward, from.backward),
+          begin, before};
   }
 
   static std::optional<Division> traced(const std::vector<State>& table, int stages, std::size_t blocks, int devices) {
@@ -332,16 +331,15 @@ struct RanncStaging {
   }
 
   /// Tick by tick the slowest forward and the slowest backward of the stages at work, then the slowest sum.
-  [[nodiscard]] double estimate(const detail::RanncSegments& segments, const StepObjective& objective,
-                                const Grid& grid, const Division& division, int microbatches) const {
+  [[nodiscard]] double estimate(const detail::RanncSegments& segments, const StepObjective& objective, const Grid& grid,
+                                const Division& division, int microbatches) const {
     const int stages = static_cast<int>(division.replicas.size());
     std::vector<double> forward, backward;
     double sum = 0, step = 0;
     for (int s = 0; s < stages; ++s) {
       const auto i = static_cast<std::size_t>(s);
-      const auto segment =
-          segments.at(division.begin[i], division.begin[i + 1],
-                      shape(objective, grid, s, stages, microbatches, division.replicas[i]), stages);
+      const auto segment = segments.at(division.begin[i], division.begin[i + 1],
+                                       shape(objective, grid, s, stages, microbatches, division.replicas[i]), stages);
       forward.push_back(segment.forward + segment.communication);
       backward.push_back(segment.backward + segment.communication);
       sum = std::max(sum, (segments.trainable(division.begin[i], division.begin[i + 1]) / reduction).value());

@@ -3,7 +3,8 @@
 // are made of shapes ("profile":"synthetic"), not captured; a transformer of a trillion parameters on 3072 devices.
 //
 // Everything that the planner can plan is allowed, as with the tool's --all: all schedules, ZeRO, recomputation; the
-// models are also planned for what the runtime runs today. "seconds" by the clock, "cpu_seconds" of the thread that plans.
+// models are also planned for what the runtime runs today. "seconds" by the clock, "cpu_seconds" of the thread that
+// plans.
 //
 //   plan_time [most operators = 10000] [most devices = 64]     0 operators: the models alone
 //   plan_time small [part of a case's name]                    graphs of 10 to 1,000 operators on up to 8 devices
@@ -17,12 +18,12 @@
 #include <string_view>
 #include <utility>
 
-#include <autopar/plan/planner.hpp>
 #include <autopar/plan/model/constraints.hpp>
+#include <autopar/plan/planner.hpp>
 
+#include "baselines/rannc_staging.hpp"
 #include "models.hpp"
 #include "small_graphs.hpp"
-#include "baselines/rannc_staging.hpp"
 
 namespace ap = autopar;
 
@@ -75,8 +76,7 @@ Timed timed(const ap::ModelProfile& model, const ap::Cluster& cluster, const ap:
 std::ostream& operator<<(std::ostream& out, const Timed& timed) {
   return out << R"("seconds":)" << timed.seconds << R"(,"cpu_seconds":)" << timed.cpu_seconds << R"(,"step":)"
              << (timed.plan ? timed.plan->step.value() : 0) << R"(,"plan":")"
-             << (timed.plan ? shape_of(*timed.plan) : "infeasible") << R"(","searched":")" << timed.searched
-             << '"';
+             << (timed.plan ? shape_of(*timed.plan) : "infeasible") << R"(","searched":")" << timed.searched << '"';
 }
 
 std::int64_t parameters_of(const ap::ModelProfile& model) {

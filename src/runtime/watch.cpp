@@ -99,8 +99,9 @@ void Watch::connect(std::span<const std::byte> address) {
   if (auto port = connect_to_control_port(address, health_->self(), lifeline_)) {
     admitted.push_back(std::move(*port));
   } else {
-    health_->logger().warn("cannot reach rank 0's control port (firewall?): the death of a rank is noticed by the "
-                           "launcher or after stall_timeout only");
+    health_->logger().warn(
+        "cannot reach rank 0's control port (firewall?): the death of a rank is noticed by the "
+        "launcher or after stall_timeout only");
   }
   start(std::move(admitted));
 }
@@ -190,7 +191,9 @@ void Watch::take(const Frame& frame, Rank from) {
   const Rank subject = frame.failure.rank;
   if (!subject.valid() || subject.value() >= health_->size()) return;
   switch (frame.kind) {
-    case Kind::kFailure: health_->note(frame.failure); break;
+    case Kind::kFailure:
+      health_->note(frame.failure);
+      break;
     case Kind::kLeft:
       health_->note_left(subject);
       for (Peer& peer : peers_) peer.left = peer.left || peer.rank == subject;

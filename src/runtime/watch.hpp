@@ -16,14 +16,14 @@
 
 namespace autopar::detail {
 
-/// Sockets between rank 0 and every other rank, beside MPI, that tell of failures: a rank that throws or leaves says so,
-/// and the end of file of one that died says it, too; rank 0 passes everything on. One thread a process reads them.
+/// Sockets between rank 0 and every other rank, beside MPI, that tell of failures: a rank that throws or leaves says
+/// so, and the end of file of one that died says it, too; rank 0 passes everything on. One thread a process reads them.
 ///
 /// After a death the process gets `kDeathGrace` to end by itself, then it is aborted: nothing may be left over.
 ///
-/// Hydra kills all ranks at the end of file of one's connection to it, before anybody has said why. So on one host rank 0
-/// and the others hold duplicates of these connections ("lifelines"): whoever is left has the time to tell, and ends the
-/// job itself.
+/// Hydra kills all ranks at the end of file of one's connection to it, before anybody has said why. So on one host rank
+/// 0 and the others hold duplicates of these connections ("lifelines"): whoever is left has the time to tell, and ends
+/// the job itself.
 class Watch {
  public:
   static constexpr std::chrono::seconds kDeathGrace{5};

@@ -22,8 +22,7 @@ namespace {
 
 void print_verdict(const PlanVerdict& verdict, const Certificate& claim, std::ostream& out) {
   out << (verdict.accepted() ? "accepted" : "rejected") << '\n';
-  for (const auto& fault : verdict.faults)
-    out << "fault: " << fault << '\n';
+  for (const auto& fault : verdict.faults) out << "fault: " << fault << '\n';
   if (verdict.step > Seconds{}) out << "step, played again: " << readable(verdict.step) << '\n';
   if (verdict.lower_bound > Seconds{}) {
     out << "lower bound, derived again: " << readable(verdict.lower_bound) << "; gap "

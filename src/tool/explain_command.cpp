@@ -40,8 +40,7 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   };
   const StepCourse course = course_of(plan, problem.profile, costs_on(problem));
   Problem free_links = problem;
-  for (auto& level : free_links.cluster.levels)
-    level.link = {Seconds{}, BytesPerSecond(1e30)};
+  for (auto& level : free_links.cluster.levels) level.link = {Seconds{}, BytesPerSecond(1e30)};
   free_links.measured.links = {};
   const StepCourse unhindered = course_of(plan, problem.profile, costs_on(free_links));
   double busy = 0;
@@ -59,9 +58,7 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   return out;
 }
 
-std::string shape_of(const Plan& plan) {
-  return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule);
-}
+std::string shape_of(const Plan& plan) { return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule); }
 
 /// One change of the machines, and what the planner makes of it.
 struct WhatIf {
@@ -198,8 +195,7 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
   } else {
     plan = make_plan(problem);
   }
-  for (const auto& note : problem.notes)
-    err << "autopar explain: note: " << note << '\n';
+  for (const auto& note : problem.notes) err << "autopar explain: note: " << note << '\n';
   const Breakdown parts = breakdown_of(*plan, problem);
   const auto changes = changes_of(problem);
   if (arguments.json) {
@@ -207,8 +203,7 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
     return kDone;
   }
   out << to_text(*plan) << why(*plan, parts);
-  for (const auto& one : changes)
-    out << effect(one, *plan);
+  for (const auto& one : changes) out << effect(one, *plan);
   return kDone;
 }
 

@@ -157,7 +157,9 @@ TEST_CASE("a checkpoint brings hyper-parameters, and weights alone where that is
   }));
 }
 
-TEST_CASE("a checkpoint that is damaged when a model is deployed is an error of the first call, and the next one goes on", "[files]") {
+TEST_CASE(
+    "a checkpoint that is damaged when a model is deployed is an error of the first call, and the next one goes on",
+    "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};
   static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World& world) {

@@ -172,8 +172,7 @@ class CertificateChecker {
   /// With one micro-batch in flight, the fastest variants and no border, on all devices that are left.
   [[nodiscard]] bool could_fit() const {
     int fewest = tables_.devices;
-    for (const auto& [sum, devices] : before_)
-      fewest = std::min(fewest, devices);
+    for (const auto& [sum, devices] : before_) fewest = std::min(fewest, devices);
     for (std::size_t t = 0; t < tables_.tensor_degrees.size(); ++t) {
       double bytes = 0, work = 0;
       for (const NodeId node : members_) {
@@ -196,8 +195,7 @@ class CertificateChecker {
 
   void close() {
     Set next = tail_;
-    for (const NodeId node : members_)
-      next[node.index()] = true;
+    for (const NodeId node : members_) next[node.index()] = true;
     const auto size = static_cast<std::size_t>(std::count(next.begin(), next.end(), true));
     std::map<std::tuple<std::size_t, std::size_t, int>, bool> fits;
     for (const auto& [sum, devices] : before_) {

@@ -30,7 +30,11 @@ namespace autopar::detail {
 class BottleneckCheck {
  public:
   BottleneckCheck(const VariantTables& tables, const DownsetLattice& tails)
-      : tables_(tables), tails_(tails), least_(tables), rest_(tables, tails), stage_(tables, least_, rest_),
+      : tables_(tables),
+        tails_(tails),
+        least_(tables),
+        rest_(tables, tails),
+        stage_(tables, least_, rest_),
         fit_(tables, least_) {
     fronts_.resize(tails_.size());
     by_size_.resize(tables.graph.node_count());
@@ -48,8 +52,7 @@ class BottleneckCheck {
     states_left_ = states - static_cast<std::int64_t>(tails_.size());
     rest_.prepare(limit_);
     labels_.clear();
-    for (auto& front : fronts_)
-      front.clear();
+    for (auto& front : fronts_) front.clear();
     end_ = -1;
     complete_ = true;
     if (rest_.at(tails_.empty_set(), 0) <= static_cast<double>(tables_.devices)) {
@@ -57,8 +60,7 @@ class BottleneckCheck {
     }
     for (std::size_t size = 0; size < by_size_.size() && end_ < 0 && states_left_ >= 0; ++size) {
       choose(by_size_[size], width);
-      for (std::size_t i = 0; i < chosen_.size() && end_ < 0 && states_left_ >= 0; ++i)
-        extend(chosen_[i].tail);
+      for (std::size_t i = 0; i < chosen_.size() && end_ < 0 && states_left_ >= 0; ++i) extend(chosen_[i].tail);
     }
     states = states_left_;
     if (end_ >= 0) return Answer::kYes;
@@ -70,8 +72,7 @@ class BottleneckCheck {
   /// Most tails of one size.
   [[nodiscard]] std::size_t widest() const {
     std::size_t widest = 0;
-    for (const auto& tails : by_size_)
-      widest = std::max(widest, tails.size());
+    for (const auto& tails : by_size_) widest = std::max(widest, tails.size());
     return widest;
   }
 
@@ -100,9 +101,9 @@ class BottleneckCheck {
   }
 
  private:
-  static constexpr double kRounding = 1e-13;  // sums of doubles in another order
+  static constexpr double kRounding = 1e-13;     // sums of doubles in another order
   static constexpr std::int64_t kTryStates = 4;  // a stage whose variants are looked at costs as much as so many visits
-  static constexpr std::size_t kTogether = 4;  // labels that one look at the front may rule out
+  static constexpr std::size_t kTogether = 4;    // labels that one look at the front may rule out
 
   struct Label {
     int sum, devices;
@@ -143,11 +144,9 @@ class BottleneckCheck {
   void add(DownsetId tail, const Label& label) {
     Front& front = fronts_[tail.index()];
     auto at = front.begin();
-    while (at != front.end() && at->sum < label.sum)
-      ++at;
+    while (at != front.end() && at->sum < label.sum) ++at;
     auto last = at;
-    while (last != front.end() && last->devices >= label.devices)
-      ++last;
+    while (last != front.end() && last->devices >= label.devices) ++last;
     const auto id = static_cast<std::int32_t>(labels_.size());
     labels_.push_back(label);
     if (last == at) {
@@ -202,8 +201,7 @@ class BottleneckCheck {
   }
   /// @param at  labels with a smaller or equal sum; moves on as sums rise
   [[nodiscard]] static bool dominated(const Front& front, std::size_t& at, int sum, std::int64_t devices) {
-    while (at < front.size() && front[at].sum <= sum)
-      ++at;
+    while (at < front.size() && front[at].sum <= sum) ++at;
     return at > 0 && front[at - 1].devices <= devices;
   }
 

@@ -20,12 +20,10 @@ namespace detail {
   for (std::size_t i = 0; i + 1 < order.size(); ++i) {
     tables.graph.add_edge(order[i], order[i + 1], 0);
     for (auto& variants : tables.variants[order[i].index()]) {
-      for (NodeVariant& v : variants)
-        v.out.push_back(0);
+      for (NodeVariant& v : variants) v.out.push_back(0);
     }
     for (auto& variants : tables.variants[order[i + 1].index()]) {
-      for (NodeVariant& v : variants)
-        v.in.push_back(0);
+      for (NodeVariant& v : variants) v.in.push_back(0);
     }
   }
   return tables;
@@ -34,8 +32,8 @@ namespace detail {
 }  // namespace detail
 
 /// The pipeline with the fastest slowest stage, with its proof, or the best that the budget allows and how far it may
-/// be from the fastest. Nodes that cost nothing, or next to nothing at an end of the graph, are folded away; the best plan along one order is
-/// found first.
+/// be from the fastest. Nodes that cost nothing, or next to nothing at an end of the graph, are folded away; the best
+/// plan along one order is found first.
 /// @cost bounded by `max_states`, about 30 to 60 ns each
 struct ExactBottleneckStaging {
   using policy_category = staging_policy_tag;

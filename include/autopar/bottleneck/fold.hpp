@@ -16,8 +16,7 @@ namespace detail {
 class FreeNodes {
  public:
   explicit FreeNodes(const VariantTables& tables) : tables_(tables), order_(topological_order(tables.graph)) {
-    for (const NodeId node : tables.graph.nodes())
-      free_.push_back(is_free(node));
+    for (const NodeId node : tables.graph.nodes()) free_.push_back(is_free(node));
     if (std::find(free_.begin(), free_.end(), false) == free_.end()) free_.front() = false;
     fold();
   }
@@ -93,8 +92,7 @@ class FreeNodes {
       original_.push_back(node);
       folded_.variants.push_back(tables_.variants[node.index()]);
       for (auto& variants : folded_.variants.back()) {
-        for (NodeVariant& v : variants)
-          v.in.clear(), v.out.clear();
+        for (NodeVariant& v : variants) v.in.clear(), v.out.clear();
       }
     }
     // Edges in their old order, so that each finds its bytes; then the orders that free nodes passed on.
@@ -135,19 +133,16 @@ class FreeNodes {
       std::sort(list.begin(), list.end());
       list.erase(std::unique(list.begin(), list.end()), list.end());
       if (free_[node.index()]) continue;
-      for (const NodeId earlier : list)
-        add_order(to_folded[earlier.index()], to_folded[node.index()]);
+      for (const NodeId earlier : list) add_order(to_folded[earlier.index()], to_folded[node.index()]);
     }
   }
   void add_order(NodeId from, NodeId to) {
     folded_.graph.add_edge(from, to, 0);
     for (auto& variants : folded_.variants[from.index()]) {
-      for (NodeVariant& v : variants)
-        v.out.push_back(0);
+      for (NodeVariant& v : variants) v.out.push_back(0);
     }
     for (auto& variants : folded_.variants[to.index()]) {
-      for (NodeVariant& v : variants)
-        v.in.push_back(0);
+      for (NodeVariant& v : variants) v.in.push_back(0);
     }
   }
 

@@ -26,8 +26,7 @@ class GrowingStage {
     position_in_.resize(tables_.graph.edge_count());
     for (const NodeId node : tables_.graph.nodes()) {
       std::size_t e = 0;
-      for (const EdgeId edge : tables_.graph.in_edges(node))
-        position_in_[edge.index()] = e++;
+      for (const EdgeId edge : tables_.graph.in_edges(node)) position_in_[edge.index()] = e++;
     }
     terms_.assign(nodes * blocks_, {});
     stamp_.assign(nodes, 0);
@@ -49,8 +48,7 @@ class GrowingStage {
       held_[t] = least_.row_of(most < 1 ? 1 : 1 + (lowest + most - 1) / most);
     }
     in_tail_.assign(tables_.graph.node_count(), 0);
-    for (const NodeId node : tail)
-      in_tail_[node.index()] = 1;
+    for (const NodeId node : tail) in_tail_[node.index()] = 1;
     ++now_;
     nodes_.clear();
     std::fill_n(frames_.begin(), blocks_, Terms{});
@@ -75,8 +73,8 @@ class GrowingStage {
   }
 
   [[nodiscard]] const std::vector<NodeId>& nodes() const { return nodes_; }
-  [[nodiscard]] const std::vector<char>& inside() const { return inside_; }           ///< by node
-  [[nodiscard]] const std::vector<std::uint64_t>& words() const { return words_; }    ///< a bit for each node
+  [[nodiscard]] const std::vector<char>& inside() const { return inside_; }         ///< by node
+  [[nodiscard]] const std::vector<std::uint64_t>& words() const { return words_; }  ///< a bit for each node
   [[nodiscard]] std::size_t blocks() const { return blocks_; }
   /// Devices that its work and its crossing edges need at least.
   [[nodiscard]] double devices(std::size_t t) const { return frame(t / kLanes).devices[t % kLanes]; }

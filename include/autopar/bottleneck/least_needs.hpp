@@ -27,8 +27,7 @@ class LeastNeeds {
       held_at_.push_back(waiting);
     held_.assign(held_at_.size() * nodes_ * degrees_, std::numeric_limits<double>::infinity());
     for (std::size_t n = 0; n < nodes_; ++n) {
-      for (std::size_t t = 0; t < degrees_; ++t)
-        tabulate(n, t, tables.variants[n][t]);
+      for (std::size_t t = 0; t < degrees_; ++t) tabulate(n, t, tables.variants[n][t]);
     }
     for (std::size_t d = 0; d < tables.replicas.size(); ++d) {
       work_share_ = std::min(work_share_, tables.replicas[d] * tables.work_share[d]);
@@ -81,13 +80,10 @@ class LeastNeeds {
       least.parameters = std::min(least.parameters, v.parameters);
       least.least_in_flight = std::min(least.least_in_flight, v.bytes_in_flight);
       least.least_bytes = std::min(least.least_bytes, v.bytes);
-      for (std::size_t e = 0; e < v.in.size(); ++e)
-        least.in[e] = std::min(least.in[e], v.in[e]);
-      for (std::size_t e = 0; e < v.out.size(); ++e)
-        least.out[e] = std::min(least.out[e], v.out[e]);
+      for (std::size_t e = 0; e < v.in.size(); ++e) least.in[e] = std::min(least.in[e], v.in[e]);
+      for (std::size_t e = 0; e < v.out.size(); ++e) least.out[e] = std::min(least.out[e], v.out[e]);
     }
-    for (const double bytes : least.in)
-      least.all_in += bytes;
+    for (const double bytes : least.in) least.all_in += bytes;
     return least;
   }
 

@@ -44,8 +44,7 @@ class LightNodes {
       const auto edges = before ? tables_.graph.in_edges(host) : tables_.graph.out_edges(host);
       const auto at = static_cast<std::size_t>(std::find(edges.begin(), edges.end(), edge) - edges.begin());
       for (auto& variants : tables.variants[host.index()]) {
-        for (NodeVariant& v : variants)
-          (before ? v.in : v.out)[at] = 0;
+        for (NodeVariant& v : variants) (before ? v.in : v.out)[at] = 0;
       }
     }
     return tables;
@@ -55,8 +54,7 @@ class LightNodes {
   /// @return whether they fit there, and leave no stage empty
   [[nodiscard]] bool settle(std::vector<VariantStage>& stages) const {
     std::vector<bool> light(tables_.graph.node_count(), false);
-    for (const NodeId node : light_)
-      light[node.index()] = true;
+    for (const NodeId node : light_) light[node.index()] = true;
     std::vector<std::size_t> stage_of(light.size(), 0);
     for (std::size_t s = 0; s < stages.size(); ++s) {
       VariantStage kept = stages[s];
@@ -83,7 +81,8 @@ class LightNodes {
 
   [[nodiscard]] NodeId host_of(NodeId node) const {
     const auto& graph = tables_.graph;
-    return graph.out_edges(node).empty() ? graph.source(graph.in_edges(node)[0]) : graph.target(graph.out_edges(node)[0]);
+    return graph.out_edges(node).empty() ? graph.source(graph.in_edges(node)[0])
+                                         : graph.target(graph.out_edges(node)[0]);
   }
   [[nodiscard]] bool is_light(NodeId node) const {
     for (const auto& variants : tables_.variants[node.index()]) {
@@ -100,9 +99,10 @@ class LightNodes {
   }
   [[nodiscard]] int lightest(NodeId node, std::size_t t) const {
     const auto& variants = tables_.variants[node.index()][t];
-    const auto least = std::min_element(variants.begin(), variants.end(), [](const NodeVariant& a, const NodeVariant& b) {
-      return a.bytes_in_flight + a.bytes < b.bytes_in_flight + b.bytes;
-    });
+    const auto least =
+        std::min_element(variants.begin(), variants.end(), [](const NodeVariant& a, const NodeVariant& b) {
+          return a.bytes_in_flight + a.bytes < b.bytes_in_flight + b.bytes;
+        });
     return static_cast<int>(least - variants.begin());
   }
   [[nodiscard]] bool fit(const std::vector<VariantStage>& stages) const {

@@ -17,10 +17,10 @@ struct ExactBottleneckStaging;
 
 /// What a pipeline of variants costs.
 struct PipelineTerms {
-  Seconds slowest{};    ///< stage, a micro-batch
-  double peak = 0;      ///< bytes of the fullest device
+  Seconds slowest{};         ///< stage, a micro-batch
+  double peak = 0;           ///< bytes of the fullest device
   std::int64_t devices = 0;  ///< in use
-  int replicas = 0;     ///< sum of data degrees
+  int replicas = 0;          ///< sum of data degrees
 };
 
 /// Seconds that the slowest stage of a pipeline takes for a micro-batch; ramp-up and drain are not in it. Nodes offer
@@ -37,7 +37,8 @@ class SlowestStage {
 
   /// @throws InvalidArgument as `make_tables`
   template <BidirectionalGraph G, VariantCostModel<G> M>
-  SlowestStage(const G& graph, const M& costs, const DeviceLimits& limits) : tables_(make_tables(graph, costs, limits)) {}
+  SlowestStage(const G& graph, const M& costs, const DeviceLimits& limits)
+      : tables_(make_tables(graph, costs, limits)) {}
   /// @throws InvalidArgument as `check_tables`
   explicit SlowestStage(VariantTables tables) : tables_(std::move(tables)) { check_tables(tables_); }
 
@@ -73,8 +74,7 @@ class SlowestStage {
     for (const NodeId node : tables_.graph.nodes()) {
       double least = std::numeric_limits<double>::infinity();
       for (const auto& variants : tables_.variants[node.index()]) {
-        for (const NodeVariant& v : variants)
-          least = std::min(least, v.bytes_in_flight + v.bytes);
+        for (const NodeVariant& v : variants) least = std::min(least, v.bytes_in_flight + v.bytes);
       }
       if (least > tables_.memory) return TooLarge{node, least};
     }

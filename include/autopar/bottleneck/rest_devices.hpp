@@ -10,12 +10,13 @@
 
 namespace autopar::detail {
 
-/// The fewest devices that everything outside a tail needs, if no stage may take longer than a limit T and the stages of
-/// the tail have a given sum s of data degrees. A sum over nodes, so that a table by tail says it at once.
+/// The fewest devices that everything outside a tail needs, if no stage may take longer than a limit T and the stages
+/// of the tail have a given sum s of data degrees. A sum over nodes, so that a table by tail says it at once.
 ///
 /// Why it holds, for a stage on d replicas with tensor degree t, that is on t * d devices:
 /// - Time. Its work and its gradient sums take at most T, so that t * d * work * work_share[d] / (T - parameters *
-///   parameter_cost[d]), summed over its nodes, is at most t * d. Crossing edges add t * d * bytes * border_cost[d] / T.
+///   parameter_cost[d]), summed over its nodes, is at most t * d. Crossing edges add t * d * bytes * border_cost[d] /
+///   T.
 /// - Memory M, once. It holds bytes_in_flight * y + bytes <= M, so that with any price p >= 0 the time sum plus
 ///   p * (those bytes) - p * M is at most t * d. The credit p * M of each stage is paid back by what its borders cost.
 ///   Borders are nested tails, of each size one. Of the stage behind a border some node has all its predecessors in
@@ -29,12 +30,10 @@ class RestDevices {
  public:
   RestDevices(const VariantTables& tables, const DownsetLattice& tails) : tables_(tables), tails_(tails) {
     const int most = std::min(tables.most_replicas, tables.devices);
-    for (int sum = 0; sum <= std::min(most, kMostSum); sum = sum < 4 ? sum + 1 : sum + sum / 4)
-      sums_.push_back(sum);
+    for (int sum = 0; sum <= std::min(most, kMostSum); sum = sum < 4 ? sum + 1 : sum + sum / 4) sums_.push_back(sum);
     row_of_.resize(static_cast<std::size_t>(std::min(most, kMostSum)) + 1);
     for (std::size_t sum = 0, row = 0; sum < row_of_.size(); ++sum) {
-      while (row + 1 < sums_.size() && static_cast<std::size_t>(sums_[row + 1]) <= sum)
-        ++row;
+      while (row + 1 < sums_.size() && static_cast<std::size_t>(sums_[row + 1]) <= sum) ++row;
       row_of_[sum] = static_cast<std::uint8_t>(row);
     }
     reached_by_.resize(tails.size());
@@ -51,10 +50,10 @@ class RestDevices {
     limit_ = limit;
     tabulate_ways();
     rows_.resize(sums_.size());
-    const bool far = limit < chosen_for_ * 0.97 || limit > chosen_for_ * 1.03;  // means and prices stay good for a while
+    const bool far =
+        limit < chosen_for_ * 0.97 || limit > chosen_for_ * 1.03;  // means and prices stay good for a while
     if (far) chosen_for_ = limit;
-    for (std::size_t row = 0; row < rows_.size(); ++row)
-      fill_row(rows_[row], sums_[row], far);
+    for (std::size_t row = 0; row < rows_.size(); ++row) fill_row(rows_[row], sums_[row], far);
     tabulate_tails();
   }
 
@@ -62,7 +61,9 @@ class RestDevices {
   [[nodiscard]] std::size_t row_of(int sum) const {
     return row_of_[std::min(row_of_.size() - 1, static_cast<std::size_t>(sum))];
   }
-  [[nodiscard]] float in_row(std::size_t row, DownsetId tail) const { return rest_[row * tails_.size() + tail.index()]; }
+  [[nodiscard]] float in_row(std::size_t row, DownsetId tail) const {
+    return rest_[row * tails_.size() + tail.index()];
+  }
   [[nodiscard]] float at(DownsetId tail, int sum) const { return in_row(row_of(sum), tail); }
 
   /// Devices that a node needs more than this bound says if its stage has the t-th tensor degree; only adds up.
@@ -87,9 +88,9 @@ class RestDevices {
     std::size_t t = 0;
   };
   struct Row {
-    double mix = 1, price = 0;          ///< of time against memory of all devices; devices a byte of a stage
-    double all = -1;                    ///< of the whole graph
-    std::vector<double> share, under;   ///< [node], [node and tensor degree]
+    double mix = 1, price = 0;         ///< of time against memory of all devices; devices a byte of a stage
+    double all = -1;                   ///< of the whole graph
+    std::vector<double> share, under;  ///< [node], [node and tensor degree]
   };
 
   /// What a node that joins a tail adds to what earlier stages pay for the edges into it, and what each border costs at
@@ -204,7 +205,8 @@ class RestDevices {
     std::sort(cuts.begin(), cuts.end());
     std::vector<double> prices{0};
     for (const double at : {0.1, 0.3, 0.5, 0.7, 0.9}) {
-      if (!cuts.empty()) prices.push_back(cuts[static_cast<std::size_t>(at * static_cast<double>(cuts.size()))] / tables_.memory);
+      if (!cuts.empty())
+        prices.push_back(cuts[static_cast<std::size_t>(at * static_cast<double>(cuts.size()))] / tables_.memory);
     }
     if (!cuts.empty()) {
       prices.push_back(2 * cuts.back() / tables_.memory);
@@ -253,8 +255,8 @@ class RestDevices {
 
   void tabulate_tails() {
     rest_.resize(tails_.size() * sums_.size());
-    // What goes over the border of the tail itself: all edges into it, or those of one node; only with the latter may the
-    // stages in front of further borders be charged for theirs.
+    // What goes over the border of the tail itself: all edges into it, or those of one node; only with the latter may
+    // the stages in front of further borders be charged for theirs.
     std::vector<double> exact(tails_.size()), by_edges(cheapest_border_.size()), by_nodes(cheapest_border_.size());
     std::vector<double> joined(tails_.size(), 0);
     for (std::size_t i = 1; i < joined.size(); ++i)
@@ -266,13 +268,12 @@ class RestDevices {
         by_nodes[size] = owed(row, size, cheapest_border_);
       }
       exact[0] = 0;
-      for (const double share : row.share)
-        exact[0] += share;
+      for (const double share : row.share) exact[0] += share;
       for (std::size_t i = 0; i < exact.size(); ++i) {
         if (i > 0) exact[i] = exact[reached_by_[i].before] - row.share[reached_by_[i].added.index()];
         const std::size_t size = tails_.cardinality(DownsetId::of(i));
-        const double border = std::max(row.mix * joined[i] / limit_ + by_edges[size],
-                                       row.mix * sent_[i] / limit_ + by_nodes[size]);
+        const double border =
+            std::max(row.mix * joined[i] / limit_ + by_edges[size], row.mix * sent_[i] / limit_ + by_nodes[size]);
         rest_[r * exact.size() + i] = static_cast<float>(std::max(0.0, (exact[i] + border) * (1 - 1e-6) - 1e-6));
       }
     }
@@ -280,10 +281,10 @@ class RestDevices {
 
   const VariantTables& tables_;
   const DownsetLattice& tails_;
-  std::vector<int> sums_;             // ascending from 0, by row
-  std::vector<std::uint8_t> row_of_;  // by sum
-  std::vector<Step> reached_by_;      // by tail
-  std::vector<double> joins_, sent_;                       // device-seconds, by node, by tail
+  std::vector<int> sums_;                                 // ascending from 0, by row
+  std::vector<std::uint8_t> row_of_;                      // by sum
+  std::vector<Step> reached_by_;                          // by tail
+  std::vector<double> joins_, sent_;                      // device-seconds, by node, by tail
   std::vector<double> cheapest_border_, cheapest_taken_;  // device-seconds, by size of a tail
 
   double limit_ = 0, chosen_for_ = 0;

@@ -25,8 +25,7 @@ struct BottleneckResult {
   };
   std::vector<std::size_t> stage_of(tables.graph.node_count());
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    for (const NodeId node : stages[s].nodes)
-      stage_of[node.index()] = s;
+    for (const NodeId node : stages[s].nodes) stage_of[node.index()] = s;
   }
   double slowest = 0;
   for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -49,8 +48,8 @@ struct BottleneckResult {
         ++e;
       }
     }
-    slowest = std::max(slowest, work * tables.work_share[d] + border * tables.border_cost[d] +
-                                    parameters * tables.parameter_cost[d]);
+    slowest = std::max(
+        slowest, work * tables.work_share[d] + border * tables.border_cost[d] + parameters * tables.parameter_cost[d]);
   }
   return slowest;
 }

@@ -18,8 +18,7 @@ namespace autopar {
 /// The tails (sets of nodes closed under successors) of a graph, or nullopt if there are more than `most`.
 [[nodiscard]] inline std::optional<DownsetLattice> tails_of(const VariantTables& tables, std::size_t most) {
   Graph<char, char> reversed;
-  for (std::size_t i = 0; i < tables.graph.node_count(); ++i)
-    reversed.add_node();
+  for (std::size_t i = 0; i < tables.graph.node_count(); ++i) reversed.add_node();
   for (const EdgeId edge : tables.graph.edges())
     reversed.add_edge(tables.graph.target(edge), tables.graph.source(edge));
   return enumerate_downsets(reversed, most);
@@ -34,8 +33,7 @@ namespace autopar {
   for (const auto& degrees : tables.variants) {
     double least = kNever;
     for (std::size_t t = 0; t < degrees.size(); ++t) {
-      for (const NodeVariant& v : degrees[t])
-        least = std::min(least, v.work * tables.tensor_degrees[t]);
+      for (const NodeVariant& v : degrees[t]) least = std::min(least, v.work * tables.tensor_degrees[t]);
     }
     all += least;
   }
@@ -50,13 +48,13 @@ namespace autopar {
 class BottleneckSearch {
  public:
   /// @param tails  of the tables' graph, see `tails_of`
-  BottleneckSearch(const VariantTables& tables, const DownsetLattice& tails)
-      : tables_(tables), check_(tables, tails) {}
+  BottleneckSearch(const VariantTables& tables, const DownsetLattice& tails) : tables_(tables), check_(tables, tails) {}
 
   static constexpr double kGap = 1e-9;
 
   /// @param start       a plan to improve, may be empty; its bound must hold
-  /// @param max_states  budget, about 50 ns each; afterwards the result is the best so far and the bound the last proven
+  /// @param max_states  budget, about 50 ns each; afterwards the result is the best so far and the bound the last
+  /// proven
   [[nodiscard]] BottleneckResult solve(BottleneckResult start, std::int64_t max_states) {
     BottleneckResult best = std::move(start);
     best.lower_bound = std::max(best.lower_bound, even_share(tables_));
@@ -89,10 +87,8 @@ class BottleneckSearch {
       for (const auto& variants : degrees) {
         for (const NodeVariant& v : variants) {
           double border = 0;
-          for (const double bytes : v.in)
-            border += bytes;
-          for (const double bytes : v.out)
-            border += bytes;
+          for (const double bytes : v.in) border += bytes;
+          for (const double bytes : v.out) border += bytes;
           worst = std::max(worst, v.work * most(tables_.work_share) + border * most(tables_.border_cost) +
                                       v.parameters * most(tables_.parameter_cost));
         }
@@ -164,7 +160,8 @@ class BottleneckSearch {
     if (answer != detail::Answer::kYes) return answer;
     auto stages = check_.stages();
     const double found = slowest_of(tables_, stages);
-    if (!best.stages.empty() && found >= best.seconds) {  // sums in another order: nothing is better beyond the last digits
+    if (!best.stages.empty() &&
+        found >= best.seconds) {  // sums in another order: nothing is better beyond the last digits
       if (check_.complete()) best.lower_bound = std::max(best.lower_bound, seconds);
       return detail::Answer::kNo;
     }

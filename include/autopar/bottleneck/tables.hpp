@@ -90,8 +90,7 @@ inline void check_tables(const VariantTables& tables) {
 /// @throws InvalidArgument as `check_tables`
 template <BidirectionalGraph G, VariantCostModel<G> M>
 [[nodiscard]] VariantTables make_tables(const G& graph, const M& model, const DeviceLimits& limits) {
-  detail::demand(limits.devices >= 1,
-                 "a plan needs at least one device, not " + std::to_string(limits.devices));
+  detail::demand(limits.devices >= 1, "a plan needs at least one device, not " + std::to_string(limits.devices));
   VariantTables tables;
   tables.devices = limits.devices;
   tables.memory = limits.memory;
@@ -105,14 +104,15 @@ template <BidirectionalGraph G, VariantCostModel<G> M>
   }
   for (const NodeId node : nodes_of(graph)) {
     std::int64_t id = node.value();
-    if constexpr (requires { { graph[node] } -> std::convertible_to<std::int64_t>; }) id = graph[node];
+    if constexpr (requires {
+                    { graph[node] } -> std::convertible_to<std::int64_t>;
+                  })
+      id = graph[node];
     tables.graph.add_node(id);
     auto& degrees = tables.variants.emplace_back();
-    for (const int degree : tables.tensor_degrees)
-      degrees.push_back(model.variants(graph, node, degree));
+    for (const int degree : tables.tensor_degrees) degrees.push_back(model.variants(graph, node, degree));
   }
-  for (const EdgeId edge : edges_of(graph))
-    tables.graph.add_edge(graph.source(edge), graph.target(edge), 0);
+  for (const EdgeId edge : edges_of(graph)) tables.graph.add_edge(graph.source(edge), graph.target(edge), 0);
   check_tables(tables);
   return tables;
 }

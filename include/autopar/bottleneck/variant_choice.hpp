@@ -29,8 +29,7 @@ class VariantChoice {
 
   /// @param classes  none empty
   [[nodiscard]] static Solution solve(std::vector<Class> classes, double limit) {
-    for (Class& items : classes)
-      drop_dominated(items);
+    for (Class& items : classes) drop_dominated(items);
     return VariantChoice(std::move(classes), limit).run();
   }
 
@@ -121,8 +120,7 @@ class VariantChoice {
     std::vector<double> least(n + 1, 0), priced(n + 1, 0);  // of the classes from c on
     for (std::size_t c = n; c-- > 0;) {
       double low = std::numeric_limits<double>::infinity();
-      for (const Item& item : classes_[c])
-        low = std::min(low, item.cost + price_ * item.bytes);
+      for (const Item& item : classes_[c]) low = std::min(low, item.cost + price_ * item.bytes);
       least[c] = least[c + 1] + classes_[c].front().bytes;
       priced[c] = priced[c + 1] + low;
     }

@@ -32,8 +32,7 @@ class VariantFit {
   [[nodiscard]] bool fits_with(const Stage& stage, double spare) {
     const Known& known = known_of(stage.t, stage.in_flight);
     double over = -tables_.memory;
-    for (const NodeId node : stage.nodes)
-      over += known.bytes[node.index()];
+    for (const NodeId node : stage.nodes) over += known.bytes[node.index()];
     if (over <= 0) return true;
     const Verdict verdict = walk(known.steps, stage.inside, over, spare);
     if (verdict != Verdict::kOpen) return verdict == Verdict::kYes;
@@ -108,8 +107,8 @@ class VariantFit {
     items_.clear();
     const auto& variants = tables_.variants[node.index()][t];
     for (std::size_t v = 0; v < variants.size(); ++v) {
-      items_.push_back({variants[v].bytes_in_flight * in_flight + variants[v].bytes, variants[v].work,
-                        static_cast<int>(v)});
+      items_.push_back(
+          {variants[v].bytes_in_flight * in_flight + variants[v].bytes, variants[v].work, static_cast<int>(v)});
     }
     VariantChoice::drop_dominated(items_);
   }
@@ -186,7 +185,8 @@ class VariantFit {
 
   /// Whether some of the steps, each taken or left, save enough bytes at little enough cost. Of steps that save equally
   /// much the cheapest are taken, so that only how many is open: layers of one kind are one choice.
-  [[nodiscard]] bool choose(const std::vector<Step>& steps, const std::vector<char>& inside, double over, double spare) {
+  [[nodiscard]] bool choose(const std::vector<Step>& steps, const std::vector<char>& inside, double over,
+                            double spare) {
     open_.clear();
     for (const Step& step : steps) {
       if (inside[step.node.index()] && step.cost <= spare) open_.push_back(step);
@@ -246,8 +246,7 @@ class VariantFit {
     least_cost_ = 0;
     for (const auto& items : all) {
       double least = std::numeric_limits<double>::infinity();
-      for (const Item& item : items)
-        least = std::min(least, item.cost);
+      for (const Item& item : items) least = std::min(least, item.cost);
       least_cost_ += least;
     }
     return VariantChoice::solve(all, tables_.memory).cost;

@@ -96,16 +96,15 @@ class Planner {
   /// @throws InvalidArgument if options contradict one another, the world, the model or the runtime
   /// @throws CaptureError if a forced plan cannot run an operator exactly
   /// @throws InfeasiblePlan if no plan fits the memory: the stage, the bytes, and the changes that fit
-  [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) const
-      requires kSimulates {
+  [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster,
+                          const PlanRequest& request) const requires kSimulates {
     return plan(profile, RooflineCost(at_precision(cluster, request.options.precision)), cluster, request);
   }
 
   /// The same with other costs.
   template <CostModel<Graph<OpProfile, ValueProfile>> M>
-  requires kSimulates
-  [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
-                          const PlanRequest& request) const {
+  requires kSimulates [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
+                                              const PlanRequest& request) const {
     Plan result = plan_workload(make_workload(profile, costs), cluster, request);
     for (StagePlan& stage : result.stages) {
       for (const NodeId atom : stage.atoms) {
@@ -119,8 +118,8 @@ class Planner {
 
   /// A plan for any graph with a cost model of its own; `StagePlan::ops` stays empty.
   template <BidirectionalGraph G, CostModel<G> M>
-  requires kSimulates
-  [[nodiscard]] Plan plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
+  requires kSimulates [[nodiscard]] Plan plan(const G& graph, const M& costs, const Cluster& cluster,
+                                              const PlanRequest& request) const {
     return plan_workload(make_workload(graph, costs), cluster, request);
   }
 
@@ -128,8 +127,8 @@ class Planner {
   /// that the objective can be made from. No coarsening: the objective alone knows what may be put together.
   /// @throws what making the objective throws, for `SlowestStage` see `make_tables`
   template <BidirectionalGraph G, class M, class Limits>
-  requires(!kSimulates && std::constructible_from<Minimised, const G&, const M&, const Limits&>)
-  [[nodiscard]] typename Minimised::Found plan(const G& graph, const M& costs, const Limits& limits) const {
+  requires(!kSimulates && std::constructible_from<Minimised, const G&, const M&, const Limits&>) [[nodiscard]]
+  typename Minimised::Found plan(const G& graph, const M& costs, const Limits& limits) const {
     const Minimised objective(graph, costs, limits);
     observe("searching " + std::to_string(graph.node_count()) + " nodes");
     return staging.search(objective);

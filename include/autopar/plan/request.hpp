@@ -11,8 +11,8 @@
 
 namespace autopar {
 
-/// What the runtime that will run a plan can do, and how much memory it spends on it. By default the least that one does,
-/// under which plans are searched exactly.
+/// What the runtime that will run a plan can do, and how much memory it spends on it. By default the least that one
+/// does, under which plans are searched exactly.
 struct Capabilities {
   std::vector<std::string> schedules{"gpipe", "1f1b"};
   int max_tensor_parallel = 1;
@@ -74,19 +74,19 @@ inline void require_samples(const PlanRequest& request) {
 struct Constraints {
   int world = 1;
   std::int64_t batch = 1;
-  int stages = 0;                       ///< 0 = any number
-  std::vector<int> replicas;            ///< of each stage; empty = any
-  int replicas_of_each = 0;             ///< the same for every stage, however many; 0 = any
-  std::vector<int> microbatches;        ///< candidates, ascending
-  std::vector<ScheduleKind> schedules;  ///< candidates
-  std::vector<int> zero_levels{0};      ///< candidates, ascending
+  int stages = 0;                                 ///< 0 = any number
+  std::vector<int> replicas;                      ///< of each stage; empty = any
+  int replicas_of_each = 0;                       ///< the same for every stage, however many; 0 = any
+  std::vector<int> microbatches;                  ///< candidates, ascending
+  std::vector<ScheduleKind> schedules;            ///< candidates
+  std::vector<int> zero_levels{0};                ///< candidates, ascending
   std::vector<Offload> offloads{Offload::kNone};  ///< candidates, what leaves least on the device last
   Recompute recompute = Recompute::kNever;
   std::vector<std::string> recomputed_modules;  ///< with kAlways: a segment each, nothing else; empty = everything
-  Bytes memory{};                       ///< what one rank may use, margin taken off
-  std::optional<Bytes> host_memory{};   ///< likewise of its host's; none: what is offloaded stays in the same memory
+  Bytes memory{};                               ///< what one rank may use, margin taken off
+  std::optional<Bytes> host_memory{};  ///< likewise of its host's; none: what is offloaded stays in the same memory
   double optimizer_state_factor = 2;
-  int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak
+  int gradient_copies = 1;         ///< of each gradient that a rank holds at the peak
   std::vector<std::string> notes;  ///< what the plan should tell the user
 
   [[nodiscard]] bool replicas_are_fixed() const { return replicas_of_each > 0 || !replicas.empty(); }
@@ -98,15 +98,12 @@ struct Constraints {
   /// Samples of each rank: as even as can be, the first ranks not larger than the last.
   [[nodiscard]] std::vector<std::int64_t> local_batches() const {
     std::vector<std::int64_t> local;
-    for (std::int64_t r = 0; r < world; ++r)
-      local.push_back(batch * (r + 1) / world - batch * r / world);
+    for (std::int64_t r = 0; r < world; ++r) local.push_back(batch * (r + 1) / world - batch * r / world);
     return local;
   }
   [[nodiscard]] std::int64_t largest_local_batch() const { return (batch + world - 1) / world; }
 };
 
-[[nodiscard]] inline std::string name_of(ScheduleKind kind) {
-  return std::string(to_string(kind));
-}
+[[nodiscard]] inline std::string name_of(ScheduleKind kind) { return std::string(to_string(kind)); }
 
 }  // namespace autopar

@@ -37,24 +37,25 @@ concept StageEngine = requires(E& engine, const Action& action, const Buffer& bu
   { engine.landing(action) } -> std::same_as<Buffer>;  ///< kReceive: where its bytes shall arrive
   engine.accept(action, buffer);                       ///< kReceive: the bytes are there
   engine.on_bucket_ready(std::move(ready));
-  { engine.bucket(action) } -> std::same_as<Buffer>;   ///< kReduce(Scatter): the bucket's gradients, summed in place
+  { engine.bucket(action) } -> std::same_as<Buffer>;  ///< kReduce(Scatter): the bucket's gradients, summed in place
   { engine.bucket_dtype(action) } -> std::same_as<DType>;
-  engine.reduced(action);                              ///< kReduce(Scatter): the sum, or this rank's share of it, is there
+  engine.reduced(action);  ///< kReduce(Scatter): the sum, or this rank's share of it, is there
 };
 
 /// An engine that holds parameters, or what belongs to them, in shares.
 ///
-/// `gathering` gives the memory of a whole bucket with this rank's part in place, `gathered` says that the others' parts
-/// are there, too. What is gathered for the call is so before the first turn that reads it. Of what is gathered for a
-/// turn, the turn asks, through what `on_parameters_needed` takes, before it uses a bucket, as often as it likes. It may
-/// let go of a bucket early, and must ask again before it uses it once more: then it is gathered another time, if
-/// the program says so. `holds` says whether a bucket is whole, gathered and not let go of since. `release` comes after
-/// the turn for each gathering, whether it was used or not; a bucket that is gathered twice at a time ends with the second.
-/// A kReduceScatter for a turn comes with each of the stage's backwards that give weight gradients: `bucket` takes what was
-/// added since the last one, and `on_bucket_ready`'s function may be called in every such backward.
+/// `gathering` gives the memory of a whole bucket with this rank's part in place, `gathered` says that the others'
+/// parts are there, too. What is gathered for the call is so before the first turn that reads it. Of what is gathered
+/// for a turn, the turn asks, through what `on_parameters_needed` takes, before it uses a bucket, as often as it likes.
+/// It may let go of a bucket early, and must ask again before it uses it once more: then it is gathered another time,
+/// if the program says so. `holds` says whether a bucket is whole, gathered and not let go of since. `release` comes
+/// after the turn for each gathering, whether it was used or not; a bucket that is gathered twice at a time ends with
+/// the second. A kReduceScatter for a turn comes with each of the stage's backwards that give weight gradients:
+/// `bucket` takes what was added since the last one, and `on_bucket_ready`'s function may be called in every such
+/// backward.
 template <class E>
-concept ShardingEngine = StageEngine<E> && requires(E& engine, const Action& action,
-                                                    std::function<void(int group, int bucket)> needed) {
+concept ShardingEngine = StageEngine<E> &&
+    requires(E& engine, const Action& action, std::function<void(int group, int bucket)> needed) {
   { engine.gathering(action) } -> std::same_as<Buffer>;  ///< kGather
   engine.gathered(action);
   engine.release(action);

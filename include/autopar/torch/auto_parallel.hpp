@@ -54,14 +54,16 @@ concept PointerInto = std::same_as<Pointer, std::shared_ptr<ContainedIn<Net>>> &
 
 /// Something that makes a Net, or a pointer to one.
 template <class F, class Net>
-concept Factory = std::invocable<F&> && (std::convertible_to<std::invoke_result_t<F&>, Net> ||
-                                         PointerInto<std::invoke_result_t<F&>, Net>);
+concept Factory = std::invocable<F&> &&
+    (std::convertible_to<std::invoke_result_t<F&>, Net> || PointerInto<std::invoke_result_t<F&>, Net>);
 
 /// Makes a Net and returns the module inside.
 template <class Net, Factory<Net> F>
 std::shared_ptr<ContainedIn<Net>> made_by(F& make) {
-  if constexpr (PointerInto<std::invoke_result_t<F&>, Net>) return make();
-  else return contained(Net(make()));
+  if constexpr (PointerInto<std::invoke_result_t<F&>, Net>)
+    return make();
+  else
+    return contained(Net(make()));
 }
 
 }  // namespace detail
@@ -105,20 +107,23 @@ class AutoParallelImpl : public torch::nn::Module {
   template <class... Args>
   auto forward(Args&&... args) {
     using Result = std::decay_t<decltype(module_->forward(std::forward<Args>(args)...))>;
-    return run<Result>(pack(std::forward<Args>(args)...),
-                       [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
+    return run<Result>(
+        pack(std::forward<Args>(args)...),
+        [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
   }
 
   /// The loss of the results of `forward(inputs…)` against `targets`, with its backward: call `.backward()` on it.
-  /// `loss(results, targets)` is captured as the end of forward, so any model runs in loss mode. It is a lambda, a module
-  /// such as torch::nn::CrossEntropyLoss, or a function's name: torch::nn::functional::cross_entropy, torch::mse_loss; of
-  /// overloaded ones AUTOPAR_FUNCTION(name). Collective.
+  /// `loss(results, targets)` is captured as the end of forward, so any model runs in loss mode. It is a lambda, a
+  /// module such as torch::nn::CrossEntropyLoss, or a function's name: torch::nn::functional::cross_entropy,
+  /// torch::mse_loss; of overloaded ones AUTOPAR_FUNCTION(name). Collective.
   /// @param inputs  one tensor, or a tuple of forward's arguments
   template <class Loss, class Inputs, class Targets>
   at::Tensor train_step(const Loss& loss, const Inputs& inputs, const Targets& targets) {
     auto arguments = [&] {
-      if constexpr (detail::kIsInstance<Inputs, std::tuple>) return inputs;
-      else return std::tuple<Inputs>(inputs);
+      if constexpr (detail::kIsInstance<Inputs, std::tuple>)
+        return inputs;
+      else
+        return std::tuple<Inputs>(inputs);
     }();
     const auto body = [&](auto& rebuilt, auto& rebuilt_targets) {
       auto results = std::apply([&](auto&... each) { return module_->forward(each...); }, rebuilt);
@@ -129,15 +134,17 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   /// Any other method of the wrapped module, on this rank's batch, as `forward`: `model->call(&Net::decode, z)`. Of
-  /// overloaded ones `static_cast<Tensor (Net::*)(const Tensor&)>(&Net::decode)` says which; a lambda that takes the module
-  /// first is as good. It runs where forward runs; parameters that it does not read stay where they are. Collective.
+  /// overloaded ones `static_cast<Tensor (Net::*)(const Tensor&)>(&Net::decode)` says which; a lambda that takes the
+  /// module first is as good. It runs where forward runs; parameters that it does not read stay where they are.
+  /// Collective.
   template <class Method, class... Args>
-    requires std::invocable<const Method&, Contained&, std::decay_t<Args>&...>
-  auto call(Method method, Args&&... args) {
+  requires std::invocable < const Method&, Contained&, std::decay_t<Args>
+  &... > auto call(Method method, Args&&... args) {
     using Result = std::decay_t<std::invoke_result_t<const Method&, Contained&, std::decay_t<Args>&...>>;
-    return run<Result>(pack(std::forward<Args>(args)...),
-                       [this, method](auto&... rebuilt) { return std::invoke(method, *module_, rebuilt...); },
-                       "call " + name_of(method) + " ", bytes_held_by(method));
+    return run<Result>(
+        pack(std::forward<Args>(args)...),
+        [this, method](auto&... rebuilt) { return std::invoke(method, *module_, rebuilt...); },
+        "call " + name_of(method) + " ", bytes_held_by(method));
   }
 
   // ---- parameters
@@ -160,17 +167,18 @@ class AutoParallelImpl : public torch::nn::Module {
     return state;
   }
 
-  /// The optimizer as one process would have it, on rank 0; null elsewhere. It is to be saved, with `torch::save(*whole,
-  /// file)`, which `torch::load(optimizer, file)` of a program without autopar reads; it steps nothing. Collective.
+  /// The optimizer as one process would have it, on rank 0; null elsewhere. It is to be saved, with
+  /// `torch::save(*whole, file)`, which `torch::load(optimizer, file)` of a program without autopar reads; it steps
+  /// nothing. Collective.
   /// @throws InvalidArgument naming the class of an optimizer whose state is not known
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer) {
     return session_->gather_optimizer(optimizer);
   }
 
   // ---- training
-  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shares (ZeRO) and on the host
-  /// (offload). Each call compares whether all ranks stepped it, and its hyper-parameters, so it must live as long as calls
-  /// make gradients for its parameters, or until another optimizer of theirs is attached.
+  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shares (ZeRO) and on the
+  /// host (offload). Each call compares whether all ranks stepped it, and its hyper-parameters, so it must live as long
+  /// as calls make gradients for its parameters, or until another optimizer of theirs is attached.
   /// @throws InvalidArgument naming the class of an optimizer whose state is not known
   void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
   /// Scales all gradients so that their global norm is at most `max_norm`; returns the norm before. Collective.
@@ -231,8 +239,9 @@ class AutoParallelImpl : public torch::nn::Module {
 
   // ---- refused by name instead of inherited by accident
   std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& = std::nullopt) const override {
-    throw InvalidArgument("clone: an AutoParallel model cannot be cloned, its parameters live on several ranks; use "
-                          "gather_state() and construct another one");
+    throw InvalidArgument(
+        "clone: an AutoParallel model cannot be cloned, its parameters live on several ranks; use "
+        "gather_state() and construct another one");
   }
   void save(torch::serialize::OutputArchive&) const override {
     throw InvalidArgument("torch::save: no rank has all parameters of an AutoParallel model; use model->save(folder)");
@@ -246,8 +255,9 @@ class AutoParallelImpl : public torch::nn::Module {
   }
   void to(torch::Dtype dtype, bool non_blocking = false) override {
     if (session_->deployed()) {
-      throw InvalidArgument("to(dtype): the model is deployed and its plan depends on its types; convert the module "
-                            "before the first call");
+      throw InvalidArgument(
+          "to(dtype): the model is deployed and its plan depends on its types; convert the module "
+          "before the first call");
     }
     torch::nn::Module::to(dtype, non_blocking);
   }
@@ -257,11 +267,14 @@ class AutoParallelImpl : public torch::nn::Module {
     throw InvalidArgument("to(" + device.str() + "): this rank's device is " + own.str() +
                           "; choose devices with Options::device, the model moves there by itself");
   }
-  void pretty_print(std::ostream& stream) const override { stream << "autopar::AutoParallel(" << module_->name() << ")"; }
+  void pretty_print(std::ostream& stream) const override {
+    stream << "autopar::AutoParallel(" << module_->name() << ")";
+  }
 
  private:
   template <class Make>
-  AutoParallelImpl(World& world, Options options, Make make) : AutoParallelImpl(world, record(make), std::move(options)) {}
+  AutoParallelImpl(World& world, Options options, Make make)
+      : AutoParallelImpl(world, record(make), std::move(options)) {}
 
   struct Recorded {
     std::shared_ptr<Contained> module;
@@ -366,10 +379,10 @@ class AutoParallelImpl : public torch::nn::Module {
 
 /// Trains an unmodified libtorch module on all ranks of a world, exactly as on one.
 ///
-/// Each rank calls it with its own batch; the global batch is their concatenation in rank order. The first call captures
-/// the forward pass, plans stages, replicas and micro-batches, and deploys the parameters. Constructed from a Net, or from
-/// a callable that returns one, which never allocates parameters of other ranks. All calls are collective: every rank
-/// makes the same ones in the same order.
+/// Each rank calls it with its own batch; the global batch is their concatenation in rank order. The first call
+/// captures the forward pass, plans stages, replicas and micro-batches, and deploys the parameters. Constructed from a
+/// Net, or from a callable that returns one, which never allocates parameters of other ranks. All calls are collective:
+/// every rank makes the same ones in the same order.
 ///
 /// @tparam Net          a torch::nn::Module class, its holder (TORCH_MODULE), torch::nn::Sequential, or a shared_ptr
 /// @tparam PlannerType  Planner with the policies to plan with

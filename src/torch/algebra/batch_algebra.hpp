@@ -19,7 +19,8 @@ enum class BatchNormMode : std::uint8_t {
 
 struct AlgebraOptions {
   BatchNormMode batch_norm = BatchNormMode::kMicrobatch;
-  c10::DeviceType device = c10::DeviceType::CPU;  ///< that runs the program: what kernels keep and work with (profiles only)
+  c10::DeviceType device =
+      c10::DeviceType::CPU;  ///< that runs the program: what kernels keep and work with (profiles only)
 };
 
 /// What a random operator's draws depend on.
@@ -29,8 +30,8 @@ enum class Draw : std::uint8_t {
   kAlike,     ///< key without samples: every share draws the same
 };
 
-/// How one op is run so that the shares together give the whole batch. n = samples of the share, N = of the global batch.
-/// Order: replace arguments; weight arguments; call; divide; scale.
+/// How one op is run so that the shares together give the whole batch. n = samples of the share, N = of the global
+/// batch. Order: replace arguments; weight arguments; call; divide; scale.
 struct OpTreatment {
   bool in_prologue = false;  ///< see BatchPlan::prologue
   bool in_stage = false;     ///< belongs to a stage of the pipeline
@@ -42,30 +43,31 @@ struct OpTreatment {
   std::string reason;        ///< why, for messages
 
   /// Schema positions of arguments (tensors or numbers) that count once: times n/N before the call. A weighted argument
-  /// that the op writes in place is first copied: `args[0] * (n/N)` is the tensor that is written and becomes the result.
+  /// that the op writes in place is first copied: `args[0] * (n/N)` is the tensor that is written and becomes the
+  /// result.
   std::vector<std::int32_t> weighted_arguments;
-  bool copy_written = false;            ///< the argument written in place is a prologue value: write into a copy of it
-  bool scale_output = false;            ///< result times n/N: a mean over the share becomes an addend of the global mean
-  std::int32_t count = -1;              ///< index into BatchPlan::counts: result divided by that global count
-  std::int32_t reduction_argument = -1; ///< this argument is replaced by at::Reduction::Sum
-  bool replace_squeeze = false;         ///< call `squeeze(self, squeeze_dims)` instead, so that n = 1 keeps the batch dim
+  bool copy_written = false;  ///< the argument written in place is a prologue value: write into a copy of it
+  bool scale_output = false;  ///< result times n/N: a mean over the share becomes an addend of the global mean
+  std::int32_t count = -1;    ///< index into BatchPlan::counts: result divided by that global count
+  std::int32_t reduction_argument = -1;  ///< this argument is replaced by at::Reduction::Sum
+  bool replace_squeeze = false;  ///< call `squeeze(self, squeeze_dims)` instead, so that n = 1 keeps the batch dim
   std::vector<std::int64_t> squeeze_dims;
   Draw draw = Draw::kNone;
-  std::int32_t batch_norm = -1;         ///< index into BatchPlan::batch_norms
-  bool once = false;                    ///< casts a parameter: run once a call, for all shares
+  std::int32_t batch_norm = -1;  ///< index into BatchPlan::batch_norms
+  bool once = false;             ///< casts a parameter: run once a call, for all shares
 };
 
 /// Global count that the mean of a loss divides by: of the targets that are not `ignore_index`, each counted with its
 /// class weight if there are weights. Known after the prologue; a sum over ranks of local counts.
 struct LossCount {
-  ValueId target;              ///< class indices
-  ValueId weight;              ///< one per class, or none
+  ValueId target;  ///< class indices
+  ValueId weight;  ///< one per class, or none
   std::int64_t ignore_index = -100;
 };
 
 /// The prologue runs before the pipeline, on every rank, on its own local batch (n = local batch, N = global batch, so
-/// weights and scales apply as in a stage). Levels in order: run `ops`, then sum `sums` and `counts` over the ranks; the
-/// sums replace the local values. A rank without samples runs only ops whose results are replicated and contributes
+/// weights and scales apply as in a stage). Levels in order: run `ops`, then sum `sums` and `counts` over the ranks;
+/// the sums replace the local values. A rank without samples runs only ops whose results are replicated and contributes
 /// zeros of the right sizes.
 struct PrologueLevel {
   std::vector<OpId> ops;             ///< ascending
@@ -73,7 +75,8 @@ struct PrologueLevel {
   std::vector<std::int32_t> counts;  ///< indices into BatchPlan::counts
 };
 
-/// A value that leaves the pipeline for the epilogue as a partial sum: sum over all shares of it, times n/N if `weighted`.
+/// A value that leaves the pipeline for the epilogue as a partial sum: sum over all shares of it, times n/N if
+/// `weighted`.
 struct EpilogueInput {
   ValueId value;
   bool weighted = false;  ///< replicated (depends on parameters): counted once
@@ -106,7 +109,7 @@ struct BatchNormPlan {
   ValueId running_mean;  ///< buffer; none: no running statistics
   ValueId running_var;
   double momentum = 0.1;
-  SizeExpr samples;      ///< elements per channel on n samples; of an instance norm, its rows
+  SizeExpr samples;        ///< elements per channel on n samples; of an instance norm, its rows
   bool by_sample = false;  ///< an instance norm
 };
 
@@ -118,28 +121,29 @@ enum class BufferUpdateKind : std::uint8_t {
 };
 
 /// A buffer that the forward writes (not by a batch norm of `batch_norms`). Shares never write the buffer itself: their
-/// version 0 is a private copy of the value at the start of the call; at its end the buffer takes the new value. No share runs
-/// the operators of a buffer that follows itself alone and is not read afterwards (a counter).
+/// version 0 is a private copy of the value at the start of the call; at its end the buffer takes the new value. No
+/// share runs the operators of a buffer that follows itself alone and is not read afterwards (a counter).
 struct BufferUpdate {
-  ValueId buffer;          ///< the leaf
-  ValueId result;          ///< its last version
+  ValueId buffer;  ///< the leaf
+  ValueId result;  ///< its last version
   BufferUpdateKind kind = BufferUpdateKind::kReplicated;
-  std::vector<OpId> ops;   ///< kReplicated: all ops that the new value needs, ascending; no samples are needed to run them
+  std::vector<OpId>
+      ops;  ///< kReplicated: all ops that the new value needs, ascending; no samples are needed to run them
 };
 
 /// Everything that an engine needs to run the captured program share by share with the training of the whole batch.
 struct BatchPlan {
-  std::vector<BatchType> values;             ///< by ValueId
-  std::vector<bool> depends_on_samples;      ///< by ValueId; of a replicated value: it comes from a whole-batch op.
-                                             ///< What follows from completed sums is known without samples
-  std::vector<OpTreatment> ops;              ///< by OpId
+  std::vector<BatchType> values;         ///< by ValueId
+  std::vector<bool> depends_on_samples;  ///< by ValueId; of a replicated value: it comes from a whole-batch op.
+                                         ///< What follows from completed sums is known without samples
+  std::vector<OpTreatment> ops;          ///< by OpId
   std::vector<LossCount> counts;
   std::vector<PrologueLevel> prologue;
-  std::vector<ValueId> prologue_values;      ///< ascending; replicated constants for stages and epilogue
-  std::vector<ValueId> prologue_leaves;      ///< buffers that the prologue reads: needed on every rank
-  std::vector<OpId> epilogue;                ///< ascending; run on every rank, with gradients, on the completed inputs
+  std::vector<ValueId> prologue_values;  ///< ascending; replicated constants for stages and epilogue
+  std::vector<ValueId> prologue_leaves;  ///< buffers that the prologue reads: needed on every rank
+  std::vector<OpId> epilogue;            ///< ascending; run on every rank, with gradients, on the completed inputs
   std::vector<EpilogueInput> epilogue_inputs;
-  std::vector<OutputPlan> outputs;           ///< like OpGraph::outputs
+  std::vector<OutputPlan> outputs;  ///< like OpGraph::outputs
   std::vector<BatchNormPlan> batch_norms;
   std::vector<BufferUpdate> buffer_updates;
   bool loss_mode = false;  ///< one differentiable result, a floating scalar, and it is a sum over shares

@@ -20,20 +20,29 @@ enum class Spread : std::uint8_t {
 
 [[nodiscard]] constexpr std::string_view name_of(Spread spread) {
   switch (spread) {
-    case Spread::kReplicated: return "replicated";
-    case Spread::kBatched: return "batched";
-    case Spread::kPartialSum: return "partial sum";
-    case Spread::kSampleIndex: return "sample index";
-    case Spread::kRowStart: return "row start";
-    case Spread::kStatistic: return "batch statistic";
-    case Spread::kWhole: return "whole batch";
-    case Spread::kEpilogue: return "epilogue";
+    case Spread::kReplicated:
+      return "replicated";
+    case Spread::kBatched:
+      return "batched";
+    case Spread::kPartialSum:
+      return "partial sum";
+    case Spread::kSampleIndex:
+      return "sample index";
+    case Spread::kRowStart:
+      return "row start";
+    case Spread::kStatistic:
+      return "batch statistic";
+    case Spread::kWhole:
+      return "whole batch";
+    case Spread::kEpilogue:
+      return "epilogue";
   }
   return "?";
 }
 
-/// Type of a value in the batch algebra. For kBatched, kSampleIndex and kRowStart, size[dim] = outer * batch * inner, and the sample of
-/// position p is (p / inner) % batch: outer = 1 is sample-major ([B*T, …]), inner = 1 with outer > 1 is time-major.
+/// Type of a value in the batch algebra. For kBatched, kSampleIndex and kRowStart, size[dim] = outer * batch * inner,
+/// and the sample of position p is (p / inner) % batch: outer = 1 is sample-major ([B*T, …]), inner = 1 with outer > 1
+/// is time-major.
 struct BatchType {
   Spread spread = Spread::kReplicated;
   std::int32_t dim = -1;

@@ -7,7 +7,12 @@
 namespace autopar::algebra {
 
 OpContext::OpContext(const OpGraph& graph, const std::vector<BatchType>& types, const AlgebraOptions& options, OpId id)
-    : graph_(graph), types_(types), options_(options), id_(id), node_(graph.op(id)), traits_(traits_of(graph.op(id).op)) {
+    : graph_(graph),
+      types_(types),
+      options_(options),
+      id_(id),
+      node_(graph.op(id)),
+      traits_(traits_of(graph.op(id).op)) {
   base_name_ = traits_.name.empty() ? std::string_view(graph.name(id)) : traits_.name;
   const auto& arguments = node_.op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {

@@ -45,8 +45,7 @@ std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPla
 
 std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& plan) {
   std::vector<bool> read(graph.values.size(), false);
-  for (const auto leaf : plan.prologue_leaves)
-    read[leaf.index()] = true;
+  for (const auto leaf : plan.prologue_leaves) read[leaf.index()] = true;
   for (const auto& update : plan.buffer_updates) {
     for (const auto op : update.ops) {
       for_each_input(graph.op(op), [&](ValueId value) { read[value.index()] = true; });
@@ -65,12 +64,9 @@ std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
   };
   std::set<StorageId> storages;
   const auto note = [&](ValueId value) { storages.insert(memory_behind(value)); };
-  for (const auto& values : travelling)
-    std::for_each(values.begin(), values.end(), note);
-  for (const auto& sum : global_sums(graph, plan))
-    note(sum.value);
-  for (const auto& update : plan.buffer_updates)
-    note(update.result);
+  for (const auto& values : travelling) std::for_each(values.begin(), values.end(), note);
+  for (const auto& sum : global_sums(graph, plan)) note(sum.value);
+  for (const auto& update : plan.buffer_updates) note(update.result);
   std::set<StorageId> trained;
   for (const auto& [name, value] : graph.parameters) {
     if (graph.value(value).requires_grad) trained.insert(graph.value(value).storage);

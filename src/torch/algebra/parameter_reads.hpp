@@ -13,8 +13,8 @@ namespace autopar {
 
 /// In which element types a program reads a parameter.
 struct ParameterReads {
-  bool itself = false;                     ///< some operator takes it as it is, or it is a result
-  std::vector<c10::ScalarType> copies{};   ///< of casts that are made once a call, each type once
+  bool itself = false;                    ///< some operator takes it as it is, or it is a result
+  std::vector<c10::ScalarType> copies{};  ///< of casts that are made once a call, each type once
 
   /// The type of the copy in whose place the parameter itself is never needed; none if there is no such copy.
   [[nodiscard]] std::optional<c10::ScalarType> only_copy() const {
@@ -49,8 +49,8 @@ struct ParameterReads {
 /// By StorageId: where the copies of a parameter lie that are made once a call, the parameter; none for other memory.
 [[nodiscard]] std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& plan);
 
-/// By parameter, the last operator that reads it for a share: directly, through views or as a copy. Parameters that none
-/// reads are left out. Backwards make gradients in the reverse order.
+/// By parameter, the last operator that reads it for a share: directly, through views or as a copy. Parameters that
+/// none reads are left out. Backwards make gradients in the reverse order.
 [[nodiscard]] std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan);
 
 /// Parameters whose gradient is defined when `roots` get gradients, by ValueId.

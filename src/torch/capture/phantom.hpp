@@ -10,9 +10,9 @@
 
 namespace autopar {
 
-/// A phantom is a CPU tensor with sizes, strides and type, and no memory. Operators on it never reach a kernel: they are
-/// recorded (while a model is constructed or captured) or refused. `phantom.set_data(real)` makes it an ordinary tensor
-/// in place, so that every handle to it, a module's typed member included, sees the data.
+/// A phantom is a CPU tensor with sizes, strides and type, and no memory. Operators on it never reach a kernel: they
+/// are recorded (while a model is constructed or captured) or refused. `phantom.set_data(real)` makes it an ordinary
+/// tensor in place, so that every handle to it, a module's typed member included, sees the data.
 
 /// @param description  what it is and what to do instead, e.g. "parameter 'fc.weight' lives on rank 2; use gather(p)".
 ///                     Part of every error about it.

@@ -20,15 +20,16 @@ struct SizedGraph {
 [[nodiscard]] std::optional<SizeExpr> solve_affine(const std::array<std::int64_t, 3>& batches,
                                                    const std::array<std::int64_t, 3>& values);
 
-/// The factors (BatchFactors) of the integer that gives the values at all three points: a * batch + c, or else a product of
-/// two such, or half of one, as numbers of pairs of samples are. Empty if there are none. Names no argument. A parabola goes
-/// through any three points, seldom one of integers: a capture at a fourth batch size tells.
+/// The factors (BatchFactors) of the integer that gives the values at all three points: a * batch + c, or else a
+/// product of two such, or half of one, as numbers of pairs of samples are. Empty if there are none. Names no argument.
+/// A parabola goes through any three points, seldom one of integers: a capture at a fourth batch size tells.
 [[nodiscard]] std::vector<BatchInteger> solve_integer(const std::array<std::int64_t, 3>& batches,
                                                       const std::array<std::int64_t, 3>& values);
 
-/// The factors of the integer, multiple or quotient, `k * n` or `k / n` with n as `solve_integer` has it, that gives the
-/// numbers at all three points: bit for bit where k is a natural number or the arithmetic single precision, else within
-/// four units in the last place (k is not told apart from its neighbours). Empty if there are none. Names no argument.
+/// The factors of the integer, multiple or quotient, `k * n` or `k / n` with n as `solve_integer` has it, that gives
+/// the numbers at all three points: bit for bit where k is a natural number or the arithmetic single precision, else
+/// within four units in the last place (k is not told apart from its neighbours). Empty if there are none. Names no
+/// argument.
 [[nodiscard]] std::vector<BatchInteger> solve_number(const std::array<std::int64_t, 3>& batches,
                                                      const std::array<double, 3>& values);
 

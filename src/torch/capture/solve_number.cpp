@@ -55,7 +55,8 @@ BatchInteger factor_of(std::int64_t per_sample, std::int64_t fixed) {
 
 /// a * batch² + b * batch + c as a product of two, if its roots are rational.
 Factors factorise(std::int64_t a, std::int64_t b, std::int64_t c) {
-  const double discriminant = static_cast<double>(b) * static_cast<double>(b) - 4.0 * static_cast<double>(a) * static_cast<double>(c);
+  const double discriminant =
+      static_cast<double>(b) * static_cast<double>(b) - 4.0 * static_cast<double>(a) * static_cast<double>(c);
   const double root = std::round(std::sqrt(std::max(discriminant, 0.0)));
   if (discriminant > kExactIntegers || root * root != discriminant) return {};
   const auto above = -b + static_cast<std::int64_t>(root), below = 2 * a;
@@ -117,7 +118,9 @@ Factors integer_parabola(const Batches& batches, const Numbers& curve) {
   const double linear = slope / leading - b[0] - b[1];
   const double fixed = curve[0] / leading - b[0] * (b[0] + linear);
   constexpr double kRoundedOff = 1e-9;
-  const auto is_whole = [](double x, double most) { return std::abs(x) <= most && std::abs(x - std::round(x)) <= kRoundedOff; };
+  const auto is_whole = [](double x, double most) {
+    return std::abs(x) <= most && std::abs(x - std::round(x)) <= kRoundedOff;
+  };
   if (!is_whole(linear, kLargestLinear) || !is_whole(fixed, kLargestFixed)) return {};
   return factorise(1, std::llround(linear), std::llround(fixed));
 }
@@ -188,12 +191,14 @@ std::vector<BatchInteger> solve_number(const Batches& batches, const Numbers& va
   const auto is_single = [](double x) { return static_cast<double>(static_cast<float>(x)) == x; };
   const bool all_single = std::all_of(values.begin(), values.end(), is_single);
   for (const auto factors : {std::size_t{1}, std::size_t{2}}) {
-    if (auto number = solve_natural_quotient(batches, values, NumberForm::kQuotient, factors); !number.empty()) return number;
+    if (auto number = solve_natural_quotient(batches, values, NumberForm::kQuotient, factors); !number.empty())
+      return number;
     for (const auto form : {NumberForm::kQuotient, NumberForm::kMultiple}) {
       if (auto number = solve_scaled(batches, values, form, factors); !number.empty()) return number;
     }
     if (!all_single) continue;
-    if (auto number = solve_natural_quotient(batches, values, NumberForm::kSingleQuotient, factors); !number.empty()) return number;
+    if (auto number = solve_natural_quotient(batches, values, NumberForm::kSingleQuotient, factors); !number.empty())
+      return number;
   }
   return {};
 }

@@ -65,7 +65,8 @@ class JointModes {
     do {
       const auto blocks = acyclic_coarsening(joint_, groups_);
       block_of_.resize(joint_.node_count());
-      for (std::size_t node = 0; node < block_of_.size(); ++node) block_of_[node] = blocks.block_of(NodeId::of(node)).index();
+      for (std::size_t node = 0; node < block_of_.size(); ++node)
+        block_of_[node] = blocks.block_of(NodeId::of(node)).index();
       members_.assign(blocks.block_count(), {});
       for (std::size_t atom = 0; atom < count(); ++atom) members_[block_of_[atom]].push_back(atom);
       find_order();
@@ -110,8 +111,9 @@ class JointModes {
   /// Two atoms that the other mode alone puts in order share a stage. @return whether there are such
   bool add_missing_order() {
     bool added = false;
-    std::vector<std::set<std::size_t>> nearest(members_.size());  // blocks of the divided mode before one of the other alone
-    std::vector<std::pair<std::size_t, std::size_t>> edges;       // in the order of the blocks that they lead to
+    std::vector<std::set<std::size_t>> nearest(
+        members_.size());                                    // blocks of the divided mode before one of the other alone
+    std::vector<std::pair<std::size_t, std::size_t>> edges;  // in the order of the blocks that they lead to
     for (std::size_t atom = 0; atom < other_.before.size(); ++atom) {
       const auto to = block_of_[count() + atom];
       for (const auto from : other_.before[atom]) edges.emplace_back(to, block_of_[count() + from]);

@@ -153,7 +153,7 @@ class Grouping {
     std::vector<NodeId> first_reader(ops_.size());
     const auto earlier = [](NodeId a, NodeId b) { return !a.valid() ? b : (!b.valid() ? a : std::min(a, b)); };
     std::vector<NodeId> applied(graph_.values.size());  // by parameter: first reader with samples, through views
-    const auto is_view = [&](NodeId node) {  // or a cast, which every stage that needs it makes for itself
+    const auto is_view = [&](NodeId node) {             // or a cast, which every stage that needs it makes for itself
       const auto op = ops_[node.index()];
       return plan_.treatment(op).once || traits_of(graph_.name(op)).op_class == OpClass::kView;
     };
@@ -163,12 +163,13 @@ class Grouping {
       for_each_output(graph_.op(ops_[k]), [&](ValueId value) {
         for (const auto reader : readers_[value.index()]) {
           if (origin[reader.index()] == Origin::kSamples) direct = earlier(direct, reader);
-          first_reader[k] = earlier(first_reader[k], origin[reader.index()] == Origin::kSamples ? reader
-                                                                                                : first_reader[reader.index()]);
+          first_reader[k] = earlier(first_reader[k],
+                                    origin[reader.index()] == Origin::kSamples ? reader : first_reader[reader.index()]);
         }
       });
       for_each_input(graph_.op(ops_[k]), [&](ValueId value) {
-        if (origin[k] == Origin::kSamples) applied[value.index()] = earlier(applied[value.index()], node);
+        if (origin[k] == Origin::kSamples)
+          applied[value.index()] = earlier(applied[value.index()], node);
         else if (is_view(node)) {
           for_each_output(graph_.op(ops_[k]), [&](ValueId result) {
             applied[value.index()] = earlier(applied[value.index()], applied[result.index()]);

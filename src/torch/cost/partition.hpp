@@ -20,7 +20,8 @@ struct AtomPartition {
 ///  - with all ops that touch a memory up to its last in-place write (a stage cannot write what an earlier one made),
 ///  - with all ops that touch a buffer that the forward writes,
 ///  - with the readers of a value that may not leave its share (sample indices, statistics),
-///  - if they compute from parameters only, with the op that applies the parameter to samples, so that the parameter has
+///  - if they compute from parameters only, with the op that applies the parameter to samples, so that the parameter
+///  has
 ///    one owner; if from constants only, with their first reader; views and casts of a parameter with their own reader,
 ///  - with the others of their tie,
 ///  - with what closes a circle between such groups.

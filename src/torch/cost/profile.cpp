@@ -34,12 +34,18 @@ class StructureHash {
     }
   }
   void add(const c10::IValue& value) {
-    if (value.isInt()) add(static_cast<std::uint64_t>(value.toInt()));
-    else if (value.isBool()) add(std::uint64_t{value.toBool()});
-    else if (value.isDouble()) add(std::bit_cast<std::uint64_t>(value.toDouble()));
-    else if (value.isString()) add(std::string_view(value.toStringRef()));
-    else if (value.isIntList()) for (const auto element : value.toIntVector()) add(static_cast<std::uint64_t>(element));
-    else add(std::string_view(value.isNone() ? "none" : "other"));
+    if (value.isInt())
+      add(static_cast<std::uint64_t>(value.toInt()));
+    else if (value.isBool())
+      add(std::uint64_t{value.toBool()});
+    else if (value.isDouble())
+      add(std::bit_cast<std::uint64_t>(value.toDouble()));
+    else if (value.isString())
+      add(std::string_view(value.toStringRef()));
+    else if (value.isIntList())
+      for (const auto element : value.toIntVector()) add(static_cast<std::uint64_t>(element));
+    else
+      add(std::string_view(value.isNone() ? "none" : "other"));
   }
   [[nodiscard]] std::uint64_t value() const { return state_; }
 
@@ -94,7 +100,8 @@ class Profiler {
 
   void list_parameters() {
     profile_.parameter_ids.assign(graph_.values.size(), ParameterId::none());
-    const bool trains = std::any_of(graph_.ops.begin(), graph_.ops.end(), [](const OpNode& op) { return op.grad_enabled; });
+    const bool trains =
+        std::any_of(graph_.ops.begin(), graph_.ops.end(), [](const OpNode& op) { return op.grad_enabled; });
     const auto list = [&](const std::vector<NamedValue>& names, bool parameters) {
       for (const auto& named : names) {
         auto& id = profile_.parameter_ids[named.value.index()];
@@ -119,7 +126,8 @@ class Profiler {
     const auto& info = graph_.value(parameter);
     const auto type = reads_[parameter.index()].smaller_copy(info.dtype);
     if (!type) return 0;
-    return static_cast<std::int64_t>(algebra::elements(info.sizes).fixed) * static_cast<std::int64_t>(c10::elementSize(*type));
+    return static_cast<std::int64_t>(algebra::elements(info.sizes).fixed) *
+           static_cast<std::int64_t>(c10::elementSize(*type));
   }
 
   // What is added up in the atom that uses the total cannot travel between replicas.
@@ -149,7 +157,8 @@ class Profiler {
       atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_share(id);
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {
-        if (const auto parameter = profile_.parameter_ids[value.index()]; parameter.valid() && !plan_.is_prologue(value)) {
+        if (const auto parameter = profile_.parameter_ids[value.index()];
+            parameter.valid() && !plan_.is_prologue(value)) {
           atom.parameters.push_back(parameter);
         }
       }
@@ -298,8 +307,9 @@ class Profiler {
           if (!from.valid() || from == NodeId::of(k)) return;
           if (std::find(seen.begin(), seen.end(), value) != seen.end()) return;
           seen.push_back(value);
-          model().graph.add_edge(from, NodeId::of(k),
-                                 {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, is_kept_by(from, value)});
+          model().graph.add_edge(
+              from, NodeId::of(k),
+              {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, is_kept_by(from, value)});
         });
       }
     }
@@ -346,10 +356,10 @@ class Profiler {
   GraphProfile profile_;
   std::vector<ParameterReads> reads_;  ///< by value
   std::vector<int> highest_zero_;      ///< likewise
-  std::vector<OpId> creator_;     ///< by storage
-  std::vector<Affine> saved_;     ///< by op: of what it makes, what some op keeps
-  std::vector<bool> kept_;        ///< by storage
-  std::vector<ValueId> makers_;   ///< by storage: first value
+  std::vector<OpId> creator_;          ///< by storage
+  std::vector<Affine> saved_;          ///< by op: of what it makes, what some op keeps
+  std::vector<bool> kept_;             ///< by storage
+  std::vector<ValueId> makers_;        ///< by storage: first value
 };
 
 }  // namespace

@@ -14,9 +14,9 @@ namespace autopar {
 /// What the planner knows of a captured model, and how its ids lead back to the captured graph.
 struct GraphProfile {
   ModelProfile model;
-  AtomPartition atoms;                        ///< atom k is node k of `model.graph`
-  std::vector<ValueId> parameter_values;      ///< by ParameterId: parameters in named order, then buffers
-  std::vector<ParameterId> parameter_ids;     ///< by ValueId; none for other values
+  AtomPartition atoms;                     ///< atom k is node k of `model.graph`
+  std::vector<ValueId> parameter_values;   ///< by ParameterId: parameters in named order, then buffers
+  std::vector<ParameterId> parameter_ids;  ///< by ValueId; none for other values
 };
 
 /// Counts work and memory of the captured program by rule; nothing is run.

@@ -46,25 +46,39 @@ bool copies_in_backward(OpFamily family) {
     case OpFamily::kSlice:
     case OpFamily::kSplit:
     case OpFamily::kExpand:
-    case OpFamily::kBroadcastTensors: return true;
-    default: return false;
+    case OpFamily::kBroadcastTensors:
+      return true;
+    default:
+      return false;
   }
 }
 
 DType dtype_of(c10::ScalarType type) {
   switch (type) {
-    case c10::ScalarType::Bool: return DType::kBool;
-    case c10::ScalarType::Byte: return DType::kU8;
-    case c10::ScalarType::Char: return DType::kI8;
-    case c10::ScalarType::Short: return DType::kI16;
-    case c10::ScalarType::Int: return DType::kI32;
-    case c10::ScalarType::Long: return DType::kI64;
-    case c10::ScalarType::Half: return DType::kF16;
-    case c10::ScalarType::BFloat16: return DType::kBF16;
-    case c10::ScalarType::Double: return DType::kF64;
-    case c10::ScalarType::ComplexFloat: return DType::kC64;
-    case c10::ScalarType::ComplexDouble: return DType::kC128;
-    default: return DType::kF32;
+    case c10::ScalarType::Bool:
+      return DType::kBool;
+    case c10::ScalarType::Byte:
+      return DType::kU8;
+    case c10::ScalarType::Char:
+      return DType::kI8;
+    case c10::ScalarType::Short:
+      return DType::kI16;
+    case c10::ScalarType::Int:
+      return DType::kI32;
+    case c10::ScalarType::Long:
+      return DType::kI64;
+    case c10::ScalarType::Half:
+      return DType::kF16;
+    case c10::ScalarType::BFloat16:
+      return DType::kBF16;
+    case c10::ScalarType::Double:
+      return DType::kF64;
+    case c10::ScalarType::ComplexFloat:
+      return DType::kC64;
+    case c10::ScalarType::ComplexDouble:
+      return DType::kC128;
+    default:
+      return DType::kF32;
   }
 }
 
@@ -103,7 +117,8 @@ std::optional<Affine> product_flops(const OpContext& op) {
       return line_through(flops_at(1), flops_at(2));
     }
     case OpFamily::kAttention: {
-      if (op.traits().op_class != OpClass::kAttention) return results * static_cast<double>(2 * last_size(op.sizes(operands[0])));
+      if (op.traits().op_class != OpClass::kAttention)
+        return results * static_cast<double>(2 * last_size(op.sizes(operands[0])));
       const auto& key = op.sizes(operands[1]);
       const auto keys = static_cast<double>(key[key.size() - 2].at(1));
       return (elements(op.sizes(operands[0])) + results) * (2 * keys);  // scores, and their product with the values
@@ -116,7 +131,8 @@ std::optional<Affine> product_flops(const OpContext& op) {
       const auto& input = op.sizes(operands[0]);
       return elements(input) * (2 * weights / static_cast<double>(last_size(input)));
     }
-    default: break;
+    default:
+      break;
   }
   if (op.traits().op_class == OpClass::kConvolution) {
     const auto& weight = op.sizes(op.tensor("weight"));
@@ -182,8 +198,8 @@ WorkItem work_of(const OpContext& op) {
 
 namespace {
 
-// Fitted to 600 measurements of cuDNN 9 on an H200: its reserve, its workspace, and the copy of the weights, which are not
-// in one block as it wants them.
+// Fitted to 600 measurements of cuDNN 9 on an H200: its reserve, its workspace, and the copy of the weights, which are
+// not in one block as it wants them.
 RecurrentMemory recurrent_memory_on_cuda(const OpContext& op) {
   const Affine of_result = bytes_of(op.graph(), op.results().front());
   const double layers = op.number("num_layers", 1);
@@ -220,8 +236,8 @@ RecurrentMemory recurrent_memory(const OpContext& op) {
   return {of_result * (saved - 1) + of_input * directions, of_result * forward, of_result * backward};
 }
 
-// libtorch's own conditions: sdp_utils_cpp for CPUs, sdp_utils for CUDA, whose memory-efficient kernel takes masks, dropout
-// and values of any width, but no double precision.
+// libtorch's own conditions: sdp_utils_cpp for CPUs, sdp_utils for CUDA, whose memory-efficient kernel takes masks,
+// dropout and values of any width, but no double precision.
 bool attends_by_products(const OpContext& op) {
   const auto operands = op.tensors();
   if (op.on_cuda()) {
@@ -233,7 +249,8 @@ bool attends_by_products(const OpContext& op) {
     if (last_size(op.sizes(operands[other])) != width) return true;
   }
   const auto mask = op.tensor("attn_mask");
-  return op.number("dropout_p", 0) > 0 || op.sizes(operands[0]).size() != 4 || (mask.valid() && requires_grad(op, mask));
+  return op.number("dropout_p", 0) > 0 || op.sizes(operands[0]).size() != 4 ||
+         (mask.valid() && requires_grad(op, mask));
 }
 
 AttentionMemory attention_memory(const OpContext& op) {
@@ -265,7 +282,8 @@ SavedBytes saved_by(const OpContext& op) {
   const auto name = op.base_name();
   const auto result_bytes = bytes_of(op.graph(), result);
   switch (op.traits().saved) {
-    case SavedTensors::kNothing: break;
+    case SavedTensors::kNothing:
+      break;
     case SavedTensors::kInput:
       keep(operands.empty() ? ValueId::none() : operands.front());
       if (op.traits().family == OpFamily::kReduce) keep(result);  // std, norm, amax compare with the result
@@ -283,8 +301,10 @@ SavedBytes saved_by(const OpContext& op) {
     case SavedTensors::kInputAndResult:
       keep(operands.empty() ? ValueId::none() : operands.front());
       if (name.starts_with("max_pool") || name.starts_with("adaptive_max_pool")) {
-        if (op.results().size() > 1) keep(op.results()[1]);
-        else saved.internal = elements(op.result_sizes()) * 8.0;  // indices
+        if (op.results().size() > 1)
+          keep(op.results()[1]);
+        else
+          saved.internal = elements(op.result_sizes()) * 8.0;  // indices
       } else {
         keep(result);
       }
@@ -307,7 +327,8 @@ SavedBytes saved_by(const OpContext& op) {
       break;
     }
     case SavedTensors::kMask:
-      // dropout keeps its scaled mask, in the tensor's own type on CPUs, in bytes on GPUs; where and masked_fill the given one
+      // dropout keeps its scaled mask, in the tensor's own type on CPUs, in bytes on GPUs; where and masked_fill the
+      // given one
       if (op.traits().family == OpFamily::kDropout || op.traits().family == OpFamily::kFeatureDropout) {
         const bool active = op.flag("train", true) && op.number("p", 1) != 0;
         const bool in_bytes = op.on_cuda() && name == "dropout" && op.written_argument() < 0;
@@ -342,7 +363,8 @@ SavedBytes saved_by(const OpContext& op) {
     case SavedTensors::kAttention: {
       const bool by_products = attends_by_products(op);
       // Products keep scaled copies of the queries and keys, and of the mask nothing.
-      for (std::size_t i = by_products ? 2 : 0; i < std::min<std::size_t>(operands.size(), by_products ? 3 : 4); ++i) keep(operands[i]);
+      for (std::size_t i = by_products ? 2 : 0; i < std::min<std::size_t>(operands.size(), by_products ? 3 : 4); ++i)
+        keep(operands[i]);
       if (!by_products) keep(result);
       saved.internal = attention_memory(op).saved;
       break;

@@ -24,7 +24,8 @@ struct SavedBytes {
 };
 [[nodiscard]] SavedBytes saved_by(const OpContext& op);
 
-/// What layers of a recurrent network take that only the op knows: kept for the backward, and while each direction runs.
+/// What layers of a recurrent network take that only the op knows: kept for the backward, and while each direction
+/// runs.
 struct RecurrentMemory {
   Affine saved, forward, backward;
 };

@@ -77,8 +77,8 @@ Affine Workspaces::of(const OpContext& op) const {
   return larger(forward(op), backward(op)) + copies_of_convolution(op);
 }
 
-// Kernels lay out anew what they read and write, those of CUDA in 16 bits nothing but weights where images are channels-last
-// already. In single precision an H200 held a layer's activations more than that.
+// Kernels lay out anew what they read and write, those of CUDA in 16 bits nothing but weights where images are
+// channels-last already. In single precision an H200 held a layer's activations more than that.
 Affine Workspaces::copies_of_convolution(const OpContext& op) const {
   Affine copies;
   if (op.traits().op_class != OpClass::kConvolution) return copies;
@@ -104,7 +104,8 @@ Affine Workspaces::forward(const OpContext& op) const {
 Affine Workspaces::backward(const OpContext& op) const {
   if (!is_differentiable(op)) return {};
   Affine bytes = waiting_[op.id().index()];
-  std::vector<ValueId> seen;  // views of one memory have gradients of their own, as attention's queries, keys and values
+  std::vector<ValueId>
+      seen;  // views of one memory have gradients of their own, as attention's queries, keys and values
   const auto add = [&](ValueId value) {
     if (!graph_.value(value).has_gradient() || std::find(seen.begin(), seen.end(), value) != seen.end()) return;
     seen.push_back(value);

@@ -24,9 +24,9 @@ class Workspaces {
   const OpGraph& graph_;
   const BatchPlan& plan_;
   const std::vector<bool>& kept_;
-  std::vector<OpId> maker_;         ///< by storage: the first operator with a result in it
-  std::vector<Affine> passing_;     ///< by operator: made before, read by it or later, and kept by nobody
-  std::vector<Affine> waiting_;     ///< by operator: gradients of what is made before and read again later
+  std::vector<OpId> maker_;      ///< by storage: the first operator with a result in it
+  std::vector<Affine> passing_;  ///< by operator: made before, read by it or later, and kept by nobody
+  std::vector<Affine> waiting_;  ///< by operator: gradients of what is made before and read again later
 };
 
 }  // namespace autopar::algebra

@@ -20,9 +20,9 @@ namespace autopar {
 namespace {
 
 #ifdef AUTOPAR_TORCH_CUDA
-// libtorch's CUDA library registers itself when it is loaded. It is not linked: a machine without a GPU may not even have
-// what it links to. It must be there before the first question about CUDA, torch::manual_seed among them: libtorch remembers
-// the answer. What goes wrong here is reported by cuda_devices().
+// libtorch's CUDA library registers itself when it is loaded. It is not linked: a machine without a GPU may not even
+// have what it links to. It must be there before the first question about CUDA, torch::manual_seed among them: libtorch
+// remembers the answer. What goes wrong here is reported by cuda_devices().
 [[gnu::constructor]] void load_cuda_library() {
   const bool has_driver = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   if (has_driver) dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
@@ -33,8 +33,8 @@ int cuda_devices() {
 #ifdef AUTOPAR_TORCH_CUDA
   const int count = c10::cuda::device_count();
   if (count > 0 && dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    throw InvalidArgument(std::string("this host has CUDA devices, but libtorch_cuda.so cannot be loaded: ") + dlerror() +
-                          "; install libtorch's CUDA libraries or set AUTOPAR_DEVICE=cpu");
+    throw InvalidArgument(std::string("this host has CUDA devices, but libtorch_cuda.so cannot be loaded: ") +
+                          dlerror() + "; install libtorch's CUDA libraries or set AUTOPAR_DEVICE=cpu");
   }
   return count;
 #else
@@ -72,7 +72,8 @@ int attribute(cudaDeviceAttr what, int device) {
 Device cuda_device(int index) {
   cudaDeviceProp properties{};
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
-    throw InvalidArgument("CUDA device " + std::to_string(index) + " does not tell its properties; is it in use or lost?");
+    throw InvalidArgument("CUDA device " + std::to_string(index) +
+                          " does not tell its properties; is it in use or lost?");
   }
   Device device;
   device.name = properties.name;
@@ -81,7 +82,10 @@ Device cuda_device(int index) {
   const double units = cycles * properties.multiProcessorCount;
   const int generation = properties.major;
   device.f32 = FlopsPerSecond(2 * 128 * units * (generation == 7 ? 0.5 : 1));
-  device.f64 = FlopsPerSecond(2 * 64 * units * (generation >= 9 ? 2 : generation == 8 && properties.minor == 0 ? 1 : 0.5));
+  device.f64 = FlopsPerSecond(2 * 64 * units *
+                              (generation >= 9                            ? 2
+                               : generation == 8 && properties.minor == 0 ? 1
+                                                                          : 0.5));
   const double half = generation >= 9 ? 4096 : generation == 8 ? 2048 : 1024;
   device.f16 = device.bf16 = FlopsPerSecond(half * units);
   device.tf32 = FlopsPerSecond(half * units / 2);
@@ -99,13 +103,15 @@ c10::Device device_of(const World& world, const std::string& wanted) {
   const int devices = cuda_devices();
   if (devices == 0) {
     if (wanted == "cuda") {
-      throw InvalidArgument("device = cuda, but this host has no CUDA device that this build can use; use device = auto");
+      throw InvalidArgument(
+          "device = cuda, but this host has no CUDA device that this build can use; use device = auto");
     }
     return c10::Device(c10::kCPU);
   }
   if (world.local_size() > devices) {
     throw InvalidArgument("this host has " + std::to_string(world.local_size()) + " ranks and " +
-                          std::to_string(devices) + " CUDA devices; start at most one rank a device, or set device = cpu");
+                          std::to_string(devices) +
+                          " CUDA devices; start at most one rank a device, or set device = cpu");
   }
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(world.local_rank()));
 }

@@ -29,7 +29,8 @@ at::Tensor host_memory(std::int64_t elements, c10::ScalarType dtype, c10::Device
                             cudaGetErrorString(status) + "); set offload = none, or use a host with more memory");
     }
     const std::array<std::int64_t, 1> sizes{elements};
-    return at::from_blob(memory, sizes, [](void* data) { static_cast<void>(cudaFreeHost(data)); }, options);
+    return at::from_blob(
+        memory, sizes, [](void* data) { static_cast<void>(cudaFreeHost(data)); }, options);
   }
 #else
   static_cast<void>(device);

@@ -8,8 +8,8 @@
 
 namespace autopar {
 
-/// While it lives, products and convolutions of float32 on CUDA devices may round their factors to TF32; the settings of
-/// the process are as before afterwards. Nothing on CPUs, whose products have no such mode.
+/// While it lives, products and convolutions of float32 on CUDA devices may round their factors to TF32; the settings
+/// of the process are as before afterwards. Nothing on CPUs, whose products have no such mode.
 class Tf32Scope {
  public:
   Tf32Scope(bool wanted, c10::Device device) {

@@ -53,7 +53,9 @@ at::Tensor samples_of(const at::Tensor& tensor, const BatchType& type, std::int6
   if (type.outer == 1) return tensor.narrow(type.dim, part.begin * type.inner, part.size() * type.inner);
   auto sizes = tensor.sizes().vec();
   sizes[static_cast<std::size_t>(type.dim)] = type.outer * part.size() * type.inner;
-  return tensor.reshape(split_sizes(tensor, type, samples)).narrow(type.dim + 1, part.begin, part.size()).reshape(sizes);
+  return tensor.reshape(split_sizes(tensor, type, samples))
+      .narrow(type.dim + 1, part.begin, part.size())
+      .reshape(sizes);
 }
 
 void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples, Interval part, const at::Tensor& piece,

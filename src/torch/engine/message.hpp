@@ -17,15 +17,16 @@ namespace autopar {
 
 /// The samples `part` of a tensor that holds `samples` of them. A view where the samples are adjacent.
 /// @pre type.has_samples() and tensor.size(type.dim) == type.outer * samples * type.inner
-[[nodiscard]] at::Tensor samples_of(const at::Tensor& tensor, const BatchType& type, std::int64_t samples, Interval part);
+[[nodiscard]] at::Tensor samples_of(const at::Tensor& tensor, const BatchType& type, std::int64_t samples,
+                                    Interval part);
 
 /// Writes (or adds) `piece` to the samples `part` of `whole`, which holds `samples` of them.
 enum class Into : std::uint8_t { kWrite, kAdd };
 void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples, Interval part, const at::Tensor& piece,
                  Into mode);
 
-/// Several tensors as one row of bytes, each aligned and laid out as its form says, in order. A row of one tensor is that
-/// tensor's own memory where it is laid out so. The Buffer's owner is the row.
+/// Several tensors as one row of bytes, each aligned and laid out as its form says, in order. A row of one tensor is
+/// that tensor's own memory where it is laid out so. The Buffer's owner is the row.
 /// @pre sizes and types of the tensors are those of their forms
 [[nodiscard]] Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<TensorForm>& forms,
                                   c10::Device device);

@@ -24,7 +24,8 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
                .recomputed = std::move(recomputed),
                .gathered_by = {},
                .lets_go = division.lets_go},
-      rank_(rank), shared_(std::move(shared)) {
+      rank_(rank),
+      shared_(std::move(shared)) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();
     for (const auto value : values) {
@@ -54,7 +55,8 @@ void RankRuntime::find_parameters(const Division& division, const std::vector<St
     const auto& ranks = program_.pipeline.groups[g].ranks;
     if (!std::binary_search(ranks.begin(), ranks.end(), rank_)) continue;
     for (const auto parameter : division.group_parameters[g]) {
-      if (!std::binary_search(parameters_.begin(), parameters_.end(), parameter)) unread_[parameter] = handle(parameter);
+      if (!std::binary_search(parameters_.begin(), parameters_.end(), parameter))
+        unread_[parameter] = handle(parameter);
     }
   }
   for (const auto& [parameter, tensor] : unread_) parameters_.push_back(parameter);
@@ -117,7 +119,8 @@ void RankRuntime::find_gathers(const Division& division, const std::vector<Stage
         const auto found = division.parameter_of_storage.find(graph().value(value).storage);
         if (found == division.parameter_of_storage.end()) return;
         const int group = found->second.group;
-        if (program_.pipeline.groups[static_cast<std::size_t>(group)].zero >= 3 && shards_of(group) != nullptr) groups.insert(group);
+        if (program_.pipeline.groups[static_cast<std::size_t>(group)].zero >= 3 && shards_of(group) != nullptr)
+          groups.insert(group);
       });
       if (!groups.empty()) program_.gathered_by[op].assign(groups.begin(), groups.end());
     }

@@ -79,7 +79,7 @@ class RankRuntime {
   std::vector<BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
   std::vector<SharedGroup> shared_;  ///< by group; or empty
-  std::vector<bool> reduced_;  ///< by ValueId: a parameter in a reduction group of this rank
+  std::vector<bool> reduced_;        ///< by ValueId: a parameter in a reduction group of this rank
   std::vector<std::unique_ptr<StageRuntime>> stages_;
   std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };

@@ -16,7 +16,8 @@ namespace {
 /// Whether nothing else refers to the tensor or to any part of its memory.
 bool is_only_owner(const at::Tensor& tensor) {
   return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1 &&
-         tensor.storage().nbytes() == tensor.nbytes() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+         tensor.storage().nbytes() == tensor.nbytes() && tensor.is_contiguous() && !tensor.is_conj() &&
+         !tensor.is_neg();
 }
 
 }  // namespace
@@ -79,7 +80,8 @@ void StageRun::bring_inputs(Share& share, const ShareContext& context) {
     auto arrived = share.arriving[value].take();
     if (!arrived.defined()) arrived = zeros_of(form_of(info, context.samples), stage_.device());
     auto leaf = in_captured_layout(arrived.detach(), info, context.samples);
-    const bool differentiable = info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
+    const bool differentiable =
+        info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
     if (differentiable) {
       leaf.set_requires_grad(true);
       share.leaves[value] = leaf;
@@ -193,7 +195,8 @@ bool StageRun::goes_to_stages(ValueId value) const {
 }
 
 // What the operator made for nobody else is the result; its autograd node keeps the shape alone.
-at::Tensor StageRun::departing_result(const Action& action, const Channel& channel, ValueId value, std::int64_t samples) {
+at::Tensor StageRun::departing_result(const Action& action, const Channel& channel, ValueId value,
+                                      std::int64_t samples) {
   const bool whole = channel.kind != ChannelKind::kBatched || action.samples.size() == samples;
   const bool all_made = channel.kind != ChannelKind::kBatched || action.samples.size() == share(action).samples.size();
   const auto& made = share(action).results[value];
@@ -225,8 +228,8 @@ void StageRun::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>&
   if (batch_norm < norms_.size() && norms_[batch_norm].count > 0) samples.push_back(norms_[batch_norm]);
 }
 
-// One after the other, so that memory does not grow with micro-batches. The squares around the common mean are those around
-// each mean and what lies between the means (Chan, Golub, LeVeque 1979), which no large mean spoils.
+// One after the other, so that memory does not grow with micro-batches. The squares around the common mean are those
+// around each mean and what lies between the means (Chan, Golub, LeVeque 1979), which no large mean spoils.
 void StageRun::pool(const std::vector<NormSample>& norms) {
   const at::NoGradGuard no_grad;
   norms_.resize(norms.size());

@@ -18,12 +18,12 @@ namespace autopar {
 struct CallContext {
   BatchSplit split;
   Rank rank;
-  std::int64_t batch = 0;            ///< N
+  std::int64_t batch = 0;  ///< N
   DrawKey draws;
-  bool differentiate = false;        ///< backwards will follow
-  std::vector<at::Tensor> inputs;    ///< by OpGraph::inputs: this rank's, detached, on its device
+  bool differentiate = false;                            ///< backwards will follow
+  std::vector<at::Tensor> inputs;                        ///< by OpGraph::inputs: this rank's, detached, on its device
   std::vector<std::pair<ValueId, at::Tensor>> prologue;  ///< values known before the pipeline
-  std::vector<at::Tensor> counts;    ///< see ShareContext
+  std::vector<at::Tensor> counts;                        ///< see ShareContext
 };
 
 /// Where a backward starts: results of a share and their gradients.
@@ -42,8 +42,7 @@ class StageRun {
 
   void forward(const Action& action);
   /// @param sum_gradients  of complete sums
-  [[nodiscard]] BackwardRoots begin_backward(const Action& action,
-                                             const std::map<ValueId, at::Tensor>& sum_gradients);
+  [[nodiscard]] BackwardRoots begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients);
   /// The share's gradients are there.
   void end_backward(const Action& action) { sent_share_ = action.microbatch; }
   /// Lets go of what the messages of the last turn took along. Before the rank's next turn, whichever stage's it is.
@@ -94,9 +93,9 @@ class StageRun {
   std::vector<NormSample> norms_;  ///< of the shares so far
   std::map<ValueId, at::Tensor> sums_;
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
-  bool has_casts_ = false;  ///< of this call, see StageRuntime::start_casts
+  bool has_casts_ = false;                      ///< of this call, see StageRuntime::start_casts
   int forwards_left_ = 0, backwards_left_ = 0;  ///< of shares with samples
-  int sent_share_ = -1;  ///< its messages have all been packed before the next turn
+  int sent_share_ = -1;                         ///< its messages have all been packed before the next turn
 };
 
 }  // namespace autopar

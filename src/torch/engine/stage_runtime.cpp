@@ -37,8 +37,8 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
                                                [&](ValueId parameter) { return reduced[parameter.index()]; });
   if (device().is_cuda() && !any_reduced) side_ = std::make_shared<SideStream>(device());
-  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts, kept, device(), program_.splits_backwards, hooks(parts),
-                                          side_);
+  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
+                                          hooks(parts), side_);
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);
@@ -134,7 +134,8 @@ void StageRuntime::find_sums() {
     bool own = info.definer.valid() && std::binary_search(ops().begin(), ops().end(), info.definer);
     if (info.kind == ValueKind::kParameter) {
       own = reads(stage_, sum.value);
-      for (StageId before(0); own && before < stage_; before = StageId(before.value() + 1)) own = !reads(before, sum.value);
+      for (StageId before(0); own && before < stage_; before = StageId(before.value() + 1))
+        own = !reads(before, sum.value);
     }
     if (own) sums_.push_back(sum);
   }
@@ -212,8 +213,10 @@ void StageRuntime::find_readers_of_casts(const std::vector<StagePart>& parts) {
       for (const auto value : slot.values) {
         const auto cast = cast_behind(value);
         if (!cast.valid()) continue;
-        if (has_segments || slot.kind != SlotKind::kTensor) first.insert(cast);
-        else casts_read_by_[op].push_back(cast);
+        if (has_segments || slot.kind != SlotKind::kTensor)
+          first.insert(cast);
+        else
+          casts_read_by_[op].push_back(cast);
       }
     }
   }
@@ -249,7 +252,8 @@ at::Tensor StageRuntime::cast(ValueId parameter, const ValueInfo& form) const {
   const auto copy = copy_(parameter);
   const auto type = form.dtype;
   if (!copy.defined()) {
-    auto cast = leaf.to(type, false, false, is_channels_last(form) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Preserve);
+    auto cast = leaf.to(type, false, false,
+                        is_channels_last(form) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Preserve);
     if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(kAtOnce);
     return cast;
   }

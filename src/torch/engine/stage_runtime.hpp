@@ -35,8 +35,8 @@ struct DividedProgram {
   std::vector<std::vector<ValueId>> channel_values;     ///< by channel, the order in messages
   std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
-  bool splits_backwards = false;                        ///< backwards of its stages come in two parts
-  RecomputedAtoms recomputed;                           ///< what stages run again before its backward
+  bool splits_backwards = false;  ///< backwards of its stages come in two parts
+  RecomputedAtoms recomputed;     ///< what stages run again before its backward
   /// Reduction groups whose parameters are gathered for turns (ZeRO 3): by op, those that it reads, directly or through
   /// views.
   std::map<OpId, std::vector<int>> gathered_by;
@@ -52,9 +52,9 @@ struct ParameterNeeds {
 /// A stage of a captured program on one rank, prepared once and used by every call (see TorchEngine).
 ///
 /// Parameters are read through compute copies: autograd leaves that share the owner handles' memory, or that of what is
-/// made of owners elsewhere, so that gradients are gathered here and the handles' `.grad` holds complete sums only. Casts of
-/// parameters are made of those once a call, or elsewhere; gradients flow back through them, so that they are added up in
-/// the parameters' own element type.
+/// made of owners elsewhere, so that gradients are gathered here and the handles' `.grad` holds complete sums only.
+/// Casts of parameters are made of those once a call, or elsewhere; gradients flow back through them, so that they are
+/// added up in the parameters' own element type.
 class StageRuntime {
  public:
   /// The owner handle of a parameter or buffer leaf; called for those of the stage only.
@@ -66,8 +66,8 @@ class StageRuntime {
     /// What a parameter is computed with in place of its owner handle, of the whole parameter's sizes; undefined: the
     /// handle itself. Whoever gives it brings it up to date before the stage runs.
     Lookup compute = [](ValueId) { return at::Tensor(); };
-    /// What stands in for casts of a parameter, of their element type; undefined: they are made here. Brought up to date
-    /// likewise; the compute copy itself need not have memory then.
+    /// What stands in for casts of a parameter, of their element type; undefined: they are made here. Brought up to
+    /// date likewise; the compute copy itself need not have memory then.
     Lookup copy = [](ValueId) { return at::Tensor(); };
   };
 
@@ -81,10 +81,12 @@ class StageRuntime {
   [[nodiscard]] StageId stage() const { return stage_; }
   [[nodiscard]] c10::Device device() const { return program_.device; }
 
-  [[nodiscard]] const std::vector<ValueId>& incoming() const { return incoming_; }   ///< values that messages bring
-  [[nodiscard]] const std::vector<ValueId>& outgoing() const { return outgoing_; }   ///< values that messages take away
-  [[nodiscard]] const std::vector<GlobalSum>& sums() const { return sums_; }         ///< made by this stage
-  [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }  ///< read by this stage, ascending
+  [[nodiscard]] const std::vector<ValueId>& incoming() const { return incoming_; }  ///< values that messages bring
+  [[nodiscard]] const std::vector<ValueId>& outgoing() const { return outgoing_; }  ///< values that messages take away
+  [[nodiscard]] const std::vector<GlobalSum>& sums() const { return sums_; }        ///< made by this stage
+  [[nodiscard]] const std::vector<ValueId>& parameters() const {
+    return parameters_;
+  }  ///< read by this stage, ascending
   [[nodiscard]] const std::vector<ValueId>& private_buffers() const { return private_buffers_; }
 
   /// The compute copy of a parameter of this stage.
@@ -98,8 +100,8 @@ class StageRuntime {
   /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
   /// O(parameters of the stage).
   void refresh_leaves();
-  /// From now on casts of parameters are made anew, each when an operator first reads it: made together, they would keep a
-  /// device waiting for the host. They stay until `drop_casts`, and as long as a backward needs them.
+  /// From now on casts of parameters are made anew, each when an operator first reads it: made together, they would
+  /// keep a device waiting for the host. They stay until `drop_casts`, and as long as a backward needs them.
   /// @param differentiate  backwards will follow
   void start_casts(bool differentiate);
   void drop_casts();
@@ -134,13 +136,13 @@ class StageRuntime {
   const std::vector<bool>& reduced_;
   std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
   std::vector<GlobalSum> sums_;
-  std::vector<ValueId> state_;         ///< parameters and buffers that the stage reads
-  std::vector<OpId> casts_, each_share_;  ///< ops that run once a call, and the others
+  std::vector<ValueId> state_;                       ///< parameters and buffers that the stage reads
+  std::vector<OpId> casts_, each_share_;             ///< ops that run once a call, and the others
   std::map<OpId, std::vector<OpId>> casts_read_by_;  ///< made when their readers run
   std::vector<OpId> made_first_;                     ///< the other casts
   std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_casts_;  ///< by parameter, type and history
   bool differentiates_ = false;
-  std::vector<bool> resident_;         ///< by ValueId, see `is_resident`
+  std::vector<bool> resident_;  ///< by ValueId, see `is_resident`
   Lookup compute_, copy_;
   Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();

@@ -220,7 +220,8 @@ void TorchEngine::move_into_bucket(ValueId parameter) {
         "' came later in its backward than the operators that read it say, when its part was summed; set zero = 1");
   }
   auto& buckets = buckets_[group];
-  if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+  if (buckets == nullptr)
+    buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
   buckets->views()[place_of_.at(parameter)].add_(gradient);
   gradient.reset();
 }
@@ -292,8 +293,8 @@ std::int64_t TorchEngine::local_samples() const {
 
 Interval TorchEngine::within_local(const Action& action) const {
   const auto& split = context_.split;
-  const auto shift = split.local(context_.rank, action.microbatch).begin -
-                     split.piece(context_.rank, action.microbatch).begin;
+  const auto shift =
+      split.local(context_.rank, action.microbatch).begin - split.piece(context_.rank, action.microbatch).begin;
   return {action.samples.begin + shift, action.samples.end + shift};
 }
 
@@ -304,9 +305,12 @@ Buffer TorchEngine::pack(const Action& action) {
   const bool becomes_result = channel.to == kSink && action.flow == Flow::kValue && action.peer == context_.rank;
   std::vector<at::Tensor> parts;
   for (const auto value : message_values(action)) {
-    if (!stage.valid()) parts.push_back(departing_from_edge(action, channel, value));
-    else if (becomes_result) parts.push_back(run_of(stage).departing_result(action, channel, value, local_samples()));
-    else parts.push_back(run_of(stage).departing(action, channel, value));
+    if (!stage.valid())
+      parts.push_back(departing_from_edge(action, channel, value));
+    else if (becomes_result)
+      parts.push_back(run_of(stage).departing_result(action, channel, value, local_samples()));
+    else
+      parts.push_back(run_of(stage).departing(action, channel, value));
   }
   const auto forms = message_forms(action);
   if (action.peer != context_.rank) return pack_tensors(parts, forms, runtime_.device());
@@ -319,8 +323,8 @@ Buffer TorchEngine::pack(const Action& action) {
 
 at::Tensor TorchEngine::departing_from_edge(const Action& action, const Channel& channel, ValueId value) {
   const auto& info = runtime_.graph().value(value);
-  const auto& local = action.flow == Flow::kValue ? context_.inputs[static_cast<std::size_t>(info.position)]
-                                                  : result_gradients_[value];
+  const auto& local =
+      action.flow == Flow::kValue ? context_.inputs[static_cast<std::size_t>(info.position)] : result_gradients_[value];
   if (!local.defined()) return at::zeros(sizes_at(info, action.samples.size()), options_of(info, runtime_.device()));
   if (channel.kind != ChannelKind::kBatched) return local;
   return samples_of(local, runtime_.plan().type(value), local_samples(), within_local(action));
@@ -339,21 +343,22 @@ void TorchEngine::accept(const Action& action, const Buffer& buffer) {
     for (auto& piece : pieces) piece = pieces.size() == 1 ? with_own_version(piece) : piece.clone();
   }
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (stage.valid()) run_of(stage).arrive(action, channel, values[i], pieces[i]);
-    else arrive_at_edge(action, channel, values[i], pieces[i]);
+    if (stage.valid())
+      run_of(stage).arrive(action, channel, values[i], pieces[i]);
+    else
+      arrive_at_edge(action, channel, values[i], pieces[i]);
   }
 }
 
-void TorchEngine::arrive_at_edge(const Action& action, const Channel& channel, ValueId value,
-                                 const at::Tensor& piece) {
+void TorchEngine::arrive_at_edge(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
   auto& target = action.flow == Flow::kValue ? results_[value] : input_gradients_[value];
   if (channel.kind != ChannelKind::kBatched) {
     target.add(piece);
     return;
   }
   const auto whole = local_samples();
-  target.put(piece, runtime_.plan().type(value), form_of(runtime_.graph().value(value), whole), whole, within_local(action),
-             action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
+  target.put(piece, runtime_.plan().type(value), form_of(runtime_.graph().value(value), whole), whole,
+             within_local(action), action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 
 namespace {
@@ -369,7 +374,8 @@ Buffer TorchEngine::bucket(const Action& action) {
   const auto group = static_cast<std::size_t>(action.group);
   auto& buckets = buckets_[group];
   if (action.microbatch >= 0) {
-    if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+    if (buckets == nullptr)
+      buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
     summed_.insert(action.group);
     on_their_way_[group].push_back(buckets->flat(action.bucket));
     buckets.reset();
@@ -419,7 +425,8 @@ std::deque<at::Tensor> TorchEngine::take_gradients() {
     if (!shares_[group].defined()) continue;
     for (const auto& place : runtime_.bucket_layouts()[group].places()) {
       const auto within = runtime_.within_part(static_cast<int>(group), place);
-      gradients_[runtime_.position_of(ValueId::of(place.form.key))] = part_of(shares_[group], within.begin, {within.size()});
+      gradients_[runtime_.position_of(ValueId::of(place.form.key))] =
+          part_of(shares_[group], within.begin, {within.size()});
     }
   }
   shares_.clear();
@@ -435,7 +442,8 @@ DType TorchEngine::bucket_dtype(const Action& action) const {
 
 at::Tensor TorchEngine::take_result(ValueId value) {
   auto result = results_[value].take();
-  return result.defined() ? result : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
+  return result.defined() ? result
+                          : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
 }
 
 at::Tensor TorchEngine::sum(ValueId value) const {
@@ -449,7 +457,8 @@ at::Tensor TorchEngine::sum(ValueId value) const {
 at::Tensor TorchEngine::take_input_gradient(std::size_t position) {
   const auto value = runtime_.graph().inputs[position];
   auto gradient = input_gradients_[value].take();
-  return gradient.defined() ? gradient : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
+  return gradient.defined() ? gradient
+                            : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
 }
 
 std::vector<NormSample> TorchEngine::norm_samples(std::size_t batch_norm) const {

@@ -25,8 +25,8 @@ class TorchEngine {
   TorchEngine(const TorchEngine&) = delete;
   TorchEngine& operator=(const TorchEngine&) = delete;
 
-  /// Gradients of complete sums (the loss, other global results, epilogue inputs), before the first backward. Those of a
-  /// value that several results are add up.
+  /// Gradients of complete sums (the loss, other global results, epilogue inputs), before the first backward. Those of
+  /// a value that several results are add up.
   void add_sum_gradient(ValueId value, at::Tensor gradient);
   /// Gradients of this rank's batched results, likewise; undefined ones count as zero.
   void add_result_gradient(ValueId value, at::Tensor gradient);
@@ -63,8 +63,8 @@ class TorchEngine {
   /// Gradients by RankRuntime::parameters, undefined where no share reached one; of parameters that are held in shares,
   /// this rank's elements, flat. After the last backward.
   [[nodiscard]] std::deque<at::Tensor> take_gradients();
-  /// Nodes of the backwards that ran, empty of tensors. In one process they die with the loss: earlier, malloc would merge
-  /// their memory for the next large piece, and the next call divide it again.
+  /// Nodes of the backwards that ran, empty of tensors. In one process they die with the loss: earlier, malloc would
+  /// merge their memory for the next large piece, and the next call divide it again.
   [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
   /// Shares' statistics of a batch norm of this rank.
   [[nodiscard]] std::vector<NormSample> norm_samples(std::size_t batch_norm) const;
@@ -98,23 +98,24 @@ class TorchEngine {
 
   RankRuntime& runtime_;
   CallContext context_;
-  std::deque<StageRun> runs_;                       ///< like RankRuntime::stages
+  std::deque<StageRun> runs_;  ///< like RankRuntime::stages
   std::map<ValueId, at::Tensor> sum_gradients_;
-  std::map<ValueId, Assembly> results_;             ///< whole local batch
+  std::map<ValueId, Assembly> results_;  ///< whole local batch
   std::map<ValueId, at::Tensor> result_gradients_;
-  std::map<ValueId, Assembly> input_gradients_;     ///< whole local batch
-  /// By group, null where not a member. Of sums into shares within turns: until the sum starts, from the first gradient on.
+  std::map<ValueId, Assembly> input_gradients_;  ///< whole local batch
+  /// By group, null where not a member. Of sums into shares within turns: until the sum starts, from the first gradient
+  /// on.
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within turns
   std::set<int> summed_;                              ///< groups whose sum of this turn has started
   struct Gathered {
     int on_its_way = 0, there = 0;  ///< more than one if it is gathered again before it was let go of
   };
-  std::map<int, Gathered> gathered_;                  ///< by group
+  std::map<int, Gathered> gathered_;  ///< by group
   bool sums_in_some_turns_ = false;
-  std::vector<at::Tensor> shares_;                    ///< by group: this rank's part of sums into shares
-  /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the last
-  /// call has freed, which costs more than 1 % of a call of tiny operators.
+  std::vector<at::Tensor> shares_;  ///< by group: this rank's part of sums into shares
+  /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the
+  /// last call has freed, which costs more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;
   std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
   std::function<void(int, int)> bucket_ready_, needed_;

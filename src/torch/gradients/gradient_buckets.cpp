@@ -71,7 +71,8 @@ GradientBuckets::GradientBuckets(const BucketLayout& layout, c10::Device device)
     flat_.push_back(at::zeros({bucket.elements}, at::TensorOptions().dtype(bucket.dtype).device(device)));
   }
   for (const auto& place : layout.places()) {
-    views_.push_back(part_of(flat_[static_cast<std::size_t>(place.bucket)], place.offset, place.form.sizes, place.form.strides));
+    views_.push_back(
+        part_of(flat_[static_cast<std::size_t>(place.bucket)], place.offset, place.form.sizes, place.form.strides));
   }
 }
 
@@ -86,9 +87,12 @@ ScalarType scalar_type_of(DType dtype) { return kTypes[static_cast<std::size_t>(
 
 DType reduction_dtype(ScalarType dtype) {
   switch (dtype) {
-    case ScalarType::ComplexFloat: return DType::kF32;
-    case ScalarType::ComplexDouble: return DType::kF64;
-    default: return dtype_of(dtype);
+    case ScalarType::ComplexFloat:
+      return DType::kF32;
+    case ScalarType::ComplexDouble:
+      return DType::kF64;
+    default:
+      return dtype_of(dtype);
   }
 }
 

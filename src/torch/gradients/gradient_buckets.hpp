@@ -41,7 +41,8 @@ class BucketLayout {
 
   enum class Fill : std::uint8_t { kUntilFull, kNotBeyond };
   /// @param fill  whether a bucket may be larger than `limit` although it holds several gradients
-  explicit BucketLayout(const std::vector<GradientForm>& forms, Bytes limit = kGradientBucket, Fill fill = Fill::kUntilFull);
+  explicit BucketLayout(const std::vector<GradientForm>& forms, Bytes limit = kGradientBucket,
+                        Fill fill = Fill::kUntilFull);
   /// One bucket that is laid out already.
   BucketLayout(Bucket bucket, std::vector<Place> places) : places_(std::move(places)), buckets_{bucket} {}
 

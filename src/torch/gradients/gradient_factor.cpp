@@ -30,8 +30,10 @@ void multiply_each(const std::vector<at::Tensor>& gradients, const at::Tensor& f
     const bool is_small = c10::isReducedFloatingType(gradient.scalar_type());
     const auto options = is_small ? gradient.options().dtype(at::kFloat) : gradient.options();
     const auto by = factor.reshape({}).to(options);
-    if (is_small) gradient.copy_(gradient.to(at::kFloat).mul_(by));
-    else gradient.mul_(by);
+    if (is_small)
+      gradient.copy_(gradient.to(at::kFloat).mul_(by));
+    else
+      gradient.mul_(by);
   }
 }
 

@@ -5,10 +5,10 @@
 
 namespace autopar {
 
-/// The factor that keeps gradients of half precision in its range: the loss is multiplied by it before the backward, the
-/// gradients are divided by it afterwards; where one is not finite the step is skipped and the factor was too large.
-/// Constants and rule are those of torch.amp.GradScaler (Micikevicius et al., Mixed Precision Training, section 3.2).
-/// A value; equal updates give equal scales, so that ranks agree without being told.
+/// The factor that keeps gradients of half precision in its range: the loss is multiplied by it before the backward,
+/// the gradients are divided by it afterwards; where one is not finite the step is skipped and the factor was too
+/// large. Constants and rule are those of torch.amp.GradScaler (Micikevicius et al., Mixed Precision Training,
+/// section 3.2). A value; equal updates give equal scales, so that ranks agree without being told.
 class LossScaler {
  public:
   static constexpr double kFirst = 65536, kGrowth = 2, kBackoff = 0.5;

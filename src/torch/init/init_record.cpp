@@ -45,8 +45,8 @@ bool same_state(const at::Tensor& a, const at::Tensor& b) {
 bool draws_depend_on_sizes(const OpNode& node) {
   static constexpr std::string_view kOfTensors[] = {"aten::bernoulli", "aten::bernoulli_", "aten::dropout",
                                                     "aten::dropout_", "aten::normal"};
-  static constexpr std::string_view kInPlace[] = {"aten::uniform_",  "aten::normal_",     "aten::random_",
-                                                  "aten::bernoulli_", "aten::exponential_", "aten::cauchy_",
+  static constexpr std::string_view kInPlace[] = {"aten::uniform_",    "aten::normal_",      "aten::random_",
+                                                  "aten::bernoulli_",  "aten::exponential_", "aten::cauchy_",
                                                   "aten::log_normal_", "aten::geometric_"};
   std::size_t tensors = 0;
   for_each_input(node, [&](ValueId) { ++tensors; });
@@ -139,8 +139,10 @@ bool Construction::runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack
   const bool draws = schema.argumentIndexWithName("generator") || op.hasTag(at::Tag::nondeterministic_seeded);
   if (draws && !writes_data) return false;
   const auto refuse = [&](const std::string& reason) {
-    throw CaptureError(schema.name(), tracer_->last_path(), reason + ", which a recorded construction does not have yet; "
-                       "construct the module yourself and pass it instead of the callable");
+    throw CaptureError(schema.name(), tracer_->last_path(),
+                       reason +
+                           ", which a recorded construction does not have yet; "
+                           "construct the module yourself and pass it instead of the callable");
   };
   if (draws) refuse("it writes random numbers into a tensor that has data; they follow those of other tensors");
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
@@ -291,8 +293,10 @@ at::Tensor Construction::rebase(const at::Tensor& state) {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const auto draw = draws_.find(OpId::of(i));
     if (draw == draws_.end()) continue;
-    if (draw->second.reseeded) set_state(generator, draw->second.state);
-    else draw->second.state = state_of(generator);
+    if (draw->second.reseeded)
+      set_state(generator, draw->second.state);
+    else
+      draw->second.state = state_of(generator);
     advance(generator, ops[i]);
   }
   const auto final_state = state_of(generator);
@@ -303,9 +307,8 @@ at::Tensor Construction::rebase(const at::Tensor& state) {
 
 /// Of the draws among the operators.
 bool Construction::states_known(const std::vector<bool>& needed) const {
-  return std::all_of(draws_.begin(), draws_.end(), [&](const auto& draw) {
-    return draw.second.state.defined() || !needed[draw.first.index()];
-  });
+  return std::all_of(draws_.begin(), draws_.end(),
+                     [&](const auto& draw) { return draw.second.state.defined() || !needed[draw.first.index()]; });
 }
 
 void Construction::forget_states() {

@@ -36,7 +36,8 @@ class ClassLossNode : public torch::autograd::Node {
 
   variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) return {at::Tensor()};
-    TORCH_CHECK(log_probabilities_.defined(), "Trying to backward through the graph a second time: what a cross entropy kept "
+    TORCH_CHECK(log_probabilities_.defined(),
+                "Trying to backward through the graph a second time: what a cross entropy kept "
                 "has become a gradient");
     const at::NoGradGuard no_grad;
     const auto dim = class_dim(log_probabilities_);
@@ -93,11 +94,12 @@ void proceed_with_gradient_in_place(ReplayCall& call) {
   {
     const at::AutoDispatchBelowADInplaceOrView no_history;
     log_probabilities = at::log_softmax(logits, class_dim(logits));
-    loss = at::nll_loss_nd(log_probabilities, target, weight.defined() ? std::optional(weight) : std::nullopt, reduction,
-                           ignore_index);
+    loss = at::nll_loss_nd(log_probabilities, target, weight.defined() ? std::optional(weight) : std::nullopt,
+                           reduction, ignore_index);
   }
-  const std::shared_ptr<ClassLossNode> node(new ClassLossNode(logits, std::move(log_probabilities), target, weight, ignore_index),
-                                            torch::autograd::deleteNode);
+  const std::shared_ptr<ClassLossNode> node(
+      new ClassLossNode(logits, std::move(log_probabilities), target, weight, ignore_index),
+      torch::autograd::deleteNode);
   torch::autograd::set_history(loss, node);
   call.stack.clear();
   call.stack.emplace_back(std::move(loss));

@@ -33,9 +33,12 @@ void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& 
     task.compute = nullptr;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       auto& sum = sums.at(task.parameters[i]);
-      if (!sum.tensor.defined()) sum.tensor = std::move(gradients[i]);
-      else if (sum.tensor.scalar_type() == gradients[i].scalar_type()) sum.tensor.add_(gradients[i]);
-      else sum.tensor = sum.tensor.add(gradients[i]);  // read as it is and cast: the wider type
+      if (!sum.tensor.defined())
+        sum.tensor = std::move(gradients[i]);
+      else if (sum.tensor.scalar_type() == gradients[i].scalar_type())
+        sum.tensor.add_(gradients[i]);
+      else
+        sum.tensor = sum.tensor.add(gradients[i]);  // read as it is and cast: the wider type
       if (--sum.missing == 0) add(task.parameters[i], std::exchange(sum.tensor, at::Tensor()));
     }
   }

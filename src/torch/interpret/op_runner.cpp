@@ -15,11 +15,11 @@
 
 #include <autopar/core/assert.hpp>
 
-#include "torch/ir/tensor_form.hpp"
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/draws.hpp"
 #include "torch/interpret/view_parts.hpp"
 #include "torch/ir/last_writes.hpp"
+#include "torch/ir/tensor_form.hpp"
 
 namespace autopar {
 
@@ -31,7 +31,9 @@ bool is_treated(const OpTreatment& treatment) {
          treatment.batch_norm >= 0;
 }
 
-c10::IValue& argument(ReplayCall& call, std::int32_t position) { return call.stack[static_cast<std::size_t>(position)]; }
+c10::IValue& argument(ReplayCall& call, std::int32_t position) {
+  return call.stack[static_cast<std::size_t>(position)];
+}
 
 std::int32_t argument_named(const OpNode& node, const char* name) {
   const auto position = node.op.schema().argumentIndexWithName(name);
@@ -59,8 +61,9 @@ void change_results(torch::jit::Stack& stack, Change&& change) {
   }
 }
 
-/// By op: whether it makes memory that other values are views of. They were captured with the strides that the CPU's kernels
-/// give it; another device's may lay it out otherwise (attention on CUDA does), and a view would fail or see other elements.
+/// By op: whether it makes memory that other values are views of. They were captured with the strides that the CPU's
+/// kernels give it; another device's may lay it out otherwise (attention on CUDA does), and a view would fail or see
+/// other elements.
 std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
   std::vector<int> values(static_cast<std::size_t>(graph.storage_count), 0);
   for (const auto& value : graph.values) {
@@ -75,14 +78,16 @@ std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
 }
 
 /// Whether a product alone adds to the gradients of its parameters.
-bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op, const SplitBackward& split) {
+bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op,
+                    const SplitBackward& split) {
   const auto alone = [&](ValueId value) {
     return uses[value.index()].size() == 1 && std::ranges::find(graph.outputs, value) == graph.outputs.end();
   };
   const auto adds_alone = [&](int position, ValueId parameter) {
     return !parameter.valid() || (alone(parameter) && alone(graph.input(op, position)));
   };
-  return graph.is(op, "aten::linear") && adds_alone(split.weight_at, split.weight) && adds_alone(split.bias_at, split.bias);
+  return graph.is(op, "aten::linear") && adds_alone(split.weight_at, split.weight) &&
+         adds_alone(split.bias_at, split.bias);
 }
 
 /// Elements that a statistic takes in a row of many, aligned for any kernel.
@@ -96,9 +101,14 @@ std::int64_t places_of(std::int64_t channels) {
 OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
                    c10::Device device, bool splits_backwards, const std::vector<OpId>& whole, OpHooks hooks,
                    std::shared_ptr<SideStream> side)
-    : graph_(graph), plan_(plan), device_(device), hooks_(std::move(hooks)), side_(std::move(side)),
+    : graph_(graph),
+      plan_(plan),
+      device_(device),
+      hooks_(std::move(hooks)),
+      side_(std::move(side)),
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
-      count_(ops.size()), replayer_(graph, ops, keep, device) {
+      count_(ops.size()),
+      replayer_(graph, ops, keep, device) {
   const auto last_writes = detail::last_writes(graph);
   const auto uses = side_ ? graph.uses() : std::vector<std::vector<OpId>>();
   for (const auto op : ops) {
@@ -238,7 +248,8 @@ void OpRunner::read_again(ReplayCall& call) {
 // Those of all norms of a run are one memory: a fill for each took the host as long as an operator.
 at::Tensor OpRunner::zeros_for_statistic(const at::Tensor& like) {
   const auto places = places_of(like.numel());
-  const bool fits = zeros_.defined() && zeros_.scalar_type() == like.scalar_type() && given_zeros_ + places <= zeros_.numel();
+  const bool fits =
+      zeros_.defined() && zeros_.scalar_type() == like.scalar_type() && given_zeros_ + places <= zeros_.numel();
   if (!fits) {
     zeros_ = at::zeros({std::max(places, statistics_places_)}, like.options());
     given_zeros_ = 0;
@@ -276,8 +287,8 @@ void OpRunner::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, Norm
     return;
   }
   // The operator's is the unbiased one, which one element does not have. Autograd keeps it: it is not written to.
-  sample.variance = sample.count > 1 ? variance.to(at::kDouble).mul((sample.count - 1) / sample.count)
-                                     : at::zeros_like(sample.mean);
+  sample.variance =
+      sample.count > 1 ? variance.to(at::kDouble).mul((sample.count - 1) / sample.count) : at::zeros_like(sample.mean);
 }
 
 }  // namespace autopar

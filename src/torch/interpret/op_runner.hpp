@@ -24,7 +24,8 @@ struct OpRange {
   std::size_t first = 0, last = 0;
 };
 
-/// What happens around some operators of a runner. `before` may put tensors that the operator reads into the environment.
+/// What happens around some operators of a runner. `before` may put tensors that the operator reads into the
+/// environment.
 struct OpHooks {
   std::set<OpId> ops;
   std::function<void(OpId)> before;
@@ -36,12 +37,13 @@ class OpRunner {
  public:
   /// @param ops   see Replayer; `graph` and `plan` must outlive the runner
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
-  /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put off to
+  /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put
+  /// off to
   /// @param whole  operators whose backwards are not split all the same, ascending
   /// @param side   see `proceed_splitting`
   OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-           c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {},
-           OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr);
+           c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {}, OpHooks hooks = {},
+           std::shared_ptr<SideStream> side = nullptr);
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
@@ -74,17 +76,17 @@ class OpRunner {
   c10::Device device_;
   OpHooks hooks_;
   std::shared_ptr<SideStream> side_;
-  std::vector<bool> layout_matters_;                  ///< by op: views of its results were captured
-  std::size_t count_;                                 ///< operators
+  std::vector<bool> layout_matters_;  ///< by op: views of its results were captured
+  std::size_t count_;                 ///< operators
   Replayer replayer_;
-  const ShareContext* share_ = nullptr;               ///< of the run under way
+  const ShareContext* share_ = nullptr;  ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<DeferredGradients> deferred_;
   std::vector<ValueId> deferrable_;
-  std::map<OpId, void (*)(ReplayCall&)> histories_;   ///< operators that run with another history than libtorch's
-  std::int64_t statistics_places_ = 0;                ///< elements that the running statistics of all norms take in `zeros_`
-  at::Tensor zeros_;                                  ///< of the run under way
-  std::int64_t given_zeros_ = 0;                      ///< elements of these
+  std::map<OpId, void (*)(ReplayCall&)> histories_;  ///< operators that run with another history than libtorch's
+  std::int64_t statistics_places_ = 0;  ///< elements that the running statistics of all norms take in `zeros_`
+  at::Tensor zeros_;                    ///< of the run under way
+  std::int64_t given_zeros_ = 0;        ///< elements of these
 };
 
 }  // namespace autopar

@@ -85,14 +85,22 @@ SegmentNode::SegmentNode(OpRunner& runner, const Segment& segment, Environment& 
     const auto& tensor = values[value.index()];
     if (goes_through(entry)) {
       edges.push_back(tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor)
-                                                                : torch::autograd::Edge());
+                                                                 : torch::autograd::Edge());
     }
     switch (entry) {
       case Segment::Entry::kThrough:
-      case Segment::Entry::kOwn: kept_.push_back({SavedVariable(tensor, false), {}}); break;
-      case Segment::Entry::kView: kept_.push_back(elements_of(tensor)); break;
-      case Segment::Entry::kCopy: kept_.push_back({SavedVariable(tensor.detach().clone(), false), {}}); break;
-      case Segment::Entry::kUnread: kept_.emplace_back(); break;
+      case Segment::Entry::kOwn:
+        kept_.push_back({SavedVariable(tensor, false), {}});
+        break;
+      case Segment::Entry::kView:
+        kept_.push_back(elements_of(tensor));
+        break;
+      case Segment::Entry::kCopy:
+        kept_.push_back({SavedVariable(tensor.detach().clone(), false), {}});
+        break;
+      case Segment::Entry::kUnread:
+        kept_.emplace_back();
+        break;
     }
   }
   set_next_edges(std::move(edges));

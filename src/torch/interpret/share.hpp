@@ -25,12 +25,13 @@ struct ShareContext {
   [[nodiscard]] double weight() const { return static_cast<double>(samples) / static_cast<double>(batch); }
 };
 
-/// Statistics of one batch norm over one share. Those of a share that is the whole batch are as the operator gave them where
-/// its type is less than f64: unbiased, for running statistics at once.
+/// Statistics of one batch norm over one share. Those of a share that is the whole batch are as the operator gave them
+/// where its type is less than f64: unbiased, for running statistics at once.
 struct NormSample {
-  at::Tensor mean;      ///< per channel, f64 but for a whole batch
-  at::Tensor variance;  ///< per channel, biased, f64 likewise; of an instance norm the mean of its samples' unbiased ones
-  double count = 0;     ///< elements per channel; of an instance norm, samples
+  at::Tensor mean;  ///< per channel, f64 but for a whole batch
+  at::Tensor
+      variance;      ///< per channel, biased, f64 likewise; of an instance norm the mean of its samples' unbiased ones
+  double count = 0;  ///< elements per channel; of an instance norm, samples
 };
 
 }  // namespace autopar

@@ -9,8 +9,8 @@
 
 namespace autopar {
 
-/// A second stream of a device, for work whose results nobody needs before `join`. It shares the device with the caller's
-/// stream. One thread at a time.
+/// A second stream of a device, for work whose results nobody needs before `join`. It shares the device with the
+/// caller's stream. One thread at a time.
 class SideStream {
  public:
   /// @param device  one that has streams

@@ -53,8 +53,10 @@ class SplitNode : public torch::autograd::Node {
       if (with_bias_) parameters.push_back(split_.bias);
       deferred_->put_off({std::move(parameters), std::move(make)});
     } else if (side_) {
-      if (has_gradient(leaves_)) add(leaves_, make());
-      else side_->put([leaves = leaves_, make = std::move(make)] { add(leaves, make()); });
+      if (has_gradient(leaves_))
+        add(leaves_, make());
+      else
+        side_->put([leaves = leaves_, make = std::move(make)] { add(leaves, make()); });
     } else {
       auto own = make();
       std::move(own.begin(), own.end(), of_x.begin() + 1);
@@ -78,8 +80,10 @@ class SplitNode : public torch::autograd::Node {
     const at::AutoDispatchBelowADInplaceOrView no_history;
     for (std::size_t i = 0; i < leaves.size(); ++i) {
       auto& sum = leaves[i].mutable_grad();
-      if (sum.defined()) sum.add_(gradients[i]);
-      else sum = std::move(gradients[i]);
+      if (sum.defined())
+        sum.add_(gradients[i]);
+      else
+        sum = std::move(gradients[i]);
     }
   }
 
@@ -133,8 +137,8 @@ struct ConvolutionForm {
                               std::array<bool, 3> wanted) const {
     const std::int64_t outputs[] = {gradient.size(1)};
     const auto bias_sizes = has_bias ? at::OptionalIntArrayRef(outputs) : at::OptionalIntArrayRef();
-    return at::convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-                                    groups, wanted);
+    return at::convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed,
+                                    output_padding, groups, wanted);
   }
 };
 
@@ -165,8 +169,8 @@ bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
     make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), none, false,
                              args[6].toInt(), has_bias});
   } else if (name == "aten::conv_transpose1d" || name == "aten::conv_transpose2d" || name == "aten::conv_transpose3d") {
-    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[7].toIntVector(), args[5].toIntVector(), true,
-                             args[6].toInt(), has_bias});
+    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[7].toIntVector(), args[5].toIntVector(),
+                             true, args[6].toInt(), has_bias});
   } else if (name == "aten::convolution") {
     make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), args[7].toIntVector(),
                              args[6].toBool(), args[8].toInt(), has_bias});
@@ -181,12 +185,13 @@ bool is_convolution(const SplitBackward& split, const OpNode& node) {
 }
 
 /// A product of few rows waits for its weight to come from memory. Two such products at a time use more of the memory's
-/// bandwidth than one: on an H200, 64 rows and weights of 5000 x 5000 in TF32, a step takes 0.94 of its time. What is kept
-/// for the second is little beside the gradient.
+/// bandwidth than one: on an H200, 64 rows and weights of 5000 x 5000 in TF32, a step takes 0.94 of its time. What is
+/// kept for the second is little beside the gradient.
 bool waits_for_memory(const at::Tensor& x, const at::Tensor& weight) {
   constexpr std::int64_t kFewRows = 256, kLargeWeight = 1 << 20, kLittle = 16;
   const auto rows = x.numel() / weight.size(1);
-  return weight.numel() >= kLargeWeight && rows <= kFewRows && kLittle * rows * (weight.size(0) + weight.size(1)) <= weight.numel();
+  return weight.numel() >= kLargeWeight && rows <= kFewRows &&
+         kLittle * rows * (weight.size(0) + weight.size(1)) <= weight.numel();
 }
 
 /// The parameters, if their gradients are made on a side stream; else nothing. Of their own type and layout, so that
@@ -225,7 +230,8 @@ void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::
   const bool in_batches = !is_convolution(split, call.node) || x.dim() == weight.dim();
   const bool real = weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type());
   const bool with_bias = split.bias.valid() && at(split.bias_at).requires_grad();
-  auto leaves = deferred == nullptr && side != nullptr ? leaves_beside(call, split, x, weight, with_bias) : std::vector<at::Tensor>();
+  auto leaves = deferred == nullptr && side != nullptr ? leaves_beside(call, split, x, weight, with_bias)
+                                                       : std::vector<at::Tensor>();
   const bool beside = !leaves.empty();
   const bool parts = deferred != nullptr || split.of_cast || beside;
   if (!parts || !at::GradMode::is_enabled() || !weight.requires_grad() || !real || !in_batches) {

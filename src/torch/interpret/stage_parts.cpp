@@ -39,8 +39,8 @@ AtomGraph atoms_of_stage(const OpGraph& graph, const std::vector<OpId>& ops, con
 std::vector<StagePart> parts_of_stage(const OpGraph& graph, const std::vector<OpId>& ops,
                                       const RecomputedAtoms& recomputed) {
   const auto segment_of = [&](OpId op) { return recomputed.segment_of[recomputed.atom_of[op.index()].index()]; };
-  const bool once = recomputed.segment_of.empty() ||
-                    std::all_of(ops.begin(), ops.end(), [&](OpId op) { return segment_of(op) < 0; });
+  const bool once =
+      recomputed.segment_of.empty() || std::all_of(ops.begin(), ops.end(), [&](OpId op) { return segment_of(op) < 0; });
   if (once) return {{ops, false}};
   const auto atoms = atoms_of_stage(graph, ops, recomputed.atom_of);
   std::vector<int> groups;

@@ -6,9 +6,9 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "torch/ir/tensor_form.hpp"
 #include "torch/interpret/segment_node.hpp"
 #include "torch/interpret/split_backward.hpp"
+#include "torch/ir/tensor_form.hpp"
 
 namespace autopar {
 
@@ -45,9 +45,10 @@ std::vector<ValueId> with_casts(std::vector<ValueId> keep, const OpGraph& graph,
 StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
                          const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards, OpHooks hooks,
                          std::shared_ptr<SideStream> side)
-    : graph_(graph), plan_(plan),
-      ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards, run_again(parts),
-           std::move(hooks), std::move(side)) {
+    : graph_(graph),
+      plan_(plan),
+      ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards,
+           run_again(parts), std::move(hooks), std::move(side)) {
   Uses uses;
   const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
   if (any) {
@@ -76,7 +77,8 @@ ValueId StageRunner::what_is_read(ValueId value) const {
   return parameter.valid() ? parameter : value;
 }
 
-void StageRunner::find_segment(const StagePart& part, OpRange range, const Uses& uses, const std::vector<ValueId>& keep) {
+void StageRunner::find_segment(const StagePart& part, OpRange range, const Uses& uses,
+                               const std::vector<ValueId>& keep) {
   auto& segment = segments_.emplace_back();
   segment.ops = range;
   const auto inside = [&](OpId op) { return std::binary_search(part.ops.begin(), part.ops.end(), op); };
@@ -84,7 +86,8 @@ void StageRunner::find_segment(const StagePart& part, OpRange range, const Uses&
   std::vector<bool> seen(graph_.values.size(), false);
   const auto enter = [&](ValueId value) {
     const auto& info = graph_.value(value);
-    if (seen[value.index()] || info.kind == ValueKind::kConstant || (info.definer.valid() && inside(info.definer))) return;
+    if (seen[value.index()] || info.kind == ValueKind::kConstant || (info.definer.valid() && inside(info.definer)))
+      return;
     seen[value.index()] = true;
     segment.entering.push_back({value, entry_of(value, part, uses)});
   };
@@ -121,7 +124,8 @@ Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const
     const auto& plan = plan_.batch_norms[static_cast<std::size_t>(norm)];
     return plan.running_mean == value || plan.running_var == value;
   };
-  for (const auto& norm : plan_.batch_norms) updated = updated || norm.running_mean == value || norm.running_var == value;
+  for (const auto& norm : plan_.batch_norms)
+    updated = updated || norm.running_mean == value || norm.running_var == value;
   if (!updated) return Segment::Entry::kThrough;
   return std::all_of(readers.begin(), readers.end(), updates) ? Segment::Entry::kUnread : Segment::Entry::kCopy;
 }
@@ -158,8 +162,10 @@ void StageRunner::find_small_views(Segment& segment, const std::vector<OpId>& st
 void StageRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
                       const std::shared_ptr<DeferredGradients>& deferred) {
   for (const auto& part : parts_) {
-    if (part.segment != nullptr && at::GradMode::is_enabled()) run_segment(*part.segment, values, share, statistics);
-    else ops_.run(values, share, statistics, deferred, part.ops);
+    if (part.segment != nullptr && at::GradMode::is_enabled())
+      run_segment(*part.segment, values, share, statistics);
+    else
+      ops_.run(values, share, statistics, deferred, part.ops);
   }
 }
 

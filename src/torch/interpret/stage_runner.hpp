@@ -21,9 +21,9 @@ struct Segment {
   enum class Entry : std::uint8_t {
     kThrough,  ///< the value itself, whose gradient, if it has one, goes on to whatever made it
     kView,     ///< likewise, of a view of much larger memory its elements alone: else the memory would live as long
-    kOwn,      ///< a parameter, or a cast of one, where nothing else in the stage reads either: its gradient is made inside
-    kCopy,     ///< a copy: a buffer that the call gives a new value
-    kUnread,   ///< nothing: running statistics, which operators are given and do not read
+    kOwn,  ///< a parameter, or a cast of one, where nothing else in the stage reads either: its gradient is made inside
+    kCopy,    ///< a copy: a buffer that the call gives a new value
+    kUnread,  ///< nothing: running statistics, which operators are given and do not read
   };
   struct Entering {
     ValueId value;
@@ -36,10 +36,11 @@ struct Segment {
   std::vector<ValueId> made;       ///< all of its results
 };
 
-/// Runs the operators of a stage on shares of the batch. Segments that are to run again keep what enters them and nothing
-/// else; their backward first runs them a second time, with the same operators on the same values, draws and modes, so
-/// with the same results to the bit, and then goes through that run's history, which is gone when it ends. Batch
-/// statistics and written buffers are those of the first run. Backwards of segments are whole: nothing is put off.
+/// Runs the operators of a stage on shares of the batch. Segments that are to run again keep what enters them and
+/// nothing else; their backward first runs them a second time, with the same operators on the same values, draws and
+/// modes, so with the same results to the bit, and then goes through that run's history, which is gone when it ends.
+/// Batch statistics and written buffers are those of the first run. Backwards of segments are whole: nothing is put
+/// off.
 ///
 /// A gradient that several operators of a segment add to is summed there first: where more than two are added, the last
 /// bit of the sum may differ from that of a run without segments.
@@ -47,7 +48,8 @@ struct Segment {
 class StageRunner {
  public:
   /// @param graph, plan  must outlive the runner, and the runner every backward of its runs
-  /// @param keep, splits_backwards, hooks, side  see OpRunner; casts of parameters, which are made elsewhere, stay as well
+  /// @param keep, splits_backwards, hooks, side  see OpRunner; casts of parameters, which are made elsewhere, stay as
+  /// well
   StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
               const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false, OpHooks hooks = {},
               std::shared_ptr<SideStream> side = nullptr);
@@ -67,7 +69,8 @@ class StageRunner {
   [[nodiscard]] const std::deque<Segment>& segments() const { return segments_; }  ///< in the order of the run
 
  private:
-  /// Who reads each value, or, of a parameter, it or a cast of it; and whether one of these is needed outside the stage.
+  /// Who reads each value, or, of a parameter, it or a cast of it; and whether one of these is needed outside the
+  /// stage.
   struct Uses {
     std::vector<std::vector<OpId>> readers;  // by ValueId
     std::vector<bool> leaves;                // likewise

@@ -36,12 +36,15 @@ class PartsNode : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    if (std::ranges::none_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); })) return {at::Tensor()};
+    if (std::ranges::none_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); }))
+      return {at::Tensor()};
     auto whole = at::empty_strided(sizes_, strides_, options_);
     for (std::size_t i = 0; i < places_.size(); ++i) {
       auto part = whole.as_strided(places_[i].sizes, places_[i].strides, places_[i].offset);
-      if (gradients[i].defined()) part.copy_(gradients[i]);
-      else part.zero_();
+      if (gradients[i].defined())
+        part.copy_(gradients[i]);
+      else
+        part.zero_();
       gradients[i].reset();
     }
     return {std::move(whole)};
@@ -58,8 +61,8 @@ class PartsNode : public torch::autograd::Node {
 }  // namespace
 
 bool takes_apart(const OpGraph& graph, OpId op) {
-  static constexpr std::array<std::string_view, 5> kNames{"aten::unbind", "aten::split", "aten::split_with_sizes", "aten::chunk",
-                                                          "aten::tensor_split"};
+  static constexpr std::array<std::string_view, 5> kNames{"aten::unbind", "aten::split", "aten::split_with_sizes",
+                                                          "aten::chunk", "aten::tensor_split"};
   const auto whole = graph.input(op, 0);
   return std::ranges::find(kNames, graph.name(op)) != kNames.end() && graph.op(op).grad_enabled && whole.valid() &&
          graph.value(whole).has_gradient() && graph.value(whole).storage.valid();

@@ -9,9 +9,9 @@
 
 namespace autopar {
 
-/// The entries of `OpNode::integers` that make one number: their integers multiply, and the last entry says what becomes
-/// of the product. Two are a number of pairs of samples, N (N - 1). If it stays an integer, the last one's factor, which
-/// may be a half, divides it.
+/// The entries of `OpNode::integers` that make one number: their integers multiply, and the last entry says what
+/// becomes of the product. Two are a number of pairs of samples, N (N - 1). If it stays an integer, the last one's
+/// factor, which may be a half, divides it.
 using BatchFactors = std::span<const BatchInteger>;
 
 [[nodiscard]] inline std::int64_t integer_at(BatchFactors factors, std::int64_t batch) {
@@ -35,7 +35,9 @@ void for_each_number(const OpNode& node, Visit&& visit) {
   const BatchFactors all(node.integers);
   for (std::size_t begin = 0; begin < all.size();) {
     std::size_t end = begin + 1;
-    const auto same = [&](const BatchInteger& x) { return x.argument == all[begin].argument && x.element == all[begin].element; };
+    const auto same = [&](const BatchInteger& x) {
+      return x.argument == all[begin].argument && x.element == all[begin].element;
+    };
     while (end < all.size() && same(all[end])) ++end;
     std::invoke(visit, all.subspan(begin, end - begin));
     begin = end;

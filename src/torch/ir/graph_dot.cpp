@@ -50,9 +50,12 @@ void write_edges(std::ostream& out, const OpGraph& graph) {
     for_each_input(graph.op(to), [&](ValueId id) {
       const auto& value = graph.value(id);
       if (!drawn.emplace(id.value(), to.value()).second) return;
-      if (value.kind == ValueKind::kInput) out << "  input" << value.position;
-      else if (value.definer.valid()) out << "  op" << value.definer.value();
-      else return;
+      if (value.kind == ValueKind::kInput)
+        out << "  input" << value.position;
+      else if (value.definer.valid())
+        out << "  op" << value.definer.value();
+      else
+        return;
       out << " -> op" << to.value() << " [label=" << quoted(sizes_of(value)) << "];\n";
     });
   }

@@ -21,10 +21,8 @@ class Hasher {
     for (std::size_t i = 0; i < size; ++i) state_ = (state_ ^ begin[i]) * 0x100000001b3ULL;
   }
   template <class T>
-    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
-  void add(T value) {
-    bytes(&value, sizeof value);
-  }
+  requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+  void add(T value) { bytes(&value, sizeof value); }
   void add(const std::string& text) {
     add(text.size());
     bytes(text.data(), text.size());
@@ -74,13 +72,20 @@ class Hasher {
 void Hasher::add(const c10::IValue& value) {
   if (value.isDevice() || value.isGenerator()) return add(0);  // each rank has its own
   add(value.tagKind());
-  if (value.isInt()) add(value.toInt());
-  else if (value.isDouble()) add(value.toDouble());
-  else if (value.isBool()) add(value.toBool());
-  else if (value.isString()) add(value.toStringRef());
-  else if (value.isIntList()) add(value.toIntVector());
-  else if (value.isDoubleList()) add(value.toDoubleVector());
-  else if (value.isComplexDouble()) add(value.toComplexDouble().real()), add(value.toComplexDouble().imag());
+  if (value.isInt())
+    add(value.toInt());
+  else if (value.isDouble())
+    add(value.toDouble());
+  else if (value.isBool())
+    add(value.toBool());
+  else if (value.isString())
+    add(value.toStringRef());
+  else if (value.isIntList())
+    add(value.toIntVector());
+  else if (value.isDoubleList())
+    add(value.toDoubleVector());
+  else if (value.isComplexDouble())
+    add(value.toComplexDouble().real()), add(value.toComplexDouble().imag());
   else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) add(element);
   }
@@ -98,10 +103,14 @@ ValueId at_position(const std::vector<Slot>& slots, std::int32_t position) {
 double BatchInteger::number_at(std::int64_t batch) const {
   const auto integer = static_cast<double>(expr.at(batch));
   switch (form) {
-    case NumberForm::kInteger: return integer;
-    case NumberForm::kMultiple: return factor * integer;
-    case NumberForm::kQuotient: return factor / integer;
-    case NumberForm::kSingleQuotient: return static_cast<float>(factor) / static_cast<float>(integer);
+    case NumberForm::kInteger:
+      return integer;
+    case NumberForm::kMultiple:
+      return factor * integer;
+    case NumberForm::kQuotient:
+      return factor / integer;
+    case NumberForm::kSingleQuotient:
+      return static_cast<float>(factor) / static_cast<float>(integer);
   }
   return integer;
 }

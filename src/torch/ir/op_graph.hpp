@@ -37,7 +37,7 @@ enum class SlotKind : std::uint8_t {
 
 /// The tensors of one argument or one result of an operator.
 struct Slot {
-  std::int32_t position = 0;    ///< index of the argument, or of the result, in the schema
+  std::int32_t position = 0;  ///< index of the argument, or of the result, in the schema
   SlotKind kind = SlotKind::kTensor;
   std::vector<ValueId> values;  ///< one for kTensor; `ValueId::none()` = None or an undefined tensor
 };
@@ -72,15 +72,15 @@ struct BatchInteger {
 /// One operator call as the dispatcher saw it, above autograd. Autocast is already resolved into explicit casts.
 struct OpNode {
   c10::OperatorHandle op;
-  std::vector<c10::IValue> args{};     ///< one per schema argument; tensors and tensor lists are None here
-  std::vector<Slot> inputs{};          ///< ascending by position
-  std::vector<Slot> outputs{};         ///< ascending by position
+  std::vector<c10::IValue> args{};       ///< one per schema argument; tensors and tensor lists are None here
+  std::vector<Slot> inputs{};            ///< ascending by position
+  std::vector<Slot> outputs{};           ///< ascending by position
   std::vector<BatchInteger> integers{};  ///< what of `args` to replace for a batch size
-  bool grad_enabled = true;            ///< grad mode at the call
-  bool is_random = false;              ///< takes a generator, or draws from the default one
-  std::vector<StorageId> reads{};      ///< ascending, unique; of the tensor arguments, written ones included
-  std::vector<StorageId> writes{};     ///< ascending, unique; arguments written in place and storages created
-  std::string path{};                  ///< nearest parameter or buffer, for messages: "layers.3.weight"
+  bool grad_enabled = true;              ///< grad mode at the call
+  bool is_random = false;                ///< takes a generator, or draws from the default one
+  std::vector<StorageId> reads{};        ///< ascending, unique; of the tensor arguments, written ones included
+  std::vector<StorageId> writes{};       ///< ascending, unique; arguments written in place and storages created
+  std::string path{};                    ///< nearest parameter or buffer, for messages: "layers.3.weight"
 };
 
 enum class ValueKind : std::uint8_t {
@@ -157,7 +157,8 @@ class OpGraph {
   /// "#12 aten::addmm (near layers.0.weight)".
   [[nodiscard]] std::string describe(OpId id) const;
 
-  /// Structural hash: operators, arguments, wiring, value types, names, constants' contents. Not: paths, device numbers.
+  /// Structural hash: operators, arguments, wiring, value types, names, constants' contents. Not: paths, device
+  /// numbers.
   [[nodiscard]] std::uint64_t hash() const;
 };
 

@@ -51,7 +51,8 @@ at::Tensor with_strides(const at::Tensor& tensor, const std::vector<std::int64_t
 
 at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples) {
   const auto strides = strides_at(value, samples);
-  const bool stays = tensor.numel() == 0 || has_strides(tensor, strides) || !leaves_no_gaps(tensor.sizes().vec(), strides);
+  const bool stays =
+      tensor.numel() == 0 || has_strides(tensor, strides) || !leaves_no_gaps(tensor.sizes().vec(), strides);
   return stays ? tensor : with_strides(tensor, strides);
 }
 
@@ -63,7 +64,8 @@ at::Tensor in_form(const at::Tensor& tensor, const TensorForm& form) {
 TensorForm form_of(const ValueInfo& value, std::int64_t samples) {
   TensorForm form{sizes_at(value, samples), value.dtype};
   auto strides = strides_at(value, samples);
-  const bool is_plain = c10::multiply_integers(form.sizes) == 0 || at::IntArrayRef(strides) == at::IntArrayRef(c10::contiguous_strides(form.sizes));
+  const bool is_plain = c10::multiply_integers(form.sizes) == 0 ||
+                        at::IntArrayRef(strides) == at::IntArrayRef(c10::contiguous_strides(form.sizes));
   if (!is_plain && leaves_no_gaps(form.sizes, strides)) form.strides = std::move(strides);
   return form;
 }
@@ -87,7 +89,8 @@ std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples)
 
 at::Tensor with_own_version(const at::Tensor& tensor) {
   const auto version = tensor.is_inference() ? c10::VariableVersion() : c10::VariableVersion(0);
-  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true));
+  return at::Tensor(
+      tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true));
 }
 
 }  // namespace autopar

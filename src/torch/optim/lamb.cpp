@@ -23,8 +23,8 @@ namespace autopar::optim {
 
 namespace {
 
-/// Directions are made for as many bytes of parameters at a time as the largest parameter has, and no more than this if it
-/// has no more: then they take what those of other optimizers take (`update_memory` of the planner).
+/// Directions are made for as many bytes of parameters at a time as the largest parameter has, and no more than this if
+/// it has no more: then they take what those of other optimizers take (`update_memory` of the planner).
 constexpr std::int64_t kDirectionBytes = 64 << 20;
 
 /// Some parameters of one group, device, element type and number of steps.

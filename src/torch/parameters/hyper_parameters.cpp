@@ -27,20 +27,28 @@ enum class Range { kFinite, kNotNegative, kBelowOne, kFlag };
 bool is_within(double value, Range range) {
   if (!std::isfinite(value)) return false;
   switch (range) {
-    case Range::kFinite: return true;
-    case Range::kNotNegative: return value >= 0;
-    case Range::kBelowOne: return value >= 0 && value < 1;
-    case Range::kFlag: break;
+    case Range::kFinite:
+      return true;
+    case Range::kNotNegative:
+      return value >= 0;
+    case Range::kBelowOne:
+      return value >= 0 && value < 1;
+    case Range::kFlag:
+      break;
   }
   return value == 0 || value == 1;
 }
 
 const char* words_for(Range range) {
   switch (range) {
-    case Range::kFinite: return "finite numbers";
-    case Range::kNotNegative: return "finite numbers from 0";
-    case Range::kBelowOne: return "numbers from 0 to below 1";
-    case Range::kFlag: break;
+    case Range::kFinite:
+      return "finite numbers";
+    case Range::kNotNegative:
+      return "finite numbers from 0";
+    case Range::kBelowOne:
+      return "numbers from 0 to below 1";
+    case Range::kFlag:
+      break;
   }
   return "0 and 1";
 }
@@ -54,21 +62,21 @@ struct Setting {
   void (*write)(Options&, double);
 };
 
-#define AUTOPAR_SETTING(Options, member, range)                                                         \
-  Setting<Options> {                                                                                    \
-    #member, range, [](const Options& options) { return static_cast<double>(options.member()); },       \
+#define AUTOPAR_SETTING(Options, member, range)                                                       \
+  Setting<Options> {                                                                                  \
+#member, range, [](const Options& options) { return static_cast<double>(options.member()); },       \
         [](Options& options, double value) {                                                            \
           options.member() = static_cast<std::remove_cvref_t<decltype(options.member())>>(value);       \
-        }                                                                                               \
+        } \
   }
-#define AUTOPAR_BETA(Options, index)                                                                        \
-  Setting<Options> {                                                                                        \
-    index == 0 ? "beta1" : "beta2", Range::kBelowOne,                                                       \
-        [](const Options& options) { return std::get<index>(options.betas()); },                            \
-        [](Options& options, double value) { std::get<index>(options.betas()) = value; }                    \
+#define AUTOPAR_BETA(Options, index)                                                     \
+  Setting<Options> {                                                                     \
+    index == 0 ? "beta1" : "beta2", Range::kBelowOne,                                    \
+        [](const Options& options) { return std::get<index>(options.betas()); },         \
+        [](Options& options, double value) { std::get<index>(options.betas()) = value; } \
   }
-#define AUTOPAR_ADAM_SETTINGS(Options)                                                                      \
-  AUTOPAR_SETTING(Options, lr, Range::kNotNegative), AUTOPAR_BETA(Options, 0), AUTOPAR_BETA(Options, 1),    \
+#define AUTOPAR_ADAM_SETTINGS(Options)                                                                   \
+  AUTOPAR_SETTING(Options, lr, Range::kNotNegative), AUTOPAR_BETA(Options, 0), AUTOPAR_BETA(Options, 1), \
       AUTOPAR_SETTING(Options, eps, Range::kNotNegative), AUTOPAR_SETTING(Options, weight_decay, Range::kNotNegative)
 
 std::vector<Setting<torch::optim::SGDOptions>> settings(const torch::optim::SGDOptions*) {
@@ -95,10 +103,12 @@ std::vector<Setting<optim::LAMBOptions>> settings(const optim::LAMBOptions*) {
 
 std::vector<Setting<torch::optim::RMSpropOptions>> settings(const torch::optim::RMSpropOptions*) {
   using Options = torch::optim::RMSpropOptions;
-  return {AUTOPAR_SETTING(Options, lr, Range::kNotNegative), AUTOPAR_SETTING(Options, alpha, Range::kNotNegative),
+  return {AUTOPAR_SETTING(Options, lr, Range::kNotNegative),
+          AUTOPAR_SETTING(Options, alpha, Range::kNotNegative),
           AUTOPAR_SETTING(Options, eps, Range::kNotNegative),
           AUTOPAR_SETTING(Options, weight_decay, Range::kNotNegative),
-          AUTOPAR_SETTING(Options, momentum, Range::kNotNegative), AUTOPAR_SETTING(Options, centered, Range::kFlag)};
+          AUTOPAR_SETTING(Options, momentum, Range::kNotNegative),
+          AUTOPAR_SETTING(Options, centered, Range::kFlag)};
 }
 
 std::vector<Setting<torch::optim::AdagradOptions>> settings(const torch::optim::AdagradOptions*) {
@@ -117,12 +127,18 @@ std::vector<Setting<torch::optim::AdagradOptions>> settings(const torch::optim::
 template <class Body>
 auto with_options_class(const torch::optim::Optimizer& optimizer, Body body) {
   switch (optimizer_kind(optimizer)) {
-    case OptimizerKind::kSgd: return body(static_cast<torch::optim::SGDOptions*>(nullptr));
-    case OptimizerKind::kAdam: return body(static_cast<torch::optim::AdamOptions*>(nullptr));
-    case OptimizerKind::kAdamW: return body(static_cast<torch::optim::AdamWOptions*>(nullptr));
-    case OptimizerKind::kRmsProp: return body(static_cast<torch::optim::RMSpropOptions*>(nullptr));
-    case OptimizerKind::kLamb: return body(static_cast<optim::LAMBOptions*>(nullptr));
-    case OptimizerKind::kAdagrad: break;
+    case OptimizerKind::kSgd:
+      return body(static_cast<torch::optim::SGDOptions*>(nullptr));
+    case OptimizerKind::kAdam:
+      return body(static_cast<torch::optim::AdamOptions*>(nullptr));
+    case OptimizerKind::kAdamW:
+      return body(static_cast<torch::optim::AdamWOptions*>(nullptr));
+    case OptimizerKind::kRmsProp:
+      return body(static_cast<torch::optim::RMSpropOptions*>(nullptr));
+    case OptimizerKind::kLamb:
+      return body(static_cast<optim::LAMBOptions*>(nullptr));
+    case OptimizerKind::kAdagrad:
+      break;
   }
   return body(static_cast<torch::optim::AdagradOptions*>(nullptr));
 }

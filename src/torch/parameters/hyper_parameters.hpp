@@ -12,15 +12,16 @@ class OptimizerOptions;
 
 namespace autopar {
 
-/// Options of a parameter group by name, all that torch::optim writes to its archives: `lr`, `momentum`, `weight_decay`,
-/// …; `betas` are `beta1` and `beta2`, a flag is 0 or 1.
+/// Options of a parameter group by name, all that torch::optim writes to its archives: `lr`, `momentum`,
+/// `weight_decay`, …; `betas` are `beta1` and `beta2`, a flag is 0 or 1.
 using HyperParameters = std::map<std::string, double>;
 
 /// Of each parameter group. @throws InvalidArgument for an optimizer that is not known
 [[nodiscard]] std::vector<HyperParameters> hyper_parameters(const torch::optim::Optimizer& optimizer);
 
 /// Options of each group with these values; the optimizer stays as it is.
-/// @throws CheckpointError naming group, name and value where `groups` are of another number than the optimizer's, names
+/// @throws CheckpointError naming group, name and value where `groups` are of another number than the optimizer's,
+/// names
 ///         are not those of its options, or a value is one that torch::optim's constructors refuse, or not finite
 [[nodiscard]] std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_with(
     const torch::optim::Optimizer& optimizer, const std::vector<HyperParameters>& groups);

@@ -86,9 +86,9 @@ const std::vector<Entry<torch::optim::AdagradParamState>>& entries() {
 }
 template <>
 const std::vector<Entry<optim::LAMBParamState>>& entries() {
-  static const std::vector<Entry<optim::LAMBParamState>> all{
-      step_entry<optim::LAMBParamState>(), AUTOPAR_TENSOR_ENTRY(optim::LAMBParamState, exp_avg),
-      AUTOPAR_TENSOR_ENTRY(optim::LAMBParamState, exp_avg_sq)};
+  static const std::vector<Entry<optim::LAMBParamState>> all{step_entry<optim::LAMBParamState>(),
+                                                             AUTOPAR_TENSOR_ENTRY(optim::LAMBParamState, exp_avg),
+                                                             AUTOPAR_TENSOR_ENTRY(optim::LAMBParamState, exp_avg_sq)};
   return all;
 }
 
@@ -114,12 +114,18 @@ std::unique_ptr<torch::optim::Optimizer> made(const std::vector<torch::optim::Op
 template <class Body>
 auto with_state_class(const torch::optim::Optimizer& optimizer, Body body) {
   switch (optimizer_kind(optimizer)) {
-    case OptimizerKind::kSgd: return body(static_cast<torch::optim::SGDParamState*>(nullptr));
-    case OptimizerKind::kAdam: return body(static_cast<torch::optim::AdamParamState*>(nullptr));
-    case OptimizerKind::kAdamW: return body(static_cast<torch::optim::AdamWParamState*>(nullptr));
-    case OptimizerKind::kRmsProp: return body(static_cast<torch::optim::RMSpropParamState*>(nullptr));
-    case OptimizerKind::kLamb: return body(static_cast<optim::LAMBParamState*>(nullptr));
-    case OptimizerKind::kAdagrad: break;
+    case OptimizerKind::kSgd:
+      return body(static_cast<torch::optim::SGDParamState*>(nullptr));
+    case OptimizerKind::kAdam:
+      return body(static_cast<torch::optim::AdamParamState*>(nullptr));
+    case OptimizerKind::kAdamW:
+      return body(static_cast<torch::optim::AdamWParamState*>(nullptr));
+    case OptimizerKind::kRmsProp:
+      return body(static_cast<torch::optim::RMSpropParamState*>(nullptr));
+    case OptimizerKind::kLamb:
+      return body(static_cast<optim::LAMBParamState*>(nullptr));
+    case OptimizerKind::kAdagrad:
+      break;
   }
   return body(static_cast<torch::optim::AdagradParamState*>(nullptr));
 }
@@ -155,8 +161,10 @@ std::vector<std::string> names_under(OptimizerKind kind, const torch::optim::Opt
       if (rms.centered()) names.emplace_back("grad_avg");
       return names;
     }
-    case OptimizerKind::kLamb: return adam_names(false);
-    case OptimizerKind::kAdagrad: break;
+    case OptimizerKind::kLamb:
+      return adam_names(false);
+    case OptimizerKind::kAdagrad:
+      break;
   }
   return {"step", "sum"};
 }
@@ -177,12 +185,18 @@ OptimizerKind optimizer_kind(const torch::optim::Optimizer& optimizer) {
 
 const char* name_of(OptimizerKind kind) {
   switch (kind) {
-    case OptimizerKind::kSgd: return "SGD";
-    case OptimizerKind::kAdam: return "Adam";
-    case OptimizerKind::kAdamW: return "AdamW";
-    case OptimizerKind::kRmsProp: return "RMSprop";
-    case OptimizerKind::kLamb: return "LAMB";
-    case OptimizerKind::kAdagrad: break;
+    case OptimizerKind::kSgd:
+      return "SGD";
+    case OptimizerKind::kAdam:
+      return "Adam";
+    case OptimizerKind::kAdamW:
+      return "AdamW";
+    case OptimizerKind::kRmsProp:
+      return "RMSprop";
+    case OptimizerKind::kLamb:
+      return "LAMB";
+    case OptimizerKind::kAdagrad:
+      break;
   }
   return "Adagrad";
 }
@@ -255,12 +269,18 @@ std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Opti
   const auto& defaults = optimizer.defaults();
   auto same = [&] {
     switch (optimizer_kind(optimizer)) {
-      case OptimizerKind::kSgd: return made<torch::optim::SGD, torch::optim::SGDOptions>(groups, defaults);
-      case OptimizerKind::kAdam: return made<torch::optim::Adam, torch::optim::AdamOptions>(groups, defaults);
-      case OptimizerKind::kAdamW: return made<torch::optim::AdamW, torch::optim::AdamWOptions>(groups, defaults);
-      case OptimizerKind::kRmsProp: return made<torch::optim::RMSprop, torch::optim::RMSpropOptions>(groups, defaults);
-      case OptimizerKind::kLamb: return made<optim::LAMB, optim::LAMBOptions>(groups, defaults);
-      case OptimizerKind::kAdagrad: break;
+      case OptimizerKind::kSgd:
+        return made<torch::optim::SGD, torch::optim::SGDOptions>(groups, defaults);
+      case OptimizerKind::kAdam:
+        return made<torch::optim::Adam, torch::optim::AdamOptions>(groups, defaults);
+      case OptimizerKind::kAdamW:
+        return made<torch::optim::AdamW, torch::optim::AdamWOptions>(groups, defaults);
+      case OptimizerKind::kRmsProp:
+        return made<torch::optim::RMSprop, torch::optim::RMSpropOptions>(groups, defaults);
+      case OptimizerKind::kLamb:
+        return made<optim::LAMB, optim::LAMBOptions>(groups, defaults);
+      case OptimizerKind::kAdagrad:
+        break;
     }
     return made<torch::optim::Adagrad, torch::optim::AdagradOptions>(groups, defaults);
   }();

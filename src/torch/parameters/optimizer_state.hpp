@@ -27,7 +27,8 @@ enum class OptimizerKind { kSgd, kAdam, kAdamW, kRmsProp, kAdagrad, kLamb };
 using StateEntry = std::pair<std::string, at::Tensor>;
 
 /// Names of the state that `optimizer` keeps for a parameter once it has stepped, in a fixed order.
-[[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
+[[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer,
+                                                   const at::Tensor& parameter);
 
 /// The same for the parameters of a group with these options.
 [[nodiscard]] std::vector<std::string> state_names(const torch::optim::Optimizer& optimizer,
@@ -40,12 +41,12 @@ using StateEntry = std::pair<std::string, at::Tensor>;
 /// @throws CheckpointError if the entries are not those of this kind of optimizer
 void set_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const std::vector<StateEntry>& entries);
 
-/// From now on `torch::save` of the optimizer throws InvalidArgument with `message`, until its state is cleared: it has an
-/// entry more in `state()`, of no parameter, that cannot be written.
+/// From now on `torch::save` of the optimizer throws InvalidArgument with `message`, until its state is cleared: it has
+/// an entry more in `state()`, of no parameter, that cannot be written.
 void refuse_to_save(torch::optim::Optimizer& optimizer, const std::string& message);
 
-/// An optimizer of the same class, groups and options over placeholders, one for each parameter, with the same counts and
-/// order of them and no state.
+/// An optimizer of the same class, groups and options over placeholders, one for each parameter, with the same counts
+/// and order of them and no state.
 [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> same_optimizer(const torch::optim::Optimizer& optimizer);
 
 }  // namespace autopar

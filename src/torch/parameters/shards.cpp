@@ -40,8 +40,9 @@ const ShardUnit::Place* ShardUnit::find(const std::string& name) const {
   return nullptr;
 }
 
-std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names, const std::vector<GradientForm>& forms,
-                                  const std::vector<Rank>& ranks, int zero, Bytes limit, bool offloaded) {
+std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
+                                  const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks, int zero,
+                                  Bytes limit, bool offloaded) {
   const BucketLayout layout(forms, limit, BucketLayout::Fill::kNotBeyond);
   std::vector<ShardUnit> units;
   for (const auto& bucket : layout.buckets()) {
@@ -51,7 +52,8 @@ std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& n
     units.push_back({ranks, zero, offloaded, bucket.dtype, bucket.dtype, BucketLayout::aligned(part) * members, {}});
   }
   for (const auto& place : layout.places()) {
-    units[static_cast<std::size_t>(place.bucket)].places.push_back({names[place.form.key], place.form.sizes, place.offset});
+    units[static_cast<std::size_t>(place.bucket)].places.push_back(
+        {names[place.form.key], place.form.sizes, place.offset});
   }
   return units;
 }

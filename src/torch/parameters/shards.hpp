@@ -17,9 +17,9 @@
 
 namespace autopar {
 
-/// Parameters of one element type, one behind the other in a flat memory of which every rank of a group owns an equal part
-/// (ZeRO), or each rank all of it (only if it is offloaded). Gradients lie likewise, so that a sum into shares gives each
-/// rank those of what it owns. The same on every rank.
+/// Parameters of one element type, one behind the other in a flat memory of which every rank of a group owns an equal
+/// part (ZeRO), or each rank all of it (only if it is offloaded). Gradients lie likewise, so that a sum into shares
+/// gives each rank those of what it owns. The same on every rank.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 struct ShardUnit {
   struct Place {
@@ -28,9 +28,9 @@ struct ShardUnit {
     std::int64_t offset = 0;          ///< in elements
     [[nodiscard]] std::int64_t elements() const;
   };
-  std::vector<Rank> ranks;  ///< ascending
-  int zero = 1;             ///< level; 0: each rank owns all of it
-  bool offloaded = false;   ///< owner handles refer to host memory
+  std::vector<Rank> ranks;                         ///< ascending
+  int zero = 1;                                    ///< level; 0: each rank owns all of it
+  bool offloaded = false;                          ///< owner handles refer to host memory
   c10::ScalarType dtype = c10::ScalarType::Float;  ///< of owners and gradients
   /// Element type of what is gathered, and stages compute with: that of the copies that everything reads in place of
   /// the parameters, or `dtype`.
@@ -42,7 +42,9 @@ struct ShardUnit {
   /// Null if it is not in this unit.
   [[nodiscard]] const Place* find(const std::string& name) const;
   /// Elements that each rank owns.
-  [[nodiscard]] std::int64_t part() const { return zero == 0 ? elements : elements / static_cast<std::int64_t>(ranks.size()); }
+  [[nodiscard]] std::int64_t part() const {
+    return zero == 0 ? elements : elements / static_cast<std::int64_t>(ranks.size());
+  }
   /// Those that a rank owns, within the unit.
   [[nodiscard]] Interval part_of(Rank rank) const;
   /// Elements of a parameter that a rank owns, counted within the parameter; may be empty.
@@ -78,8 +80,8 @@ class ShardMemory {
   }
   /// Keeps this rank's elements of the whole value of a parameter.
   void take_over(const ShardUnit::Place& place, const at::Tensor& value);
-  /// Brings the own part of an offloaded unit up to date, in the current stream: until it has done so the host's memory must
-  /// stay as it is.
+  /// Brings the own part of an offloaded unit up to date, in the current stream: until it has done so the host's memory
+  /// must stay as it is.
   void upload();
   /// Host memory for one set of gradients of an offloaded unit: flat, laid out like the own part, used by nobody else.
   [[nodiscard]] at::Tensor gradient_memory();
@@ -100,10 +102,10 @@ class ShardMemory {
   Rank rank_;
   c10::Device device_;
   at::Tensor whole_, own_;
-  at::Tensor host_;                     // if offloaded
-  std::vector<at::Tensor> gradients_;   // likewise: sets that were given out
-  std::vector<at::Tensor> copies_;  // by place
-  std::vector<at::Tensor> forms_;   // likewise, if the unit gathers copies
+  at::Tensor host_;                    // if offloaded
+  std::vector<at::Tensor> gradients_;  // likewise: sets that were given out
+  std::vector<at::Tensor> copies_;     // by place
+  std::vector<at::Tensor> forms_;      // likewise, if the unit gathers copies
 };
 
 /// A unit in one captured program: its reduction group, and which of the program's parameters are in it.

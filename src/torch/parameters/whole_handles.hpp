@@ -8,8 +8,8 @@
 
 namespace autopar {
 
-/// While it lives, handles that refer to shares have the sizes of their parameters and neither data nor gradient: a capture sees the model as
-/// the user wrote it.
+/// While it lives, handles that refer to shares have the sizes of their parameters and neither data nor gradient: a
+/// capture sees the model as the user wrote it.
 class WholeHandles {
  public:
   explicit WholeHandles(const StateRegistry& registry);

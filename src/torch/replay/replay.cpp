@@ -132,10 +132,12 @@ Replayer::Replayer(const OpGraph& graph, std::vector<OpId> ops, const std::vecto
   std::sort(by_op_.begin(), by_op_.end(), [&](std::size_t a, std::size_t b) { return steps_[a].id < steps_[b].id; });
   for (auto value : keep) {  // a constant may be a result without any operator
     const auto& info = graph.value(value);
-    if (info.kind == ValueKind::kConstant && !defined[value.index()]) constants_.emplace_back(value, info.constant.to(device));
+    if (info.kind == ValueKind::kConstant && !defined[value.index()])
+      constants_.emplace_back(value, info.constant.to(device));
   }
   for (std::size_t v = 0; v < last_use.size(); ++v) {
-    if (last_use[v] > 0 && !kept[v] && may_be_dropped(graph.values[v])) steps_[last_use[v] - 1].dead.push_back(ValueId::of(v));
+    if (last_use[v] > 0 && !kept[v] && may_be_dropped(graph.values[v]))
+      steps_[last_use[v] - 1].dead.push_back(ValueId::of(v));
   }
 }
 
@@ -189,8 +191,10 @@ void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first
       stack_.assign(arguments.boxed.begin(), arguments.boxed.end());
       for (const auto& slot : node.inputs) {
         auto& argument = stack_[static_cast<std::size_t>(slot.position)];
-        if (slot.kind != SlotKind::kTensor) argument = gather(slot, environment);
-        else argument = slot.values.front().valid() ? environment[slot.values.front().index()] : at::Tensor();
+        if (slot.kind != SlotKind::kTensor)
+          argument = gather(slot, environment);
+        else
+          argument = slot.values.front().valid() ? environment[slot.values.front().index()] : at::Tensor();
       }
       if (step.treatment) {
         ReplayCall call{step.id, node, sizes, stack_, environment};

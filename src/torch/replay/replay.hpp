@@ -31,8 +31,8 @@ struct BatchSizes {
 /// Tensors by ValueId::index(); undefined where there is none (yet, or any more).
 using Environment = std::vector<at::Tensor>;
 
-/// One operator call about to happen. A treatment may change the stack, proceed, change the results, or leave results of
-/// its own: on return the stack holds the operator's results.
+/// One operator call about to happen. A treatment may change the stack, proceed, change the results, or leave results
+/// of its own: on return the stack holds the operator's results.
 struct ReplayCall {
   OpId id;
   const OpNode& node;
@@ -49,13 +49,14 @@ namespace detail {
 struct ReplayStep;
 }
 
-/// Runs a list of operators of a graph, as a stage or a whole model, exactly as the traced program would: same operators,
-/// same grad mode. Autograd records as usual. One thread at a time; the graph must outlive the replayer.
+/// Runs a list of operators of a graph, as a stage or a whole model, exactly as the traced program would: same
+/// operators, same grad mode. Autograd records as usual. One thread at a time; the graph must outlive the replayer.
 class Replayer {
  public:
   /// @param ops     what to run, in an order in which every value is made before it is read and memory is written
   ///                before and after the same reads as in program order; ascending is one
-  /// @param keep    values that a run leaves in the environment; all other computed values and arguments are dropped after
+  /// @param keep    values that a run leaves in the environment; all other computed values and arguments are dropped
+  /// after
   ///                their last use. Parameters, buffers and constants are never dropped
   /// @param device  replaces every device argument; constants are copied to it (0-dim ones stay)
   Replayer(const OpGraph& graph, std::vector<OpId> ops, const std::vector<ValueId>& keep, c10::Device device);
@@ -66,7 +67,8 @@ class Replayer {
   /// Replaces the plain call of an operator of the list. @throws InvalidArgument if the op is not in it
   void treat(OpId op, Treatment treatment);
 
-  /// Values that the ops take and do not compute: parameters, buffers, arguments, results of other stages. Not constants.
+  /// Values that the ops take and do not compute: parameters, buffers, arguments, results of other stages. Not
+  /// constants.
   [[nodiscard]] const std::vector<ValueId>& required() const { return required_; }
 
   /// An environment with the constants in place; the caller adds the required values. O(values).

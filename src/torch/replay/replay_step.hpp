@@ -31,8 +31,8 @@ struct ReplayStep {
   std::vector<ValueId> operands{};  ///< unboxed kinds: the tensor arguments
   ValueId result{};                 ///< unboxed kinds
   Arguments arguments{};
-  std::size_t resolved = 0;         ///< index in Resolved, for nodes with integers
-  std::vector<ValueId> dead{};      ///< dropped after the step
+  std::size_t resolved = 0;     ///< index in Resolved, for nodes with integers
+  std::vector<ValueId> dead{};  ///< dropped after the step
   Treatment treatment{};
 };
 

@@ -79,8 +79,10 @@ class Hoist {
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) casts.push_back(match(graph_, last_writes, OpId::of(i)));
     if (std::none_of(casts.begin(), casts.end(), [](const auto& cast) { return cast.has_value(); })) return;
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-      if (casts[i]) replace(*casts[i]);
-      else add(graph_.ops[i]);
+      if (casts[i])
+        replace(*casts[i]);
+      else
+        add(graph_.ops[i]);
     }
     graph_.ops = std::move(ops_);
     drop_unread_views();

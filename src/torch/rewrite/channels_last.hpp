@@ -27,18 +27,19 @@ struct ChannelsLastProgram {
   std::vector<InputSpec> inputs;  ///< what it was captured with
 };
 
-/// Captures the forward once more with its images channels-last. Operators, and what they compute, are those of `plain`,
-/// which was captured with the arguments as they come; whoever runs it lays arguments out anew, once, and gives results the
-/// strides that `plain` gives them.
-/// None if there are no images, or the forward does something else with them in memory of another order: `view` of what
-/// can no longer be viewed, `as_strided`, a `contiguous` that need not copy any more, so that a write reaches more tensors.
-[[nodiscard]] std::optional<ChannelsLastProgram> capture_channels_last(const OpGraph& plain, const torch::nn::Module& module,
+/// Captures the forward once more with its images channels-last. Operators, and what they compute, are those of
+/// `plain`, which was captured with the arguments as they come; whoever runs it lays arguments out anew, once, and
+/// gives results the strides that `plain` gives them. None if there are no images, or the forward does something else
+/// with them in memory of another order: `view` of what can no longer be viewed, `as_strided`, a `contiguous` that need
+/// not copy any more, so that a write reaches more tensors.
+[[nodiscard]] std::optional<ChannelsLastProgram> capture_channels_last(const OpGraph& plain,
+                                                                       const torch::nn::Module& module,
                                                                        const std::vector<InputSpec>& inputs,
                                                                        const FlatForward& forward,
                                                                        const CaptureOptions& options);
 
-/// Lays out the 16-bit copies of weights that nothing but convolutions of channels-last images read as those are: making
-/// the copy then costs the same, and each convolution no conversion. Exact. O(graph).
+/// Lays out the 16-bit copies of weights that nothing but convolutions of channels-last images read as those are:
+/// making the copy then costs the same, and each convolution no conversion. Exact. O(graph).
 [[nodiscard]] OpGraph lay_out_weight_copies(OpGraph graph);
 
 }  // namespace autopar

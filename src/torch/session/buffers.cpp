@@ -108,8 +108,7 @@ void Session::Impl::pool_batch_norms(Call& call) {
     if (of_holders == pools.end()) of_holders = pools.insert(pools.end(), {mean.holders, {}});
     of_holders->second.push_back({&norms[i], call.engine->norm_samples(i)});
     if (of_holders->first.size() == 1 && is_whole(of_holders->second.back().samples)) continue;
-    for (auto& sample : of_holders->second.back().samples)
-      sample = for_pooling(std::move(sample), norms[i].by_sample);
+    for (auto& sample : of_holders->second.back().samples) sample = for_pooling(std::move(sample), norms[i].by_sample);
   }
   for (auto& [holders, of_holders] : pools) {
     if (holders.size() == 1) {

@@ -102,8 +102,10 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
     run_forward(*call);
     if (pending && !call->accumulate) reduce_pending();
     auto results = collect_results(*call);
-    if (call->loss_mode) attach_loss_history(*call, results);
-    else if (call->differentiate) attach_output_history(call, results);
+    if (call->loss_mode)
+      attach_loss_history(*call, results);
+    else if (call->differentiate)
+      attach_output_history(call, results);
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     ++stats_.calls;
     if (call->loss_mode) {
@@ -174,8 +176,14 @@ void Session::Impl::run_forward(Call& call) {
   if (call.differentiate && scaler_) call.loss_scale = scaler_->scale();
 
   const BatchSplit split(program.runtime->pipeline(), call.layout);
-  CallContext context{split, world_.rank_id(), call.batch, {seed_, static_cast<std::uint64_t>(stats_.calls)},
-                      call.differentiate, {}, {}, {}};
+  CallContext context{split,
+                      world_.rank_id(),
+                      call.batch,
+                      {seed_, static_cast<std::uint64_t>(stats_.calls)},
+                      call.differentiate,
+                      {},
+                      {},
+                      {}};
   for (const auto& tensor : call.arguments.tensors) context.inputs.push_back(tensor.detach().to(device_));
 
   ShareContext local;
@@ -236,8 +244,8 @@ void Session::Impl::execute(Call& call, Phase phase) {
       const auto since_start = [this](ExecutorHooks::Clock::time_point time) {
         return Seconds(std::chrono::duration<double>(time - trace_start_).count());
       };
-      trace_.push_back({world_.rank_id(), is_turn(action.kind) ? "compute" : "communication", describe(action), since_start(begin),
-                        since_start(end)});
+      trace_.push_back({world_.rank_id(), is_turn(action.kind) ? "compute" : "communication", describe(action),
+                        since_start(begin), since_start(end)});
     };
   }
   Executor executor(*call.engine, wire_, program.groups, hooks, program.gather_groups);
@@ -257,10 +265,16 @@ std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {
   for (const auto& output : call.program->plan.outputs) {
     const auto value = output.value;
     switch (output.kind) {
-      case OutputKind::kBatched: results.push_back(call.engine->take_result(value)); break;
+      case OutputKind::kBatched:
+        results.push_back(call.engine->take_result(value));
+        break;
       case OutputKind::kPartialSum:
-      case OutputKind::kReplicated: results.push_back(call.sums.at(value).clone()); break;
-      case OutputKind::kEpilogue: results.push_back(call.tail->results.at(value).detach().clone()); break;
+      case OutputKind::kReplicated:
+        results.push_back(call.sums.at(value).clone());
+        break;
+      case OutputKind::kEpilogue:
+        results.push_back(call.tail->results.at(value).detach().clone());
+        break;
       case OutputKind::kPrologue:
         for (const auto& [known, tensor] : call.known.values) {
           if (known == value) results.push_back(tensor.clone());

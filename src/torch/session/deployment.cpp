@@ -62,9 +62,16 @@ void set_log_levels(Log& log, const std::string& levels) {
 
 Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
                     std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
-    : world_(world.view()), module_(std::move(module)), code_(std::move(code)), options_(code_), planner_(std::move(planner)),
-      init_(std::move(init)), registry_(*module_), log_(world.logger(LogModule::kSession)),
-      members_(*module_, members), losses_(world.rank() == 0 ? log_ : Logger()) {
+    : world_(world.view()),
+      module_(std::move(module)),
+      code_(std::move(code)),
+      options_(code_),
+      planner_(std::move(planner)),
+      init_(std::move(init)),
+      registry_(*module_),
+      log_(world.logger(LogModule::kSession)),
+      members_(*module_, members),
+      losses_(world.rank() == 0 ? log_ : Logger()) {
   for (const auto& part : module_->modules()) modules_.push_back(part.get());
   model_number_ = world.count_model();
 }
@@ -90,8 +97,8 @@ void Session::Impl::resolve_once() {
     std::string a, b;
     while (std::getline(first_lines, a) && std::getline(other_lines, b) && a == b) {
     }
-    throw InvalidArgument("options differ between ranks: rank 0 has " + a + ", rank " + std::to_string(r) + " has " + b +
-                          "; give every rank the same options");
+    throw InvalidArgument("options differ between ranks: rank 0 has " + a + ", rank " + std::to_string(r) + " has " +
+                          b + "; give every rank the same options");
   }
   options_ = resolved.options;
   set_log_levels(world_.log(), options_.log_level);
@@ -125,7 +132,8 @@ std::string Session::Impl::capture_key(const CallArguments& arguments) const {
 
 namespace {
 
-/// Those of CUDA devices that this version supports, with the process's setting of what single precision may be rounded to.
+/// Those of CUDA devices that this version supports, with the process's setting of what single precision may be rounded
+/// to.
 MatrixUnits matrix_units(c10::Device device) {
   return {device.is_cuda(), device.is_cuda() && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV)};
 }
@@ -150,11 +158,15 @@ void Session::Impl::require_one_precision() const {
                           " is set, which casts in its place; leave autocast off, or set precision = module");
   }
   const auto& tensors = registry_.tensors();
-  const auto is_single = [](const auto& tensor) { return tensor.is_parameter && tensor.handle.scalar_type() == at::kFloat; };
+  const auto is_single = [](const auto& tensor) {
+    return tensor.is_parameter && tensor.handle.scalar_type() == at::kFloat;
+  };
   if (std::any_of(tensors.begin(), tensors.end(), is_single)) return;
-  const auto first = std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_parameter; });
+  const auto first =
+      std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_parameter; });
   if (first == tensors.end()) return;
-  throw InvalidArgument(setting + " keeps parameters in float32 and computes in 16 bits, but the module has none of float32: '" +
+  throw InvalidArgument(setting +
+                        " keeps parameters in float32 and computes in 16 bits, but the module has none of float32: '" +
                         first->name() + "' is " + c10::toString(first->handle.scalar_type()) +
                         "; convert the module with to(torch::kFloat), or set precision = module");
 }
@@ -194,7 +206,8 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     members_.ignore_changes_for_all(before);
   }
   program.verification.members = members_.look(arguments.beside);
-  program.graph = lay_out_weight_copies(fold_selects(fold_linear(hoist_parameter_casts(program.captured), device_.type())));
+  program.graph =
+      lay_out_weight_copies(fold_selects(fold_linear(hoist_parameter_casts(program.captured), device_.type())));
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   program.plan = analyze_batch(program.graph, algebra);
@@ -242,7 +255,8 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   if (!is_divided) {
     AtomPartition atoms;
     together(world_, "profiling the model", [&] {
-      atoms = program->captured.hash() == planned_hash_ ? planned_atoms_ : partition_into_atoms(program->graph, program->plan);
+      atoms = program->captured.hash() == planned_hash_ ? planned_atoms_
+                                                        : partition_into_atoms(program->graph, program->plan);
     });
     static_cast<void>(divide_program(*program, atoms));
   }
@@ -253,8 +267,8 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     share_groups(program->division, program->graph, program->plan, shared);
     if (parts_backwards(*plan_)) return;
     // As plans are costed: of a synthesised one as if it parted its backwards.
-    const auto kept = keeps_backwards_whole(plan_->schedule) ? kKeptForBackward
-                                                             : Bytes(std::numeric_limits<std::int64_t>::max());
+    const auto kept =
+        keeps_backwards_whole(plan_->schedule) ? kKeptForBackward : Bytes(std::numeric_limits<std::int64_t>::max());
     order_backward_gathers(program->division, program->graph, program->plan, shared, program->recomputed, kept);
   });
   build_runtime(*program);
@@ -358,11 +372,12 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
                              std::to_string(plan_->microbatches) +
                              "; set microbatches = 1, or batch_norm = microbatch");
     }
-    throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
-                       treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
-                           std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
-                           " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the "
-                           "planner");
+    throw CaptureError(
+        shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
+        treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
+            std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
+            " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the "
+            "planner");
   }
 }
 
@@ -400,9 +415,9 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
   together(world_, "preparing the stages", [&] {
     const auto compute = [this, &graph = program.graph](ValueId leaf) { return compute_memory_of(graph, leaf); };
     const auto copy = [this, &graph = program.graph](ValueId leaf) { return copy_of(graph, leaf); };
-    program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), device_,
-                                                    StageRuntime::Leaves{lookup, compute, copy}, parts_backwards(*plan_),
-                                                    program.recomputed, shared_groups(division));
+    program.runtime = std::make_unique<RankRuntime>(
+        program.graph, program.plan, division, world_.rank_id(), device_, StageRuntime::Leaves{lookup, compute, copy},
+        parts_backwards(*plan_), program.recomputed, shared_groups(division));
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
     std::vector<const BufferUpdate*> held;

@@ -39,7 +39,8 @@ bool all_finite(const std::map<const void*, HandleGradient>& gradients, c10::Dev
   return divide_and_check(tensors, 1, device);
 }
 
-/// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shares of the sums.
+/// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shares of the
+/// sums.
 void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memory,
                      const std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>>& gradients) {
   const auto& whole = memory.whole();
@@ -58,8 +59,10 @@ void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memor
 /// Adds to `.grad`. A tensor that nobody else uses may become the gradient itself.
 void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
   auto& grad = handle.mutable_grad();
-  if (grad.defined()) grad.add_(gradient);
-  else grad = may_take ? gradient : gradient.clone();
+  if (grad.defined())
+    grad.add_(gradient);
+  else
+    grad = may_take ? gradient : gradient.clone();
 }
 
 }  // namespace
@@ -99,8 +102,10 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
     }
     auto& sum = pending_[handle.unsafeGetTensorImpl()];
     sum.handle = handle;
-    if (sum.gradient.defined()) sum.gradient.add_(gradient);
-    else sum.gradient = may_take ? gradient : gradient.clone();
+    if (sum.gradient.defined())
+      sum.gradient.add_(gradient);
+    else
+      sum.gradient = may_take ? gradient : gradient.clone();
   }
   add_arrived(leaving);
 }
@@ -170,8 +175,10 @@ void Session::Impl::reduce_pending() {
   }
   for (auto& [impl, sum] : std::exchange(pending_, {})) {
     auto& waiting = reduced_[impl];
-    if (waiting.gradient.defined()) waiting.gradient.add_(sum.gradient);
-    else waiting = std::move(sum);
+    if (waiting.gradient.defined())
+      waiting.gradient.add_(sum.gradient);
+    else
+      waiting = std::move(sum);
   }
 }
 
@@ -190,15 +197,17 @@ void Session::Impl::warn_of_second_gradients() {
   }
   if (planned + first <= plan_->device_memory) return;
   warned_of_second_gradients_ = true;
-  log_.warn("a call makes gradients while there are some of earlier calls; the plan counts one set (" + readable(planned) +
-            " of " + readable(plan_->device_memory) + "), so memory may run out: set gradient_accumulation = true to plan" +
+  log_.warn("a call makes gradients while there are some of earlier calls; the plan counts one set (" +
+            readable(planned) + " of " + readable(plan_->device_memory) +
+            "), so memory may run out: set gradient_accumulation = true to plan" +
             " for two, or call zero_grad() before the model");
 }
 
 void Session::Impl::sync_gradients() {
   require_deployed("sync_gradients");
   const auto headers = exchange(world_, next_header(CallKind::kSync), "");
-  const bool pending = std::any_of(headers.begin(), headers.end(), [](const auto& header) { return header.has_pending; });
+  const bool pending =
+      std::any_of(headers.begin(), headers.end(), [](const auto& header) { return header.has_pending; });
   guarded("sync_gradients", [&] {
     const at::NoGradGuard no_grad;
     reduce_pending();
@@ -267,7 +276,8 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   exchange(world_, next_header(CallKind::kClip), std::to_string(max_norm) + " " + std::to_string(norm_type));
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
   const bool largest = std::isinf(norm_type);
-  // Each gradient counts on the first rank that holds it, each share on its own; maxima go to a place of their own for each rank.
+  // Each gradient counts on the first rank that holds it, each share on its own; maxima go to a place of their own for
+  // each rank.
   auto own = at::zeros({largest ? world_.size() : 1}, options);
   auto mine = own.select(0, largest ? world_.rank() : 0);
   std::vector<at::Tensor> gradients;
@@ -280,8 +290,10 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
     if (!counts || gradient.numel() == 0) continue;
     const auto sizes = gradient.is_complex() ? gradient.abs() : gradient;
     const auto norm = at::linalg_vector_norm(sizes, norm_type, {}, false, at::kDouble).to(device_);
-    if (largest) mine.copy_(mine.maximum(norm));
-    else mine.add_(norm.pow(norm_type));
+    if (largest)
+      mine.copy_(mine.maximum(norm));
+    else
+      mine.add_(norm.pow(norm_type));
   }
   const auto total = world_sums_.sum({own})[0];
   const auto norm = largest ? total.max() : total.select(0, 0).pow(1.0 / norm_type);

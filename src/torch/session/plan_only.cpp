@@ -19,7 +19,8 @@ World* planned_in = nullptr;
     if (planned.rank() == Rank(0)) std::fprintf(stderr, "%s\n", planned.what());
     std::fflush(nullptr);
     try {
-      planned_in->barrier("the end of planning");  // whoever still watched would take the end of this process for a failure
+      planned_in->barrier(
+          "the end of planning");      // whoever still watched would take the end of this process for a failure
     } catch (const std::exception&) {  // another rank goes its own way
     }
     std::_Exit(EXIT_SUCCESS);  // what is still alive belongs to callers that were never left

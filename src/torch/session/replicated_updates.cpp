@@ -66,8 +66,10 @@ void ReplicatedUpdates::add_counter(const OpGraph& graph, ValueId buffer, const 
     return same(counters.step, step) && graph.value(counters.buffers.front()).dtype == graph.value(buffer).dtype;
   };
   const auto found = std::find_if(counters_.begin(), counters_.end(), fits);
-  if (found == counters_.end()) counters_.push_back({step, {buffer}});
-  else found->buffers.push_back(buffer);
+  if (found == counters_.end())
+    counters_.push_back({step, {buffer}});
+  else
+    found->buffers.push_back(buffer);
 }
 
 void ReplicatedUpdates::run(std::int64_t batch) {

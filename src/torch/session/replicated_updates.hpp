@@ -41,8 +41,8 @@ class ReplicatedUpdates {
   Lookup lookup_;
   std::vector<Counters> counters_;
   std::vector<const BufferUpdate*> others_;
-  std::vector<ValueId> read_;          ///< leaves that the others' operators read, each once
-  std::unique_ptr<OpRunner> runner_;   ///< of the others
+  std::vector<ValueId> read_;         ///< leaves that the others' operators read, each once
+  std::unique_ptr<OpRunner> runner_;  ///< of the others
 };
 
 }  // namespace autopar

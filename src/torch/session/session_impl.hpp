@@ -8,8 +8,8 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -53,9 +53,9 @@ struct HandleGradient {
 /// Gradients of one backward of this rank's stages.
 struct StageGradients {
   std::shared_ptr<CapturedProgram> program;
-  const std::vector<ValueId>* reached = nullptr;  ///< parameters whose gradient is defined
-  const std::vector<ValueId>* offered = nullptr;  ///< see Call
-  std::deque<at::Tensor> by_position;             ///< of the rank's parameters
+  const std::vector<ValueId>* reached = nullptr;              ///< parameters whose gradient is defined
+  const std::vector<ValueId>* offered = nullptr;              ///< see Call
+  std::deque<at::Tensor> by_position;                         ///< of the rank's parameters
   std::vector<std::shared_ptr<torch::autograd::Node>> spent;  ///< see TorchEngine::take_spent
 };
 
@@ -83,11 +83,11 @@ struct Call {
   bool accumulate = false;  ///< inside no_sync
   PrologueResult known;
   std::shared_ptr<TorchEngine> engine;
-  double loss_scale = 1;    ///< of its gradients, until `unscale`
-  std::map<ValueId, at::Tensor> sums;       ///< completed
+  double loss_scale = 1;               ///< of its gradients, until `unscale`
+  std::map<ValueId, at::Tensor> sums;  ///< completed
   std::optional<EpilogueRun> tail;
-  std::shared_ptr<OwnRegion> region;                    ///< see History
-  const std::vector<ValueId>* offered = nullptr;        ///< parameters that a backward may be asked for by name
+  std::shared_ptr<OwnRegion> region;              ///< see History
+  const std::vector<ValueId>* offered = nullptr;  ///< parameters that a backward may be asked for by name
 };
 
 class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
@@ -171,8 +171,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- verification.cpp
   void verify_replicas();
   [[nodiscard]] bool members_changed(const std::string& key, const CallArguments& arguments) const;
-  [[nodiscard]] bool is_outdated(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
-                                 bool members_changed);
+  [[nodiscard]] bool is_outdated(CapturedProgram& program, const CallArguments& arguments,
+                                 const ForwardFunction& forward, bool members_changed);
   [[nodiscard]] std::optional<CaptureChange> change_of(const CapturedProgram& program, const CallArguments& arguments,
                                                        const ForwardFunction& forward);
   void warn_of_change(const CaptureChange& change);
@@ -211,7 +211,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- costs.cpp
   [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,
                                              std::int64_t batch);
-  [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) const;
+  [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile,
+                                      std::int64_t batch) const;
   [[nodiscard]] std::filesystem::path cost_path(const CostOrigin& origin) const;
   [[nodiscard]] MeasuredCosts cached_costs(const CostOrigin& origin) const;
   void keep_costs(MeasuredCosts costs, const CostOrigin& origin) const;
@@ -245,7 +246,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   };
   [[nodiscard]] AgreedBackward agree_on_backward(const Call& call, const std::vector<at::Tensor>& gradients,
                                                  const BackwardRequest& request);
-  [[nodiscard]] std::map<ValueId, at::Tensor> common_gradients(const Call& call, const std::vector<std::size_t>& outputs,
+  [[nodiscard]] std::map<ValueId, at::Tensor> common_gradients(const Call& call,
+                                                               const std::vector<std::size_t>& outputs,
                                                                const std::vector<at::Tensor>& gradients,
                                                                const std::vector<bool>& defined);
   void require_same(const at::Tensor& mine, const at::Tensor& mean, const at::Tensor& squares, std::size_t result);
@@ -304,7 +306,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   c10::Device device_ = c10::Device(c10::kCPU);
   bool deployed_ = false;
   std::optional<Plan> plan_, given_plan_;
-  PlannedSegments segments_;  ///< of plan_
+  PlannedSegments segments_;        ///< of plan_
   std::uint64_t planned_hash_ = 0;  ///< of the graph that plan_ divides, as captured
   AtomPartition planned_atoms_;     ///< likewise
   AnyTransport wire_;
@@ -321,7 +323,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   std::uint64_t seed_ = 0;  ///< rank 0's
   SessionStats stats_;
-  LossWatch losses_;  ///< of rank 0: all ranks have the same
+  LossWatch losses_;               ///< of rank 0: all ranks have the same
   std::vector<TraceEvent> trace_;  ///< of the latest step, when asked for
   std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;

@@ -10,8 +10,8 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/algebra/parameter_reads.hpp"
 #include "torch/algebra/global_sums.hpp"
+#include "torch/algebra/parameter_reads.hpp"
 #include "torch/ir/shown_name.hpp"
 
 namespace autopar {
@@ -73,11 +73,15 @@ class Divider {
   [[nodiscard]] ChannelKind kind_of(ValueId value) const {
     const auto& type = plan_.type(value);
     switch (type.spread) {
-      case Spread::kBatched: return ChannelKind::kBatched;
-      case Spread::kPartialSum: return ChannelKind::kPartialSum;
+      case Spread::kBatched:
+        return ChannelKind::kBatched;
+      case Spread::kPartialSum:
+        return ChannelKind::kPartialSum;
       case Spread::kReplicated:
-      case Spread::kWhole: return ChannelKind::kReplicated;
-      default: break;
+      case Spread::kWhole:
+        return ChannelKind::kReplicated;
+      default:
+        break;
     }
     throw InvalidArgument("a value of " + graph_.describe(graph_.value(value).definer) + " (" +
                           std::string(name_of(type.spread)) + ") may not leave its stage; use another plan");
@@ -86,9 +90,8 @@ class Divider {
   void move_channels() {
     for (auto& [key, values] : channels_) {
       const auto [from, to, kind] = key;
-      const bool differentiable = std::any_of(values.begin(), values.end(), [&](ValueId value) {
-        return graph_.value(value).has_gradient();
-      });
+      const bool differentiable =
+          std::any_of(values.begin(), values.end(), [&](ValueId value) { return graph_.value(value).has_gradient(); });
       division_.pipeline.channels.push_back(
           {from < 0 ? kSource : StageId(from), to >= 1 << 20 ? kSink : StageId(to), kind, differentiable});
       division_.channel_values.emplace_back(values.begin(), values.end());
@@ -190,7 +193,8 @@ struct PlannedGroup {
 /// Stage groups first, later stages before earlier ones, what is read last before the rest; then tied parameters.
 bool is_issued_before(const PlannedGroup& a, const PlannedGroup& b) {
   const auto key = [](const PlannedGroup& each) {
-    return std::tuple(!each.group.stage.valid(), -each.group.stage.value(), -static_cast<std::int64_t>(each.last.value()));
+    return std::tuple(!each.group.stage.valid(), -each.group.stage.value(),
+                      -static_cast<std::int64_t>(each.last.value()));
   };
   return key(a) < key(b);
 }
@@ -223,10 +227,11 @@ std::map<StorageId, Division::InGroup> parameters_of_storages(const Division& di
 
 }  // namespace
 
-void share_groups(Division& division, const OpGraph& graph, const BatchPlan& batch_plan, const SharedParameters& shared) {
+void share_groups(Division& division, const OpGraph& graph, const BatchPlan& batch_plan,
+                  const SharedParameters& shared) {
   auto last_read = last_reads(graph, batch_plan);
-  std::map<int, std::set<StageId>> readers;          // by unit
-  std::map<int, std::set<ValueId>> trained;          // likewise
+  std::map<int, std::set<StageId>> readers;  // by unit
+  std::map<int, std::set<ValueId>> trained;  // likewise
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     for (const auto op : division.stage_ops[s]) {
       for_each_input(graph.op(op), [&](ValueId value) {
@@ -257,9 +262,10 @@ void share_groups(Division& division, const OpGraph& graph, const BatchPlan& bat
     auto replicas = stage.valid() ? division.pipeline.stages[stage.index()] : std::vector<Rank>{};
     std::sort(replicas.begin(), replicas.end());
     if (of_unit.zero >= 3 && replicas != of_unit.ranks) {
-      throw InvalidArgument("parameter '" + of_unit.places.front().names.front() +
-                            "' is gathered within the turns of one stage (ZeRO 3), but in this mode or with these arguments "
-                            "several parts of the model read it; call the model in this mode first, or set zero = 2");
+      throw InvalidArgument(
+          "parameter '" + of_unit.places.front().names.front() +
+          "' is gathered within the turns of one stage (ZeRO 3), but in this mode or with these arguments "
+          "several parts of the model read it; call the model in this mode first, or set zero = 2");
     }
     plan({of_unit.ranks, stage, 1, replicas == of_unit.ranks ? of_unit.zero : 1},
          {trained[unit].rbegin(), trained[unit].rend()}, unit);
@@ -283,7 +289,12 @@ class BackwardOfStage {
  public:
   BackwardOfStage(Division& division, StageId stage, const OpGraph& graph, const BatchPlan& plan,
                   const SharedParameters& shared, Bytes kept)
-      : division_(division), groups_(division.pipeline.groups), stage_(stage), graph_(graph), shared_(shared), kept_(kept) {
+      : division_(division),
+        groups_(division.pipeline.groups),
+        stage_(stage),
+        graph_(graph),
+        shared_(shared),
+        kept_(kept) {
     const auto& channels = division.pipeline.channels;
     for (std::size_t c = 0; c < channels.size(); ++c) {
       if (channels[c].from != stage) continue;
@@ -308,8 +319,10 @@ class BackwardOfStage {
 
   void play() {
     for (std::size_t p = parts_.size(); p-- > 0;) {
-      if (parts_[p].again) play_again(parts_[p].ops);
-      else play_once(parts_[p].ops);
+      if (parts_[p].again)
+        play_again(parts_[p].ops);
+      else
+        play_once(parts_[p].ops);
     }
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const bool is_here = groups_[g].stage == stage_ && gathers(static_cast<int>(g));
@@ -349,8 +362,10 @@ class BackwardOfStage {
     for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
       gather_for(*op);
       for (const int g : reads_[*op]) {
-        if (elsewhere_.count(g) > 0) at_end.insert(g);
-        else fill(g);
+        if (elsewhere_.count(g) > 0)
+          at_end.insert(g);
+        else
+          fill(g);
       }
     }
     for (const int g : at_end) fill(g);
@@ -388,10 +403,10 @@ class BackwardOfStage {
   const OpGraph& graph_;
   const SharedParameters& shared_;
   Bytes kept_;
-  std::vector<StagePart> parts_;          // in the order of the run
-  std::map<OpId, std::set<int>> reads_;   // groups
+  std::vector<StagePart> parts_;            // in the order of the run
+  std::map<OpId, std::set<int>> reads_;     // groups
   std::map<ValueId, std::size_t> part_of_;  // by parameter: the first that reads it
-  std::set<int> elsewhere_;               // groups with a parameter that several parts read, or that leaves the stage
+  std::set<int> elsewhere_;                 // groups with a parameter that several parts read, or that leaves the stage
   std::set<int> there_;
   std::vector<int> order_;
 };
@@ -403,7 +418,9 @@ void order_backward_gathers(Division& division, const OpGraph& graph, const Batc
   division.pipeline.backward_gathers.assign(division.stage_ops.size(), {});
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& groups = division.pipeline.groups;
-    const auto gathers = [&](const ReduceGroup& group) { return group.stage == StageId::of(s) && gathers_in_turns(group); };
+    const auto gathers = [&](const ReduceGroup& group) {
+      return group.stage == StageId::of(s) && gathers_in_turns(group);
+    };
     if (std::none_of(groups.begin(), groups.end(), gathers)) continue;
     std::vector<OpId> each_share;
     for (const auto op : division.stage_ops[s]) {
@@ -415,7 +432,8 @@ void order_backward_gathers(Division& division, const OpGraph& graph, const Batc
   }
 }
 
-StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms, const StageMap& stages) {
+StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+                       const StageMap& stages) {
   std::vector<int> level(atoms.atoms.size(), 0);
   std::map<std::pair<StageId, int>, StageId> parts;  // by stage and level
   std::vector<std::pair<StageId, int>> part_of(atoms.atoms.size());
@@ -431,9 +449,10 @@ StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPa
         if (from != atom) {
           level[atom] = std::max(level[atom], level[from] + (total ? 1 : 0));
         } else if (total && several) {
-          throw CaptureError(shown_name(graph, definer), graph.op(definer).path,
-                             "replicas cannot add it up, because memory that is written later holds it and what follows "
-                             "from it; write into a copy, or use one replica");
+          throw CaptureError(
+              shown_name(graph, definer), graph.op(definer).path,
+              "replicas cannot add it up, because memory that is written later holds it and what follows "
+              "from it; write into a copy, or use one replica");
         }
       });
     }
@@ -523,11 +542,11 @@ class AtomPlacer {
   }
 
   [[noreturn]] void refuse(OpId op, StageId earliest) const {
-    throw CaptureError(shown_name(graph_, op), graph_.op(op).path,
-                       "in this mode or with these arguments it reads values of stage " +
-                           std::to_string(earliest.value()) +
-                           ", but its parameters were put in an earlier stage, or in different ones, by the first capture; "
-                           "make the first call in this mode, or use one stage");
+    throw CaptureError(
+        shown_name(graph_, op), graph_.op(op).path,
+        "in this mode or with these arguments it reads values of stage " + std::to_string(earliest.value()) +
+            ", but its parameters were put in an earlier stage, or in different ones, by the first capture; "
+            "make the first call in this mode, or use one stage");
   }
 
   const OpGraph& graph_;

@@ -19,16 +19,18 @@ namespace autopar {
 /// same on every rank.
 struct Division {
   Pipeline pipeline;
-  std::vector<std::vector<OpId>> stage_ops;          ///< ascending
-  std::vector<std::vector<ValueId>> channel_values;  ///< by channel, ascending
+  std::vector<std::vector<OpId>> stage_ops;            ///< ascending
+  std::vector<std::vector<ValueId>> channel_values;    ///< by channel, ascending
   std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
-  std::vector<int> group_units;                      ///< by reduction group: unit of shards, -1 = none; empty: none at all
+  std::vector<int> group_units;  ///< by reduction group: unit of shards, -1 = none; empty: none at all
   struct InGroup {
     int group;
     ValueId parameter;
   };
-  std::map<StorageId, InGroup> parameter_of_storage;  ///< of those in units: what they, their views and their copies have
-  /// Operators of segments that run again in a whole backward: groups that are let go of behind them and gathered once more.
+  std::map<StorageId, InGroup>
+      parameter_of_storage;  ///< of those in units: what they, their views and their copies have
+  /// Operators of segments that run again in a whole backward: groups that are let go of behind them and gathered once
+  /// more.
   std::map<OpId, std::vector<int>> lets_go;
 };
 
@@ -42,16 +44,17 @@ struct StageMap {
 /// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
 [[nodiscard]] Division divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world);
 
-/// Cuts every stage that has several replicas once more before each level of totals, so that what the replicas add up can
-/// travel between them: several stages of the result then run on the same ranks. Stages without ops are left out.
+/// Cuts every stage that has several replicas once more before each level of totals, so that what the replicas add up
+/// can travel between them: several stages of the result then run on the same ranks. Stages without ops are left out.
 /// @param stages  those of the plan; `parts` is not looked at
 /// @throws CaptureError if a total and its addend may not be separated
 [[nodiscard]] StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                                      const StageMap& stages);
 
-/// Sums gradients over all ranks that hold a parameter, also those that this program does not need it on: another one reads
-/// it there, or the prologue does, and optimizers must step all copies alike.
-/// @param holders  by ValueId: of parameters, ascending, at least the ranks whose stages read it; of others not looked at
+/// Sums gradients over all ranks that hold a parameter, also those that this program does not need it on: another one
+/// reads it there, or the prologue does, and optimizers must step all copies alike.
+/// @param holders  by ValueId: of parameters, ascending, at least the ranks whose stages read it; of others not looked
+/// at
 void include_holders(Division& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders);
 
 /// Where parameters lie in units of shards.
@@ -60,15 +63,15 @@ struct SharedParameters {
   std::vector<int> unit_of;  ///< by ValueId; -1 = held whole
 };
 
-/// Sums the gradients of units into shares, each in a group of its own; groups of the other parameters stay. Units that no
-/// stage reads are left out.
+/// Sums the gradients of units into shares, each in a group of its own; groups of the other parameters stay. Units that
+/// no stage reads are left out.
 void share_groups(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
 
-/// Plays a whole backward of each stage that gathers within turns: it goes through what the stage runs from the end, and
-/// through a segment that runs again first from its beginning and then from its end; what others read as well gets its
-/// gradients behind that. States in which order groups are gathered (Pipeline::backward_gathers), when their buckets are
-/// full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when it has run again: not
-/// what its backward needs first, and not what others read as well.
+/// Plays a whole backward of each stage that gathers within turns: it goes through what the stage runs from the end,
+/// and through a segment that runs again first from its beginning and then from its end; what others read as well gets
+/// its gradients behind that. States in which order groups are gathered (Pipeline::backward_gathers), when their
+/// buckets are full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when it has
+/// run again: not what its backward needs first, and not what others read as well.
 /// @pre backwards are whole
 /// @param shared  with which the groups were made
 void order_backward_gathers(Division& division, const OpGraph& graph, const BatchPlan& plan,

@@ -14,9 +14,9 @@ namespace autopar {
 
 /// What a plan runs again, found in every captured program of the model.
 ///
-/// The plan names atoms of the program that it was made for. A program with the same operators atom by atom (other sizes)
-/// runs the same atoms again. In others (another mode), an atom that reads parameters goes with the segment that reads
-/// them, and one that reads none with the atom before it.
+/// The plan names atoms of the program that it was made for. A program with the same operators atom by atom (other
+/// sizes) runs the same atoms again. In others (another mode), an atom that reads parameters goes with the segment that
+/// reads them, and one that reads none with the atom before it.
 class PlannedSegments {
  public:
   PlannedSegments() = default;

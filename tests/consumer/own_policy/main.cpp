@@ -1,5 +1,5 @@
-// Trains with a planner whose staging policy is the user's own, on 2 ranks, and checks that the plan is that policy's and
-// that the training is that of one process.
+// Trains with a planner whose staging policy is the user's own, on 2 ranks, and checks that the plan is that policy's
+// and that the training is that of one process.
 #include "halves_staging.hpp"
 
 #include <autopar/autopar.hpp>

@@ -22,8 +22,7 @@ VariantTables random_tables(std::uint64_t seed, int max_nodes) {
   Dice dice(seed + 500'000);
   VariantTables tables;
   const int n = dice(1, max_nodes);
-  for (int i = 0; i < n; ++i)
-    tables.graph.add_node(10 + i);
+  for (int i = 0; i < n; ++i) tables.graph.add_node(10 + i);
   std::vector<double> bytes;
   for (int i = 1; i < n; ++i) {
     for (int edges = dice(0, 2); edges > 0; --edges) {
@@ -98,10 +97,8 @@ VariantTables branching_tables(std::uint64_t seed) {
     ends.push_back(at);
   }
   const NodeId join = tables.graph.add_node(99);
-  for (const NodeId end : ends)
-    tables.graph.add_edge(end, join, 0);
-  for (int degrees = dice(1, 5), t = 1; degrees > 0; --degrees, t *= 2)
-    tables.tensor_degrees.push_back(t);
+  for (const NodeId end : ends) tables.graph.add_edge(end, join, 0);
+  for (int degrees = dice(1, 5), t = 1; degrees > 0; --degrees, t *= 2) tables.tensor_degrees.push_back(t);
   tables.devices = dice(2, 24);
   add_replicas(tables, 0.02);
   tables.memory = cost(30, 300);
@@ -110,10 +107,8 @@ VariantTables branching_tables(std::uint64_t seed) {
     auto& choices = tables.variants.emplace_back(tables.tensor_degrees.size());
     const double work = cost(1, 30), in_flight = cost(1, 20), bytes = cost(1, 20), parameters = cost(0, 20);
     std::vector<double> in, out;
-    for (std::size_t e = 0; e < tables.graph.in_edges(node).size(); ++e)
-      in.push_back(cost(0, 40));
-    for (std::size_t e = 0; e < tables.graph.out_edges(node).size(); ++e)
-      out.push_back(cost(0, 40));
+    for (std::size_t e = 0; e < tables.graph.in_edges(node).size(); ++e) in.push_back(cost(0, 40));
+    for (std::size_t e = 0; e < tables.graph.out_edges(node).size(); ++e) out.push_back(cost(0, 40));
     for (std::size_t t = 0; t < choices.size(); ++t) {
       if (t > 0 && dice.chance(5)) break;
       const double share = 1.0 / tables.tensor_degrees[t];
@@ -122,8 +117,7 @@ VariantTables branching_tables(std::uint64_t seed) {
         const double own = uniform ? 1 : cost(1, 2);
         NodeVariant one{.name = "v" + std::to_string(v), .in = in, .out = out};
         for (auto* edges : {&one.in, &one.out}) {
-          for (double& edge : *edges)
-            edge *= own;
+          for (double& edge : *edges) edge *= own;
         }
         one.work = work * (0.8 * share + 0.2) * (1 + 0.3 * v);
         one.bytes_in_flight = in_flight * share / (1 + 2 * v);
@@ -149,10 +143,8 @@ VariantTables skipping_tables(std::uint64_t seed) {
     tables.graph.add_edge(NodeId(from), NodeId(to), 0);
     bytes.push_back(value);
   };
-  for (int i = 0; i < n; ++i)
-    tables.graph.add_node(i);
-  for (int i = 0; i + 1 < n; ++i)
-    connect(i, i + 1, cost(0, 2));
+  for (int i = 0; i < n; ++i) tables.graph.add_node(i);
+  for (int i = 0; i + 1 < n; ++i) connect(i, i + 1, cost(0, 2));
   for (int skips = 1 + below(2); skips > 0; --skips) {
     const int from = below(2), to = n - 1 - below(2);
     connect(from, to, cost(5, 60));
@@ -168,10 +160,8 @@ VariantTables skipping_tables(std::uint64_t seed) {
       NodeVariant one{.name = again ? "again" : "whole", .work = work * (again ? 1.5 : 1)};
       one.bytes_in_flight = in_flight * (again ? 0.1 : 1);
       one.bytes = cost(20, 60);
-      for (const EdgeId edge : tables.graph.in_edges(node))
-        one.in.push_back(bytes[edge.index()]);
-      for (const EdgeId edge : tables.graph.out_edges(node))
-        one.out.push_back(bytes[edge.index()]);
+      for (const EdgeId edge : tables.graph.in_edges(node)) one.in.push_back(bytes[edge.index()]);
+      for (const EdgeId edge : tables.graph.out_edges(node)) one.out.push_back(bytes[edge.index()]);
       choices[0].push_back(std::move(one));
     }
   }
@@ -184,16 +174,14 @@ class EveryPlan {
   explicit EveryPlan(const VariantTables& tables) : tables_(tables), stage_of_(tables.graph.node_count(), 0) {}
 
   double best() {
-    for (int stages = 1; stages <= static_cast<int>(stage_of_.size()); ++stages)
-      assign(0, stages);
+    for (int stages = 1; stages <= static_cast<int>(stage_of_.size()); ++stages) assign(0, stages);
     return best_;
   }
 
  private:
   void assign(std::size_t node, int stages) {
     if (node < stage_of_.size()) {
-      for (stage_of_[node] = 0; stage_of_[node] < stages; ++stage_of_[node])
-        assign(node + 1, stages);
+      for (stage_of_[node] = 0; stage_of_[node] < stages; ++stage_of_[node]) assign(node + 1, stages);
       return;
     }
     for (const EdgeId edge : tables_.graph.edges()) {
@@ -224,8 +212,7 @@ class EveryPlan {
   double fastest(int stage, std::size_t t, std::size_t d, double in_flight, std::size_t node, double bytes,
                  double spent) {
     if (bytes > tables_.memory) return std::numeric_limits<double>::infinity();
-    while (node < stage_of_.size() && stage_of_[node] != stage)
-      ++node;
+    while (node < stage_of_.size() && stage_of_[node] != stage) ++node;
     if (node == stage_of_.size()) return spent;
     double best = std::numeric_limits<double>::infinity();
     const NodeId id = NodeId::of(node);
@@ -333,9 +320,9 @@ TEST_CASE("a budget that ends leaves a plan, a bound that holds, and the gap bet
     CAPTURE(seed);
     const VariantTables tables = branching_tables(seed);
     const BottleneckResult exact = solve_bottleneck(tables);
-    for (const ExactBottleneckStaging small : {ExactBottleneckStaging{.max_states = 100},
-                                               ExactBottleneckStaging{.max_states = 3000},
-                                               ExactBottleneckStaging{.max_tails = 3}}) {
+    for (const ExactBottleneckStaging small :
+         {ExactBottleneckStaging{.max_states = 100}, ExactBottleneckStaging{.max_states = 3000},
+          ExactBottleneckStaging{.max_tails = 3}}) {
       const BottleneckResult found = solve_bottleneck(tables, small);
       CHECK(found.states <= 2 * small.max_states);
       if (exact.stages.empty()) CHECK(found.stages.empty());
@@ -369,10 +356,8 @@ TEST_CASE("more devices or more memory never make a plan slower") {
 TEST_CASE("a worse plan passes with its larger gap, a bound that some other plan beats does not") {
   VariantTables tables = random_tables(3, 1);
   tables = {};
-  for (int i = 0; i < 4; ++i)
-    tables.graph.add_node(i);
-  for (int i = 0; i < 3; ++i)
-    tables.graph.add_edge(NodeId(i), NodeId(i + 1), 0);
+  for (int i = 0; i < 4; ++i) tables.graph.add_node(i);
+  for (int i = 0; i < 3; ++i) tables.graph.add_edge(NodeId(i), NodeId(i + 1), 0);
   tables.tensor_degrees = {1};
   tables.replicas = {1};
   tables.work_share = {1};
@@ -397,8 +382,7 @@ TEST_CASE("a worse plan passes with its larger gap, a bound that some other plan
 TEST_CASE("tables that are no problem are refused by name") {
   const auto refused = [](const std::function<void(VariantTables&)>& spoil, const std::string& part) {
     VariantTables tables = random_tables(10, 5);
-    while (tables.graph.node_count() < 2)
-      tables = random_tables(20, 5);
+    while (tables.graph.node_count() < 2) tables = random_tables(20, 5);
     spoil(tables);
     CHECK_THROWS_WITH(solve_bottleneck(tables), Catch::Contains(part));
   };

@@ -9,11 +9,11 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/model/constraints.hpp>
-#include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/effort.hpp>
+#include <autopar/plan/search/least_memory.hpp>
 
 namespace autopar::detail {
 

@@ -9,11 +9,11 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/feasibility/attempt.hpp>
-#include <autopar/plan/model/constraints.hpp>
-#include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/feasibility/remedy.hpp>
+#include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/text.hpp>
 
 namespace autopar::detail {
@@ -40,8 +40,8 @@ class Refusal {
       host = least->host + coarse.rounding(work_);
     } else if (!tried.empty()) {
       const auto of = [](const Candidate& candidate) { return StepObjective::peak(candidate.terms); };
-      const Candidate& one = *std::min_element(
-          tried.begin(), tried.end(), [&](const Candidate& a, const Candidate& b) { return of(a) < of(b); });
+      const Candidate& one = *std::min_element(tried.begin(), tried.end(),
+                                               [&](const Candidate& a, const Candidate& b) { return of(a) < of(b); });
       peak = of(one) + coarse.rounding(work_);
       host = StepObjective::host_peak(one.terms) + coarse.rounding(work_);
     }
@@ -53,8 +53,7 @@ class Refusal {
         RemedySearch(work_, cluster_, request_, constraints_, exact_, quick, slow).find(peak, host);
     const std::string ways = describe(remedies, cluster_, request_, constraints_);
     const bool must_be_there = constraints_.host_memory && constraints_.offloads.front() == Offload::kOptimizer;
-    if (must_be_there && host > *constraints_.host_memory)
-      refuse_host(least ? least->stage : StageId(0), host, ways);
+    if (must_be_there && host > *constraints_.host_memory) refuse_host(least ? least->stage : StageId(0), host, ways);
     throw InfeasiblePlan(reason(remedies, least, peak), remedies.fit ? remedies.fit->stage : StageId(0),
                          needed(remedies, peak), constraints_.memory, ways);
   }
@@ -140,8 +139,7 @@ class Refusal {
       throw CaptureError(unit.name, unit.path,
                          "mixes the samples of a batch, so its stage must have one replica, which stages = " +
                              std::to_string(constraints_.stages) + " with replicas = " +
-                             listed(request_.options.replicas) +
-                             " do not allow; leave them to the planner");
+                             listed(request_.options.replicas) + " do not allow; leave them to the planner");
     }
     throw InfeasiblePlan("no division into stages meets stages = " + std::to_string(constraints_.stages) +
                          " and replicas = " + listed(request_.options.replicas) +

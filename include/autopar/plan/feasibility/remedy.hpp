@@ -11,10 +11,10 @@
 
 #include <autopar/plan/feasibility/attempt.hpp>
 #include <autopar/plan/model/constraints.hpp>
-#include <autopar/plan/search/least_cuts.hpp>
 #include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/effort.hpp>
+#include <autopar/plan/search/least_cuts.hpp>
 #include <autopar/plan/text.hpp>
 
 namespace autopar {
@@ -33,8 +33,8 @@ struct Remedies {
   bool recompute = false;                        ///< leaving it to the planner what runs again is enough
   bool schedule = false;                         ///< leaving the schedule to the planner is enough
   std::optional<std::string> offload;            ///< another place for the optimizer is enough
-  std::optional<detail::Fit> fit;  ///< a plan for `device_memory`
-  bool least = true;               ///< else less may do: to know would have taken too long
+  std::optional<detail::Fit> fit;                ///< a plan for `device_memory`
+  bool least = true;                             ///< else less may do: to know would have taken too long
 
   [[nodiscard]] bool any() const {
     return device_memory || host_memory || world || stages || microbatches || optimizer_state_factor || zero ||
@@ -46,8 +46,7 @@ struct Remedies {
 [[nodiscard]] inline Bytes memory_for(Bytes peak, double memory_margin) {
   const double share = 1 - memory_margin;
   auto whole = static_cast<std::int64_t>(std::ceil(static_cast<double>(peak.value()) / share));
-  while (std::floor(static_cast<double>(whole) * share) < static_cast<double>(peak.value()))
-    ++whole;
+  while (std::floor(static_cast<double>(whole) * share) < static_cast<double>(peak.value())) ++whole;
   return Bytes(whole);
 }
 
@@ -61,8 +60,13 @@ class RemedySearch {
   /// @param slow   the planner's own answers take too long to be asked for each change
   RemedySearch(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints,
                Trials exact, Trials quick, bool slow)
-      : work_(work), cluster_(cluster), request_(request), constraints_(constraints), exact_(std::move(exact)),
-        quick_(std::move(quick)), budget_(slow ? 0 : kRemedySteps) {}
+      : work_(work),
+        cluster_(cluster),
+        request_(request),
+        constraints_(constraints),
+        exact_(std::move(exact)),
+        quick_(std::move(quick)),
+        budget_(slow ? 0 : kRemedySteps) {}
 
   /// @param peak       that some plan has; 0 = none is known
   /// @param host_peak  likewise in the host's memory
@@ -162,7 +166,8 @@ class RemedySearch {
     if (!fit_at(kPlenty)) return std::nullopt;
     std::optional<Fit> fit;
     const Bytes guess = peak > Bytes(0) ? memory_for(peak, request_.options.memory_margin) : Bytes(0);
-    return least_bytes(cluster_.host->memory, guess, fit_at, [&](const Fit&) { return kPlenty; }, fit);
+    return least_bytes(
+        cluster_.host->memory, guess, fit_at, [&](const Fit&) { return kPlenty; }, fit);
   }
 
   [[nodiscard]] std::pair<PlanRequest, Cluster> with_ranks(int world) const {
@@ -268,9 +273,7 @@ class RemedySearch {
   bool shortened_ = false;
 };
 
-[[nodiscard]] inline std::string number(double value) {
-  return formatted("%g", value);
-}
+[[nodiscard]] inline std::string number(double value) { return formatted("%g", value); }
 
 }  // namespace detail
 
@@ -311,8 +314,7 @@ class RemedySearch {
   if (remedies.schedule) ways.push_back("schedule = auto instead of " + request.options.schedule);
   std::string text = ways.size() == 1 ? "this " : "any one of these ";
   text += remedies.least ? "fits: " : "is enough, less may do: ";
-  for (std::size_t i = 0; i < ways.size(); ++i)
-    text += (i > 0 ? "; " : "") + ways[i];
+  for (std::size_t i = 0; i < ways.size(); ++i) text += (i > 0 ? "; " : "") + ways[i];
   return text;
 }
 

@@ -69,10 +69,17 @@ struct HeldByMicrobatch {
       const std::size_t s = turn.stage.index();
       sum -= bytes.of(s, now[s]);
       switch (turn.kind) {
-        case ActionKind::kForward: ++now[s].whole; break;
-        case ActionKind::kBackwardInput: --now[s].whole, ++now[s].waiting; break;
-        case ActionKind::kBackwardWeight: --now[s].waiting; break;
-        default: --now[s].whole;
+        case ActionKind::kForward:
+          ++now[s].whole;
+          break;
+        case ActionKind::kBackwardInput:
+          --now[s].whole, ++now[s].waiting;
+          break;
+        case ActionKind::kBackwardWeight:
+          --now[s].waiting;
+          break;
+        default:
+          --now[s].whole;
       }
       sum += bytes.of(s, now[s]);
       if (sum <= peak) continue;

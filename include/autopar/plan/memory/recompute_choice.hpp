@@ -128,7 +128,7 @@ class RecomputeChoice {
   std::vector<std::vector<SegmentPiece>> pieces_;
   const std::vector<InFlight>& in_flight_;
   const std::vector<StageMemory>& fixed_;
-  std::vector<StageMemory> plain_;  // of each stage apart
+  std::vector<StageMemory> plain_;                   // of each stage apart
   std::vector<std::vector<std::size_t>> positions_;  // by the ranks that they share
 };
 

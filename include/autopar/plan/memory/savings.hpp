@@ -30,8 +30,8 @@ struct Savings {
   /// [stage][segment]: nodes that keep what enters them alone and run their forward again before their backward, which
   /// is whole under every schedule.
   std::vector<std::vector<std::vector<NodeId>>> recomputed{};
-  /// Of all stages. Each rank's gradients go to its host when they are complete, the optimizer steps there, on the rank's
-  /// share under ZeRO, and what it changed comes back before the next forward.
+  /// Of all stages. Each rank's gradients go to its host when they are complete, the optimizer steps there, on the
+  /// rank's share under ZeRO, and what it changed comes back before the next forward.
   /// @source Ren et al., "ZeRO-Offload", USENIX ATC 2021
   Offload offload = Offload::kNone;
 
@@ -67,7 +67,8 @@ namespace detail {
   std::size_t segments = 0;
   for (const auto& stage : savings.recomputed) segments += stage.size();
   if (segments > 0) {
-    text += (text.empty() ? "" : ", ") + std::to_string(segments) + (segments == 1 ? " segment" : " segments") + " run again";
+    text += (text.empty() ? "" : ", ") + std::to_string(segments) + (segments == 1 ? " segment" : " segments") +
+            " run again";
   }
   return text.empty() ? "" : " (" + text + ")";
 }

@@ -29,17 +29,15 @@ struct StageMemory {
                        ///< are left
   Bytes update{};  ///< temporaries of the optimizer's step, when nothing but parameters and their state is left; or of
                    ///< bringing new values from the host
-  Bytes host{};        ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the
-                       ///< terms above
-  Bytes in_shares{};   ///< no memory: the parameters that ZeRO 3 has in shares, if all were whole
+  Bytes host{};    ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the
+                   ///< terms above
+  Bytes in_shares{};  ///< no memory: the parameters that ZeRO 3 has in shares, if all were whole
 
   /// Until all turns have been taken.
   [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered + brought, summed); }
   /// Of one turn at a time: stages that share their ranks take their turns one after the other.
   [[nodiscard]] Bytes transient() const { return workspace + gathered + brought; }
-  [[nodiscard]] Bytes total() const {
-    return parameters + gradients + optimizer + std::max(running(), update);
-  }
+  [[nodiscard]] Bytes total() const { return parameters + gradients + optimizer + std::max(running(), update); }
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
 };
 

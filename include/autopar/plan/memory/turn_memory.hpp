@@ -21,9 +21,9 @@ namespace autopar {
 struct TurnMemory {
   Bytes kept{};     ///< from the forward until the backward
   Bytes put_off{};  ///< of a backward in two parts, from the first until the second
-  Bytes work{};     ///< beside `kept` and all gradients of parameters, of the node that takes most when it works; may be
-                    ///< negative, as not all of these are there at once
-  Bytes made{};     ///< gradients of parameters that were not there before, see `gradients_made`
+  Bytes work{};  ///< beside `kept` and all gradients of parameters, of the node that takes most when it works; may be
+                 ///< negative, as not all of these are there at once
+  Bytes made{};  ///< gradients of parameters that were not there before, see `gradients_made`
 
   /// Nodes of the captured graph that take it, from the first to the last.
   NodeId first{std::numeric_limits<std::int32_t>::max()}, last{-1};
@@ -32,7 +32,7 @@ struct TurnMemory {
   [[nodiscard]] static TurnMemory of(const WorkNode& node, const NodeCost& cost, ScheduleKind schedule,
                                      Bytes made = Bytes(0)) {
     const bool parts = !keeps_backwards_whole(schedule);
-    return {cost.saved, parts ? cost.put_off : Bytes(0), cost.workspace, made, node.members.front(),
+    return {cost.saved,         parts ? cost.put_off : Bytes(0), cost.workspace, made, node.members.front(),
             node.members.back()};
   }
 
@@ -41,14 +41,14 @@ struct TurnMemory {
   [[nodiscard]] TurnMemory with(const TurnMemory& next, ScheduleKind schedule) const {
     const bool in_turn = last < next.first && keeps_backwards_whole(schedule);
     const Bytes earlier = in_turn ? work - next.kept : work, later = in_turn ? next.work - made : next.work;
-    return {kept + next.kept, put_off + next.put_off, std::max(earlier, later), made + next.made,
-            std::min(first, next.first), std::max(last, next.last)};
+    return {kept + next.kept, put_off + next.put_off,      std::max(earlier, later),
+            made + next.made, std::min(first, next.first), std::max(last, next.last)};
   }
 };
 
 /// Gradients of parameters that the backward of each node of a stage is the first to make, while activations go. Of a
-/// parameter, that of its last reader. None where gradients are there when a backward begins, of another micro-batch or of
-/// another stage of the rank, or where replicas sum them in memory of its own.
+/// parameter, that of its last reader. None where gradients are there when a backward begins, of another micro-batch or
+/// of another stage of the rank, or where replicas sum them in memory of its own.
 /// @param nodes  of the stage, ascending
 /// @return by position in `nodes`; empty = none
 [[nodiscard]] inline std::vector<Bytes> gradients_made(const Workload& work, const Staging& staging, std::size_t stage,
@@ -80,8 +80,8 @@ class StageTurn {
       : nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())) {
     tree_.resize(2 * leaves_);
     for (std::size_t i = 0; i < nodes.size(); ++i)
-      tree_[leaves_ + i] = TurnMemory::of(work.graph[nodes[i]], costs[nodes[i].index()], schedule,
-                                          made.empty() ? Bytes(0) : made[i]);
+      tree_[leaves_ + i] =
+          TurnMemory::of(work.graph[nodes[i]], costs[nodes[i].index()], schedule, made.empty() ? Bytes(0) : made[i]);
     for (std::size_t at = leaves_; at-- > 1;) join(at);
   }
 

@@ -50,9 +50,10 @@ class Sharing {
   ReadingStages readers_;
 };
 
-/// What segments of a stage gather when they run again under ZeRO 3. A segment keeps up to kKeptForBackward of it for its
-/// backward, and lets go of the rest, to gather it once more; not of what other nodes of the stage read as well, which stays
-/// from the first of their backwards to the last. The input half of a backward in two parts lets go of nothing.
+/// What segments of a stage gather when they run again under ZeRO 3. A segment keeps up to kKeptForBackward of it for
+/// its backward, and lets go of the rest, to gather it once more; not of what other nodes of the stage read as well,
+/// which stays from the first of their backwards to the last. The input half of a backward in two parts lets go of
+/// nothing.
 class ReadAgain {
  public:
   /// @param stage  its nodes
@@ -71,8 +72,10 @@ class ReadAgain {
     Bytes own{};
     for (const auto& [id, count] : inside) {
       const Bytes bytes = work_.parameters[id.index()].computed_with();
-      if (whole_backwards_ && count == readers_[id]) own += bytes;
-      else if (stays_.insert(id).second) stay_ += bytes;
+      if (whole_backwards_ && count == readers_[id])
+        own += bytes;
+      else if (stays_.insert(id).second)
+        stay_ += bytes;
     }
     most_kept_ = std::max(most_kept_, std::min(own, kKeptForBackward));
     once_more_ += own - std::min(own, kKeptForBackward);

@@ -17,14 +17,11 @@ namespace autopar {
 
 namespace detail {
 
-[[noreturn]] inline void refuse(const std::string& what) {
-  throw InvalidArgument(what);
-}
+[[noreturn]] inline void refuse(const std::string& what) { throw InvalidArgument(what); }
 
 [[nodiscard]] inline std::string listed(const std::vector<int>& values) {
   std::string out;
-  for (const int value : values)
-    out += (out.empty() ? "" : ",") + std::to_string(value);
+  for (const int value : values) out += (out.empty() ? "" : ",") + std::to_string(value);
   return "{" + out + "}";
 }
 
@@ -151,8 +148,8 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   if (used > world) {
     refuse("replicas = " + listed(options.replicas) +
            (same_for_all > 1 ? " for each of stages = " + std::to_string(options.stages) : "") + " need " +
-           std::to_string(used) + " ranks, but the world has " +
-           std::to_string(world) + "; start more ranks or ask for fewer replicas");
+           std::to_string(used) + " ranks, but the world has " + std::to_string(world) +
+           "; start more ranks or ask for fewer replicas");
   }
   const auto stages = std::max(static_cast<std::size_t>(options.stages),
                                options.replicas.size() > 1 ? options.replicas.size() : std::size_t{1});
@@ -210,7 +207,8 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   return microbatch_candidates(options.min_microbatches, static_cast<int>(high), largest_local);
 }
 
-/// One for each sample of the whole batch: more would only be empty. Statistics should not get ever fewer samples for it.
+/// One for each sample of the whole batch: more would only be empty. Statistics should not get ever fewer samples for
+/// it.
 [[nodiscard]] inline std::int64_t most_microbatches(const Workload& work, const Constraints& constraints) {
   for (const NodeId node : work.graph.nodes()) {
     if (work.graph[node].batch_statistic) return constraints.largest_local_batch();
@@ -244,13 +242,13 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   for (const NodeId node : work.graph.nodes()) {
     const WorkNode& unit = work.graph[node];
     if (!unit.whole_batch && unit.totals == Bytes(0)) continue;
-    const std::string needs = unit.whole_batch ? "mixes the samples of a batch"
-                                               : "takes sums over the whole batch (batch_norm = exact)";
+    const std::string needs =
+        unit.whole_batch ? "mixes the samples of a batch" : "takes sums over the whole batch (batch_norm = exact)";
     const std::string with = unit.whole_batch ? "one micro-batch and one replica" : "one micro-batch";
     const auto impossible = [&](const std::string& option) {
-      throw CaptureError(unit.name, unit.path,
-                         needs + ", so it is exact only with " + with + ", but " + option +
-                             "; leave that to the planner");
+      throw CaptureError(
+          unit.name, unit.path,
+          needs + ", so it is exact only with " + with + ", but " + option + "; leave that to the planner");
     };
     if (constraints.microbatches.front() > 1) {
       impossible(options.microbatches > 1 ? "microbatches = " + std::to_string(options.microbatches)
@@ -262,8 +260,9 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
       impossible("replicas = " + listed(options.replicas) + " give no stage a single replica");
     }
     if (!noted) {
-      constraints.notes.push_back(unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") + " " + needs + ": " +
-                                  with + (unit.whole_batch ? " for its stage" : ", and replicas wait for one another"));
+      constraints.notes.push_back(unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") + " " + needs +
+                                  ": " + with +
+                                  (unit.whole_batch ? " for its stage" : ", and replicas wait for one another"));
     }
     noted = true;
   }
@@ -300,7 +299,8 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   }
   out.stages = std::max(options.stages, static_cast<int>(out.replicas.size()));
   out.schedules = detail::allowed_schedules(options, request.runtime);
-  out.microbatches = detail::allowed_microbatches(options, detail::most_microbatches(work, out), out.largest_local_batch());
+  out.microbatches =
+      detail::allowed_microbatches(options, detail::most_microbatches(work, out), out.largest_local_batch());
   out.memory = detail::usable_memory(options, cluster);
   if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
     detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) +
@@ -314,9 +314,10 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
     if (options.schedule == "auto") {
       out.schedules = {ScheduleKind::kGPipe};
     } else if (options.schedule != "gpipe") {
-      out.notes.push_back("results leave the call before its backwards start: schedule = " + options.schedule +
-                          " orders the forwards among themselves, and the backwards; train_step(loss, inputs, targets), "
-                          "or a loss that forward returns, lets it mix them");
+      out.notes.push_back(
+          "results leave the call before its backwards start: schedule = " + options.schedule +
+          " orders the forwards among themselves, and the backwards; train_step(loss, inputs, targets), "
+          "or a loss that forward returns, lets it mix them");
     }
   }
   out.zero_levels = detail::allowed_zero(options, request.runtime);

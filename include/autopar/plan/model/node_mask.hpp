@@ -11,8 +11,6 @@ namespace autopar::detail {
 using NodeMask = std::uint64_t;
 inline constexpr std::size_t kMaskNodes = 64;
 
-[[nodiscard]] constexpr NodeMask bit(NodeId node) {
-  return NodeMask{1} << node.index();
-}
+[[nodiscard]] constexpr NodeMask bit(NodeId node) { return NodeMask{1} << node.index(); }
 
 }  // namespace autopar::detail

@@ -17,17 +17,17 @@ namespace autopar {
 /// Gradients are summed in buckets of about this size: large enough for the links, small enough to overlap.
 inline constexpr Bytes kBucketBytes{32 << 20};
 
-/// Of what ZeRO 3 gathers for a segment that runs again, so much stays for its backward: what was read last. The rest is let
-/// go of and gathered once more.
+/// Of what ZeRO 3 gathers for a segment that runs again, so much stays for its backward: what was read last. The rest
+/// is let go of and gathered once more.
 inline constexpr Bytes kKeptForBackward = kBucketBytes * 8;
 
 /// A pipeline with what its channels and buckets carry, as far as costs need it.
 struct SizedPipeline {
   struct ChannelSize {
-    Affine value;      ///< bytes of one message that carries n samples
-    Affine gradient;   ///< likewise, back
-    Affine held;       ///< of the values, those that their makers would not keep anyway
-    int values = 0;    ///< one travels as it is, several are packed into one message
+    Affine value;     ///< bytes of one message that carries n samples
+    Affine gradient;  ///< likewise, back
+    Affine held;      ///< of the values, those that their makers would not keep anyway
+    int values = 0;   ///< one travels as it is, several are packed into one message
   };
   Pipeline pipeline;
   std::vector<ChannelSize> channels;             ///< by channel

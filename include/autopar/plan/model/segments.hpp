@@ -22,7 +22,8 @@ class SegmentCuts {
  public:
   SegmentCuts(const Workload& work, std::int64_t samples) : order_(topological_order(work.graph)), saved_{0} {
     const auto& costs = work.node_costs(samples);
-    for (const NodeId node : order_) saved_.push_back(saved_.back() + static_cast<double>(costs[node.index()].saved.value()));
+    for (const NodeId node : order_)
+      saved_.push_back(saved_.back() + static_cast<double>(costs[node.index()].saved.value()));
     count_crossing(work, samples);
   }
 
@@ -58,7 +59,8 @@ class SegmentCuts {
       for (const EdgeId edge : work.graph.out_edges(node)) {
         const std::int32_t value = work.graph[edge].value;
         const std::size_t at = position[work.graph.target(edge).index()];
-        const auto known = std::find_if(last_reads.begin(), last_reads.end(), [&](auto& l) { return l.first == value; });
+        const auto known =
+            std::find_if(last_reads.begin(), last_reads.end(), [&](auto& l) { return l.first == value; });
         if (known != last_reads.end()) {
           known->second = std::max(known->second, at);
           continue;
@@ -169,8 +171,10 @@ inline void set_segments(Workload& fine, Workload& coarse, const Partition& bloc
   for (const NodeId node : fine.graph.nodes()) {
     int& of_block = coarse.segment_of[blocks.block_of(node).index()];
     int& of_node = fine.segment_of[node.index()];
-    if (by_name) of_block = std::max(of_block, of_node);
-    else of_node = of_block;
+    if (by_name)
+      of_block = std::max(of_block, of_node);
+    else
+      of_node = of_block;
   }
   const bool interrupted =
       std::ranges::any_of(fine.graph.nodes(), [&](NodeId node) { return fine.graph[node].totals > Bytes(0); });

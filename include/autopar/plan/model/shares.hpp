@@ -27,7 +27,8 @@ struct Shares {
   }
 };
 
-/// Micro-batches of a layout by size, and pieces of ranks by what decides them: equal ones are counted instead of listed.
+/// Micro-batches of a layout by size, and pieces of ranks by what decides them: equal ones are counted instead of
+/// listed.
 class PieceClasses {
  public:
   PieceClasses(const std::vector<std::int64_t>& local, int microbatches) : microbatches_(microbatches) {
@@ -98,9 +99,7 @@ class PieceClasses {
     }
     return out;
   }
-  const auto share = [&](std::int64_t size, std::int64_t q) {
-    return size * (q + 1) / replicas - size * q / replicas;
-  };
+  const auto share = [&](std::int64_t size, std::int64_t q) { return size * (q + 1) / replicas - size * q / replicas; };
   for (const auto& [size, times] : classes.sizes()) {
     count(size / replicas);  // the first replica's, no larger than any
     count((size + replicas - 1) / replicas);

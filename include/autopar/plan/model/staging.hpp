@@ -69,8 +69,7 @@ struct Staging {
   const bool equal = std::adjacent_find(replicas.begin(), replicas.end(), std::not_equal_to<>()) == replicas.end();
   std::string counts;
   if (!equal) {
-    for (const int r : replicas)
-      counts += (counts.empty() ? "" : "+") + std::to_string(r);
+    for (const int r : replicas) counts += (counts.empty() ? "" : "+") + std::to_string(r);
   }
   std::string text = counted(replicas.size(), "stage", "stages") + " x ";
   text += equal ? counted(static_cast<std::size_t>(replicas.front()), "replica", "replicas") : counts + " replicas";
@@ -109,8 +108,7 @@ enum class Placement : std::uint8_t {
     }
   }
   std::sort(turns.begin(), turns.end());
-  for (std::size_t i = 0; i < turns.size(); ++i)
-    ranks[turns[i].second].push_back(Rank::of(i));
+  for (std::size_t i = 0; i < turns.size(); ++i) ranks[turns[i].second].push_back(Rank::of(i));
   return ranks;
 }
 

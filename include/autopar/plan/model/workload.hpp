@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -188,10 +188,10 @@ inline void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& gr
     work.class_of.clear();
     return;
   }
-  work.class_costs = tabulated(representatives->size(), [node_cost = work.node_cost, representatives](
-                                                            NodeId one, std::int64_t samples) {
-    return node_cost((*representatives)[one.index()], samples);
-  });
+  work.class_costs = tabulated(representatives->size(),
+                               [node_cost = work.node_cost, representatives](NodeId one, std::int64_t samples) {
+                                 return node_cost((*representatives)[one.index()], samples);
+                               });
   auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
   work.node_costs = [rows, class_of = work.class_of,
                      of_classes = work.class_costs](std::int64_t samples) -> const std::vector<NodeCost>& {
@@ -289,7 +289,8 @@ namespace detail {
   if (fine.class_of.empty()) {
     return [&fine, partition, add](NodeId block, std::int64_t samples) {
       NodeCost sum;
-      for (const NodeId member : partition.members(BlockId(block.value()))) add(sum, fine.node_cost(member, samples), 1);
+      for (const NodeId member : partition.members(BlockId(block.value())))
+        add(sum, fine.node_cost(member, samples), 1);
       return sum;
     };
   }
@@ -303,8 +304,8 @@ namespace detail {
   };
 }
 
-/// Puts parameters together that one node alone reads, neighbours of one kind, until they fill a bucket of gradients: of
-/// very many parameters most of the work would be to count them.
+/// Puts parameters together that one node alone reads, neighbours of one kind, until they fill a bucket of gradients:
+/// of very many parameters most of the work would be to count them.
 inline void bundle_parameters(Workload& work, Bytes bundle) {
   constexpr int kSeveral = -2;
   std::vector<int> reader(work.parameters.size(), -1);
@@ -350,14 +351,14 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
 }  // namespace detail
 
 /// The workload with the blocks of `partition` as nodes. Refers to `fine`, which must outlive it.
-/// @param bundle  of very many parameters, those that one block reads are put together up to this size: then memory that
+/// @param bundle  of very many parameters, those that one block reads are put together up to this size: then memory
+/// that
 ///                is shared among replicas is rounded once, and not for each of them
 /// @throws InvalidArgument if the blocks depend on one another in a circle
 [[nodiscard]] inline Workload contracted(const Workload& fine, const Partition& partition, Bytes bundle = Bytes(0)) {
   const QuotientGraph blocks = quotient(fine.graph, partition);
   Workload coarse;
-  for (const NodeId block : blocks.nodes())
-    coarse.graph.add_node(detail::merged(fine.graph, blocks[block]));
+  for (const NodeId block : blocks.nodes()) coarse.graph.add_node(detail::merged(fine.graph, blocks[block]));
   for (const EdgeId edge : blocks.edges()) {
     for (const EdgeId original : blocks[edge]) {
       coarse.graph.add_edge(blocks.source(edge), blocks.target(edge), fine.graph[original]);
@@ -366,12 +367,10 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   coarse.parameters = fine.parameters;
   coarse.inputs = fine.inputs;
   for (auto& input : coarse.inputs) {
-    for (NodeId& reader : input.readers)
-      reader = node_of(partition.block_of(reader));
+    for (NodeId& reader : input.readers) reader = node_of(partition.block_of(reader));
   }
   coarse.outputs = fine.outputs;
-  for (auto& output : coarse.outputs)
-    output.writer = node_of(partition.block_of(output.writer));
+  for (auto& output : coarse.outputs) output.writer = node_of(partition.block_of(output.writer));
   coarse.loss_mode = fine.loss_mode;
   coarse.hash = fine.hash;
   coarse.node_cost = detail::block_cost(fine, partition);

@@ -146,8 +146,7 @@ struct HeavyEdge {
     }
     const double all_time = std::max(1e-300, std::accumulate(time.begin(), time.end(), 0.0));
     const double all_memory = std::max(1.0, std::accumulate(memory.begin(), memory.end(), 0.0));
-    for (std::size_t i = 0; i < time.size(); ++i)
-      time[i] = time[i] / all_time + memory[i] / all_memory;
+    for (std::size_t i = 0; i < time.size(); ++i) time[i] = time[i] / all_time + memory[i] / all_memory;
     return time;
   }
 

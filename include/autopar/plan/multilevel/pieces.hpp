@@ -11,8 +11,8 @@
 
 namespace autopar {
 
-/// Blocks cut along a topological order, so that parts of them can be moved, of however many nodes: about `count` pieces,
-/// and no more than `count` plus the number of blocks, equally large but for the last of each block.
+/// Blocks cut along a topological order, so that parts of them can be moved, of however many nodes: about `count`
+/// pieces, and no more than `count` plus the number of blocks, equally large but for the last of each block.
 ///
 /// The pieces do not depend on one another in a circle: those of two blocks do not because the blocks do not, those of
 /// one follow the order.

@@ -15,8 +15,8 @@
 
 namespace autopar::detail {
 
-/// From stagings of blocks to stagings of their nodes, the best of them improved on the way; of very many nodes in pieces
-/// of the blocks.
+/// From stagings of blocks to stagings of their nodes, the best of them improved on the way; of very many nodes in
+/// pieces of the blocks.
 class Uncoarsening {
  public:
   /// @param objective  of the nodes @pre the arguments outlive it
@@ -58,9 +58,8 @@ class Uncoarsening {
     return terms;
   }
   [[nodiscard]] static Candidate projected_from(const Partition& blocks, Candidate candidate) {
-    return {projected(candidate.staging, blocks), with(std::move(candidate.terms), [&](Savings savings) {
-              return projected(std::move(savings), blocks);
-            })};
+    return {projected(candidate.staging, blocks),
+            with(std::move(candidate.terms), [&](Savings savings) { return projected(std::move(savings), blocks); })};
   }
 
   [[nodiscard]] Candidates refined_in_nodes(const SearchResult& found) const {
@@ -102,7 +101,8 @@ class Uncoarsening {
   }
 
   /// The best stagings are improved in pieces, the best of all is predicted with all nodes. The others keep what was
-  /// predicted of them in blocks, of which the nodes' own differs by where buckets end, and are not better than the best.
+  /// predicted of them in blocks, of which the nodes' own differs by where buckets end, and are not better than the
+  /// best.
   [[nodiscard]] Candidates refined_in_pieces(const SearchResult& found) const {
     std::vector<Candidate> ranked = found.candidates.ranked();
     std::vector<Candidate> finalists;
@@ -139,8 +139,7 @@ class Uncoarsening {
   [[nodiscard]] StepTerms with_all_nodes(const Candidate& candidate) const {
     // Blocks do not know the modules of their nodes.
     if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
-    const SizedPipeline sized =
-        make_pipeline(work_, candidate.staging, candidate.terms.ranks, constraints_.world);
+    const SizedPipeline sized = make_pipeline(work_, candidate.staging, candidate.terms.ranks, constraints_.world);
     return objective_.evaluate(candidate.staging, sized, candidate.terms.savings, candidate.terms.orders);
   }
 

@@ -18,8 +18,8 @@ namespace autopar {
 /// With m micro-batches no share is larger than a whole micro-batch, so that the economy of scale gives the least work
 /// of all ranks together: it grows with m. And the first micro-batch that has samples must go down the longest chain of
 /// atoms and the gradients of its inputs back up, in shares that are no smaller than 1/m of the smallest local batch;
-/// weight gradients, which can be put off, follow where the way up ends. That shrinks with m. Where the two cross is the
-/// bound.
+/// weight gradients, which can be put off, follow where the way up ends. That shrinks with m. Where the two cross is
+/// the bound.
 /// @cost O((nodes + edges) * log(samples of a rank))
 class StepBound {
  public:
@@ -68,8 +68,7 @@ class StepBound {
   /// Device-seconds of the whole batch in shares as large as can be, over all ranks.
   [[nodiscard]] Seconds work_seconds(int microbatches) const {
     std::int64_t largest = 0;
-    for (const auto local : constraints_.local_batches())
-      largest += (local + microbatches - 1) / microbatches;
+    for (const auto local : constraints_.local_batches()) largest += (local + microbatches - 1) / microbatches;
     const auto& costs = costs_of_classes(largest);
     double sum = 0;
     for (std::size_t one = 0; one < scaling_.size(); ++one) {
@@ -136,8 +135,6 @@ class StepBound {
   return out;
 }
 
-[[nodiscard]] inline std::string name_of(BoundKind kind) {
-  return kind == BoundKind::kWork ? "work" : "path";
-}
+[[nodiscard]] inline std::string name_of(BoundKind kind) { return kind == BoundKind::kWork ? "work" : "path"; }
 
 }  // namespace autopar

@@ -48,8 +48,7 @@ namespace detail {
 
 [[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
   std::vector<int> replicas;
-  for (const auto& stage : plan.stages)
-    replicas.push_back(static_cast<int>(stage.ranks.size()));
+  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
   return replicas;
 }
 
@@ -157,7 +156,8 @@ class PlanMaker {
   }
 
   [[nodiscard]] std::string why_not(const Candidate& other) const {
-    if (StepObjective::peak(other.terms) <= constraints_.memory) return "does not fit: its hosts do not hold what is offloaded";
+    if (StepObjective::peak(other.terms) <= constraints_.memory)
+      return "does not fit: its hosts do not hold what is offloaded";
     return "does not fit: needs " + readable(StepObjective::peak(other.terms)) + " of " +
            readable(constraints_.memory) + " a rank";
   }
@@ -195,8 +195,8 @@ class PlanMaker {
     const auto [staging, terms] = uncoarsening.comparable(best);
     const bool many = objective.actions(staging) > StepObjective::kManyActions || !terms.orders.empty();
     const SizedPipeline sized = make_pipeline(free_links, staging, terms.ranks, constraints_.world);
-    const StepTerms unhindered = many ? free.folded(staging, sized, terms.savings, terms.orders)
-                                      : free.evaluate(staging, terms.ranks);
+    const StepTerms unhindered =
+        many ? free.folded(staging, sized, terms.savings, terms.orders) : free.evaluate(staging, terms.ranks);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
     const double bubble = best.terms.bubble - links;
     if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;
@@ -206,16 +206,15 @@ class PlanMaker {
   void add_idle_note(Plan& plan, const Candidates& candidates) const {
     std::vector<bool> used(static_cast<std::size_t>(constraints_.world), false);
     for (const auto& stage : plan.stages) {
-      for (const Rank rank : stage.ranks)
-        used[rank.index()] = true;
+      for (const Rank rank : stage.ranks) used[rank.index()] = true;
     }
     std::vector<int> idle;
     for (std::size_t r = 0; r < used.size(); ++r) {
       if (!used[r]) idle.push_back(static_cast<int>(r));
     }
     if (idle.empty()) return;
-    plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) + " idle: " +
-                         why_idle(candidates, constraints_.world - static_cast<int>(idle.size())));
+    plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) +
+                         " idle: " + why_idle(candidates, constraints_.world - static_cast<int>(idle.size())));
   }
 
   [[nodiscard]] std::string why_idle(const Candidates& candidates, int used) const {
@@ -236,7 +235,8 @@ class PlanMaker {
     plan.certificate = make_certificate(work_, constraints_, plan.step);
     plan.certificate.searched_to_end = found.proven && whole;
     if (whole) plan.certificate.searched_bound = found.proven ? plan.step : found.lower_bound;
-    const std::string scope = whole ? "" : " of " + std::to_string(coarse.blocks.block_count()) + " blocks of operators";
+    const std::string scope =
+        whole ? "" : " of " + std::to_string(coarse.blocks.block_count()) + " blocks of operators";
     if (found.proven) {
       plan.notes.push_back("searched to the end: no plan" + scope + " has a shorter predicted step");
     } else if (found.lower_bound > Seconds(0)) {

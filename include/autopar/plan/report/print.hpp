@@ -34,14 +34,12 @@ namespace detail {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()), 0);
-    for (std::size_t c = 0; c < row.size(); ++c)
-      widths[c] = std::max(widths[c], row[c].size());
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
   }
   std::string text;
   for (const auto& row : rows) {
     std::string line;
-    for (std::size_t c = 0; c < row.size(); ++c)
-      line += "  " + std::string(widths[c] - row[c].size(), ' ') + row[c];
+    for (std::size_t c = 0; c < row.size(); ++c) line += "  " + std::string(widths[c] - row[c].size(), ' ') + row[c];
     text += line + "\n";
   }
   return text;
@@ -61,8 +59,7 @@ namespace detail {
 
 [[nodiscard]] inline std::vector<std::string> cells(const StagePlan& stage, std::size_t index, Bytes available) {
   std::vector<int> ranks;
-  for (const Rank rank : stage.ranks)
-    ranks.push_back(rank.value());
+  for (const Rank rank : stage.ranks) ranks.push_back(rank.value());
   std::sort(ranks.begin(), ranks.end());
   // A graph that was not captured has atoms only.
   const auto operators = stage.ops.empty() ? stage.atoms.size() : stage.ops.size();
@@ -88,22 +85,22 @@ namespace detail {
                                       [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
   const bool work = least != certificate.cases.end() && least->kind == BoundKind::kWork;
   return "certificate: no plan takes less than " + readable(certificate.lower_bound) + " (" +
-         (work ? "all the work, evenly on all ranks" : "one micro-batch down and up the longest chain") +
-         "); gap " + formatted("%.3g", 100 * certificate.gap) + " %\n";
+         (work ? "all the work, evenly on all ranks" : "one micro-batch down and up the longest chain") + "); gap " +
+         formatted("%.3g", 100 * certificate.gap) + " %\n";
 }
 
 }  // namespace detail
 
-/// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good. It is `printable`.
+/// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good. It is
+/// `printable`.
 [[nodiscard]] inline std::string to_text(const Plan& plan) {
   std::vector<int> replicas;
-  for (const auto& stage : plan.stages)
-    replicas.push_back(static_cast<int>(stage.ranks.size()));
+  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
   if (replicas.empty()) return "empty plan\n";
   std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(savings_of(plan)) +
-                     (plan.precision == "module" ? "" : ", " + plan.precision) + "; " +
-                     std::to_string(plan.world) + (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device +
-                     ", batch " + std::to_string(plan.batch) + "\n";
+                     (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
+                     (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " +
+                     std::to_string(plan.batch) + "\n";
   text += "predicted: step " + readable(plan.step);
   if (plan.step > Seconds(0)) {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
@@ -133,14 +130,11 @@ namespace detail {
   for (const auto& other : plan.runners_up) {
     text += "runner-up: " + other.summary + ": " + readable(other.step) + ", " + other.reason + "\n";
   }
-  for (const auto& note : plan.notes)
-    text += "note: " + note + "\n";
+  for (const auto& note : plan.notes) text += "note: " + note + "\n";
   return printable(text);
 }
 
 /// Writes `to_text`.
-inline std::ostream& operator<<(std::ostream& out, const Plan& plan) {
-  return out << to_text(plan);
-}
+inline std::ostream& operator<<(std::ostream& out, const Plan& plan) { return out << to_text(plan); }
 
 }  // namespace autopar

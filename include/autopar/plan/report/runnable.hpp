@@ -47,8 +47,8 @@ inline void check_segments(const Plan& plan) {
 
 }  // namespace detail
 
-/// Refuses a plan, from a file or a caller, that asks for more than a runtime can do, or whose stages do not lie where its
-/// schedule wants them.
+/// Refuses a plan, from a file or a caller, that asks for more than a runtime can do, or whose stages do not lie where
+/// its schedule wants them.
 /// @throws InvalidArgument that names what it asks for, or what is wrong
 inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
   const auto refuse = [](const std::string& what) {

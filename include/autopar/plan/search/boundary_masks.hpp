@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/search/boundary.hpp>
 #include <autopar/plan/model/node_mask.hpp>
+#include <autopar/plan/search/boundary.hpp>
 
 namespace autopar::detail {
 
@@ -20,8 +20,7 @@ class BoundaryMasks {
   explicit BoundaryMasks(const Workload& work) {
     for (const auto& input : work.inputs) {
       NodeMask readers = 0;
-      for (const NodeId reader : input.readers)
-        readers |= bit(reader);
+      for (const NodeId reader : input.readers) readers |= bit(reader);
       add(input.value, {0, readers, false, read(input.bytes, input.differentiable)});
     }
     for (const EdgeId edge : work.graph.edges()) {
@@ -37,8 +36,7 @@ class BoundaryMasks {
 
   [[nodiscard]] Boundary operator()(NodeMask stage) const {
     Boundary sum;
-    for (const Side& side : sums_)
-      side.add_to(sum, stage);
+    for (const Side& side : sums_) side.add_to(sum, stage);
     for (const auto& sides : mixed_) {
       const auto first = std::ranges::find_if(sides, [&](const Side& side) { return side.crosses(stage); });
       if (first != sides.end()) first->add_to(sum, stage);
@@ -94,18 +92,21 @@ class BoundaryMasks {
   /// Of one value's sides the first that crosses a border counts.
   void add(std::int32_t value, const Side& side) {
     auto& sides = by_value_[value];
-    if (!sides.empty() && sides.back().is_like(side)) sides.back().readers |= side.readers;
-    else sides.push_back(side);
+    if (!sides.empty() && sides.back().is_like(side))
+      sides.back().readers |= side.readers;
+    else
+      sides.push_back(side);
   }
 
   void gather() {
     std::map<std::tuple<NodeMask, NodeMask, bool>, Boundary> alike;
     for (auto& [value, sides] : by_value_) {
-      for (const Side& side : sides)
-        most_ += side.bytes.at_least_nothing();
+      for (const Side& side : sides) most_ += side.bytes.at_least_nothing();
       const Side& first = sides.front();
-      if (sides.size() == 1) alike[{first.maker, first.readers, first.leaves}] += first.bytes;
-      else mixed_.push_back(std::move(sides));
+      if (sides.size() == 1)
+        alike[{first.maker, first.readers, first.leaves}] += first.bytes;
+      else
+        mixed_.push_back(std::move(sides));
     }
     by_value_.clear();
     for (const auto& [who, bytes] : alike)

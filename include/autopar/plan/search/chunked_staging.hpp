@@ -16,16 +16,16 @@ namespace autopar {
 
 /// The schedules that give a rank several stages, part backwards or synthesise orders, on equal stages: for each number
 /// of positions and of stages a position (in loops, or there and back) the cut with the smallest bottleneck, simulated.
-/// Where that is too much, the shapes that would be fastest with equal stages are compared with one rank a position, and
-/// only the best of them simulated. Synthesised orders are tried where the others were fastest. Not exact. The plain
-/// schedules are for other policies.
+/// Where that is too much, the shapes that would be fastest with equal stages are compared with one rank a position,
+/// and only the best of them simulated. Synthesised orders are tried where the others were fastest. Not exact. The
+/// plain schedules are for other policies.
 struct ChunkedStaging {
   using policy_category = staging_policy_tag;
-  int max_chunks = 4;                         ///< stages a position
-  int synthesised = 6;                        ///< stagings for which orders are synthesised
-  std::int64_t simulated = 300'000;           ///< actions of all shapes up to which all are simulated
-  std::int64_t compared = 300'000;            ///< actions of shapes that are compared otherwise, one rank a position
-  std::int64_t simulated_of_best = 150'000;   ///< actions of the best of those, which are simulated
+  int max_chunks = 4;                        ///< stages a position
+  int synthesised = 6;                       ///< stagings for which orders are synthesised
+  std::int64_t simulated = 300'000;          ///< actions of all shapes up to which all are simulated
+  std::int64_t compared = 300'000;           ///< actions of shapes that are compared otherwise, one rank a position
+  std::int64_t simulated_of_best = 150'000;  ///< actions of the best of those, which are simulated
   bool only_fits = false;  ///< what does not fit is of no interest: only whether anything does, as otherwise
 
   [[nodiscard]] static bool is_plain(ScheduleKind kind) {
@@ -44,8 +44,10 @@ struct ChunkedStaging {
     std::vector<Shape> all = shapes.all(max_chunks);
     std::int64_t actions = 0;
     for (const Shape& shape : all) actions += shape.actions(objective.constraints().world);
-    if (actions <= simulated) simulate_all(shapes, all, objective, result);
-    else simulate_best(shapes, std::move(all), objective, result);
+    if (actions <= simulated)
+      simulate_all(shapes, all, objective, result);
+    else
+      simulate_best(shapes, std::move(all), objective, result);
   }
 
  private:
@@ -143,8 +145,8 @@ struct ChunkedStaging {
       left -= objective.actions(staging);
       ++count;
       ++result.states;
-      const SizedPipeline sized = make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks),
-                                                objective.constraints().world);
+      const SizedPipeline sized =
+          make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks), objective.constraints().world);
       StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.savings));
       if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
         terms = objective.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
-#include <autopar/plan/search/boundary_masks.hpp>
 #include <autopar/plan/model/node_mask.hpp>
+#include <autopar/plan/search/boundary_masks.hpp>
 #include <autopar/plan/step/objective.hpp>
 
 namespace autopar::detail {
@@ -43,10 +43,8 @@ class CutTables {
     const auto& graph = objective.work().graph;
     AUTOPAR_ASSERT(graph.node_count() <= kMaskNodes, "a node mask holds 64 nodes");
     Graph<char, char> reversed;
-    for (std::size_t i = 0; i < graph.node_count(); ++i)
-      reversed.add_node();
-    for (const EdgeId edge : graph.edges())
-      reversed.add_edge(graph.target(edge), graph.source(edge));
+    for (std::size_t i = 0; i < graph.node_count(); ++i) reversed.add_node();
+    for (const EdgeId edge : graph.edges()) reversed.add_edge(graph.target(edge), graph.source(edge));
     auto lattice = enumerate_downsets(reversed, max_tails);
     if (!lattice) return std::nullopt;
     return CutTables(objective, std::move(*lattice));
@@ -83,15 +81,14 @@ class CutTables {
   /// Least seconds by which a micro-batch's backward grows, so that the stage between two tails fits: workspace, values
   /// that several stages read and what is kept between segments left out. Infinite if it cannot fit.
   /// @param only  it is the only stage
-  [[nodiscard]] double recomputing_to_fit(DownsetId from, DownsetId to, NodeMask nodes, int in_flight,
-                                          int microbatches, int replicas, bool only) {
+  [[nodiscard]] double recomputing_to_fit(DownsetId from, DownsetId to, NodeMask nodes, int in_flight, int microbatches,
+                                          int replicas, bool only) {
     const Sized& size = sized(microbatches, replicas, only);
     if (size.is_ample) return 0;
     const std::int64_t saved = (size.sums[to.index()].saved - size.sums[from.index()].saved) * in_flight;
-    const std::int64_t over = held(from, to, nodes, replicas) + saved -
-                              not_at_once(from, to, nodes, saved, microbatches, replicas) +
-                              boundary(nodes).bytes(size.shares->largest, in_flight, microbatches) -
-                              objective_->constraints().memory.value();
+    const std::int64_t over =
+        held(from, to, nodes, replicas) + saved - not_at_once(from, to, nodes, saved, microbatches, replicas) +
+        boundary(nodes).bytes(size.shares->largest, in_flight, microbatches) - objective_->constraints().memory.value();
     if (over <= 0) return 0;
     if (over > saved || objective_->constraints().recompute == Recompute::kNever)
       return std::numeric_limits<double>::infinity();
@@ -104,8 +101,7 @@ class CutTables {
   [[nodiscard]] std::int64_t trainable(DownsetId from, DownsetId to, NodeMask stage, bool own) const {
     std::int64_t sum = trainable_[to.index()] - trainable_[from.index()];
     if (own) return sum;
-    for (const auto& tied : tied_)
-      sum += (tied.readers & stage) != 0 ? tied.trainable : 0;
+    for (const auto& tied : tied_) sum += (tied.readers & stage) != 0 ? tied.trainable : 0;
     return sum;
   }
 
@@ -132,8 +128,7 @@ class CutTables {
     for (int r = 1; r <= objective_->constraints().world; ++r) {
       for (const int stages : {0, 1}) {
         const Shares& shares = objective_->shares().at(microbatches, r, stages);
-        for (std::size_t i = 0; i < node.size(); ++i)
-          node[i] = std::min(node[i], r * busy(shares, i));
+        for (std::size_t i = 0; i < node.size(); ++i) node[i] = std::min(node[i], r * busy(shares, i));
       }
     }
     table = summed<double>([&](NodeId id) { return node[id.index()]; });
@@ -174,8 +169,7 @@ class CutTables {
       gradient_successors_[from.index()] |= bit(to);
       gradient_predecessors_[to.index()] |= bit(from);
     }
-    for (const NodeId node : graph.nodes())
-      whole_batch_ |= graph[node].whole_batch ? bit(node) : 0;
+    for (const NodeId node : graph.nodes()) whole_batch_ |= graph[node].whole_batch ? bit(node) : 0;
     find_parents();
     add_parameters();
     add_messages();
@@ -185,8 +179,7 @@ class CutTables {
   void find_parents() {
     parents_.resize(lattice_.size());
     for (std::size_t i = 0; i < lattice_.size(); ++i) {
-      for (const auto& cover : lattice_.covers(DownsetId::of(i)))
-        parents_[cover.result.index()] = {i, cover.added};
+      for (const auto& cover : lattice_.covers(DownsetId::of(i))) parents_[cover.result.index()] = {i, cover.added};
     }
   }
 
@@ -194,8 +187,7 @@ class CutTables {
   void add_messages() {
     const auto& graph = objective_->work().graph;
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
-    for (const EdgeId edge : graph.edges())
-      least = std::min(least, bytes_at(graph[edge].bytes, 1).value());
+    for (const EdgeId edge : graph.edges()) least = std::min(least, bytes_at(graph[edge].bytes, 1).value());
     if (graph.edge_count() > 0 && least > 0) least_message_ = objective_->work().least_transfer(Bytes(least)).value();
   }
 
@@ -203,13 +195,11 @@ class CutTables {
     const Workload& work = objective_->work();
     std::vector<Tied> parameters(work.parameters.size());
     for (const NodeId node : work.graph.nodes()) {
-      for (const ParameterId p : work.graph[node].parameters)
-        parameters[p.index()].readers |= bit(node);
+      for (const ParameterId p : work.graph[node].parameters) parameters[p.index()].readers |= bit(node);
     }
     std::vector<LeastHeld> held(work.graph.node_count());
     std::vector<std::int64_t> trainable(held.size(), 0);
-    for (const NodeId node : work.graph.nodes())
-      held[node.index()].whole = work.graph[node].resident.value();
+    for (const NodeId node : work.graph.nodes()) held[node.index()].whole = work.graph[node].resident.value();
     for (std::size_t p = 0; p < parameters.size(); ++p) {
       Tied& parameter = parameters[p];
       const int readers = std::popcount(parameter.readers);
@@ -231,8 +221,7 @@ class CutTables {
   template <class T, class F>
   [[nodiscard]] std::vector<T> summed(const F& value) const {
     std::vector<T> sums(lattice_.size(), T{});
-    for (std::size_t i = 1; i < sums.size(); ++i)
-      sums[i] = sums[parents_[i].tail] + value(parents_[i].added);
+    for (std::size_t i = 1; i < sums.size(); ++i) sums[i] = sums[parents_[i].tail] + value(parents_[i].added);
     return sums;
   }
 
@@ -326,11 +315,11 @@ class CutTables {
     std::size_t tail = 0;
     NodeId added;
   };
-  std::vector<Parent> parents_;          // by tail
+  std::vector<Parent> parents_;  // by tail
   double least_message_ = 0;
-  std::int64_t everything_ = 0;          // that a rank holds of all nodes at least
-  std::vector<LeastHeld> held_;          // by tail, without tied parameters
-  std::vector<std::int64_t> trainable_;  // likewise
+  std::int64_t everything_ = 0;                               // that a rank holds of all nodes at least
+  std::vector<LeastHeld> held_;                               // by tail, without tied parameters
+  std::vector<std::int64_t> trainable_;                       // likewise
   std::map<int, std::vector<std::unique_ptr<Sized>>> sized_;  // by micro-batches and replicas; 0: all, of one stage
   std::map<int, std::vector<double>> least_work_;
   std::map<int, Paths> paths_;

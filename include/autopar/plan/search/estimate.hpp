@@ -10,13 +10,15 @@
 namespace autopar {
 
 /// A quick guess at StepObjective for comparing stagings of large problems: all replicas of a stage are one, links are
-/// never contended, the memory of boundaries is left out, what must run again to fit takes about its part of the forward.
-/// Guides local search, never decides.
+/// never contended, the memory of boundaries is left out, what must run again to fit takes about its part of the
+/// forward. Guides local search, never decides.
 /// @cost O(nodes + edges + stages^2 + stages * microbatches) a call
 class QuickEstimate {
  public:
   explicit QuickEstimate(const StepObjective& objective)
-      : objective_(objective), work_(objective.work()), held_of_(work_.graph.node_count()),
+      : objective_(objective),
+        work_(objective.work()),
+        held_of_(work_.graph.node_count()),
         trained_by_(work_.graph.node_count()) {
     std::vector<std::vector<NodeId>> readers(work_.parameters.size());
     for (const NodeId node : work_.graph.nodes()) {

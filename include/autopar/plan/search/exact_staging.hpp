@@ -9,9 +9,9 @@
 #include <vector>
 
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/search/chunked_staging.hpp>
 #include <autopar/plan/search/effort.hpp>
+#include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/search/lower_bound.hpp>
 #include <autopar/plan/search/refine.hpp>
 #include <autopar/plan/search/rest_bottleneck.hpp>
@@ -100,8 +100,7 @@ class BranchAndBound {
       look();
       if (rest_ && hopeless((*rest_)(to, constraints_.world - used - replicas, later + 1))) continue;
       ++result_.states;
-      const double again =
-          tables_.recomputing_to_fit(from, to, nodes, in_flight, microbatches_, replicas, only);
+      const double again = tables_.recomputing_to_fit(from, to, nodes, in_flight, microbatches_, replicas, only);
       if (again == std::numeric_limits<double>::infinity()) continue;
       chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, again, chosen_));
       if (!hopeless(bound_(chosen_, constraints_.world - used - replicas))) {
@@ -158,8 +157,8 @@ struct ExactStaging {
   using policy_category = staging_policy_tag;
   std::int64_t max_states = detail::kSearchStates;
   std::size_t max_tails = detail::kSearchTails;  ///< more cuts than this are not searched, only started from
-  int seeds = 24;                  ///< stagings that local search starts from
-  int estimates = 400;             ///< of each local search
+  int seeds = 24;                                ///< stagings that local search starts from
+  int estimates = 400;                           ///< of each local search
 
   /// Workloads of more than 64 nodes are only started on, not searched; put a coarsening policy in front.
   /// The schedules that are not plain are searched by ChunkedStaging, behind; then nothing is proven.
@@ -169,7 +168,9 @@ struct ExactStaging {
 
   /// Something that fits if `search` finds something, where it is proven that no staging with one stage a rank does.
   [[nodiscard]] SearchResult search_beyond_plain(const StepObjective& objective) const {
-    const auto nothing = [](const StepObjective& plain) { return SearchResult{Candidates(plain.constraints().memory)}; };
+    const auto nothing = [](const StepObjective& plain) {
+      return SearchResult{Candidates(plain.constraints().memory)};
+    };
     return detail::search_all_schedules(objective, nothing, {.only_fits = true});
   }
 
@@ -217,8 +218,8 @@ struct ExactStaging {
   }
 
   /// The one with the smallest bound first.
-  [[nodiscard]] std::vector<Configuration> all_configurations(const StepObjective& objective,
-                                                              detail::CutTables& tables, SearchResult& result) const {
+  [[nodiscard]] std::vector<Configuration> all_configurations(const StepObjective& objective, detail::CutTables& tables,
+                                                              SearchResult& result) const {
     std::vector<Configuration> all;
     for (const int microbatches : objective.constraints().microbatches) {
       for (const ScheduleKind schedule : objective.constraints().schedules) {
@@ -302,8 +303,8 @@ struct ExactStaging {
            2 * stages * staging.microbatches + 4 * staging.ranks();
   }
 
-  /// Simulates all of them; of those with many actions the best with one rank for each stage's replicas, until some take
-  /// as long as that said. Of the others it is known closely enough, as they are slower.
+  /// Simulates all of them; of those with many actions the best with one rank for each stage's replicas, until some
+  /// take as long as that said. Of the others it is known closely enough, as they are slower.
   static void offer_all(const StepObjective& objective, const std::vector<Staging>& stagings, SearchResult& result) {
     std::vector<Candidate> many;
     std::int64_t left = kCompared;
@@ -354,8 +355,8 @@ struct ExactStaging {
       const std::int64_t before = result.states;
       for (std::size_t i = 0; i < open.size(); ++i) {
         const auto& [microbatches, schedule, rest, bound] = *open[i];
-        const auto share =
-            std::max<std::int64_t>(0, most_states(objective) - result.states) / static_cast<std::int64_t>(open.size() - i);
+        const auto share = std::max<std::int64_t>(0, most_states(objective) - result.states) /
+                           static_cast<std::int64_t>(open.size() - i);
         const auto* table = rest.get();
         detail::BranchAndBound search(objective, tables, table, microbatches, schedule, result, share);
         if (!search.run()) unfinished.push_back(open[i]);

@@ -35,10 +35,10 @@ struct LeastMemory {
 
   Staging staging;
   Bytes peak{};
-  StageId stage;  ///< the one that needs most
-  Bytes host{};   ///< that a rank needs of its host's memory
+  StageId stage;           ///< the one that needs most
+  Bytes host{};            ///< that a rank needs of its host's memory
   std::int64_t steps = 0;  ///< that a proof took
-  bool proven = false;  ///< no staging with one stage a rank needs less, under any schedule that is allowed
+  bool proven = false;     ///< no staging with one stage a rank needs less, under any schedule that is allowed
 };
 
 namespace detail {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
-#include <autopar/plan/search/least_cuts.hpp>
 #include <autopar/plan/search/cut_tables.hpp>
 #include <autopar/plan/search/effort.hpp>
+#include <autopar/plan/search/least_cuts.hpp>
 
 namespace autopar {
 
@@ -59,7 +59,12 @@ class StageFloor {
   /// @param in_flight  micro-batches that the stage holds
   [[nodiscard]] const Held& operator()(NodeMask nodes, bool only, int in_flight, int replicas,
                                        const MemoryVariant& variant) {
-    const Key key{nodes, in_flight, replicas, variant.microbatches, static_cast<int>(variant.schedule), variant.zero,
+    const Key key{nodes,
+                  in_flight,
+                  replicas,
+                  variant.microbatches,
+                  static_cast<int>(variant.schedule),
+                  variant.zero,
                   static_cast<int>(variant.offload)};
     const auto [entry, added] = held_.try_emplace(key);
     if (added) entry->second = worked_out(nodes, only, in_flight, replicas, variant);
@@ -72,11 +77,13 @@ class StageFloor {
   using Key = std::tuple<NodeMask, int, int, int, int, int, int>;
   struct Hash {
     std::size_t operator()(const Key& key) const {
-      return std::apply([](auto... parts) {
-        std::uint64_t hash = 0;
-        ((hash = (hash ^ static_cast<std::uint64_t>(parts)) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29), ...);
-        return static_cast<std::size_t>(hash);
-      }, key);
+      return std::apply(
+          [](auto... parts) {
+            std::uint64_t hash = 0;
+            ((hash = (hash ^ static_cast<std::uint64_t>(parts)) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29), ...);
+            return static_cast<std::size_t>(hash);
+          },
+          key);
     }
   };
 
@@ -94,14 +101,20 @@ class StageFloor {
       shape->second.segments = segments_in_stages(work, staging);
       if (!only) shape->second.segments.back().clear();
     }
-    const Key key{nodes, 0, replicas, variant.microbatches, static_cast<int>(variant.schedule), variant.zero,
+    const Key key{nodes,
+                  0,
+                  replicas,
+                  variant.microbatches,
+                  static_cast<int>(variant.schedule),
+                  variant.zero,
                   static_cast<int>(variant.offload)};
     const auto [fixed, is_new] = fixed_.try_emplace(key);
     if (is_new) fixed->second = fixed_memory(work, objective_.constraints(), staging, variant.zero, variant.offload);
     std::vector<InFlight> held(staging.replicas.size());
     held.front().whole = in_flight;
-    const StageMemory memory = least_predicted(objective_, staging, shape->second.sized, variant, held, fixed->second,
-                                               shape->second.segments).front();
+    const StageMemory memory =
+        least_predicted(objective_, staging, shape->second.sized, variant, held, fixed->second, shape->second.segments)
+            .front();
     return {memory.total(), memory.host};
   }
 

@@ -84,8 +84,7 @@ class LowerBound {
     const DownsetId tail = chosen.empty() ? tables_.tails().empty_set() : chosen.back().to;
     double bound = 0;
     NodeMask staged = 0;
-    for (const ChosenStage& stage : chosen)
-      staged |= stage.nodes;
+    for (const ChosenStage& stage : chosen) staged |= stage.nodes;
     const NodeMask rest = tables_.all() & ~staged;
     if (rest != 0) {
       const auto& work = tables_.least_work(microbatches_);
@@ -94,8 +93,7 @@ class LowerBound {
     heads_.assign(chosen.size(), 0);
     feet_.assign(chosen.size(), 0);
     bool regular = true;
-    for (const ChosenStage& stage : chosen)
-      regular = regular && stage.regular;
+    for (const ChosenStage& stage : chosen) regular = regular && stage.regular;
     for (std::size_t i = chosen.size(); i-- > 0;) {
       path_to(chosen, i, rest);
       bound = std::max(bound, of_stage(chosen[i], heads_[i], feet_[i], static_cast<int>(i), regular));

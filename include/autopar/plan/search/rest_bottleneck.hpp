@@ -114,8 +114,7 @@ class RestBottleneck {
 
   [[nodiscard]] NodeMask mask_of(DownsetId tail) const {
     NodeMask mask = 0;
-    for (const NodeId node : tables_->tails().members(tail))
-      mask |= bit(node);
+    for (const NodeId node : tables_->tails().members(tail)) mask |= bit(node);
     return mask;
   }
 
@@ -129,15 +128,13 @@ class RestBottleneck {
     const auto& tails = tables_->tails();
     cells_.assign(tails.size() * static_cast<std::size_t>(world_ + 1) * static_cast<std::size_t>(depth_), {});
     for (int ranks = 0; ranks <= world_; ++ranks) {
-      for (int later = 0; later < depth_; ++later)
-        cells_[cell(tails.all_nodes(), ranks, later)].seconds = 0;
+      for (int later = 0; later < depth_; ++later) cells_[cell(tails.all_nodes(), ranks, later)].seconds = 0;
     }
     for (const Pair& pair : pairs_) {
       const Surroundings around = surroundings(pair.nodes);
       const int each = objective_->constraints().replicas_of_each;
       const int most = (pair.nodes & tables_->whole_batch()) != 0 ? 1 : each > 0 ? each : world_;
-      for (int replicas = std::max(1, each); replicas <= most; ++replicas)
-        try_stage(pair, around, replicas);
+      for (int replicas = std::max(1, each); replicas <= most; ++replicas) try_stage(pair, around, replicas);
     }
   }
 
@@ -150,8 +147,8 @@ class RestBottleneck {
       const auto& size = tables_->sized(microbatches_, replicas, only);
       const auto &low = size.sums[pair.from.index()], &high = size.sums[pair.to.index()];
       const int in_flight = peak_in_flight(schedule_, objective_->work().loss_mode, 0, later + 1, microbatches_);
-      const double again = tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, in_flight, microbatches_,
-                                                       replicas, only);
+      const double again =
+          tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, in_flight, microbatches_, replicas, only);
       if (again == std::numeric_limits<double>::infinity()) continue;
       const double all_again = again > 0 ? again * size.shares->busy_times() : 0;
       const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + again,

@@ -81,9 +81,8 @@ class LinearCuts {
     boundary_.resize((n + 1) * (n + 1));
     for (std::size_t begin = 0; begin < n; ++begin) {
       for (std::size_t end = begin + 1; end <= n; ++end) {
-        boundary_[begin * (n + 1) + end] = boundary_of(work, [&](NodeId node) {
-          return position[node.index()] >= begin && position[node.index()] < end;
-        });
+        boundary_[begin * (n + 1) + end] = boundary_of(
+            work, [&](NodeId node) { return position[node.index()] >= begin && position[node.index()] < end; });
       }
     }
   }
@@ -140,8 +139,7 @@ class LinearCuts {
     if (best[n] == kNever) return false;
     cut.bottleneck = best[n];
     for (std::size_t s = stages, end = n; s-- > 0; end = from[s][end]) {
-      for (std::size_t i = from[s][end]; i < end; ++i)
-        staging.stage_of[order_[i].index()] = static_cast<int>(s);
+      for (std::size_t i = from[s][end]; i < end; ++i) staging.stage_of[order_[i].index()] = static_cast<int>(s);
     }
     return true;
   }
@@ -176,8 +174,7 @@ class LinearCuts {
 /// As equal as they can be, the last stages not smaller: micro-batches wait longest in the first ones.
 [[nodiscard]] inline std::vector<int> even_replicas(int world, int stages) {
   std::vector<int> replicas;
-  for (int s = 0; s < stages; ++s)
-    replicas.push_back((s + 1) * world / stages - s * world / stages);
+  for (int s = 0; s < stages; ++s) replicas.push_back((s + 1) * world / stages - s * world / stages);
   return replicas;
 }
 

@@ -20,8 +20,8 @@
 
 namespace autopar::detail {
 
-/// The messages of a micro-batch that a rank sends or gets over one channel, one after the other: those of the rank that
-/// has most of them, as long as all together take.
+/// The messages of a micro-batch that a rank sends or gets over one channel, one after the other: those of the rank
+/// that has most of them, as long as all together take.
 class RankMessages {
  public:
   /// @param share  [stage] samples, the largest of any replica @pre the arguments outlive it
@@ -143,7 +143,10 @@ class FoldedCourse {
   FoldedCourse(const Workload& work, const Staging& staging, const SizedPipeline& sized,
                std::vector<std::int64_t> share, int microbatches, const std::vector<std::vector<Turn>>& orders,
                const StagingCosts& costs)
-      : staging_(staging), sized_(sized), costs_(costs), last_(staging.replicas.size()),
+      : staging_(staging),
+        sized_(sized),
+        costs_(costs),
+        last_(staging.replicas.size()),
         positions_(staging.replicas_of_positions().size()) {
     const FoldedPipeline folded(work, staging, sized, std::move(share), microbatches, costs_);
     GivenOrders given{orders, staging.microbatches};
@@ -203,10 +206,13 @@ class FoldedCourse {
       mine.busy += timeline.busy[p].value();
       for (std::size_t i = 0; i < program.ranks[p].size(); ++i) {
         const Action& action = program.ranks[p][i];
-        const double start = before + timeline.spans[p][i].start.value(), end = before + timeline.spans[p][i].end.value();
+        const double start = before + timeline.spans[p][i].start.value(),
+                     end = before + timeline.spans[p][i].end.value();
         mine.end = std::max(mine.end, end);
-        if (is_turn(action.kind)) mine.computed = std::max(mine.computed, end);
-        else mine.communicating += end - start;
+        if (is_turn(action.kind))
+          mine.computed = std::max(mine.computed, end);
+        else
+          mine.communicating += end - start;
         if (gives_weight_gradients(action.kind)) last_[action.stage.index()] = {start, end};
       }
     }
@@ -254,10 +260,10 @@ class FoldedCourse {
 
   const Staging& staging_;
   const SizedPipeline& sized_;
-  StagingCosts costs_;               // with which it was played
-  std::vector<Last> last_;           // by stage: backward
+  StagingCosts costs_;      // with which it was played
+  std::vector<Last> last_;  // by stage: backward
   std::vector<Position> positions_;
-  double begin_ = 0;                 // of the phase that comes next
+  double begin_ = 0;  // of the phase that comes next
 };
 
 }  // namespace autopar::detail

@@ -56,8 +56,8 @@ class StepObjective {
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const ShareTable& shares() const { return shares_; }
 
-  /// Time and memory under the best placement and the best savings, also of stagings that do not fit. Of many actions the
-  /// placement and the ZeRO level that are best when the replicas of each stage are one.
+  /// Time and memory under the best placement and the best savings, also of stagings that do not fit. Of many actions
+  /// the placement and the ZeRO level that are best when the replicas of each stage are one.
   /// @param limit  steps that are longer are of interest only roughly: of many actions as `folded` says
   [[nodiscard]] StepTerms operator()(const Staging& staging,
                                      Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
@@ -85,9 +85,8 @@ class StepObjective {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
     std::optional<StepTerms> best;
     std::optional<detail::PlayedPipeline> played;
-    keep_best_savings(best, staging, sized, [&](Savings savings) {
-      return evaluate(staging, sized, std::move(savings), {}, played);
-    });
+    keep_best_savings(best, staging, sized,
+                      [&](Savings savings) { return evaluate(staging, sized, std::move(savings), {}, played); });
     return std::move(*best);
   }
 
@@ -107,8 +106,8 @@ class StepObjective {
     return terms;
   }
 
-  /// Memory as it is, and a step in which each stage's replicas are one, whose messages are those of the replica that has
-  /// most, the callers' too. For comparing many stagings on many ranks: within a few per cent of the step, but for
+  /// Memory as it is, and a step in which each stage's replicas are one, whose messages are those of the replica that
+  /// has most, the callers' too. For comparing many stagings on many ranks: within a few per cent of the step, but for
   /// replicas that wait for one another where shares of neighbouring stages do not align: those may make the step half
   /// as long again.
   /// @pre the schedule is not synthesised
@@ -118,9 +117,8 @@ class StepObjective {
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
       const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
       std::optional<detail::FoldedCourse> course;
-      keep_best_savings(best, staging, sized, [&](Savings savings) {
-        return folded(staging, sized, std::move(savings), {}, course);
-      });
+      keep_best_savings(best, staging, sized,
+                        [&](Savings savings) { return folded(staging, sized, std::move(savings), {}, course); });
     }
     return std::move(*best);
   }
@@ -133,7 +131,8 @@ class StepObjective {
     return folded(staging, sized, std::move(savings), std::move(orders), course);
   }
 
-  /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them smallest.
+  /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them
+  /// smallest.
   [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero,
                                 Offload offload = Offload::kNone) const {
     return savings(staging, sized, zero, offload, constraints_.memory);
@@ -168,8 +167,8 @@ class StepObjective {
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
   static constexpr std::int64_t kManyActions = 30'000;
 
-  /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank; nothing is
-  /// offloaded that the host cannot hold, unless it must be.
+  /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank; nothing
+  /// is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
@@ -202,8 +201,8 @@ class StepObjective {
     for (const int level : zero_levels(staging)) {
       for (const Offload offload : constraints_.offloads) {
         const Savings own = savings(staging, sized, level, offload);
-        const auto in_flight = synthesised ? std::vector<InFlight>(staging.replicas.size())
-                                           : in_flight_of_positions(staging, sized, own);
+        const auto in_flight =
+            synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_of_positions(staging, sized, own);
         const auto memory = memory_of(staging, sized, in_flight, own);
         const auto total = [&](std::size_t stage) { return memory[stage].total(); };
         if (peak_of_ranks(ranks, total) <= constraints_.memory && host_holds(ranks, memory)) return true;
@@ -226,7 +225,8 @@ class StepObjective {
   }
   [[nodiscard]] bool fits(const StepTerms& terms) const { return fits(terms, constraints_.memory); }
   /// Whether what these stages offload has room in their hosts' memory.
-  [[nodiscard]] bool host_holds(const std::vector<std::vector<Rank>>& ranks, const std::vector<StageMemory>& stages) const {
+  [[nodiscard]] bool host_holds(const std::vector<std::vector<Rank>>& ranks,
+                                const std::vector<StageMemory>& stages) const {
     return !constraints_.host_memory ||
            peak_of_ranks(ranks, [&](std::size_t stage) { return stages[stage].host; }) <= *constraints_.host_memory;
   }
@@ -277,7 +277,8 @@ class StepObjective {
     const StagingCosts costs(work_, staging, sized, savings);
     StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
     if (!terms.orders.empty() || !course || !course->holds_for(costs))
-      course.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging), terms.orders, costs);
+      course.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging), terms.orders,
+                     costs);
     explain(terms, staging, sized, costs, course->course(costs));
     return terms;
   }
@@ -298,10 +299,10 @@ class StepObjective {
   /// Of what else the terms say.
   void set_memory(StepTerms& terms, const Staging& staging, const SizedPipeline& sized) const {
     // Results that leave the call are all forward before the first backward, whatever the orders.
-    const auto in_flight = terms.orders.empty() || !work_.loss_mode
-                               ? in_flight_of_positions(staging, sized, terms.savings)
-                               : in_flight_of(terms.orders,
-                                              held_by_microbatch(work_, staging, sized, shares_, terms.savings));
+    const auto in_flight =
+        terms.orders.empty() || !work_.loss_mode
+            ? in_flight_of_positions(staging, sized, terms.savings)
+            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, shares_, terms.savings));
     const auto stages = memory_of(staging, sized, in_flight, terms.savings);
     terms.host_holds = host_holds(terms.ranks, stages);
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
@@ -392,9 +393,12 @@ class StepObjective {
         }
         return orders;
       }
-      case ScheduleKind::kInterleaved: return {Interleaved{}.rank_orders(pipeline, microbatches), microbatches};
-      case ScheduleKind::kZbV: return {ZbV{}.rank_orders(pipeline, microbatches), microbatches};
-      default: return {};
+      case ScheduleKind::kInterleaved:
+        return {Interleaved{}.rank_orders(pipeline, microbatches), microbatches};
+      case ScheduleKind::kZbV:
+        return {ZbV{}.rank_orders(pipeline, microbatches), microbatches};
+      default:
+        return {};
     }
   }
 
@@ -406,7 +410,8 @@ class StepObjective {
     if (actions(staging) <= kFewActions)
       return synthesised(staging, sized, savings, pipeline, {shares_.local(), microbatches}, costs);
     // Replicas take their turns in the same order, so one of each decides it.
-    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_shares(staging, shares_), microbatches, costs);
+    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_shares(staging, shares_), microbatches,
+                                        costs);
     const Orders of_positions = synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {

@@ -109,8 +109,8 @@ class StagingCosts {
     }
     return true;
   }
-  /// The optimizer's step, on the host with the copies there and back, and what must follow it before the next one's first
-  /// forward.
+  /// The optimizer's step, on the host with the copies there and back, and what must follow it before the next one's
+  /// first forward.
   [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
     const auto& parameters = parameters_[stage.index()];
     const auto replicas = sized_.pipeline.stages[stage.index()].size();
@@ -194,7 +194,7 @@ class StagingCosts {
   std::vector<std::vector<NodeId>> nodes_;
   std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
   std::vector<detail::TrainedBytes> parameters_;         // by stage
-  mutable std::vector<std::vector<Known>> known_;  // by stage; a handful of different shares
+  mutable std::vector<std::vector<Known>> known_;        // by stage; a handful of different shares
   mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
 };
 static_assert(SplitBackwardCosts<StagingCosts>);

@@ -16,7 +16,8 @@ struct StageTerms {
   Seconds backward{};
   Seconds communication{};  ///< messages of one micro-batch, of the rank that has the most, both ways
   Seconds reduction{};      ///< its gradient sums, one after the other
-  Seconds update{};         ///< optimizer step, copies to and from the host included; under ZeRO 1 and 2 also gathering what it changed
+  Seconds update{};  ///< optimizer step, copies to and from the host included; under ZeRO 1 and 2 also gathering what
+                     ///< it changed
   StageMemory memory;
 };
 
@@ -27,10 +28,10 @@ struct StepTerms {
   Seconds computing{};  ///< of the busiest rank, update included
   Seconds summing{};    ///< gradient sums of the rank that has the most
   std::vector<StageTerms> stages;
-  std::vector<std::vector<Rank>> ranks;  ///< [stage][replica]
-  std::vector<std::vector<Turn>> orders; ///< [rank] of a synthesised schedule
-  bool host_holds = true;                ///< what is offloaded
-  Savings savings;                       ///< with which it was predicted
+  std::vector<std::vector<Rank>> ranks;   ///< [stage][replica]
+  std::vector<std::vector<Turn>> orders;  ///< [rank] of a synthesised schedule
+  bool host_holds = true;                 ///< what is offloaded
+  Savings savings;                        ///< with which it was predicted
 };
 
 }  // namespace autopar

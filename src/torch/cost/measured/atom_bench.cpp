@@ -16,8 +16,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "torch/cost/measured/stopwatch.hpp"
-#include "torch/ir/tensor_form.hpp"
 #include "torch/interpret/draws.hpp"
+#include "torch/ir/tensor_form.hpp"
 
 namespace autopar::detail {
 
@@ -77,7 +77,10 @@ Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoin
 }  // namespace
 
 AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device)
-    : graph_(graph), plan_(plan), device_(device), outgoing_(made_for_others(graph, plan, ops)),
+    : graph_(graph),
+      plan_(plan),
+      device_(device),
+      outgoing_(made_for_others(graph, plan, ops)),
       runner_(graph, plan, run_for_each_share(plan, ops), outgoing_, device) {
   find_boundary(ops);
   for (const auto op : ops) {
@@ -130,8 +133,8 @@ void AtomBench::bring(std::int64_t samples) {
   const at::NoGradGuard no_grad;
   inputs_.clear();
   for (const auto value : incoming_) inputs_.push_back(make_input(value, samples));
-  counts_.assign(plan_.counts.size(), at::full({}, static_cast<double>(samples),
-                                               at::TensorOptions().dtype(at::kDouble).device(device_)));
+  counts_.assign(plan_.counts.size(),
+                 at::full({}, static_cast<double>(samples), at::TensorOptions().dtype(at::kDouble).device(device_)));
   samples_ = samples;
   latest_ = 1;
 }
@@ -220,9 +223,12 @@ double start_of_backward(c10::Device device) {
       const auto leaf = at::ones({1}, at::TensorOptions().device(device)).set_requires_grad(true);
       roots.push_back({{at::alias(leaf)}, {at::ones({1}, at::TensorOptions().device(device))}});
     }
-    times.push_back(busy_seconds_of(device, [&] {
-                      for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
-                    }) / runs);
+    times.push_back(busy_seconds_of(device,
+                                    [&] {
+                                      for (auto& [tensors, gradients] : roots)
+                                        torch::autograd::backward(tensors, gradients);
+                                    }) /
+                    runs);
   }
   return median(times);
 }

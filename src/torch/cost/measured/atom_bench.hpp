@@ -26,7 +26,8 @@ class AtomBench {
   AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device);
 
   /// Runs it on `samples` samples and takes the time of one run.
-  /// @param elsewhere  bytes that the model's other atoms move between two turns of this one: a CPU's caches hold as much
+  /// @param elsewhere  bytes that the model's other atoms move between two turns of this one: a CPU's caches hold as
+  /// much
   ///                   less of its parameters and of what it saved
   [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere);
 
@@ -44,16 +45,16 @@ class AtomBench {
   const OpGraph& graph_;
   const BatchPlan& plan_;
   c10::Device device_;
-  std::vector<ValueId> incoming_;   ///< what the ops take and do not make, constants left out
-  std::vector<ValueId> outgoing_;   ///< what others take
+  std::vector<ValueId> incoming_;  ///< what the ops take and do not make, constants left out
+  std::vector<ValueId> outgoing_;  ///< what others take
   bool whole_batch_ = false;
-  std::vector<OpId> casts_;         ///< of parameters: made before each run, as they are before each call
+  std::vector<OpId> casts_;  ///< of parameters: made before each run, as they are before each call
   OpRunner runner_;
   std::vector<at::Tensor> counts_;
   std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run
   at::Tensor others_;               ///< stands for the memory of other atoms
   std::int64_t samples_ = 0;
-  double latest_ = 1;               ///< seconds of the latest forward; much until one is known
+  double latest_ = 1;  ///< seconds of the latest forward; much until one is known
 };
 
 /// Seconds that starting a backward takes, whatever it consists of.

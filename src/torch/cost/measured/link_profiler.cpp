@@ -95,8 +95,10 @@ class LinkBench {
       std::vector<double> times;
       for (int i = 0; i <= kLinkRepetitions; ++i) {
         const double seconds = detail::seconds_of(device_, [&] {
-          if (probe.is_sum) wire_.wait(wire_.all_reduce(buffer, DType::kF32, group));
-          else there_and_back(probe, buffer);
+          if (probe.is_sum)
+            wire_.wait(wire_.all_reduce(buffer, DType::kF32, group));
+          else
+            there_and_back(probe, buffer);
         });
         if (i > 0) times.push_back(probe.is_sum ? seconds : one_way(seconds));  // the first makes connections
       }
@@ -156,8 +158,10 @@ MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& clu
   MeasuredLinks links;
   for (std::size_t i = 0; i < probes.size(); ++i) {
     const auto& probe = probes[i];
-    if (probe.is_sum) links.all_reduces[{probe.link, static_cast<int>(probe.ranks.size())}] = lines[i];
-    else links.messages[probe.link] = lines[i];
+    if (probe.is_sum)
+      links.all_reduces[{probe.link, static_cast<int>(probe.ranks.size())}] = lines[i];
+    else
+      links.messages[probe.link] = lines[i];
   }
   return links;
 }

@@ -32,7 +32,8 @@ struct AtomRow {
 static_assert(std::is_trivially_copyable_v<AtomRow>);
 
 void check_probes(const MeasureOptions& options) {
-  expect(!options.samples.empty() && options.repetitions >= 1, "measuring takes at least one micro-batch and repetition");
+  expect(!options.samples.empty() && options.repetitions >= 1,
+         "measuring takes at least one micro-batch and repetition");
   for (const auto samples : options.samples) {
     expect(samples >= 1, "a micro-batch that is measured must have at least one sample");
   }
@@ -231,12 +232,14 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
   }
   for (const auto& [structure, atom] : fresh) {
     known.atoms[structure] = {scaled(atom.forward, options.samples, std::span(ratios).first(sizes)),
-                              scaled(atom.backward, options.samples, std::span(ratios).last(sizes)), {}, {}};
+                              scaled(atom.backward, options.samples, std::span(ratios).last(sizes)),
+                              {},
+                              {}};
   }
   log.info("measured " + std::to_string(rows.size()) + " of " + std::to_string(todo.size()) +
            " distinct atoms that were not known, of " + std::to_string(model.node_count()) +
-           " atoms; with the largest share they take together " + std::to_string(ratios[sizes - 1]) + " (forward) and " +
-           std::to_string(ratios.back()) + " (backward) x as long as alone");
+           " atoms; with the largest share they take together " + std::to_string(ratios[sizes - 1]) +
+           " (forward) and " + std::to_string(ratios.back()) + " (backward) x as long as alone");
   return known;
 }
 

@@ -25,8 +25,8 @@ struct MeasureOptions {
   int repetitions = 7;                         ///< at most, of which the median counts; three where they agree
 };
 
-/// Three sizes that span the micro-batches of a step of `batch` samples on `world` ranks: from an eighth of a rank's part
-/// to all of it, at least 1, 2 and 4.
+/// Three sizes that span the micro-batches of a step of `batch` samples on `world` ranks: from an eighth of a rank's
+/// part to all of it, at least 1, 2 and 4.
 [[nodiscard]] std::vector<std::int64_t> probe_samples(std::int64_t batch, int world);
 
 /// Runs one atom alone, forward and backward, on inputs of its own: random numbers in [0, 1), zeros for integers. No
@@ -39,23 +39,23 @@ struct MeasureOptions {
 [[nodiscard]] MeasuredAtom measure_atom(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
                                         NodeId atom, c10::Device device, const MeasureOptions& options);
 
-/// Measures one atom of each structure that `known` lacks, shared out among the ranks, and gives every rank all of them,
-/// known ones included. On a CPU as much memory is touched before each run as the host's ranks move between two turns of an
-/// atom, so that caches hold what they do in a step. An atom that cannot be run alone is left out, with a warning: it costs what the roofline says.
-/// Then every rank runs the beginning of the model, up to 512 MiB, as a stage does; by how much that takes longer than
-/// the sum of its atoms, those that were measured now are made longer.
+/// Measures one atom of each structure that `known` lacks, shared out among the ranks, and gives every rank all of
+/// them, known ones included. On a CPU as much memory is touched before each run as the host's ranks move between two
+/// turns of an atom, so that caches hold what they do in a step. An atom that cannot be run alone is left out, with a
+/// warning: it costs what the roofline says. Then every rank runs the beginning of the model, up to 512 MiB, as a stage
+/// does; by how much that takes longer than the sum of its atoms, those that were measured now are made longer.
 /// Collective. @cost (distinct atoms / ranks + 1 beginning of the model) x probes x repetitions runs
 [[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan& plan,
                                           const GraphProfile& profile, c10::Device device,
                                           const MeasureOptions& options, MeasuredCosts known = {});
 
-/// Measures messages and sums over each class of links of `cluster` that the world has: between rank 0 and the first rank
-/// beyond the level further in, and over 2, 4, 8, … and all ranks of the level. The levels are those that rank 0 gives.
-/// Collective.
+/// Measures messages and sums over each class of links of `cluster` that the world has: between rank 0 and the first
+/// rank beyond the level further in, and over 2, 4, 8, … and all ranks of the level. The levels are those that rank 0
+/// gives. Collective.
 [[nodiscard]] MeasuredLinks measure_links(World& world, AnyTransport& wire, const Cluster& cluster, c10::Device device);
 
-/// Measures the steps of optimizers without state (SGD), with one (SGD with momentum) and two (Adam) numbers a parameter, on
-/// tensors of their own, on all ranks at once, as in training. @return rank 0's. Collective.
+/// Measures the steps of optimizers without state (SGD), with one (SGD with momentum) and two (Adam) numbers a
+/// parameter, on tensors of their own, on all ranks at once, as in training. @return rank 0's. Collective.
 [[nodiscard]] std::map<int, FittedLine> measure_updates(World& world, c10::Device device);
 
 /// Measures copies between device and host and the steps of optimizers on the host, on all ranks at once, as offloaded

@@ -31,8 +31,8 @@ template <class Work>
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Seconds that `work`, which waits for nobody, takes on the device. On a CPU with one thread: of that thread's own time,
-/// so that what other programs take of the processor is not counted.
+/// Seconds that `work`, which waits for nobody, takes on the device. On a CPU with one thread: of that thread's own
+/// time, so that what other programs take of the processor is not counted.
 template <class Work>
 [[nodiscard]] double busy_seconds_of(c10::Device device, Work&& work) {
   if (!device.is_cpu() || at::get_num_threads() > 1) return seconds_of(device, work);

@@ -11,9 +11,9 @@
 #include <autopar/plan/report/print.hpp>
 #include <autopar/plan/search/chunked_staging.hpp>
 
+#include "brute_force.hpp"
 #include "unit/plan/random_instances.hpp"
 #include "unit/plan/random_models.hpp"
-#include "brute_force.hpp"
 
 using namespace autopar;
 using test::Dice;
@@ -115,8 +115,7 @@ PlanVerdict verdict_on(const CheckedCase& c, const Plan& plan) {
 
 std::string joined(const std::vector<std::string>& faults) {
   std::string out;
-  for (const auto& fault : faults)
-    out += fault + "; ";
+  for (const auto& fault : faults) out += fault + "; ";
   return out;
 }
 
@@ -133,9 +132,7 @@ struct Tampering {
   }
 };
 
-void raise(Seconds& seconds) {
-  seconds = seconds * 1.001;
-}
+void raise(Seconds& seconds) { seconds = seconds * 1.001; }
 
 /// Eight equal atoms on four ranks with all that the planner has.
 CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string& recompute) {
@@ -339,9 +336,8 @@ TEST_CASE("tampered savings are rejected", "[check]") {
   const auto with_totals = planned_by(c, true);
   REQUIRE(with_totals);
   REQUIRE(verdict_on(c, *with_totals).accepted());
-  Tampering{c, *with_totals}("add up once", [&](Plan& p) {
-    p.stages[0].recomputed.push_back({plan->stages[0].recomputed[0][0]});
-  });
+  Tampering{c, *with_totals}("add up once",
+                             [&](Plan& p) { p.stages[0].recomputed.push_back({plan->stages[0].recomputed[0][0]}); });
 }
 
 TEST_CASE("what is offloaded is checked, and tampered statements of it are rejected", "[check]") {
@@ -361,7 +357,8 @@ TEST_CASE("what is offloaded is checked, and tampered statements of it are rejec
   rejected("of its host's", [](Plan& p) { p.host_memory = Bytes(1000); });
   rejected("there are", [](Plan& p) { p.host_memory = Bytes(1 << 30); });
   rejected("there are", [](Plan& p) { p.host_memory = Bytes(0); });
-  rejected("peak memory", [](Plan& p) { p.gradient_copies = 1, p.optimizer_state_factor = 0, p.stages[0].peak_memory += Bytes(4); });
+  rejected("peak memory",
+           [](Plan& p) { p.gradient_copies = 1, p.optimizer_state_factor = 0, p.stages[0].peak_memory += Bytes(4); });
   rejected("host memory", [](Plan& p) { p.gradient_copies = 2; });
   rejected("step", [](Plan& p) { p.zero = 0; });
   CheckedCase cpus = c;  // the same memory
@@ -386,9 +383,8 @@ TEST_CASE("tampered stages and orders of schedules with several stages a rank ar
     const Tampering rejected{c, *plan};
     rejected(schedule == "zb-v" ? "and back" : "come round",
              [](Plan& p) { std::swap(p.stages[0].ranks, p.stages[1].ranks); });
-    rejected(schedule == "zb-v" ? "come round" : "and back", [&](Plan& p) {
-      p.schedule = schedule == "zb-v" ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
-    });
+    rejected(schedule == "zb-v" ? "come round" : "and back",
+             [&](Plan& p) { p.schedule = schedule == "zb-v" ? ScheduleKind::kInterleaved : ScheduleKind::kZbV; });
     for (const auto plain : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB, ScheduleKind::kZbH1})
       rejected("runs two stages", [&](Plan& p) { p.schedule = plain; });
     rejected("in one order", [](Plan& p) { std::swap(p.stages[0].ranks[0], p.stages[0].ranks[1]); });
@@ -510,8 +506,7 @@ TEST_CASE("a worse plan passes, with its larger gap", "[check]") {
 
 TEST_CASE("costs without economy of scale have no certificate, and a claimed one is rejected", "[check]") {
   CheckedCase c{test::chain(3, 3e5, 4000, 4000), test::small_cluster(2, Bytes(8 << 20)), {.batch = 8}};
-  for (const NodeId atom : c.model.graph.nodes())
-    c.model.graph[atom].work.front().forward.flops.fixed = -1;
+  for (const NodeId atom : c.model.graph.nodes()) c.model.graph[atom].work.front().forward.flops.fixed = -1;
   auto plan = planned(c);
   REQUIRE(plan);
   CHECK(plan->certificate.lower_bound == Seconds{});

@@ -13,11 +13,11 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/model/constraints.hpp>
-#include <autopar/plan/search/least_memory.hpp>
 #include <autopar/plan/planner.hpp>
+#include <autopar/plan/search/least_memory.hpp>
 
-#include "unit/plan/random_instances.hpp"
 #include "brute_force.hpp"
+#include "unit/plan/random_instances.hpp"
 
 // Every refusal names the smallest change that fits: what it says is taken at its word and tried.
 namespace remedy_test {
@@ -103,8 +103,7 @@ class Remedy {
                  [](Instance& one) { one.request.options.schedule = "auto"; });
     check_switch("offload = none", options.offload == "optimizer",
                  [](Instance& one) { one.request.options.offload = "none"; });
-    check_switch("offload = optimizer",
-                 options.offload == "none" && instance_.request.runtime.offload,
+    check_switch("offload = optimizer", options.offload == "none" && instance_.request.runtime.offload,
                  [](Instance& one) { one.request.options.offload = "optimizer"; });
   }
 
@@ -200,8 +199,10 @@ class Remedy {
   void check_switch(const std::string& text, bool possible, const Change& change) {
     const bool is_named = remedy_.find(text) != std::string::npos;
     counts_[text] += is_named ? 1 : 0;
-    if (possible) CHECK(fits(change) == is_named);
-    else CHECK_FALSE(is_named);
+    if (possible)
+      CHECK(fits(change) == is_named);
+    else
+      CHECK_FALSE(is_named);
   }
 
   const Instance& instance_;
@@ -219,9 +220,12 @@ void check_all(std::uint64_t first, int instances, int most_nodes, int most_devi
       if (!error) continue;
       ++counts["refused"];
       CAPTURE(error->what());
-      if (error->remedy().find("less may do") != std::string::npos) ++counts["not proven"];
-      else if (error->remedy().empty()) ++counts["no remedy"];
-      else Remedy(instance, *error, counts).check();
+      if (error->remedy().find("less may do") != std::string::npos)
+        ++counts["not proven"];
+      else if (error->remedy().empty())
+        ++counts["no remedy"];
+      else
+        Remedy(instance, *error, counts).check();
     } catch (const CaptureError&) {  // a forced plan that mixes samples
     } catch (const InvalidArgument&) {
     }
@@ -291,7 +295,8 @@ TEST_CASE("the least memory is what the stage really needs") {
     FAIL("accepted");
   } catch (const InfeasiblePlan& error) {
     CHECK(error.stage() == StageId(0));
-    // parameter + gradient + 2 x state + 2 x temporaries of the optimizer, more than the 16 bytes saved and 64 of workspace
+    // parameter + gradient + 2 x state + 2 x temporaries of the optimizer, more than the 16 bytes saved and 64 of
+    // workspace
     CHECK(error.needed() == Bytes(6 * 100'000));
   }
   cluster.device.memory = Bytes(6 * 100'000);
@@ -314,8 +319,8 @@ TEST_CASE("hosts that cannot hold what must be offloaded are named, with what wo
   } catch (const InfeasiblePlan& error) {
     CHECK(error.needed() == Bytes(6 * 100'000));  // parameter + gradient + 2 x state + 2 x temporaries
     CHECK(error.available() == cluster.host->memory);
-    CHECK_THAT(error.what(), Catch::Matchers::Contains("offload = optimizer puts") &&
-                                 Catch::Matchers::Contains("its host's memory"));
+    CHECK_THAT(error.what(),
+               Catch::Matchers::Contains("offload = optimizer puts") && Catch::Matchers::Contains("its host's memory"));
     CHECK_THAT(error.remedy(), Catch::Matchers::Contains("host memory of 600000 bytes a rank (1 B more)"));
   }
   cluster.host->memory += Bytes(1);

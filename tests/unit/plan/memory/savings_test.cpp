@@ -14,8 +14,8 @@
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/report/runnable.hpp>
 
-#include "unit/plan/random_instances.hpp"
 #include "brute_force.hpp"
+#include "unit/plan/random_instances.hpp"
 
 using namespace autopar;
 using test::Dice;
@@ -76,7 +76,8 @@ std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& ob
       for (std::uint32_t set = 0; set < 1u << pieces.size(); ++set) {
         Savings savings{zero, std::vector<Segments>(all.size()), offload};
         for (std::size_t p = 0; p < pieces.size(); ++p) {
-          if ((set >> p & 1u) != 0) savings.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
+          if ((set >> p & 1u) != 0)
+            savings.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
         }
         const StepTerms terms = objective.evaluate(staged.staging, sized, savings);
         if (objective.fits(terms) && (!best || terms.step < *best)) best = terms.step;
@@ -187,8 +188,7 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   }
   // The same bytes travel, half of them after a quarter of the update.
   const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
-  CHECK(levels[1].stages[0].update.value() ==
-        Approx((work.update(whole / 4, 2) + half).value()).epsilon(1e-12));
+  CHECK(levels[1].stages[0].update.value() == Approx((work.update(whole / 4, 2) + half).value()).epsilon(1e-12));
   CHECK(levels[1].stages[0].reduction.value() == Approx(levels[0].stages[0].reduction.value() / 2).epsilon(1e-12));
   CHECK(levels[3].stages[0].update.value() == Approx(work.update(whole / 4, 2).value()).epsilon(1e-12));
   CHECK(levels[3].stages[0].forward >= half);
@@ -238,8 +238,10 @@ TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and 
   std::vector<NodeId> few, most, all;
   for (const NodeId node : model.graph.nodes()) {
     all.push_back(node);
-    if (node.index() < 3) few.push_back(node);
-    else most.push_back(node);
+    if (node.index() < 3)
+      few.push_back(node);
+    else
+      most.push_back(node);
   }
   const std::int64_t units = 2 * (64 + 32);  // of the operator that runs and of the next, each with a bucket
   const auto brought = [&](ScheduleKind schedule, const std::vector<std::vector<NodeId>>& again) {
@@ -287,8 +289,7 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
   const double update = cost.update(whole / 4, constraints.optimizer_state_factor).value();
   for (const int copied : {0, 1}) {
     CAPTURE(copied);
-    for (auto& parameter : model.parameters)
-      parameter.copy = copied == 1 ? parameter.bytes / 2 : Bytes(0);
+    for (auto& parameter : model.parameters) parameter.copy = copied == 1 ? parameter.bytes / 2 : Bytes(0);
     const Bytes gathered = copied == 1 ? whole / 2 : whole;
     CHECK(stage_of(1).update.value() == Approx(update + half_of_sum(gathered)).epsilon(1e-12));
     CHECK(stage_of(2).update.value() == Approx(update + half_of_sum(gathered)).epsilon(1e-12));
@@ -301,7 +302,8 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
   }
 }
 
-TEST_CASE("what is offloaded is on the host, in shares under ZeRO, and its update takes as long as the host and its link") {
+TEST_CASE(
+    "what is offloaded is on the host, in shares under ZeRO, and its update takes as long as the host and its link") {
   const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
   Cluster cluster = test::small_cluster(4);
   cluster.host = test::small_host(Bytes(1 << 30));
@@ -321,8 +323,8 @@ TEST_CASE("what is offloaded is on the host, in shares under ZeRO, and its updat
   const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
   for (int zero = 0; zero <= 3; ++zero) {
     CAPTURE(zero);
-    const StepTerms here = objective.evaluate(staging, sized, {zero, {}}), there =
-        objective.evaluate(staging, sized, {zero, {}, Offload::kOptimizer});
+    const StepTerms here = objective.evaluate(staging, sized, {zero, {}}),
+                    there = objective.evaluate(staging, sized, {zero, {}, Offload::kOptimizer});
     const StageMemory& memory = there.stages[0].memory;
     const Bytes stepped = zero > 0 ? whole / 4 : whole;
     CHECK(memory.optimizer == Bytes(0));
@@ -389,7 +391,8 @@ TEST_CASE("segments cover every node once, and the cuts between them are cheap",
   Constraints constraints;
   constraints.recompute = Recompute::kToFit;
   const auto segment_of = recompute_segments(work, constraints, 1);
-  // 12 atoms of 4000 bytes with 400 between them: twelve segments keep 11 x 400 and rebuild 4000, no other number is less.
+  // 12 atoms of 4000 bytes with 400 between them: twelve segments keep 11 x 400 and rebuild 4000, no other number is
+  // less.
   CHECK(std::set<int>(segment_of.begin(), segment_of.end()).size() == 12);
 }
 

@@ -77,7 +77,9 @@ struct Played {
     for (const auto& piece : again) {
       for (const NodeId id : piece.nodes) piece_of[id.index()] = &piece;
     }
-    const auto at_work = [&](std::size_t i) { peak = std::max(peak, held + nodes.costs[i].workspace.value() + gradients); };
+    const auto at_work = [&](std::size_t i) {
+      peak = std::max(peak, held + nodes.costs[i].workspace.value() + gradients);
+    };
     const auto first = [&](std::size_t i) { return piece_of[i]->nodes.front().index() == i; };
     for (std::size_t i = 0; i < nodes.ids.size(); ++i) {
       if (piece_of[i] != nullptr && first(i)) held += (piece_of[i]->entering + piece_of[i]->leaving).value();
@@ -100,7 +102,8 @@ struct Played {
   }
 };
 
-TEST_CASE("a turn takes what a forward and a backward played byte by byte take, with any segments run again", "[laws]") {
+TEST_CASE("a turn takes what a forward and a backward played byte by byte take, with any segments run again",
+          "[laws]") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
     Dice dice(seed);

@@ -29,8 +29,7 @@ void refused(Options options, std::initializer_list<std::string> parts, int worl
     FAIL("accepted");
   } catch (const InvalidArgument& error) {
     CAPTURE(error.what());
-    for (const auto& part : parts)
-      CHECK(std::string(error.what()).find(part) != std::string::npos);
+    for (const auto& part : parts) CHECK(std::string(error.what()).find(part) != std::string::npos);
   }
 }
 

@@ -18,8 +18,7 @@ TEST_CASE("shares are those that the program's arithmetic gives") {
     const int microbatches = dice(1, 6), replicas = dice(1, constraints.world);
     const int stages = replicas == constraints.world || dice.chance(50) ? 1 : 2;
     Pipeline pipeline{constraints.world, {{}}, {}, {}};
-    for (int q = 0; q < replicas; ++q)
-      pipeline.stages[0].push_back(Rank(q));
+    for (int q = 0; q < replicas; ++q) pipeline.stages[0].push_back(Rank(q));
     if (stages == 2) pipeline.stages.push_back({Rank(replicas)});
     const BatchSplit split(pipeline, {constraints.local_batches(), microbatches});
     std::int64_t smallest = 0, largest = 0, total = 0, most = 0;
@@ -43,8 +42,7 @@ TEST_CASE("shares are those that the program's arithmetic gives") {
     CHECK(shares.largest == largest);
     CHECK(shares.regular == regular);
     std::int64_t heaviest = 0;
-    for (const auto& [samples, times] : shares.heaviest)
-      heaviest += samples * times;
+    for (const auto& [samples, times] : shares.heaviest) heaviest += samples * times;
     CHECK(heaviest == most);
   }
 }

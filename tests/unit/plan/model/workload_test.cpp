@@ -26,8 +26,7 @@ std::vector<ReadByStage> read_by_stages(const Workload& work, const Staging& sta
   std::vector<ReadByStage> out;
   for (const auto& nodes : nodes_by_stage(staging)) {
     std::set<ParameterId> read;
-    for (const NodeId node : nodes)
-      read.insert(work.graph[node].parameters.begin(), work.graph[node].parameters.end());
+    for (const NodeId node : nodes) read.insert(work.graph[node].parameters.begin(), work.graph[node].parameters.end());
     ReadByStage& sums = out.emplace_back();
     for (const ParameterId parameter : read) {
       const ParameterProfile& one = work.parameters[parameter.index()];
@@ -89,7 +88,8 @@ TEST_CASE("bundles of parameters keep what each stage of any staging reads", "[l
     const Staging staging = test::random_staging(dice, fine, 6);
     CHECK(read_by_stages(bundled, staging) == read_by_stages(fine, staging));
     const auto ranks = place(staging.replicas, Placement::kReplicasTogether);
-    CHECK(gradient_bytes(make_pipeline(bundled, staging, ranks, 6)) == gradient_bytes(make_pipeline(fine, staging, ranks, 6)));
+    CHECK(gradient_bytes(make_pipeline(bundled, staging, ranks, 6)) ==
+          gradient_bytes(make_pipeline(fine, staging, ranks, 6)));
 
     // Shares of bundles are rounded up once, and not for each parameter; so are states.
     Constraints constraints;

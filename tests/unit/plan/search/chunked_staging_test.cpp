@@ -62,9 +62,9 @@ std::string fault_of(const ModelProfile& model, const Cluster& cluster, const Pl
 
 TEST_CASE("the objective gives chunked and parted schedules their closed forms, and counts each rank once") {
   for (const int m : {8, 16, 32}) {
-    for (const auto& [kind, nodes, step, idle] :
-         {std::tuple{ScheduleKind::kZbH1, 4, 3.0 * m + 3, 3.0}, {ScheduleKind::kInterleaved, 8, 6.0 * m + 9, 9.0},
-          {ScheduleKind::kZbV, 8, 6.0 * m + 3, 3.0}}) {
+    for (const auto& [kind, nodes, step, idle] : {std::tuple{ScheduleKind::kZbH1, 4, 3.0 * m + 3, 3.0},
+                                                  {ScheduleKind::kInterleaved, 8, 6.0 * m + 9, 9.0},
+                                                  {ScheduleKind::kZbV, 8, 6.0 * m + 3, 3.0}}) {
       const test::EqualNodes equal(nodes, 256, 0);
       const auto cost = equal.cost();
       const Workload work = make_workload(equal.graph, cost);

@@ -7,8 +7,8 @@
 #include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/model/workload.hpp>
 
-#include "unit/plan/random_instances.hpp"
 #include "brute_force.hpp"
+#include "unit/plan/random_instances.hpp"
 
 using namespace autopar;
 

@@ -83,9 +83,8 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       const bool only = nodes.size() == 1;
       const int later = static_cast<int>(chosen.size());
       const double again = tables->recomputing_to_fit(
-          from, *to, mask,
-          peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches), staging.microbatches,
-          staging.replicas[s], only);
+          from, *to, mask, peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches),
+          staging.microbatches, staging.replicas[s], only);
       if (legal) REQUIRE(again < std::numeric_limits<double>::infinity());
       recomputed += legal && again > 0 ? 1 : 0;
       // What cannot fit is no plan; how long it takes is bounded all the same.

@@ -60,8 +60,7 @@ TEST_CASE("with one replica a stage the folded step is the simulated one", "[law
     CHECK(folded.step.value() == Approx(simulated.step.value()).epsilon(1e-12).margin(0));
     CHECK(folded.savings == simulated.savings);
     CHECK(folded.ranks == simulated.ranks);
-    for (std::size_t s = 0; s < folded.stages.size(); ++s)
-      CHECK(folded.stages[s].memory == simulated.stages[s].memory);
+    for (std::size_t s = 0; s < folded.stages.size(); ++s) CHECK(folded.stages[s].memory == simulated.stages[s].memory);
     several_stages += it.staging.stages() > 1 ? 1 : 0;
     const auto sized = make_pipeline(it.work, it.staging, folded.ranks, it.constraints.world);
     tied += sized.pipeline.groups.empty() ? 0 : 1;
@@ -70,7 +69,8 @@ TEST_CASE("with one replica a stage the folded step is the simulated one", "[law
   CHECK(tied > 50);
 }
 
-TEST_CASE("with equally many replicas of each stage, and callers, the folded step is close to the simulated one", "[laws]") {
+TEST_CASE("with equally many replicas of each stage, and callers, the folded step is close to the simulated one",
+          "[laws]") {
   std::vector<double> ratios;
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     CAPTURE(seed);
@@ -104,7 +104,8 @@ TEST_CASE("what many callers send to few ranks is in the folded step") {
   for (const int stages : {2, 8, 64}) {
     for (const int microbatches : {1, 4, 16}) {
       CAPTURE(stages, microbatches);
-      Staging staging{std::vector<int>(64), std::vector<int>(static_cast<std::size_t>(stages), 64 / stages), microbatches};
+      Staging staging{std::vector<int>(64), std::vector<int>(static_cast<std::size_t>(stages), 64 / stages),
+                      microbatches};
       for (int i = 0; i < 64; ++i) staging.stage_of[static_cast<std::size_t>(i)] = i * stages / 64;
       const StepTerms folded = objective.folded(staging);
       const auto sized = make_pipeline(work, staging, folded.ranks, constraints.world);

@@ -46,7 +46,9 @@ TEST_CASE("memory counts what the schedule keeps in flight") {
 TEST_CASE("a parameter that is read as a copy is a share from ZeRO 1 on, and its copy is whole below 3") {
   ParameterProfile parameter{"w", Bytes(1000), true, 250, Bytes(500)};
   const Constraints constraints;
-  const auto held = [&](int zero, int replicas) { return parameter_memory(parameter, constraints, zero, replicas).parameters; };
+  const auto held = [&](int zero, int replicas) {
+    return parameter_memory(parameter, constraints, zero, replicas).parameters;
+  };
   const std::int64_t of_two[] = {1500, 1000, 1000, 500};
   for (int zero = 0; zero <= 3; ++zero) {
     CHECK(held(zero, 2) == Bytes(of_two[zero]));

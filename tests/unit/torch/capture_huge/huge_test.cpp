@@ -52,8 +52,13 @@ struct Decoder : TestModel {
     torch::nn::LayerNorm before, between;
     torch::nn::Linear qkv, out, up, down;
     Layer(int width, int n)
-        : heads(n), before(torch::nn::LayerNormOptions({width})), between(torch::nn::LayerNormOptions({width})),
-          qkv(width, 3 * width), out(width, width), up(width, 4 * width), down(4 * width, width) {
+        : heads(n),
+          before(torch::nn::LayerNormOptions({width})),
+          between(torch::nn::LayerNormOptions({width})),
+          qkv(width, 3 * width),
+          out(width, width),
+          up(width, 4 * width),
+          down(4 * width, width) {
       register_module("before", before);
       register_module("qkv", qkv);
       register_module("out", out);
@@ -62,7 +67,9 @@ struct Decoder : TestModel {
       register_module("down", down);
     }
     at::Tensor forward(at::Tensor x) {
-      const auto split = [&](const at::Tensor& part) { return part.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2); };
+      const auto split = [&](const at::Tensor& part) {
+        return part.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
+      };
       const auto parts = qkv(before(x)).chunk(3, -1);
       const auto y = at::scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {},
                                                       is_training() ? kDropped : 0, /*is_causal=*/true);
@@ -139,7 +146,8 @@ void require_planned_for_64_devices(const char* cluster, const Allowed& allowed)
   model->prepare(arguments[0], arguments[1]);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   WARN(static_cast<double>(model->parameter_count()) / 1e9 << " billion parameters planned for 64 devices in "
-       << elapsed.count() << " s, peak " << peak_gib() << " GiB\n" << to_text(model->plan()));
+                                                           << elapsed.count() << " s, peak " << peak_gib() << " GiB\n"
+                                                           << to_text(model->plan()));
   REQUIRE(static_cast<double>(model->parameter_count()) >= allowed.parameters);
   REQUIRE(peak_gib() < allowed.gib);
   std::set<Rank> ranks;
@@ -169,7 +177,8 @@ void require_planned_with_everything(Make make, const char* cluster_file, const 
   const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
   WARN(parameters / 1e9 << " billion parameters captured in " << seconds(captured - start) << " s, planned for "
                         << cluster.devices << " devices in " << seconds(planned - captured) << " s, peak " << peak_gib()
-                        << " GiB\n" << to_text(plan));
+                        << " GiB\n"
+                        << to_text(plan));
   REQUIRE(parameters >= allowed.parameters);
   REQUIRE(peak_gib() < allowed.gib);
   for (const auto& stage : plan.stages) REQUIRE(stage.peak_memory <= cluster.device.memory);

@@ -207,9 +207,8 @@ TEST_CASE("a load that is refused has changed nothing on any rank, and the ranks
     });
     refused("with sizes [2, 3]", [&](File& file) { resize(file, "model.own", DType::kF64, {2, 3}); });
     refused("'model.count' is", [&](File& file) { resize(file, "model.count", DType::kI32, {}); });
-    refused("lacks 'optimizer.own.exp_avg'", [&](File& file) {
-      rename(file, "optimizer.own.exp_avg", "optimizer.own.other");
-    });
+    refused("lacks 'optimizer.own.exp_avg'",
+            [&](File& file) { rename(file, "optimizer.own.exp_avg", "optimizer.own.other"); });
   }
   SECTION("of other optimizers") {
     metadata("its optimizer is SGD, this one is Adam", "autopar.optimizer.0", "SGD");

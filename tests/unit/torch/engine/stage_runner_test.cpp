@@ -47,7 +47,8 @@ struct Program {
 
   Program(std::shared_ptr<nn::Module> module, const Tensor& x, const Function& function)
       : net(std::move(module)),
-        graph(fold_linear(capture(*net, {input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }))),
+        graph(fold_linear(
+            capture(*net, {input_spec(x)}, [&](const std::vector<Tensor>& in) { return function(in[0]); }))),
         plan(analyze_batch(graph, {})),
         atoms(partition_into_atoms(graph, plan)) {}
 
@@ -108,7 +109,8 @@ class Run {
     for (const auto& result : out_.results) {
       if (!result.requires_grad()) continue;
       roots.push_back(result);
-      of_roots.push_back(torch::linspace(-1, 2, result.numel(), result.options().requires_grad(false)).cos().view(result.sizes()));
+      of_roots.push_back(
+          torch::linspace(-1, 2, result.numel(), result.options().requires_grad(false)).cos().view(result.sizes()));
     }
     for (auto& result : out_.results) result = result.detach();
     for (const auto& item : program_.net->named_parameters()) item.value().mutable_grad() = Tensor();
@@ -159,8 +161,10 @@ void check_close(const Tensor& a, const Tensor& b, double tolerance) {
   REQUIRE(a.defined() == b.defined());
   if (!a.defined()) return;
   REQUIRE(a.sizes() == b.sizes());
-  if (tolerance == 0) CHECK(torch::equal(a, b));
-  else CHECK((a - b).abs().max().item<double>() <= tolerance * (1 + b.abs().max().item<double>()));
+  if (tolerance == 0)
+    CHECK(torch::equal(a, b));
+  else
+    CHECK((a - b).abs().max().item<double>() <= tolerance * (1 + b.abs().max().item<double>()));
 }
 
 /// @param tolerance  of gradients, 0 = to the bit, as results are
@@ -213,7 +217,9 @@ Program perceptron(const Tensor& x, int layers = 4, std::int64_t width = 6) {
   return {net, x, [=](const Tensor& in) {
             auto h = in;
             for (int i = 0; i < layers; ++i) {
-              h = torch::dropout(torch::tanh(F::linear(h, weights[static_cast<std::size_t>(i)], biases[static_cast<std::size_t>(i)])), 0.4, true);
+              h = torch::dropout(
+                  torch::tanh(F::linear(h, weights[static_cast<std::size_t>(i)], biases[static_cast<std::size_t>(i)])),
+                  0.4, true);
             }
             return std::vector<Tensor>{h.pow(2).sum()};
           }};
@@ -227,7 +233,8 @@ TEST_CASE("a chain of layers with dropout is the same to the bit, whatever runs 
 TEST_CASE("residual attention with shared weights, integer values and identities is the same") {
   torch::manual_seed(3);
   const auto net = std::make_shared<Net>();
-  const auto q = net->add({8, 8}), k = net->add({8, 8}), v = net->add({8, 8}), o = net->add({8, 8}), scale = net->add({8});
+  const auto q = net->add({8, 8}), k = net->add({8, 8}), v = net->add({8, 8}), o = net->add({8, 8}),
+             scale = net->add({8});
   const auto x = samples({3, 5, 8});
   const Program program(net, x, [=](const Tensor& in) {
     auto h = in.contiguous();  // nothing to do: the argument itself
@@ -313,11 +320,13 @@ TEST_CASE("a parameter gathers its gradient once in a backward") {
   const Program program(net, x, [=](const Tensor& in) {
     return std::vector<Tensor>{F::linear(torch::tanh(F::linear(torch::tanh(F::linear(in, a)), b)), a).sum()};
   });
-  for (const auto& segments : {std::vector<int>{}, program.all_in_runs_of(1), program.all_in_runs_of(2), program.all_in_runs_of(9)}) {
+  for (const auto& segments :
+       {std::vector<int>{}, program.all_in_runs_of(1), program.all_in_runs_of(2), program.all_in_runs_of(9)}) {
     std::map<std::string, int> added;
     std::vector<std::pair<Tensor, unsigned>> hooks;
     for (const auto& item : net->named_parameters()) {
-      hooks.emplace_back(item.value(), item.value().register_hook([&added, name = item.key()](const Tensor&) { ++added[name]; }));
+      hooks.emplace_back(item.value(),
+                         item.value().register_hook([&added, name = item.key()](const Tensor&) { ++added[name]; }));
     }
     train(program, segments, x);
     CHECK(added == std::map<std::string, int>{{"p0", 1}, {"p1", 1}});
@@ -426,7 +435,9 @@ TEST_CASE("casts of the capture hold, whatever autocast is on in the backward") 
   net->to(torch::kFloat);
   const auto x = samples({4, 6}).detach().to(torch::kFloat);
   struct Autocast {
-    explicit Autocast(bool on) : before(at::autocast::is_autocast_enabled(at::kCPU)) { at::autocast::set_autocast_enabled(at::kCPU, on); }
+    explicit Autocast(bool on) : before(at::autocast::is_autocast_enabled(at::kCPU)) {
+      at::autocast::set_autocast_enabled(at::kCPU, on);
+    }
     ~Autocast() {
       at::autocast::set_autocast_enabled(at::kCPU, before);
       at::autocast::clear_cache();
@@ -474,13 +485,14 @@ TORCH_LIBRARY_IMPL(stage_runner_test, Meta, library) {
 }
 
 TEST_CASE("a failure in the second run leaves the stage as it was") {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("stage_runner_test::fragile", "").typed<Tensor(const Tensor&)>();
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("stage_runner_test::fragile", "").typed<Tensor(const Tensor&)>();
   torch::manual_seed(3);
   const auto net = std::make_shared<Net>();
   const auto a = net->add({6, 6});
   const auto x = samples({4, 6});
   calls_until_failure = -1;
-  const Program program(net, x, [=](const Tensor& in) { 
+  const Program program(net, x, [=](const Tensor& in) {
     const auto h = torch::tanh(F::linear(in, a));
     return std::vector<Tensor>{(h * op.call(h.detach())).sum()};
   });
@@ -517,16 +529,16 @@ TEST_CASE("segments are parts of their own, in an order in which they can run") 
   std::mt19937 random(5);
   for (int round = 0; round < 50; ++round) {
     std::vector<int> segment_of;
-    for (std::size_t i = 0; i < program.atoms.atoms.size(); ++i) segment_of.push_back(static_cast<int>(random() % 3) - 1);
+    for (std::size_t i = 0; i < program.atoms.atoms.size(); ++i)
+      segment_of.push_back(static_cast<int>(random() % 3) - 1);
     std::vector<OpId> all;
     std::vector<bool> made(program.graph.values.size(), false);
     for (const auto& part : program.parts(segment_of)) {
       CHECK(std::is_sorted(part.ops.begin(), part.ops.end()));
       for (const auto op : part.ops) {
         CHECK((segment_of[program.atoms.atom_of[op.index()].index()] >= 0) == part.again);
-        for_each_input(program.graph.op(op), [&](ValueId value) {
-          CHECK((program.graph.value(value).is_leaf() || made[value.index()]));
-        });
+        for_each_input(program.graph.op(op),
+                       [&](ValueId value) { CHECK((program.graph.value(value).is_leaf() || made[value.index()])); });
         for_each_output(program.graph.op(op), [&](ValueId value) { made[value.index()] = true; });
         all.push_back(op);
       }

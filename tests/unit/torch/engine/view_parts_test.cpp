@@ -30,7 +30,10 @@ struct Heads : torch::nn::Module {
     const auto all = product->forward(x).view({x.size(0), x.size(1), 3, 2, 4}).permute({2, 0, 3, 1, 4});
     if (way == Way::kUnbind) {
       const auto parts = all.unbind(0);
-      return torch::scaled_dot_product_attention(parts[0], parts[1], parts[2]).transpose(1, 2).reshape({x.size(0), -1}).sum(1);
+      return torch::scaled_dot_product_attention(parts[0], parts[1], parts[2])
+          .transpose(1, 2)
+          .reshape({x.size(0), -1})
+          .sum(1);
     }
     if (way == Way::kChunk) {
       const auto parts = all.chunk(3, 0);

@@ -138,7 +138,8 @@ TEST_CASE("ranks share the atoms out and all know all", "[profiler]") {
   CHECK(by_rank[2] == by_rank[0]);
 }
 
-TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and all ranks go by one clock", "[profiler]") {
+TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and all ranks go by one clock",
+          "[profiler]") {
   std::mutex mutex;
   std::vector<std::map<int, FittedLine>> by_rank(2);
   loopback::run(2, [&](World& world) {

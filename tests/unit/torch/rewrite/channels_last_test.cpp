@@ -69,7 +69,8 @@ void require_equal(TestModel& model) {
     bind_state(graph, model, environment);
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const bool image = arguments[i].dim() == 4;
-      environment[graph.inputs[i].index()] = image ? arguments[i].contiguous(at::MemoryFormat::ChannelsLast) : arguments[i];
+      environment[graph.inputs[i].index()] =
+          image ? arguments[i].contiguous(at::MemoryFormat::ChannelsLast) : arguments[i];
     }
     const auto eager = model.run(arguments);
     replayer.run(environment, {batch, batch});
@@ -87,7 +88,8 @@ void require_equal(TestModel& model) {
 
 }  // namespace
 
-TEST_CASE("Programs of channels-last images compute what plain ones do, and every image in them is channels-last", "[rewrite]") {
+TEST_CASE("Programs of channels-last images compute what plain ones do, and every image in them is channels-last",
+          "[rewrite]") {
   torch::manual_seed(1);
   ResNet net;
   net.eval();
