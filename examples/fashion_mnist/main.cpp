@@ -127,6 +127,8 @@ int main(int argc, char** argv) try {
   else
     train<Mlp>(world, settings);
   return 0;
+} catch (const ap::PlanOnly&) {
+  return 0;
 } catch (const std::exception& error) {
   std::cerr << "fashion_mnist: " << error.what() << std::endl;
   return 1;

@@ -165,8 +165,6 @@ void adopt(const Plan& plan, Problem& problem) {
   request.options.optimizer_state_factor = plan.optimizer_state_factor;
   request.options.device_memory = plan.device_memory;
   request.options.memory_margin = 0;
-  // Plans that the runtime cannot run yet are compared with their like.
-  if (plan.zero > 0 || plan.offload != Offload::kNone) request.runtime = planner_capabilities();
 }
 
 }  // namespace

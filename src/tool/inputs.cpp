@@ -176,7 +176,7 @@ Problem load_problem(const ProblemArguments& arguments) {
   problem.notes = resolved.notes;
   PlanRequest& request = problem.request;
   request.options = resolved.options;
-  request.runtime = arguments.all ? planner_capabilities() : runtime_capabilities();
+  request.runtime = runtime_capabilities();
   const std::int64_t world = arguments.world > 0 ? arguments.world : problem.cluster.devices;
   if (arguments.world < 0 || world > kMostRanks) {
     throw InvalidArgument("a world of " + std::to_string(arguments.world != 0 ? arguments.world : world) +

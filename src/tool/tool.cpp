@@ -68,7 +68,6 @@ void add_settings(CLI::App& command, ProblemArguments& problem) {
   command.add_option("--batch", problem.batch, "samples of a step, all ranks together; default: 32 a rank")
       ->check(CLI::PositiveNumber);
   add_costs(command, problem.costs);
-  command.add_flag("--all", problem.all, "also plans that this version's runtime cannot run yet");
 }
 
 struct Commands {

@@ -66,7 +66,7 @@ class InfeasiblePlan : public Error {
 };
 
 /// Not a mistake: the first call of a model with `Options::plan_only` has planned it and written its files, and ran
-/// nothing. A program that does not catch it ends there with success.
+/// nothing; rank 0 has said so. A main that can be asked for a plan catches it and returns 0.
 class PlanOnly : public Error {
  public:
   PlanOnly(const std::string& message, Rank rank) : Error(message), rank_(rank) {}

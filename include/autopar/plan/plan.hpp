@@ -33,8 +33,8 @@ struct StagePlan {
   std::vector<NodeId> atoms;      ///< of the model profile's graph, ascending
   std::vector<std::int32_t> ops;  ///< positions of their operators in the captured graph, ascending
   std::vector<Rank> ranks;        ///< [replica]
-  std::vector<std::vector<NodeId>>
-      recomputed;                       ///< segments of atoms that run their forward again before their backward
+  /// Segments of atoms that run their forward again before their backward
+  std::vector<std::vector<NodeId>> recomputed;
   std::vector<ParameterId> parameters;  ///< read by the stage, ascending
   Bytes parameter_bytes{};              ///< buffers included
   std::int64_t parameter_elements = 0;  ///< of parameters proper; 0 = not known

@@ -34,14 +34,6 @@ struct Capabilities {
   return runtime;
 }
 
-/// Everything that a planner can plan, whether or not the runtime runs it yet: a capability that the planner learns is
-/// added here first, and to `runtime_capabilities` once the runtime has it.
-[[nodiscard]] inline Capabilities planner_capabilities() {
-  Capabilities all = runtime_capabilities();
-  all.max_zero = 3;
-  return all;
-}
-
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
   Options options{};       ///< constraints; files, devices and logging in it are not looked at

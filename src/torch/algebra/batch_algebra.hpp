@@ -19,8 +19,8 @@ enum class BatchNormMode : std::uint8_t {
 
 struct AlgebraOptions {
   BatchNormMode batch_norm = BatchNormMode::kMicrobatch;
-  c10::DeviceType device =
-      c10::DeviceType::CPU;  ///< that runs the program: what kernels keep and work with (profiles only)
+  /// That runs the program: what kernels keep and work with (profiles only)
+  c10::DeviceType device = c10::DeviceType::CPU;
 };
 
 /// What a random operator's draws depend on.
@@ -127,8 +127,8 @@ struct BufferUpdate {
   ValueId buffer;  ///< the leaf
   ValueId result;  ///< its last version
   BufferUpdateKind kind = BufferUpdateKind::kReplicated;
-  std::vector<OpId>
-      ops;  ///< kReplicated: all ops that the new value needs, ascending; no samples are needed to run them
+  /// kReplicated: all ops that the new value needs, ascending; no samples are needed to run them
+  std::vector<OpId> ops;
 };
 
 /// Everything that an engine needs to run the captured program share by share with the training of the whole batch.

@@ -25,8 +25,8 @@ struct InputSpec {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::optional<std::int64_t> batch_dim = 0;  ///< none: the same tensor for all samples
   bool requires_grad = false;
-  at::MemoryFormat format =
-      at::MemoryFormat::Contiguous;  ///< or channels-last: operators take on that of their arguments
+  /// Or channels-last: operators take on that of their arguments
+  at::MemoryFormat format = at::MemoryFormat::Contiguous;
 
   friend bool operator==(const InputSpec&, const InputSpec&) = default;
 };

@@ -151,8 +151,8 @@ class Tracer {
   std::unordered_map<const c10::StorageImpl*, std::vector<ValueId>> by_storage_;  ///< user's storage -> its values
   std::unordered_map<const c10::StorageImpl*, RawMemory> raw_;
   std::unordered_map<const c10::StorageImpl*, c10::Storage> borrowed_;  ///< user's storage that others own -> its copy
-  std::unordered_map<const c10::TensorImpl*, at::Tensor>
-      on_cpu_;                           ///< constants on other devices: what stands in for them
+  /// Constants on other devices: what stands in for them
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> on_cpu_;
   std::vector<at::Tensor> metas_;        ///< twin of each value, by ValueId
   std::vector<OpId> path_age_;           ///< by ValueId: op whose path `paths_` holds
   std::vector<std::string> paths_;       ///< by ValueId

@@ -16,8 +16,8 @@ class DeferredGradients {
   /// Gradients of one call of an operator.
   struct Task {
     std::vector<ValueId> parameters;  ///< each once
-    std::function<std::vector<at::Tensor>()>
-        compute;  ///< like `parameters`, in fresh memory; keeps what it needs alive
+    /// Like `parameters`, in fresh memory; keeps what it needs alive
+    std::function<std::vector<at::Tensor>()> compute;
   };
 
   /// From whichever thread runs the input backward.

@@ -29,8 +29,8 @@ struct ShareContext {
 /// where its type is less than f64: unbiased, for running statistics at once.
 struct NormSample {
   at::Tensor mean;  ///< per channel, f64 but for a whole batch
-  at::Tensor
-      variance;      ///< per channel, biased, f64 likewise; of an instance norm the mean of its samples' unbiased ones
+  /// Per channel, biased, f64 likewise; of an instance norm the mean of its samples' unbiased ones
+  at::Tensor variance;
   double count = 0;  ///< elements per channel; of an instance norm, samples
 };
 

@@ -11,8 +11,8 @@ namespace autopar {
 /// Atoms of a captured program that keep what enters them alone, and run their forward again before their backward.
 struct RecomputedAtoms {
   std::vector<NodeId> atom_of;  ///< by OpId, see AtomPartition
-  std::vector<int>
-      segment_of;  ///< by atom: those of one segment run again together; -1 = runs once. Empty = all run once
+  /// By atom: those of one segment run again together; -1 = runs once. Empty = all run once
+  std::vector<int> segment_of;
 };
 
 /// Operators of a stage that run at a stretch.

@@ -11,7 +11,6 @@
 #include <autopar/runtime/executor.hpp>
 
 #include "torch/device/tf32_scope.hpp"
-#include "torch/session/plan_only.hpp"
 
 namespace autopar {
 
@@ -55,11 +54,11 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   if (options_.plan_only) {
     prepare(arguments, forward);
     world_.expect_exception();
-    detail::end_well_where_plan_only_is_uncaught(world_);
-    throw PlanOnly("plan_only is set, so the model is planned" +
-                       (options_.plan_file.empty() ? "" : " (see '" + options_.plan_file + "')") +
-                       " and not run; unset it to train",
-                   world_.rank_id());
+    const auto message = "plan_only is set, so the model is planned" +
+                         (options_.plan_file.empty() ? "" : " (see '" + options_.plan_file + "')") +
+                         " and not run; unset it to train";
+    if (world_.rank() == 0) log_.warn(message);
+    throw PlanOnly(message, world_.rank_id());
   }
   const auto call = std::make_shared<Call>();
   const auto error = inspect(arguments, call->arguments);

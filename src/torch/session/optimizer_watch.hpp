@@ -58,8 +58,8 @@ class OptimizerWatch {
     torch::optim::Optimizer* optimizer;
     std::unordered_map<const void*, Place> parameters;  ///< by addresses, which outlive it
     std::uint64_t noted = 0;                            ///< hash of those with gradients; 0 = none
-    std::vector<Asked>
-        asked{};  ///< a few of them that have state once they were stepped; if none has, of which values tell
+    /// A few of them that have state once they were stepped; if none has, of which values tell
+    std::vector<Asked> asked{};
     bool has_state = false;  ///< those asked
   };
   [[nodiscard]] static std::uint64_t look_at(const Watched& watched, const at::Tensor& parameter);

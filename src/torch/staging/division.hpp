@@ -27,8 +27,8 @@ struct Division {
     int group;
     ValueId parameter;
   };
-  std::map<StorageId, InGroup>
-      parameter_of_storage;  ///< of those in units: what they, their views and their copies have
+  /// Of those in units: what they, their views and their copies have
+  std::map<StorageId, InGroup> parameter_of_storage;
   /// Operators of segments that run again in a whole backward: groups that are let go of behind them and gathered once
   /// more.
   std::map<OpId, std::vector<int>> lets_go;

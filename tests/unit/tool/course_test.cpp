@@ -94,7 +94,7 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
     const Cluster cluster = test::small_cluster(dice(2, 5), Bytes(64 << 20));
     PlanRequest request;
     request.batch = dice(1, 30);
-    request.runtime = planner_capabilities();
+    request.runtime = runtime_capabilities();
     request.options.zero = dice(0, 3);
     request.options.recompute = dice.chance(50) ? "full" : "none";
     request.options.offload = dice.chance(30) ? "optimizer" : "none";
@@ -201,7 +201,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     CAPTURE(schedule);
     REQUIRE(
         folder
-            .plan({"--all", "--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4", "--schedule",
+            .plan({"--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4", "--schedule",
                    schedule, "--zero", "2", "--recompute", "layer.0", "--out", folder.at("plan.json")})
             .status == 0);
     const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};

@@ -50,10 +50,6 @@ TEST_CASE("plan prints the table, writes the plan, and is the planner's own", "[
   CHECK(result.out == to_text(expected));
   CHECK(folder.text("plan.json") == to_json(expected));
   CHECK(folder.plan({"--batch", "32", "--json"}).out == to_json(expected));
-  request.runtime = planner_capabilities();
-  const Plan of_all = Planner<>{}.plan(folder.model, folder.cluster, request);
-  CHECK(folder.plan({"--batch", "32", "--all", "--json"}).out == to_json(of_all));
-  CHECK(of_all.step <= expected.step);
 }
 
 TEST_CASE("options come from a file and from the command line, which wins", "[tool]") {

@@ -24,8 +24,8 @@ namespace autopar {
 struct Remedies {
   std::optional<Bytes> device_memory;  ///< least Options::device_memory that fits
   std::optional<Bytes> host_memory;    ///< of a device's part of its host, the least that fits, if that may be used
-  std::optional<int>
-      world;  ///< ranks on a larger cluster of the same devices; the least if it is near, else one that fits
+  /// Ranks on a larger cluster of the same devices; the least if it is near, else one that fits
+  std::optional<int> world;
   std::optional<int> stages;                     ///< least number of stages, if stages were fixed
   std::optional<int> microbatches;               ///< least number of micro-batches, if more than allowed help
   std::optional<double> optimizer_state_factor;  ///< largest factor that fits, in sixteenths

@@ -45,7 +45,7 @@ CheckedCase random_full_case(int seed) {
   CheckedCase out{test::random_model(dice, 10), test::small_cluster(dice(1, 6), memory), {}};
   if (dice.chance(80)) out.model.loss_mode = true, out.model.outputs[0].bytes = {0, 8};
   out.request.batch = dice(1, 40);
-  out.request.runtime = planner_capabilities();
+  out.request.runtime = runtime_capabilities();
   auto& options = out.request.options;
   options.optimizer_state_factor = dice(0, 4) / 2.0;
   options.max_microbatches = dice(1, 9);
@@ -57,7 +57,7 @@ CheckedCase random_full_case(int seed) {
   const int recompute = dice(0, 2);
   options.recompute = recompute == 0 ? "auto" : recompute == 1 ? "full" : "none";
   const int schedule = dice(0, 7);
-  if (schedule > 1) options.schedule = planner_capabilities().schedules[static_cast<std::size_t>(schedule - 2)];
+  if (schedule > 1) options.schedule = runtime_capabilities().schedules[static_cast<std::size_t>(schedule - 2)];
   const int most = std::min<int>(out.cluster.devices, static_cast<int>(out.model.graph.node_count()));
   const auto once = [&](NodeId n) { return out.model.graph[n].whole_batch || out.model.graph[n].totals > Bytes(0); };
   if (dice.chance(40) && std::ranges::none_of(out.model.graph.nodes(), once)) {
@@ -137,7 +137,7 @@ void raise(Seconds& seconds) { seconds = seconds * 1.001; }
 /// Eight equal atoms on four ranks with all that the planner has.
 CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string& recompute) {
   CheckedCase c{test::chain(8, 3e5, 40000, 4000), test::small_cluster(4, Bytes(4 << 20)), {.batch = 32}};
-  c.request.runtime = planner_capabilities();
+  c.request.runtime = runtime_capabilities();
   c.request.options.schedule = schedule;
   c.request.options.zero = zero;
   c.request.options.recompute = recompute;
@@ -215,7 +215,7 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
   CHECK(met["offloaded"] > 30);
   CHECK(met["offloaded in place"] > 15);
   CHECK(met["offloaded to fit"] > 5);
-  for (const std::string& schedule : planner_capabilities().schedules) CHECK(met[schedule] > 30);
+  for (const std::string& schedule : runtime_capabilities().schedules) CHECK(met[schedule] > 30);
   for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] > 30);
 }
 
@@ -473,7 +473,7 @@ TEST_CASE("ZeRO changes nothing where no stage has replicas, tied parameters inc
 TEST_CASE("the bound holds for schedules that put weight gradients off", "[check]") {
   CheckedCase c{test::chain(4, 10, 4, 4), test::small_cluster(4), {.batch = 4}};  // nothing but starts of operators
   for (auto& level : c.cluster.levels) level.link = {Seconds(0), BytesPerSecond(1e30)};
-  c.request.runtime = planner_capabilities();
+  c.request.runtime = runtime_capabilities();
   c.request.options.stages = 4;
   c.request.options.microbatches = 1;
   c.request.options.schedule = "1f1b";

@@ -96,7 +96,7 @@ ModelProfile deep(double saved) {
 PlanRequest saving_request(std::int64_t batch) {
   PlanRequest request;
   request.batch = batch;
-  request.runtime = planner_capabilities();
+  request.runtime = runtime_capabilities();
   request.options.memory_margin = 0;
   return request;
 }
@@ -355,7 +355,7 @@ TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says
   CHECK(plan.stages[0].host_memory == Bytes(4 * 40'000 * (1 + 1 + 2) + 2 * 40'000));
   CHECK(describe(savings_of(plan)) == " (optimizer offloaded)");
   CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("offload = optimizer"));
-  CHECK_NOTHROW(require_runnable(plan, planner_capabilities()));
+  CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
   request.options.offload = "none";
   CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), Catch::Contains("offload = optimizer instead of none"));
   request.options.offload = "auto";
@@ -410,11 +410,11 @@ TEST_CASE("a plan that would not fit fits by running segments again, and says so
   CHECK(describe(savings_of(plan)) == " (" + std::to_string(segments.size()) + " segments run again)");
   request.runtime = {};
   CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
-  request.runtime = planner_capabilities();
+  request.runtime = runtime_capabilities();
   request.options.recompute = "none";
   CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
   CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("recomputation"));
-  CHECK_NOTHROW(require_runnable(plan, planner_capabilities()));
+  CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
 }
 
 TEST_CASE("the user chooses what runs again: everything, or modules by name") {

@@ -171,7 +171,7 @@ void require_planned_with_everything(Make make, const char* cluster_file, const 
   const Cluster cluster = read_cluster(example_cluster(cluster_file));
   PlanRequest request;
   request.batch = cluster.devices;
-  request.runtime = planner_capabilities();
+  request.runtime = runtime_capabilities();
   const Plan plan = Planner<>{}.plan(profile.model, cluster, request);
   const auto planned = std::chrono::steady_clock::now();
   const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
