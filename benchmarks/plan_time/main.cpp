@@ -2,8 +2,8 @@
 // chains of operators, with and without repetition, on growing clusters; BERT 4.9 B and ResNet152x8 from profiles that
 // are made of shapes ("profile":"synthetic"), not captured; a transformer of a trillion parameters on 3072 devices.
 //
-// Everything that the runtime can run is allowed: all schedules, ZeRO, recomputation. Models are also planned for GPipe and
-// 1F1B alone. "seconds" by the clock, "cpu_seconds" of the thread that plans.
+// Everything that the runtime can run is allowed: all schedules, ZeRO, recomputation. Models are also planned for GPipe
+// and 1F1B alone. "seconds" by the clock, "cpu_seconds" of the thread that plans.
 //
 //   plan_time [most operators = 10000] [most devices = 64]     0 operators: the models alone
 //   plan_time small [part of a case's name]                    graphs of 10 to 1,000 operators on up to 8 devices
@@ -101,8 +101,8 @@ void run_trillion() {
   request.runtime = ap::runtime_capabilities();
   const Timed result = timed(model, models::a100s(3072, 80), request);
   std::cout << R"({"model":"transformer-1t","profile":"synthetic","parameters":)" << parameters_of(model)
-            << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":3072,"batch":3072,"all_schedules":true,)" << result
-            << '}' << std::endl;
+            << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":3072,"batch":3072,"all_schedules":true,)"
+            << result << '}' << std::endl;
 }
 
 /// `"rannc_step":…,"speedup":…` of RaNNC's plan under the same objective.
@@ -122,7 +122,8 @@ void against_rannc(const std::string& name, const ap::RanncStaging& rannc, const
   std::cout << '}';
 }
 
-void run_model(const std::string& name, const ap::ModelProfile& model, int devices, std::int64_t batch, bool all_schedules) {
+void run_model(const std::string& name, const ap::ModelProfile& model, int devices, std::int64_t batch,
+               bool all_schedules) {
   const auto cluster = models::v100s(devices);
   ap::PlanRequest request;
   request.batch = batch;

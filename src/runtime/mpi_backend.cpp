@@ -15,12 +15,12 @@
 #include <autopar/runtime/mpi_comm.hpp>
 
 #include "communicator_pool.hpp"
+#include "failure_detector.hpp"
 #include "launcher.hpp"
 #include "mpi_engine.hpp"
 #include "mpi_transport.hpp"
 #include "process_end.hpp"
 #include "start_up.hpp"
-#include "watch.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -142,7 +142,7 @@ std::string host_identity() {
 /// MPI_Finalize, 0 among them.
 class FailedJob final : public ProcessEndListener {
  public:
-  FailedJob(std::shared_ptr<MpiEngine> engine, MPI_Comm base, std::unique_ptr<Watch> watch, int lifeline)
+  FailedJob(std::shared_ptr<MpiEngine> engine, MPI_Comm base, std::unique_ptr<FailureDetector> watch, int lifeline)
       : engine_(std::move(engine)), base_(base), watch_(std::move(watch)), lifeline_(lifeline) {}
 
   void process_exits(int status) noexcept override {
@@ -154,7 +154,7 @@ class FailedJob final : public ProcessEndListener {
  private:
   std::shared_ptr<MpiEngine> engine_;
   MPI_Comm base_;
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<FailureDetector> watch_;
   const int lifeline_;
 };
 
@@ -168,7 +168,7 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
         engine_(std::move(engine)),
         self_(self),
         communicators_(self.first.begin(), self.first.end()),
-        watch_(std::make_unique<Watch>(shared_health(), lifeline)),
+        watch_(std::make_unique<FailureDetector>(shared_health(), lifeline)),
         lifeline_(lifeline) {
     control_transport_ = first_transport(self.first[0], self.first[1]);
     set_control(control_transport_);
@@ -328,7 +328,7 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
   Membership self_;
   std::vector<MPI_Comm> communicators_;  ///< all that are to be freed
   const std::shared_ptr<CommunicatorPool> pool_ = std::make_shared<CommunicatorPool>();
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<FailureDetector> watch_;
   const int lifeline_;
   std::shared_ptr<HostTransport> control_transport_;
   std::unique_ptr<ControlPlane> goodbye_;

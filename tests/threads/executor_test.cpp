@@ -268,7 +268,7 @@ TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[
     void forward(const Action&) {}
     void backward(const Action&) {}
     Buffer pack(const Action&) { return {}; }
-    Buffer landing(const Action&) { return {}; }
+    Buffer receive_buffer(const Action&) { return {}; }
     void accept(const Action&, const Buffer&) {}
     void on_bucket_ready(std::function<void(int, int)>) {}
     Buffer bucket(const Action&) { return {}; }
@@ -312,7 +312,7 @@ TEST_CASE("receives are posted two turns ahead of their use, no earlier", "[exec
   for (const Action& action : actions) {
     if (action.kind == ActionKind::kForward) ++turn;
     if (action.kind != ActionKind::kReceive || action.peer == Rank(1)) continue;
-    const auto posted = log.position("landing: " + describe(action));
+    const auto posted = log.position("receive_buffer: " + describe(action));
     CHECK(posted < forwards[static_cast<std::size_t>(std::max(turn - kReceivesAhead, 0))]);
     if (turn > kReceivesAhead) CHECK(posted > forwards[static_cast<std::size_t>(turn - kReceivesAhead - 1)]);
   }

@@ -87,8 +87,8 @@ class FakeEngine {
     return buffer;
   }
 
-  Buffer landing(const Action& action) {
-    count("landing", action);
+  Buffer receive_buffer(const Action& action) {
+    count("receive_buffer", action);
     return make_buffer(model_.words(action) * sizeof(Word), ledger_);
   }
 

@@ -72,7 +72,7 @@ class LayeredEngine {
   }
   void backward_weight(const Action& action) { backward(action); }
   Buffer pack(const Action&) { return {}; }
-  Buffer landing(const Action&) { return {}; }
+  Buffer receive_buffer(const Action&) { return {}; }
   void accept(const Action&, const Buffer&) {}
   void on_bucket_ready(std::function<void(int, int)> ready) { ready_ = std::move(ready); }
   void on_parameters_needed(std::function<void(int, int)> needed) { needed_ = std::move(needed); }

@@ -54,9 +54,9 @@ struct Options {
   /// Empty: ${XDG_CACHE_HOME:-~/.cache}/autopar. none: nowhere
   std::string cost_file{};
   std::string log_level = "warn";  ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
-  bool plan_only = false;  ///< plan and write the files at the first call, which then throws `PlanOnly`
-                           ///< ends a program well
-  bool inference = false;  ///< calls make no gradients, as under NoGradGuard, and only forwards are planned
+  bool plan_only = false;          ///< plan and write the files at the first call, which then throws `PlanOnly`
+                                   ///< ends a program well
+  bool inference = false;          ///< calls make no gradients, as under NoGradGuard, and only forwards are planned
   /// See that forward still does what was captured: when members change, and in calls 2, 4, 8, …
   bool verify_capture = true;
   /// Compare the replicas' parameters every so many calls, and throw where they differ; 0 = never

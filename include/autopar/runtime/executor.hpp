@@ -311,7 +311,7 @@ class ProgramRun {
 
   void post(const Action& action) {
     doing_ = &action;
-    Transfer transfer{&action, engine_.landing(action), {}, true, now()};
+    Transfer transfer{&action, engine_.receive_buffer(action), {}, true, now()};
     transfer.ticket = wire_.receive(transfer.buffer, action.peer, tag(action));
     file(std::move(transfer));
   }

@@ -38,13 +38,13 @@ at::Tensor host_memory(std::int64_t elements, c10::ScalarType dtype, c10::Device
   return at::empty({elements}, options);
 }
 
-void QueueMark::set(c10::Device device) {
+void DeviceEvent::set(c10::Device device) {
   if (device.is_cpu()) return;
   if (!event_) event_.emplace(device.type());
   event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
-void QueueMark::wait() {
+void DeviceEvent::wait() {
   if (event_) event_->synchronize();
 }
 

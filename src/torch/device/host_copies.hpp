@@ -17,7 +17,7 @@ namespace autopar {
 
 /// A point in what was queued on a device's current stream, for which the host can wait. Nothing on CPUs, which queue
 /// nothing.
-class QueueMark {
+class DeviceEvent {
  public:
   void set(c10::Device device);
   /// Returns when the device has done all that was queued before the mark was set, at once if it never was.

@@ -9,6 +9,8 @@
 
 #include <autopar/core/assert.hpp>
 
+#include "torch/device/tensor_buffer.hpp"
+
 namespace autopar {
 
 namespace {
@@ -23,13 +25,6 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 
 at::Tensor make_row(std::int64_t bytes, c10::Device device) {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-}
-
-Buffer buffer_of(at::Tensor row) {
-  auto owner = std::make_shared<at::Tensor>(std::move(row));
-  auto* data = owner->numel() > 0 ? static_cast<std::byte*>(owner->data_ptr()) : nullptr;
-  const auto bytes = static_cast<std::size_t>(owner->nbytes());
-  return {data, bytes, std::move(owner)};
 }
 
 at::Tensor region(const at::Tensor& row, std::int64_t offset, const TensorForm& form) {
@@ -87,7 +82,7 @@ Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<Te
   return buffer_of(row);
 }
 
-Buffer make_landing(const std::vector<TensorForm>& forms, c10::Device device) {
+Buffer make_receive_buffer(const std::vector<TensorForm>& forms, c10::Device device) {
   if (forms.size() == 1) return buffer_of(make_row(bytes_of(forms[0]), device));
   std::int64_t bytes = 0;
   for (const auto& form : forms) bytes += aligned(bytes_of(form));

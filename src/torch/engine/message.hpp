@@ -32,9 +32,10 @@ void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples,
                                   c10::Device device);
 
 /// Memory for a row of tensors of these forms.
-[[nodiscard]] Buffer make_landing(const std::vector<TensorForm>& forms, c10::Device device);
+[[nodiscard]] Buffer make_receive_buffer(const std::vector<TensorForm>& forms, c10::Device device);
 
-/// The tensors of a row; they share its memory. @pre `buffer` was made by pack_tensors or make_landing for these forms
+/// The tensors of a row; they share its memory. @pre `buffer` was made by pack_tensors or make_receive_buffer for these
+/// forms
 [[nodiscard]] std::vector<at::Tensor> unpack_tensors(const Buffer& buffer, const std::vector<TensorForm>& forms);
 
 /// The tensors of a message of a rank to itself: handed over as they are.

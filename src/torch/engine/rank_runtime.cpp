@@ -10,9 +10,9 @@
 
 namespace autopar {
 
-RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank,
-                         c10::Device device, const StageRuntime::Leaves& leaves, bool splits_backwards,
-                         RecomputedAtoms recomputed, std::vector<SharedGroup> shared)
+RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank,
+                         c10::Device device, const Stage::Leaves& leaves, bool splits_backwards,
+                         RecomputedAtoms recomputed, std::vector<ShardedGroup> shared)
     : program_{.graph = &graph,
                .plan = &plan,
                .pipeline = division.pipeline,
@@ -40,11 +40,11 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
   find_parameters(division, own, leaves.handle);
   lay_out_buckets(division.group_parameters);
   find_gathers(division, own);
-  for (const auto stage : own) stages_.push_back(std::make_unique<StageRuntime>(program_, stage, leaves, reduced_));
+  for (const auto stage : own) stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_));
 }
 
-void RankRuntime::find_parameters(const Division& division, const std::vector<StageId>& own,
-                                  const StageRuntime::Lookup& handle) {
+void RankRuntime::find_parameters(const StagedGraph& division, const std::vector<StageId>& own,
+                                  const Stage::Lookup& handle) {
   std::vector<OpId> ops;
   for (const auto stage : own) {
     const auto& of_stage = program_.stage_ops[stage.index()];
@@ -111,7 +111,7 @@ Interval RankRuntime::within_part(int group, const BucketLayout::Place& place) c
   return memory.within_part(ShardUnit::Place{{}, place.form.sizes, place.offset});
 }
 
-void RankRuntime::find_gathers(const Division& division, const std::vector<StageId>& own) {
+void RankRuntime::find_gathers(const StagedGraph& division, const std::vector<StageId>& own) {
   for (const auto stage : own) {
     for (const auto op : program_.stage_ops[stage.index()]) {
       std::set<int> groups;

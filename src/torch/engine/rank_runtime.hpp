@@ -8,10 +8,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "torch/engine/stage_runtime.hpp"
+#include "torch/engine/stage.hpp"
 #include "torch/gradients/gradient_buckets.hpp"
 #include "torch/parameters/shards.hpp"
-#include "torch/staging/division.hpp"
+#include "torch/staging/staged_graph.hpp"
 
 namespace autopar {
 
@@ -19,17 +19,17 @@ namespace autopar {
 /// TorchEngine), and their gradients, which they share where they read the same parameter.
 class RankRuntime {
  public:
-  /// @param leaves  see StageRuntime
+  /// @param leaves  see Stage
   /// @param splits_backwards  whether programs have backwards in two parts
   /// @param recomputed        what stages run again before its backward
   /// @param shared            by reduction group: what it shares; empty: nothing
-  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank, c10::Device device,
-              const StageRuntime::Leaves& leaves, bool splits_backwards = false, RecomputedAtoms recomputed = {},
-              std::vector<SharedGroup> shared = {});
+  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
+              const Stage::Leaves& leaves, bool splits_backwards = false, RecomputedAtoms recomputed = {},
+              std::vector<ShardedGroup> shared = {});
   /// With owner handles alone.
-  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank, c10::Device device,
-              const StageRuntime::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {})
-      : RankRuntime(graph, plan, division, rank, device, StageRuntime::Leaves{.handle = lookup}, splits_backwards,
+  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
+              const Stage::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {})
+      : RankRuntime(graph, plan, division, rank, device, Stage::Leaves{.handle = lookup}, splits_backwards,
                     std::move(recomputed)) {}
   RankRuntime(const RankRuntime&) = delete;
   RankRuntime& operator=(const RankRuntime&) = delete;
@@ -41,7 +41,7 @@ class RankRuntime {
   [[nodiscard]] c10::Device device() const { return program_.device; }
   [[nodiscard]] Rank rank() const { return rank_; }
 
-  [[nodiscard]] const std::vector<std::unique_ptr<StageRuntime>>& stages() const { return stages_; }  ///< ascending
+  [[nodiscard]] const std::vector<std::unique_ptr<Stage>>& stages() const { return stages_; }  ///< ascending
   /// Follows handles whose memory or requires_grad changed since. O(parameters of the rank).
   void refresh_leaves();
   /// Lets go of casts of parameters, which each call makes anew. What backwards need of them stays.
@@ -67,9 +67,9 @@ class RankRuntime {
   [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
 
  private:
-  void find_parameters(const Division& division, const std::vector<StageId>& own, const StageRuntime::Lookup& handle);
+  void find_parameters(const StagedGraph& division, const std::vector<StageId>& own, const Stage::Lookup& handle);
   void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters);
-  void find_gathers(const Division& division, const std::vector<StageId>& own);
+  void find_gathers(const StagedGraph& division, const std::vector<StageId>& own);
   [[nodiscard]] BucketLayout layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const;
 
   DividedProgram program_;
@@ -78,9 +78,9 @@ class RankRuntime {
   std::vector<std::size_t> position_;  ///< by ValueId, of parameters
   std::vector<BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
-  std::vector<SharedGroup> shared_;  ///< by group; or empty
-  std::vector<bool> reduced_;        ///< by ValueId: a parameter in a reduction group of this rank
-  std::vector<std::unique_ptr<StageRuntime>> stages_;
+  std::vector<ShardedGroup> shared_;  ///< by group; or empty
+  std::vector<bool> reduced_;         ///< by ValueId: a parameter in a reduction group of this rank
+  std::vector<std::unique_ptr<Stage>> stages_;
   std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };
 

@@ -13,6 +13,8 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 
+#include "torch/device/tensor_buffer.hpp"
+
 namespace autopar {
 
 TorchEngine::TorchEngine(RankRuntime& runtime, CallContext context) : runtime_(runtime), context_(std::move(context)) {
@@ -65,7 +67,7 @@ void TorchEngine::start_gradients() {
   }
 }
 
-StageRun& TorchEngine::run_of(StageId stage) {
+StageExecution& TorchEngine::run_of(StageId stage) {
   const auto found = std::find_if(runs_.begin(), runs_.end(), [&](auto& run) { return run.stage().stage() == stage; });
   AUTOPAR_ASSERT(found != runs_.end(), "a rank is told to run a stage that it does not have");
   return *found;
@@ -73,7 +75,7 @@ StageRun& TorchEngine::run_of(StageId stage) {
 
 // ---------------------------------------------------------------- turns
 
-StageRun& TorchEngine::begin_turn(const Action& action) {
+StageExecution& TorchEngine::begin_turn(const Action& action) {
   for (auto& run : runs_) run.release_sent();
   auto& run = run_of(action.stage);
   run.stage().set_needs({.need =
@@ -118,7 +120,7 @@ void TorchEngine::backward_weight(const Action& action) {
   report_rest(run.stage());
 }
 
-void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
+void TorchEngine::run_backward(StageExecution& run, const Action& action, bool last) {
   const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);  // whose casts are operators
   auto& stage = run.stage();
   const auto roots = run.begin_backward(action, sum_gradients_);
@@ -141,7 +143,7 @@ void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
 }
 
 // What is put off is added last: only then is a bucket full.
-void TorchEngine::run_deferred(StageRun& run, const Action& action, bool last) {
+void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool last) {
   auto* deferred = run.deferred(action);
   if (deferred == nullptr) return;
   const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);
@@ -185,7 +187,7 @@ bool TorchEngine::is_complete(ValueId parameter, bool last) const {
 }
 
 /// Every turn that gives weight gradients fills the buckets that are summed within it.
-void TorchEngine::expect_gradients(const StageRuntime& stage) {
+void TorchEngine::expect_gradients(const Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     if (!sums_in_turns(parameter)) continue;
     missing_[bucket_of_.at(parameter)] = 0;
@@ -197,14 +199,14 @@ void TorchEngine::expect_gradients(const StageRuntime& stage) {
 }
 
 /// Gradients that the turn did not reach, or that came in no order that could be told.
-void TorchEngine::report_rest(const StageRuntime& stage) {
+void TorchEngine::report_rest(const Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     if (sums_in_turns(parameter)) move_into_bucket(parameter);
   }
 }
 
 /// What autograd has just added to the compute copy.
-void TorchEngine::take_gradient(StageRuntime& stage, ValueId parameter) {
+void TorchEngine::take_gradient(Stage& stage, ValueId parameter) {
   gradients_[runtime_.position_of(parameter)] = std::move(stage.compute_copy(parameter).mutable_grad());
   move_into_bucket(parameter);
 }
@@ -226,7 +228,7 @@ void TorchEngine::move_into_bucket(ValueId parameter) {
   gradient.reset();
 }
 
-void TorchEngine::add_gradient(const StageRuntime& stage, ValueId parameter, at::Tensor gradient) {
+void TorchEngine::add_gradient(const Stage& stage, ValueId parameter, at::Tensor gradient) {
   auto& sum = gradients_[runtime_.position_of(parameter)];
   const auto& variable = stage.compute_copy(parameter);
   if (gradient.scalar_type() != variable.scalar_type()) gradient = gradient.to(variable.scalar_type());
@@ -247,7 +249,7 @@ void TorchEngine::count_down(ValueId parameter) {
 }
 
 // Another call's backward may run between two of this one, so the compute copies carry gradients only while one runs.
-void TorchEngine::bind_gradients(StageRuntime& stage) {
+void TorchEngine::bind_gradients(Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     stage.compute_copy(parameter).mutable_grad() = gradients_[runtime_.position_of(parameter)];
   }
@@ -256,7 +258,7 @@ void TorchEngine::bind_gradients(StageRuntime& stage) {
 // Autograd takes a first gradient as it is, and of one sample that of p in x + p.unsqueeze(0) is a view of x's. Further
 // gradients are added into its memory, so it must be nobody else's: what is put off, or on its way to another rank,
 // would change.
-void TorchEngine::unbind_gradients(StageRuntime& stage) {
+void TorchEngine::unbind_gradients(Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     auto& sum = gradients_[runtime_.position_of(parameter)];
     const bool is_first = !sum.defined();
@@ -330,7 +332,9 @@ at::Tensor TorchEngine::departing_from_edge(const Action& action, const Channel&
   return samples_of(local, runtime_.plan().type(value), local_samples(), within_local(action));
 }
 
-Buffer TorchEngine::landing(const Action& action) { return make_landing(message_forms(action), runtime_.device()); }
+Buffer TorchEngine::receive_buffer(const Action& action) {
+  return make_receive_buffer(message_forms(action), runtime_.device());
+}
 
 void TorchEngine::accept(const Action& action, const Buffer& buffer) {
   const at::NoGradGuard no_grad;
@@ -360,15 +364,6 @@ void TorchEngine::arrive_at_edge(const Action& action, const Channel& channel, V
   target.put(piece, runtime_.plan().type(value), form_of(runtime_.graph().value(value), whole), whole,
              within_local(action), action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
-
-namespace {
-
-Buffer buffer_of(const at::Tensor& flat) {
-  auto owner = std::make_shared<at::Tensor>(flat);
-  return {static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), std::move(owner)};
-}
-
-}  // namespace
 
 Buffer TorchEngine::bucket(const Action& action) {
   const auto group = static_cast<std::size_t>(action.group);

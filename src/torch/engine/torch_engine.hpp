@@ -14,7 +14,7 @@
 #include <autopar/runtime/stage_engine.hpp>
 
 #include "torch/engine/rank_runtime.hpp"
-#include "torch/engine/stage_run.hpp"
+#include "torch/engine/stage_execution.hpp"
 
 namespace autopar {
 
@@ -41,7 +41,7 @@ class TorchEngine {
   void backward_input(const Action& action);
   void backward_weight(const Action& action);
   [[nodiscard]] Buffer pack(const Action& action);
-  [[nodiscard]] Buffer landing(const Action& action);
+  [[nodiscard]] Buffer receive_buffer(const Action& action);
   void accept(const Action& action, const Buffer& buffer);
   [[nodiscard]] Buffer bucket(const Action& action);
   [[nodiscard]] DType bucket_dtype(const Action& action) const;
@@ -72,11 +72,11 @@ class TorchEngine {
   [[nodiscard]] std::vector<at::Tensor> buffer_results(ValueId result) const;
 
  private:
-  [[nodiscard]] StageRun& run_of(StageId stage);
-  [[nodiscard]] StageRun& begin_turn(const Action& action);
-  void run_backward(StageRun& run, const Action& action, bool last);
-  void run_deferred(StageRun& run, const Action& action, bool last);
-  void add_gradient(const StageRuntime& stage, ValueId parameter, at::Tensor gradient);
+  [[nodiscard]] StageExecution& run_of(StageId stage);
+  [[nodiscard]] StageExecution& begin_turn(const Action& action);
+  void run_backward(StageExecution& run, const Action& action, bool last);
+  void run_deferred(StageExecution& run, const Action& action, bool last);
+  void add_gradient(const Stage& stage, ValueId parameter, at::Tensor gradient);
   [[nodiscard]] const Channel& channel_of(const Action& action) const;
   [[nodiscard]] const std::vector<ValueId>& message_values(const Action& action) const;
   [[nodiscard]] std::vector<TensorForm> message_forms(const Action& action) const;
@@ -84,21 +84,21 @@ class TorchEngine {
   [[nodiscard]] Interval within_local(const Action& action) const;
   [[nodiscard]] at::Tensor departing_from_edge(const Action& action, const Channel& channel, ValueId value);
   void arrive_at_edge(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece);
-  void bind_gradients(StageRuntime& stage);
-  void unbind_gradients(StageRuntime& stage);
+  void bind_gradients(Stage& stage);
+  void unbind_gradients(Stage& stage);
   void count_down(ValueId parameter);
   [[nodiscard]] bool sums_in_turns(ValueId parameter) const;
   void release_group(int group);
   void need_deferred(const std::vector<ValueId>& parameters);
   [[nodiscard]] bool is_complete(ValueId parameter, bool last) const;
-  void expect_gradients(const StageRuntime& stage);
-  void report_rest(const StageRuntime& stage);
-  void take_gradient(StageRuntime& stage, ValueId parameter);
+  void expect_gradients(const Stage& stage);
+  void report_rest(const Stage& stage);
+  void take_gradient(Stage& stage, ValueId parameter);
   void move_into_bucket(ValueId parameter);
 
   RankRuntime& runtime_;
   CallContext context_;
-  std::deque<StageRun> runs_;  ///< like RankRuntime::stages
+  std::deque<StageExecution> runs_;  ///< like RankRuntime::stages
   std::map<ValueId, at::Tensor> sum_gradients_;
   std::map<ValueId, Assembly> results_;  ///< whole local batch
   std::map<ValueId, at::Tensor> result_gradients_;

@@ -77,7 +77,7 @@ at::Tensor SegmentNode::Kept::unpack() const {
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
-SegmentNode::SegmentNode(OpRunner& runner, const Segment& segment, Environment& values, const ShareContext& share,
+SegmentNode::SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const ShareContext& share,
                          std::size_t batch_norms)
     : runner_(runner), segment_(segment), values_(values), share_(share), batch_norms_(batch_norms) {
   torch::autograd::edge_list edges;

@@ -8,9 +8,9 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
+#include "torch/interpret/segment_interpreter.hpp"
 #include "torch/interpret/share.hpp"
-#include "torch/interpret/stage_runner.hpp"
 #include "torch/replay/replay.hpp"
 
 namespace autopar {
@@ -19,7 +19,7 @@ namespace autopar {
 class SegmentNode : public torch::autograd::Node {
  public:
   /// Before the segment's first run. @param runner, segment, values  must outlive the node
-  SegmentNode(OpRunner& runner, const Segment& segment, Environment& values, const ShareContext& share,
+  SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const ShareContext& share,
               std::size_t batch_norms);
 
   /// After the first run: what leaves gets this history in place of that run's.
@@ -40,7 +40,7 @@ class SegmentNode : public torch::autograd::Node {
   };
   [[nodiscard]] static Kept elements_of(const at::Tensor& tensor);
 
-  OpRunner& runner_;
+  OpInterpreter& runner_;
   const Segment& segment_;
   Environment& values_;
   ShareContext share_;

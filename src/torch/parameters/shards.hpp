@@ -109,7 +109,7 @@ class ShardMemory {
 };
 
 /// A unit in one captured program: its reduction group, and which of the program's parameters are in it.
-struct SharedGroup {
+struct ShardedGroup {
   std::shared_ptr<ShardMemory> memory;  ///< null on ranks that are no members
   const ShardUnit* unit = nullptr;      ///< null: the group's gradients are summed whole
 };

@@ -26,7 +26,7 @@
 #include "torch/session/prologue.hpp"
 #include "torch/session/recent_map.hpp"
 #include "torch/session/replicated_updates.hpp"
-#include "torch/staging/division.hpp"
+#include "torch/staging/staged_graph.hpp"
 
 namespace autopar {
 
@@ -43,7 +43,7 @@ struct CapturedProgram {
   OpGraph captured;  ///< as the forward ran: what later captures are compared with
   OpGraph graph;     ///< `captured` with rewrites: what is planned and run
   BatchPlan plan;
-  Division division;
+  StagedGraph division;
   std::vector<std::vector<StageId>> parts;  ///< [stage of the plan] stages of the division, ascending
   RecomputedAtoms recomputed;               ///< what the stages run again
   std::vector<InputSpec> inputs;

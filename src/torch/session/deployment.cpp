@@ -264,7 +264,7 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     include_holders(program->division, program->graph, holders_in(program->graph));
     if (units_.empty()) return;
     const auto shared = shared_parameters(*program);
-    share_groups(program->division, program->graph, program->plan, shared);
+    shard_groups(program->division, program->graph, program->plan, shared);
     if (parts_backwards(*plan_)) return;
     // As plans are costed: of a synthesised one as if it parted its backwards.
     const auto kept =
@@ -415,9 +415,9 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
   together(world_, "preparing the stages", [&] {
     const auto compute = [this, &graph = program.graph](ValueId leaf) { return compute_memory_of(graph, leaf); };
     const auto copy = [this, &graph = program.graph](ValueId leaf) { return copy_of(graph, leaf); };
-    program.runtime = std::make_unique<RankRuntime>(
-        program.graph, program.plan, division, world_.rank_id(), device_, StageRuntime::Leaves{lookup, compute, copy},
-        parts_backwards(*plan_), program.recomputed, shared_groups(division));
+    program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), device_,
+                                                    Stage::Leaves{lookup, compute, copy}, parts_backwards(*plan_),
+                                                    program.recomputed, sharded_groups(division));
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
     std::vector<const BufferUpdate*> held;

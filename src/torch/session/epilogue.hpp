@@ -8,7 +8,7 @@
 #include <c10/core/Device.h>
 
 #include "torch/algebra/batch_algebra.hpp"
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 #include "torch/ir/op_graph.hpp"
 
 namespace autopar {
@@ -36,7 +36,7 @@ class Epilogue {
  private:
   const OpGraph& graph_;
   const BatchPlan& plan_;
-  OpRunner runner_;
+  OpInterpreter runner_;
 };
 
 }  // namespace autopar

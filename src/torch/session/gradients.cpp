@@ -15,6 +15,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
 
+#include "torch/device/tensor_buffer.hpp"
 #include "torch/gradients/gradient_factor.hpp"
 #include "torch/session/session_impl.hpp"
 
@@ -46,8 +47,7 @@ void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memor
   const auto& whole = memory.whole();
   const auto flat = at::zeros({memory.unit().elements}, whole.options().dtype(memory.unit().dtype));
   for (const auto& [place, gradient] : gradients) part_of(flat, place->offset, place->sizes).copy_(*gradient);
-  auto owner = std::make_shared<at::Tensor>(flat);
-  const Buffer buffer{static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), owner};
+  const auto buffer = buffer_of(flat);
   wire.wait(wire.reduce_scatter(buffer, reduction_dtype(flat.scalar_type()), group));
   const auto share = flat.narrow(0, memory.own().begin, memory.own().size()).clone();
   for (const auto& [place, gradient] : gradients) {
@@ -133,7 +133,7 @@ void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gra
 /// An optimizer on the host may step as soon as this returns.
 void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   if (leaving.copies.empty()) return;
-  QueueMark copied;
+  DeviceEvent copied;
   copied.set(device_);
   copied.wait();
   for (const auto& [handle, gradient] : leaving.copies) add_to_grad(handle, gradient, true);
@@ -154,8 +154,7 @@ void Session::Impl::reduce_pending() {
     std::vector<at::Tensor> parts;
     for (const auto* member : members) parts.push_back(member->gradient.reshape({-1}));
     auto flat = at::cat(parts);
-    auto owner = std::make_shared<at::Tensor>(flat);
-    const Buffer buffer{static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), owner};
+    const auto buffer = buffer_of(flat);
     wire_.wait(wire_.all_reduce(buffer, reduction_dtype(flat.scalar_type()), groups_.at(ranks)));
     std::int64_t offset = 0;
     for (auto* member : members) {

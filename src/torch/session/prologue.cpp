@@ -36,8 +36,8 @@ Prologue::Prologue(const OpGraph& graph, const BatchPlan& plan, c10::Device devi
     for (const auto op : level.ops) {
       if (!depends_on_samples(graph, plan, op)) replicated.push_back(op);
     }
-    levels_.push_back({std::make_unique<OpRunner>(graph, plan, level.ops, keep, device),
-                       std::make_unique<OpRunner>(graph, plan, std::move(replicated), keep, device)});
+    levels_.push_back({std::make_unique<OpInterpreter>(graph, plan, level.ops, keep, device),
+                       std::make_unique<OpInterpreter>(graph, plan, std::move(replicated), keep, device)});
   }
 }
 

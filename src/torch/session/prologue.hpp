@@ -9,7 +9,7 @@
 #include <c10/core/Device.h>
 
 #include "torch/algebra/batch_algebra.hpp"
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 #include "torch/ir/op_graph.hpp"
 #include "torch/session/world_sums.hpp"
 
@@ -33,8 +33,8 @@ class Prologue {
 
  private:
   struct Level {
-    std::unique_ptr<OpRunner> all;         ///< for a rank with samples
-    std::unique_ptr<OpRunner> replicated;  ///< for a rank without: what does not depend on samples
+    std::unique_ptr<OpInterpreter> all;         ///< for a rank with samples
+    std::unique_ptr<OpInterpreter> replicated;  ///< for a rank without: what does not depend on samples
   };
   [[nodiscard]] Environment leaves(const std::vector<at::Tensor>& inputs) const;
   [[nodiscard]] at::Tensor local_count(const LossCount& count, const Environment& values, bool has_samples) const;

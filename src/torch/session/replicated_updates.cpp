@@ -58,7 +58,7 @@ ReplicatedUpdates::ReplicatedUpdates(const OpGraph& graph, const BatchPlan& plan
     });
   }
   read_.assign(read.begin(), read.end());
-  runner_ = std::make_unique<OpRunner>(graph, plan, std::vector<OpId>(ops.begin(), ops.end()), results, device);
+  runner_ = std::make_unique<OpInterpreter>(graph, plan, std::vector<OpId>(ops.begin(), ops.end()), results, device);
 }
 
 void ReplicatedUpdates::add_counter(const OpGraph& graph, ValueId buffer, const at::Scalar& step) {

@@ -202,7 +202,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] std::string description_of_share(const ShardUnit& unit, const ShardUnit::Place& place) const;
   void refuse_to_save_parts(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
-  [[nodiscard]] std::vector<SharedGroup> shared_groups(const Division& division) const;
+  [[nodiscard]] std::vector<ShardedGroup> sharded_groups(const StagedGraph& division) const;
   [[nodiscard]] at::Tensor compute_memory_of(const OpGraph& graph, ValueId leaf) const;
   [[nodiscard]] at::Tensor copy_of(const OpGraph& graph, ValueId leaf) const;
   void require_readable(const StateTensor& tensor, const ParameterReads& reads) const;
@@ -314,7 +314,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   WorldSums world_sums_;
   std::vector<ShardUnit> units_;                      ///< of all ranks
   std::vector<std::shared_ptr<ShardMemory>> shards_;  ///< by unit; null where this rank is no member
-  QueueMark uploaded_;                                ///< after the latest `upload_owners`
+  DeviceEvent uploaded_;                              ///< after the latest `upload_owners`
   RecentMap<std::string, std::shared_ptr<CapturedProgram>> programs_{kRememberedPrograms};  ///< by capture_key
   bool warned_of_forgetting_ = false;
   MemberWatch members_;

@@ -16,7 +16,7 @@
 #include "torch/capture/phantom.hpp"
 #include "torch/device/host_memory.hpp"
 #include "torch/engine/message.hpp"
-#include "torch/engine/stage_runtime.hpp"
+#include "torch/engine/stage.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/parameters/whole_handles.hpp"
 #include "torch/session/session_impl.hpp"
@@ -388,8 +388,8 @@ void Session::Impl::require_readable(const StateTensor& tensor, const ParameterR
       "with zero = 2 at most");
 }
 
-std::vector<SharedGroup> Session::Impl::shared_groups(const Division& division) const {
-  std::vector<SharedGroup> groups;
+std::vector<ShardedGroup> Session::Impl::sharded_groups(const StagedGraph& division) const {
+  std::vector<ShardedGroup> groups;
   for (const int unit : division.group_units) {
     auto& group = groups.emplace_back();
     if (unit < 0) continue;

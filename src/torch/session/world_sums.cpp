@@ -6,6 +6,7 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
+#include "torch/device/tensor_buffer.hpp"
 #include "torch/gradients/gradient_buckets.hpp"
 #include "torch/session/world_sums.hpp"
 
@@ -22,8 +23,7 @@ at::Tensor real_parts(const at::Tensor& tensor) {
 }  // namespace
 
 void WorldSums::reduce(at::Tensor& flat) {
-  auto owner = std::make_shared<at::Tensor>(flat);
-  const Buffer buffer{static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), owner};
+  const auto buffer = buffer_of(flat);
   wire_.wait(wire_.all_reduce(buffer, dtype_of(flat.scalar_type()), group_));
 }
 

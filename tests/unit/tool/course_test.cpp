@@ -199,11 +199,10 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
   const ToolFolder folder("tool_all");
   for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) {
     CAPTURE(schedule);
-    REQUIRE(
-        folder
-            .plan({"--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4", "--schedule",
-                   schedule, "--zero", "2", "--recompute", "layer.0", "--out", folder.at("plan.json")})
-            .status == 0);
+    REQUIRE(folder
+                .plan({"--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4", "--schedule",
+                       schedule, "--zero", "2", "--recompute", "layer.0", "--out", folder.at("plan.json")})
+                .status == 0);
     const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
     const auto with = [&](std::vector<std::string> arguments) {
       arguments.insert(arguments.begin() + 1, files.begin(), files.end());

@@ -66,7 +66,7 @@ class Attempt {
   [[nodiscard]] std::optional<LeastMemory> offer_least(SearchResult& found) const {
     // The schedules that a search leaves out do not change it.
     auto least = found.least ? std::optional(*found.least) : least_memory(coarse_.objective);
-    if (least && (!has_law(least->staging.schedule) || least->fits(coarse_.constraints)))
+    if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     return least;
   }
@@ -77,12 +77,12 @@ class Attempt {
     Trial out;
     out.certain = least && least->proven;
     if (least) out.steps = least->steps;
-    if (least && has_law(least->staging.schedule) && least->fits(coarse_.constraints)) {
+    if (least && has_closed_form(least->staging.schedule) && least->fits(coarse_.constraints)) {
       out.fit = Fit{least->staging, least->peak, least->stage};
       return out;
     }
     SearchResult found = beyond(out.certain);
-    if (least && !found.candidates.any_fits() && !has_law(least->staging.schedule))
+    if (least && !found.candidates.any_fits() && !has_closed_form(least->staging.schedule))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     out.certain = true;
     if (found.candidates.any_fits()) out.fit = Fit::of(found.candidates.best());

@@ -33,7 +33,7 @@ class Refusal {
   [[noreturn]] void refuse(const Coarsened& coarse, const std::vector<Candidate>& tried,
                            const std::optional<LeastMemory>& least) const {
     if (!least && tried.empty()) refuse_no_staging();
-    const bool is_lawful = least && has_law(least->staging.schedule);
+    const bool is_lawful = least && has_closed_form(least->staging.schedule);
     Bytes peak{}, host{};
     if (is_lawful) {
       peak = least->peak + coarse.rounding(work_);
@@ -92,7 +92,7 @@ class Refusal {
       const bool other = request.options.recompute != request_.options.recompute;
       const auto& schedules = constraints.schedules;
       const bool by_name = !constraints.recomputed_modules.empty();
-      const bool lawless = std::none_of(schedules.begin(), schedules.end(), has_law);
+      const bool lawless = std::none_of(schedules.begin(), schedules.end(), has_closed_form);
       if (lawless || (other && by_name)) return exact_(request, cluster);
       Workload in_segments = coarse.work;
       const std::int64_t samples = std::max<std::int64_t>(1, constraints.batch / constraints.world);

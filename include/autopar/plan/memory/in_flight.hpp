@@ -32,7 +32,7 @@ struct InFlight {
 }
 
 /// Whether that alone says what a stage holds, without the orders of turns.
-[[nodiscard]] constexpr bool has_law(ScheduleKind schedule) {
+[[nodiscard]] constexpr bool has_closed_form(ScheduleKind schedule) {
   return schedule == ScheduleKind::kGPipe || schedule == ScheduleKind::kOneFOneB;
 }
 

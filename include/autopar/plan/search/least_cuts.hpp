@@ -75,7 +75,7 @@ class LeastMemoryCuts {
     const auto& allowed = objective_.constraints().schedules;
     const auto plain = std::find(allowed.begin(), allowed.end(), ScheduleKind::kOneFOneB);
     if (plain != allowed.end()) return *plain;
-    const auto lawful = std::find_if(allowed.begin(), allowed.end(), has_law);
+    const auto lawful = std::find_if(allowed.begin(), allowed.end(), has_closed_form);
     return lawful != allowed.end() ? *lawful : allowed.front();
   }
 

@@ -353,7 +353,7 @@ class LeastStaging {
         schedules = {kind};
         break;
       }
-      if (has_law(kind)) schedules.push_back(kind);
+      if (has_closed_form(kind)) schedules.push_back(kind);
     }
     std::vector<MemoryVariant> out;
     for (const ScheduleKind schedule : schedules) {
@@ -403,7 +403,7 @@ class LeastStaging {
   const bool is_small = objective.work().graph.node_count() <= detail::kMaskNodes &&
                         constraints.world <= detail::kLeastMemoryRanks &&
                         count_downsets(objective.work().graph, detail::kSearchTails).has_value();
-  if (!is_small || std::ranges::none_of(constraints.schedules, has_law)) return start;
+  if (!is_small || std::ranges::none_of(constraints.schedules, has_closed_form)) return start;
   return detail::LeastStaging(objective, detail::kLeastMemorySteps).best(std::move(start));
 }
 

@@ -357,7 +357,7 @@ class StepObjective {
   /// Micro-batches that each stage holds; of a synthesised schedule, about. Its replicas run alike.
   [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
                                                              const Savings& savings) const {
-    if (has_law(staging.schedule) || staging.schedule == ScheduleKind::kSynthesised || !work_.loss_mode)
+    if (has_closed_form(staging.schedule) || staging.schedule == ScheduleKind::kSynthesised || !work_.loss_mode)
       return in_flight_by_law(work_, staging);
     Pipeline positions;
     positions.ranks = static_cast<int>(staging.replicas_of_positions().size());

@@ -9,7 +9,7 @@
 #include <autopar/core/units.hpp>
 
 #include "torch/cost/partition.hpp"
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 
 namespace autopar::detail {
 
@@ -49,7 +49,7 @@ class AtomBench {
   std::vector<ValueId> outgoing_;  ///< what others take
   bool whole_batch_ = false;
   std::vector<OpId> casts_;  ///< of parameters: made before each run, as they are before each call
-  OpRunner runner_;
+  OpInterpreter runner_;
   std::vector<at::Tensor> counts_;
   std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run
   at::Tensor others_;               ///< stands for the memory of other atoms

@@ -8,9 +8,11 @@
 #include <type_traits>
 #include <utility>
 
+#include <ATen/ops/empty.h>
+
 #include "torch/cost/measured/profiler.hpp"
 #include "torch/cost/measured/stopwatch.hpp"
-#include "torch/ir/tensor_form.hpp"
+#include "torch/device/tensor_buffer.hpp"
 
 namespace autopar {
 
@@ -91,7 +93,7 @@ class LinkBench {
   [[nodiscard]] FittedLine measure(const LinkProbe& probe, GroupId group) {
     std::vector<MeasuredPoint> points;
     for (const auto bytes : kLinkProbes) {
-      const auto buffer = make_landing({{{bytes / 4}, c10::ScalarType::Float}}, device_);
+      const auto buffer = buffer_of(at::empty({bytes / 4}, at::TensorOptions(at::kFloat).device(device_)));
       std::vector<double> times;
       for (int i = 0; i <= kLinkRepetitions; ++i) {
         const double seconds = detail::seconds_of(device_, [&] {

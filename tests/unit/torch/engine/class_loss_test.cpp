@@ -9,7 +9,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/capture/capture.hpp"
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 
 namespace autopar::test {
 namespace class_loss_test {
@@ -41,7 +41,7 @@ Replayed replayed(Classifier& net, const at::Tensor& logits, const at::Tensor& t
   for (std::size_t i = 0; i < out.graph.ops.size(); ++i)
     out.in_place = out.in_place || makes_gradient_in_place(out.graph, OpId::of(i));
   const auto plan = analyze_batch(out.graph);
-  OpRunner runner(out.graph, plan, all_ops(out.graph), out.graph.outputs, c10::kCPU);
+  OpInterpreter runner(out.graph, plan, all_ops(out.graph), out.graph.outputs, c10::kCPU);
   auto values = runner.environment();
   bind_state(out.graph, net, values);
   values[out.graph.inputs[0].index()] = logits;

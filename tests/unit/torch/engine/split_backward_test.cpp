@@ -9,7 +9,7 @@
 #include <catch_shim.hpp>
 
 #include "torch/capture/capture.hpp"
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 
 // Backwards in two parts, each against libtorch's whole one.
@@ -50,7 +50,7 @@ Gradients run(const Case& example, bool splits) {
   const auto graph = fold_linear(capture(
       net, specs, [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{example.function(net.p, in[0])}; }));
   const auto plan = analyze_batch(graph, {});
-  OpRunner runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, splits);
+  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, splits);
   auto environment = runner.environment();
   bind_state(graph, net, environment);
   auto input = example.input.detach().clone();
@@ -192,7 +192,7 @@ TEST_CASE("a frozen weight makes the operator a plain one") {
     return std::vector<Tensor>{F::linear(in[0], net.p[0], net.p[1])};
   }));
   const auto plan = analyze_batch(graph, {});
-  OpRunner runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, true);
+  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU, true);
   auto environment = runner.environment();
   bind_state(graph, net, environment);
   environment[graph.inputs[0].index()] = x;

@@ -11,7 +11,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/capture/capture.hpp"
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 #include "torch/rewrite/select_fold.hpp"
 
 namespace autopar::test {
@@ -86,7 +86,7 @@ struct Run {
 
 Run run_graph(Heads& net, const OpGraph& graph, const at::Tensor& x) {
   const auto plan = analyze_batch(graph);
-  OpRunner runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU);
+  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU);
   auto values = runner.environment();
   bind_state(graph, net, values);
   values[graph.inputs[0].index()] = x;

@@ -17,7 +17,7 @@ namespace autopar {
 
 /// A captured program cut into stages, and what travels between them. A pure function of graph, plan and stages, so the
 /// same on every rank.
-struct Division {
+struct StagedGraph {
   Pipeline pipeline;
   std::vector<std::vector<OpId>> stage_ops;            ///< ascending
   std::vector<std::vector<ValueId>> channel_values;    ///< by channel, ascending
@@ -42,7 +42,7 @@ struct StageMap {
 };
 
 /// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
-[[nodiscard]] Division divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world);
+[[nodiscard]] StagedGraph divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world);
 
 /// Cuts every stage that has several replicas once more before each level of totals, so that what the replicas add up
 /// can travel between them: several stages of the result then run on the same ranks. Stages without ops are left out.
@@ -55,7 +55,7 @@ struct StageMap {
 /// reads it there, or the prologue does, and optimizers must step all copies alike.
 /// @param holders  by ValueId: of parameters, ascending, at least the ranks whose stages read it; of others not looked
 /// at
-void include_holders(Division& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders);
+void include_holders(StagedGraph& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders);
 
 /// Where parameters lie in units of shards.
 struct SharedParameters {
@@ -65,7 +65,7 @@ struct SharedParameters {
 
 /// Sums the gradients of units into shares, each in a group of its own; groups of the other parameters stay. Units that
 /// no stage reads are left out.
-void share_groups(Division& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
+void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
 
 /// Plays a whole backward of each stage that gathers within turns: it goes through what the stage runs from the end,
 /// and through a segment that runs again first from its beginning and then from its end; what others read as well gets
@@ -74,7 +74,7 @@ void share_groups(Division& division, const OpGraph& graph, const BatchPlan& pla
 /// run again: not what its backward needs first, and not what others read as well.
 /// @pre backwards are whole
 /// @param shared  with which the groups were made
-void order_backward_gathers(Division& division, const OpGraph& graph, const BatchPlan& plan,
+void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,
                             const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept);
 
 /// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter

@@ -1,4 +1,4 @@
-#include "torch/engine/stage_runtime.hpp"
+#include "torch/engine/stage.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -22,8 +22,7 @@
 
 namespace autopar {
 
-StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const Leaves& leaves,
-                           const std::vector<bool>& reduced)
+Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced)
     : program_(program), stage_(stage), reduced_(reduced), compute_(leaves.compute), copy_(leaves.copy) {
   find_boundary();
   find_sums();
@@ -37,8 +36,8 @@ StageRuntime::StageRuntime(const DividedProgram& program, StageId stage, const L
   const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
                                                [&](ValueId parameter) { return reduced[parameter.index()]; });
   if (device().is_cuda() && !any_reduced) side_ = std::make_shared<SideStream>(device());
-  runner_ = std::make_unique<StageRunner>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
-                                          hooks(parts), side_);
+  runner_ = std::make_unique<SegmentInterpreter>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
+                                                 hooks(parts), side_);
   environment_ = runner_->environment();
   handles_.resize(environment_.size());
   find_leaves(leaves.handle);
@@ -72,7 +71,7 @@ void add_need(const at::Tensor& result, const std::shared_ptr<ParameterNeeds>& n
 
 }  // namespace
 
-OpHooks StageRuntime::hooks(const std::vector<StagePart>& parts) {
+OpHooks Stage::hooks(const std::vector<StagePart>& parts) {
   OpHooks hooks;
   std::map<int, OpId> last;  // reader of each group, in the order of the run
   for (const auto& part : parts) {
@@ -111,7 +110,7 @@ OpHooks StageRuntime::hooks(const std::vector<StagePart>& parts) {
   return hooks;
 }
 
-void StageRuntime::find_boundary() {
+void Stage::find_boundary() {
   std::set<ValueId> in, out;
   for (std::size_t c = 0; c < program_.pipeline.channels.size(); ++c) {
     const auto& channel = program_.pipeline.channels[c];
@@ -124,7 +123,7 @@ void StageRuntime::find_boundary() {
 }
 
 // A sum belongs to the stage that makes it; a parameter that is one, to the first stage that reads it.
-void StageRuntime::find_sums() {
+void Stage::find_sums() {
   const auto reads = [&](StageId stage, ValueId parameter) {
     const auto read = parameters_read(graph(), program_.stage_ops[stage.index()]);
     return std::binary_search(read.begin(), read.end(), parameter);
@@ -141,7 +140,7 @@ void StageRuntime::find_sums() {
   }
 }
 
-void StageRuntime::find_leaves(const Lookup& lookup) {
+void Stage::find_leaves(const Lookup& lookup) {
   std::set<ValueId> read;
   for (const auto op : ops()) {
     for_each_input(graph().op(op), [&](ValueId value) {
@@ -160,7 +159,7 @@ void StageRuntime::find_leaves(const Lookup& lookup) {
   }
 }
 
-void StageRuntime::refresh_leaves() {
+void Stage::refresh_leaves() {
   for (const auto value : state_) {
     const auto& handle = handles_[value.index()];
     auto& leaf = environment_[value.index()];
@@ -179,16 +178,16 @@ void StageRuntime::refresh_leaves() {
   }
 }
 
-at::Tensor StageRuntime::compute_memory(ValueId parameter) const {
+at::Tensor Stage::compute_memory(ValueId parameter) const {
   auto memory = compute_(parameter);
   return memory.defined() ? memory : handles_[parameter.index()];
 }
 
-bool StageRuntime::defers(ValueId parameter) const {
+bool Stage::defers(ValueId parameter) const {
   return std::binary_search(runner_->deferrable().begin(), runner_->deferrable().end(), parameter);
 }
 
-void StageRuntime::find_casts() {
+void Stage::find_casts() {
   for (const auto& info : graph().values) {
     resident_.push_back(info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer ||
                         info.kind == ValueKind::kConstant);
@@ -201,7 +200,7 @@ void StageRuntime::find_casts() {
 }
 
 // Segments keep what enters them before they run, and of lists no element can be missing: their casts are made first.
-void StageRuntime::find_readers_of_casts(const std::vector<StagePart>& parts) {
+void Stage::find_readers_of_casts(const std::vector<StagePart>& parts) {
   const auto cast_behind = [&](ValueId value) {
     const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
     return definer.valid() && plan().treatment(definer).once ? definer : OpId::none();
@@ -247,7 +246,7 @@ class CopyNode : public torch::autograd::Node {
 
 }  // namespace
 
-at::Tensor StageRuntime::cast(ValueId parameter, const ValueInfo& form) const {
+at::Tensor Stage::cast(ValueId parameter, const ValueInfo& form) const {
   const auto& leaf = environment_[parameter.index()];
   const auto copy = copy_(parameter);
   const auto type = form.dtype;
@@ -266,13 +265,13 @@ at::Tensor StageRuntime::cast(ValueId parameter, const ValueInfo& form) const {
   return cast;
 }
 
-void StageRuntime::start_casts(bool differentiate) {
+void Stage::start_casts(bool differentiate) {
   differentiates_ = differentiate;
   for (const auto op : made_first_) make_cast(op);
 }
 
 // A parameter that is cast for several readers is cast once.
-void StageRuntime::make_cast(OpId op) {
+void Stage::make_cast(OpId op) {
   auto& copy = environment_[graph().output(op).index()];
   if (copy.defined()) return;
   const bool with_history = differentiates_ && graph().op(op).grad_enabled;
@@ -284,14 +283,14 @@ void StageRuntime::make_cast(OpId op) {
   copy = known;
 }
 
-void StageRuntime::drop_casts() {
+void Stage::drop_casts() {
   for (const auto op : casts_) environment_[graph().output(op).index()].reset();
   made_casts_.clear();
 }
 
-bool StageRuntime::is_resident(ValueId value) const { return resident_[value.index()]; }
+bool Stage::is_resident(ValueId value) const { return resident_[value.index()]; }
 
-void StageRuntime::backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients) {
+void Stage::backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients) {
   try {
     torch::autograd::backward(roots, gradients);
   } catch (...) {
@@ -301,13 +300,13 @@ void StageRuntime::backward(const std::vector<at::Tensor>& roots, const std::vec
   if (side_) side_->join();
 }
 
-void StageRuntime::clear_environment() {
+void Stage::clear_environment() {
   for (std::size_t i = 0; i < environment_.size(); ++i) {
     if (!is_resident(ValueId::of(i))) environment_[i].reset();
   }
 }
 
-void StageRuntime::hold_accumulator(ValueId parameter) {
+void Stage::hold_accumulator(ValueId parameter) {
   auto& accumulator = accumulators_[parameter];
   accumulator = torch::autograd::impl::grad_accumulator(environment_[parameter.index()]);
   if (!reduced_[parameter.index()]) return;

@@ -1,4 +1,4 @@
-#include "torch/staging/division.hpp"
+#include "torch/staging/staged_graph.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -23,7 +23,7 @@ class Divider {
   Divider(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages)
       : graph_(graph), plan_(plan), stages_(stages) {}
 
-  Division divide(int world) && {
+  StagedGraph divide(int world) && {
     division_.pipeline.ranks = world;
     division_.pipeline.stages = stages_.stage_ranks;
     division_.stage_ops.resize(stages_.stage_ranks.size());
@@ -135,18 +135,18 @@ class Divider {
   const OpGraph& graph_;
   const BatchPlan& plan_;
   const StageMap& stages_;
-  Division division_;
+  StagedGraph division_;
   std::map<std::tuple<int, int, ChannelKind>, std::set<ValueId>> channels_;
   std::map<ValueId, std::map<StageId, OpId>> last_reads_;  // of parameters, by stage
 };
 
 }  // namespace
 
-Division divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world) {
+StagedGraph divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world) {
   return Divider(graph, plan, stages).divide(world);
 }
 
-void include_holders(Division& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders) {
+void include_holders(StagedGraph& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders) {
   std::map<ValueId, std::set<Rank>> readers;  // of trained parameters
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& replicas = division.pipeline.stages[s];
@@ -204,13 +204,14 @@ bool is_issued_before(const PlannedGroup& a, const PlannedGroup& b) {
 namespace {
 
 // A view of a parameter is read like the parameter itself, and so is a copy that is gathered in its place.
-std::map<StorageId, Division::InGroup> parameters_of_storages(const Division& division, const OpGraph& graph,
-                                                              const BatchPlan& plan, const SharedParameters& shared) {
+std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGraph& division, const OpGraph& graph,
+                                                                 const BatchPlan& plan,
+                                                                 const SharedParameters& shared) {
   std::map<int, int> group_of;  // by unit
   for (std::size_t g = 0; g < division.group_units.size(); ++g) {
     if (division.group_units[g] >= 0) group_of[division.group_units[g]] = static_cast<int>(g);
   }
-  std::map<StorageId, Division::InGroup> out;
+  std::map<StorageId, StagedGraph::InGroup> out;
   for (const auto& [name, value] : graph.parameters) {
     const auto group = group_of.find(shared.unit_of[value.index()]);
     if (group != group_of.end()) out[graph.value(value).storage] = {group->second, value};
@@ -227,7 +228,7 @@ std::map<StorageId, Division::InGroup> parameters_of_storages(const Division& di
 
 }  // namespace
 
-void share_groups(Division& division, const OpGraph& graph, const BatchPlan& batch_plan,
+void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& batch_plan,
                   const SharedParameters& shared) {
   auto last_read = last_reads(graph, batch_plan);
   std::map<int, std::set<StageId>> readers;  // by unit
@@ -287,7 +288,7 @@ namespace {
 /// Plays a whole backward of one stage.
 class BackwardOfStage {
  public:
-  BackwardOfStage(Division& division, StageId stage, const OpGraph& graph, const BatchPlan& plan,
+  BackwardOfStage(StagedGraph& division, StageId stage, const OpGraph& graph, const BatchPlan& plan,
                   const SharedParameters& shared, Bytes kept)
       : division_(division),
         groups_(division.pipeline.groups),
@@ -335,7 +336,7 @@ class BackwardOfStage {
   [[nodiscard]] const ReduceGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   [[nodiscard]] bool gathers(int g) const { return gathers_in_turns(group(g)); }
   /// The parameter behind a value if it is in a group of this stage.
-  [[nodiscard]] const Division::InGroup* find(ValueId value) const {
+  [[nodiscard]] const StagedGraph::InGroup* find(ValueId value) const {
     const auto found = division_.parameter_of_storage.find(graph_.value(value).storage);
     const bool is_here = found != division_.parameter_of_storage.end() && group(found->second.group).stage == stage_;
     return is_here ? &found->second : nullptr;
@@ -397,7 +398,7 @@ class BackwardOfStage {
     }
   }
 
-  Division& division_;
+  StagedGraph& division_;
   std::vector<ReduceGroup>& groups_;
   StageId stage_;
   const OpGraph& graph_;
@@ -413,7 +414,7 @@ class BackwardOfStage {
 
 }  // namespace
 
-void order_backward_gathers(Division& division, const OpGraph& graph, const BatchPlan& plan,
+void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,
                             const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept) {
   division.pipeline.backward_gathers.assign(division.stage_ops.size(), {});
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {

@@ -9,7 +9,7 @@
 #include <c10/core/Device.h>
 
 #include "torch/interpret/deferred_gradients.hpp"
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 #include "torch/interpret/stage_parts.hpp"
 #include "torch/ir/op_graph.hpp"
 
@@ -45,26 +45,26 @@ struct Segment {
 /// A gradient that several operators of a segment add to is summed there first: where more than two are added, the last
 /// bit of the sum may differ from that of a run without segments.
 /// @source Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016
-class StageRunner {
+class SegmentInterpreter {
  public:
   /// @param graph, plan  must outlive the runner, and the runner every backward of its runs
-  /// @param keep, splits_backwards, hooks, side  see OpRunner; casts of parameters, which are made elsewhere, stay as
-  /// well
-  StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
-              const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false, OpHooks hooks = {},
-              std::shared_ptr<SideStream> side = nullptr);
-  StageRunner(const StageRunner&) = delete;
-  StageRunner& operator=(const StageRunner&) = delete;
+  /// @param keep, splits_backwards, hooks, side  see OpInterpreter; casts of parameters, which are made elsewhere, stay
+  /// as well
+  SegmentInterpreter(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
+                     const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards = false,
+                     OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr);
+  SegmentInterpreter(const SegmentInterpreter&) = delete;
+  SegmentInterpreter& operator=(const SegmentInterpreter&) = delete;
 
   /// An environment with the constants in place.
   [[nodiscard]] Environment environment() const { return ops_.environment(); }
 
-  /// See OpRunner::run. Where gradients are disabled, nothing is kept and segments are like the rest.
+  /// See OpInterpreter::run. Where gradients are disabled, nothing is kept and segments are like the rest.
   /// @param values  the backwards of segments use it too, when no run is under way: it must outlive them
   void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
            const std::shared_ptr<DeferredGradients>& deferred = nullptr);
 
-  /// See OpRunner::deferrable.
+  /// See OpInterpreter::deferrable.
   [[nodiscard]] const std::vector<ValueId>& deferrable() const { return ops_.deferrable(); }
   [[nodiscard]] const std::deque<Segment>& segments() const { return segments_; }  ///< in the order of the run
 
@@ -84,7 +84,7 @@ class StageRunner {
 
   const OpGraph& graph_;
   const BatchPlan& plan_;
-  OpRunner ops_;
+  OpInterpreter ops_;
   struct Part {
     OpRange ops;
     const Segment* segment = nullptr;  ///< null = runs once

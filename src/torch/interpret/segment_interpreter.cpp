@@ -1,4 +1,4 @@
-#include "torch/interpret/stage_runner.hpp"
+#include "torch/interpret/segment_interpreter.hpp"
 
 #include <algorithm>
 #include <map>
@@ -42,9 +42,9 @@ std::vector<ValueId> with_casts(std::vector<ValueId> keep, const OpGraph& graph,
 
 }  // namespace
 
-StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
-                         const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards, OpHooks hooks,
-                         std::shared_ptr<SideStream> side)
+SegmentInterpreter::SegmentInterpreter(const OpGraph& graph, const BatchPlan& plan, const std::vector<StagePart>& parts,
+                                       const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards,
+                                       OpHooks hooks, std::shared_ptr<SideStream> side)
     : graph_(graph),
       plan_(plan),
       ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards,
@@ -72,13 +72,13 @@ StageRunner::StageRunner(const OpGraph& graph, const BatchPlan& plan, const std:
 }
 
 // Gradients go past casts of parameters to the parameters.
-ValueId StageRunner::what_is_read(ValueId value) const {
+ValueId SegmentInterpreter::what_is_read(ValueId value) const {
   const auto parameter = plan_.parameter_behind(graph_, value);
   return parameter.valid() ? parameter : value;
 }
 
-void StageRunner::find_segment(const StagePart& part, OpRange range, const Uses& uses,
-                               const std::vector<ValueId>& keep) {
+void SegmentInterpreter::find_segment(const StagePart& part, OpRange range, const Uses& uses,
+                                      const std::vector<ValueId>& keep) {
   auto& segment = segments_.emplace_back();
   segment.ops = range;
   const auto inside = [&](OpId op) { return std::binary_search(part.ops.begin(), part.ops.end(), op); };
@@ -106,7 +106,7 @@ void StageRunner::find_segment(const StagePart& part, OpRange range, const Uses&
   }
 }
 
-Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const Uses& uses) const {
+Segment::Entry SegmentInterpreter::entry_of(ValueId value, const StagePart& part, const Uses& uses) const {
   const auto& info = graph_.value(value);
   const auto read = what_is_read(value);
   const auto& readers = uses.readers[read.index()];
@@ -131,7 +131,7 @@ Segment::Entry StageRunner::entry_of(ValueId value, const StagePart& part, const
 }
 
 // Of memory that the stage makes and that a segment reads a small part of, through one view or several.
-void StageRunner::find_small_views(Segment& segment, const std::vector<OpId>& stage) const {
+void SegmentInterpreter::find_small_views(Segment& segment, const std::vector<OpId>& stage) const {
   constexpr std::int64_t kSamples = 64;  // of a share that sizes are compared for
   constexpr std::int64_t kMuchLarger = 2;
   const auto creators = graph_.storage_creators();
@@ -159,8 +159,8 @@ void StageRunner::find_small_views(Segment& segment, const std::vector<OpId>& st
   }
 }
 
-void StageRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
-                      const std::shared_ptr<DeferredGradients>& deferred) {
+void SegmentInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+                             const std::shared_ptr<DeferredGradients>& deferred) {
   for (const auto& part : parts_) {
     if (part.segment != nullptr && at::GradMode::is_enabled())
       run_segment(*part.segment, values, share, statistics);
@@ -169,8 +169,8 @@ void StageRunner::run(Environment& values, const ShareContext& share, std::vecto
   }
 }
 
-void StageRunner::run_segment(const Segment& segment, Environment& values, const ShareContext& share,
-                              std::vector<NormSample>& statistics) {
+void SegmentInterpreter::run_segment(const Segment& segment, Environment& values, const ShareContext& share,
+                                     std::vector<NormSample>& statistics) {
   const std::shared_ptr<SegmentNode> node(new SegmentNode(ops_, segment, values, share, plan_.batch_norms.size()),
                                           torch::autograd::deleteNode);
   ops_.run(values, share, statistics, nullptr, segment.ops);

@@ -1,4 +1,4 @@
-#include "torch/interpret/stage_runner.hpp"
+#include "torch/interpret/segment_interpreter.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -130,7 +130,7 @@ class Run {
     return true;
   }
   [[nodiscard]] const std::vector<Tensor>& results() const { return out_.results; }
-  [[nodiscard]] StageRunner& runner() { return runner_; }
+  [[nodiscard]] SegmentInterpreter& runner() { return runner_; }
 
   std::shared_ptr<DeferredGradients> deferred;
 
@@ -142,7 +142,7 @@ class Run {
   }
 
   const Program& program_;
-  StageRunner runner_;
+  SegmentInterpreter runner_;
   Environment values_;
   ShareContext share_;
   Tensor x_;

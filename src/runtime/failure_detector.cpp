@@ -1,4 +1,4 @@
-#include "watch.hpp"
+#include "failure_detector.hpp"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -36,7 +36,7 @@ T read_at(std::span<const std::byte> bytes, std::size_t offset) {
 }  // namespace
 
 /// What travels on the sockets: four numbers, then the two texts.
-struct Watch::Frame {
+struct FailureDetector::Frame {
   Kind kind = Kind::kLeft;
   Failure failure;  ///< kLeft, kDied: only the rank
 
@@ -73,17 +73,17 @@ struct Watch::Frame {
   }
 };
 
-Watch::Watch(std::shared_ptr<Health> health, int lifeline)
+FailureDetector::FailureDetector(std::shared_ptr<Health> health, int lifeline)
     : health_(std::move(health)), lifeline_(lifeline), waker_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-Watch::~Watch() { stop(); }
+FailureDetector::~FailureDetector() { stop(); }
 
-Blob Watch::listen(bool single_host) {
+Blob FailureDetector::listen(bool single_host) {
   port_ = std::make_unique<ControlPort>(health_->size(), single_host);
   return port_->address();
 }
 
-void Watch::accept_all() {
+void FailureDetector::accept_all() {
   auto admitted = port_->admit(kAcceptLimit, lifeline_);
   port_.reset();
   if (const auto missing = health_->size() - 1 - static_cast<int>(admitted.size()); missing > 0) {
@@ -94,7 +94,7 @@ void Watch::accept_all() {
   start(std::move(admitted));
 }
 
-void Watch::connect(std::span<const std::byte> address) {
+void FailureDetector::connect(std::span<const std::byte> address) {
   std::vector<Admitted> admitted;
   if (auto port = connect_to_control_port(address, health_->self(), lifeline_)) {
     admitted.push_back(std::move(*port));
@@ -106,20 +106,20 @@ void Watch::connect(std::span<const std::byte> address) {
   start(std::move(admitted));
 }
 
-void Watch::start(std::vector<Admitted> admitted) {
+void FailureDetector::start(std::vector<Admitted> admitted) {
   for (Admitted& one : admitted) {
     peers_.push_back({one.rank, std::move(one.socket), std::move(one.lifeline), {}, false});
   }
   thread_ = std::thread([this] { loop(); });
 }
 
-void Watch::wake() noexcept {
+void FailureDetector::wake() noexcept {
   const std::uint64_t one = 1;
   // Fails only when the counter is full; then the thread is awake anyway.
   (void)!::write(waker_.number(), &one, sizeof one);
 }
 
-void Watch::stop() noexcept {
+void FailureDetector::stop() noexcept {
   stopping_.store(true);
   wake();
   if (thread_.joinable()) thread_.join();
@@ -127,18 +127,22 @@ void Watch::stop() noexcept {
   for (Peer& peer : peers_) peer.lifeline = FileDescriptor();
 }
 
-void Watch::abort_after(std::chrono::milliseconds grace) noexcept {
+void FailureDetector::abort_after(std::chrono::milliseconds grace) noexcept {
   const auto at = (Clock::now() + grace).time_since_epoch().count();
   Clock::rep unarmed = 0;
   abort_at_.compare_exchange_strong(unarmed, at);
   wake();
 }
 
-void Watch::tell_failure(const Failure& failure) noexcept { send_to_all({Kind::kFailure, failure}, Rank::none()); }
+void FailureDetector::tell_failure(const Failure& failure) noexcept {
+  send_to_all({Kind::kFailure, failure}, Rank::none());
+}
 
-void Watch::tell_leaving() noexcept { send_to_all({Kind::kLeft, {health_->self(), {}, {}, 0}}, Rank::none()); }
+void FailureDetector::tell_leaving() noexcept {
+  send_to_all({Kind::kLeft, {health_->self(), {}, {}, 0}}, Rank::none());
+}
 
-void Watch::send_to_all(const Frame& frame, Rank except) noexcept {
+void FailureDetector::send_to_all(const Frame& frame, Rank except) noexcept {
   const Blob bytes = frame.bytes();
   const std::lock_guard lock(sending_);
   for (Peer& peer : peers_) {
@@ -147,7 +151,7 @@ void Watch::send_to_all(const Frame& frame, Rank except) noexcept {
   }
 }
 
-void Watch::loop() {
+void FailureDetector::loop() {
   std::vector<pollfd> entries;
   while (!stopping_.load()) {
     entries.assign(1, {waker_.number(), POLLIN, 0});
@@ -174,7 +178,7 @@ void Watch::loop() {
   }
 }
 
-void Watch::read_from(Peer& peer) {
+void FailureDetector::read_from(Peer& peer) {
   std::array<std::byte, 4096> chunk;
   const ssize_t got = ::recv(peer.socket.number(), chunk.data(), chunk.size(), MSG_DONTWAIT);
   if (got < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) return;
@@ -187,7 +191,7 @@ void Watch::read_from(Peer& peer) {
   while (frame.take_from(peer.unread)) take(frame, peer.rank);
 }
 
-void Watch::take(const Frame& frame, Rank from) {
+void FailureDetector::take(const Frame& frame, Rank from) {
   const Rank subject = frame.failure.rank;
   if (!subject.valid() || subject.value() >= health_->size()) return;
   switch (frame.kind) {
@@ -207,7 +211,7 @@ void Watch::take(const Frame& frame, Rank from) {
   if (health_->self() == Rank(0)) send_to_all(frame, from);
 }
 
-void Watch::lost(Peer& peer) {
+void FailureDetector::lost(Peer& peer) {
   {
     const std::lock_guard lock(sending_);
     peer.socket = FileDescriptor();

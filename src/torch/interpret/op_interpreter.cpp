@@ -1,4 +1,4 @@
-#include "torch/interpret/op_runner.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -98,9 +98,9 @@ std::int64_t places_of(std::int64_t channels) {
 
 }  // namespace
 
-OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-                   c10::Device device, bool splits_backwards, const std::vector<OpId>& whole, OpHooks hooks,
-                   std::shared_ptr<SideStream> side)
+OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops,
+                             const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards,
+                             const std::vector<OpId>& whole, OpHooks hooks, std::shared_ptr<SideStream> side)
     : graph_(graph),
       plan_(plan),
       device_(device),
@@ -136,13 +136,13 @@ OpRunner::OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId
   deferrable_.erase(std::unique(deferrable_.begin(), deferrable_.end()), deferrable_.end());
 }
 
-void OpRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
-                   std::shared_ptr<DeferredGradients> deferred) {
+void OpInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+                        std::shared_ptr<DeferredGradients> deferred) {
   run(values, share, statistics, std::move(deferred), {0, count_});
 }
 
-void OpRunner::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
-                   std::shared_ptr<DeferredGradients> deferred, OpRange ops) {
+void OpInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+                        std::shared_ptr<DeferredGradients> deferred, OpRange ops) {
   const c10::impl::ExcludeDispatchKeyGuard as_captured(c10::autocast_dispatch_keyset);
   share_ = &share;
   statistics_ = &statistics;
@@ -152,7 +152,7 @@ void OpRunner::run(Environment& values, const ShareContext& share, std::vector<N
   deferred_.reset();
 }
 
-void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split) {
+void OpInterpreter::treat(ReplayCall& call, const std::optional<SplitBackward>& split) {
   const auto& treatment = plan_.treatment(call.id);
   const bool hooked = hooks_.ops.count(call.id) > 0;
   if (hooked) {
@@ -191,7 +191,7 @@ void OpRunner::treat(ReplayCall& call, const std::optional<SplitBackward>& split
   if (hooked) hooks_.after(call.id, call.stack);
 }
 
-void OpRunner::restore_layout(ReplayCall& call) const {
+void OpInterpreter::restore_layout(ReplayCall& call) const {
   for (const auto& output : call.node.outputs) {
     if (output.kind != SlotKind::kTensor || !output.values[0].valid()) continue;
     auto& result = call.stack[static_cast<std::size_t>(output.position)];
@@ -200,7 +200,7 @@ void OpRunner::restore_layout(ReplayCall& call) const {
   }
 }
 
-void OpRunner::call_random(ReplayCall& call, Draw draw) const {
+void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
   const auto seed = draw_seed(share_->draws, call.id, draw == Draw::kPerShare ? share_->first_sample : -1);
   if (const auto position = argument_named(call.node, "generator"); position >= 0) {
     argument(call, position) = make_generator(device_, seed);
@@ -236,7 +236,7 @@ void OpRunner::call_random(ReplayCall& call, Draw draw) const {
 }
 
 // Arguments that a hook has made.
-void OpRunner::read_again(ReplayCall& call) {
+void OpInterpreter::read_again(ReplayCall& call) {
   for (const auto& slot : call.node.inputs) {
     const auto value = slot.values.front();
     if (slot.kind != SlotKind::kTensor || !value.valid()) continue;
@@ -246,7 +246,7 @@ void OpRunner::read_again(ReplayCall& call) {
 }
 
 // Those of all norms of a run are one memory: a fill for each took the host as long as an operator.
-at::Tensor OpRunner::zeros_for_statistic(const at::Tensor& like) {
+at::Tensor OpInterpreter::zeros_for_statistic(const at::Tensor& like) {
   const auto places = places_of(like.numel());
   const bool fits =
       zeros_.defined() && zeros_.scalar_type() == like.scalar_type() && given_zeros_ + places <= zeros_.numel();
@@ -260,7 +260,7 @@ at::Tensor OpRunner::zeros_for_statistic(const at::Tensor& like) {
 }
 
 // With momentum 1 the operator leaves the share's own statistics in its running buffers, at no cost.
-void OpRunner::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) {
+void OpInterpreter::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) {
   if (!norm.running_mean.valid()) {
     call.proceed();
     return;

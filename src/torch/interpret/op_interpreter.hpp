@@ -19,7 +19,7 @@
 
 namespace autopar {
 
-/// Operators of an OpRunner, by their positions in its order; the last is not included.
+/// Operators of an OpInterpreter, by their positions in its order; the last is not included.
 struct OpRange {
   std::size_t first = 0, last = 0;
 };
@@ -33,7 +33,7 @@ struct OpHooks {
 };
 
 /// Runs some operators of a captured graph on shares of the batch, each as the batch algebra says.
-class OpRunner {
+class OpInterpreter {
  public:
   /// @param ops   see Replayer; `graph` and `plan` must outlive the runner
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
@@ -41,11 +41,11 @@ class OpRunner {
   /// off to
   /// @param whole  operators whose backwards are not split all the same, ascending
   /// @param side   see `proceed_splitting`
-  OpRunner(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
-           c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {}, OpHooks hooks = {},
-           std::shared_ptr<SideStream> side = nullptr);
-  OpRunner(const OpRunner&) = delete;
-  OpRunner& operator=(const OpRunner&) = delete;
+  OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
+                c10::Device device, bool splits_backwards = false, const std::vector<OpId>& whole = {},
+                OpHooks hooks = {}, std::shared_ptr<SideStream> side = nullptr);
+  OpInterpreter(const OpInterpreter&) = delete;
+  OpInterpreter& operator=(const OpInterpreter&) = delete;
 
   /// An environment with the constants in place.
   [[nodiscard]] Environment environment() const { return replayer_.environment(); }

@@ -1,4 +1,4 @@
-#include "torch/engine/stage_run.hpp"
+#include "torch/engine/stage_execution.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -22,19 +22,19 @@ bool is_only_owner(const at::Tensor& tensor) {
 
 }  // namespace
 
-StageRun::StageRun(StageRuntime& stage, const CallContext& context)
+StageExecution::StageExecution(Stage& stage, const CallContext& context)
     : stage_(stage), context_(context), shares_(static_cast<std::size_t>(context.split.microbatches())) {
   for (int m = 0; m < context_.split.microbatches(); ++m) forwards_left_ += own_share(m).empty() ? 0 : 1;
   backwards_left_ = forwards_left_;
 }
 
-Interval StageRun::own_share(int microbatch) const {
+Interval StageExecution::own_share(int microbatch) const {
   const auto& ranks = stage_.program().pipeline.stages[stage_.stage().index()];
   const auto replica = std::find(ranks.begin(), ranks.end(), context_.rank) - ranks.begin();
   return context_.split.share(stage_.stage(), static_cast<int>(replica), microbatch);
 }
 
-ShareContext StageRun::share_context(const Action& action) const {
+ShareContext StageExecution::share_context(const Action& action) const {
   ShareContext context;
   context.samples = action.samples.size();
   context.batch = context_.batch;
@@ -44,7 +44,7 @@ ShareContext StageRun::share_context(const Action& action) const {
   return context;
 }
 
-void StageRun::forward(const Action& action) {
+void StageExecution::forward(const Action& action) {
   auto& share = this->share(action);
   share.samples = action.samples;
   const auto context = share_context(action);
@@ -69,7 +69,7 @@ void StageRun::forward(const Action& action) {
   if (!context_.differentiate) sent_share_ = action.microbatch;
 }
 
-void StageRun::bring_inputs(Share& share, const ShareContext& context) {
+void StageExecution::bring_inputs(Share& share, const ShareContext& context) {
   auto& values = stage_.environment();
   for (const auto buffer : stage_.private_buffers()) {
     values[buffer.index()] = stage_.handle(buffer).detach().clone();
@@ -91,7 +91,7 @@ void StageRun::bring_inputs(Share& share, const ShareContext& context) {
   share.arriving.clear();
 }
 
-void StageRun::keep_results(Share& share, const ShareContext& context) {
+void StageExecution::keep_results(Share& share, const ShareContext& context) {
   const at::NoGradGuard no_grad;
   auto& values = stage_.environment();
   for (const auto& sum : stage_.sums()) {
@@ -126,7 +126,7 @@ void StageRun::keep_results(Share& share, const ShareContext& context) {
   for (const auto& known : context_.prologue) drop(known.first);
 }
 
-BackwardRoots StageRun::begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients) {
+BackwardRoots StageExecution::begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients) {
   auto& share = this->share(action);
   BackwardRoots roots;
   const auto add = [&](const at::Tensor& value, at::Tensor gradient) {
@@ -151,7 +151,7 @@ BackwardRoots StageRun::begin_backward(const Action& action, const std::map<Valu
 }
 
 // Messages follow their producer directly, so at the rank's next turn they have been packed.
-void StageRun::release_sent() {
+void StageExecution::release_sent() {
   if (sent_share_ < 0) return;
   auto& share = shares_[static_cast<std::size_t>(sent_share_)];
   share.results.clear();
@@ -165,7 +165,7 @@ void StageRun::release_sent() {
 
 // ---------------------------------------------------------------- messages
 
-at::Tensor StageRun::departing(const Action& action, const Channel& channel, ValueId value) {
+at::Tensor StageExecution::departing(const Action& action, const Channel& channel, ValueId value) {
   auto& share = this->share(action);
   const auto& type = stage_.plan().type(value);
   const bool batched = channel.kind == ChannelKind::kBatched;
@@ -183,7 +183,7 @@ at::Tensor StageRun::departing(const Action& action, const Channel& channel, Val
   return batched ? samples_of(gradient, type, samples, part) : gradient;
 }
 
-bool StageRun::goes_to_stages(ValueId value) const {
+bool StageExecution::goes_to_stages(ValueId value) const {
   const auto& program = stage_.program();
   const auto& channels = program.pipeline.channels;
   for (std::size_t c = 0; c < channels.size(); ++c) {
@@ -195,8 +195,8 @@ bool StageRun::goes_to_stages(ValueId value) const {
 }
 
 // What the operator made for nobody else is the result; its autograd node keeps the shape alone.
-at::Tensor StageRun::departing_result(const Action& action, const Channel& channel, ValueId value,
-                                      std::int64_t samples) {
+at::Tensor StageExecution::departing_result(const Action& action, const Channel& channel, ValueId value,
+                                            std::int64_t samples) {
   const bool whole = channel.kind != ChannelKind::kBatched || action.samples.size() == samples;
   const bool all_made = channel.kind != ChannelKind::kBatched || action.samples.size() == share(action).samples.size();
   const auto& made = share(action).results[value];
@@ -205,7 +205,7 @@ at::Tensor StageRun::departing_result(const Action& action, const Channel& chann
   return whole ? piece.clone() : piece;
 }
 
-void StageRun::arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
+void StageExecution::arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
   auto& share = this->share(action);
   if (channel.kind != ChannelKind::kBatched) {
     share.arriving[value].add(piece);
@@ -219,18 +219,18 @@ void StageRun::arrive(const Action& action, const Channel& channel, ValueId valu
 
 // ---------------------------------------------------------------- results
 
-at::Tensor StageRun::sum(ValueId value) const {
+at::Tensor StageExecution::sum(ValueId value) const {
   const auto found = sums_.find(value);
   return found == sums_.end() ? at::Tensor() : found->second;
 }
 
-void StageRun::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const {
+void StageExecution::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const {
   if (batch_norm < norms_.size() && norms_[batch_norm].count > 0) samples.push_back(norms_[batch_norm]);
 }
 
 // One after the other, so that memory does not grow with micro-batches. The squares around the common mean are those
 // around each mean and what lies between the means (Chan, Golub, LeVeque 1979), which no large mean spoils.
-void StageRun::pool(const std::vector<NormSample>& norms) {
+void StageExecution::pool(const std::vector<NormSample>& norms) {
   const at::NoGradGuard no_grad;
   norms_.resize(norms.size());
   for (std::size_t i = 0; i < norms.size(); ++i) {
@@ -250,7 +250,7 @@ void StageRun::pool(const std::vector<NormSample>& norms) {
   }
 }
 
-void StageRun::add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const {
+void StageExecution::add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const {
   const auto found = buffer_results_.find(result);
   if (found != buffer_results_.end()) results.insert(results.end(), found->second.begin(), found->second.end());
 }

@@ -24,15 +24,15 @@ namespace autopar::detail {
 /// Hydra kills all ranks at the end of file of one's connection to it, before anybody has said why. So on one host rank
 /// 0 and the others hold duplicates of these connections ("lifelines"): whoever is left has the time to tell, and ends
 /// the job itself.
-class Watch {
+class FailureDetector {
  public:
   static constexpr std::chrono::seconds kDeathGrace{5};
 
   /// @param lifeline  this process's connection to its launcher, -1 if that is not known
-  Watch(std::shared_ptr<Health> health, int lifeline);
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-  ~Watch();
+  FailureDetector(std::shared_ptr<Health> health, int lifeline);
+  FailureDetector(const FailureDetector&) = delete;
+  FailureDetector& operator=(const FailureDetector&) = delete;
+  ~FailureDetector();
 
   /// Rank 0, first: opens a port, on one host out of other users' reach. What the others need to connect.
   [[nodiscard]] Blob listen(bool single_host);

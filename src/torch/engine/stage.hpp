@@ -15,8 +15,8 @@
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/algebra/global_sums.hpp"
 #include "torch/engine/message.hpp"
+#include "torch/interpret/segment_interpreter.hpp"
 #include "torch/interpret/stage_parts.hpp"
-#include "torch/interpret/stage_runner.hpp"
 #include "torch/interpret/sum_type.hpp"
 #include "torch/ir/op_graph.hpp"
 
@@ -40,7 +40,7 @@ struct DividedProgram {
   /// Reduction groups whose parameters are gathered for turns (ZeRO 3): by op, those that it reads, directly or through
   /// views.
   std::map<OpId, std::vector<int>> gathered_by;
-  std::map<OpId, std::vector<int>> lets_go;  ///< see Division
+  std::map<OpId, std::vector<int>> lets_go;  ///< see StagedGraph
 };
 
 /// Who brings parameters that are not always there, and takes them away; during a turn.
@@ -55,7 +55,7 @@ struct ParameterNeeds {
 /// made of owners elsewhere, so that gradients are gathered here and the handles' `.grad` holds complete sums only.
 /// Casts of parameters are made of those once a call, or elsewhere; gradients flow back through them, so that they are
 /// added up in the parameters' own element type.
-class StageRuntime {
+class Stage {
  public:
   /// The owner handle of a parameter or buffer leaf; called for those of the stage only.
   using Lookup = std::function<at::Tensor(ValueId)>;
@@ -73,7 +73,7 @@ class StageRuntime {
 
   /// @param program  must outlive the stage
   /// @param reduced  by ValueId: parameters in a reduction group of this rank; must outlive the stage
-  StageRuntime(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced);
+  Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced);
 
   [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
   [[nodiscard]] const BatchPlan& plan() const { return *program_.plan; }
@@ -112,7 +112,7 @@ class StageRuntime {
   void clear_environment();
   /// Whether a value stays in the environment from share to share.
   [[nodiscard]] bool is_resident(ValueId value) const;
-  [[nodiscard]] StageRunner& runner() { return *runner_; }
+  [[nodiscard]] SegmentInterpreter& runner() { return *runner_; }
   /// As torch::autograd::backward; weight gradients may be made beside the others, see `proceed_splitting`.
   void backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients);
   /// A copy of what the user's handle of a leaf of the stage refers to now.
@@ -150,7 +150,7 @@ class StageRuntime {
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::shared_ptr<SideStream> side_;  ///< of weight gradients, see `proceed_splitting`; null where they are reduced
-  std::unique_ptr<StageRunner> runner_;
+  std::unique_ptr<SegmentInterpreter> runner_;
 };
 
 }  // namespace autopar

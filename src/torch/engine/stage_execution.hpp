@@ -10,7 +10,7 @@
 
 #include <autopar/schedule/batch_split.hpp>
 
-#include "torch/engine/stage_runtime.hpp"
+#include "torch/engine/stage.hpp"
 
 namespace autopar {
 
@@ -33,12 +33,12 @@ struct BackwardRoots {
 };
 
 /// One stage's shares of one call.
-class StageRun {
+class StageExecution {
  public:
   /// @param context  must outlive the run
-  StageRun(StageRuntime& stage, const CallContext& context);
+  StageExecution(Stage& stage, const CallContext& context);
 
-  [[nodiscard]] StageRuntime& stage() { return stage_; }
+  [[nodiscard]] Stage& stage() { return stage_; }
 
   void forward(const Action& action);
   /// @param sum_gradients  of complete sums
@@ -87,13 +87,13 @@ class StageRun {
   void keep_results(Share& share, const ShareContext& context);
   void pool(const std::vector<NormSample>& norms);
 
-  StageRuntime& stage_;
+  Stage& stage_;
   const CallContext& context_;
   std::vector<Share> shares_;      ///< by micro-batch
   std::vector<NormSample> norms_;  ///< of the shares so far
   std::map<ValueId, at::Tensor> sums_;
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
-  bool has_casts_ = false;                      ///< of this call, see StageRuntime::start_casts
+  bool has_casts_ = false;                      ///< of this call, see Stage::start_casts
   int forwards_left_ = 0, backwards_left_ = 0;  ///< of shares with samples
   int sent_share_ = -1;                         ///< its messages have all been packed before the next turn
 };
