@@ -1,4 +1,3 @@
-
 #include <memory>
 
 #include <ATen/core/grad_mode.h>

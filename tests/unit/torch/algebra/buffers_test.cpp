@@ -1,4 +1,3 @@
-
 #include "share_checks.hpp"
 
 #include "torch/algebra/batch_algebra.hpp"

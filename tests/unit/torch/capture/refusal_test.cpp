@@ -1,4 +1,3 @@
-
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/utils.h>
 

@@ -1,4 +1,3 @@
-
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
 
