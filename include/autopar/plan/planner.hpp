@@ -66,7 +66,8 @@ struct DefaultStaging<O> {
 /// input gives the same plan, byte for byte.
 ///
 /// Policies come in any order, what is left out is the default: `Planner<>`, `Planner<UniformStaging>`,
-/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`. An objective is a
+/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`, or come with them:
+/// `Planner{MyStaging{.width = 8}}`. An objective is a
 /// policy, too: `Planner<SlowestStage>` plans with the staging policy that the objective names, `Planner<MyObjective,
 /// MyStaging>` with the user's own.
 template <detail::KnownPolicy... Policies>
@@ -91,6 +92,13 @@ class Planner {
   StagingSearch staging{};
   Coarsening coarsening{};
   PlanObserver observer{};
+
+  Planner() = default;
+  /// With these policies as they are.
+  explicit Planner(Policies... policies) requires(sizeof...(Policies) > 0 &&
+                                                  !(detail::InCategory<objective_policy_tag, Policies> || ...)) {
+    (take(std::move(policies)), ...);
+  }
 
   /// A plan for a captured model, with costs from the cluster's peak rates.
   /// @throws InvalidArgument if options contradict one another, the world, the model or the runtime
@@ -135,6 +143,13 @@ class Planner {
   }
 
  private:
+  template <class Policy>
+  void take(Policy policy) {
+    if constexpr (detail::InCategory<staging_policy_tag, Policy>)
+      staging = std::move(policy);
+    else
+      coarsening = std::move(policy);
+  }
   [[nodiscard]] Plan plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request) const {
     observe("putting " + std::to_string(work.graph.node_count()) + " nodes together");
     const Attempt attempt(staging, coarsening, work, cluster, request);

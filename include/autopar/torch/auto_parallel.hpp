@@ -92,15 +92,20 @@ class AutoParallelImpl : public torch::nn::Module {
   using Contained = detail::ContainedIn<Net>;
 
   AutoParallelImpl(World& world, Net net, Options options = {})
-      : AutoParallelImpl(world, detail::contained(std::move(net)), std::move(options), nullptr) {}
+      : AutoParallelImpl(world, taken(net), std::move(options), plan_function()) {}
 
   template <detail::PointerInto<Net> Pointer>
   AutoParallelImpl(World& world, Pointer net, Options options = {})
-      : AutoParallelImpl(world, std::move(net), std::move(options), nullptr) {}
+      : AutoParallelImpl(world, taken(net), std::move(options), plan_function()) {}
 
   template <detail::Factory<Net> F>
   AutoParallelImpl(World& world, F make, Options options = {})
-      : AutoParallelImpl(world, std::move(options), [&make] { return detail::made_by<Net>(make); }) {}
+      : AutoParallelImpl(world, taken(make), std::move(options), plan_function()) {}
+
+  /// @param model  a Net, a pointer into one or what makes one
+  template <class Model>
+  AutoParallelImpl(World& world, Model model, Options options, PlannerType planner)
+      : AutoParallelImpl(world, taken(model), std::move(options), plan_function(std::move(planner))) {}
 
   /// One call on this rank's batch. Arguments and results: tensors, constants, and tuples, vectors, optionals, plain
   /// structs of them. Batched results are of this rank's samples, others the same on every rank. Collective.
@@ -138,8 +143,7 @@ class AutoParallelImpl : public torch::nn::Module {
   /// module first is as good. It runs where forward runs; parameters that it does not read stay where they are.
   /// Collective.
   template <class Method, class... Args>
-  requires std::invocable < const Method&, Contained&, std::decay_t<Args>
-  &... > auto call(Method method, Args&&... args) {
+  requires(std::invocable<const Method&, Contained&, std::decay_t<Args>&...>) auto call(Method method, Args&&... args) {
     using Result = std::decay_t<std::invoke_result_t<const Method&, Contained&, std::decay_t<Args>&...>>;
     return run<Result>(
         pack(std::forward<Args>(args)...),
@@ -272,26 +276,26 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
  private:
-  template <class Make>
-  AutoParallelImpl(World& world, Options options, Make make)
-      : AutoParallelImpl(world, record(make), std::move(options)) {}
-
-  struct Recorded {
+  struct Taken {
     std::shared_ptr<Contained> module;
-    std::shared_ptr<InitRecord> init;
+    std::shared_ptr<InitRecord> init{};  ///< of what was made here
   };
-  template <class Make>
-  static Recorded record(Make& make) {
-    Recorded recorded;
-    auto init = InitRecord::record([&] { recorded.module = make(); });
-    recorded.init = std::make_shared<InitRecord>(std::move(init));
-    return recorded;
+  template <class Model>
+  static Taken taken(Model& model) {
+    if constexpr (std::convertible_to<Model, Net>) {
+      return {detail::contained(Net(std::move(model)))};
+    } else if constexpr (detail::PointerInto<Model, Net>) {
+      return {std::move(model)};
+    } else {
+      Taken made;
+      auto init = InitRecord::record([&] { made.module = detail::made_by<Net>(model); });
+      made.init = std::make_shared<InitRecord>(std::move(init));
+      return made;
+    }
   }
-  AutoParallelImpl(World& world, Recorded recorded, Options options)
-      : AutoParallelImpl(world, std::move(recorded.module), std::move(options), std::move(recorded.init)) {}
 
-  AutoParallelImpl(World& world, std::shared_ptr<Contained> module, Options options, std::shared_ptr<InitRecord> init)
-      : torch::nn::Module("AutoParallel"), module_(std::move(module)) {
+  AutoParallelImpl(World& world, Taken taken, Options options, PlanFunction planner)
+      : torch::nn::Module("AutoParallel"), module_(std::move(taken.module)) {
     expect(module_ != nullptr, "AutoParallel: the module is null; construct it first");
     const torch::nn::Module& base = *module_;
     torch::nn::Module::train(base.is_training());  // before there are children, which may be in another mode
@@ -301,20 +305,25 @@ class AutoParallelImpl : public torch::nn::Module {
     for (const auto& item : base.named_buffers(false)) register_buffer(item.key(), item.value());
     for (const auto& item : base.named_children()) register_module(item.key(), item.value());
     const std::span members(reinterpret_cast<const std::byte*>(module_.get()), sizeof(Contained));
-    session_ = std::make_shared<Session>(world, module_, std::move(options), plan_function(), std::move(init), members);
+    session_ = std::make_shared<Session>(world, module_, std::move(options), std::move(planner), std::move(taken.init),
+                                         members);
   }
 
   static PlanFunction plan_function() {
     if constexpr (std::same_as<PlannerType, Planner<>>) {
       return plan_with_defaults;
     } else {
-      return [](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
-                const PlanRequest& request, const PlanObserver& observer) {
-        PlannerType planner{};
-        if constexpr (requires { planner.observer = observer; }) planner.observer = observer;
-        return planner.plan(profile, costs, cluster, request);
-      };
+      return plan_function(PlannerType{});
     }
+  }
+  static PlanFunction plan_function(PlannerType planner) {
+    return
+        [planner = std::move(planner)](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
+                                       const PlanRequest& request, const PlanObserver& observer) {
+          auto observed = planner;
+          if constexpr (requires { observed.observer = observer; }) observed.observer = observer;
+          return observed.plan(profile, costs, cluster, request);
+        };
   }
 
   template <class... Args>
@@ -401,6 +410,13 @@ class AutoParallel : public torch::nn::ModuleHolder<AutoParallelImpl<Net, Planne
   template <detail::Factory<Net> F>
   AutoParallel(World& world, F make, Options options = {})
       : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(world, std::move(make), std::move(options))) {}
+
+  /// Plans with this planner and its policies' knobs: `Planner{MyStaging{.width = 8}}`.
+  /// @param model  as above
+  template <class Model>
+  AutoParallel(World& world, Model model, Options options, PlannerType planner)
+      : torch::nn::ModuleHolder<Impl>(
+            std::make_shared<Impl>(world, std::move(model), std::move(options), std::move(planner))) {}
 
   /// See AutoParallelImpl::forward.
   template <class... Args>
