@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/strides.h>
 
 #include <autopar/core/error.hpp>
@@ -29,12 +30,6 @@ constexpr std::array<std::pair<DType, ScalarType>, 12> kTypes{{{DType::kBool, Sc
                                                                {DType::kC64, ScalarType::ComplexFloat},
                                                                {DType::kC128, ScalarType::ComplexDouble}}};
 
-std::int64_t elements_of(const GradientForm& form) {
-  std::int64_t elements = 1;
-  for (const auto size : form.sizes) elements *= size;
-  return elements;
-}
-
 // Views start where vector loads like it.
 constexpr std::int64_t kAlignedElements = 16;
 
@@ -53,7 +48,7 @@ std::int64_t BucketLayout::aligned(std::int64_t elements) {
 BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit, Fill fill) {
   std::int64_t used = 0;
   for (const auto& form : forms) {
-    const auto elements = aligned(elements_of(form));
+    const auto elements = aligned(c10::multiply_integers(form.sizes));
     const auto bytes = elements * static_cast<std::int64_t>(c10::elementSize(form.dtype));
     const bool full = fill == Fill::kUntilFull ? used >= limit.value() : used > 0 && used + bytes > limit.value();
     if (buckets_.empty() || buckets_.back().dtype != form.dtype || full) {

@@ -18,13 +18,17 @@ StateRegistry::StateRegistry(const torch::nn::Module& module) {
   for (const auto& item : module.named_buffers()) add(item.key(), item.value(), false);
 }
 
-StateTensor& StateRegistry::named(const std::string& name) {
+const StateTensor& StateRegistry::named(const std::string& name) const {
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) {
     throw InvalidArgument("the model has no parameter or buffer '" + name +
                           "'; register all of them before it is wrapped");
   }
   return tensors_[found->second];
+}
+
+StateTensor& StateRegistry::named(const std::string& name) {
+  return const_cast<StateTensor&>(static_cast<const StateRegistry&>(*this).named(name));
 }
 
 const StateTensor& StateRegistry::of(const at::Tensor& handle) const {

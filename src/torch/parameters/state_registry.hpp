@@ -37,6 +37,7 @@ class StateRegistry {
   [[nodiscard]] std::vector<StateTensor>& tensors() { return tensors_; }
   [[nodiscard]] const std::vector<StateTensor>& tensors() const { return tensors_; }
   /// @throws InvalidArgument if the module has no such parameter or buffer
+  [[nodiscard]] const StateTensor& named(const std::string& name) const;
   [[nodiscard]] StateTensor& named(const std::string& name);
   [[nodiscard]] StateTensor& of(const at::Tensor& handle);
   [[nodiscard]] const StateTensor& of(const at::Tensor& handle) const;

@@ -346,7 +346,7 @@ std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) 
   std::vector<std::vector<StageId>> home(graph.values.size());
   for (const auto* leaves : {&graph.parameters, &graph.buffers}) {
     for (const auto& [name, value] : *leaves) {
-      home[value.index()] = const_cast<StateRegistry&>(registry_).named(name).stages;
+      home[value.index()] = registry_.named(name).stages;
     }
   }
   return home;
@@ -355,7 +355,7 @@ std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) 
 std::vector<std::vector<Rank>> Session::Impl::holders_in(const OpGraph& graph) const {
   std::vector<std::vector<Rank>> holders(graph.values.size());
   for (const auto& [name, value] : graph.parameters) {
-    holders[value.index()] = const_cast<StateRegistry&>(registry_).named(name).holders;
+    holders[value.index()] = registry_.named(name).holders;
   }
   return holders;
 }

@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 #include <torch/optim/optimizer.h>
 
 #include <autopar/core/assert.hpp>
@@ -32,12 +33,6 @@ void give_data(const at::Tensor& handle, const at::Tensor& data) {
   auto same = handle;
   same.set_data(data);
   same.set_requires_grad(requires_grad);
-}
-
-std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
-  std::int64_t elements = 1;
-  for (const auto size : sizes) elements *= size;
-  return elements;
 }
 
 /// A unit's places in rows that are no larger than so many elements, or of one place.
@@ -75,7 +70,7 @@ struct UnitInMaking {
 
  private:
   [[nodiscard]] static std::int64_t bytes_of(const std::vector<std::int64_t>& sizes, c10::ScalarType type) {
-    return BucketLayout::aligned(elements_of(sizes)) * static_cast<std::int64_t>(c10::elementSize(type));
+    return BucketLayout::aligned(c10::multiply_integers(sizes)) * static_cast<std::int64_t>(c10::elementSize(type));
   }
 };
 
@@ -97,7 +92,7 @@ Bytes largest_read(const OpGraph& graph) {
     for_each_input(op, [&](ValueId value) {
       const auto& info = graph.value(value);
       if (info.kind != ValueKind::kParameter) return;
-      bytes += elements_of(sizes_at(info, 0)) * static_cast<std::int64_t>(c10::elementSize(info.dtype));
+      bytes += c10::multiply_integers(sizes_at(info, 0)) * static_cast<std::int64_t>(c10::elementSize(info.dtype));
     });
     largest = std::max(largest, bytes);
   }
@@ -348,7 +343,7 @@ SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program
   const auto leaving = read_after_turns(program.graph, program.plan, program.division.channel_values);
   const auto reads = parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
-    const auto& tensor = const_cast<StateRegistry&>(registry_).named(program.graph.value(value).name);
+    const auto& tensor = registry_.named(program.graph.value(value).name);
     if (in_shares(tensor)) shared.unit_of[value.index()] = tensor.unit;
     const bool in_turns = tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero >= 3;
     if (in_turns && leaving[value.index()] && program.graph.value(value).requires_grad) {
@@ -405,14 +400,14 @@ const ShardUnit::Place* Session::Impl::place_of(const StateTensor& tensor) const
 
 at::Tensor Session::Impl::compute_memory_of(const OpGraph& graph, ValueId leaf) const {
   if (units_.empty()) return {};
-  const auto& tensor = const_cast<StateRegistry&>(registry_).named(graph.value(leaf).name);
+  const auto& tensor = registry_.named(graph.value(leaf).name);
   const auto* place = place_of(tensor);
   if (place == nullptr) return {};
   return shards_[static_cast<std::size_t>(tensor.unit)]->compute_memory(*place);
 }
 
 at::Tensor Session::Impl::copy_of(const OpGraph& graph, ValueId leaf) const {
-  const auto& tensor = const_cast<StateRegistry&>(registry_).named(graph.value(leaf).name);
+  const auto& tensor = registry_.named(graph.value(leaf).name);
   const auto* place = place_of(tensor);
   if (place == nullptr || !units_[static_cast<std::size_t>(tensor.unit)].gathers_copies()) return {};
   return shards_[static_cast<std::size_t>(tensor.unit)]->gathered(*place);
@@ -430,7 +425,7 @@ ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
     out.begin = own.begin;
     out.end = own.end;
   } else {
-    out.end = elements_of(tensor.sizes);
+    out.end = c10::multiply_integers(tensor.sizes);
   }
   return out;
 }
