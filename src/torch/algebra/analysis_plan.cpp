@@ -4,6 +4,7 @@
 
 #include "torch/algebra/analysis.hpp"
 #include "torch/ir/shown_name.hpp"
+#include "torch/rewrite/cast_hoist.hpp"
 
 namespace autopar::algebra {
 namespace {

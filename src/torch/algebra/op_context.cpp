@@ -1,5 +1,6 @@
 #include "torch/algebra/op_context.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "torch/ir/batch_number.hpp"
@@ -165,5 +166,18 @@ std::optional<BatchType> broadcast(const OpContext& op, const std::vector<ValueI
   }
   return shared ? shared : BatchType::replicated();
 }
+
+double elements_at(const Sizes& sizes, std::int64_t batch) {
+  double product = 1;
+  for (const auto size : sizes) product *= static_cast<double>(size.at(batch));
+  return product;
+}
+
+Affine line_through(double at_one, double at_two) {
+  const double slope = at_two - at_one;
+  return {slope, std::max(0.0, at_one - slope)};
+}
+
+Affine elements(const Sizes& sizes) { return line_through(elements_at(sizes, 1), elements_at(sizes, 2)); }
 
 }  // namespace autopar::algebra

@@ -103,6 +103,15 @@ class OpContext {
   return dim < 0 ? dim + rank : dim;
 }
 
+/// Elements of a value at a batch size.
+[[nodiscard]] double elements_at(const Sizes& sizes, std::int64_t batch);
+/// The function of the batch that has these values at one and two samples, or what comes next to it from above.
+[[nodiscard]] Affine line_through(double at_one, double at_two);
+/// Elements of a value as a function of the batch; a product of two batch dims is linearised at one and two samples.
+[[nodiscard]] Affine elements(const Sizes& sizes);
+/// Distinct dims of an einsum, as one product of sizes, times two.
+[[nodiscard]] std::optional<Affine> einsum_volume(const OpContext& op);
+
 /// The dims of a value that grow with the batch.
 [[nodiscard]] std::vector<std::int64_t> batch_dims(const Sizes& sizes);
 

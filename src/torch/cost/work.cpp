@@ -5,18 +5,7 @@
 namespace autopar::algebra {
 namespace {
 
-double product_at(const Sizes& sizes, std::int64_t batch) {
-  double product = 1;
-  for (const auto size : sizes) product *= static_cast<double>(size.at(batch));
-  return product;
-}
-
-Affine line_through(double at_one, double at_two) {
-  const double slope = at_two - at_one;
-  return {slope, std::max(0.0, at_one - slope)};
-}
-
-double fixed_elements(const Sizes& sizes) { return product_at(sizes, 1); }
+double fixed_elements(const Sizes& sizes) { return elements_at(sizes, 1); }
 
 std::int64_t last_size(const Sizes& sizes) { return sizes.empty() ? 1 : sizes.back().at(1); }
 
@@ -82,8 +71,6 @@ DType dtype_of(c10::ScalarType type) {
   }
 }
 
-Affine elements(const Sizes& sizes) { return line_through(product_at(sizes, 1), product_at(sizes, 2)); }
-
 Affine bytes_of(const OpGraph& graph, ValueId value) {
   const auto& info = graph.value(value);
   return elements(info.sizes) * static_cast<double>(size_of(dtype_of(info.dtype)).value());
@@ -112,7 +99,8 @@ std::optional<Affine> product_flops(const OpContext& op) {
       const auto inner = sizes.empty() ? SizeExpr{0, 1} : sizes.back();
       const auto sum_of_batch = name == "addbmm" ? op.sizes(operands[left]).front() : SizeExpr{0, 1};
       const auto flops_at = [&](std::int64_t batch) {
-        return 2 * product_at(op.result_sizes(), batch) * static_cast<double>(inner.at(batch) * sum_of_batch.at(batch));
+        return 2 * elements_at(op.result_sizes(), batch) *
+               static_cast<double>(inner.at(batch) * sum_of_batch.at(batch));
       };
       return line_through(flops_at(1), flops_at(2));
     }

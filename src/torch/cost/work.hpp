@@ -4,15 +4,10 @@
 
 namespace autopar::algebra {
 
-/// Elements of a value as a function of the batch; a product of two batch dims is linearised at one and two samples.
-[[nodiscard]] Affine elements(const Sizes& sizes);
 [[nodiscard]] Affine bytes_of(const OpGraph& graph, ValueId value);
 
 /// Multiply-adds times two of the products that an op computes; nullopt for ops without products.
 [[nodiscard]] std::optional<Affine> product_flops(const OpContext& op);
-
-/// Distinct dims of an einsum, as one product of sizes.
-[[nodiscard]] std::optional<Affine> einsum_volume(const OpContext& op);
 
 /// Work of one op, forward and backward.
 [[nodiscard]] WorkItem work_of(const OpContext& op);
