@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include <autopar/core/units.hpp>
+
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/ir/op_table.hpp"
 
