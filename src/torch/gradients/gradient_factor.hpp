@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 namespace autopar {
 
@@ -15,5 +16,9 @@ namespace autopar {
 /// kernel cannot be compiled (no NVRTC), are multiplied by 1 as well. From several threads at once: fine.
 /// @param factor  one element, on the device of all gradients
 void multiply_unless_one(const std::vector<at::Tensor>& gradients, const at::Tensor& factor);
+
+/// Divides gradients of one device in place. Waits for them.
+/// @return whether all their elements are finite
+[[nodiscard]] bool divide_and_check(const std::vector<at::Tensor>& gradients, double divisor, c10::Device device);
 
 }  // namespace autopar

@@ -38,7 +38,7 @@ CallHeader Session::Impl::next_header(CallKind kind) {
   module_->name().copy(header.model_name.data(), header.model_name.size() - 1);
   header.serial = static_cast<std::uint64_t>(stats_.calls);
   header.accumulates = accumulating_ && (kind == CallKind::kForward || kind == CallKind::kBackward);
-  header.has_pending = !pending_.empty();
+  header.has_pending = gradients_.has_accumulated();
   header.loss_backwards = std::exchange(loss_backwards_, 0);
   header.loss_factors = std::exchange(loss_factors_, 0);
   header.loss_scale = scaler_ ? scaler_->scale() : 1;
@@ -99,7 +99,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
 
   return guarded("forward", [&] {
     run_forward(*call);
-    if (pending && !call->accumulate) reduce_pending();
+    if (pending && !call->accumulate) reduce_accumulated();
     auto results = collect_results(*call);
     if (call->loss_mode)
       attach_loss_history(*call, results);

@@ -3,58 +3,21 @@
 #include <limits>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
 
-#include "torch/device/tensor_buffer.hpp"
 #include "torch/gradients/gradient_factor.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
 
 namespace {
-
-/// Divides tensors in place. Whether all their elements are finite.
-bool divide_and_check(const std::vector<at::Tensor>& tensors, double divisor, c10::Device device) {
-  std::vector<at::Tensor> real;
-  for (const auto& tensor : tensors) real.push_back(tensor.is_complex() ? at::view_as_real(tensor) : tensor);
-  if (real.empty()) return true;
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-  auto found = at::zeros({1}, options);
-  at::_amp_foreach_non_finite_check_and_unscale_(real, found, at::full({1}, 1 / divisor, options));
-  return found.item<float>() == 0;
-}
-
-bool all_finite(const std::map<const void*, HandleGradient>& gradients, c10::Device device) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [impl, sum] : gradients) tensors.push_back(sum.gradient);
-  return divide_and_check(tensors, 1, device);
-}
-
-/// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shares of the
-/// sums.
-void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memory,
-                     const std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>>& gradients) {
-  const auto& whole = memory.whole();
-  const auto flat = at::zeros({memory.unit().elements}, whole.options().dtype(memory.unit().dtype));
-  for (const auto& [place, gradient] : gradients) part_of(flat, place->offset, place->sizes).copy_(*gradient);
-  const auto buffer = buffer_of(flat);
-  wire.wait(wire.reduce_scatter(buffer, reduction_dtype(flat.scalar_type()), group));
-  const auto share = flat.narrow(0, memory.own().begin, memory.own().size()).clone();
-  for (const auto& [place, gradient] : gradients) {
-    const auto within = memory.within_part(*place);
-    *gradient = part_of(share, within.begin, {within.size()});
-  }
-}
 
 /// Adds to `.grad`. A tensor that nobody else uses may become the gradient itself.
 void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
@@ -100,19 +63,14 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
       add_to_owner(handle, gradient, may_take, leaving);
       continue;
     }
-    auto& sum = pending_[handle.unsafeGetTensorImpl()];
-    sum.handle = handle;
-    if (sum.gradient.defined())
-      sum.gradient.add_(gradient);
-    else
-      sum.gradient = may_take ? gradient : gradient.clone();
+    gradients_.accumulate(handle, gradient, may_take);
   }
   add_arrived(leaving);
 }
 
 void Session::Impl::flush_reduced() {
   LeavingGradients leaving;
-  for (auto& [impl, sum] : std::exchange(reduced_, {})) add_to_owner(sum.handle, sum.gradient, true, leaving);
+  for (const auto& sum : gradients_.take_reduced()) add_to_owner(sum.handle, sum.gradient, true, leaving);
   add_arrived(leaving);
 }
 
@@ -139,52 +97,11 @@ void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   for (const auto& [handle, gradient] : leaving.copies) add_to_grad(handle, gradient, true);
 }
 
-// All holders of a parameter accumulated it in the same calls, so they agree on what there is to reduce.
-void Session::Impl::reduce_pending() {
-  const at::NoGradGuard no_grad;
-  std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
-  for (const auto& tensor : registry_.tensors()) {
-    const auto found = pending_.find(tensor.handle.unsafeGetTensorImpl());
-    if (found == pending_.end() || in_shares(tensor)) continue;
-    groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
-  }
-  for (auto& [key, members] : groups) {
-    const auto& ranks = key.first;
-    if (ranks.size() < 2) continue;
-    std::vector<at::Tensor> parts;
-    for (const auto* member : members) parts.push_back(member->gradient.reshape({-1}));
-    auto flat = at::cat(parts);
-    const auto buffer = buffer_of(flat);
-    wire_.wait(wire_.all_reduce(buffer, reduction_dtype(flat.scalar_type()), groups_.at(ranks)));
-    std::int64_t offset = 0;
-    for (auto* member : members) {
-      const auto elements = member->gradient.numel();
-      member->gradient = part_of(flat, offset, member->gradient.sizes().vec());
-      offset += elements;
-    }
-  }
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    if (units_[u].zero != 1 || shards_[u] == nullptr) continue;  // from level 2 on each call summed into shares
-    std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>> gradients;
-    for (const auto& place : units_[u].places) {
-      const auto found = pending_.find(registry_.named(place.names.front()).handle.unsafeGetTensorImpl());
-      if (found != pending_.end()) gradients.emplace_back(&place, &found->second.gradient);
-    }
-    if (!gradients.empty()) sum_into_shares(wire_, groups_.at(units_[u].ranks), *shards_[u], gradients);
-  }
-  for (auto& [impl, sum] : std::exchange(pending_, {})) {
-    auto& waiting = reduced_[impl];
-    if (waiting.gradient.defined())
-      waiting.gradient.add_(sum.gradient);
-    else
-      waiting = std::move(sum);
-  }
-}
+void Session::Impl::reduce_accumulated() { gradients_.reduce({wire_, groups_, registry_, units_, shards_}); }
 
 void Session::Impl::warn_of_second_gradients() {
   if (warned_of_second_gradients_ || plan_->gradient_copies > 1) return;
-  Bytes first, planned;
-  for (const auto& [impl, sum] : pending_) first += Bytes(static_cast<std::int64_t>(sum.gradient.nbytes()));
+  Bytes first = gradients_.accumulated(), planned;
   for (const auto& tensor : registry_.tensors()) {
     const auto& grad = tensor.handle.grad();
     const bool here = tensor.is_parameter && grad.defined() && grad.device() == device_;
@@ -209,9 +126,9 @@ void Session::Impl::sync_gradients() {
       std::any_of(headers.begin(), headers.end(), [](const auto& header) { return header.has_pending; });
   guarded("sync_gradients", [&] {
     const at::NoGradGuard no_grad;
-    reduce_pending();
+    reduce_accumulated();
     StepOutcome outcome;
-    if (scaler_) outcome.overflow = any_overflow(!all_finite(reduced_, device_));
+    if (scaler_) outcome.overflow = any_overflow(!gradients_.reduced_are_finite(device_));
     if (!scaler_ || !pending || !skips(outcome)) flush_reduced();
   });
 }
@@ -230,7 +147,7 @@ StepOutcome Session::Impl::unscale(const Call& call, StageGradients& gradients, 
   for (auto& gradient : of_inputs) {
     if (gradient.defined()) gradient = gradient.div(call.loss_scale);
   }
-  if (!call.accumulate) outcome.overflow = any_overflow(!finite || !all_finite(reduced_, device_));
+  if (!call.accumulate) outcome.overflow = any_overflow(!finite || !gradients_.reduced_are_finite(device_));
   return outcome;
 }
 
@@ -248,7 +165,7 @@ bool Session::Impl::skips(StepOutcome& outcome) {
     outcome.counted = true;
   }
   if (!outcome.overflow) return false;
-  reduced_.clear();
+  gradients_.drop_reduced();
   for (const auto& tensor : registry_.tensors()) {
     if (tensor.is_parameter && holds(tensor)) tensor.handle.mutable_grad().reset();
   }
@@ -260,10 +177,7 @@ void Session::Impl::note_scaler() {
   stats_.skipped_steps = scaler_->state().skipped;
 }
 
-void Session::Impl::drop_accumulated() {
-  pending_.clear();
-  reduced_.clear();
-}
+void Session::Impl::drop_accumulated() { gradients_.drop(); }
 
 at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   require_deployed("clip_grad_norm_");

@@ -237,7 +237,7 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
     }
   }
   execute(call, Phase::kBackward);
-  if (agreed.pending && !call.accumulate) reduce_pending();
+  if (agreed.pending && !call.accumulate) reduce_accumulated();
 
   auto of_stages = gradients_of(call, roots);
   auto of_inputs = input_gradients(call);

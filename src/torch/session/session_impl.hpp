@@ -33,6 +33,7 @@
 #include "torch/parameters/state_registry.hpp"
 #include "torch/session/call_arguments.hpp"
 #include "torch/session/captured_program.hpp"
+#include "torch/session/gradient_store.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
@@ -43,12 +44,6 @@
 #include "torch/staging/planned_segments.hpp"
 
 namespace autopar {
-
-/// A gradient of this rank, and the user's handle that it belongs to.
-struct HandleGradient {
-  at::Tensor handle;
-  at::Tensor gradient;
-};
 
 /// Gradients of one backward of this rank's stages.
 struct StageGradients {
@@ -273,7 +268,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   };
   void add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take, LeavingGradients& leaving);
   void add_arrived(const LeavingGradients& leaving);
-  void reduce_pending();
+  void reduce_accumulated();
   void flush_reduced();
   void warn_of_second_gradients();
   [[nodiscard]] StepOutcome unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs);
@@ -337,8 +332,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   bool warned_of_own_loss_ = false;
   std::int64_t loss_backwards_ = 0;  ///< since the last call: of losses of the model itself, which send nothing
   double loss_factors_ = 0;          ///< sum of what these came in with
-  std::map<const void*, HandleGradient> pending_;  ///< by handle: accumulated, not reduced
-  std::map<const void*, HandleGradient> reduced_;  ///< by handle: for the next backward
+  GradientStore gradients_;
 };
 
 template <class Work>
