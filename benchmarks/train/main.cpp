@@ -107,7 +107,7 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
   ap::Options options;
   options.precision = work.precision;
   options.device = half.device.is_cuda() ? "cuda" : "cpu";
-  options.costs = "profiled";  // as by default on GPUs; what a CPU does a second is a guess otherwise
+  if (half.device.is_cpu()) options.costs = "profiled";  // what a CPU does a second is a guess otherwise
   using Net = std::invoke_result_t<const Make&>;
   ap::AutoParallel<Net> model(world, make, options);
   const std::shared_ptr<torch::optim::Optimizer> optimizer = train::made_optimizer(work, model->parameters());
