@@ -11,9 +11,9 @@
 #include <sstream>
 #include <string>
 
+#include <autopar/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/plan/planner.hpp>
 
 namespace ap = autopar;
@@ -84,9 +84,11 @@ std::string why_infeasible(const ap::PlanningInstance& instance, const ap::Bottl
 int main(int argc, char** argv) {
   try {
     const Arguments arguments = parse(argc, argv);
-    const auto instance = ap::parse_instance(ap::read_text_file(arguments.instance), arguments.instance, arguments.target);
+    const auto instance =
+        ap::parse_instance(ap::read_text_file(arguments.instance), arguments.instance, arguments.target);
     const auto begin = std::chrono::steady_clock::now();
-    const ap::BottleneckResult result = ap::Planner<ap::SlowestStage>{}.plan(instance.graph, instance.costs, instance.limits);
+    const ap::BottleneckResult result =
+        ap::Planner<ap::SlowestStage>{}.plan(instance.graph, instance.costs, instance.limits);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     const bool feasible = !result.stages.empty();
     std::cout << "{\"objective\":" << (feasible ? json_number(result.seconds) : "-1")
@@ -95,7 +97,8 @@ int main(int argc, char** argv) {
               << ",\"seconds\":" << seconds.count() << ",\"feasible\":" << (feasible ? "true" : "false")
               << ",\"stages\":" << result.stages.size() << ",\"checks\":" << result.checks
               << ",\"states\":" << result.states << why_infeasible(instance, result) << "}\n";
-    if (!arguments.out.empty() && feasible) std::ofstream(arguments.out) << ap::to_json(instance, result.stages) << "\n";
+    if (!arguments.out.empty() && feasible)
+      std::ofstream(arguments.out) << ap::to_json(instance, result.stages) << "\n";
     return EXIT_SUCCESS;
   } catch (const ap::Error& error) {
     std::cerr << "plan_quality: " << error.what() << "\n";

@@ -1,5 +1,5 @@
-// Whether the exact search finds what brute force finds: random graphs of up to 9 nodes on up to 6 devices, with up to a
-// million plans each, all options in turn. Prints one JSON line; fails if one case differs.
+// Whether the exact search finds what brute force finds: random graphs of up to 9 nodes on up to 6 devices, with up to
+// a million plans each, all options in turn. Prints one JSON line; fails if one case differs.
 //
 //   plan_vs_brute [cases = 10000] [first seed = 0]
 #include <algorithm>
@@ -11,10 +11,11 @@
 #include <limits>
 
 #include <autopar/cost/roofline.hpp>
-#include <autopar/plan/brute_force.hpp>
-#include <autopar/plan/exact_staging.hpp>
+#include <autopar/plan/model/constraints.hpp>
+#include <autopar/plan/search/exact_staging.hpp>
 
 #include "../tests/unit/plan/random_instances.hpp"
+#include "brute_force.hpp"
 
 namespace ap = autopar;
 

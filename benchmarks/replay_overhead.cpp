@@ -1,6 +1,6 @@
 // What autopar adds to a call on one rank: `model(x)` and `loss.backward()` of about a thousand tiny operators, where
-// nothing but the call of an operator takes time, through AutoParallel and through plain libtorch. One JSON line; the ratio
-// is the median of those of runs in which the two take turns step by step.
+// nothing but the call of an operator takes time, through AutoParallel and through plain libtorch. One JSON line; the
+// ratio is the median of those of runs in which the two take turns step by step.
 //
 //   replay_overhead [runs]
 
@@ -69,7 +69,8 @@ int main(int argc, char** argv) {
     model_times.push_back(model_time);
     ratios.push_back(model_time / plain_time);
   }
-  std::printf("{\"benchmark\": \"replay_overhead\", \"operators\": %d, \"plain_us\": %.1f, \"autopar_us\": %.1f, "
-              "\"ratio\": %.4f}\n",
-              3 * kLayers + 1, 1e6 * median(plain_times), 1e6 * median(model_times), median(ratios));
+  std::printf(
+      "{\"benchmark\": \"replay_overhead\", \"operators\": %d, \"plain_us\": %.1f, \"autopar_us\": %.1f, "
+      "\"ratio\": %.4f}\n",
+      3 * kLayers + 1, 1e6 * median(plain_times), 1e6 * median(model_times), median(ratios));
 }

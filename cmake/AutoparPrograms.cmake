@@ -30,7 +30,10 @@ function(autopar_add_programs folder)
     endif()
     add_executable(${name} ${sources_${name}})
     target_link_libraries(${name} PRIVATE ${library} autopar_warnings)
-    target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/examples")  # models/, which several programs train
+    # models/ and baselines/, which several programs use, and the referee that tests use too
+    target_include_directories(${name} PRIVATE
+      "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/benchmarks"
+      "${PROJECT_SOURCE_DIR}/tests" "${PROJECT_SOURCE_DIR}/tests/support")
     if(TARGET CLI11::CLI11)
       target_link_libraries(${name} PRIVATE CLI11::CLI11)
     endif()

@@ -1,8 +1,8 @@
 // Splits a task graph over devices with autopar::core alone: no neural network, no libtorch, no MPI.
 //
-// The graph is the pipeline of a stereo camera: each frame is decoded, rectified, matched, segmented, fused and encoded.
-// It runs on small boards, whose memory cannot hold the tables of all tasks at once. The graph and its costs are the
-// user's own types; the planner sees them through a cost model.
+// The graph is the pipeline of a stereo camera: each frame is decoded, rectified, matched, segmented, fused and
+// encoded. It runs on small boards, whose memory cannot hold the tables of all tasks at once. The graph and its costs
+// are the user's own types; the planner sees them through a cost model.
 //
 //   partition_a_graph [boards] [frames] [MiB of memory a board]
 #include <cstdint>
@@ -117,9 +117,9 @@ void print_plan(const TaskGraph& graph, const ap::Plan& plan) {
     const ap::StagePlan& stage = plan.stages[i];
     std::string tasks;
     for (const ap::NodeId task : stage.atoms) tasks += (tasks.empty() ? "" : ", ") + graph[task].name;
-    std::cout << std::setw(5) << i << "  " << std::left << std::setw(7) << boards_of(stage) << std::right << std::setw(10)
-              << milliseconds(stage.forward) * batches_a_frame << std::setw(10) << stage.peak_memory / 1_MiB << "  "
-              << tasks << "\n";
+    std::cout << std::setw(5) << i << "  " << std::left << std::setw(7) << boards_of(stage) << std::right
+              << std::setw(10) << milliseconds(stage.forward) * batches_a_frame << std::setw(10)
+              << stage.peak_memory / 1_MiB << "  " << tasks << "\n";
   }
 }
 

@@ -7,8 +7,8 @@
 #include <iostream>
 #include <string>
 
-#include <CLI/CLI.hpp>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
 
 #include <autopar/autopar.hpp>
 
@@ -47,7 +47,8 @@ int main(int argc, char** argv) try {
   CLI11_PARSE(app, argc, argv);
 
   torch::manual_seed(1);
-  ap::AutoParallel<Net> model(world, [&] { return Net(hidden, layers); }, options);
+  ap::AutoParallel<Net> model(
+      world, [&] { return Net(hidden, layers); }, options);
   if (world.rank() == 0) std::cout << "#Parameters=" << model->parameter_count() << std::endl;
 
   const auto device = ap::device(world);
@@ -76,7 +77,10 @@ int main(int argc, char** argv) try {
     const std::chrono::duration<double, std::milli> spent = time_when_done() - start;
     if (world.rank() == 0) std::cout << "Step: " + std::to_string(spent.count() / (steps - 1)) + " ms\n" << std::flush;
   }
-  std::cout << "Finished on rank " + std::to_string(world.rank()) + "\n" << std::flush;  // at once: ranks share the output
+  std::cout << "Finished on rank " + std::to_string(world.rank()) + "\n"
+            << std::flush;  // at once: ranks share the output
+  return 0;
+} catch (const ap::PlanOnly&) {
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "tutorial: " << error.what() << std::endl;

@@ -18,10 +18,10 @@
 #include <vector>
 
 #include <ATen/DeviceAccelerator.h>
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <torch/optim.h>
 #include <torch/utils.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <autopar/autopar.hpp>
 
@@ -56,7 +56,9 @@ struct DeviceMemory {
   void reset() const {
     if (device.is_cuda()) at::accelerator::resetPeakStats(device.index());
   }
-  [[nodiscard]] std::int64_t allocated() const { return peak(&at::CachingDeviceAllocator::DeviceStats::allocated_bytes); }
+  [[nodiscard]] std::int64_t allocated() const {
+    return peak(&at::CachingDeviceAllocator::DeviceStats::allocated_bytes);
+  }
   [[nodiscard]] std::int64_t reserved() const { return peak(&at::CachingDeviceAllocator::DeviceStats::reserved_bytes); }
 
  private:
@@ -93,7 +95,8 @@ std::vector<std::int64_t> predicted_bytes(const ap::Plan& plan) {
 }
 
 std::unique_ptr<torch::optim::Optimizer> made_optimizer(const std::string& name, std::vector<at::Tensor> parameters) {
-  if (name == "adamw") return std::make_unique<ap::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(1e-4));
+  if (name == "adamw")
+    return std::make_unique<ap::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(1e-4));
   return std::make_unique<torch::optim::SGD>(std::move(parameters), 1e-4);
 }
 
@@ -129,8 +132,10 @@ void run(ap::World& world, const Job& job, const Make& make, const at::Tensor& x
   if (world.rank() > 0) return;
   std::vector<double> error;
   for (std::size_t r = 0; r < predicted.size(); ++r) {
-    error.push_back(allocated[r] > 0 ? std::round(1e3 * (static_cast<double>(predicted[r]) / static_cast<double>(allocated[r]) - 1)) / 1e3
-                                     : 0);
+    error.push_back(
+        allocated[r] > 0
+            ? std::round(1e3 * (static_cast<double>(predicted[r]) / static_cast<double>(allocated[r]) - 1)) / 1e3
+            : 0);
   }
   const auto& plan = model->plan();
   std::cout << nlohmann::json{{"model", job.model},
@@ -170,12 +175,15 @@ int main(int argc, char** argv) try {
   torch::manual_seed(1);
   const auto device = ap::device(world);
   if (job.model == "mlp") {
-    run<models::Mlp>(world, job, [&] { return models::Mlp(job.width, job.layers); },
-                     torch::randn({job.batch, job.width}, device), torch::randn({job.batch, job.width}, device));
+    run<models::Mlp>(
+        world, job, [&] { return models::Mlp(job.width, job.layers); }, torch::randn({job.batch, job.width}, device),
+        torch::randn({job.batch, job.width}, device));
   } else {
-    const auto text = torch::randint(models::TransformerImpl::kWords, {job.batch, job.length + 1}, torch::kLong).to(device);
-    run<models::Transformer>(world, job, [&] { return models::Transformer(job.width, job.layers, job.length); },
-                             text.slice(1, 0, -1).contiguous(), text.slice(1, 1).contiguous());
+    const auto text =
+        torch::randint(models::TransformerImpl::kWords, {job.batch, job.length + 1}, torch::kLong).to(device);
+    run<models::Transformer>(
+        world, job, [&] { return models::Transformer(job.width, job.layers, job.length); },
+        text.slice(1, 0, -1).contiguous(), text.slice(1, 1).contiguous());
   }
   return 0;
 } catch (const std::exception& error) {

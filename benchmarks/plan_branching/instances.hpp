@@ -15,19 +15,27 @@ namespace branching {
 enum class Shape { kChains, kBlocks, kLayers, kFan };
 inline constexpr const char* kShapeNames[] = {"chains", "blocks", "layers", "fan"};
 
-/// A planning instance in the format of msr-fiddle/piper with many cuts, from a seed alone: nodes with the magnitudes of
-/// the published BERT (tensor degrees 1 to 8, some nodes only 1; vanilla and recomputed), all costs perturbed so that
-/// no two nodes are alike.
+/// A planning instance in the format of msr-fiddle/piper with many cuts, from a seed alone: nodes with the magnitudes
+/// of the published BERT (tensor degrees 1 to 8, some nodes only 1; vanilla and recomputed), all costs perturbed so
+/// that no two nodes are alike.
 class Instance {
  public:
   Instance(std::uint64_t seed, Shape shape) : random_(seed * 0x9E3779B97F4A7C15ull + 7) {
     random_.discard(8);
     same_sizes_ = chance(50);
     switch (shape) {
-      case Shape::kChains: chains(); break;
-      case Shape::kBlocks: blocks(); break;
-      case Shape::kLayers: layers(); break;
-      case Shape::kFan: fan(); break;
+      case Shape::kChains:
+        chains();
+        break;
+      case Shape::kBlocks:
+        blocks();
+        break;
+      case Shape::kLayers:
+        layers();
+        break;
+      case Shape::kFan:
+        fan();
+        break;
     }
   }
 
@@ -38,8 +46,9 @@ class Instance {
   [[nodiscard]] std::string json() {
     std::vector<double> carried;  // bytes, by edge
     for (std::size_t e = 0; e < edges_.size(); ++e) carried.push_back(std::floor(uniform(0.2, 1.5) * 30e6));
-    return instance_json(1920, nodes_, edges_, [&](int node) { return node_json(node); },
-                         [&](std::size_t edge) { return number(carried[edge]); });
+    return instance_json(
+        1920, nodes_, edges_, [&](int node) { return node_json(node); },
+        [&](std::size_t edge) { return number(carried[edge]); });
   }
 
  private:
@@ -107,8 +116,10 @@ class Instance {
 
   [[nodiscard]] std::string node_json(int node) {
     const double seconds = uniform(0.002, 0.04), parameters = uniform(0.02, 1) * 180e6;
-    const double saved = (same_sizes_ ? 1 : uniform(0.05, 1.5)) * 600e6, kept = (same_sizes_ ? 0.08 : uniform(0.02, 0.2));
-    const double overhead = uniform(0.02, 0.3), recompute = uniform(1.2, 1.5), sync = std::floor(uniform(0.2, 1.2) * 30e6);
+    const double saved = (same_sizes_ ? 1 : uniform(0.05, 1.5)) * 600e6,
+                 kept = (same_sizes_ ? 0.08 : uniform(0.02, 0.2));
+    const double overhead = uniform(0.02, 0.3), recompute = uniform(1.2, 1.5),
+                 sync = std::floor(uniform(0.2, 1.2) * 30e6);
     const bool only_one = chance(8);
     const double held = same_sizes_ ? 2 * 177e6 : 2 * parameters;
     std::string text = "{\"id\":" + std::to_string(node) + ",\"name\":\"op\",\"TMPCs\":{";
@@ -118,10 +129,10 @@ class Instance {
       const double full = saved * (share + 0.15 * (1 - share));
       const auto variant = [&](const char* name, double t, double a, double b) {
         return std::string("{\"id\":\"") + name + "\",\"timePerSample\":" + precise(t) +
-               ",\"parameterSize\":" + number(std::floor(parameters * share)) + ",\"memoryUsageA\":" +
-               number(std::floor(a)) + ",\"memoryUsageB\":" + number(std::floor(b)) + ",\"syncTimeFw\":{" +
-               ends(node, true, degree > 1 ? sync : 0) + "},\"syncTimeBw\":{" + ends(node, false, degree > 1 ? sync : 0) +
-               "}}";
+               ",\"parameterSize\":" + number(std::floor(parameters * share)) +
+               ",\"memoryUsageA\":" + number(std::floor(a)) + ",\"memoryUsageB\":" + number(std::floor(b)) +
+               ",\"syncTimeFw\":{" + ends(node, true, degree > 1 ? sync : 0) + "},\"syncTimeBw\":{" +
+               ends(node, false, degree > 1 ? sync : 0) + "}}";
       };
       if (degree > 1) text += ",";
       text += "\"" + std::to_string(degree) + "\":[" + variant("vanilla", time, full, held * share) + "," +

@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
+#include <autopar/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/graph/algorithms/downsets.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
 #include <autopar/plan/planner.hpp>
 
 #include "instances.hpp"
@@ -39,10 +39,8 @@ constexpr double kGiB = 1024.0 * 1024 * 1024;
 
 std::size_t downsets(int nodes, const std::vector<std::pair<int, int>>& edges) {
   ap::Graph<char, char> graph;
-  for (int i = 0; i < nodes; ++i)
-    graph.add_node();
-  for (const auto& [from, to] : edges)
-    graph.add_edge(ap::NodeId(from), ap::NodeId(to));
+  for (int i = 0; i < nodes; ++i) graph.add_node();
+  for (const auto& [from, to] : edges) graph.add_edge(ap::NodeId(from), ap::NodeId(to));
   return ap::count_downsets(graph, kMost).value_or(0);
 }
 
@@ -126,7 +124,8 @@ Arguments parse(int argc, char** argv) {
 
 std::vector<Case> make_cases(const Arguments& arguments) {
   std::optional<ap::PlanningInstance> profile;
-  if (!arguments.profile.empty()) profile = ap::parse_instance(ap::read_text_file(arguments.profile), arguments.profile);
+  if (!arguments.profile.empty())
+    profile = ap::parse_instance(ap::read_text_file(arguments.profile), arguments.profile);
   std::vector<Case> cases;
   const auto wanted = [&](const char* family) { return arguments.family.empty() || arguments.family == family; };
   for (const Wiring wiring : {Wiring::kTowers, Wiring::kForkJoin, Wiring::kSkips, Wiring::kGlue, Wiring::kMasks}) {
@@ -139,8 +138,8 @@ std::vector<Case> make_cases(const Arguments& arguments) {
   for (const Shape shape : {Shape::kChains, Shape::kBlocks, Shape::kLayers, Shape::kFan}) {
     const char* name = branching::kShapeNames[static_cast<int>(shape)];
     for (int seed = arguments.first; wanted(name) && seed < arguments.first + arguments.seeds; ++seed) {
-      cases.push_back(make_case(name, static_cast<std::uint64_t>(seed),
-                                [&](std::uint64_t from) { return Instance(from, shape); }));
+      cases.push_back(
+          make_case(name, static_cast<std::uint64_t>(seed), [&](std::uint64_t from) { return Instance(from, shape); }));
     }
   }
   return cases;
@@ -159,8 +158,7 @@ int main(int argc, char** argv) {
       }
       if (tallies.empty() || tallies.back().family != one.family) tallies.push_back({one.family});
       for (const int devices : {2, 8, 32, 128, 512, 2048}) {
-        for (const double gigabytes : {1.0, 2.0, 4.0, 8.0, 80.0})
-          run(one, devices, gigabytes, tallies.back());
+        for (const double gigabytes : {1.0, 2.0, 4.0, 8.0, 80.0}) run(one, devices, gigabytes, tallies.back());
       }
     }
     for (const Tally& tally : tallies) {

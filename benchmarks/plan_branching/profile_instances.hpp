@@ -27,11 +27,21 @@ class ProfileInstance {
     random_.discard(8);
     find_kinds();
     switch (wiring) {
-      case Wiring::kTowers: towers(); break;
-      case Wiring::kForkJoin: fork_join(); break;
-      case Wiring::kSkips: skips(); break;
-      case Wiring::kGlue: glue(); break;
-      case Wiring::kMasks: masks(); break;
+      case Wiring::kTowers:
+        towers();
+        break;
+      case Wiring::kForkJoin:
+        fork_join();
+        break;
+      case Wiring::kSkips:
+        skips();
+        break;
+      case Wiring::kGlue:
+        glue();
+        break;
+      case Wiring::kMasks:
+        masks();
+        break;
     }
   }
 
@@ -40,8 +50,9 @@ class ProfileInstance {
 
   /// @cost linear in the text
   [[nodiscard]] std::string json() const {
-    return instance_json(profile_.costs.most_replicas(), nodes(), edges_, [&](int node) { return node_json(node); },
-                         [&](std::size_t edge) { return precise(bytes_[edge]); });
+    return instance_json(
+        profile_.costs.most_replicas(), nodes(), edges_, [&](int node) { return node_json(node); },
+        [&](std::size_t edge) { return precise(bytes_[edge]); });
   }
 
  private:
@@ -83,8 +94,7 @@ class ProfileInstance {
   }
   int embed() { return add(embedding_, {add(tokens_, {}), add(tokens_, {})}, 8192); }
   int chain(int from, int length) {
-    for (int i = 0; i < length; ++i)
-      from = add(layer(), {from});
+    for (int i = 0; i < length; ++i) from = add(layer(), {from});
     return from;
   }
 
@@ -94,8 +104,7 @@ class ProfileInstance {
     const bool own = dice(0, 1) == 1;
     const int head = own ? -1 : chain(embed(), dice(0, 2));
     std::vector<int> ends;
-    for (int b = 0; b < branches; ++b)
-      ends.push_back(chain(own ? embed() : head, dice(longest * 2 / 3, longest)));
+    for (int b = 0; b < branches; ++b) ends.push_back(chain(own ? embed() : head, dice(longest * 2 / 3, longest)));
     add(pooler_, {chain(add(layer(), ends), dice(0, 3))});
   }
   /// Blocks of several layers side by side, one block after the other, beside another tower.
@@ -104,8 +113,7 @@ class ProfileInstance {
     const int root = at;
     for (int block = dice(2, 4); block > 0; --block) {
       std::vector<int> ends;
-      for (int b = dice(3, 5); b > 0; --b)
-        ends.push_back(chain(at, dice(1, 3)));
+      for (int b = dice(3, 5); b > 0; --b) ends.push_back(chain(at, dice(1, 3)));
       at = add(layer(), ends);
     }
     add(pooler_, {at, chain(root, dice(6, 12))});
@@ -126,8 +134,7 @@ class ProfileInstance {
       }
     }
     std::vector<int> ends;
-    for (const auto& chain : chains)
-      ends.push_back(chain.back());
+    for (const auto& chain : chains) ends.push_back(chain.back());
     add(pooler_, ends);
   }
   /// Towers with nodes between their layers that cost nothing, some of which carry the layers' values on.

@@ -2,8 +2,8 @@
 // chains of operators, with and without repetition, on growing clusters; BERT 4.9 B and ResNet152x8 from profiles that
 // are made of shapes ("profile":"synthetic"), not captured; a transformer of a trillion parameters on 3072 devices.
 //
-// Everything that the planner can plan is allowed, as with the tool's --all: all schedules, ZeRO, recomputation; the
-// models are also planned for what the runtime runs today. "seconds" by the clock, "cpu_seconds" of the thread that plans.
+// Everything that the runtime can run is allowed: all schedules, ZeRO, recomputation. Models are also planned for GPipe
+// and 1F1B alone. "seconds" by the clock, "cpu_seconds" of the thread that plans.
 //
 //   plan_time [most operators = 10000] [most devices = 64]     0 operators: the models alone
 //   plan_time small [part of a case's name]                    graphs of 10 to 1,000 operators on up to 8 devices
@@ -17,9 +17,10 @@
 #include <string_view>
 #include <utility>
 
+#include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/rannc_staging.hpp>
 
+#include "baselines/rannc_staging.hpp"
 #include "models.hpp"
 #include "small_graphs.hpp"
 
@@ -74,8 +75,7 @@ Timed timed(const ap::ModelProfile& model, const ap::Cluster& cluster, const ap:
 std::ostream& operator<<(std::ostream& out, const Timed& timed) {
   return out << R"("seconds":)" << timed.seconds << R"(,"cpu_seconds":)" << timed.cpu_seconds << R"(,"step":)"
              << (timed.plan ? timed.plan->step.value() : 0) << R"(,"plan":")"
-             << (timed.plan ? shape_of(*timed.plan) : "infeasible") << R"(","searched":")" << timed.searched
-             << '"';
+             << (timed.plan ? shape_of(*timed.plan) : "infeasible") << R"(","searched":")" << timed.searched << '"';
 }
 
 std::int64_t parameters_of(const ap::ModelProfile& model) {
@@ -87,7 +87,7 @@ std::int64_t parameters_of(const ap::ModelProfile& model) {
 void run_chain(int operators, int devices, bool repeated) {
   ap::PlanRequest request;
   request.batch = 16 * devices;
-  request.runtime = ap::planner_capabilities();
+  request.runtime = ap::runtime_capabilities();
   const Timed result = timed(models::chain(operators, repeated), models::a100s(devices), request);
   std::cout << R"({"operators":)" << operators << R"(,"devices":)" << devices << R"(,"repeated":)"
             << (repeated ? "true" : "false") << ',' << result << '}' << std::endl;
@@ -98,11 +98,11 @@ void run_trillion() {
   const auto model = models::transformer(25600, 128, 160, 512, 51200);
   ap::PlanRequest request;
   request.batch = 3072;
-  request.runtime = ap::planner_capabilities();
+  request.runtime = ap::runtime_capabilities();
   const Timed result = timed(model, models::a100s(3072, 80), request);
   std::cout << R"({"model":"transformer-1t","profile":"synthetic","parameters":)" << parameters_of(model)
-            << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":3072,"batch":3072,"all":true,)" << result
-            << '}' << std::endl;
+            << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":3072,"batch":3072,"all_schedules":true,)"
+            << result << '}' << std::endl;
 }
 
 /// `"rannc_step":…,"speedup":…` of RaNNC's plan under the same objective.
@@ -122,15 +122,16 @@ void against_rannc(const std::string& name, const ap::RanncStaging& rannc, const
   std::cout << '}';
 }
 
-void run_model(const std::string& name, const ap::ModelProfile& model, int devices, std::int64_t batch, bool all) {
+void run_model(const std::string& name, const ap::ModelProfile& model, int devices, std::int64_t batch,
+               bool all_schedules) {
   const auto cluster = models::v100s(devices);
   ap::PlanRequest request;
   request.batch = batch;
-  if (all) request.runtime = ap::planner_capabilities();
+  if (all_schedules) request.runtime = ap::runtime_capabilities();
   const Timed result = timed(model, cluster, request);
   std::cout << R"({"model":")" << name << R"(","profile":"synthetic","parameters":)" << parameters_of(model)
             << R"(,"operators":)" << model.graph.node_count() << R"(,"devices":)" << devices << R"(,"batch":)" << batch
-            << R"(,"all":)" << (all ? "true" : "false") << ',' << result;
+            << R"(,"all_schedules":)" << (all_schedules ? "true" : "false") << ',' << result;
   const ap::RooflineCost cost(cluster);
   const ap::Workload work = ap::make_workload(model, cost);
   request.runtime = {};  // RaNNC knows GPipe and its own recomputation
@@ -184,10 +185,10 @@ int main(int argc, char** argv) {
   }
   const int most_operators = argc > 1 ? std::atoi(argv[1]) : 10'000;
   const int most_devices = argc > 2 ? std::atoi(argv[2]) : 64;
-  for (const bool all : {true, false}) {
-    run_model("bert-4.9b", models::bert(), 8, 64, all);
-    run_model("bert-4.9b", models::bert(), 32, 256, all);
-    run_model("resnet152x8", models::resnet152x8(), 32, 1024, all);
+  for (const bool all_schedules : {true, false}) {
+    run_model("bert-4.9b", models::bert(), 8, 64, all_schedules);
+    run_model("bert-4.9b", models::bert(), 32, 256, all_schedules);
+    run_model("resnet152x8", models::resnet152x8(), 32, 1024, all_schedules);
   }
   run_trillion();
   for (int operators = 100; operators <= most_operators; operators *= 10) {

@@ -88,20 +88,20 @@ inline ap::ModelProfile transformer(double h, int layers, double heads, double s
   const double value = 4 * s * h;
   Synthetic net;
   const auto linear = [&](double in, double out) {
-    return Synthetic::Shape{ap::OpClass::kMatmul, 2 * s * in * out, 4 * s * (in + out), 4 * s * out, 4 * s * in,
-                            in * out + out};
+    return Synthetic::Shape{ap::OpClass::kMatmul, 2 * s * in * out, 4 * s * (in + out),
+                            4 * s * out,          4 * s * in,       in * out + out};
   };
   // Dropout, residual and layer norm: a mask of bytes, and the sum.
   const Synthetic::Shape norm{ap::OpClass::kMemory, 10 * s * h, 5 * value, value, 2.25 * value, 2 * h, 3};
-  const auto first = net.add("aten::embedding",
-                             {ap::OpClass::kMemory, 0, 3 * value, value, 1.25 * value, (vocabulary + s + 2) * h, 5}, {});
+  const auto first = net.add(
+      "aten::embedding", {ap::OpClass::kMemory, 0, 3 * value, value, 1.25 * value, (vocabulary + s + 2) * h, 5}, {});
   ap::NodeId x = first;
   for (int layer = 0; layer < layers; ++layer) {
     const auto qkv = net.add("aten::linear", linear(h, 3 * h), {x});
     const double scores = 4 * heads * s * s;
-    const auto attention = net.add(
-        "aten::attention", {ap::OpClass::kAttention, 4 * s * s * h, 6 * scores, value, 3 * value + 2.25 * scores, 0, 6},
-        {qkv});
+    const auto attention =
+        net.add("aten::attention",
+                {ap::OpClass::kAttention, 4 * s * s * h, 6 * scores, value, 3 * value + 2.25 * scores, 0, 6}, {qkv});
     const auto projected = net.add("aten::linear", linear(h, h), {attention});
     const auto middle = net.add("aten::layer_norm", norm, {projected, x});
     auto up = linear(h, 4 * h);
@@ -129,11 +129,10 @@ inline ap::ModelProfile resnet152x8() {
     const double before = 4 * in * size * size, side = size / stride, after = 4 * out * side * side;
     std::vector<ap::NodeId> sources;
     if (from.valid()) sources = {from};
-    const auto made =
-        net.add("aten::convolution",
-                {ap::OpClass::kConvolution, 2 * kernel * kernel * in * out * side * side, before + after, after, before,
-                 kernel * kernel * in * out},
-                sources);
+    const auto made = net.add("aten::convolution",
+                              {ap::OpClass::kConvolution, 2 * kernel * kernel * in * out * side * side, before + after,
+                               after, before, kernel * kernel * in * out},
+                              sources);
     return net.add("aten::batch_norm", {ap::OpClass::kMemory, 0, 4 * after, after, after, 2 * out, 2}, {made});
   };
   const double width = 8;
@@ -158,14 +157,15 @@ inline ap::ModelProfile resnet152x8() {
   }
   const double value = 4 * channels * size * size;
   x = net.add("aten::mean", {ap::OpClass::kMemory, 0, value, 4 * channels, 0, 0, 1}, {x});
-  x = net.add("aten::linear", {ap::OpClass::kMatmul, 2 * channels * 1000, 4 * channels, 4000, 4 * channels, channels * 1000},
-              {x});
+  x = net.add("aten::linear",
+              {ap::OpClass::kMatmul, 2 * channels * 1000, 4 * channels, 4000, 4 * channels, channels * 1000}, {x});
   x = net.add("aten::nll_loss", {ap::OpClass::kMemory, 0, 12'000, 0, 4000, 0, 3}, {x});
   return net.finish(first, 4 * 3 * 224 * 224, x);
 }
 
 /// Links of 8 devices and, for more, between nodes of 8.
-inline ap::Cluster of_nodes(std::string name, int devices, ap::Device device, ap::LinkLevel inner, ap::LinkLevel outer) {
+inline ap::Cluster of_nodes(std::string name, int devices, ap::Device device, ap::LinkLevel inner,
+                            ap::LinkLevel outer) {
   ap::Cluster cluster;
   cluster.name = std::move(name);
   cluster.devices = devices;
@@ -188,7 +188,8 @@ inline ap::Cluster a100s(int devices, std::int64_t gib = 40) {
                           ap::FlopsPerSecond(312e12),
                           0.6,
                           ap::Seconds(5e-6)};
-  return of_nodes("a100-" + std::to_string(gib), devices, device, {"NVLink", 8, {ap::Seconds(5e-6), ap::BytesPerSecond(250e9)}},
+  return of_nodes("a100-" + std::to_string(gib), devices, device,
+                  {"NVLink", 8, {ap::Seconds(5e-6), ap::BytesPerSecond(250e9)}},
                   {"InfiniBand", devices, {ap::Seconds(1e-5), ap::BytesPerSecond(22e9)}});
 }
 

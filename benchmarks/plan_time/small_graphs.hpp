@@ -23,10 +23,10 @@ class SmallGraph {
   /// A layer with weights.
   ap::NodeId dense(const std::vector<ap::NodeId>& from, double out = 1) {
     const double columns = width_ * out;
-    return net_.add("aten::linear",
-                    {ap::OpClass::kMatmul, 2 * width_ * columns, 4 * (width_ + columns), 4 * columns, 4 * width_,
-                     width_ * columns},
-                    from);
+    return net_.add(
+        "aten::linear",
+        {ap::OpClass::kMatmul, 2 * width_ * columns, 4 * (width_ + columns), 4 * columns, 4 * width_, width_ * columns},
+        from);
   }
   /// A few weights, as of a scale or a norm.
   ap::NodeId scale(const std::vector<ap::NodeId>& from) {

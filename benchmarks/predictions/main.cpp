@@ -67,7 +67,9 @@ struct GivenShare {
   [[nodiscard]] ap::SearchResult search(const ap::StepObjective& objective) const {
     const auto& constraints = objective.constraints();
     const auto& graph = objective.work().graph;
-    ap::Staging staging{std::vector<int>(graph.node_count(), 1), {1, 1}, constraints.microbatches.front(),
+    ap::Staging staging{std::vector<int>(graph.node_count(), 1),
+                        {1, 1},
+                        constraints.microbatches.front(),
                         constraints.schedules.front()};
     const auto samples = std::max<std::int64_t>(1, constraints.batch / staging.microbatches);
     const auto& costs = objective.work().node_costs(samples);
@@ -205,7 +207,8 @@ class CaseRun {
     options.plan_file = plan_file();
     options.keep_memory = false;
     const MemoryPeak memory;
-    Model model(world_, [] { return Net(); }, options);
+    Model model(
+        world_, [] { return Net(); }, options);
     auto optimizer = Recipe::optimizer(model->parameters());
     model->attach(optimizer);
     for (int i = 0; i < kWarmUp; ++i) run_step(model, optimizer, batch_);
@@ -224,7 +227,8 @@ class CaseRun {
 
   void measure(const ap::Options& options, summary::Row& row) {
     const MemoryPeak memory;
-    Model model(world_, [] { return Net(); }, options);
+    Model model(
+        world_, [] { return Net(); }, options);
     auto optimizer = Recipe::optimizer(model->parameters());
     model->attach(optimizer);
     for (int i = 0; i < kWarmUp; ++i) run_step(model, optimizer, batch_);
@@ -248,7 +252,8 @@ class CaseRun {
   }
 
   void trace(const ap::Options& options, summary::Row& row) {
-    Model model(world_, [] { return Net(); }, options);
+    Model model(
+        world_, [] { return Net(); }, options);
     auto optimizer = Recipe::optimizer(model->parameters());
     model->attach(optimizer);
     terms::Measured measured;
@@ -289,8 +294,10 @@ int run_case(int argc, char** argv) {
   const auto run = [&]<class Net>(std::type_identity<Net>) {
     CaseRun<Net> one(world, wanted, folder, model, steps);
     std::string result;
-    if (steps > 0) result = summary::to_text(one.run());
-    else result = std::to_string(one.run_for_memory());
+    if (steps > 0)
+      result = summary::to_text(one.run());
+    else
+      result = std::to_string(one.run_for_memory());
     if (world.rank() == 0) ap::write_text_file(folder / "result", result);
   };
   if (model == "mlp") run(std::type_identity<models::Mlp>{});
@@ -338,9 +345,12 @@ int run_all(int steps, const std::string& mpiexec) {
       for (std::size_t i = 0; i < cases::kCases.size(); ++i, ++next) {
         auto row = summary::from_text(result_of(model, i, steps));
         row.slowest = round == 0 ? row.seconds : std::max(row.seconds, rows[next].slowest);
-        if (round == 0) rows.push_back(row);
-        else if (row.seconds < rows[next].seconds) rows[next] = row;
-        else rows[next].slowest = row.slowest;
+        if (round == 0)
+          rows.push_back(row);
+        else if (row.seconds < rows[next].seconds)
+          rows[next] = row;
+        else
+          rows[next].slowest = row.slowest;
       }
     }
   }

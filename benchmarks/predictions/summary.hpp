@@ -15,10 +15,10 @@ namespace summary {
 
 struct Row {
   std::string model, plan;
-  double seconds = 0, fastest = 0, predicted_seconds = 0;  ///< median, shortest step, both of the fastest round
-  double slowest = 0;                                      ///< median of the slowest round
+  double seconds = 0, fastest = 0, predicted_seconds = 0;     ///< median, shortest step, both of the fastest round
+  double slowest = 0;                                         ///< median of the slowest round
   double bytes = 0, resident_bytes = 0, predicted_bytes = 0;  ///< alive, with what the allocator keeps
-  std::vector<terms::Terms> terms, predicted_terms;  ///< by rank
+  std::vector<terms::Terms> terms, predicted_terms;           ///< by rank
 
   [[nodiscard]] double time_error() const { return predicted_seconds / seconds - 1; }
   [[nodiscard]] double memory_error() const { return predicted_bytes / bytes - 1; }
@@ -61,8 +61,7 @@ struct Wrong {
   std::istringstream in(text);
   std::getline(in, row.model);
   std::getline(in, row.plan);
-  in >> row.seconds >> row.fastest >> row.predicted_seconds >> row.bytes >> row.resident_bytes >>
-      row.predicted_bytes;
+  in >> row.seconds >> row.fastest >> row.predicted_seconds >> row.bytes >> row.resident_bytes >> row.predicted_bytes;
   for (auto* all : {&row.terms, &row.predicted_terms}) {
     all->resize(2);
     for (auto& rank : *all) {
@@ -85,12 +84,12 @@ struct Wrong {
     out << ']';
   };
   const auto wrong = most_wrong(row);
-  out << R"({"benchmark":"predictions","model":")" << row.model << R"(","plan":")" << row.plan
-      << R"(","predicted_s":)" << row.predicted_seconds << R"(,"measured_s":)" << row.seconds << R"(,"fastest_s":)"
-      << row.fastest << R"(,"predicted_bytes":)" << row.predicted_bytes << R"(,"measured_bytes":)" << row.bytes
-      << R"(,"resident_bytes":)" << row.resident_bytes
-      << R"(,"largest_wrong_term":{"term":")" << wrong.term << R"(","rank":)" << wrong.rank << R"(,"predicted_s":)"
-      << wrong.predicted << R"(,"measured_s":)" << wrong.measured << R"(},"predicted_terms":)";
+  out << R"({"benchmark":"predictions","model":")" << row.model << R"(","plan":")" << row.plan << R"(","predicted_s":)"
+      << row.predicted_seconds << R"(,"measured_s":)" << row.seconds << R"(,"fastest_s":)" << row.fastest
+      << R"(,"predicted_bytes":)" << row.predicted_bytes << R"(,"measured_bytes":)" << row.bytes
+      << R"(,"resident_bytes":)" << row.resident_bytes << R"(,"largest_wrong_term":{"term":")" << wrong.term
+      << R"(","rank":)" << wrong.rank << R"(,"predicted_s":)" << wrong.predicted << R"(,"measured_s":)"
+      << wrong.measured << R"(},"predicted_terms":)";
   terms(row.predicted_terms);
   out << R"(,"measured_terms":)";
   terms(row.terms);
@@ -119,22 +118,23 @@ inline void print_order(std::ostream& out, const std::vector<Row>& rows) {
   for (const auto& a : rows) {
     for (const auto& b : rows) {
       if (a.model != b.model || b.seconds <= 1.1 * a.seconds) continue;
-      const bool in_order = a.predicted_seconds < b.predicted_seconds, is_clear = b.seconds > 1.1 * a.slowest;
+      const bool in_order = a.predicted_seconds<b.predicted_seconds, is_clear = b.seconds> 1.1 * a.slowest;
       ++pairs;
       agree += in_order ? 1 : 0;
       clear += is_clear ? 1 : 0;
       clear_agree += is_clear && in_order ? 1 : 0;
       if (in_order) continue;
       char line[240];
-      std::snprintf(line, sizeof(line), "  %s: %s before %s: measured %.2f (to %.2f) < %.2f ms, predicted %.2f >= %.2f ms\n",
+      std::snprintf(line, sizeof(line),
+                    "  %s: %s before %s: measured %.2f (to %.2f) < %.2f ms, predicted %.2f >= %.2f ms\n",
                     a.model.c_str(), a.plan.c_str(), b.plan.c_str(), 1e3 * a.seconds, 1e3 * a.slowest, 1e3 * b.seconds,
                     1e3 * a.predicted_seconds, 1e3 * b.predicted_seconds);
       wrong << line;
     }
   }
   out << "order: " << agree << " of " << pairs
-      << " pairs that differ by more than 10 % are predicted in the measured order, and " << clear_agree << " of " << clear
-      << " that do in every round\n"
+      << " pairs that differ by more than 10 % are predicted in the measured order, and " << clear_agree << " of "
+      << clear << " that do in every round\n"
       << wrong.str();
 }
 

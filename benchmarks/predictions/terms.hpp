@@ -11,8 +11,8 @@
 
 #include <autopar/core/units.hpp>
 #include <autopar/io/trace_file.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/objective.hpp>
+#include <autopar/plan/report/make_plan.hpp>
+#include <autopar/plan/step/objective.hpp>
 
 /// The parts of a step, predicted and measured in the same way.
 namespace terms {

@@ -6,9 +6,9 @@
 //   train bert24 --small --device cpu          seconds on two cores; there the halves take turns step by step
 //   mpiexec -n 2 train mlp --small             several ranks: autopar alone, beside ddp.py
 //
-// step_ms: the median over steps, the device waited for after each. loop_ms: a step of a loop that waits at its end alone,
-// as trainings do: what comes before a step's first kernel is hidden there. peak_gib: during the steps after the first two
-// (setup_peak_gib: before). setup_s: construction and the first step. Options of plans: AUTOPAR_ZERO,
+// step_ms: the median over steps, the device waited for after each. loop_ms: a step of a loop that waits at its end
+// alone, as trainings do: what comes before a step's first kernel is hidden there. peak_gib: during the steps after the
+// first two (setup_peak_gib: before). setup_s: construction and the first step. Options of plans: AUTOPAR_ZERO,
 // AUTOPAR_RECOMPUTE, …
 
 #include <algorithm>
@@ -60,8 +60,7 @@ struct Half {
   void timed_loop(int steps) {
     train::wait_for(device);
     const auto start = train::Clock::now();
-    for (int i = 0; i < steps; ++i)
-      loss = step();
+    for (int i = 0; i < steps; ++i) loss = step();
     train::wait_for(device);
     loop_seconds = train::since(start) / std::max(1, steps);
   }
@@ -108,7 +107,7 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
   ap::Options options;
   options.precision = work.precision;
   options.device = half.device.is_cuda() ? "cuda" : "cpu";
-  options.costs = "profiled";  // as by default on GPUs; what a CPU does a second is a guess otherwise
+  if (half.device.is_cpu()) options.costs = "profiled";  // what a CPU does a second is a guess otherwise
   using Net = std::invoke_result_t<const Make&>;
   ap::AutoParallel<Net> model(world, make, options);
   const std::shared_ptr<torch::optim::Optimizer> optimizer = train::made_optimizer(work, model->parameters());
@@ -121,8 +120,7 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
     if (!std::exchange(predicted, true)) {
       const auto& plan = model->plan();
       double most = 0;
-      for (const auto& stage : plan.stages)
-        most = std::max(most, static_cast<double>(stage.peak_memory.value()));
+      for (const auto& stage : plan.stages) most = std::max(most, static_cast<double>(stage.peak_memory.value()));
       half.line["predicted_ms"] = plan.step.value() * 1e3;
       half.line["predicted_gib"] = most / (1 << 30);
       half.line["plan"] = ap::describe(ap::detail::replicas_of(plan), plan.microbatches, plan.schedule) +
@@ -144,8 +142,7 @@ void start(Half& half, const std::function<void()>& construct) {
   half.line["setup_s"] = train::since(begin);
   half.line["first_loss"] = first.item<double>();
   half.line["setup_peak_gib"] = memory.gib();
-  for (int i = 0; i < kWarmUps; ++i)
-    half.step();
+  for (int i = 0; i < kWarmUps; ++i) half.step();
   train::wait_for(half.device);
   memory.reset();
 }
@@ -200,8 +197,7 @@ nlohmann::json finished(Half& half, const Work& work, const Job& job, const std:
 /// Steps when a line comes in, until there are no more.
 void serve_steps(Half& half) {
   std::cout << "ready" << std::endl;
-  for (std::string word; std::getline(std::cin, word);)
-    std::cout << half.timed_step() << std::endl;
+  for (std::string word; std::getline(std::cin, word);) std::cout << half.timed_step() << std::endl;
 }
 
 void compare(nlohmann::json& line, const nlohmann::json& other, const std::vector<double>& ratios) {
@@ -236,8 +232,7 @@ void run_unwrapped(ap::World& world, const Job& job) {
     if (job.on_demand)
       serve_steps(half);
     else
-      for (int i = 0; i < job.steps; ++i)
-        half.timed_step();
+      for (int i = 0; i < job.steps; ++i) half.timed_step();
     std::cout << finished(half, work, job, "libtorch", 1, device_name(world, half.device)).dump() << std::endl;
   });
 }
@@ -260,8 +255,7 @@ void run_wrapped(ap::World& world, const Job& job, const std::vector<std::string
   if (other) {
     other->wait_until_ready();
     if (!in_turn) {
-      for (int i = 0; i < job.steps; ++i)
-        other->step();
+      for (int i = 0; i < job.steps; ++i) other->step();
       other_line = ended(other);
     }
   }

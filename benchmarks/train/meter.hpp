@@ -16,9 +16,7 @@ namespace train {
 
 using Clock = std::chrono::steady_clock;
 
-inline double since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+inline double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 inline double median(std::vector<double> samples) {
   if (samples.empty()) return 0;

@@ -36,11 +36,9 @@ std::vector<char*> environment() {
 }  // namespace
 
 OtherHalf::OtherHalf(std::vector<std::string> arguments) {
-  for (const char* more : {"--mode", "libtorch", "--on-demand"})
-    arguments.emplace_back(more);
+  for (const char* more : {"--mode", "libtorch", "--on-demand"}) arguments.emplace_back(more);
   std::vector<char*> pointers;
-  for (auto& argument : arguments)
-    pointers.push_back(argument.data());
+  for (auto& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   const auto input = made_pipe(), output = made_pipe();
   posix_spawn_file_actions_t actions;
@@ -64,15 +62,12 @@ OtherHalf::~OtherHalf() {
 
 std::string OtherHalf::line() {
   std::string text;
-  for (int c = 0; (c = std::fgetc(from_)) != EOF && c != '\n';)
-    text.push_back(static_cast<char>(c));
+  for (int c = 0; (c = std::fgetc(from_)) != EOF && c != '\n';) text.push_back(static_cast<char>(c));
   if (text.empty()) throw std::runtime_error("the libtorch half ended without a figure; see what it wrote above");
   return text;
 }
 
-void OtherHalf::wait_until_ready() {
-  line();
-}
+void OtherHalf::wait_until_ready() { line(); }
 
 double OtherHalf::step() {
   std::fputs("step\n", to_);

@@ -85,8 +85,7 @@ void take_off_inner(std::vector<Span>& all) {
   std::map<std::uint64_t, std::vector<Span*>> open;
   for (auto& span : all) {
     auto& stack = open[span.thread];
-    while (!stack.empty() && stack.back()->end <= span.begin)
-      stack.pop_back();
+    while (!stack.empty() && stack.back()->end <= span.begin) stack.pop_back();
     if (!stack.empty()) stack.back()->own -= std::min(stack.back()->own, span.end - span.begin);
     stack.push_back(&span);
   }
@@ -149,8 +148,7 @@ nlohmann::json traced(const std::function<void()>& step, c10::Device device) {
   const auto [length, idle] = length_and_idle(all);
   nlohmann::json out{{"span_ms", static_cast<double>(length) / 1e6}, {"idle_ms", static_cast<double>(idle) / 1e6}};
   if (device.is_cuda()) out["head_ms"] = static_cast<double>(head(*result, all)) / 1e6;
-  for (const auto& [name, total] : totals)
-    out["classes"][std::string(name)] = total.json();
+  for (const auto& [name, total] : totals) out["classes"][std::string(name)] = total.json();
   std::vector<std::pair<std::string, Total>> longest(names.begin(), names.end());
   std::sort(longest.begin(), longest.end(), [](const auto& a, const auto& b) { return a.second.ns > b.second.ns; });
   constexpr std::size_t kShown = 12;

@@ -14,7 +14,8 @@ namespace {
 /// Content of an IDX file: big-endian magic and sizes, then bytes.
 torch::Tensor read_idx(const std::filesystem::path& path, uint32_t dims) {
   const auto fail = [&](const std::string& reason) {
-    throw std::runtime_error(path.string() + ": " + reason + "; `apt-get install dataset-fashion-mnist` brings it, or name its folder with --data");
+    throw std::runtime_error(path.string() + ": " + reason +
+                             "; `apt-get install dataset-fashion-mnist` brings it, or name its folder with --data");
   };
   const auto close = [](gzFile file) { gzclose(file); };
   const std::unique_ptr<gzFile_s, decltype(close)> file(gzopen(path.c_str(), "rb"), close);
@@ -29,7 +30,8 @@ torch::Tensor read_idx(const std::filesystem::path& path, uint32_t dims) {
   std::generate(shape.begin(), shape.end(), read_size);
   auto data = torch::empty(shape, torch::kUInt8);
   if (data.numel() > (1 << 30)) fail("implausibly large");
-  if (gzread(file.get(), data.data_ptr(), static_cast<unsigned>(data.numel())) != data.numel()) fail("the file is truncated");
+  if (gzread(file.get(), data.data_ptr(), static_cast<unsigned>(data.numel())) != data.numel())
+    fail("the file is truncated");
   return data;
 }
 
@@ -38,7 +40,8 @@ torch::Tensor read_idx(const std::filesystem::path& path, uint32_t dims) {
 Dataset read_fashion_mnist(const std::filesystem::path& folder, const std::string& prefix) {
   const auto images = read_idx(folder / (prefix + "-images-idx3-ubyte.gz"), 3);
   const auto labels = read_idx(folder / (prefix + "-labels-idx1-ubyte.gz"), 1);
-  if (images.size(0) != labels.size(0)) throw std::runtime_error(folder.string() + ": images and labels differ in number");
+  if (images.size(0) != labels.size(0))
+    throw std::runtime_error(folder.string() + ": images and labels differ in number");
   return {images.unsqueeze(1), labels.to(torch::kLong)};
 }
 

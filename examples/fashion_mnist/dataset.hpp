@@ -14,15 +14,16 @@ struct Dataset {
   int64_t size() const { return labels.size(0); }
 };
 
-/// Reads `PREFIX-images-idx3-ubyte.gz` and `PREFIX-labels-idx1-ubyte.gz` as Debian's dataset-fashion-mnist installs them.
+/// Reads `PREFIX-images-idx3-ubyte.gz` and `PREFIX-labels-idx1-ubyte.gz` as Debian's dataset-fashion-mnist installs
+/// them.
 /// @param prefix  "train" or "t10k"
 /// @throws std::runtime_error naming the missing or damaged file and the package that brings it
 Dataset read_fashion_mnist(const std::filesystem::path& folder, const std::string& prefix);
 
 /// The share of every global batch that one rank trains on.
 ///
-/// All ranks shuffle alike, so a global batch is the same samples in the same order for every number of ranks; rank r of
-/// n takes positions [batch*r/n, batch*(r+1)/n) of it. The last batch of an epoch may be smaller.
+/// All ranks shuffle alike, so a global batch is the same samples in the same order for every number of ranks; rank r
+/// of n takes positions [batch*r/n, batch*(r+1)/n) of it. The last batch of an epoch may be smaller.
 class ShardedLoader {
  public:
   struct Batch {

@@ -7,8 +7,8 @@
 #include <iomanip>
 #include <iostream>
 
-#include <CLI/CLI.hpp>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
 
 #include <autopar/autopar.hpp>
 
@@ -45,7 +45,8 @@ void train(ap::World& world, const Settings& settings) {
   const auto dtype = settings.fp64 ? torch::kDouble : torch::kFloat;
   const auto device = ap::device(world);
   const auto loader = [&](const char* part) {
-    return ShardedLoader(read_fashion_mnist(settings.data, part), settings.batch, world.rank(), world.size(), dtype, device);
+    return ShardedLoader(read_fashion_mnist(settings.data, part), settings.batch, world.rank(), world.size(), dtype,
+                         device);
   };
   auto train_loader = loader("train");
   auto test_loader = loader("t10k");
@@ -59,7 +60,8 @@ void train(ap::World& world, const Settings& settings) {
         return net;
       },
       settings.options);
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(settings.learning_rate).weight_decay(1e-2));
+  torch::optim::AdamW optimizer(model->parameters(),
+                                torch::optim::AdamWOptions(settings.learning_rate).weight_decay(1e-2));
   model->attach(optimizer);
 
   std::ofstream losses(first ? settings.loss_file : std::string());
@@ -120,8 +122,12 @@ int main(int argc, char** argv) try {
   app.add_option("--replicas", settings.options.replicas, "force the replicas of each stage")->delimiter(',');
   app.add_option("--microbatches", settings.options.microbatches, "force the number of micro-batches");
   CLI11_PARSE(app, argc, argv);
-  if (settings.model == "cnn") train<Cnn>(world, settings);
-  else train<Mlp>(world, settings);
+  if (settings.model == "cnn")
+    train<Cnn>(world, settings);
+  else
+    train<Mlp>(world, settings);
+  return 0;
+} catch (const ap::PlanOnly&) {
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "fashion_mnist: " << error.what() << std::endl;

@@ -12,13 +12,11 @@ struct MlpImpl : torch::nn::Module {
   torch::nn::ModuleList layers;
 
   MlpImpl(std::int64_t width, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i)
-      layers->push_back(torch::nn::Linear(width, width));
+    for (std::int64_t i = 0; i < count; ++i) layers->push_back(torch::nn::Linear(width, width));
     register_module("layers", layers);
   }
   at::Tensor forward(at::Tensor x, const at::Tensor& wanted) {
-    for (const auto& layer : *layers)
-      x = layer->as<torch::nn::Linear>()->forward(x);
+    for (const auto& layer : *layers) x = layer->as<torch::nn::Linear>()->forward(x);
     return torch::mse_loss(x, wanted);
   }
 };

@@ -63,8 +63,7 @@ struct TransformerImpl : torch::nn::Module {
         places(size.length, size.width),
         norm(torch::nn::LayerNormOptions({size.width})),
         head(torch::nn::LinearOptions(size.width, size.words).bias(false)) {
-    for (std::int64_t i = 0; i < size.layers; ++i)
-      blocks->push_back(Block(size));
+    for (std::int64_t i = 0; i < size.layers; ++i) blocks->push_back(Block(size));
     register_module("words", words);
     register_module("places", places);
     register_module("blocks", blocks);
@@ -73,8 +72,7 @@ struct TransformerImpl : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& text, const at::Tensor& wanted) {
     auto x = words(text) + places(torch::arange(text.size(1), text.options()));
-    for (const auto& block : *blocks)
-      x = block->as<Block>()->forward(x);
+    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
     return torch::nn::functional::cross_entropy(head(norm(x)).flatten(0, 1), wanted.flatten());
   }
 };

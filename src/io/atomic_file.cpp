@@ -144,7 +144,8 @@ void AtomicFile::commit() {
   const bool is_renamed = !aside_.empty();
   if (is_renamed) {
     if (::fsync(descriptor_) != 0) fail(aside_.string());
-    if (::rename(aside_.c_str(), to_.path.c_str()) != 0) fail(to_.path.string());  // before the lock goes with the descriptor
+    if (::rename(aside_.c_str(), to_.path.c_str()) != 0)
+      fail(to_.path.string());  // before the lock goes with the descriptor
     aside_.clear();
   }
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(to_.path.string());

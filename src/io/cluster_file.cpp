@@ -101,7 +101,9 @@ Device read_device(const toml::table& table, const std::string& file) {
   device.memory = Bytes(static_cast<std::int64_t>(section.number("memory_gib", 1e-6) * 0x1p30));
   device.memory_bandwidth = BytesPerSecond(section.number("memory_bandwidth_gb_s", 1e-6) * 1e9);
   device.f32 = FlopsPerSecond(section.number("f32_tflops", 1e-6) * 1e12);
-  const auto rate = [&](const char* key) { return FlopsPerSecond(section.number_or(key, 1e-6, device.f32.value() / 1e12) * 1e12); };
+  const auto rate = [&](const char* key) {
+    return FlopsPerSecond(section.number_or(key, 1e-6, device.f32.value() / 1e12) * 1e12);
+  };
   device.f64 = rate("f64_tflops");
   device.tf32 = rate("tf32_tflops");
   device.f16 = rate("f16_tflops");
@@ -109,7 +111,8 @@ Device read_device(const toml::table& table, const std::string& file) {
   device.efficiency = section.number_or("efficiency", 1e-6, device.efficiency);
   device.launch = Seconds(section.number_or("launch_us", 0, device.launch.value() * 1e6) * 1e-6);
   section.finish();
-  if (device.efficiency > 1) throw ConfigError("device.efficiency: a share of the peak cannot exceed 1", file, 0, "efficiency");
+  if (device.efficiency > 1)
+    throw ConfigError("device.efficiency: a share of the peak cannot exceed 1", file, 0, "efficiency");
   return device;
 }
 
@@ -186,18 +189,18 @@ std::string to_toml(const Cluster& cluster) {
                                  {"latency_us", level.link.latency.value() * 1e6}});
   }
   toml::table root{{"name", cluster.name},
-                         {"devices", cluster.devices},
-                         {"device", toml::table{{"name", device.name},
-                                                {"memory_gib", static_cast<double>(device.memory.value()) / 0x1p30},
-                                                {"memory_bandwidth_gb_s", device.memory_bandwidth.value() / 1e9},
-                                                {"f64_tflops", device.f64.value() / 1e12},
-                                                {"f32_tflops", device.f32.value() / 1e12},
-                                                {"tf32_tflops", device.tf32.value() / 1e12},
-                                                {"f16_tflops", device.f16.value() / 1e12},
-                                                {"bf16_tflops", device.bf16.value() / 1e12},
-                                                {"efficiency", device.efficiency},
-                                                {"launch_us", device.launch.value() * 1e6}}},
-                         {"level", levels}};
+                   {"devices", cluster.devices},
+                   {"device", toml::table{{"name", device.name},
+                                          {"memory_gib", static_cast<double>(device.memory.value()) / 0x1p30},
+                                          {"memory_bandwidth_gb_s", device.memory_bandwidth.value() / 1e9},
+                                          {"f64_tflops", device.f64.value() / 1e12},
+                                          {"f32_tflops", device.f32.value() / 1e12},
+                                          {"tf32_tflops", device.tf32.value() / 1e12},
+                                          {"f16_tflops", device.f16.value() / 1e12},
+                                          {"bf16_tflops", device.bf16.value() / 1e12},
+                                          {"efficiency", device.efficiency},
+                                          {"launch_us", device.launch.value() * 1e6}}},
+                   {"level", levels}};
   if (cluster.host) {
     root.insert("host", toml::table{{"memory_gib", static_cast<double>(cluster.host->memory.value()) / 0x1p30},
                                     {"memory_bandwidth_gb_s", cluster.host->memory_bandwidth.value() / 1e9},

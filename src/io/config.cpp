@@ -105,7 +105,8 @@ struct Setting {
 
 std::string lower(std::string_view text) {
   std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return out;
 }
 
@@ -124,9 +125,16 @@ std::optional<double> parse_bytes(std::string_view text) {
   if (!number || unit_at == std::string_view::npos) return number;
   auto unit = text.substr(unit_at);
   unit.remove_prefix(std::min(unit.find_first_not_of(' '), unit.size()));
-  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits{
-      {{"b", 1}, {"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30},
-       {"tib", 0x1p40}, {"g", 0x1p30}}};
+  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits{{{"b", 1},
+                                                                        {"kb", 1e3},
+                                                                        {"mb", 1e6},
+                                                                        {"gb", 1e9},
+                                                                        {"tb", 1e12},
+                                                                        {"kib", 0x1p10},
+                                                                        {"mib", 0x1p20},
+                                                                        {"gib", 0x1p30},
+                                                                        {"tib", 0x1p40},
+                                                                        {"g", 0x1p30}}};
   for (const auto& [name, factor] : kUnits) {
     if (lower(unit) == name) return *number * factor;
   }
@@ -231,18 +239,19 @@ std::string value_text(const Options& options, const Field& field) {
   out.precision(17);
   std::visit(Overload{[&](bool Options::*m) { out << (options.*m ? "true" : "false"); },
                       [&](std::vector<int> Options::*m) {
-                        for (std::size_t i = 0; i < (options.*m).size(); ++i) out << (i == 0 ? "" : ",") << (options.*m)[i];
+                        for (std::size_t i = 0; i < (options.*m).size(); ++i)
+                          out << (i == 0 ? "" : ",") << (options.*m)[i];
                       },
                       [&](Bytes Options::*m) { out << (options.*m).value(); },
-                      [&](Seconds Options::*m) { out << (options.*m).value(); },
-                      [&](auto m) { out << options.*m; }},
+                      [&](Seconds Options::*m) { out << (options.*m).value(); }, [&](auto m) { out << options.*m; }},
              field.member);
   return out.str();
 }
 
 /// Environment names that belong to autopar's scripts and to the start of ranks, not to Options.
 bool is_reserved(std::string_view name) {
-  constexpr std::array<std::string_view, 7> kNames{"CONFIG", "CONF_DIR", "VENV", "SOURCE", "DEPS", "HOME", "START_TIMEOUT"};
+  constexpr std::array<std::string_view, 7> kNames{"CONFIG", "CONF_DIR", "VENV",         "SOURCE",
+                                                   "DEPS",   "HOME",     "START_TIMEOUT"};
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
@@ -260,11 +269,15 @@ void assign_alias(ResolvedOptions& out, const RanncAlias& alias, Setting setting
   if (alias.rannc == "checkpointing") {
     options.recompute = bool_of(setting) ? "full" : "none";
   } else if (alias.rannc == "trace_events") {
-    if (!bool_of(setting)) options.trace_file.clear();
-    else if (options.trace_file.empty()) options.trace_file = "autopar_trace.json";
+    if (!bool_of(setting))
+      options.trace_file.clear();
+    else if (options.trace_file.empty())
+      options.trace_file = "autopar_trace.json";
   } else if (alias.rannc == "dump_graph") {
-    if (!bool_of(setting)) options.graph_file.clear();
-    else if (options.graph_file.empty()) options.graph_file = "autopar_graph.dot";
+    if (!bool_of(setting))
+      options.graph_file.clear();
+    else if (options.graph_file.empty())
+      options.graph_file = "autopar_graph.dot";
   } else if (alias.rannc == "dump_graph_prefix") {
     if (!options.graph_file.empty()) options.graph_file = std::get<std::string>(setting.value) + ".dot";
   } else if (alias.rannc == "profiling" || alias.rannc == "display_comm_value") {
@@ -274,8 +287,10 @@ void assign_alias(ResolvedOptions& out, const RanncAlias& alias, Setting setting
   } else if (!alias.autopar.empty()) {
     setting.key = std::string(alias.autopar);
     // RaNNC writes 0 for "not forced", which is no replica count here.
-    if (alias.rannc == "replica_num" && number_of(setting, "a whole number") == 0) options.replicas.clear();
-    else assign(options, *find_field(alias.autopar), setting);
+    if (alias.rannc == "replica_num" && number_of(setting, "a whole number") == 0)
+      options.replicas.clear();
+    else
+      assign(options, *find_field(alias.autopar), setting);
   }
   out.notes.push_back("option '" + key + "' is RaNNC's name: " + std::string(alias.meaning));
 }
@@ -306,10 +321,14 @@ void apply(ResolvedOptions& out, const Setting& setting) {
 
 Setting setting_of(const std::string& file, std::string_view key, const toml::node& node) {
   Setting setting{std::string(key), {}, false, file, static_cast<int>(node.source().begin.line)};
-  if (const auto text = node.value_exact<std::string>()) setting.value = *text;
-  else if (const auto whole = node.value_exact<std::int64_t>()) setting.value = *whole;
-  else if (const auto number = node.value_exact<double>()) setting.value = *number;
-  else if (const auto flag = node.value_exact<bool>()) setting.value = *flag;
+  if (const auto text = node.value_exact<std::string>())
+    setting.value = *text;
+  else if (const auto whole = node.value_exact<std::int64_t>())
+    setting.value = *whole;
+  else if (const auto number = node.value_exact<double>())
+    setting.value = *number;
+  else if (const auto flag = node.value_exact<bool>())
+    setting.value = *flag;
   else if (const auto* array = node.as_array()) {
     std::vector<std::int64_t> list;
     for (const auto& item : *array) {
@@ -350,7 +369,8 @@ void apply_environment(ResolvedOptions& out, const std::vector<std::string>& env
     if (!entry.starts_with(prefix) || equals == std::string::npos) continue;
     const auto name = entry.substr(prefix.size(), equals - prefix.size());
     if (is_reserved(name)) continue;
-    apply(out, Setting{lower(name), entry.substr(equals + 1), true, "environment variable " + entry.substr(0, equals), 0});
+    apply(out,
+          Setting{lower(name), entry.substr(equals + 1), true, "environment variable " + entry.substr(0, equals), 0});
   }
 }
 
@@ -370,18 +390,18 @@ void check_code(const Options& code) {
   for (const auto& field : fields()) {
     const Setting setting{field.name, std::string(), false, "", 0};
     try {
-      std::visit(Overload{[&](int Options::*m) { check_range(setting, field, code.*m); },
-                          [&](double Options::*m) { check_range(setting, field, code.*m); },
-                          [](bool Options::*) {},
-                          [&](std::string Options::*m) {
-                            text_of(Setting{field.name, code.*m, false, "", 0}, field);
-                          },
-                          [&](std::vector<int> Options::*m) {
-                            for (const int item : code.*m) check_range(setting, field, item);
-                          },
-                          [&](Bytes Options::*m) { check_range(setting, field, static_cast<double>((code.*m).value())); },
-                          [&](Seconds Options::*m) { check_range(setting, field, (code.*m).value()); }},
-                 field.member);
+      std::visit(
+          Overload{[&](int Options::*m) { check_range(setting, field, code.*m); },
+                   [&](double Options::*m) { check_range(setting, field, code.*m); }, [](bool Options::*) {},
+                   [&](std::string Options::*m) {
+                     text_of(Setting{field.name, code.*m, false, "", 0}, field);
+                   },
+                   [&](std::vector<int> Options::*m) {
+                     for (const int item : code.*m) check_range(setting, field, item);
+                   },
+                   [&](Bytes Options::*m) { check_range(setting, field, static_cast<double>((code.*m).value())); },
+                   [&](Seconds Options::*m) { check_range(setting, field, (code.*m).value()); }},
+          field.member);
     } catch (const ConfigError& error) {
       throw InvalidArgument(std::string("Options::") + error.what());
     }
@@ -427,7 +447,8 @@ const std::vector<RanncAlias>& rannc_aliases() {
       {"event_trace_file", "trace_file", "now trace_file"},
       {"graph_profile_file", "profile_file", "now profile_file"},
       {"save_graph_profile", "", "now profile_file"},
-      {"load_graph_profile", "", "has no effect: profiles are made again in milliseconds; cost_file keeps measured costs"},
+      {"load_graph_profile", "",
+       "has no effect: profiles are made again in milliseconds; cost_file keeps measured costs"},
       {"checkpointing", "", "now recompute"},
       {"checkpointing_no_last", "", "has no effect: recompute is chosen for each segment"},
       {"profiling", "", "now log_level = \"info\""},
@@ -518,8 +539,9 @@ ResolvedOptions resolve_options(const Options& code, const ConfigSources& source
   }
   // Who sets a short timeout alone need not know of the warning.
   if (out.options.stall_warning != Options{}.stall_warning && out.options.stall_warning > out.options.stall_timeout) {
-    throw InvalidArgument("stall_warning = " + seconds_text(out.options.stall_warning) + " exceeds stall_timeout = " +
-                          seconds_text(out.options.stall_timeout) + ", so nothing would be said before the end; lower it");
+    throw InvalidArgument("stall_warning = " + seconds_text(out.options.stall_warning) +
+                          " exceeds stall_timeout = " + seconds_text(out.options.stall_timeout) +
+                          ", so nothing would be said before the end; lower it");
   }
   return out;
 }

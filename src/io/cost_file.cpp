@@ -33,7 +33,9 @@ FittedLine read_line(JsonReader& reader, const char* key) {
   return {values[0], values[1], values[2]};
 }
 
-OrderedJson optional_json(const std::optional<FittedLine>& line) { return line ? line_json(*line) : OrderedJson::array(); }
+OrderedJson optional_json(const std::optional<FittedLine>& line) {
+  return line ? line_json(*line) : OrderedJson::array();
+}
 
 std::optional<FittedLine> read_optional(JsonReader& reader, const char* key) {
   if (reader.list(key).empty()) return std::nullopt;
@@ -101,14 +103,14 @@ std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin) {
     all_reduces.push_back({{"class", group.first}, {"ranks", group.second}, {"seconds", line_json(line)}});
   }
   OrderedJson root{{"format", kCostMark},
-            {"version", kCostFormat},
-            {"device", origin.device},
-            {"libtorch", origin.libtorch},
-            {"autopar", origin.autopar},
-            {"atoms", std::move(atoms)},
-            {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}},
-            {"updates", updates_json(costs.updates)},
-            {"host", {{"copy", optional_json(costs.host.copy)}, {"updates", updates_json(costs.host.updates)}}}};
+                   {"version", kCostFormat},
+                   {"device", origin.device},
+                   {"libtorch", origin.libtorch},
+                   {"autopar", origin.autopar},
+                   {"atoms", std::move(atoms)},
+                   {"links", {{"messages", std::move(messages)}, {"all_reduces", std::move(all_reduces)}}},
+                   {"updates", updates_json(costs.updates)},
+                   {"host", {{"copy", optional_json(costs.host.copy)}, {"updates", updates_json(costs.host.updates)}}}};
   root["checksum"] = cost_checksum(Json(root));
   return root.dump() + "\n";
 }

@@ -57,7 +57,9 @@ class InputFile {
   }
 
  private:
-  [[noreturn]] void fail() const { throw ConfigError("cannot read the file: " + std::string(std::strerror(errno)), path_); }
+  [[noreturn]] void fail() const {
+    throw ConfigError("cannot read the file: " + std::string(std::strerror(errno)), path_);
+  }
 
   std::string path_;
   int descriptor_ = -1;

@@ -128,7 +128,8 @@ class JsonReader {
 
  private:
   template <class Id>
-  [[nodiscard]] std::vector<Id> ids_of(const char* key, const Json& items, std::int64_t least, std::int64_t most) const {
+  [[nodiscard]] std::vector<Id> ids_of(const char* key, const Json& items, std::int64_t least,
+                                       std::int64_t most) const {
     std::vector<Id> out;
     for (const auto& item : items) {
       if (!item.is_number_integer()) fail(key, "expected whole numbers");
@@ -161,8 +162,10 @@ template <class Id>
 OrderedJson id_list(const std::vector<Id>& ids) {
   OrderedJson out = OrderedJson::array();
   for (const auto id : ids) {
-    if constexpr (requires { id.value(); }) out.push_back(id.value());
-    else out.push_back(id);
+    if constexpr (requires { id.value(); })
+      out.push_back(id.value());
+    else
+      out.push_back(id);
   }
   return out;
 }

@@ -11,8 +11,8 @@ namespace autopar::detail {
 
 namespace {
 
-/// Builds a value from the parser's events, and ends the parse at the first that is not to be. nlohmann's own builder takes
-/// any depth and lets the later of two members of one name win.
+/// Builds a value from the parser's events, and ends the parse at the first that is not to be. nlohmann's own builder
+/// takes any depth and lets the later of two members of one name win.
 class JsonBuilder {
  public:
   using number_integer_t = Json::number_integer_t;
@@ -56,7 +56,8 @@ class JsonBuilder {
     return true;
   }
   bool open(Json&& container) {
-    if (open_.size() >= static_cast<std::size_t>(max_depth_)) return refuse("nested deeper than " + std::to_string(max_depth_));
+    if (open_.size() >= static_cast<std::size_t>(max_depth_))
+      return refuse("nested deeper than " + std::to_string(max_depth_));
     open_.push_back(&place(std::move(container)));
     return true;
   }

@@ -8,15 +8,16 @@
 
 namespace autopar::detail {
 
-/// JSON that was read. Members are found in logarithmic time, however many a file has; what is written keeps its order and
-/// is an ordered_json.
+/// JSON that was read. Members are found in logarithmic time, however many a file has; what is written keeps its order
+/// and is an ordered_json.
 using Json = nlohmann::json;
 
 inline constexpr int kJsonDepth = 16;  ///< as deep as any file of autopar's nests, and some
 
-/// Parses untrusted text in time n log n and memory of at most some 30 times its length. Nothing, with the reason, for text
-/// that is no JSON (RFC 8259), nests deeper than `max_depth`, or names a member of an object twice.
-[[nodiscard]] std::optional<Json> try_parse_json(std::string_view text, std::string& reason, int max_depth = kJsonDepth);
+/// Parses untrusted text in time n log n and memory of at most some 30 times its length. Nothing, with the reason, for
+/// text that is no JSON (RFC 8259), nests deeper than `max_depth`, or names a member of an object twice.
+[[nodiscard]] std::optional<Json> try_parse_json(std::string_view text, std::string& reason,
+                                                 int max_depth = kJsonDepth);
 
 /// @param file  its name in messages
 /// @throws ConfigError with the reason, where `try_parse_json` gives nothing

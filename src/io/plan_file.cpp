@@ -43,8 +43,10 @@ const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute,
 
 constexpr std::array<std::string_view, 4> kPrecisions{"module", "tf32", "bf16", "fp16"};
 
-const std::vector<std::pair<Offload, const char*>> kOffloads{{Offload::kNone, "none"}, {Offload::kOptimizer, "optimizer"}};
-const std::vector<std::pair<BoundKind, const char*>> kBoundKinds{{BoundKind::kWork, "work"}, {BoundKind::kPath, "path"}};
+const std::vector<std::pair<Offload, const char*>> kOffloads{{Offload::kNone, "none"},
+                                                             {Offload::kOptimizer, "optimizer"}};
+const std::vector<std::pair<BoundKind, const char*>> kBoundKinds{{BoundKind::kWork, "work"},
+                                                                 {BoundKind::kPath, "path"}};
 
 template <class Enum>
 const char* word_of(Enum value, const std::vector<std::pair<Enum, const char*>>& words) {
@@ -168,27 +170,27 @@ std::string to_json(const Plan& plan) {
     runners_up.push_back({{"summary", other.summary}, {"reason", other.reason}, {"step_s", other.step.value()}});
   }
   OrderedJson root{{"format", file_mark("plan", plan.model)},
-                  {"version", plan.version},
-                  {"model", detail::hash_text(plan.model)},
-                  {"world", plan.world},
-                  {"batch", plan.batch},
-                  {"microbatches", plan.microbatches},
-                  {"schedule", word_of(plan.schedule, kSchedules)},
-                  {"zero", plan.zero},
-                  {"offload", word_of(plan.offload, kOffloads)},
-                  {"precision", plan.precision},
-                  {"stages", std::move(stages)},
-                  {"device", plan.device},
-                  {"device_memory_bytes", plan.device_memory.value()},
-                  {"host_memory_bytes", plan.host_memory.value()},
-                  {"gradient_copies", plan.gradient_copies},
-                  {"optimizer_state_factor", plan.optimizer_state_factor},
-                  {"step_s", plan.step.value()},
-                  {"bubble", plan.bubble},
-                  {"binding", word_of(plan.binding, kBindings)},
-                  {"runners_up", std::move(runners_up)},
-                  {"notes", plan.notes},
-                  {"certificate", certificate_json(plan.certificate)}};
+                   {"version", plan.version},
+                   {"model", detail::hash_text(plan.model)},
+                   {"world", plan.world},
+                   {"batch", plan.batch},
+                   {"microbatches", plan.microbatches},
+                   {"schedule", word_of(plan.schedule, kSchedules)},
+                   {"zero", plan.zero},
+                   {"offload", word_of(plan.offload, kOffloads)},
+                   {"precision", plan.precision},
+                   {"stages", std::move(stages)},
+                   {"device", plan.device},
+                   {"device_memory_bytes", plan.device_memory.value()},
+                   {"host_memory_bytes", plan.host_memory.value()},
+                   {"gradient_copies", plan.gradient_copies},
+                   {"optimizer_state_factor", plan.optimizer_state_factor},
+                   {"step_s", plan.step.value()},
+                   {"bubble", plan.bubble},
+                   {"binding", word_of(plan.binding, kBindings)},
+                   {"runners_up", std::move(runners_up)},
+                   {"notes", plan.notes},
+                   {"certificate", certificate_json(plan.certificate)}};
   if (plan.schedule == ScheduleKind::kSynthesised) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
@@ -200,14 +202,15 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   reader.format("autopar plan");
   plan.version = static_cast<int>(reader.whole("version", 0, kMaxId));
   if (plan.version != kPlanVersion) {
-    reader.fail("version", "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
-                               std::to_string(plan.version) +
-                               (plan.version == 1   ? ", which has no certificate"
-                                : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
-                                : plan.version == 3 ? ", which counted each gradient twice and says nothing of element types"
-                                : plan.version == 4 ? ", which says nothing of what is in host memory"
-                                                    : "") +
-                               "; remove the file to plan again");
+    reader.fail("version",
+                "this autopar reads plans of version " + std::to_string(kPlanVersion) + ", not " +
+                    std::to_string(plan.version) +
+                    (plan.version == 1   ? ", which has no certificate"
+                     : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
+                     : plan.version == 3 ? ", which counted each gradient twice and says nothing of element types"
+                     : plan.version == 4 ? ", which says nothing of what is in host memory"
+                                         : "") +
+                    "; remove the file to plan again");
   }
   plan.model = reader.hash("model");
   reader.format(file_mark("plan", plan.model));

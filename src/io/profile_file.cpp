@@ -27,7 +27,8 @@ OrderedJson affine_json(Affine affine) { return {affine.per_sample, affine.fixed
 Affine read_affine(JsonReader& reader, const char* key) {
   const auto& pair = reader.list(key);
   constexpr double kLimit = 1e30;
-  if (pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number()) reader.fail(key, "expected [per_sample, fixed]");
+  if (pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number())
+    reader.fail(key, "expected [per_sample, fixed]");
   const Affine affine{pair[0].get<double>(), pair[1].get<double>()};
   if (!(affine.per_sample >= 0 && affine.per_sample < kLimit && affine.fixed > -kLimit && affine.fixed < kLimit)) {
     reader.fail(key, "expected finite numbers, and per_sample at least 0");
@@ -36,7 +37,8 @@ Affine read_affine(JsonReader& reader, const char* key) {
 }
 
 OrderedJson work_json(const Work& work) {
-  return {{"flops", affine_json(work.flops)}, {"bytes", affine_json(work.bytes)}, {"launches", affine_json(work.launches)}};
+  return {
+      {"flops", affine_json(work.flops)}, {"bytes", affine_json(work.bytes)}, {"launches", affine_json(work.launches)}};
 }
 
 Work read_work(JsonReader reader) {
@@ -58,17 +60,17 @@ OrderedJson atom_json(const OpProfile& atom) {
                     {"backward", work_json(item.backward)}});
   }
   OrderedJson json{{"name", atom.name},
-            {"path", atom.path},
-            {"work", std::move(work)},
-            {"saved", affine_json(atom.saved)},
-            {"workspace", affine_json(atom.workspace)},
-            {"put_off", affine_json(atom.put_off)},
-            {"parameters", detail::id_list(atom.parameters)},
-            {"whole_batch", atom.whole_batch},
-            {"totals", atom.totals.value()},
-            {"batch_statistic", atom.batch_statistic},
-            {"structure", detail::hash_text(atom.structure)},
-            {"ops", detail::id_list(atom.ops)}};
+                   {"path", atom.path},
+                   {"work", std::move(work)},
+                   {"saved", affine_json(atom.saved)},
+                   {"workspace", affine_json(atom.workspace)},
+                   {"put_off", affine_json(atom.put_off)},
+                   {"parameters", detail::id_list(atom.parameters)},
+                   {"whole_batch", atom.whole_batch},
+                   {"totals", atom.totals.value()},
+                   {"batch_statistic", atom.batch_statistic},
+                   {"structure", detail::hash_text(atom.structure)},
+                   {"ops", detail::id_list(atom.ops)}};
   if (atom.resident > Bytes(0)) json["resident"] = atom.resident.value();
   return json;
 }
@@ -134,18 +136,19 @@ std::string to_json(const ModelProfile& profile) {
   }
   OrderedJson outputs = OrderedJson::array();
   for (const auto& output : profile.outputs) {
-    outputs.push_back({{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
+    outputs.push_back(
+        {{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
     if (output.kept) outputs.back()["kept"] = true;
   }
   const OrderedJson root{{"format", file_mark("profile", profile.hash)},
                          {"version", 3},
-                  {"hash", detail::hash_text(profile.hash)},
-                  {"loss_mode", profile.loss_mode},
-                  {"parameters", std::move(parameters)},
-                  {"atoms", std::move(atoms)},
-                  {"edges", std::move(edges)},
-                  {"inputs", std::move(inputs)},
-                  {"outputs", std::move(outputs)}};
+                         {"hash", detail::hash_text(profile.hash)},
+                         {"loss_mode", profile.loss_mode},
+                         {"parameters", std::move(parameters)},
+                         {"atoms", std::move(atoms)},
+                         {"edges", std::move(edges)},
+                         {"inputs", std::move(inputs)},
+                         {"outputs", std::move(outputs)}};
   return root.dump() + "\n";
 }
 
@@ -154,7 +157,8 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
   JsonReader reader(root, file, "");
   ModelProfile profile;
   reader.format("autopar profile");
-  if (reader.whole("version", 0, kMaxId) != 3) reader.fail("version", "this autopar reads profiles of version 3; write it anew");
+  if (reader.whole("version", 0, kMaxId) != 3)
+    reader.fail("version", "this autopar reads profiles of version 3; write it anew");
   profile.hash = reader.hash("hash");
   reader.format(file_mark("profile", profile.hash));
   profile.loss_mode = reader.flag("loss_mode");

@@ -72,8 +72,8 @@ std::optional<std::int64_t> dense_bytes(DType dtype, const std::vector<std::int6
 }
 
 constexpr const char* kMetadata = "__metadata__";
-const std::string kHeaderChecksum = "autopar.xxh3";     ///< key: of everything else that the header says
-const std::string kTensorChecksum = "autopar.xxh3.";    ///< key, before a tensor's name: of its data
+const std::string kHeaderChecksum = "autopar.xxh3";   ///< key: of everything else that the header says
+const std::string kTensorChecksum = "autopar.xxh3.";  ///< key, before a tensor's name: of its data
 const std::string kUnknownChecksum(16, '0');
 
 std::string checksum_text(std::span<const std::byte> bytes) { return detail::hash_text(checksum(bytes)); }
@@ -101,7 +101,8 @@ std::string header_text(const std::vector<TensorEntry>& entries, const Metadata&
   std::int64_t offset = 0;
   for (const auto& entry : entries) {
     const auto end = offset + entry.bytes().value();
-    const OrderedJson value{{"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+    const OrderedJson value{
+        {"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
     text += ',' + OrderedJson(entry.name).dump() + ':' + value.dump();
     offset = end;
   }
@@ -238,7 +239,8 @@ struct SafetensorsReader::State {
     struct stat status {};
     if (::fstat(descriptor, &status) != 0) fail(std::string("cannot read: ") + std::strerror(errno));
     std::uint64_t length = 0;
-    if (status.st_size < 8) fail("the file has " + std::to_string(status.st_size) + " bytes, less than any safetensors file");
+    if (status.st_size < 8)
+      fail("the file has " + std::to_string(status.st_size) + " bytes, less than any safetensors file");
     read_at(std::as_writable_bytes(std::span(&length, 1)), 0);
     if (length > kMaxHeader || static_cast<std::int64_t>(length) > status.st_size - 8) {
       fail("its header claims " + std::to_string(length) + " bytes; the file is truncated or no safetensors file");
@@ -322,8 +324,11 @@ struct SafetensorsReader::State {
     }
   }
 
-  std::pair<std::int64_t, TensorEntry> read_entry(const std::string& name, const Json& value, std::int64_t data_bytes) const {
-    const auto is_size = [](const Json& item) { return item.is_number_unsigned() && item.get<std::uint64_t>() < (1ull << 62); };
+  std::pair<std::int64_t, TensorEntry> read_entry(const std::string& name, const Json& value,
+                                                  std::int64_t data_bytes) const {
+    const auto is_size = [](const Json& item) {
+      return item.is_number_unsigned() && item.get<std::uint64_t>() < (1ull << 62);
+    };
     const bool shaped = value.is_object() && value.contains("dtype") && value["dtype"].is_string() &&
                         value.contains("shape") && value["shape"].is_array() && value.contains("data_offsets") &&
                         value["data_offsets"].is_array() && value["data_offsets"].size() == 2;

@@ -17,7 +17,11 @@ std::string to_chrome_trace(const std::vector<TraceEvent>& events, std::uint64_t
     const int rank = event.rank.value();
     const auto [lane, added] = lanes.try_emplace({rank, event.lane}, static_cast<int>(lanes.size()));
     if (added) {
-      rows.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", lane->second}, {"args", {{"name", event.lane}}}});
+      rows.push_back({{"ph", "M"},
+                      {"name", "thread_name"},
+                      {"pid", rank},
+                      {"tid", lane->second},
+                      {"args", {{"name", event.lane}}}});
     }
     rows.push_back({{"ph", "X"},
                     {"name", event.name},
@@ -26,7 +30,8 @@ std::string to_chrome_trace(const std::vector<TraceEvent>& events, std::uint64_t
                     {"ts", event.begin.value() * 1e6},
                     {"dur", (event.end - event.begin).value() * 1e6}});
   }
-  return Json{{"format", file_mark("trace", model)}, {"traceEvents", std::move(rows)}, {"displayTimeUnit", "ms"}}.dump();
+  return Json{{"format", file_mark("trace", model)}, {"traceEvents", std::move(rows)}, {"displayTimeUnit", "ms"}}
+      .dump();
 }
 
 void write_chrome_trace(const std::filesystem::path& path, const std::vector<TraceEvent>& events, std::uint64_t model,

@@ -70,7 +70,8 @@ class InstanceReader {
 
   [[nodiscard]] PlanningInstance read(const InstanceTarget& target) {
     PlanningInstance instance;
-    instance.limits.devices = target.devices ? *target.devices : static_cast<int>(root_.whole("maxDevices", 1, 1 << 30));
+    instance.limits.devices =
+        target.devices ? *target.devices : static_cast<int>(root_.whole("maxDevices", 1, 1 << 30));
     instance.limits.memory = target.memory ? *target.memory : root_.number("maxMemoryPerDevice");
     detail::demand(instance.limits.memory > 0 && std::isfinite(instance.limits.memory),
                    "the memory of a device must be positive and finite");
@@ -98,8 +99,7 @@ class InstanceReader {
       const std::int64_t id = field.whole("id", 0, kMostIds);
       if (!by_id_.emplace(id, instance.graph.add_node(id)).second) field.fail("id " + std::to_string(id) + " is taken");
       const Field choices = field.of("TMPCs");
-      for (const auto& [degree, variants] : choices.json().items())
-        degrees.push_back(degree_of(choices, degree));
+      for (const auto& [degree, variants] : choices.json().items()) degrees.push_back(degree_of(choices, degree));
     }
     std::sort(degrees.begin(), degrees.end());
     degrees.erase(std::unique(degrees.begin(), degrees.end()), degrees.end());

@@ -49,14 +49,10 @@ Buffer shared(const std::shared_ptr<T>& value) {
 
 struct SharedBytes {
   std::shared_ptr<Blob> blob;
-  [[nodiscard]] Buffer from(std::size_t offset) const {
-    return {blob->data() + offset, blob->size() - offset, blob};
-  }
+  [[nodiscard]] Buffer from(std::size_t offset) const { return {blob->data() + offset, blob->size() - offset, blob}; }
 };
 
-SharedBytes copy_of(std::span<const std::byte> bytes) {
-  return {std::make_shared<Blob>(bytes.begin(), bytes.end())};
-}
+SharedBytes copy_of(std::span<const std::byte> bytes) { return {std::make_shared<Blob>(bytes.begin(), bytes.end())}; }
 
 std::vector<Rank> all_ranks(int size) {
   std::vector<Rank> ranks;

@@ -15,8 +15,8 @@ namespace autopar::detail {
 
 /// Small collectives for agreement between ranks, over one host transport. See World for the contracts.
 ///
-/// Every collective has a serial number and a kind in its tags, and the action's name with it: ranks that make different
-/// calls get an error that names both.
+/// Every collective has a serial number and a kind in its tags, and the action's name with it: ranks that make
+/// different calls get an error that names both.
 class ControlPlane {
  public:
   explicit ControlPlane(std::shared_ptr<HostTransport> transport);

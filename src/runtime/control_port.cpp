@@ -39,7 +39,7 @@ using Nonce = std::array<std::byte, 16>;
 struct Hello {
   std::int32_t rank = -1;
   std::uint32_t unused = 0;
-  Nonce nonce{};             ///< for rank 0's own proof
+  Nonce nonce{};  ///< for rank 0's own proof
   std::uint64_t proof = 0;
 };
 
@@ -268,8 +268,7 @@ bool ControlPort::open_port(bool single_host) {
   listener_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   sockaddr_in own = port_at(htonl(single_host ? INADDR_LOOPBACK : INADDR_ANY), 0);
   socklen_t length = sizeof own;
-  const bool open = listener_ &&
-                    bind(listener_.number(), reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0 &&
+  const bool open = listener_ && bind(listener_.number(), reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0 &&
                     ::listen(listener_.number(), SOMAXCONN) == 0 &&
                     getsockname(listener_.number(), reinterpret_cast<sockaddr*>(&own), &length) == 0;
   port_ = own.sin_port;

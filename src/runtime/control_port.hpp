@@ -65,8 +65,8 @@ class ControlPort {
   FileDescriptor listener_;
 };
 
-/// The other ranks' side of it: connects to rank 0's control port as rank `self`, with a duplicate of `lifeline` if that
-/// is >= 0 and this is one host. Nothing if it cannot be reached or does not prove to be rank 0's.
+/// The other ranks' side of it: connects to rank 0's control port as rank `self`, with a duplicate of `lifeline` if
+/// that is >= 0 and this is one host. Nothing if it cannot be reached or does not prove to be rank 0's.
 [[nodiscard]] std::optional<Admitted> connect_to_control_port(std::span<const std::byte> address, Rank self,
                                                               int lifeline);
 

@@ -18,10 +18,10 @@ namespace autopar::detail {
 
 /// Why the world cannot go on.
 struct Failure {
-  Rank rank;            ///< who failed, or who reported the stall
-  std::string action;   ///< what it was doing
+  Rank rank;           ///< who failed, or who reported the stall
+  std::string action;  ///< what it was doing
   std::string message;
-  int code = 0;         ///< of the communication library, 0 if none
+  int code = 0;  ///< of the communication library, 0 if none
 };
 
 /// How long to wait, and the setting that says so.

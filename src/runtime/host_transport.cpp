@@ -54,23 +54,27 @@ std::string in_seconds(Seconds seconds) {
 std::string describe(const HostOperation& operation) {
   const std::string bytes = " (" + std::to_string(operation.buffer.bytes) + " bytes)";
   switch (operation.kind) {
-    case HostOperation::Kind::kSend: return "send to " + name(operation.peer) + ": " + text(operation.tag) + bytes;
+    case HostOperation::Kind::kSend:
+      return "send to " + name(operation.peer) + ": " + text(operation.tag) + bytes;
     case HostOperation::Kind::kReceive:
       return "receive from " + name(operation.peer) + ": " + text(operation.tag) + bytes;
-    case HostOperation::Kind::kReduce: return "sum over group " + std::to_string(operation.group.value) + bytes;
+    case HostOperation::Kind::kReduce:
+      return "sum over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kReduceScatter:
       return "sum into shares over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kAllGather:
       return "gathering of shares over group " + std::to_string(operation.group.value) + bytes;
-    case HostOperation::Kind::kSetUp: break;
+    case HostOperation::Kind::kSetUp:
+      break;
   }
   return "set-up of a transport";
 }
 
 void HostTransport::check_peer(Rank peer, const char* what) const {
   if (peer.valid() && peer.value() < size() && peer != rank()) return;
-  throw InvalidArgument(std::string(what) + " " + name(peer) + ": " + name(rank()) + " exchanges messages with the other " +
-                        "ranks of its world of " + std::to_string(size()) + " only");
+  throw InvalidArgument(std::string(what) + " " + name(peer) + ": " + name(rank()) +
+                        " exchanges messages with the other " + "ranks of its world of " + std::to_string(size()) +
+                        " only");
 }
 
 void HostTransport::connect(const std::vector<DirectedPair>& pairs) {
@@ -149,8 +153,8 @@ HostTransport::Ticket HostTransport::all_gather(Buffer buffer, GroupId group) {
   return start_collective(HostOperation::Kind::kAllGather, std::move(buffer), DType::kU8, group, {});
 }
 
-HostTransport::Ticket HostTransport::start_collective(HostOperation::Kind kind, Buffer buffer, DType dtype, GroupId group,
-                                                      std::string_view action) {
+HostTransport::Ticket HostTransport::start_collective(HostOperation::Kind kind, Buffer buffer, DType dtype,
+                                                      GroupId group, std::string_view action) {
   if (group.value < 0 || static_cast<std::size_t>(group.value) >= groups_.size()) {
     throw InvalidArgument("a collective over group " + std::to_string(group.value) + ", but this transport has " +
                           std::to_string(groups_.size()) + " groups; make_group gives the ids");
@@ -166,8 +170,9 @@ HostTransport::Ticket HostTransport::start_collective(HostOperation::Kind kind, 
                           "; sums take whole elements of f16, bf16, f32, f64, i32 or i64");
   }
   if (kind != HostOperation::Kind::kReduce && buffer.bytes % (element * ranks.size()) != 0) {
-    throw InvalidArgument("cannot divide " + std::to_string(buffer.bytes) + " bytes into " + std::to_string(ranks.size()) +
-                          " equal parts of whole elements, one for each member of group " + std::to_string(group.value));
+    throw InvalidArgument(
+        "cannot divide " + std::to_string(buffer.bytes) + " bytes into " + std::to_string(ranks.size()) +
+        " equal parts of whole elements, one for each member of group " + std::to_string(group.value));
   }
   auto operation = std::make_shared<HostOperation>();
   operation->kind = kind;
@@ -198,9 +203,9 @@ void HostTransport::throw_if_broken(const HostOperation& operation, std::string_
 }
 
 void HostTransport::throw_left(Rank peer, std::string_view action) {
-  const std::string message = name(peer) + " has left its training loop, but " + name(rank()) + " still needs it for '" +
-                              std::string(action) + "'; every rank must make the same calls (a rank without data passes " +
-                              "empty batches)";
+  const std::string message = name(peer) + " has left its training loop, but " + name(rank()) +
+                              " still needs it for '" + std::string(action) +
+                              "'; every rank must make the same calls (a rank without data passes " + "empty batches)";
   health_->report({rank(), std::string(action), message});
   throw TransportError(message, rank(), peer, std::string(action));
 }

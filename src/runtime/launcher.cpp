@@ -15,8 +15,8 @@ namespace {
 constexpr const char* kSizes[] = {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS",
                                   "PALS_NRANKS"};
 /// Which process this is.
-constexpr const char* kRanks[] = {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID",
-                                  "SLURM_PROCID"};
+constexpr const char* kRanks[] = {"PMI_RANK",    "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK",
+                                  "PALS_RANKID", "SLURM_PROCID"};
 /// Of those, what says that there is a launcher where no size does.
 constexpr const char* kWithoutSize[] = {"PMI_RANK", "PMIX_RANK", "PALS_RANKID"};
 constexpr const char* kLocalSizes[] = {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE",

@@ -15,17 +15,24 @@ namespace autopar {
 namespace {
 
 constexpr std::array<std::string_view, 6> kLevelNames{"trace", "debug", "info", "warn", "error", "off"};
-constexpr std::array<std::string_view, kLogModules> kModuleNames{
-    "World", "Transport", "Capture", "Profiler", "Planner", "Schedule", "Executor", "Session", "Optimizer", "Checkpoint"};
+constexpr std::array<std::string_view, kLogModules> kModuleNames{"World",     "Transport", "Capture",  "Profiler",
+                                                                 "Planner",   "Schedule",  "Executor", "Session",
+                                                                 "Optimizer", "Checkpoint"};
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kTrace: return spdlog::level::trace;
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarn: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kOff: break;
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      break;
   }
   return spdlog::level::off;
 }

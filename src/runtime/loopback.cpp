@@ -173,10 +173,10 @@ void LoopbackContext::finish(const Sum& sum) {
     addends.push_back(part.operation->buffer.data);
     const bool same = part.operation->kind == first.kind && part.operation->dtype == first.dtype;
     if (part.operation->buffer.bytes != first.buffer.bytes || !same) {
-      error = "the members of group " + std::to_string(first.group.value) + " sum buffers of different sizes or types (" +
-              std::to_string(first.buffer.bytes) + " bytes of " + std::string(name_of(first.dtype)) + ", " +
-              std::to_string(part.operation->buffer.bytes) + " of " + std::string(name_of(part.operation->dtype)) +
-              "): the ranks do not run the same program";
+      error = "the members of group " + std::to_string(first.group.value) +
+              " sum buffers of different sizes or types (" + std::to_string(first.buffer.bytes) + " bytes of " +
+              std::string(name_of(first.dtype)) + ", " + std::to_string(part.operation->buffer.bytes) + " of " +
+              std::string(name_of(part.operation->dtype)) + "): the ranks do not run the same program";
     }
   }
   if (error.empty() && first.buffer.bytes > 0) hand_out(sum, addends);
@@ -226,7 +226,8 @@ class LoopbackHub {
   /// The `index`-th context, made by whoever asks first.
   std::shared_ptr<LoopbackContext> context(std::size_t index) {
     const std::lock_guard lock(mutex_);
-    if (index == contexts_.size()) contexts_.push_back(std::make_shared<LoopbackContext>(static_cast<int>(logs.size())));
+    if (index == contexts_.size())
+      contexts_.push_back(std::make_shared<LoopbackContext>(static_cast<int>(logs.size())));
     return contexts_[index];
   }
 

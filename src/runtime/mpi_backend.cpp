@@ -15,12 +15,12 @@
 #include <autopar/runtime/mpi_comm.hpp>
 
 #include "communicator_pool.hpp"
+#include "failure_detector.hpp"
 #include "launcher.hpp"
 #include "mpi_engine.hpp"
 #include "mpi_transport.hpp"
 #include "process_end.hpp"
 #include "start_up.hpp"
-#include "watch.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -55,7 +55,8 @@ struct Membership {
 void initialise(int argc, char** argv, Membership& self) {
   int flag = 0;
   MPI_Finalized(&flag);
-  if (flag != 0) throw InvalidArgument("MPI was already finalised in this process; make one World, at the start of main");
+  if (flag != 0)
+    throw InvalidArgument("MPI was already finalised in this process; make one World, at the start of main");
   MPI_Initialized(&flag);
   int level = MPI_THREAD_SINGLE;
   if (flag == 0) {
@@ -65,8 +66,9 @@ void initialise(int argc, char** argv, Membership& self) {
   }
   MPI_Query_thread(&level);
   if (level != MPI_THREAD_MULTIPLE) {
-    throw InvalidArgument("this program initialised MPI without MPI_THREAD_MULTIPLE; call MPI_Init_thread with it, or "
-                          "let World(argc, argv) initialise MPI");
+    throw InvalidArgument(
+        "this program initialised MPI without MPI_THREAD_MULTIPLE; call MPI_Init_thread with it, or "
+        "let World(argc, argv) initialise MPI");
   }
 }
 
@@ -135,12 +137,12 @@ std::string host_identity() {
   return std::string(name.data()) + " " + boot;
 }
 
-/// What stays of a World that has failed, until its process ends: the watch, which sees to that, and the means to end the
-/// job with the status of the program. Launchers make a status of their own of a process that ends without MPI_Finalize,
-/// 0 among them.
+/// What stays of a World that has failed, until its process ends: the watch, which sees to that, and the means to end
+/// the job with the status of the program. Launchers make a status of their own of a process that ends without
+/// MPI_Finalize, 0 among them.
 class FailedJob final : public ProcessEndListener {
  public:
-  FailedJob(std::shared_ptr<MpiEngine> engine, MPI_Comm base, std::unique_ptr<Watch> watch, int lifeline)
+  FailedJob(std::shared_ptr<MpiEngine> engine, MPI_Comm base, std::unique_ptr<FailureDetector> watch, int lifeline)
       : engine_(std::move(engine)), base_(base), watch_(std::move(watch)), lifeline_(lifeline) {}
 
   void process_exits(int status) noexcept override {
@@ -152,7 +154,7 @@ class FailedJob final : public ProcessEndListener {
  private:
   std::shared_ptr<MpiEngine> engine_;
   MPI_Comm base_;
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<FailureDetector> watch_;
   const int lifeline_;
 };
 
@@ -163,8 +165,11 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
       : WorldBackend(std::make_shared<Health>(Rank(self.rank), self.size, options.stall,
                                               log.logger(LogModule::kTransport), start),
                      log),
-        engine_(std::move(engine)), self_(self), communicators_(self.first.begin(), self.first.end()),
-        watch_(std::make_unique<Watch>(shared_health(), lifeline)), lifeline_(lifeline) {
+        engine_(std::move(engine)),
+        self_(self),
+        communicators_(self.first.begin(), self.first.end()),
+        watch_(std::make_unique<FailureDetector>(shared_health(), lifeline)),
+        lifeline_(lifeline) {
     control_transport_ = first_transport(self.first[0], self.first[1]);
     set_control(control_transport_);
     goodbye_ = std::make_unique<ControlPlane>(first_transport(self.first[2], self.first[3]));
@@ -305,7 +310,8 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
   void end_failed_job(int status) noexcept {
     announce_leaving();
     const auto deadline = std::chrono::steady_clock::now() + kLastWords;
-    while (!health().all_others_left() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(10ms);
+    while (!health().all_others_left() && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(10ms);
     watch_->abort_after(kAbortGrace);
     if (health().failure().rank != rank()) std::this_thread::sleep_for(kFirstCauseFirst);
     if (std::uncaught_exceptions() == 0) {
@@ -322,7 +328,7 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
   Membership self_;
   std::vector<MPI_Comm> communicators_;  ///< all that are to be freed
   const std::shared_ptr<CommunicatorPool> pool_ = std::make_shared<CommunicatorPool>();
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<FailureDetector> watch_;
   const int lifeline_;
   std::shared_ptr<HostTransport> control_transport_;
   std::unique_ptr<ControlPlane> goodbye_;
@@ -330,8 +336,8 @@ class MpiBackend final : public WorldBackend, private ProcessEndListener {
   bool leaving_ = false;
 };
 
-/// Starts the communication thread, lets `begin` find the membership on it, and builds the backend. `begin` owns what it
-/// uses: MPI may keep it for ever, beyond the time that start-up has.
+/// Starts the communication thread, lets `begin` find the membership on it, and builds the backend. `begin` owns what
+/// it uses: MPI may keep it for ever, beyond the time that start-up has.
 std::unique_ptr<WorldBackend> start(const WorldOptions& options, const Launcher& launcher,
                                     std::function<void(Membership&)> begin) {
   StartUp start_up(start_timeout(process_environment()), launcher);
@@ -387,8 +393,9 @@ namespace autopar {
 
 World world_from(MPI_Comm communicator, WorldOptions options) {
   if (!detail::mpi_is_running()) {
-    throw InvalidArgument("MPI is not initialised, or already finalised: a World from an MPI_Comm must begin after "
-                          "MPI_Init_thread and end before MPI_Finalize");
+    throw InvalidArgument(
+        "MPI is not initialised, or already finalised: a World from an MPI_Comm must begin after "
+        "MPI_Init_thread and end before MPI_Finalize");
   }
   // Who is who in the launcher's eyes says nothing about the ranks of a communicator.
   detail::Launcher launcher;

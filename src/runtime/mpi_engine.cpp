@@ -130,7 +130,8 @@ void MpiEngine::abort(MPI_Comm communicator, int status, int lifeline) noexcept 
       int finalised = 0;
       MPI_Finalized(&finalised);
       if (finalised != 0) return;
-      // mpich tells hydra the status and calls exit; hydra ends the job at the end of the connection, which others hold.
+      // mpich tells hydra the status and calls exit; hydra ends the job at the end of the connection, which others
+      // hold.
       if (lifeline >= 0) ::on_exit(hang_up, reinterpret_cast<void*>(static_cast<std::intptr_t>(lifeline)));
       MPI_Abort(communicator, status);
     });

@@ -24,7 +24,8 @@ struct MpiFailure {
 /// Text for a code other than MPI_SUCCESS.
 [[nodiscard]] MpiFailure mpi_failure(const char* function, int code);
 
-/// Work on MPI that takes several steps. Its members run on one thread at a time, not always the same; they do not block.
+/// Work on MPI that takes several steps. Its members run on one thread at a time, not always the same; they do not
+/// block.
 class MpiTask {
  public:
   MpiTask() = default;
@@ -38,10 +39,10 @@ class MpiTask {
   [[nodiscard]] virtual bool advance() = 0;
 };
 
-/// Tasks of this process on MPI, one thread at a time: who submits a task starts it, who waits for one tests all that are
-/// under way. A thread of its own does so while all compute, now and then, and sleeps while nothing is under way. Where
-/// ranks compute on all cores that thread may wait a few milliseconds for its turn, so nothing urgent is left to it.
-/// It lives until `stop`.
+/// Tasks of this process on MPI, one thread at a time: who submits a task starts it, who waits for one tests all that
+/// are under way. A thread of its own does so while all compute, now and then, and sleeps while nothing is under way.
+/// Where ranks compute on all cores that thread may wait a few milliseconds for its turn, so nothing urgent is left to
+/// it. It lives until `stop`.
 class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
  public:
   MpiEngine() = default;
@@ -50,8 +51,8 @@ class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
   ~MpiEngine() = default;
 
   /// Starts the thread; runs `first` on it before anything else and returns when that has returned or thrown. Meanwhile
-  /// calls `look` again and again; if that throws, the thread is left to itself, and ends when `first` does: it must own
-  /// what it uses.
+  /// calls `look` again and again; if that throws, the thread is left to itself, and ends when `first` does: it must
+  /// own what it uses.
   void run(std::function<void()> first, const std::function<void()>& look);
   /// Hands a task over. @throws TransportError when the engine has stopped.
   void submit(std::unique_ptr<MpiTask> task);

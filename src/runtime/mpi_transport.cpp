@@ -103,8 +103,7 @@ class Requests {
     MPI_Get_count(&status, MPI_BYTE, &count);
     if (static_cast<std::size_t>(count) != request.expected) {
       error_ = "the message from rank " + std::to_string(request.peer.value()) + " has " + std::to_string(count) +
-               " bytes, " + std::to_string(request.expected) +
-               " are expected: the ranks do not run the same program";
+               " bytes, " + std::to_string(request.expected) + " are expected: the ranks do not run the same program";
     } else if (request.tag != MPI_ANY_TAG && status.MPI_TAG != request.tag) {
       error_ = "the message from rank " + std::to_string(request.peer.value()) +
                " is not the one expected: the ranks do not run the same program, or did not make the same call";
@@ -174,9 +173,11 @@ class MpiTransport::MessageTask final : public MpiTask {
 class MpiTransport::SumTask final : public MpiTask {
  public:
   SumTask(std::shared_ptr<MpiTransport> transport, std::shared_ptr<HostOperation> operation, std::vector<Rank> members)
-      : transport_(std::move(transport)), operation_(std::move(operation)), members_(std::move(members)),
-        self_(static_cast<std::size_t>(
-            std::find(members_.begin(), members_.end(), transport_->rank()) - members_.begin())),
+      : transport_(std::move(transport)),
+        operation_(std::move(operation)),
+        members_(std::move(members)),
+        self_(static_cast<std::size_t>(std::find(members_.begin(), members_.end(), transport_->rank()) -
+                                       members_.begin())),
         element_(static_cast<std::size_t>(size_of(operation_->dtype).value())),
         kind_(operation_->kind),
         small_(kind_ == HostOperation::Kind::kReduce && operation_->buffer.bytes <= kSmallSum) {}
@@ -187,8 +188,10 @@ class MpiTransport::SumTask final : public MpiTask {
     if (queue().front() != this) return false;
     if (step_ == Step::kBegin) {
       const bool adds = kind_ != HostOperation::Kind::kAllGather;
-      if (adds) exchange();
-      else share();
+      if (adds)
+        exchange();
+      else
+        share();
       step_ = adds ? Step::kExchange : Step::kShare;
     }
     if (!requests_.test(*operation_)) return false;
@@ -286,7 +289,9 @@ class MpiTransport::SumTask final : public MpiTask {
 
 MpiTransport::MpiTransport(std::shared_ptr<MpiEngine> engine, std::shared_ptr<Health> health,
                            std::shared_ptr<const CommunicatorPair> communicators, int tag_limit)
-    : HostTransport(std::move(health)), engine_(std::move(engine)), communicators_(std::move(communicators)),
+    : HostTransport(std::move(health)),
+      engine_(std::move(engine)),
+      communicators_(std::move(communicators)),
       tag_limit_(tag_limit) {}
 
 void MpiTransport::group_made(GroupId group, const std::vector<Rank>&) {

@@ -31,9 +31,9 @@ struct NcclOperation final : Operation {
   NcclOperation(Rank self, std::string what, Buffer memory, Rank other)
       : event(self), action(std::move(what)), buffer(std::move(memory)), peer(other), begin(Clock::now()) {}
 
-  Event event;          ///< passed when the operation has ended on the device
+  Event event;  ///< passed when the operation has ended on the device
   std::string action;
-  Buffer buffer;        ///< kept until then, or until the compute stream waits for it: what takes the memory comes later
+  Buffer buffer;  ///< kept until then, or until the compute stream waits for it: what takes the memory comes later
   Rank peer;
   Clock::time_point begin;
   bool warned = false;
@@ -41,13 +41,20 @@ struct NcclOperation final : Operation {
 
 std::optional<ncclDataType_t> nccl_type(DType dtype) {
   switch (dtype) {
-    case DType::kF16: return ncclFloat16;
-    case DType::kBF16: return ncclBfloat16;
-    case DType::kF32: return ncclFloat32;
-    case DType::kF64: return ncclFloat64;
-    case DType::kI32: return ncclInt32;
-    case DType::kI64: return ncclInt64;
-    default: return std::nullopt;
+    case DType::kF16:
+      return ncclFloat16;
+    case DType::kBF16:
+      return ncclBfloat16;
+    case DType::kF32:
+      return ncclFloat32;
+    case DType::kF64:
+      return ncclFloat64;
+    case DType::kI32:
+      return ncclInt32;
+    case DType::kI64:
+      return ncclInt64;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -64,8 +71,11 @@ std::string text(const Tag& tag, const Buffer& buffer) {
 class NcclTransport final : public TransportBackend {
  public:
   NcclTransport(WorldBackend& world, const TransportOptions& options)
-      : world_(world), health_(world.shared_health()), device_(options.device),
-        compute_(static_cast<cudaStream_t>(options.compute_stream)), logger_(world.log().logger(LogModule::kTransport)) {
+      : world_(world),
+        health_(world.shared_health()),
+        device_(options.device),
+        compute_(static_cast<cudaStream_t>(options.compute_stream)),
+        logger_(world.log().logger(LogModule::kTransport)) {
     check_device();
     watch_ = std::thread([this] { watch(); });
   }
@@ -129,9 +139,8 @@ class NcclTransport final : public TransportBackend {
     const std::byte* const data = buffer.data;
     const std::size_t bytes = buffer.bytes;
     const std::string action = "send to " + name(peer) + ": " + text(tag, buffer);
-    return run(communicator, std::move(buffer), peer, action, [&] {
-      return ncclSend(data, bytes, ncclInt8, 1, communicator.get(), communicator.stream());
-    });
+    return run(communicator, std::move(buffer), peer, action,
+               [&] { return ncclSend(data, bytes, ncclInt8, 1, communicator.get(), communicator.stream()); });
   }
 
   Ticket receive(Buffer buffer, Rank peer, Tag tag) override {
@@ -140,9 +149,8 @@ class NcclTransport final : public TransportBackend {
     std::byte* const data = buffer.data;
     const std::size_t bytes = buffer.bytes;
     const std::string action = "receive from " + name(peer) + ": " + text(tag, buffer);
-    return run(communicator, std::move(buffer), peer, action, [&] {
-      return ncclRecv(data, bytes, ncclInt8, 0, communicator.get(), communicator.stream());
-    });
+    return run(communicator, std::move(buffer), peer, action,
+               [&] { return ncclRecv(data, bytes, ncclInt8, 0, communicator.get(), communicator.stream()); });
   }
 
   Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) override {
@@ -179,11 +187,10 @@ class NcclTransport final : public TransportBackend {
     if (buffer.bytes == 0) return {};
     std::byte* const data = buffer.data;
     const std::byte* const own = data + part * static_cast<std::size_t>(communicator.position());
-    const std::string action =
-        "gathering of shares over group " + std::to_string(group.value) + " (" + std::to_string(buffer.bytes) + " bytes)";
-    return run(communicator, std::move(buffer), Rank::none(), action, [&] {
-      return ncclAllGather(own, data, part, ncclInt8, communicator.get(), communicator.stream());
-    });
+    const std::string action = "gathering of shares over group " + std::to_string(group.value) + " (" +
+                               std::to_string(buffer.bytes) + " bytes)";
+    return run(communicator, std::move(buffer), Rank::none(), action,
+               [&] { return ncclAllGather(own, data, part, ncclInt8, communicator.get(), communicator.stream()); });
   }
 
   [[nodiscard]] bool done(const Ticket& ticket) override {
@@ -207,8 +214,9 @@ class NcclTransport final : public TransportBackend {
     const cudaError_t code = cudaGetDeviceCount(&devices);
     if (code != cudaSuccess || device_ < 0 || device_ >= devices) {
       throw InvalidArgument(name(rank()) + " cannot use CUDA device " + std::to_string(device_) + ": this host has " +
-                            std::to_string(devices) + (code == cudaSuccess ? "" : std::string(" (") +
-                            cudaGetErrorString(code) + ")") + "; start no more ranks than devices, or use the CPU");
+                            std::to_string(devices) +
+                            (code == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(code) + ")") +
+                            "; start no more ranks than devices, or use the CPU");
     }
     cudaDeviceProp properties{};
     check_cuda("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device_), rank());
@@ -350,7 +358,8 @@ class NcclTransport final : public TransportBackend {
     return false;
   }
 
-  /// In one group, which tells all kernels to end before anything is freed: freeing waits for every kernel of the device.
+  /// In one group, which tells all kernels to end before anything is freed: freeing waits for every kernel of the
+  /// device.
   void abort_all() noexcept {
     ncclGroupStart();
     for (auto& [key, communicator] : pairs_) communicator->abort();
@@ -383,7 +392,8 @@ class NcclTransport final : public TransportBackend {
         operation->warned = true;
       }
       if (age < limits.timeout) continue;
-      health_->report({rank(), operation->action, name(rank()) + " gave up waiting for " + whom + " (stall_timeout)", 0});
+      health_->report(
+          {rank(), operation->action, name(rank()) + " gave up waiting for " + whom + " (stall_timeout)", 0});
     }
   }
 
@@ -415,8 +425,9 @@ std::shared_ptr<TransportBackend> make_nccl_transport(WorldBackend& world, const
 namespace autopar::detail {
 
 std::shared_ptr<TransportBackend> make_nccl_transport(WorldBackend&, const TransportOptions&) {
-  throw InvalidArgument("this autopar was built without CUDA and NCCL: configure it with -DAUTOPAR_CUDA=ON where both "
-                        "are installed, or use the CPU");
+  throw InvalidArgument(
+      "this autopar was built without CUDA and NCCL: configure it with -DAUTOPAR_CUDA=ON where both "
+      "are installed, or use the CPU");
 }
 
 }  // namespace autopar::detail

@@ -87,21 +87,26 @@ void add_elements(std::byte* out, std::span<const std::byte* const> addends, std
 
 }  // namespace
 
-bool can_reduce(DType dtype) {
-  return is_floating(dtype) || dtype == DType::kI64 || dtype == DType::kI32;
-}
+bool can_reduce(DType dtype) { return is_floating(dtype) || dtype == DType::kI64 || dtype == DType::kI32; }
 
 void add_in_order(std::byte* out, std::span<const std::byte* const> addends, std::size_t elements, DType dtype) {
   AUTOPAR_ASSERT(!addends.empty(), "a sum needs an addend");
   switch (dtype) {
-    case DType::kF32: return add_elements<Plain<float>>(out, addends, elements);
-    case DType::kF64: return add_elements<Plain<double>>(out, addends, elements);
-    case DType::kF16: return add_elements<Half>(out, addends, elements);
-    case DType::kBF16: return add_elements<Bfloat>(out, addends, elements);
+    case DType::kF32:
+      return add_elements<Plain<float>>(out, addends, elements);
+    case DType::kF64:
+      return add_elements<Plain<double>>(out, addends, elements);
+    case DType::kF16:
+      return add_elements<Half>(out, addends, elements);
+    case DType::kBF16:
+      return add_elements<Bfloat>(out, addends, elements);
     // Unsigned: overflow wraps as in libtorch instead of being undefined.
-    case DType::kI64: return add_elements<Plain<std::uint64_t>>(out, addends, elements);
-    case DType::kI32: return add_elements<Plain<std::uint32_t>>(out, addends, elements);
-    default: AUTOPAR_ASSERT(false, "this element type cannot be summed");
+    case DType::kI64:
+      return add_elements<Plain<std::uint64_t>>(out, addends, elements);
+    case DType::kI32:
+      return add_elements<Plain<std::uint32_t>>(out, addends, elements);
+    default:
+      AUTOPAR_ASSERT(false, "this element type cannot be summed");
   }
 }
 

@@ -11,8 +11,8 @@ namespace autopar::detail {
 
 using SipKey = std::array<std::byte, 16>;
 
-/// SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012): a message authentication code for short
-/// messages. Who does not know the key cannot tell it from random numbers.
+/// SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012): a message authentication code for
+/// short messages. Who does not know the key cannot tell it from random numbers.
 [[nodiscard]] constexpr std::uint64_t siphash(const SipKey& key, std::span<const std::byte> message) {
   const auto word = [](std::span<const std::byte> bytes) {
     std::uint64_t value = 0;

@@ -36,7 +36,8 @@ FileDescriptor datagram_socket() { return FileDescriptor(::socket(AF_UNIX, SOCK_
 
 std::string list_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   if (ranks.size() > kNamed) text += " and " + std::to_string(ranks.size() - kNamed) + " more";
   return text;
 }
@@ -65,7 +66,8 @@ std::vector<int> RollCall::missing() const {
 }
 
 StartUp::StartUp(Seconds timeout, Launcher launcher)
-    : launcher_(std::move(launcher)), limits_{std::min(kWarning, Seconds(timeout.value() / 2)), timeout},
+    : launcher_(std::move(launcher)),
+      limits_{std::min(kWarning, Seconds(timeout.value() / 2)), timeout},
       roll_call_(launcher_) {}
 
 std::string StartUp::awaited(const std::vector<int>& missing) const {
@@ -90,7 +92,8 @@ void StartUp::look() {
   const std::string who = self.valid() ? "rank " + std::to_string(self.value()) : "this rank";
   if (waited >= limits_.timeout) {
     throw TransportError(who + " has waited " + in_whole_seconds(waited) + " for MPI to start and gives up " +
-                             "(AUTOPAR_START_TIMEOUT): " + awaited(missing) + "; see what that process does before it "
+                             "(AUTOPAR_START_TIMEOUT): " + awaited(missing) +
+                             "; see what that process does before it "
                              "makes its World, or give the environment variable more seconds",
                          self, missing.empty() ? Rank::none() : Rank(missing.front()), "start of MPI");
   }
@@ -99,8 +102,9 @@ void StartUp::look() {
   int speaker = 0;
   for (const int rank : missing) speaker += rank == speaker ? 1 : 0;
   if (roll_call_.works() && speaker != self.value()) return;
-  Log(self, launcher_.size).logger(LogModule::kWorld).warn("has waited " + in_whole_seconds(waited) +
-                                                           " for MPI to start: " + awaited(missing));
+  Log(self, launcher_.size)
+      .logger(LogModule::kWorld)
+      .warn("has waited " + in_whole_seconds(waited) + " for MPI to start: " + awaited(missing));
 }
 
 }  // namespace autopar::detail

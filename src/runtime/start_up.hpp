@@ -12,8 +12,8 @@
 
 namespace autopar::detail {
 
-/// Which ranks of this host have begun to start, told without MPI: each holds a socket of the kernel's abstract names, of
-/// its user, job and rank. Anybody may look for names; they carry nothing.
+/// Which ranks of this host have begun to start, told without MPI: each holds a socket of the kernel's abstract names,
+/// of its user, job and rank. Anybody may look for names; they carry nothing.
 class RollCall {
  public:
   /// Answers for this process, while it lives.

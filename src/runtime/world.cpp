@@ -37,7 +37,8 @@ void sum(detail::ControlPlane& control, std::span<T> values, DType dtype, std::s
   const auto all = control.all_gather(std::as_bytes(values), action);
   for (const auto& blob : all) {
     if (blob.size() == values.size_bytes()) continue;
-    throw InvalidArgument(std::string(action) + ": the ranks sum different numbers of values; every rank must make the " +
+    throw InvalidArgument(std::string(action) +
+                          ": the ranks sum different numbers of values; every rank must make the " +
                           "same calls in the same order");
   }
   std::fill(values.begin(), values.end(), T{});
@@ -73,8 +74,9 @@ World World::view() const { return {backend_, false}; }
 
 detail::WorldBackend& World::living() const {
   if (!backend_->ended()) return *backend_;
-  throw InvalidArgument("the World has ended before what uses it; let the World outlive its models: make it first, at the "
-                        "start of main");
+  throw InvalidArgument(
+      "the World has ended before what uses it; let the World outlive its models: make it first, at the "
+      "start of main");
 }
 
 int World::rank() const { return rank_id().value(); }

@@ -3,13 +3,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include <autopar/bottleneck/certificate.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/variant_file.hpp>
-#include <autopar/plan/bottleneck/certificate.hpp>
 #include <autopar/plan/check/check_plan.hpp>
 #include <autopar/plan/text.hpp>
 
@@ -22,8 +22,7 @@ namespace {
 
 void print_verdict(const PlanVerdict& verdict, const Certificate& claim, std::ostream& out) {
   out << (verdict.accepted() ? "accepted" : "rejected") << '\n';
-  for (const auto& fault : verdict.faults)
-    out << "fault: " << fault << '\n';
+  for (const auto& fault : verdict.faults) out << "fault: " << fault << '\n';
   if (verdict.step > Seconds{}) out << "step, played again: " << readable(verdict.step) << '\n';
   if (verdict.lower_bound > Seconds{}) {
     out << "lower bound, derived again: " << readable(verdict.lower_bound) << "; gap "

@@ -4,8 +4,8 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/plan/check/shape.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/objective.hpp>
+#include <autopar/plan/report/make_plan.hpp>
+#include <autopar/plan/step/objective.hpp>
 
 namespace autopar::tool {
 
@@ -57,8 +57,7 @@ class CourseMaker {
     }
     add_updates();
     for (auto& bars : bars_) {
-      for (Bar& bar : bars)
-        course_.bars.push_back(std::move(bar));
+      for (Bar& bar : bars) course_.bars.push_back(std::move(bar));
     }
     return std::move(course_);
   }
@@ -147,8 +146,7 @@ std::string name_of(BarKind kind) {
 std::string stages_of(const StepCourse& course, Rank rank) {
   const auto& stages = course.stages[rank.index()];
   std::string text;
-  for (const int stage : stages)
-    text += (text.empty() ? "" : ", ") + std::to_string(stage);
+  for (const int stage : stages) text += (text.empty() ? "" : ", ") + std::to_string(stage);
   return stages.empty() ? "idle" : (stages.size() == 1 ? "stage " : "stages ") + text;
 }
 

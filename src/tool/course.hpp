@@ -39,9 +39,9 @@ struct Bar {
 
 /// The predicted course of one step of a plan.
 struct StepCourse {
-  std::vector<Bar> bars;      ///< rank by rank, each in the order of its program
-  Seconds step{};             ///< optimizer's update included
-  std::vector<Seconds> busy;  ///< [rank] computing, update included
+  std::vector<Bar> bars;                 ///< rank by rank, each in the order of its program
+  Seconds step{};                        ///< optimizer's update included
+  std::vector<Seconds> busy;             ///< [rank] computing, update included
   std::vector<std::vector<int>> stages;  ///< [rank] that it runs, ascending; none = idle
 
   /// Share of the step in which a rank computes nothing.

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
 #include "tool.hpp"
@@ -71,8 +71,7 @@ class PlanDifferences {
   /// Atoms of each segment.
   static std::string segments_of(const StagePlan& stage) {
     std::string text;
-    for (const auto& segment : stage.recomputed)
-      text += (text.empty() ? "" : " | ") + as_ranges(segment);
+    for (const auto& segment : stage.recomputed) text += (text.empty() ? "" : " | ") + as_ranges(segment);
     return text;
   }
   static std::string show(const std::string& value) { return value.empty() ? "none" : value; }
@@ -126,13 +125,11 @@ int diff_command(const DiffArguments& arguments, std::ostream& out) {
   const auto found = PlanDifferences(first, second).found;
   if (arguments.json) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const auto& one : found)
-      list.push_back({{"what", one.what}, {"first", one.first}, {"second", one.second}});
+    for (const auto& one : found) list.push_back({{"what", one.what}, {"first", one.first}, {"second", one.second}});
     out << nlohmann::ordered_json{{"equal", found.empty()}, {"differences", std::move(list)}}.dump() << '\n';
     return found.empty() ? kDone : kNo;
   }
-  for (const auto& one : found)
-    out << one.what << ": " << one.first << " -> " << one.second << '\n';
+  for (const auto& one : found) out << one.what << ": " << one.first << " -> " << one.second << '\n';
   if (!found.empty() && first.step > Seconds{} && second.step > Seconds{} && first.step != second.step) {
     const bool faster = second.step < first.step;
     const double ratio = faster ? first.step / second.step : second.step / first.step;

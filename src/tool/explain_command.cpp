@@ -12,11 +12,11 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/memory.hpp>
-#include <autopar/plan/print.hpp>
-#include <autopar/plan/savings.hpp>
-#include <autopar/plan/staging.hpp>
+#include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/report/make_plan.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
 #include "course.hpp"
@@ -40,8 +40,7 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   };
   const StepCourse course = course_of(plan, problem.profile, costs_on(problem));
   Problem free_links = problem;
-  for (auto& level : free_links.cluster.levels)
-    level.link = {Seconds{}, BytesPerSecond(1e30)};
+  for (auto& level : free_links.cluster.levels) level.link = {Seconds{}, BytesPerSecond(1e30)};
   free_links.measured.links = {};
   const StepCourse unhindered = course_of(plan, problem.profile, costs_on(free_links));
   double busy = 0;
@@ -59,9 +58,7 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   return out;
 }
 
-std::string shape_of(const Plan& plan) {
-  return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule);
-}
+std::string shape_of(const Plan& plan) { return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule); }
 
 /// One change of the machines, and what the planner makes of it.
 struct WhatIf {
@@ -168,8 +165,6 @@ void adopt(const Plan& plan, Problem& problem) {
   request.options.optimizer_state_factor = plan.optimizer_state_factor;
   request.options.device_memory = plan.device_memory;
   request.options.memory_margin = 0;
-  // Plans that the runtime cannot run yet are compared with their like.
-  if (plan.zero > 0 || plan.offload != Offload::kNone) request.runtime = planner_capabilities();
 }
 
 }  // namespace
@@ -198,8 +193,7 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
   } else {
     plan = make_plan(problem);
   }
-  for (const auto& note : problem.notes)
-    err << "autopar explain: note: " << note << '\n';
+  for (const auto& note : problem.notes) err << "autopar explain: note: " << note << '\n';
   const Breakdown parts = breakdown_of(*plan, problem);
   const auto changes = changes_of(problem);
   if (arguments.json) {
@@ -207,8 +201,7 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
     return kDone;
   }
   out << to_text(*plan) << why(*plan, parts);
-  for (const auto& one : changes)
-    out << effect(one, *plan);
+  for (const auto& one : changes) out << effect(one, *plan);
   return kDone;
 }
 

@@ -45,9 +45,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-std::string number(double value) {
-  return detail::formatted("%.2f", value);
-}
+std::string number(double value) { return detail::formatted("%.2f", value); }
 
 /// 1, 2 or 5 times a power of ten, so that a step has about ten ticks.
 double tick_of(double seconds) {
@@ -63,13 +61,13 @@ class Page {
     bottom_ = kTop + kRow * rows;
     const std::string height = number(bottom_ + 40), width = number(kLeft + kWidth + 90);
     text_ =
-        "<!doctype html>\n<!-- " + mark + " -->\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" + escaped(title) +
+        "<!doctype html>\n<!-- " + mark + " -->\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" +
+        escaped(title) +
         "</title>\n<style>body{font:13px sans-serif;margin:16px;color:#222;background:#fff}"
         "text{font:12px sans-serif;fill:#222}.axis{stroke:#bbb;stroke-width:.5}.tick,.share{font-size:11px;fill:#555}"
         "rect{stroke:#fff;stroke-width:.4}rect:hover{stroke:#000;stroke-width:1.5}"
         ".number{fill:#fff;font-size:10px;pointer-events:none}";
-    for (const Look& look : kLooks)
-      text_ += "." + name_of(look.kind) + "{fill:" + look.colour + "}";
+    for (const Look& look : kLooks) text_ += "." + name_of(look.kind) + "{fill:" + look.colour + "}";
     text_ += "</style></head><body>\n<h1 style=\"font-size:16px\">" + escaped(title) + "</h1>\n<svg width=\"" + width +
              "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " + height + "\">\n";
   }
@@ -77,10 +75,8 @@ class Page {
   [[nodiscard]] std::string make() && {
     add_legend();
     add_axis();
-    for (std::size_t r = 0; r < course_.busy.size(); ++r)
-      add_labels(Rank::of(r));
-    for (const Bar& bar : course_.bars)
-      add_bar(bar);
+    for (std::size_t r = 0; r < course_.busy.size(); ++r) add_labels(Rank::of(r));
+    for (const Bar& bar : course_.bars) add_bar(bar);
     text_ += "</svg>\n</body></html>\n";
     return std::move(text_);
   }
@@ -118,9 +114,9 @@ class Page {
 
   void add_labels(Rank rank) {
     const std::string y = number(y_of(rank) + 15);
-    text_ += "<text x=\"8\" y=\"" + y + "\">rank " + std::to_string(rank.value()) +
-             ", " + stages_of(course_, rank) + "</text><text class=\"share\" x=\"" +
-             number(kLeft + kWidth + 8) + "\" y=\"" + y + "\">" + percent(course_.waiting(rank)) + "</text>\n";
+    text_ += "<text x=\"8\" y=\"" + y + "\">rank " + std::to_string(rank.value()) + ", " + stages_of(course_, rank) +
+             "</text><text class=\"share\" x=\"" + number(kLeft + kWidth + 8) + "\" y=\"" + y + "\">" +
+             percent(course_.waiting(rank)) + "</text>\n";
   }
 
   void add_bar(const Bar& bar) {

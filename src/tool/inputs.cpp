@@ -7,8 +7,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/io/cluster_file.hpp>
-#include <autopar/io/cost_file.hpp>
 #include <autopar/io/config.hpp>
+#include <autopar/io/cost_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/profile_file.hpp>
 
@@ -35,15 +35,12 @@ class Pieces {
     for (const EdgeId edge : profile.graph.edges())
       join(profile.graph.source(edge).index(), profile.graph.target(edge).index());
     for (const auto& input : profile.inputs) {
-      for (const NodeId reader : input.readers)
-        join(reader.index(), inputs);
+      for (const NodeId reader : input.readers) join(reader.index(), inputs);
     }
-    for (const auto& output : profile.outputs)
-      join(output.writer.index(), results);
+    for (const auto& output : profile.outputs) join(output.writer.index(), results);
   }
   [[nodiscard]] std::size_t of(std::size_t i) {
-    while (parent_[i] != i)
-      i = parent_[i] = parent_[parent_[i]];
+    while (parent_[i] != i) i = parent_[i] = parent_[parent_[i]];
     return i;
   }
 
@@ -55,8 +52,7 @@ class Pieces {
 void require_one_piece(const ModelProfile& profile, const std::string& path) {
   Pieces pieces(profile);
   std::vector<std::size_t> sizes(profile.graph.node_count() + 2, 0);
-  for (const NodeId atom : profile.graph.nodes())
-    ++sizes[pieces.of(atom.index())];
+  for (const NodeId atom : profile.graph.nodes()) ++sizes[pieces.of(atom.index())];
   NodeId smallest(0);
   for (const NodeId atom : profile.graph.nodes()) {
     if (sizes[pieces.of(atom.index())] < sizes[pieces.of(smallest.index())]) smallest = atom;
@@ -92,8 +88,7 @@ void require_costs(const ModelProfile& profile, const std::string& path) {
     check(op.workspace, atom, "workspace");
     check(op.put_off, atom, "bytes that are put off");
   }
-  for (const EdgeId edge : profile.graph.edges())
-    check(profile.graph[edge].bytes, profile.graph.source(edge), "value");
+  for (const EdgeId edge : profile.graph.edges()) check(profile.graph[edge].bytes, profile.graph.source(edge), "value");
 }
 
 void require_few(const PlanRequest& request) {
@@ -148,12 +143,9 @@ void require_sane_sizes(const ModelProfile& profile, std::int64_t world, std::in
     add(profile.graph[atom].saved);
     add(profile.graph[atom].workspace);
   }
-  for (const EdgeId edge : profile.graph.edges())
-    add(profile.graph[edge].bytes);
-  for (const auto& input : profile.inputs)
-    add(input.bytes);
-  for (const auto& output : profile.outputs)
-    add(output.bytes);
+  for (const EdgeId edge : profile.graph.edges()) add(profile.graph[edge].bytes);
+  for (const auto& input : profile.inputs) add(input.bytes);
+  for (const auto& output : profile.outputs) add(output.bytes);
   for (const auto& parameter : profile.parameters)
     bytes += static_cast<double>(parameter.bytes.value()) * (4 + optimizer_state_factor);
   if (!(bytes < 0x1p60)) {
@@ -184,7 +176,7 @@ Problem load_problem(const ProblemArguments& arguments) {
   problem.notes = resolved.notes;
   PlanRequest& request = problem.request;
   request.options = resolved.options;
-  request.runtime = arguments.all ? planner_capabilities() : runtime_capabilities();
+  request.runtime = runtime_capabilities();
   const std::int64_t world = arguments.world > 0 ? arguments.world : problem.cluster.devices;
   if (arguments.world < 0 || world > kMostRanks) {
     throw InvalidArgument("a world of " + std::to_string(arguments.world != 0 ? arguments.world : world) +
@@ -210,8 +202,7 @@ Problem load_problem(const ProblemArguments& arguments) {
 
 void require_same(const Plan& plan, const ModelProfile& profile, const Cluster& cluster) {
   std::size_t planned = 0;
-  for (const auto& stage : plan.stages)
-    planned += stage.atoms.size();
+  for (const auto& stage : plan.stages) planned += stage.atoms.size();
   if (plan.model != profile.hash) {
     throw InvalidArgument("the plan was made for another model: it divides " + std::to_string(planned) +
                           " atoms of model " + std::to_string(plan.model) + ", the profile has " +

@@ -21,7 +21,6 @@ struct ProblemArguments {
   std::int64_t devices = 0;           ///< make the cluster so large; 0 = as its file says
   std::int64_t world = 0;             ///< ranks; 0 = all devices
   std::int64_t batch = 0;             ///< samples of a step; 0 = kSamplesOfRank for each rank
-  bool all = false;                   ///< also what the runtime cannot run yet
 };
 inline constexpr std::int64_t kSamplesOfRank = 32;
 

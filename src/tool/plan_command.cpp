@@ -1,7 +1,7 @@
 #include <ostream>
 
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
 #include "planning.hpp"
@@ -15,8 +15,7 @@ int plan_command(const PlanArguments& arguments, std::ostream& out, std::ostream
   if (!arguments.out.empty()) require_replaceable(arguments.out, file_mark("plan", problem.profile.hash), overwrite);
   const Plan plan = make_plan(problem);
   if (!arguments.out.empty()) write_plan(arguments.out, plan, overwrite);
-  for (const auto& note : problem.notes)
-    err << "autopar plan: note: " << note << '\n';
+  for (const auto& note : problem.notes) err << "autopar plan: note: " << note << '\n';
   out << (arguments.json ? to_json(plan) : to_text(plan));
   return kDone;
 }

@@ -7,8 +7,8 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/trace_file.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/make_plan.hpp>
+#include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
 #include "course.hpp"
@@ -63,8 +63,8 @@ int simulate_command(const SimulateArguments& arguments, std::ostream& out) {
   const ModelProfile profile = load_profile(arguments.profile);
   const Cluster cluster = read_cluster(arguments.cluster);
   require_same(plan, profile, cluster);
-  const StepCourse course = course_of(
-      plan, profile, ProfiledCost(at_precision(cluster, plan.precision), load_costs(arguments.costs)));
+  const StepCourse course =
+      course_of(plan, profile, ProfiledCost(at_precision(cluster, plan.precision), load_costs(arguments.costs)));
   const Overwrite overwrite = arguments.force ? Overwrite::kAny : Overwrite::kOwn;
   if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(course), plan.model, overwrite);
   if (!arguments.html.empty()) {

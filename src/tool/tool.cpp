@@ -21,8 +21,7 @@ constexpr const char* kStatuses =
     "fits. Errors are one line on the error stream.";
 
 std::string one_line(std::string text) {
-  while (!text.empty() && text.back() == '\n')
-    text.pop_back();
+  while (!text.empty() && text.back() == '\n') text.pop_back();
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
@@ -32,7 +31,8 @@ void add_force(CLI::App& command, bool& force) {
 }
 
 void add_costs(CLI::App& command, std::string& costs) {
-  command.add_option("--costs", costs, "JSON, written by cost_file of a training program: operators and links as measured");
+  command.add_option("--costs", costs,
+                     "JSON, written by cost_file of a training program: operators and links as measured");
 }
 
 /// Options that become settings of `ap::Options`; checked and named by the same code as autopar.toml.
@@ -68,7 +68,6 @@ void add_settings(CLI::App& command, ProblemArguments& problem) {
   command.add_option("--batch", problem.batch, "samples of a step, all ranks together; default: 32 a rank")
       ->check(CLI::PositiveNumber);
   add_costs(command, problem.costs);
-  command.add_flag("--all", problem.all, "also plans that this version's runtime cannot run yet");
 }
 
 struct Commands {
@@ -170,8 +169,7 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
   add_check(app, commands.check);
   add_simulate(app, commands.simulate);
   add_diff(app, commands.diff);
-  for (auto* command : app.get_subcommands({}))
-    command->footer(kStatuses);
+  for (auto* command : app.get_subcommands({})) command->footer(kStatuses);
 
   std::string name = "autopar";
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
@@ -180,8 +178,7 @@ int run(std::vector<std::string> arguments, std::ostream& out, std::ostream& err
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked, out, err) == 0 ? kDone : kTrouble;
   } catch (const CLI::ParseError& error) {
-    for (const auto* command : app.get_subcommands())
-      name += " " + command->get_name();
+    for (const auto* command : app.get_subcommands()) name += " " + command->get_name();
     err << name << ": " << printable(one_line(error.what())) << "; '" << name << " --help' shows what is known\n";
     return kTrouble;
   }

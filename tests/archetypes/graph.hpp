@@ -96,25 +96,16 @@ class Cost {
   int amount_ = 0;
 };
 
-/// WeightedGraph and nothing more: node n costs n + 1, edge e carries 10 (e + 1) bytes.
-class Weighted : public Bidirectional {
- public:
-  using Bidirectional::Bidirectional;
-  [[nodiscard]] Cost cost(NodeId node) const { return Cost(node.value() + 1); }
-  [[nodiscard]] Bytes bytes(EdgeId edge) const { return Bytes(10 * (edge.value() + 1)); }
-};
-
 static_assert(DirectedGraph<Directed> && !BidirectionalGraph<Directed>);
-static_assert(BidirectionalGraph<Bidirectional> && !WeightedGraph<Bidirectional>);
-static_assert(WeightedGraph<Weighted>);
+static_assert(BidirectionalGraph<Bidirectional>);
 
-/// Near misses: each is a Weighted graph with one thing wrong.
+/// Near misses: each is a Bidirectional graph with one thing wrong.
 namespace near_miss {
 
-struct PlainIntegerIds : Weighted {
+struct PlainIntegerIds : Bidirectional {
   std::vector<int> out_edges(NodeId) const;
 };
-struct SinglePassEdges : Weighted {
+struct SinglePassEdges : Bidirectional {
   struct Iterator {
     using value_type = EdgeId;
     using difference_type = std::ptrdiff_t;
@@ -126,23 +117,17 @@ struct SinglePassEdges : Weighted {
   static_assert(std::input_iterator<Iterator>);
   std::ranges::subrange<Iterator, std::default_sentinel_t> in_edges(NodeId) const;
 };
-struct NoTarget : Weighted {
+struct NoTarget : Bidirectional {
   void target(EdgeId) const;
 };
-struct TargetIsAnEdge : Weighted {
+struct TargetIsAnEdge : Bidirectional {
   EdgeId target(EdgeId) const;
 };
-struct MutatingCount : Weighted {
+struct MutatingCount : Bidirectional {
   std::size_t node_count();
 };
-struct SignedCount : Weighted {
+struct SignedCount : Bidirectional {
   int edge_count() const;
-};
-struct UnitlessBytes : Weighted {
-  std::int64_t bytes(EdgeId) const;
-};
-struct CostThatDoesNotAdd : Weighted {
-  std::array<int, 2> cost(NodeId) const;
 };
 
 static_assert(!DirectedGraph<PlainIntegerIds>);
@@ -151,8 +136,6 @@ static_assert(!DirectedGraph<TargetIsAnEdge>);
 static_assert(!DirectedGraph<MutatingCount>);
 static_assert(!DirectedGraph<SignedCount>);
 static_assert(DirectedGraph<SinglePassEdges> && !BidirectionalGraph<SinglePassEdges>);
-static_assert(BidirectionalGraph<UnitlessBytes> && !WeightedGraph<UnitlessBytes>);
-static_assert(BidirectionalGraph<CostThatDoesNotAdd> && !WeightedGraph<CostThatDoesNotAdd>);
 static_assert(!DirectedGraph<int> && !DirectedGraph<std::vector<std::vector<int>>>);
 
 }  // namespace near_miss

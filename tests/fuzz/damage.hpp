@@ -95,8 +95,7 @@ class Damage {
   }
   [[nodiscard]] static std::string list(std::size_t count) {
     std::string out = "1";
-    for (std::size_t i = 1; i < count; ++i)
-      out += ",1";
+    for (std::size_t i = 1; i < count; ++i) out += ",1";
     return out;
   }
 

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn.h>
 #include <torch/types.h>
+#include <nlohmann/json.hpp>
 
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
@@ -37,9 +37,7 @@ struct NetImpl : torch::nn::Module {
       parameter.copy_(torch::sin(torch::arange(parameter.numel(), torch::kDouble).view(parameter.sizes()) + 1));
     }
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return third(torch::tanh(second(torch::tanh(first(x))))).pow(2).mean();
-  }
+  at::Tensor forward(const at::Tensor& x) { return third(torch::tanh(second(torch::tanh(first(x))))).pow(2).mean(); }
   torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
 };
 TORCH_MODULE(Net);
@@ -98,33 +96,55 @@ class Alteration {
     return stage[kLists[below(kLists.size())]];
   }
   [[nodiscard]] Json number() {
-    static const std::vector<std::int64_t> kNumbers{0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 1000, 2147483647, -1, std::int64_t{1} << 40};
+    static const std::vector<std::int64_t> kNumbers{0, 1, 2,  3,    4,          5,  7,
+                                                    8, 9, 16, 1000, 2147483647, -1, std::int64_t{1} << 40};
     return kNumbers[below(kNumbers.size())];
   }
 
   void alter(Json& plan) {
-    if (!plan["stages"].is_array() || plan["stages"].empty()) return alter_member(plan);  // an alteration before this one
+    if (!plan["stages"].is_array() || plan["stages"].empty())
+      return alter_member(plan);  // an alteration before this one
     Json& items = list(stage(plan));
     if (!items.is_array()) return alter_member(plan);
     switch (below(8)) {
-      case 0: if (!items.empty()) items.erase(below(items.size())); break;
-      case 1: if (!items.empty()) items.push_back(Json(items[below(items.size())])); break;
-      case 2: items.push_back(below(4) == 0 ? Json::array({number()}) : number()); break;
-      case 3: if (!items.empty()) items[below(items.size())] = number(); break;
-      case 4: std::swap(items, list(stage(plan))); break;  // often of another stage
-      case 5: alter_stages(plan["stages"]); break;
-      case 6: alter_member(stage(plan)); break;
-      default: alter_member(plan); break;
+      case 0:
+        if (!items.empty()) items.erase(below(items.size()));
+        break;
+      case 1:
+        if (!items.empty()) items.push_back(Json(items[below(items.size())]));
+        break;
+      case 2:
+        items.push_back(below(4) == 0 ? Json::array({number()}) : number());
+        break;
+      case 3:
+        if (!items.empty()) items[below(items.size())] = number();
+        break;
+      case 4:
+        std::swap(items, list(stage(plan)));
+        break;  // often of another stage
+      case 5:
+        alter_stages(plan["stages"]);
+        break;
+      case 6:
+        alter_member(stage(plan));
+        break;
+      default:
+        alter_member(plan);
+        break;
     }
   }
   void alter_stages(Json& stages) {
     const auto at = below(stages.size());
-    if (below(3) == 0) std::swap(stages[at], stages[below(stages.size())]);
-    else if (below(2) == 0) stages.push_back(Json(stages[at]));
-    else stages.erase(at);
+    if (below(3) == 0)
+      std::swap(stages[at], stages[below(stages.size())]);
+    else if (below(2) == 0)
+      stages.push_back(Json(stages[at]));
+    else
+      stages.erase(at);
   }
   void alter_member(Json& object) {
-    static const std::vector<Json> kWords{"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth", "bf16", "optimizer", true, 1e308, 0.25};
+    static const std::vector<Json> kWords{"gpipe", "1f1b",      "interleaved", "zb-h1", "zb-v", "synth",
+                                          "bf16",  "optimizer", true,          1e308,   0.25};
     auto member = object.begin();
     std::advance(member, static_cast<std::ptrdiff_t>(below(object.size())));
     *member = below(2) == 0 ? number() : kWords[below(kWords.size())];

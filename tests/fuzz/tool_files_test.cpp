@@ -133,8 +133,7 @@ TEST_CASE("deep nesting and long lists cost no more than they are long", "[fuzz]
     CHECK_THROWS_AS(parse_instance(text, "f"), Error);
   }
   std::string numbers = "{\"version\":[1";
-  for (int i = 0; i < (1 << 20); ++i)
-    numbers += ",1";
+  for (int i = 0; i < (1 << 20); ++i) numbers += ",1";
   CHECK_THROWS_AS(parse_plan(numbers + "]}", "f"), ConfigError);
   CHECK_THROWS_AS(parse_profile(numbers + "]}", "f"), ConfigError);
   // Huge counts in short files must not be believed.

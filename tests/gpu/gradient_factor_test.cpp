@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/gradient_factor.hpp>
+#include "torch/gradients/gradient_factor.hpp"
 
 #include <limits>
 #include <vector>
@@ -14,8 +14,7 @@ std::vector<at::Tensor> gradients_of_all_kinds() {
   std::vector<at::Tensor> gradients;
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kComplexFloat}) {
     const auto options = at::TensorOptions(type).device(at::kCUDA);
-    for (int i = 0; i < 250; ++i)
-      gradients.push_back(torch::randn({i}, options));
+    for (int i = 0; i < 250; ++i) gradients.push_back(torch::randn({i}, options));
     gradients.push_back(torch::randn({300, 1000}, options).t());
     gradients.push_back(torch::randn({64}, options).slice(0, 0, 64, 2));
     gradients.push_back(torch::full({5}, std::numeric_limits<float>::infinity(), options));

@@ -32,14 +32,18 @@ struct Attending : nn::Module {
   Tensor forward(const Tensor& ids, const Tensor& y) {
     auto x = torch::dropout(table(ids), 0.1, is_training());
     for (const auto& block : *blocks) {
-      const auto heads = block->as<nn::Linear>()->forward(x).view({x.size(0), x.size(1), 3, 8, -1}).permute({2, 0, 3, 1, 4});
-      const auto attended = torch::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, is_training() ? 0.1 : 0.0);
+      const auto heads =
+          block->as<nn::Linear>()->forward(x).view({x.size(0), x.size(1), 3, 8, -1}).permute({2, 0, 3, 1, 4});
+      const auto attended =
+          torch::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, is_training() ? 0.1 : 0.0);
       x = x + torch::dropout(attended.transpose(1, 2).flatten(2), 0.1, is_training());
     }
     return F::cross_entropy(last(x.mean(1)), y);
   }
   static constexpr int64_t kWidth = 512;
-  static auto batch() { return std::tuple(torch::randint(500, {32, 512}, torch::kLong), torch::randint(200, {32}, torch::kLong)); }
+  static auto batch() {
+    return std::tuple(torch::randint(500, {32, 512}, torch::kLong), torch::randint(200, {32}, torch::kLong));
+  }
   nn::Embedding table{500, kWidth};
   nn::ModuleList blocks;
   nn::Linear last{kWidth, 200};
@@ -47,11 +51,13 @@ struct Attending : nn::Module {
 
 struct Convolving : nn::Module {
   Convolving() { register_module("layers", layers); }
-  static nn::Conv2d conv(int64_t in, int64_t out) { return nn::Conv2d(nn::Conv2dOptions(in, out, 3).padding(1).bias(false)); }
+  static nn::Conv2d conv(int64_t in, int64_t out) {
+    return nn::Conv2d(nn::Conv2dOptions(in, out, 3).padding(1).bias(false));
+  }
   Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(layers->forward(x).mean({2, 3}), y); }
   static auto batch() { return std::tuple(torch::randn({32, 8, 64, 64}), torch::randint(64, {32}, torch::kLong)); }
-  nn::Sequential layers{conv(8, 64),  nn::BatchNorm2d(64), nn::ReLU(), conv(64, 64), nn::BatchNorm2d(64),
-                        nn::ReLU(), conv(64, 64), nn::BatchNorm2d(64), nn::ReLU(), conv(64, 64)};
+  nn::Sequential layers{conv(8, 64), nn::BatchNorm2d(64), nn::ReLU(),          conv(64, 64), nn::BatchNorm2d(64),
+                        nn::ReLU(),  conv(64, 64),        nn::BatchNorm2d(64), nn::ReLU(),   conv(64, 64)};
 };
 
 /// A recurrent layer between a table and a linear layer.
@@ -65,7 +71,9 @@ struct Recurrent : nn::Module {
   Tensor forward(const Tensor& ids, const Tensor& y) {
     return F::cross_entropy(last(std::get<0>(layer(table(ids))).mean(1)), y);
   }
-  static auto batch() { return std::tuple(torch::randint(500, {64, 256}, torch::kLong), torch::randint(200, {64}, torch::kLong)); }
+  static auto batch() {
+    return std::tuple(torch::randint(500, {64, 256}, torch::kLong), torch::randint(200, {64}, torch::kLong));
+  }
   nn::Embedding table{500, 256};
   Layer layer{LayerOptions(256, 512).num_layers(2).batch_first(true)};
   nn::Linear last{512, 200};
@@ -74,7 +82,8 @@ struct Recurrent : nn::Module {
 int64_t predicted_here(const ap::Plan& plan, ap::Rank rank) {
   int64_t bytes = 0;
   for (const auto& stage : plan.stages) {
-    if (std::find(stage.ranks.begin(), stage.ranks.end(), rank) != stage.ranks.end()) bytes += stage.peak_memory.value();
+    if (std::find(stage.ranks.begin(), stage.ranks.end(), rank) != stage.ranks.end())
+      bytes += stage.peak_memory.value();
   }
   return bytes;
 }
@@ -88,8 +97,9 @@ double predicted_over_held(ap::World& world, const std::string& name, const std:
   const auto own_x = x.to(device), own_y = y.to(device);
   at::accelerator::emptyCache();
   const auto before = at::accelerator::getDeviceStats(device.index()).allocated_bytes[0].current;
-  ap::AutoParallel<Net> model(world, [] { return std::make_shared<Net>(); },
-                              {.stages = 1, .microbatches = 1, .recompute = "none", .precision = precision, .costs = "roofline"});
+  ap::AutoParallel<Net> model(
+      world, [] { return std::make_shared<Net>(); },
+      {.stages = 1, .microbatches = 1, .recompute = "none", .precision = precision, .costs = "roofline"});
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   model->attach(optimizer);
   for (int step = 0; step < kSteps; ++step) {
@@ -103,8 +113,9 @@ double predicted_over_held(ap::World& world, const std::string& name, const std:
   const auto predicted = predicted_here(model->plan(), world.rank_id());
   const auto ratio = static_cast<double>(predicted) / static_cast<double>(held);
   if (world.rank() == 0) {
-    std::cout << "{\"model\": \"" << name << "\", \"precision\": \"" << precision << "\", \"predicted_mib\": " << (predicted >> 20)
-              << ", \"held_mib\": " << (held >> 20) << ", \"ratio\": " << ratio << "}" << std::endl;
+    std::cout << "{\"model\": \"" << name << "\", \"precision\": \"" << precision
+              << "\", \"predicted_mib\": " << (predicted >> 20) << ", \"held_mib\": " << (held >> 20)
+              << ", \"ratio\": " << ratio << "}" << std::endl;
   }
   return ratio;
 }

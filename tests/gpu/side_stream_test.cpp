@@ -16,7 +16,8 @@ constexpr int kSteps = 4;
 /// Products of few rows with large weights, whose weight gradients are made beside those of their inputs.
 struct Chain : torch::nn::Module {
   explicit Chain(bool has_bias) {
-    for (std::int64_t i = 0; i < kLayers; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(has_bias)));
+    for (std::int64_t i = 0; i < kLayers; ++i)
+      layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(has_bias)));
     register_module("layers", layers);
   }
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& wanted) {
@@ -31,7 +32,8 @@ struct Sharing : Chain {
   Sharing() : Chain(true) {}
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& wanted) {
     const auto at = [&](std::size_t i) { return layers->at<torch::nn::LinearImpl>(i); };
-    x = torch::nn::functional::linear(x, at(0).weight, at(1).bias) + torch::nn::functional::linear(x.tanh(), at(0).weight);
+    x = torch::nn::functional::linear(x, at(0).weight, at(1).bias) +
+        torch::nn::functional::linear(x.tanh(), at(0).weight);
     x = torch::nn::functional::linear(x, at(2).weight, at(2).bias);
     x = torch::nn::functional::linear(torch::nn::functional::linear(x, at(3).weight), at(3).weight.t());
     return torch::mse_loss(Chain::forward(x, x).expand_as(x) + x, wanted) + at(2).weight.square().mean();

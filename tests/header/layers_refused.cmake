@@ -45,6 +45,12 @@ must_be_refused(include/autopar/io/a.hpp "<nlohmann/json.hpp>" "file formats bel
 must_be_refused(include/autopar/core/a.hpp "\"b.hpp\"" "included as <autopar/…>")
 must_be_refused(src/torch/a.cpp "\"nowhere.hpp\"" "no such file")
 
+must_be_refused(include/autopar/plan/model/a.hpp "<autopar/plan/search/b.hpp>" "plan/model may not know plan/search")
+must_be_refused(include/autopar/plan/nowhere/a.hpp "<vector>" "there is no room 'nowhere' in plan")
+must_be_refused(include/autopar/plan/a.hpp "<autopar/bottleneck/b.hpp>" "plan may not know bottleneck")
+
+must_be_accepted(include/autopar/plan/report/a.hpp "<autopar/plan/model/b.hpp>")
+must_be_accepted(include/autopar/plan/a.hpp "<autopar/plan/search/b.hpp>")
 must_be_accepted(include/autopar/plan/a.hpp "<autopar/cost/links.hpp>")
 must_be_accepted(include/autopar/runtime/mpi_comm.hpp "<mpi.h>")
 must_be_accepted(src/runtime/a.cpp "<nccl.h>")

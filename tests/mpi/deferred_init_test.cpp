@@ -11,7 +11,8 @@
 #include <vector>
 
 #include <autopar/autopar.hpp>
-#include <autopar/torch/phantom.hpp>
+
+#include "torch/capture/phantom.hpp"
 
 // A model constructed by a callable: every rank makes what it owns, with the values of eager construction, and its
 // memory never holds more than that and twice the largest tensor.
@@ -112,7 +113,8 @@ double check(const ap::Options& options, const Eager<Net>& eager, const std::fun
   resident_memory::forget_peak();
   const auto before = resident_memory::now();
   torch::manual_seed(kSeed);
-  ap::AutoParallel<Net> model(world, [] { return Net(); }, options);
+  ap::AutoParallel<Net> model(
+      world, [] { return Net(); }, options);
   initialise(model->module());
   const auto next = torch::rand({4});
   torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -134,7 +136,8 @@ double check(const ap::Options& options, const Eager<Net>& eager, const std::fun
   const auto mib = [](std::int64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; };
   const auto figures = "rank " + std::to_string(world.rank()) + ": peak " + mib(peak) + ", owned " + mib(owned) +
                        ", largest " + mib(largest) + ", model " + mib(whole) + ", ZeRO " +
-                       std::to_string(model->plan().zero) + " of " + std::to_string(model->plan().stages.size()) + " stages";
+                       std::to_string(model->plan().zero) + " of " + std::to_string(model->plan().stages.size()) +
+                       " stages";
   CAPTURE(figures);
   const bool twice = options.offload == "optimizer";  // devices that are the host have their copy there, too
   if (resident_memory::kIsOnlyTheProgram) CHECK(peak <= owned * (twice ? 2 : 1) + 2 * largest);

@@ -4,8 +4,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/world.hpp>
 
-#include <csignal>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <string>
 #include <thread>

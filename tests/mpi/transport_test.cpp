@@ -50,7 +50,8 @@ TEST_CASE("mpi: a message of more bytes than an int counts", "[.large]") {
   AnyTransport transport = world.make_transport();
   const std::size_t bytes = (std::size_t{1} << 31) + 12'345;
   const auto memory = std::make_shared<std::vector<std::byte>>(bytes);
-  const std::vector<std::size_t> places{0, (std::size_t{1} << 30) - 1, std::size_t{1} << 30, std::size_t{1} << 31, bytes - 1};
+  const std::vector<std::size_t> places{0, (std::size_t{1} << 30) - 1, std::size_t{1} << 30, std::size_t{1} << 31,
+                                        bytes - 1};
   if (world.rank_id() == Rank(0)) {
     for (const auto place : places) (*memory)[place] = std::byte{77};
     transport.wait(transport.send(transport_laws::buffer_of(memory), Rank(1), {}));

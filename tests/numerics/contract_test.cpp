@@ -171,7 +171,8 @@ TEST_CASE("two models in one process train against one another, with losses outs
   auto generator_optimizer = sgd(generator), critic_optimizer = sgd(critic);
   for (int step = 0; step < 2; ++step) {
     critic_optimizer.zero_grad();
-    ((loss_sum(critic->forward(real), 1) + loss_sum(critic->forward(generator->forward(noise).detach()), 0)) / 8).backward();
+    ((loss_sum(critic->forward(real), 1) + loss_sum(critic->forward(generator->forward(noise).detach()), 0)) / 8)
+        .backward();
     critic_optimizer.step();
     generator_optimizer.zero_grad();
     (loss_sum(critic->forward(generator->forward(noise)), 1) / 8).backward();
@@ -295,7 +296,8 @@ TEST_CASE("batch_norm = microbatch normalises by share and pools the running sta
         const auto normalised = (h - h.mean(0)) / torch::sqrt(h.var(0, false) + 1e-5);
         const auto z = torch::relu(normalised * reference->norm->weight + reference->norm->bias);
         loss = loss + F::cross_entropy(reference->b(z), y.index_select(0, index),
-                                       F::CrossEntropyFuncOptions().reduction(torch::kSum)) / 8;
+                                       F::CrossEntropyFuncOptions().reduction(torch::kSum)) /
+                          8;
       }
       loss.backward();
       optimizer.step();
@@ -447,7 +449,8 @@ TEST_CASE("linear layers are one operator each in what is planned and run") {
   const auto reference = made<zoo::HandLinears>();
   const auto expected = reference->forward(x, target);
   expected.backward();
-  const auto file = (std::filesystem::temp_directory_path() / ("autopar_contract_" + std::to_string(::getpid()) + ".dot")).string();
+  const auto file =
+      (std::filesystem::temp_directory_path() / ("autopar_contract_" + std::to_string(::getpid()) + ".dot")).string();
   for (auto options : {kPipeline, kReplicas}) {
     options.graph_file = file;
     check_ranks(2, [&, &x = x, &target = target](ap::World& world) {

@@ -32,9 +32,9 @@ struct Setup {
   autopar::Options options;
   std::vector<std::vector<int64_t>> local;  ///< [step][rank] samples; its size is the number of optimizer steps
   Optimizer optimizer = Optimizer::kSgd;
-  int accumulate = 1;   ///< calls for each step; all but the last under no_sync
-  double clip_norm = 0; ///< p of a gradient clipping to 0.5; 0 = none
-  int chunks = 0;       ///< stages of each position; 0 = one, as the planner chooses them
+  int accumulate = 1;       ///< calls for each step; all but the last under no_sync
+  double clip_norm = 0;     ///< p of a gradient clipping to 0.5; 0 = none
+  int chunks = 0;           ///< stages of each position; 0 = one, as the planner chooses them
   bool synthesise = false;  ///< orders made for the stages of the options' schedule, in place of its own
   bool some_again = false;  ///< of what the options run again, every second segment alone
 
@@ -71,7 +71,8 @@ struct Failure : std::runtime_error {
 
 inline void check_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
   if (got.defined() != want.defined()) {
-    throw Failure(what + (got.defined() ? ": defined, but not in one process" : ": undefined, but defined in one process"));
+    throw Failure(what +
+                  (got.defined() ? ": defined, but not in one process" : ": undefined, but defined in one process"));
   }
   if (!want.defined()) return;
   if (got.sizes() != want.sizes()) {
@@ -98,14 +99,14 @@ using Snapshot = std::vector<std::pair<std::string, Tensor>>;
 template <class Args>
 struct Reference {
   struct Call {
-    Args args;                    ///< of all ranks, concatenated
+    Args args;  ///< of all ranks, concatenated
     std::vector<Tensor> outputs;
     std::vector<Tensor> input_gradients;
   };
-  std::vector<Call> calls;               ///< steps * accumulate
-  std::vector<Snapshot> gradients;       ///< after each step's last backward (and clipping)
-  std::vector<double> norms;             ///< gradient norm of each step, if clipped
-  Snapshot parameters, buffers;          ///< at the end
+  std::vector<Call> calls;          ///< steps * accumulate
+  std::vector<Snapshot> gradients;  ///< after each step's last backward (and clipping)
+  std::vector<double> norms;        ///< gradient norm of each step, if clipped
+  Snapshot parameters, buffers;     ///< at the end
 };
 
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(Optimizer kind, const std::vector<Tensor>& parameters) {
@@ -113,10 +114,12 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(Optimizer kind, c
     return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.05).momentum(0.9));
   }
   if (kind == Optimizer::kRmsProp) {
-    return std::make_unique<torch::optim::RMSprop>(parameters, torch::optim::RMSpropOptions(1e-2).eps(1e-3).momentum(0.5));
+    return std::make_unique<torch::optim::RMSprop>(parameters,
+                                                   torch::optim::RMSpropOptions(1e-2).eps(1e-3).momentum(0.5));
   }
   if (kind == Optimizer::kAdagrad) {
-    return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(1e-2).initial_accumulator_value(0.1));
+    return std::make_unique<torch::optim::Adagrad>(parameters,
+                                                   torch::optim::AdagradOptions(1e-2).initial_accumulator_value(0.1));
   }
   return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-2).eps(1e-3));
 }
@@ -141,7 +144,8 @@ inline Tensor objective(const std::vector<Tensor>& outputs, const std::vector<Te
 inline std::vector<Tensor> weights_like(const std::vector<Tensor>& outputs) {
   std::vector<Tensor> out;
   for (const auto& output : outputs) {
-    out.push_back(torch::linspace(-1, 2, output.numel(), output.options().requires_grad(false)).cos().view(output.sizes()));
+    out.push_back(
+        torch::linspace(-1, 2, output.numel(), output.options().requires_grad(false)).cos().view(output.sizes()));
   }
   return out;
 }
@@ -184,7 +188,8 @@ auto run_reference(const std::function<std::shared_ptr<Net>()>& make, const Setu
       typename Reference<Args>::Call record{args, {}, {}};
       for (const auto& output : outputs) record.outputs.push_back(output.detach());
       for (const auto& input : autopar::flatten(args).tensors) {
-        record.input_gradients.push_back(input.requires_grad() && input.grad().defined() ? input.grad().clone() : Tensor());
+        record.input_gradients.push_back(input.requires_grad() && input.grad().defined() ? input.grad().clone()
+                                                                                         : Tensor());
       }
       reference.calls.push_back(std::move(record));
     }
@@ -276,11 +281,13 @@ void check_rank(autopar::World& world, Model& model, const Reference<decltype(Ne
     }
     if (setup.clip_norm > 0) {
       const auto norm = model->clip_grad_norm_(0.5, setup.clip_norm);
-      check_close(norm.to(torch::kDouble), torch::tensor(reference.norms[step], torch::kDouble), traits.tolerance, "gradient norm");
+      check_close(norm.to(torch::kDouble), torch::tensor(reference.norms[step], torch::kDouble), traits.tolerance,
+                  "gradient norm");
     }
     for (const auto& item : model->named_parameters()) {
       if (!model->owns(item.value())) {
-        if (item.value().grad().defined()) throw Failure("gradient of '" + item.key() + "', which this rank does not own");
+        if (item.value().grad().defined())
+          throw Failure("gradient of '" + item.key() + "', which this rank does not own");
         continue;
       }
       const auto want = held_part(find(reference.gradients[step], item.key()), model->shard(item.value()));
@@ -295,7 +302,8 @@ void check_rank(autopar::World& world, Model& model, const Reference<decltype(Ne
     shares = shares || !model->shard(item.value()).whole;
   }
   const auto& replicas = setup.options.replicas;
-  if (setup.options.zero > 0 && trains && !shares && replicas.size() == 1 && replicas[0] > 1) throw Failure("nothing is in shares");
+  if (setup.options.zero > 0 && trains && !shares && replicas.size() == 1 && replicas[0] > 1)
+    throw Failure("nothing is in shares");
   const auto state = model->gather_state();
   if (rank != 0) return;
   for (const auto& item : state) {
@@ -304,7 +312,8 @@ void check_rank(autopar::World& world, Model& model, const Reference<decltype(Ne
     check_close(item.value(), find(parameter ? reference.parameters : reference.buffers, item.key()), traits.tolerance,
                 "at the end, " + item.key());
   }
-  if (state.size() != reference.parameters.size() + reference.buffers.size()) throw Failure("the gathered state is incomplete");
+  if (state.size() != reference.parameters.size() + reference.buffers.size())
+    throw Failure("the gathered state is incomplete");
 }
 
 }  // namespace numerics

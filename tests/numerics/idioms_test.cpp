@@ -86,7 +86,8 @@ void trains_whole(const std::string& operator_name) {
   torch::set_num_threads(1);
   train_as_one_process<Net>({{.stages = 2, .microbatches = 1, .replicas = {1, 1}}, kTwoRanks});
   const auto refused = [&](ap::World& world) {
-    ap::AutoParallel<Net> model(world, std::make_shared<Net>(), ap::Options{.stages = 1, .microbatches = 1, .replicas = {2}});
+    ap::AutoParallel<Net> model(world, std::make_shared<Net>(),
+                                ap::Options{.stages = 1, .microbatches = 1, .replicas = {2}});
     std::apply([&](const auto&... each) { model(each...); }, Net::batch(3));
   };
   CHECK_THROWS_WITH(ap::loopback::run(2, refused), Catch::Matchers::Contains(operator_name));
@@ -130,7 +131,8 @@ struct SpectralConv : nn::Module {
     const auto spectrum = torch::fft_rfft(x);
     auto out = torch::zeros({x.size(0), 3, x.size(2) / 2 + 1}, spectrum.options());
     out.index_put_({Slice(), Slice(), Slice(0, 4)},
-                   torch::einsum("bix,iox->box", {spectrum.index({Slice(), Slice(), Slice(0, 4)}), torch::complex(real, imaginary)}));
+                   torch::einsum("bix,iox->box",
+                                 {spectrum.index({Slice(), Slice(), Slice(0, 4)}), torch::complex(real, imaginary)}));
     return torch::fft_irfft(out, x.size(2));
   }
   Tensor real, imaginary;
@@ -167,7 +169,8 @@ struct Denoiser : nn::Module {
     const auto loudness = torch::log1p(torch::abs(frames)).transpose(1, 2);
     const auto kept = torch::sigmoid(mask(loudness)).transpose(1, 2);
     const auto clean = torch::istft(frames * kept, 8, 4, 8, window, true, false, true, x.size(1));
-    return F::l1_loss(clean, y) + torch::abs(torch::stft(clean, 8, 4, 8, window, true, "reflect", false, true, true)).mean();
+    return F::l1_loss(clean, y) +
+           torch::abs(torch::stft(clean, 8, 4, 8, window, true, "reflect", false, true, true)).mean();
   }
   Tensor window;
   nn::Linear mask{5, 5};
@@ -233,7 +236,9 @@ struct Capsules : nn::Module {
     }
     const auto length = out.norm(2, -1);
     const auto present = torch::one_hot(y, 3).to(torch::kDouble);
-    return (present * torch::relu(0.9 - length).pow(2) + 0.5 * (1 - present) * torch::relu(length - 0.1).pow(2)).sum(1).mean();
+    return (present * torch::relu(0.9 - length).pow(2) + 0.5 * (1 - present) * torch::relu(length - 0.1).pow(2))
+        .sum(1)
+        .mean();
   }
   Tensor weight;
 };
@@ -265,7 +270,9 @@ TEST_CASE("messages along the edges of a graph", "[idioms]") { trains_under_all_
 /// A detector without suppression of overlaps: masks say which cells have an object.
 struct Detector : nn::Module {
   Detector() { register_module("head", head); }
-  static std::tuple<Tensor, Tensor> batch(std::int64_t n) { return {waves({n, 3, 6, 6}, 0.19), waves({n, 36, 4}, 0.57)}; }
+  static std::tuple<Tensor, Tensor> batch(std::int64_t n) {
+    return {waves({n, 3, 6, 6}, 0.19), waves({n, 36, 4}, 0.57)};
+  }
   Tensor forward(const Tensor& images, const Tensor& boxes) {
     const auto out = head(images).flatten(2).transpose(1, 2);
     const auto is_object = boxes.select(2, 0) > 0.3;
@@ -273,9 +280,10 @@ struct Detector : nn::Module {
     target.index_put_({is_object}, 1.0);
     auto weight = torch::full_like(target, 0.5);
     weight.masked_fill_(is_object, 5.0);
-    const auto score = F::binary_cross_entropy_with_logits(out.select(2, 0), target,
-        F::BinaryCrossEntropyWithLogitsFuncOptions().weight(weight).reduction(torch::kSum));
-    const auto distance = F::smooth_l1_loss(out.slice(2, 1, 5), boxes, F::SmoothL1LossFuncOptions(torch::kNone)).sum(-1);
+    const auto score = F::binary_cross_entropy_with_logits(
+        out.select(2, 0), target, F::BinaryCrossEntropyWithLogitsFuncOptions().weight(weight).reduction(torch::kSum));
+    const auto distance =
+        F::smooth_l1_loss(out.slice(2, 1, 5), boxes, F::SmoothL1LossFuncOptions(torch::kNone)).sum(-1);
     const auto found = is_object.sum().clamp_min(1);
     return (score + (distance * is_object).sum()) / found;
   }
@@ -285,8 +293,8 @@ TEST_CASE("a detection loss with masks", "[idioms]") { trains_under_all_plans<De
 
 // ---------------------------------------------------------------- codebooks, losses of losses
 
-/// A vector-quantised autoencoder whose codes follow means of what they stand for, as the authors of VQ-VAE-2 wrote it: no
-/// gradient, three buffers, the last of which is no linear function of sums over the batch.
+/// A vector-quantised autoencoder whose codes follow means of what they stand for, as the authors of VQ-VAE-2 wrote it:
+/// no gradient, three buffers, the last of which is no linear function of sums over the batch.
 struct Quantiser : nn::Module {
   Quantiser() {
     codes = register_buffer("codes", waves({6, 3}, 0.77));

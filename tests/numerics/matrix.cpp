@@ -7,8 +7,8 @@
 #include <memory>
 #include <numeric>
 
-#include <autopar/plan/chunked_staging.hpp>
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/report/runnable.hpp>
+#include <autopar/plan/search/chunked_staging.hpp>
 #include <autopar/schedule/synthesised.hpp>
 
 #include "../unit/schedule/equal_times.hpp"
@@ -73,10 +73,12 @@ struct MatrixPlanner {
 thread_local const Setup* MatrixPlanner::wanted = nullptr;
 
 template <class Net>
-MatrixModel model(std::string name, int max_stages, Traits traits = {}, autopar::Options extra = {},
-                  std::function<std::shared_ptr<Net>()> make = [] { return std::make_shared<Net>(); }) {
+MatrixModel model(
+    std::string name, int max_stages, Traits traits = {}, autopar::Options extra = {},
+    std::function<std::shared_ptr<Net>()> make = [] { return std::make_shared<Net>(); }) {
   const auto prepare = [make, traits, extra](const Setup& setup, uint64_t seed) {
-    const auto reference = std::make_shared<const decltype(run_reference<Net>(make, setup, seed))>(run_reference<Net>(make, setup, seed));
+    const auto reference =
+        std::make_shared<const decltype(run_reference<Net>(make, setup, seed))>(run_reference<Net>(make, setup, seed));
     return [=](autopar::World& world) {
       auto options = setup.options;
       options.batch_dims = traits.batch_dims;
@@ -134,8 +136,8 @@ struct ScheduleLevel {
   int chunks;
   bool synthesise;
 };
-constexpr ScheduleLevel kSchedules[] = {{"gpipe", 0, false},      {"1f1b", 0, false},  {"interleaved", 2, false},
-                                        {"interleaved", 3, false}, {"zb-h1", 1, false}, {"zb-v", 2, false},
+constexpr ScheduleLevel kSchedules[] = {{"gpipe", 0, false},       {"1f1b", 0, false},      {"interleaved", 2, false},
+                                        {"interleaved", 3, false}, {"zb-h1", 1, false},     {"zb-v", 2, false},
                                         {"zb-v", 2, true},         {"interleaved", 2, true}};
 
 constexpr int kMicrobatchCounts[] = {1, 2, 4, 3, 40};
@@ -323,8 +325,8 @@ Setup MatrixFactors::setup(const std::vector<int>& row) {
 }
 
 std::string MatrixFactors::describe(const std::vector<int>& row) {
-  return matrix_models()[static_cast<std::size_t>(row[kModel])].name + " on " + std::to_string(ranks(row)) + " ranks: " +
-         setup(row).describe();
+  return matrix_models()[static_cast<std::size_t>(row[kModel])].name + " on " + std::to_string(ranks(row)) +
+         " ranks: " + setup(row).describe();
 }
 
 }  // namespace numerics

@@ -13,8 +13,8 @@ namespace numerics {
 /// A model of the matrix, without its type.
 struct MatrixModel {
   std::string name;
-  int max_stages = 4;       ///< it has so many parts that may be separated
-  bool loss_inside = true;  ///< forwards and backwards may alternate
+  int max_stages = 4;           ///< it has so many parts that may be separated
+  bool loss_inside = true;      ///< forwards and backwards may alternate
   bool one_microbatch = false;  ///< statistics of the whole batch
   bool one_replica = false;     ///< its operators mix samples
   /// Runs one process, then returns what every rank does (called by all ranks at once).
@@ -26,8 +26,19 @@ const std::vector<MatrixModel>& matrix_models();
 /// The plans, layouts and training options that are combined with every model.
 struct MatrixFactors {
   enum Factor : std::uint8_t {
-    kModel, kSchedule, kPositions, kReplicas, kMicrobatches, kLayout, kOptimizer, kAccumulate, kClip, kZero, kRecompute,
-    kPrecision, kFactors
+    kModel,
+    kSchedule,
+    kPositions,
+    kReplicas,
+    kMicrobatches,
+    kLayout,
+    kOptimizer,
+    kAccumulate,
+    kClip,
+    kZero,
+    kRecompute,
+    kPrecision,
+    kFactors
   };
   static std::vector<int> levels();
   /// Whether two levels of two factors can occur together, see PossiblePair.
@@ -35,7 +46,8 @@ struct MatrixFactors {
   /// Rows of which each has a possible combination.
   static std::vector<std::vector<int>> pairwise();
   /// Calls `visit` with every combination of what a plan and a training loop may choose: schedule, replicas, layout of
-  /// samples, accumulation, clipping, ZeRO, recompute, precision. Models, positions, micro-batches and optimizers take turns.
+  /// samples, accumulation, clipping, ZeRO, recompute, precision. Models, positions, micro-batches and optimizers take
+  /// turns.
   static void for_each_choice(const std::function<void(const std::vector<int>& row)>& visit);
 
   /// Ranks that a row needs.

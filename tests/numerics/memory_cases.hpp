@@ -13,8 +13,8 @@
 
 #include <autopar/autopar.hpp>
 
-/// Random trainings of which the memory is predicted and measured: models of several families whose tensors are large beside
-/// everything else, options, optimizers. A number gives the same case every time.
+/// Random trainings of which the memory is predicted and measured: models of several families whose tensors are large
+/// beside everything else, options, optimizers. A number gives the same case every time.
 namespace memory_cases {
 
 namespace nn = torch::nn;
@@ -46,8 +46,9 @@ struct Net : nn::Module {
       case Family::kConvolution: {
         for (int64_t i = 0; i < recipe.depth; ++i) {
           const int64_t kernel = i % 2 == 0 ? 3 : 5;
-          convolutions.push_back(register_module("conv" + std::to_string(i), nn::Conv2d(nn::Conv2dOptions(i == 0 ? 3 : w, w, kernel)
-                                                                                           .padding(kernel / 2))));
+          convolutions.push_back(
+              register_module("conv" + std::to_string(i),
+                              nn::Conv2d(nn::Conv2dOptions(i == 0 ? 3 : w, w, kernel).padding(kernel / 2))));
           if (recipe.norm == Norm::kBatch)
             batch_norms_2d.push_back(register_module("norm" + std::to_string(i), nn::BatchNorm2d(w)));
         }
@@ -72,8 +73,10 @@ struct Net : nn::Module {
     }
     if (recipe.family == Family::kPerceptron && recipe.norm != Norm::kNone) {
       for (int64_t i = 0; i < recipe.depth; ++i) {
-        if (recipe.norm == Norm::kLayer) add_layer_norm(w);
-        else batch_norms.push_back(register_module("norm" + std::to_string(i), nn::BatchNorm1d(w)));
+        if (recipe.norm == Norm::kLayer)
+          add_layer_norm(w);
+        else
+          batch_norms.push_back(register_module("norm" + std::to_string(i), nn::BatchNorm1d(w)));
       }
     }
     if (recipe.frozen) parameters().front().set_requires_grad(false);
@@ -97,16 +100,23 @@ struct Net : nn::Module {
     linears.push_back(register_module("linear" + std::to_string(linears.size()), nn::Linear(from, to)));
   }
   void add_layer_norm(int64_t width) {
-    layer_norms.push_back(register_module("layer_norm" + std::to_string(layer_norms.size()), nn::LayerNorm(nn::LayerNormOptions({width}))));
+    layer_norms.push_back(register_module("layer_norm" + std::to_string(layer_norms.size()),
+                                          nn::LayerNorm(nn::LayerNormOptions({width}))));
   }
-  Tensor dropped(const Tensor& x) { return recipe.dropout ? F::dropout(x, F::DropoutFuncOptions().p(0.1).training(true)) : x; }
+  Tensor dropped(const Tensor& x) {
+    return recipe.dropout ? F::dropout(x, F::DropoutFuncOptions().p(0.1).training(true)) : x;
+  }
 
   Tensor outputs(const Tensor& x) {
     switch (recipe.family) {
-      case Family::kPerceptron: return perceptron(x);
-      case Family::kConvolution: return convolution(x);
-      case Family::kTransformer: return transformer(x);
-      case Family::kTable: return tabled(x);
+      case Family::kPerceptron:
+        return perceptron(x);
+      case Family::kConvolution:
+        return convolution(x);
+      case Family::kTransformer:
+        return transformer(x);
+      case Family::kTable:
+        return tabled(x);
     }
     return {};
   }
@@ -137,7 +147,8 @@ struct Net : nn::Module {
   Tensor block(Tensor x, size_t i) {
     constexpr int64_t kHeads = 4;
     const auto n = x.size(0), s = x.size(1), w = recipe.width;
-    const auto qkv = linears[4 * i](layer_norms[2 * i](x)).view({n, s, 3, kHeads, w / kHeads}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto qkv =
+        linears[4 * i](layer_norms[2 * i](x)).view({n, s, 3, kHeads, w / kHeads}).permute({2, 0, 3, 1, 4}).unbind(0);
     Tensor mixed;
     if (recipe.fused_attention) {
       mixed = torch::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2]);
@@ -160,16 +171,24 @@ enum class Stepper { kSgd, kMomentum, kRmsProp, kAdagrad, kAdam, kAdamW, kFusedS
 inline std::unique_ptr<torch::optim::Optimizer> made(Stepper kind, const std::vector<Tensor>& parameters) {
   namespace optim = torch::optim;
   switch (kind) {
-    case Stepper::kSgd: return std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.01));
-    case Stepper::kMomentum: return std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.01).momentum(0.9));
-    case Stepper::kRmsProp: return std::make_unique<optim::RMSprop>(parameters, optim::RMSpropOptions(1e-3));
-    case Stepper::kAdagrad: return std::make_unique<optim::Adagrad>(parameters, optim::AdagradOptions(1e-3));
-    case Stepper::kAdam: return std::make_unique<optim::Adam>(parameters, optim::AdamOptions(1e-3));
-    case Stepper::kAdamW: return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions(1e-3));
+    case Stepper::kSgd:
+      return std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.01));
+    case Stepper::kMomentum:
+      return std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.01).momentum(0.9));
+    case Stepper::kRmsProp:
+      return std::make_unique<optim::RMSprop>(parameters, optim::RMSpropOptions(1e-3));
+    case Stepper::kAdagrad:
+      return std::make_unique<optim::Adagrad>(parameters, optim::AdagradOptions(1e-3));
+    case Stepper::kAdam:
+      return std::make_unique<optim::Adam>(parameters, optim::AdamOptions(1e-3));
+    case Stepper::kAdamW:
+      return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions(1e-3));
     case Stepper::kFusedSgd:
       return std::make_unique<autopar::optim::SGD>(parameters, optim::SGDOptions(0.01).momentum(0.9));
-    case Stepper::kFusedAdamW: return std::make_unique<autopar::optim::AdamW>(parameters, optim::AdamWOptions(1e-3));
-    case Stepper::kLamb: return std::make_unique<autopar::optim::LAMB>(parameters, autopar::optim::LAMBOptions(1e-3));
+    case Stepper::kFusedAdamW:
+      return std::make_unique<autopar::optim::AdamW>(parameters, optim::AdamWOptions(1e-3));
+    case Stepper::kLamb:
+      return std::make_unique<autopar::optim::LAMB>(parameters, autopar::optim::LAMBOptions(1e-3));
   }
   return nullptr;
 }
@@ -190,16 +209,18 @@ struct Case {
   [[nodiscard]] std::string describe() const {
     constexpr const char* kFamilies[] = {"perceptron", "convolution", "transformer", "table"};
     constexpr const char* kNorms[] = {"", ", layer norm", ", batch norm"};
-    constexpr const char* kSteppers[] = {"sgd", "momentum", "rmsprop", "adagrad", "adam", "adamw", "fused sgd", "fused adamw", "lamb"};
+    constexpr const char* kSteppers[] = {"sgd",   "momentum",  "rmsprop",     "adagrad", "adam",
+                                         "adamw", "fused sgd", "fused adamw", "lamb"};
     constexpr const char* kAccumulations[] = {"", ", accumulates", ", no_sync"};
     std::ostringstream out;
-    out << "case " << number << ": " << kFamilies[static_cast<int>(recipe.family)] << " width " << recipe.width << " depth "
-        << recipe.depth << " length " << recipe.length << " classes " << recipe.classes << kNorms[static_cast<int>(recipe.norm)]
-        << (recipe.dropout ? ", dropout" : "") << (recipe.tied ? ", tied" : "") << (recipe.frozen ? ", frozen" : "")
-        << (recipe.fused_attention ? ", fused attention" : "") << (recipe.returns_outputs ? ", outputs" : "") << "; " << ranks
-        << " ranks, batch " << batch << ", stages " << options.stages << ", micro-batches " << options.microbatches << ", "
-        << options.schedule << ", zero " << options.zero << ", recompute " << options.recompute << ", "
-        << kSteppers[static_cast<int>(stepper)] << kAccumulations[static_cast<int>(accumulation)] << ", memory " << cap;
+    out << "case " << number << ": " << kFamilies[static_cast<int>(recipe.family)] << " width " << recipe.width
+        << " depth " << recipe.depth << " length " << recipe.length << " classes " << recipe.classes
+        << kNorms[static_cast<int>(recipe.norm)] << (recipe.dropout ? ", dropout" : "") << (recipe.tied ? ", tied" : "")
+        << (recipe.frozen ? ", frozen" : "") << (recipe.fused_attention ? ", fused attention" : "")
+        << (recipe.returns_outputs ? ", outputs" : "") << "; " << ranks << " ranks, batch " << batch << ", stages "
+        << options.stages << ", micro-batches " << options.microbatches << ", " << options.schedule << ", zero "
+        << options.zero << ", recompute " << options.recompute << ", " << kSteppers[static_cast<int>(stepper)]
+        << kAccumulations[static_cast<int>(accumulation)] << ", memory " << cap;
     return out.str();
   }
 };
@@ -210,9 +231,13 @@ inline std::pair<Tensor, Tensor> batch_of(const Case& one) {
   const auto n = one.batch;
   const auto labels = torch::arange(n, torch::kLong).remainder(recipe.classes);
   switch (recipe.family) {
-    case Family::kPerceptron: return {torch::ones({n, recipe.width}), labels};
-    case Family::kConvolution: return {torch::ones({n, 3, recipe.length, recipe.length}), labels};
-    default: return {torch::arange(n * recipe.length, torch::kLong).remainder(recipe.classes).view({n, recipe.length}), labels};
+    case Family::kPerceptron:
+      return {torch::ones({n, recipe.width}), labels};
+    case Family::kConvolution:
+      return {torch::ones({n, 3, recipe.length, recipe.length}), labels};
+    default:
+      return {torch::arange(n * recipe.length, torch::kLong).remainder(recipe.classes).view({n, recipe.length}),
+              labels};
   }
 }
 
@@ -235,7 +260,8 @@ class Draws {
 
 inline Recipe draw_recipe(Draws& draws) {
   Recipe recipe;
-  recipe.family = draws.of({Family::kPerceptron, Family::kPerceptron, Family::kConvolution, Family::kTransformer, Family::kTable});
+  recipe.family =
+      draws.of({Family::kPerceptron, Family::kPerceptron, Family::kConvolution, Family::kTransformer, Family::kTable});
   recipe.dropout = draws.one_in(3);
   recipe.tied = draws.one_in(5);
   recipe.frozen = draws.one_in(6);
@@ -278,8 +304,8 @@ inline Case draw(int number) {
                        : one.recipe.family == Family::kTable    ? draws.of<int64_t>({32, 96})
                                                                 : draws.of<int64_t>({4, 8, 16});
   one.batch = samples * one.ranks;
-  one.stepper = draws.of({Stepper::kSgd, Stepper::kMomentum, Stepper::kMomentum, Stepper::kRmsProp, Stepper::kAdagrad, Stepper::kAdam,
-                          Stepper::kAdamW, Stepper::kFusedSgd, Stepper::kFusedAdamW, Stepper::kLamb});
+  one.stepper = draws.of({Stepper::kSgd, Stepper::kMomentum, Stepper::kMomentum, Stepper::kRmsProp, Stepper::kAdagrad,
+                          Stepper::kAdam, Stepper::kAdamW, Stepper::kFusedSgd, Stepper::kFusedAdamW, Stepper::kLamb});
   if (one.recipe.frozen && one.stepper == Stepper::kAdagrad) {  // which makes state for what it never steps, too
     one.stepper = Stepper::kRmsProp;
   }

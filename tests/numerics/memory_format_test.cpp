@@ -16,10 +16,11 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/phantom.hpp>
 
 #include "fidelity.hpp"
 #include "tied_net.hpp"
+
+#include "torch/capture/phantom.hpp"
 
 // Channels-last arguments and weights stay so wherever a plan sends them: kernels get what they get in one process.
 namespace memory_format_test {
@@ -34,17 +35,23 @@ using torch::Tensor;
 constexpr double kTolerance = 1e-5;
 constexpr int64_t kSamples = 4;  // of each rank
 
-/// Kernels that take and give channels-last data as they are; the first thing that each gives is data, or their gradient.
-const std::set<std::string> kWatched{"aten::convolution", "aten::convolution_backward", "aten::native_batch_norm",
-                                     "aten::native_batch_norm_backward", "aten::max_pool2d_with_indices",
-                                     "aten::max_pool2d_with_indices_backward", "aten::upsample_nearest2d"};
+/// Kernels that take and give channels-last data as they are; the first thing that each gives is data, or their
+/// gradient.
+const std::set<std::string> kWatched{"aten::convolution",
+                                     "aten::convolution_backward",
+                                     "aten::native_batch_norm",
+                                     "aten::native_batch_norm_backward",
+                                     "aten::max_pool2d_with_indices",
+                                     "aten::max_pool2d_with_indices_backward",
+                                     "aten::upsample_nearest2d"};
 
 /// While it lives: calls of watched kernels, and those whose data are in another format.
 class FormatWatch {
  public:
   explicit FormatWatch(at::MemoryFormat format) : format_(format) {
     current() = this;
-    handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&FormatWatch::begin, &FormatWatch::end).needsOutputs(true));
+    handle_ =
+        at::addGlobalCallback(at::RecordFunctionCallback(&FormatWatch::begin, &FormatWatch::end).needsOutputs(true));
   }
   ~FormatWatch() {
     at::removeCallback(handle_);
@@ -96,7 +103,9 @@ class FormatWatch {
 struct Block : nn::Module {
   Block(int64_t in, int64_t out, int64_t stride, bool with_norms)
       : conv1(nn::Conv2dOptions(in, out, 3).stride(stride).padding(1).bias(false)),
-        conv2(nn::Conv2dOptions(out, out, 3).padding(1)), shortcut(nn::Conv2dOptions(in, out, 1).stride(stride)), norm(out),
+        conv2(nn::Conv2dOptions(out, out, 3).padding(1)),
+        shortcut(nn::Conv2dOptions(in, out, 1).stride(stride)),
+        norm(out),
         norms(with_norms) {
     register_module("conv1", conv1);
     register_module("conv2", conv2);
@@ -119,7 +128,8 @@ struct Block : nn::Module {
 struct ResNet : nn::Module {
   explicit ResNet(bool norms = true) {
     register_module("stem", stem);
-    blocks = register_module("blocks", nn::Sequential(Block(8, 8, 1, norms), Block(8, 16, 2, norms), Block(16, 16, 1, norms)));
+    blocks = register_module("blocks",
+                             nn::Sequential(Block(8, 8, 1, norms), Block(8, 16, 2, norms), Block(16, 16, 1, norms)));
     register_module("out", out);
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
@@ -143,7 +153,8 @@ struct UNet : nn::Module {
   Tensor forward(const Tensor& x) {
     const auto a = torch::relu(down(x));
     const auto b = torch::silu(deep(F::max_pool2d(a, F::MaxPool2dFuncOptions(2))));
-    const auto wide = F::interpolate(b, F::InterpolateFuncOptions().scale_factor(std::vector<double>{2, 2}).mode(torch::kNearest));
+    const auto wide =
+        F::interpolate(b, F::InterpolateFuncOptions().scale_factor(std::vector<double>{2, 2}).mode(torch::kNearest));
     return out(torch::cat({a, torch::relu(up(b)), wide}, 1));
   }
   nn::Conv2d down{nn::Conv2dOptions(3, 8, 3).padding(1)}, deep{nn::Conv2dOptions(8, 8, 3).padding(1)};
@@ -152,7 +163,12 @@ struct UNet : nn::Module {
 };
 
 Tensor images(int64_t begin, int64_t end, at::MemoryFormat format) {
-  return torch::linspace(-2, 2, 16 * 3 * 8 * 8).mul(37).sin().view({16, 3, 8, 8}).slice(0, begin, end).contiguous(format);
+  return torch::linspace(-2, 2, 16 * 3 * 8 * 8)
+      .mul(37)
+      .sin()
+      .view({16, 3, 8, 8})
+      .slice(0, begin, end)
+      .contiguous(format);
 }
 Tensor labels(int64_t begin, int64_t end) { return torch::arange(begin, end, torch::kLong).remainder(5); }
 
@@ -174,13 +190,25 @@ std::shared_ptr<Net> made(at::MemoryFormat format, Args... args) {
 
 ap::Options plan(std::vector<int> replicas, int microbatches, int zero = 0, const std::string& recompute = "none",
                  const std::string& schedule = "1f1b") {
-  return {.stages = static_cast<int>(replicas.size()), .microbatches = microbatches, .zero = zero, .replicas = replicas,
-          .schedule = schedule, .recompute = recompute};
+  return {.stages = static_cast<int>(replicas.size()),
+          .microbatches = microbatches,
+          .zero = zero,
+          .replicas = replicas,
+          .schedule = schedule,
+          .recompute = recompute};
 }
 
-const std::vector<ap::Options> kPlans{plan({1}, 1),          plan({1}, 2),          plan({1, 1}, 2), plan({1, 1, 1}, 4),
-                                      plan({2}, 2),          plan({2, 1}, 2),       plan({2}, 1, 1), plan({2}, 2, 2),
-                                      plan({2}, 2, 3),       plan({1, 1}, 2, 0, "full"), plan({2}, 2, 3, "full"),
+const std::vector<ap::Options> kPlans{plan({1}, 1),
+                                      plan({1}, 2),
+                                      plan({1, 1}, 2),
+                                      plan({1, 1, 1}, 4),
+                                      plan({2}, 2),
+                                      plan({2, 1}, 2),
+                                      plan({2}, 1, 1),
+                                      plan({2}, 2, 2),
+                                      plan({2}, 2, 3),
+                                      plan({1, 1}, 2, 0, "full"),
+                                      plan({2}, 2, 3, "full"),
                                       plan({1, 1}, 2, 0, "none", "zb-h1")};
 
 std::string describe(const ap::Options& options) { return numerics::Setup{.options = options, .local = {}}.describe(); }
@@ -255,9 +283,11 @@ TEST_CASE("results and gradients of channels-last images come back channels-last
         for (const auto& item : model->named_parameters()) {
           if (!model->owns(item.value())) continue;
           const auto& want = reference->named_parameters()[item.key()].grad();
-          check_close(item.value().grad(), numerics::held_part(want, model->shard(item.value())), kTolerance, item.key());
+          check_close(item.value().grad(), numerics::held_part(want, model->shard(item.value())), kTolerance,
+                      item.key());
           const bool laid_out = item.value().grad().strides() == item.value().strides();
-          if (!laid_out) throw numerics::Failure("the gradient of " + item.key() + " is laid out otherwise than the parameter");
+          if (!laid_out)
+            throw numerics::Failure("the gradient of " + item.key() + " is laid out otherwise than the parameter");
         }
       });
       CHECK(watch.others() == "");
@@ -297,11 +327,14 @@ TEST_CASE("each format of the arguments has a program, and weights may be laid o
       auto model = [&] {
         const std::lock_guard lock(numerics::generator_mutex());
         torch::manual_seed(3);
-        return ap::AutoParallel<UNet>(world, [=] {
-          auto net = std::make_shared<UNet>();
-          to_format(*net, kLast);
-          return net;
-        }, options);
+        return ap::AutoParallel<UNet>(
+            world,
+            [=] {
+              auto net = std::make_shared<UNet>();
+              to_format(*net, kLast);
+              return net;
+            },
+            options);
       }();
       torch::optim::SGD optimizer(model->parameters(), 0.05);
       model->attach(optimizer);
@@ -314,7 +347,8 @@ TEST_CASE("each format of the arguments has a program, and weights may be laid o
       if (model->stats().captures != 2) throw numerics::Failure(std::to_string(model->stats().captures) + " captures");
       for (const auto& [name, tensor] : model->gather_state().pairs()) {
         check_close(tensor, reference->named_parameters()[name], kTolerance, name);
-        if (world.rank() == 0 && !tensor.is_contiguous()) throw numerics::Failure(name + " is gathered in another order");
+        if (world.rank() == 0 && !tensor.is_contiguous())
+          throw numerics::Failure(name + " is gathered in another order");
       }
     });
   }

@@ -25,8 +25,8 @@
 #include "fidelity.hpp"
 #include "memory_cases.hpp"
 
-// An accepted plan does not run out of memory (DESIGN §4.6): what ranks hold is counted where c10 allocates it, and a rank
-// gets no more than the plan was allowed.
+// An accepted plan does not run out of memory (DESIGN §4.6): what ranks hold is counted where c10 allocates it, and a
+// rank gets no more than the plan was allowed.
 namespace memory_test {
 
 namespace ap = autopar;
@@ -123,10 +123,13 @@ Run run(const Case& one, std::int64_t memory, int steps, const Tensor& x, const 
     const auto begin = one.batch * world.rank() / world.size(), end = one.batch * (world.rank() + 1) / world.size();
     const auto own_x = x.narrow(0, begin, end - begin), own_y = y.narrow(0, begin, end - begin);
     const RankMemory::Scope scope(ledger);
-    ap::AutoParallel<Net> model(world, [&] {
-      const std::lock_guard lock(numerics::generator_mutex());
-      return Net(one.recipe);
-    }, options);
+    ap::AutoParallel<Net> model(
+        world,
+        [&] {
+          const std::lock_guard lock(numerics::generator_mutex());
+          return Net(one.recipe);
+        },
+        options);
     const auto optimizer = memory_cases::made(one.stepper, model->parameters());
     model->attach(*optimizer);
     model->prepare(own_x, own_y);
@@ -157,7 +160,8 @@ std::optional<std::string> named(const std::string& remedy, const std::string& p
 std::vector<std::pair<std::string, Case>> changed(const Case& one, const std::string& remedy) {
   std::vector<std::pair<std::string, Case>> out;
   const auto add = [&](const std::string& what) -> Case& { return out.emplace_back(what, one).second; };
-  if (const auto stages = named(remedy, "stages = ([0-9]+)")) add("stages = " + *stages).options.stages = std::stoi(*stages);
+  if (const auto stages = named(remedy, "stages = ([0-9]+)"))
+    add("stages = " + *stages).options.stages = std::stoi(*stages);
   if (const auto ranks = named(remedy, "([0-9]+) ranks instead"); ranks && std::stoi(*ranks) <= kMostRanks)
     add(*ranks + " ranks").ranks = std::stoi(*ranks);
   if (const auto count = named(remedy, "microbatches = ([0-9]+)")) {
@@ -203,7 +207,8 @@ class Judge {
 
  private:
   /// What the planner says, if it refuses.
-  std::optional<std::string> train(const Case& one, std::int64_t memory, const Tensor& x, const Tensor& y, const std::string& what) {
+  std::optional<std::string> train(const Case& one, std::int64_t memory, const Tensor& x, const Tensor& y,
+                                   const std::string& what) {
     try {
       note(run(one, memory, kSteps, x, y), one, what);
     } catch (const ap::InfeasiblePlan& error) {
@@ -245,15 +250,18 @@ class Judge {
     const double margin = one.options.memory_margin;
     for (std::size_t r = 0; r < run.ranks.size(); ++r) {
       const auto& rank = run.ranks[r];
-      if (rank.predicted == 0 || static_cast<double>(rank.running) * (1 - margin) <= static_cast<double>(rank.predicted)) continue;
+      if (rank.predicted == 0 ||
+          static_cast<double>(rank.running) * (1 - margin) <= static_cast<double>(rank.predicted))
+        continue;
       fault(what, "rank " + std::to_string(r) + " holds " + std::to_string(rank.running) + " bytes, predicted were " +
                       std::to_string(rank.predicted));
     }
     if (!lists_) return;
     const auto most = run.worst();
     std::cout << std::fixed << std::setprecision(1) << std::setw(7) << 100 * run.error() << " %  predicted "
-              << static_cast<double>(most.predicted) / 1048576 << " held " << static_cast<double>(most.running) / 1048576
-              << " deploying " << static_cast<double>(most.deploying) / 1048576 << " MiB | " << summary(run.plan) << " | " << what
+              << static_cast<double>(most.predicted) / 1048576 << " held "
+              << static_cast<double>(most.running) / 1048576 << " deploying "
+              << static_cast<double>(most.deploying) / 1048576 << " MiB | " << summary(run.plan) << " | " << what
               << std::endl;
   }
 
@@ -284,14 +292,16 @@ std::string report(Tally tally) {
   for (const double error : tally.errors) sizes.push_back(std::abs(error));
   std::sort(sizes.begin(), sizes.end());
   std::ostringstream out;
-  out << std::setprecision(3) << "{\"accepted\": " << tally.accepted << ", \"refused\": " << tally.refused << ", \"runs\": " << tally.runs;
+  out << std::setprecision(3) << "{\"accepted\": " << tally.accepted << ", \"refused\": " << tally.refused
+      << ", \"runs\": " << tally.runs;
   if (!sizes.empty()) {
-    out << ", \"median_error\": " << sizes[sizes.size() / 2] << ", \"median_signed\": " << tally.errors[tally.errors.size() / 2]
-        << ", \"worst_under\": " << std::min(0.0, tally.errors.front()) << ", \"worst_over\": " << std::max(0.0, tally.errors.back());
+    out << ", \"median_error\": " << sizes[sizes.size() / 2]
+        << ", \"median_signed\": " << tally.errors[tally.errors.size() / 2]
+        << ", \"worst_under\": " << std::min(0.0, tally.errors.front())
+        << ", \"worst_over\": " << std::max(0.0, tally.errors.back());
   }
-  out << ", \"asked_again\": " << tally.asked_again << ", \"asked_more\": " << tally.asked_more << ", \"not_proven\": " << tally.not_proven
-      << ", \"faults\": "
-      << tally.faults.size() << "}";
+  out << ", \"asked_again\": " << tally.asked_again << ", \"asked_more\": " << tally.asked_more
+      << ", \"not_proven\": " << tally.not_proven << ", \"faults\": " << tally.faults.size() << "}";
   return out.str();
 }
 
@@ -361,7 +371,8 @@ TEST_CASE("in 16 bits gradients do not wait, whole, for the end of a backward") 
     for (const char* const recompute : {"none", "full"}) {
       CAPTURE(zero, recompute);
       Case one;
-      one.recipe = {.family = memory_cases::Family::kTransformer, .width = 128, .depth = 8, .length = 16, .classes = 512};
+      one.recipe = {
+          .family = memory_cases::Family::kTransformer, .width = 128, .depth = 8, .length = 16, .classes = 512};
       one.ranks = 2;
       one.batch = 2;
       one.stepper = memory_cases::Stepper::kAdamW;
@@ -382,7 +393,8 @@ struct Recurrent : torch::nn::Module {
   explicit Recurrent(const LayerOptions& options) : layer(options) {
     register_module("table", table);
     register_module("layer", layer);
-    last = register_module("last", torch::nn::Linear(layer->options.hidden_size() * (layer->options.bidirectional() ? 2 : 1), 200));
+    last = register_module(
+        "last", torch::nn::Linear(layer->options.hidden_size() * (layer->options.bidirectional() ? 2 : 1), 200));
   }
   Tensor forward(const Tensor& ids, const Tensor& y) {
     return torch::nn::functional::cross_entropy(last(std::get<0>(layer(table(ids))).mean(1)), y);
@@ -394,22 +406,30 @@ struct Recurrent : torch::nn::Module {
 
 template <class Layer, class LayerOptions>
 void check_recurrent(const char* name) {
-  for (const auto& [layers, both, hidden] : {std::tuple(1, false, 96), {1, true, 64}, {2, false, 128}, {2, true, 96}, {3, false, 64}}) {
+  for (const auto& [layers, both, hidden] :
+       {std::tuple(1, false, 96), {1, true, 64}, {2, false, 128}, {2, true, 96}, {3, false, 64}}) {
     CAPTURE(name, layers, both, hidden);
-    const auto x = torch::arange(16 * 24, torch::kLong).remainder(500).view({16, 24}), y = torch::arange(16, torch::kLong);
+    const auto x = torch::arange(16 * 24, torch::kLong).remainder(500).view({16, 24}),
+               y = torch::arange(16, torch::kLong);
     ap::loopback::run(1, [&](ap::World& world) {
       auto& ledger = RankMemory::install().open();
       const RankMemory::Scope scope(ledger);
-      const auto options = LayerOptions(96, hidden).num_layers(layers).bidirectional(both).batch_first(true).dropout(layers > 2 ? 0.1 : 0);
+      const auto options = LayerOptions(96, hidden)
+                               .num_layers(layers)
+                               .bidirectional(both)
+                               .batch_first(true)
+                               .dropout(layers > 2 ? 0.1 : 0);
       using Net = Recurrent<Layer, LayerOptions>;
-      ap::AutoParallel<Net> model(world, [&] { return Net(options); },
-                                  {.stages = 1, .microbatches = 1, .recompute = "none", .device = "cpu", .log_level = "error"});
+      ap::AutoParallel<Net> model(
+          world, [&] { return Net(options); },
+          {.stages = 1, .microbatches = 1, .recompute = "none", .device = "cpu", .log_level = "error"});
       torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
       model->attach(optimizer);
       model->prepare(x, y);
       ledger.forget_peak();
       for (int step = 0; step < kSteps; ++step) train_step({}, model, optimizer, x, y);
-      const auto held = static_cast<double>(ledger.peak()), predicted = static_cast<double>(predicted_peak(model->plan(), ap::Rank(0)));
+      const auto held = static_cast<double>(ledger.peak()),
+                 predicted = static_cast<double>(predicted_peak(model->plan(), ap::Rank(0)));
       CAPTURE(held, predicted);
       CHECK(predicted >= 0.9 * held);
       CHECK(predicted <= 1.5 * held);

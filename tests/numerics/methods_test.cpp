@@ -97,7 +97,9 @@ TEST_CASE("other methods run where forward runs, before its first call and after
     for (const bool first : {true, false}) {
       INFO(layout.local.size() << " ranks, " << (first ? "before forward" : "after forward"));
       on_ranks(layout, [&](ap::World& world) {
-        const auto mine = [&](const Tensor& whole) { return numerics::share_of(whole, 0, layout.local, world.rank()).clone(); };
+        const auto mine = [&](const Tensor& whole) {
+          return numerics::share_of(whole, 0, layout.local, world.rank()).clone();
+        };
         const auto own_z = mine(z), own_x = mine(x);
         const auto n = own_z.size(0);
         ap::AutoParallel<AutoEncoder> model(world, made(), layout.options);
@@ -111,13 +113,16 @@ TEST_CASE("other methods run where forward runs, before its first call and after
         const torch::NoGradGuard no_grad;
         check_close(model->call(scaled, own_z, 3.0), mine(reference->decode(z, 3.0)), kTolerance, "an overload");
         check_close(model->call(scaled, own_z, 2.0), mine(reference->decode(z, 2.0)), kTolerance, "another constant");
-        check_close(model->call(&AutoEncoderImpl::generate, own_z, 3), mine(reference->generate(z, 3)), kTolerance, "generate");
+        check_close(model->call(&AutoEncoderImpl::generate, own_z, 3), mine(reference->generate(z, 3)), kTolerance,
+                    "generate");
         const auto by_lambda = [](AutoEncoderImpl& net, const Tensor& in) { return net.decode(in, 0.5); };
         check_close(model->call(by_lambda, own_z), mine(reference->decode(z, 0.5)), kTolerance, "a lambda");
         if (layout.options.stages < 2) {
-          check_close(model->call(&AutoEncoderImpl::sharpen, own_z), mine(reference->sharpen(z)), kTolerance, "sharpen");
+          check_close(model->call(&AutoEncoderImpl::sharpen, own_z), mine(reference->sharpen(z)), kTolerance,
+                      "sharpen");
         }
-        check_close(model->call(&AutoEncoderImpl::encode, own_x).spread, reference->encode(x).spread, kTolerance, "a field");
+        check_close(model->call(&AutoEncoderImpl::encode, own_x).spread, reference->encode(x).spread, kTolerance,
+                    "a field");
       });
     }
   }
@@ -139,7 +144,8 @@ TEST_CASE("a method that goes back to parts of earlier stages is refused by name
     } catch (const ap::CaptureError& error) {
       message = error.what();
     }
-    if (message.find("near encoder.weight") == std::string::npos || message.find("use one stage") == std::string::npos) {
+    if (message.find("near encoder.weight") == std::string::npos ||
+        message.find("use one stage") == std::string::npos) {
       throw numerics::Failure("not refused by name: " + message);
     }
     check_close(model(mine(x)), mine(reference->forward(x)), kTolerance, "forward, after the refusal");
@@ -159,7 +165,9 @@ TEST_CASE("train_step takes a function by its name, a module, a lambda") {
     for (const auto& layout : layouts()) {
       INFO(name);
       on_ranks(layout, [&](ap::World& world) {
-        const auto mine = [&](const Tensor& whole) { return numerics::share_of(whole, 0, layout.local, world.rank()).clone(); };
+        const auto mine = [&](const Tensor& whole) {
+          return numerics::share_of(whole, 0, layout.local, world.rank()).clone();
+        };
         ap::AutoParallel<AutoEncoder> model(world, made(), layout.options);
         const auto got = model->train_step(loss, mine(x), mine(target));
         check_close(got, expected, kTolerance, "loss");
@@ -178,7 +186,8 @@ TEST_CASE("train_step takes a function by its name, a module, a lambda") {
   compare("a pointer", &by_hand, y, by_hand);
 }
 
-// ---------------------------------------------------------------- parameters that one method reads in more stages than another
+// ---------------------------------------------------------------- parameters that one method reads in more stages than
+// another
 
 /// The critic is read before and behind the generator by its own loss, and behind it alone by the generator's.
 struct Adversaries : nn::Module {
@@ -246,7 +255,8 @@ TEST_CASE("copies of a parameter on several stages stay equal whichever of them 
   const auto own_loss = [&](bool of_critic) {
     return of_critic ? reference->critic_loss(x, z) : reference->generator_loss(z);
   };
-  train_adversaries(plain, own_loss, [] { return 0; }, note);
+  train_adversaries(
+      plain, own_loss, [] { return 0; }, note);
   auto all = layouts();
   all.push_back({{.stages = 3, .microbatches = 1, .replicas = {1}}, {3, 3, 2}});
   all.push_back({{.stages = 2, .microbatches = 1, .zero = 1, .replicas = {1}}, {5, 3}});
@@ -257,7 +267,9 @@ TEST_CASE("copies of a parameter on several stages stay equal whichever of them 
       ap::AutoParallel<std::shared_ptr<Adversaries>> model(world, adversaries(), layout.options);
       torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
       model->attach(optimizer);
-      const auto mine = [&](const Tensor& whole) { return numerics::share_of(whole, 0, layout.local, world.rank()).clone(); };
+      const auto mine = [&](const Tensor& whole) {
+        return numerics::share_of(whole, 0, layout.local, world.rank()).clone();
+      };
       const auto loss = [&](bool of_critic) {
         return of_critic ? model->call(&Adversaries::critic_loss, mine(x), mine(z))
                          : model->call(&Adversaries::generator_loss, mine(z));
@@ -273,7 +285,8 @@ TEST_CASE("copies of a parameter on several stages stay equal whichever of them 
           check_close(item.value().grad(), numerics::held_part(gradient, shard), kTolerance, "gradient, " + name);
         }
       };
-      train_adversaries(optimizer, loss, [&] { return model->no_sync(); }, compare);
+      train_adversaries(
+          optimizer, loss, [&] { return model->no_sync(); }, compare);
     });
   }
 }

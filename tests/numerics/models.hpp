@@ -317,7 +317,8 @@ struct Pieces : nn::Module {
     const auto split = stacked.split_with_sizes({1, 3}, 1);
     auto z = torch::cat({split[1], split[0]}, 1);
     z = z + torch::arange(4, z.options()) / 4;
-    z = z.masked_fill((torch::arange(4, torch::TensorOptions(z.device()).dtype(torch::kLong)) % 2 == 0).unsqueeze(0), 0.25);
+    z = z.masked_fill((torch::arange(4, torch::TensorOptions(z.device()).dtype(torch::kLong)) % 2 == 0).unsqueeze(0),
+                      0.25);
     z = z.index({torch::indexing::Slice(), torch::tensor({3, 1, 0, 2}, torch::kLong)});
     z = torch::where(z > 0.3, z, parts[1]);
     return F::cross_entropy(b(z), y);
@@ -359,7 +360,8 @@ struct Structs : nn::Module {
     return {b(h), h * in.mask};
   }
   static auto batch(int64_t n) {
-    return std::tuple(Pair{torch::randn({n, 4}).requires_grad_(), (torch::rand({n, 5}) < 0.5).to(torch::get_default_dtype())});
+    return std::tuple(
+        Pair{torch::randn({n, 4}).requires_grad_(), (torch::rand({n, 5}) < 0.5).to(torch::get_default_dtype())});
   }
   nn::Linear a{4, 5}, b{5, 2};
 };
@@ -450,7 +452,9 @@ struct ResidualBlock : nn::Module {
   ResidualBlock(int64_t in, int64_t out, int64_t stride)
       : conv1(nn::Conv2dOptions(in, out, 3).stride(stride).padding(1).bias(false)),
         conv2(nn::Conv2dOptions(out, out, 3).padding(1).bias(false)),
-        shortcut(nn::Conv2dOptions(in, out, 1).stride(stride)), norm1(out), norm2(out) {
+        shortcut(nn::Conv2dOptions(in, out, 1).stride(stride)),
+        norm1(out),
+        norm2(out) {
     register_module("conv1", conv1);
     register_module("conv2", conv2);
     register_module("shortcut", shortcut);
@@ -534,7 +538,8 @@ struct NumbersOfBatch : nn::Module {
     const auto error = (b(h) - target).pow(2);
     return error.sum() * (1.0 / static_cast<double>(n)) + error.abs().sum() / static_cast<float>(rows) +
            h.pow(2).sum() * (0.1 / static_cast<double>(rows)) + (h * (1.0 / static_cast<double>(n))).sum() +
-           error.sum() / (0.5 * static_cast<double>(n)) + error.mean() * (1.0f / static_cast<float>(n)) + 1.0 / static_cast<double>(n);
+           error.sum() / (0.5 * static_cast<double>(n)) + error.mean() * (1.0f / static_cast<float>(n)) +
+           1.0 / static_cast<double>(n);
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 3, 4}), torch::randn({n, 3, 2})); }
   nn::Linear a{4, 5}, b{5, 2};
@@ -706,7 +711,8 @@ struct Advantages : nn::Module {
     const auto advantage = centred / (centred.pow(2).mean().sqrt() + 1e-8);
     const auto log_p = torch::log_softmax(policy(h), -1);
     const auto gain = torch::min(log_p.gather(1, action.unsqueeze(1)).squeeze(1) * advantage, advantage.abs());
-    return -gain.sum() / double(x.size(0)) + F::mse_loss(value(h).squeeze(), reward) + 0.1 * (log_p.exp() * log_p).sum(-1).mean();
+    return -gain.sum() / double(x.size(0)) + F::mse_loss(value(h).squeeze(), reward) +
+           0.1 * (log_p.exp() * log_p).sum(-1).mean();
   }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 4}), labels(n, 3), torch::randn({n}) * 3 + 1); }
   nn::Linear a{4, 6}, policy{6, 3}, value{6, 1};
@@ -724,7 +730,8 @@ struct UNet : nn::Module {
     const auto a = torch::relu(down(x));
     const auto b = torch::relu(deep(F::max_pool2d(a, F::MaxPool2dFuncOptions(2))));
     const auto size = std::vector<int64_t>{a.size(2), a.size(3)};
-    const auto resized = F::interpolate(b, F::InterpolateFuncOptions().size(size).mode(torch::kBilinear).align_corners(false));
+    const auto resized =
+        F::interpolate(b, F::InterpolateFuncOptions().size(size).mode(torch::kBilinear).align_corners(false));
     const auto p = torch::sigmoid(out(torch::cat({a, up(b), resized}, 1)));
     return 1 - (2 * (p * mask).sum() + 1) / (p.sum() + mask.sum() + 1);
   }

@@ -35,7 +35,8 @@ nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel = 3, int64_t stride = 1)
 // ---------------------------------------------------------------- models as others write them
 
 struct BasicBlockImpl : nn::Module {
-  BasicBlockImpl(int64_t in, int64_t out, int64_t stride) : first(conv(in, out, 3, stride)), second(conv(out, out)), norm1(out), norm2(out) {
+  BasicBlockImpl(int64_t in, int64_t out, int64_t stride)
+      : first(conv(in, out, 3, stride)), second(conv(out, out)), norm1(out), norm2(out) {
     register_module("conv1", first);
     register_module("bn1", norm1);
     register_module("conv2", second);
@@ -114,15 +115,16 @@ struct SmallUNet : nn::Module {
   DoubleConv down1{3, 3}, down2{3, 4}, bottom{4, 4}, join1{8, 4}, join2{6, 3};
   nn::Conv2d query = conv(4, 2, 1), key = conv(4, 2, 1), value = conv(4, 4, 1), out = conv(3, 3, 1);
   nn::Sequential gate{conv(4, 4, 1), nn::BatchNorm2d(4)};
-  nn::ConvTranspose2d up1{nn::ConvTranspose2dOptions(4, 4, 2).stride(2)}, up2{nn::ConvTranspose2dOptions(4, 3, 2).stride(2)};
+  nn::ConvTranspose2d up1{nn::ConvTranspose2dOptions(4, 4, 2).stride(2)},
+      up2{nn::ConvTranspose2dOptions(4, 3, 2).stride(2)};
   Tensor strength;
 };
 
 struct DecoderBlockImpl : nn::Module {
   DecoderBlockImpl(int64_t in, int64_t out)
       : body(conv(in, 2, 1), nn::BatchNorm2d(2), nn::ReLU(),
-             nn::ConvTranspose2d(nn::ConvTranspose2dOptions(2, 2, 4).stride(2).padding(1)), nn::BatchNorm2d(2), nn::ReLU(),
-             conv(2, out, 1), nn::BatchNorm2d(out), nn::ReLU()) {
+             nn::ConvTranspose2d(nn::ConvTranspose2dOptions(2, 2, 4).stride(2).padding(1)), nn::BatchNorm2d(2),
+             nn::ReLU(), conv(2, out, 1), nn::BatchNorm2d(out), nn::ReLU()) {
     register_module("body", body);
   }
   Tensor forward(const Tensor& x) { return body->forward(x); }
@@ -179,7 +181,9 @@ std::shared_ptr<Net> made() {
   return std::make_shared<Net>();
 }
 
-Tensor images() { return torch::linspace(-2, 3, 6 * 3 * 64).sin().mul(torch::linspace(0, 9, 6 * 3 * 64).cos()).view({6, 3, 8, 8}); }
+Tensor images() {
+  return torch::linspace(-2, 3, 6 * 3 * 64).sin().mul(torch::linspace(0, 9, 6 * 3 * 64).cos()).view({6, 3, 8, 8});
+}
 Tensor classes() { return torch::arange(6, torch::kLong) % 3; }
 
 const auto loss_of = [](const Tensor& out, const Tensor& y) { return F::cross_entropy(out, y); };
@@ -191,7 +195,8 @@ enum class LossIs { kOutside, kInTrainStep };
 enum class Do { kTrain, kEvaluate, kForwardWithoutGradients };
 using Course = std::vector<Do>;
 
-const Course kTrainFirst{Do::kTrain, Do::kTrain, Do::kEvaluate, Do::kTrain, Do::kForwardWithoutGradients, Do::kEvaluate};
+const Course kTrainFirst{Do::kTrain,   Do::kTrain, Do::kEvaluate, Do::kTrain, Do::kForwardWithoutGradients,
+                         Do::kEvaluate};
 const Course kEvaluateFirst{Do::kEvaluate, Do::kTrain, Do::kEvaluate, Do::kTrain, Do::kEvaluate};
 const Course kForwardFirst{Do::kForwardWithoutGradients, Do::kTrain, Do::kEvaluate, Do::kTrain};
 
@@ -227,7 +232,8 @@ void check_rank(ap::World& world, const ap::Options& options, LossIs loss_is, co
                 const std::vector<int64_t>& local) {
   ap::AutoParallel<Net> model(world, made<Net>(), options);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-  const auto x = numerics::share_of(images(), 0, local, world.rank()), y = numerics::share_of(classes(), 0, local, world.rank());
+  const auto x = numerics::share_of(images(), 0, local, world.rank()),
+             y = numerics::share_of(classes(), 0, local, world.rank());
   std::size_t outputs = 0;
   for (const auto what : course) {
     model->train(what != Do::kEvaluate);
@@ -247,7 +253,8 @@ void check_rank(ap::World& world, const ap::Options& options, LossIs loss_is, co
       ++outputs;
     }
   }
-  if (options.stages > 1 && static_cast<int>(model->plan().stages.size()) < options.stages) throw Failure("too few stages");
+  if (options.stages > 1 && static_cast<int>(model->plan().stages.size()) < options.stages)
+    throw Failure("too few stages");
   for (const auto& part : model->module().modules()) {
     if (part->is_training() != (course.back() != Do::kEvaluate)) throw Failure("a module was left in another mode");
   }
@@ -270,7 +277,8 @@ const std::vector<Case> kTwoStages(kExact.begin(), kExact.begin() + 1);
 const std::vector<Case> kThreeStages{{{.stages = 3, .batch_norm = "exact"}, {2, 2, 2}}};
 
 template <class Net>
-void check_course(const std::string& name, const Course& course, LossIs loss_is, const std::vector<Case>& cases = kExact) {
+void check_course(const std::string& name, const Course& course, LossIs loss_is,
+                  const std::vector<Case>& cases = kExact) {
   const auto want = one_process<Net>(course);
   for (const auto& each : cases) {
     INFO(name << ": " << each.options.stages << " stages on " << each.local.size() << " ranks"
@@ -347,7 +355,8 @@ TEST_CASE("stages are cut so that a mode of another order runs on them, too") {
 // ---------------------------------------------------------------- what the first plan counts
 
 template <class Net>
-ap::Plan plan_after(const ap::Options& options, const std::function<void(ap::AutoParallel<Net>&, const Tensor&)>& first) {
+ap::Plan plan_after(const ap::Options& options,
+                    const std::function<void(ap::AutoParallel<Net>&, const Tensor&)>& first) {
   ap::Plan plan;
   ap::loopback::run(2, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, made<Net>(), options);
@@ -362,20 +371,24 @@ TEST_CASE("the first plan is the one for training, whatever is called first") {
   torch::set_num_threads(1);
   using Model = ap::AutoParallel<SmallResNet>;
   const std::vector<std::pair<std::string, std::function<void(Model&, const Tensor&)>>> firsts{
-      {"a forward in no_grad", [](Model& model, const Tensor& x) {
+      {"a forward in no_grad",
+       [](Model& model, const Tensor& x) {
          const torch::NoGradGuard no_grad;
          model(x);
        }},
-      {"eval() in no_grad", [](Model& model, const Tensor& x) {
+      {"eval() in no_grad",
+       [](Model& model, const Tensor& x) {
          model->eval();
          const torch::NoGradGuard no_grad;
          model(x);
        }},
-      {"eval()", [](Model& model, const Tensor& x) {
+      {"eval()",
+       [](Model& model, const Tensor& x) {
          model->eval();
          model(x);
        }},
-      {"inference mode", [](Model& model, const Tensor& x) {
+      {"inference mode",
+       [](Model& model, const Tensor& x) {
          const c10::InferenceMode inference;
          model(x);
        }},
@@ -412,13 +425,15 @@ TEST_CASE("inference = true plans forwards alone, and makes no gradients") {
   const auto evaluated = peak(plan_after<SmallResNet>({.stages = 2, .inference = true}, evaluate));
   CHECK(3 * evaluated < 2 * trained);
   const auto enough = ap::Bytes(evaluated);
-  CHECK_THROWS_AS(plan_after<SmallResNet>({.stages = 2, .device_memory = enough, .memory_margin = 0}, evaluate), ap::Error);
+  CHECK_THROWS_AS(plan_after<SmallResNet>({.stages = 2, .device_memory = enough, .memory_margin = 0}, evaluate),
+                  ap::Error);
 
   const auto net = made<SmallResNet>();
   net->eval();
   const auto want = net->forward(images());
   ap::loopback::run(2, [&](ap::World& world) {
-    Model model(world, made<SmallResNet>(), {.stages = 2, .device_memory = enough, .memory_margin = 0, .inference = true});
+    Model model(world, made<SmallResNet>(),
+                {.stages = 2, .device_memory = enough, .memory_margin = 0, .inference = true});
     model->eval();
     const auto result = model(numerics::share_of(images(), 0, {4, 2}, world.rank()));
     if (result.requires_grad()) throw Failure("a result has a history");
@@ -460,7 +475,8 @@ std::vector<std::string> said(int ranks, const ap::Options& options, const Body&
 }
 
 long count_of(const std::vector<std::string>& lines, const std::string& part) {
-  return std::count_if(lines.begin(), lines.end(), [&](const auto& line) { return line.find(part) != std::string::npos; });
+  return std::count_if(lines.begin(), lines.end(),
+                       [&](const auto& line) { return line.find(part) != std::string::npos; });
 }
 
 TEST_CASE("batch norms of less than the batch are told once, with the samples of a statistic and the option") {
@@ -473,7 +489,8 @@ TEST_CASE("batch norms of less than the batch are told once, with the samples of
   const auto lines = said<SmallResNet>(2, {.stages = 1, .microbatches = 2, .replicas = {2}}, train);
   CHECK(count_of(lines, "batch norm: each statistic is of 2 of the 8 samples") == 1);
   CHECK(count_of(lines, "batch_norm = exact") == 1);
-  CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .replicas = {2}, .batch_norm = "exact"}, train), "batch norm") == 0);
+  CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .replicas = {2}, .batch_norm = "exact"}, train), "batch norm") ==
+        0);
   CHECK(count_of(said<SmallResNet>(1, {.microbatches = 1}, train), "batch norm") == 0);
   CHECK(count_of(said<SmallResNet>(2, {.stages = 1, .microbatches = 2, .replicas = {2}},
                                    [](ap::World&, ap::AutoParallel<SmallResNet>& model) {
@@ -541,7 +558,8 @@ TEST_CASE("ranks that are seeded apart are not warned, and go on drawing apart")
   std::vector<std::string> lines;
   std::vector<Tensor> drawn(2), weights(2);
   std::mutex mutex;
-  for (const int other : {0, 1}) {  // the default generator is one for all threads, so ranks are seeded one after the other
+  for (const int other :
+       {0, 1}) {  // the default generator is one for all threads, so ranks are seeded one after the other
     ap::loopback::run(2, [&](ap::World& world) {
       if (world.rank() == 1) world.log().set_writer([&](const std::string& line) { lines.push_back(line); });
       std::unique_ptr<ap::AutoParallel<RowNorms>> model;

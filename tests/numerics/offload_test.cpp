@@ -17,8 +17,9 @@
 #include "matrix.hpp"
 #include "tied_net.hpp"
 
-// Optimizers and their parameters in host memory: each time against one process, or against the same plan without. Here the
-// devices are CPUs, so that both memories are one; what differs is that handles refer to other memory than stages compute with.
+// Optimizers and their parameters in host memory: each time against one process, or against the same plan without. Here
+// the devices are CPUs, so that both memories are one; what differs is that handles refer to other memory than stages
+// compute with.
 namespace offload_test {
 
 namespace ap = autopar;
@@ -28,7 +29,8 @@ using numerics::check_close;
 using torch::Tensor;
 using namespace tied_net;
 
-TEST_CASE("offloaded optimizers equal one process: models, schedules, ZeRO, recompute, precision, accumulation, clipping") {
+TEST_CASE(
+    "offloaded optimizers equal one process: models, schedules, ZeRO, recompute, precision, accumulation, clipping") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   using numerics::MatrixFactors;
@@ -38,14 +40,20 @@ TEST_CASE("offloaded optimizers equal one process: models, schedules, ZeRO, reco
     auto setup = MatrixFactors::setup(rows[i]);
     setup.options.offload = "optimizer";
     INFO(MatrixFactors::describe(rows[i]) << ", offloaded");
-    const auto body = numerics::matrix_models()[static_cast<std::size_t>(rows[i][MatrixFactors::kModel])].prepare(setup, 17);
+    const auto body =
+        numerics::matrix_models()[static_cast<std::size_t>(rows[i][MatrixFactors::kModel])].prepare(setup, 17);
     CHECK_NOTHROW(ap::loopback::run(MatrixFactors::ranks(rows[i]), body));
   }
 }
 
-ap::Options options_for(std::vector<int> replicas, int zero, const std::string& offload, const std::string& schedule = "1f1b") {
-  return {.stages = static_cast<int>(replicas.size()), .microbatches = 2, .zero = zero, .offload = offload,
-          .replicas = replicas, .schedule = schedule};
+ap::Options options_for(std::vector<int> replicas, int zero, const std::string& offload,
+                        const std::string& schedule = "1f1b") {
+  return {.stages = static_cast<int>(replicas.size()),
+          .microbatches = 2,
+          .zero = zero,
+          .offload = offload,
+          .replicas = replicas,
+          .schedule = schedule};
 }
 
 torch::optim::AdamW adamw(const std::vector<Tensor>& parameters) {
@@ -108,7 +116,8 @@ TEST_CASE("without shares handles keep their sizes, with them they and the state
         require(shard.whole == (zero == 0), "a parameter is whole that should be in shares, or the other way round");
         require(shard.end - shard.begin == parameter.numel(), "shard() is not what the handle has");
         require(zero > 0 || parameter.sizes() == at::IntArrayRef(shard.sizes), "a whole parameter has other sizes");
-        const auto& state = static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+        const auto& state =
+            static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
         require(state.exp_avg().sizes() == parameter.sizes(), "state of another size than the handle");
         require(parameter.grad().sizes() == parameter.sizes(), "a gradient of another size than the handle");
       }
@@ -152,8 +161,8 @@ TEST_CASE("frozen parameters, gradients from before, evaluation right before a s
         model(ids(step, begin, begin + kSamples), labels(step, begin, begin + kSamples)).backward();
         {
           const torch::NoGradGuard no_grad;
-          check_close(model(ids(5, begin, begin + kSamples), labels(5, begin, begin + kSamples)), evaluated[at], kTolerance,
-                      "evaluation");
+          check_close(model(ids(5, begin, begin + kSamples), labels(5, begin, begin + kSamples)), evaluated[at],
+                      kTolerance, "evaluation");
         }
         optimizer.step();
         check_state(world, model, want[at], "step " + std::to_string(step));
@@ -302,8 +311,7 @@ struct LargeNet : nn::Module {
   }
   Tensor forward(const Tensor& x, const Tensor& y) {
     auto h = x;
-    for (auto& layer : layers)
-      h = torch::tanh(layer(h));
+    for (auto& layer : layers) h = torch::tanh(layer(h));
     if (reads == Reads::kAveraged) average.mul_(0.5).add_(table.detach(), 0.5);
     if (reads == Reads::kTied) h = h + F::embedding(y, table);
     return F::cross_entropy(F::linear(h, table), y);
@@ -402,7 +410,8 @@ TEST_CASE("a parameter that an average outside the stages reads stays on the dev
   }
 }
 
-TEST_CASE("no plan offloads by itself where memory is one, or without an optimizer; asked for without one, it is refused") {
+TEST_CASE(
+    "no plan offloads by itself where memory is one, or without an optimizer; asked for without one, it is refused") {
   const DoublePrecision guard;
   check_ranks(2, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, made(), options_for({2}, -1, "auto"));

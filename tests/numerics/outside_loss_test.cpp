@@ -40,7 +40,8 @@ struct Net : nn::Module {
   Results forward(const Tensor& x) {
     const auto hidden = torch::tanh(first(x));
     const auto out = second(hidden);
-    return {out, (hidden.pow(2) - torch::log(1.5 + hidden)).mean(), out.pow(2).mean().sqrt(), first->weight.pow(2).sum()};
+    return {out, (hidden.pow(2) - torch::log(1.5 + hidden)).mean(), out.pow(2).mean().sqrt(),
+            first->weight.pow(2).sum()};
   }
   nn::Linear first{4, 6}, second{6, 3};
 };
@@ -65,8 +66,7 @@ Tensor squares(const Tensor& out, const Tensor& y) { return (out - y).pow(2).sum
 std::vector<Program> programs() {
   return {
       {"a sum of samples", [](auto& r, auto& y, auto& mean) { return mean(squares(r.out, y), y.size(0)); }},
-      {"VAE",
-       [](auto& r, auto& y, auto& mean) { return mean(squares(r.out, y) + r.kl * y.size(0), y.size(0)); }},
+      {"VAE", [](auto& r, auto& y, auto& mean) { return mean(squares(r.out, y) + r.kl * y.size(0), y.size(0)); }},
       {"mean times count of everything",
        [](auto& r, auto& y, auto& mean) {
          const auto loss = F::mse_loss(r.out, y) + r.kl + 0.5 * r.rms + 0.1 * r.decay;
@@ -88,7 +88,8 @@ std::vector<Program> programs() {
        [](auto& r, auto& y, auto& mean) {
          const auto real = r.out.select(1, 0), fake = r.out.select(1, 1);
          const auto n = y.size(0);
-         const auto a = F::softplus(fake - mean(real.sum(), n)).sum(), b = F::softplus(mean(fake.sum(), n) - real).sum();
+         const auto a = F::softplus(fake - mean(real.sum(), n)).sum(),
+                    b = F::softplus(mean(fake.sum(), n) - real).sum();
          return mean(a + b, n);
        }},
       {"variance by means of means",
@@ -204,7 +205,8 @@ TEST_CASE("what all ranks have and goes into the samples of another model has th
   const auto call_critic = [&](const Tensor& in) { return critic->forward(in); };
   const auto call_judge = [&](const Tensor& in) { return judge->forward(in); };
   const auto results = first->forward(x);
-  (chained(results, y, mean_alone, call_critic).sum() / 8 + results.kl + chained(results, y, mean_alone, call_judge)).backward();
+  (chained(results, y, mean_alone, call_critic).sum() / 8 + results.kl + chained(results, y, mean_alone, call_judge))
+      .backward();
   for (const auto& layout : layouts()) {
     on_ranks(layout, [&](ap::World& world) {
       ap::AutoParallel<Net> net(world, made<Net>(), layout.options);
@@ -262,7 +264,8 @@ TEST_CASE("terms of parameters are added to a global mean, and refused inside") 
         } catch (const ap::InvalidArgument& error) {
           message = error.what();
         }
-        if (message.find("parameter of the model") == std::string::npos) throw numerics::Failure("not refused: " + message);
+        if (message.find("parameter of the model") == std::string::npos)
+          throw numerics::Failure("not refused: " + message);
       }
       const auto mean = ap::global_mean(world, squares(model(its_x).out, its_y), n);
       (mean + term()).backward();
@@ -359,8 +362,8 @@ TEST_CASE("torch::autograd::grad and backward(inputs) leave alone what they do n
       check_close(torch::autograd::grad({loss()}, {own_x})[0], mine(wanted.back(), layout, world), kTolerance, "grad");
       torch::autograd::backward({loss()}, {}, false, false, {own_x});
       check_close(own_x.grad(), mine(wanted.back(), layout, world), kTolerance, "backward(inputs)");
-      check_close(torch::autograd::grad({loss_model(own_x, own_y) * 2}, {own_x})[0], mine(wanted_inside[0], layout, world),
-                  kTolerance, "grad of a model's loss");
+      check_close(torch::autograd::grad({loss_model(own_x, own_y) * 2}, {own_x})[0],
+                  mine(wanted_inside[0], layout, world), kTolerance, "grad of a model's loss");
       untouched("the gradient of an argument");
 
       auto asked = model->owned_parameters();
@@ -424,8 +427,10 @@ TEST_CASE("gradients that ranks cannot have, or ask for differently, are refused
     ap::AutoParallel<Net> model(world, made<Net>(), options);
     const auto in = own(world).clone().requires_grad_();
     const auto loss = ap::global_mean(world, model(in).out.pow(2).sum(), 4);
-    if (world.rank() == 0) loss.backward();
-    else (void)torch::autograd::grad({loss}, {in});
+    if (world.rank() == 0)
+      loss.backward();
+    else
+      (void)torch::autograd::grad({loss}, {in});
   });
   const auto later = messages_of(2, [&](ap::World& world) {
     ap::AutoParallel<Loss> model(world, made<Loss>(), options);
@@ -450,7 +455,8 @@ TEST_CASE("gradients that ranks cannot have, or ask for differently, are refused
 TEST_CASE("a loss of a rank's own samples is warned of once, with both ways to the mean of all") {
   const DoublePrecision guard;
   const auto x = torch::randn({8, 4}), y = torch::randn({8, 3});
-  const auto warnings = [&](int ranks, const std::function<void(ap::World&, ap::AutoParallel<Net>&, Tensor, Tensor)>& step) {
+  const auto warnings = [&](int ranks,
+                            const std::function<void(ap::World&, ap::AutoParallel<Net>&, Tensor, Tensor)>& step) {
     std::vector<std::string> lines;
     std::mutex mutex;
     ap::loopback::run(ranks, [&](ap::World& world) {

@@ -84,7 +84,8 @@ struct LazyMask : Layers {
 struct LazyCriterion : Layers {
   Tensor forward(const Tensor& x) {
     if (!criterion) {
-      criterion = nn::CrossEntropyLoss(nn::CrossEntropyLossOptions().weight(torch::tensor({1., 2., 3., 0.5}, torch::kDouble)));
+      criterion =
+          nn::CrossEntropyLoss(nn::CrossEntropyLossOptions().weight(torch::tensor({1., 2., 3., 0.5}, torch::kDouble)));
     }
     return criterion(b(torch::tanh(a(x))), (x.sum(1) * 100).abs().to(torch::kLong).remainder(4));
   }

@@ -11,9 +11,10 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/optimizer_state.hpp>
 
 #include "fidelity.hpp"
+
+#include "torch/parameters/optimizer_state.hpp"
 
 // What a loop does with the handles and the optimizer's state that a rank holds: averages of parameters, files.
 namespace owned_test {
@@ -101,7 +102,8 @@ void check_throws(const Work& work, const std::vector<std::string>& parts, const
     work();
   } catch (const Error& error) {
     for (const auto& part : parts) {
-      if (std::string(error.what()).find(part) == std::string::npos) throw Failure(when + ": '" + part + "' is not in: " + error.what());
+      if (std::string(error.what()).find(part) == std::string::npos)
+        throw Failure(when + ": '" + part + "' is not in: " + error.what());
     }
     return;
   }
@@ -180,7 +182,8 @@ TEST_CASE("a copy made before there were shares never goes with one, however its
       throws("lerp_", [&] { average[i].lerp_(share.detach(), 1 - kDecay); });
       throws("copy_ from", [&] { average[i].copy_(share.data()); });
       throws("copy_ to", [&] { share.copy_(average[i]); });
-      throws("+", [&] { static_cast<void>(average[i] * kDecay + share * (1 - kDecay) + share.view({-1}) * average[i]); });
+      throws("+",
+             [&] { static_cast<void>(average[i] * kDecay + share * (1 - kDecay) + share.view({-1}) * average[i]); });
       throws("foreach", [&] { at::_foreach_add_({average[i]}, {share}, 0.5); });
       // A row that is as long as the share would be stretched silently.
       if (share.numel() > 0) {
@@ -215,7 +218,8 @@ TEST_CASE("torch::save of what a rank has a part of throws and names the way out
     } else {
       check_throws<ap::InvalidArgument>([&] { saved(optimizer); }, {"model->save(", "gather_optimizer("}, "optimizer");
       if (plan.zero > 0) {
-        check_throws<ap::InvalidArgument>([&] { saved(net); }, {"held in shares", "model->save(", "gather_state()"}, "net");
+        check_throws<ap::InvalidArgument>([&] { saved(net); }, {"held in shares", "model->save(", "gather_state()"},
+                                          "net");
         check_throws<ap::InvalidArgument>([&] { saved(model->parameters()[0]); }, {"model->save("}, "a share");
       } else {
         check_throws<std::exception>([&] { saved(net); }, {"gather"}, "net");
@@ -241,7 +245,8 @@ TEST_CASE("torch::save of what a rank has a part of throws and names the way out
     torch::load(again.optimizer, read);
     for (int k = 2; k < kSteps; ++k) again.step();
     for (std::size_t i = 0; i < again.net->parameters().size(); ++i) {
-      check_close(again.net->parameters()[i], plain.net->parameters()[i], kTolerance, "continued, parameter " + std::to_string(i));
+      check_close(again.net->parameters()[i], plain.net->parameters()[i], kTolerance,
+                  "continued, parameter " + std::to_string(i));
     }
   });
 }
@@ -249,7 +254,8 @@ TEST_CASE("torch::save of what a rank has a part of throws and names the way out
 TEST_CASE("gather_optimizer gives whole states of every class of optimizer that may be attached") {
   using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
   const auto make = []<class Optimizer, class Options>(Options options) -> Make {
-    return [options](const std::vector<Tensor>& parameters) { return std::make_unique<Optimizer>(parameters, options); };
+    return
+        [options](const std::vector<Tensor>& parameters) { return std::make_unique<Optimizer>(parameters, options); };
   };
   const std::vector<Make> makes{
       make.operator()<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9)),

@@ -39,7 +39,8 @@ class PairwiseSearch {
 
  private:
   [[nodiscard]] char& open(std::size_t f, int a, std::size_t g, int b) {
-    return open_[(offset_[f] + static_cast<std::size_t>(a)) * offset_.back() + offset_[g] + static_cast<std::size_t>(b)];
+    return open_[(offset_[f] + static_cast<std::size_t>(a)) * offset_.back() + offset_[g] +
+                 static_cast<std::size_t>(b)];
   }
 
   template <class Visit>
@@ -82,7 +83,8 @@ class PairwiseSearch {
       most = std::max(most, gain);
       if (gain == most) best.push_back(level);
     }
-    if (best.empty()) throw std::logic_error("no level of factor " + std::to_string(f) + " fits what a row has already");
+    if (best.empty())
+      throw std::logic_error("no level of factor " + std::to_string(f) + " fits what a row has already");
     return best[random_() % best.size()];
   }
 

@@ -20,7 +20,8 @@
 
 #include "fidelity.hpp"
 
-/// Computing in 16 bits or TF32: models, what one process makes of them with the same setting and in fp64, and what a rank has.
+/// Computing in 16 bits or TF32: models, what one process makes of them with the same setting and in fp64, and what a
+/// rank has.
 namespace precision_test {
 
 namespace ap = autopar;
@@ -57,7 +58,8 @@ class Tf32OfProcess {
     }
   }
   ~Tf32OfProcess() {
-    for (const auto& [op, before] : settings_) at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, before);
+    for (const auto& [op, before] : settings_)
+      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, before);
   }
   Tf32OfProcess(const Tf32OfProcess&) = delete;
   Tf32OfProcess& operator=(const Tf32OfProcess&) = delete;
@@ -68,12 +70,11 @@ class Tf32OfProcess {
 };
 
 struct Mlp : nn::Module {
-  Mlp() {
-    register_module("net", net);
-  }
+  Mlp() { register_module("net", net); }
   Tensor forward(const Tensor& x, const Tensor& y) { return F::cross_entropy(net->forward(x), y); }
   static auto batch(int64_t n) { return std::tuple(torch::randn({n, 64}), torch::randint(32, {n}, torch::kLong)); }
-  nn::Sequential net{nn::Linear(64, 96), nn::ReLU(), nn::Linear(96, 96), nn::Tanh(), nn::Linear(96, 96), nn::GELU(), nn::Linear(96, 32)};
+  nn::Sequential net{nn::Linear(64, 96), nn::ReLU(), nn::Linear(96, 96), nn::Tanh(),
+                     nn::Linear(96, 96), nn::GELU(), nn::Linear(96, 32)};
 };
 
 struct ConvNet : nn::Module {
@@ -89,7 +90,9 @@ struct ConvNet : nn::Module {
     h = torch::relu(norm2(conv2(F::max_pool2d(h, F::MaxPool2dFuncOptions(2)))));
     return F::cross_entropy(last(F::adaptive_avg_pool2d(h, F::AdaptiveAvgPool2dFuncOptions({2, 2})).flatten(1)), y);
   }
-  static auto batch(int64_t n) { return std::tuple(torch::randn({n, 3, 12, 12}), torch::randint(10, {n}, torch::kLong)); }
+  static auto batch(int64_t n) {
+    return std::tuple(torch::randn({n, 3, 12, 12}), torch::randint(10, {n}, torch::kLong));
+  }
   // Without biases, whose gradients before a batch norm are zero but for rounding: nothing to compare.
   nn::Conv2d conv1{nn::Conv2dOptions(3, 16, 3).padding(1).bias(false)};
   nn::Conv2d conv2{nn::Conv2dOptions(16, 32, 3).padding(1).bias(false)};
@@ -103,7 +106,8 @@ struct Transformer : nn::Module {
     register_module("table", table);
     register_module("layers", layers);
     for (int i = 0; i < 2; ++i) {
-      layers->push_back(nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.0)));
+      layers->push_back(
+          nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.0)));
     }
   }
   Tensor forward(const Tensor& ids, const Tensor& y) {
@@ -174,22 +178,24 @@ struct Way {
     std::ostringstream out;
     out << options.precision << ", " << local.size() << " ranks, " << options.stages << " stages, replicas";
     for (const int r : options.replicas) out << ' ' << r;
-    out << ", " << options.microbatches << " micro-batches, " << options.schedule << ", zero " << options.zero << ", recompute "
-        << options.recompute << ", clip " << clip;
+    out << ", " << options.microbatches << " micro-batches, " << options.schedule << ", zero " << options.zero
+        << ", recompute " << options.recompute << ", clip " << clip;
     return out.str();
   }
 };
 
 /// Loss of the last call, gradients of all calls' sum, and buffers, on the CPU.
 template <class Net, class Args>
-Snapshot one_process(const std::vector<Args>& calls, const std::string& precision, double clip = 0, c10::Device device = at::kCPU,
-                     double scale = 1) {
+Snapshot one_process(const std::vector<Args>& calls, const std::string& precision, double clip = 0,
+                     c10::Device device = at::kCPU, double scale = 1) {
   const auto net = made<Net>();
   const bool exact = precision == "fp64";
   const auto type = exact ? torch::kDouble : torch::kFloat;
   if (exact) net->to(type);
   net->to(device);
-  const auto run = [&](const Args& given) { return std::apply([&](const auto&... each) { return net->forward(each...); }, given); };
+  const auto run = [&](const Args& given) {
+    return std::apply([&](const auto&... each) { return net->forward(each...); }, given);
+  };
   Snapshot out;
   for (const auto& args : calls) {
     const auto given = moved(args, type, device);
@@ -212,7 +218,8 @@ Snapshot one_process(const std::vector<Args>& calls, const std::string& precisio
   }
   for (const auto& parameter : net->parameters()) parameter.mutable_grad().div_(scale);
   if (clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
-  for (const auto& item : net->named_parameters()) out.emplace_back("gradient of " + item.key(), item.value().grad().cpu());
+  for (const auto& item : net->named_parameters())
+    out.emplace_back("gradient of " + item.key(), item.value().grad().cpu());
   for (const auto& item : net->named_buffers()) out.emplace_back("buffer " + item.key(), item.value().cpu());
   return out;
 }
@@ -230,18 +237,19 @@ struct Expected {
   Snapshot exact, rounded;
 };
 
-/// Every tensor of this rank after its calls, of which all but the last are under no_sync: its error to fp64 beside 1.5 times
-/// that of one process with the same setting. Collective.
+/// Every tensor of this rank after its calls, of which all but the last are under no_sync: its error to fp64 beside 1.5
+/// times that of one process with the same setting. Collective.
 /// @param luck  share of a tensor's largest element that one process is taken to err at least
 template <class Net, class Args>
-std::vector<Comparison> compare_rank(ap::World& world, const std::vector<Args>& calls, const Way& way, const Expected& want,
-                                     double luck = 0) {
+std::vector<Comparison> compare_rank(ap::World& world, const std::vector<Args>& calls, const Way& way,
+                                     const Expected& want, double luck = 0) {
   ap::AutoParallel<Net> model(world, made<Net>(), way.options);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
   model->attach(optimizer);
   Tensor loss;
   const auto step = [&](const Args& args) {
-    loss = std::apply([&](const auto&... each) { return model(each...); }, numerics::local_args(args, {}, way.local, world.rank()));
+    loss = std::apply([&](const auto&... each) { return model(each...); },
+                      numerics::local_args(args, {}, way.local, world.rank()));
     loss.backward();
   };
   const auto all = [&] {
@@ -260,7 +268,8 @@ std::vector<Comparison> compare_rank(ap::World& world, const std::vector<Args>& 
     const auto exact = numerics::find(want.exact, name), rounded = numerics::find(want.rounded, name);
     const double usual = std::max(distance(rounded, exact), luck * exact.abs().max().template item<double>());
     const bool defined = got.defined();
-    out.push_back({name, defined ? distance(got, numerics::held_part(exact, shard)) : std::numeric_limits<double>::infinity(),
+    out.push_back({name,
+                   defined ? distance(got, numerics::held_part(exact, shard)) : std::numeric_limits<double>::infinity(),
                    1.5 * usual, defined && got.scalar_type() == rounded.scalar_type()});
   };
   compare("loss", loss, {{}, 0, 0, true});
@@ -273,7 +282,9 @@ std::vector<Comparison> compare_rank(ap::World& world, const std::vector<Args>& 
     if (model->owns(item.value())) compare("buffer " + item.key(), item.value(), {{}, 0, 0, true});
   }
   if (model->plan().precision != way.options.precision || model->plan().zero != std::max(0, way.options.zero)) {
-    out.push_back({"the plan has precision " + model->plan().precision + " and ZeRO " + std::to_string(model->plan().zero), 1, 0, false});
+    out.push_back(
+        {"the plan has precision " + model->plan().precision + " and ZeRO " + std::to_string(model->plan().zero), 1, 0,
+         false});
   }
   return out;
 }

@@ -18,8 +18,8 @@
 
 #include "precision.hpp"
 
-// Computing in 16 bits: bf16 is to be as near to fp64 as libtorch's autocast in one process is, per tensor; fp16 must skip
-// a step everywhere or nowhere.
+// Computing in 16 bits: bf16 is to be as near to fp64 as libtorch's autocast in one process is, per tensor; fp16 must
+// skip a step everywhere or nowhere.
 namespace precision_test {
 
 template <class Args>
@@ -33,8 +33,12 @@ std::vector<Way> ways(bool whole_statistics) {
   std::vector<Way> out;
   const auto add = [&](std::vector<int64_t> local, int stages, std::vector<int> replicas, int microbatches,
                        const std::string& schedule) {
-    ap::Options options{.stages = stages, .microbatches = whole_statistics ? 1 : microbatches, .zero = 0, .replicas = replicas,
-                        .schedule = schedule, .precision = "bf16"};
+    ap::Options options{.stages = stages,
+                        .microbatches = whole_statistics ? 1 : microbatches,
+                        .zero = 0,
+                        .replicas = replicas,
+                        .schedule = schedule,
+                        .precision = "bf16"};
     if (whole_statistics) options.batch_norm = "exact";
     out.push_back({std::move(local), options});
   };
@@ -78,8 +82,13 @@ std::vector<Way> ways_with_shares(bool whole_statistics = false) {
   std::vector<Way> out;
   const auto add = [&](std::vector<int64_t> local, std::vector<int> replicas, int zero, const std::string& schedule,
                        const std::string& recompute, double clip) {
-    ap::Options options{.stages = static_cast<int>(replicas.size()), .microbatches = whole_statistics ? 1 : 3, .zero = zero,
-                        .replicas = replicas, .schedule = schedule, .recompute = recompute, .precision = "bf16"};
+    ap::Options options{.stages = static_cast<int>(replicas.size()),
+                        .microbatches = whole_statistics ? 1 : 3,
+                        .zero = zero,
+                        .replicas = replicas,
+                        .schedule = schedule,
+                        .recompute = recompute,
+                        .precision = "bf16"};
     if (whole_statistics) options.batch_norm = "exact";
     out.push_back({std::move(local), options, clip});
   };
@@ -127,7 +136,8 @@ TEST_CASE("a rank plans for its share of parameters, and under ZeRO 3 for no cop
   std::mutex mutex;
   for (int zero = 0; zero <= 3; ++zero) {
     ap::loopback::run(2, [&](ap::World& world) {
-      ap::AutoParallel<Deep> model(world, made<Deep>(), {.stages = 1, .zero = zero, .replicas = {2}, .precision = "bf16"});
+      ap::AutoParallel<Deep> model(world, made<Deep>(),
+                                   {.stages = 1, .zero = zero, .replicas = {2}, .precision = "bf16"});
       torch::optim::AdamW optimizer(model->parameters());
       model->attach(optimizer);
       model->prepare(torch::randn({4, 48}));
@@ -137,8 +147,8 @@ TEST_CASE("a rank plans for its share of parameters, and under ZeRO 3 for no cop
   }
   int64_t bytes = 0;
   for (const auto& parameter : made<Deep>()->parameters()) bytes += static_cast<int64_t>(parameter.nbytes());
-  // Level 1: half of parameters and of two states less; the copies stay, and the share of a sum is there beside the sum, all
-  // in one unit. 3: they do not stay, nor do the gradients of level 2.
+  // Level 1: half of parameters and of two states less; the copies stay, and the share of a sum is there beside the
+  // sum, all in one unit. 3: they do not stay, nor do the gradients of level 2.
   CHECK((peaks[0] - peaks[1]).value() >= bytes - 1024);
   CHECK((peaks[1] - peaks[2]).value() >= bytes / 4);
   CHECK((peaks[2] - peaks[3]).value() >= bytes / 4);
@@ -157,7 +167,8 @@ TEST_CASE("a model that reads in float32 what was gathered in 16 bits is refused
     std::string message;
     try {
       ap::loopback::run(2, [&](ap::World& world) {
-        ap::AutoParallel<Switch> model(world, made<Switch>(), {.stages = 1, .zero = zero, .replicas = {2}, .precision = "bf16"});
+        ap::AutoParallel<Switch> model(world, made<Switch>(),
+                                       {.stages = 1, .zero = zero, .replicas = {2}, .precision = "bf16"});
         torch::optim::SGD optimizer(model->parameters(), 0.1);
         model->attach(optimizer);
         model(torch::ones({2, 16})).backward();
@@ -176,8 +187,12 @@ TEST_CASE("a model that reads in float32 what was gathered in 16 bits is refused
 TEST_CASE("bf16 training of an MLP errs no more than 1.5 times autocast's") {
   for (const uint64_t seed : {3, 4, 5, 6}) check_error_law<Mlp>(ways(false), 1, seed);
 }
-TEST_CASE("bf16 training of convolutions and batch norms errs no more than 1.5 times autocast's") { check_error_law<ConvNet>(ways(true)); }
-TEST_CASE("bf16 training of a transformer errs no more than 1.5 times autocast's") { check_error_law<Transformer>(ways(false)); }
+TEST_CASE("bf16 training of convolutions and batch norms errs no more than 1.5 times autocast's") {
+  check_error_law<ConvNet>(ways(true));
+}
+TEST_CASE("bf16 training of a transformer errs no more than 1.5 times autocast's") {
+  check_error_law<Transformer>(ways(false));
+}
 TEST_CASE("bf16 training of an embedding errs no more than 1.5 times autocast's") {
   for (const uint64_t seed : {3, 4, 5, 6}) check_error_law<Embedding>(ways(false), 1, seed);
 }
@@ -278,8 +293,12 @@ std::vector<Way> fine_ways() {
     const auto size = static_cast<std::size_t>(stages);
     const int microbatches = stages == 2 ? static_cast<int>(kBatch) : 4;
     out.push_back({std::vector<int64_t>(size, kBatch / stages),
-                   {.stages = stages, .microbatches = microbatches, .zero = 0, .replicas = std::vector<int>(size, 1),
-                    .schedule = schedule, .precision = "bf16"}});
+                   {.stages = stages,
+                    .microbatches = microbatches,
+                    .zero = 0,
+                    .replicas = std::vector<int>(size, 1),
+                    .schedule = schedule,
+                    .precision = "bf16"}});
   }
   return out;
 }
@@ -341,12 +360,20 @@ struct Halves {
 /// Also with parameters in shares, for what attaches an optimizer.
 std::vector<Way> half_ways() {
   std::vector<Way> out;
-  for (const auto& [stages, replicas, schedule] :
-       std::vector<std::tuple<int, std::vector<int>, std::string>>{{1, {2}, "1f1b"}, {2, {1, 1}, "1f1b"}, {2, {1, 1}, "zb-h1"}}) {
-    out.push_back({{4, 4}, {.stages = stages, .microbatches = 2, .zero = 0, .replicas = replicas, .schedule = schedule, .precision = "fp16"}});
+  for (const auto& [stages, replicas, schedule] : std::vector<std::tuple<int, std::vector<int>, std::string>>{
+           {1, {2}, "1f1b"}, {2, {1, 1}, "1f1b"}, {2, {1, 1}, "zb-h1"}}) {
+    out.push_back({{4, 4},
+                   {.stages = stages,
+                    .microbatches = 2,
+                    .zero = 0,
+                    .replicas = replicas,
+                    .schedule = schedule,
+                    .precision = "fp16"}});
   }
   for (const auto& [zero, recompute] : {std::pair{1, "full"}, {2, "none"}, {3, "none"}, {3, "full"}}) {
-    out.push_back({{4, 4}, {.stages = 1, .microbatches = 2, .zero = zero, .replicas = {2}, .recompute = recompute, .precision = "fp16"}});
+    out.push_back(
+        {{4, 4},
+         {.stages = 1, .microbatches = 2, .zero = zero, .replicas = {2}, .recompute = recompute, .precision = "fp16"}});
   }
   return out;
 }
@@ -451,8 +478,10 @@ TEST_CASE("an overflow inside no_sync skips what is accumulated with it, and onl
           model(mine(data.x), mine(first)).backward();
           if (sync) model(mine(data.x), mine(data.target)).backward();
         }
-        if (sync) model->sync_gradients();
-        else model(mine(data.x), mine(data.target)).backward();
+        if (sync)
+          model->sync_gradients();
+        else
+          model(mine(data.x), mine(data.target)).backward();
       };
       for (const bool sync : {false, true}) {
         const auto skipped = model->stats().skipped_steps;
@@ -543,11 +572,14 @@ TEST_CASE("the loss scale is in the checkpoint") {
     const ap::Options options{.stages = 1, .zero = ranks == 1 ? 0 : 3, .replicas = {ranks}, .precision = "fp16"};
     const auto file = (folder / ("step" + std::to_string(ranks))).string();
     ap::loopback::run(ranks, [&](ap::World& world) {
-      ap::AutoParallel<Sums> first(world, made<Sums>(), options), second(world, made<Sums>(), {.zero = 0, .precision = "fp16"}),
-          third(world, made<Sums>(), {});
-      torch::optim::SGD sgd(first->parameters(), 0.1), other(second->parameters(), 0.1), plain(third->parameters(), 0.1);
+      ap::AutoParallel<Sums> first(world, made<Sums>(), options),
+          second(world, made<Sums>(), {.zero = 0, .precision = "fp16"}), third(world, made<Sums>(), {});
+      torch::optim::SGD sgd(first->parameters(), 0.1), other(second->parameters(), 0.1),
+          plain(third->parameters(), 0.1);
       first->attach(sgd);
-      const auto mine = [&](const Tensor& all) { return all.slice(0, 8 / ranks * world.rank(), 8 / ranks * (world.rank() + 1)); };
+      const auto mine = [&](const Tensor& all) {
+        return all.slice(0, 8 / ranks * world.rank(), 8 / ranks * (world.rank() + 1));
+      };
       first(mine(data.x), mine(data.far())).backward();
       first->save(file, sgd);
       second->load(file, other);

@@ -20,8 +20,8 @@
 
 #include "fidelity.hpp"
 
-// Segments that run again, in whole trainings: against the same plan without them, to the bit; and the bytes that they save
-// against what the plan says. Against one process: matrix_test.cpp.
+// Segments that run again, in whole trainings: against the same plan without them, to the bit; and the bytes that they
+// save against what the plan says. Against one process: matrix_test.cpp.
 namespace recompute_test {
 
 namespace ap = autopar;
@@ -52,7 +52,9 @@ struct Net : nn::Module {
     pooled.mul_(0.5);
     return pooled;
   }
-  Tensor forward(const Tensor& ids, const Tensor& y) { return F::cross_entropy(F::linear(hidden(ids), table->weight), y); }
+  Tensor forward(const Tensor& ids, const Tensor& y) {
+    return F::cross_entropy(F::linear(hidden(ids), table->weight), y);
+  }
 
   nn::Embedding table{9, 4};
   nn::Conv1d conv{nn::Conv1dOptions(4, 6, 3).padding(1)};
@@ -93,7 +95,8 @@ struct Trained {
   }
 };
 
-/// Rank 0's view of a training: three steps of two accumulated calls each, the last with another length, and an evaluation.
+/// Rank 0's view of a training: three steps of two accumulated calls each, the last with another length, and an
+/// evaluation.
 Trained train(int ranks, const ap::Options& options) {
   Trained out;
   torch::set_num_threads(1);
@@ -216,7 +219,8 @@ TEST_CASE("results leave the call, buffers change and other calls come before th
   };
   const auto once = train_features("none"), again = train_features("full");
   REQUIRE(once.size() == again.size());
-  for (const auto& [name, tensor] : once) CHECK_NOTHROW(numerics::check_close(numerics::find(again, name), tensor, 0, name));
+  for (const auto& [name, tensor] : once)
+    CHECK_NOTHROW(numerics::check_close(numerics::find(again, name), tensor, 0, name));
 }
 
 // ---------------------------------------------------------------- memory
@@ -296,19 +300,22 @@ template <class Module>
 void check_memory(const std::string& name) {
   constexpr int64_t kBatch = 2048;
   for (const int microbatches : {1, 4}) {
-    ap::Options options{.stages = 1, .microbatches = microbatches, .replicas = {1}, .schedule = "gpipe", .recompute = "none"};
+    ap::Options options{
+        .stages = 1, .microbatches = microbatches, .replicas = {1}, .schedule = "gpipe", .recompute = "none"};
     const auto once = measure<Module>(options, kBatch);
     options.recompute = "full";
     const auto again = measure<Module>(options, kBatch);
-    INFO(name << ", " << microbatches << " micro-batches: without " << once.measured / 1e6 << " of " << once.predicted() / 1e6
-              << " MB, with " << again.measured / 1e6 << " of " << again.predicted() / 1e6 << " MB");
+    INFO(name << ", " << microbatches << " micro-batches: without " << once.measured / 1e6 << " of "
+              << once.predicted() / 1e6 << " MB, with " << again.measured / 1e6 << " of " << again.predicted() / 1e6
+              << " MB");
     CHECK(again.measured <= again.predicted());
     CHECK(again.measured >= 0.75 * again.predicted());
     CHECK(again.measured < 0.6 * once.measured);
     // Between the two: as few segments as fit.
     options.recompute = "auto";
     options.memory_margin = 0;
-    options.device_memory = ap::Bytes((once.plan.stages[0].peak_memory.value() + again.plan.stages[0].peak_memory.value()) / 2);
+    options.device_memory =
+        ap::Bytes((once.plan.stages[0].peak_memory.value() + again.plan.stages[0].peak_memory.value()) / 2);
     const auto fits = measure<Module>(options, kBatch);
     CHECK(fits.plan.stages[0].recomputed.size() > 0);
     CHECK(fits.plan.stages[0].recomputed.size() < again.plan.stages[0].recomputed.size());

@@ -27,8 +27,8 @@ using Tensors = std::vector<Tensor>;
 
 constexpr double kTolerance = 1e-12;
 
-/// Results of every kind: what autograd keeps for the backward, what later layers read, one tensor twice, views of it, an
-/// argument and a view of it, a parameter, a buffer, indices, a mean and what follows from it.
+/// Results of every kind: what autograd keeps for the backward, what later layers read, one tensor twice, views of it,
+/// an argument and a view of it, a parameter, a buffer, indices, a mean and what follows from it.
 struct Several : nn::Module {
   Several() {
     register_module("a", a);
@@ -40,8 +40,8 @@ struct Several : nn::Module {
     const auto hidden = torch::tanh(a(x));
     const auto out = b(hidden) * scale + x.matmul(table.t());
     const auto mean = out.mean();
-    return {hidden, out,   out,   out.view({-1, 3, 1}),  out.slice(1, 0, 2), x,           x.slice(1, 1, 3),
-            table,  scale, out.argmax(1), mean,  mean.exp(), x.mean(),           mean};
+    return {hidden, out,           out,  out.view({-1, 3, 1}), out.slice(1, 0, 2), x,   x.slice(1, 1, 3), table,
+            scale,  out.argmax(1), mean, mean.exp(),           x.mean(),           mean};
   }
   nn::Linear a{4, 6}, b{6, 3};
   Tensor table, scale;
@@ -97,8 +97,10 @@ const std::vector<Case> kCases{
 Tensor samples() { return torch::linspace(-1, 2, 32).sin().view({8, 4}); }
 
 enum class Mode { kTrain, kEval, kNoGrad, kEvalNoGrad, kInference };
-const std::vector<std::pair<Mode, std::string>> kModes{{Mode::kTrain, "train"}, {Mode::kEval, "eval"},
-                                                       {Mode::kNoGrad, "no_grad"}, {Mode::kEvalNoGrad, "eval, no_grad"},
+const std::vector<std::pair<Mode, std::string>> kModes{{Mode::kTrain, "train"},
+                                                       {Mode::kEval, "eval"},
+                                                       {Mode::kNoGrad, "no_grad"},
+                                                       {Mode::kEvalNoGrad, "eval, no_grad"},
                                                        {Mode::kInference, "inference mode"}};
 
 bool has_gradients(Mode mode) { return mode == Mode::kTrain || mode == Mode::kEval; }
@@ -168,7 +170,8 @@ void check_apart(const Tensors& results, const Tensors& others) {
       }
     }
     for (const auto& other : others) {
-      if (other.numel() > 0 && results[i].is_alias_of(other)) throw Failure("result " + std::to_string(i) + " is no copy");
+      if (other.numel() > 0 && results[i].is_alias_of(other))
+        throw Failure("result " + std::to_string(i) + " is no copy");
     }
   }
 }
@@ -181,7 +184,8 @@ void check_mode(ap::World& world, Model& model, const Case& each, Mode mode, con
   model->zero_grad();
   in_mode(mode, [&] {
     const auto whole = samples();
-    const auto x = numerics::share_of(whole, 0, each.local, world.rank()).clone().set_requires_grad(has_gradients(mode));
+    const auto x =
+        numerics::share_of(whole, 0, each.local, world.rank()).clone().set_requires_grad(has_gradients(mode));
     const auto before = x.detach().clone();
     auto results = model(x);
     Tensors others{x};
@@ -195,7 +199,8 @@ void check_mode(ap::World& world, Model& model, const Case& each, Mode mode, con
       const auto what = "result " + std::to_string(i);
       check_ordinary(results[i], what);
       change.apply(results[i]);
-      if (results[i].requires_grad() != expected.results[rank][i].requires_grad()) throw Failure(what + ": requires_grad");
+      if (results[i].requires_grad() != expected.results[rank][i].requires_grad())
+        throw Failure(what + ": requires_grad");
       objective = objective + weighted(results[i], i);
     }
     for (size_t i = 0; i < results.size(); ++i) {
@@ -265,7 +270,8 @@ TEST_CASE("a loss and results beside it may be changed in place") {
 struct Many : nn::Module {
   static constexpr int kEach = 70;
   Many() {
-    for (int i = 0; i < 2 * kEach; ++i) scales.push_back(register_parameter("s" + std::to_string(i), torch::full({3}, 0.1 * i)));
+    for (int i = 0; i < 2 * kEach; ++i)
+      scales.push_back(register_parameter("s" + std::to_string(i), torch::full({3}, 0.1 * i)));
   }
   Tensors forward(const Tensor& x) {
     Tensors results;
@@ -280,7 +286,9 @@ TEST_CASE("a result beyond the sixty-fourth has the gradient that it was given, 
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const auto x = torch::linspace(-1, 1, 12).view({4, 3});
-  const auto is_used = [](std::size_t i) { return i % 5 == 1 || i == 139; };  // 1 is used and 65 is not; 6 and 70 the reverse
+  const auto is_used = [](std::size_t i) {
+    return i % 5 == 1 || i == 139;
+  };  // 1 is used and 65 is not; 6 and 70 the reverse
   const auto net = std::make_shared<Many>();
   const auto whole = net->forward(x);
   Tensor loss = torch::zeros({});
@@ -299,7 +307,8 @@ TEST_CASE("a result beyond the sixty-fourth has the gradient that it was given, 
     (own + common).backward();
     for (const auto& item : model->named_parameters()) {
       const auto wanted = net->named_parameters()[item.key()].grad();
-      if (item.value().grad().defined() != wanted.defined()) throw Failure("gradient of " + item.key() + " is defined, or is not");
+      if (item.value().grad().defined() != wanted.defined())
+        throw Failure("gradient of " + item.key() + " is defined, or is not");
       if (wanted.defined()) check_close(item.value().grad(), wanted, kTolerance, "gradient of " + item.key());
     }
   }));

@@ -45,16 +45,13 @@ Norms made() {
 void check(const std::vector<int64_t>& samples, const ap::Options& options) {
   auto reference = made();
   const auto x = torch::randn({8, 2, 5, 5}) + 2;
-  for (int call = 0; call < 3; ++call)
-    reference->forward(x).backward();
+  for (int call = 0; call < 3; ++call) reference->forward(x).backward();
   CHECK_NOTHROW(ap::loopback::run(static_cast<int>(samples.size()), [&](ap::World& world) {
     ap::AutoParallel<Norms> model(world, made(), options);
     int64_t first = 0;
-    for (int r = 0; r < world.rank(); ++r)
-      first += samples[static_cast<std::size_t>(r)];
+    for (int r = 0; r < world.rank(); ++r) first += samples[static_cast<std::size_t>(r)];
     const auto own = x.narrow(0, first, samples[static_cast<std::size_t>(world.rank())]);
-    for (int call = 0; call < 3; ++call)
-      model(own).backward();
+    for (int call = 0; call < 3; ++call) model(own).backward();
     const auto state = model->gather_state();
     if (world.rank() != 0) return;
     for (const auto& buffer : reference->named_buffers()) {
@@ -65,15 +62,9 @@ void check(const std::vector<int64_t>& samples, const ap::Options& options) {
 }
 
 TEST_CASE("running statistics of a share that is the whole batch are those of one process") {
-  SECTION("one rank") {
-    check({8}, {.microbatches = 1});
-  }
-  SECTION("one rank that runs segments again") {
-    check({8}, {.microbatches = 1, .recompute = "full"});
-  }
-  SECTION("two stages") {
-    check({5, 3}, {.stages = 2, .microbatches = 1, .replicas = {1}});
-  }
+  SECTION("one rank") { check({8}, {.microbatches = 1}); }
+  SECTION("one rank that runs segments again") { check({8}, {.microbatches = 1, .recompute = "full"}); }
+  SECTION("two stages") { check({5, 3}, {.stages = 2, .microbatches = 1, .replicas = {1}}); }
   SECTION("two replicas, of which one has all samples") {
     check({8, 0}, {.stages = 1, .microbatches = 1, .replicas = {2}});
   }

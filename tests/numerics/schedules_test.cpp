@@ -17,7 +17,7 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/report/runnable.hpp>
 #include <autopar/runtime/loopback.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
@@ -36,7 +36,8 @@ using torch::Tensor;
 
 const std::vector<std::string> kSchedules{"interleaved", "zb-h1", "zb-v", "synth"};
 
-/// Draws, statistics of micro-batches, an embedding, a convolution, and a table that the first and the last operators read.
+/// Draws, statistics of micro-batches, an embedding, a convolution, and a table that the first and the last operators
+/// read.
 struct Net : nn::Module {
   Net() {
     register_module("table", table);
@@ -69,7 +70,9 @@ std::shared_ptr<Net> made() {
 }
 
 constexpr int64_t kSamples = 6;  // of each rank
-Tensor ids(int step, int rank) { return (torch::arange(kSamples * 5, torch::kLong) * (3 + step) + 2 * rank).remainder(9).view({kSamples, 5}); }
+Tensor ids(int step, int rank) {
+  return (torch::arange(kSamples * 5, torch::kLong) * (3 + step) + 2 * rank).remainder(9).view({kSamples, 5});
+}
 Tensor labels(int step, int rank) { return (torch::arange(kSamples, torch::kLong) * 2 + step + rank).remainder(9); }
 
 struct Trained {
@@ -120,7 +123,8 @@ void check_same(const Trained& got, const Trained& want, double tolerance) {
     numerics::check_close(got.losses[i], want.losses[i], tolerance, "loss " + std::to_string(i));
   }
   REQUIRE(got.state.size() == want.state.size());
-  for (const auto& [name, tensor] : want.state) numerics::check_close(numerics::find(got.state, name), tensor, tolerance, name);
+  for (const auto& [name, tensor] : want.state)
+    numerics::check_close(numerics::find(got.state, name), tensor, tolerance, name);
 }
 
 TEST_CASE("draws, statistics of micro-batches and tied parameters are the same under every schedule") {

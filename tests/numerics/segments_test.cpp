@@ -166,8 +166,12 @@ TEST_CASE("parameters in shares are there whenever a segment runs again, under e
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
     for (std::size_t s = 0; s < 2; ++s) {
       const auto& replicas = shapes[(turn++ + s) % shapes.size()];
-      const ap::Options options{.stages = static_cast<int>(replicas.size()), .microbatches = 3, .zero = 0,
-                                .replicas = replicas, .schedule = schedule, .recompute = "full"};
+      const ap::Options options{.stages = static_cast<int>(replicas.size()),
+                                .microbatches = 3,
+                                .zero = 0,
+                                .replicas = replicas,
+                                .schedule = schedule,
+                                .recompute = "full"};
       const auto planned = train(replicas, options, nullptr);
       const auto once = with_segments(planned.plan, Again::kNothing, 0, 0);
       const auto want = train(replicas, options, &once);
@@ -208,8 +212,12 @@ struct Mixed : nn::Module {
 Trained train_mixed(const std::vector<int>& replicas, const std::string& schedule, const std::string& precision,
                     const ap::Plan* plan) {
   Trained out;
-  const ap::Options options{.stages = static_cast<int>(replicas.size()), .microbatches = 2, .replicas = replicas,
-                            .schedule = schedule, .recompute = "full", .precision = precision};
+  const ap::Options options{.stages = static_cast<int>(replicas.size()),
+                            .microbatches = 2,
+                            .replicas = replicas,
+                            .schedule = schedule,
+                            .recompute = "full",
+                            .precision = precision};
   ap::loopback::run(2, [&](ap::World& world) {
     ap::AutoParallel<Mixed> model(world, made<Mixed>(), options);
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
@@ -300,8 +308,8 @@ std::map<std::string, int> run_modes(const ap::Options& options, int ranks, Trai
         if (loss.requires_grad()) optimizer.step();
       }
     };
-    const auto handle = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(count_tangents).scopes({at::RecordScope::FUNCTION}));
+    const auto handle =
+        at::addThreadLocalCallback(at::RecordFunctionCallback(count_tangents).scopes({at::RecordScope::FUNCTION}));
     call("training", x);
     call("training, longer", longer);
     model->eval();
@@ -325,7 +333,12 @@ TEST_CASE("what reads a segment's parameters runs again in other modes and at ot
   torch::set_num_threads(1);
   for (const int zero : {0, 3}) {
     const int ranks = zero > 0 ? 2 : 1;
-    ap::Options options{.stages = 1, .microbatches = 1, .zero = zero, .replicas = {ranks}, .recompute = "none", .verify_capture = false};
+    ap::Options options{.stages = 1,
+                        .microbatches = 1,
+                        .zero = zero,
+                        .replicas = {ranks},
+                        .recompute = "none",
+                        .verify_capture = false};
     Trained once, again;
     for (const auto& [name, count] : run_modes(options, ranks, once)) {
       INFO("zero " << zero << ", " << name);

@@ -94,9 +94,7 @@ void check(const std::vector<std::int64_t>& resident) {
   }
 }
 
-TEST_CASE("600 steps take no more memory than 200") {
-  check(train({200, 600}));
-}
+TEST_CASE("600 steps take no more memory than 200") { check(train({200, 600})); }
 
 TEST_CASE("10,000 steps take no more memory than 500", "[.nightly]") {
   const auto resident = train({500, 2500, 5000, 10000});

@@ -59,9 +59,10 @@ std::shared_ptr<Net> made() {
   return std::make_shared<Net>();
 }
 
-const std::vector<ap::Options> kPlans{{.stages = 2, .microbatches = 2, .replicas = {1, 1}, .verify_capture = true},
-                                      {.stages = 1, .microbatches = 1, .replicas = {2}, .verify_capture = true},
-                                      {.stages = 1, .microbatches = 2, .zero = 2, .replicas = {2}, .verify_capture = true}};
+const std::vector<ap::Options> kPlans{
+    {.stages = 2, .microbatches = 2, .replicas = {1, 1}, .verify_capture = true},
+    {.stages = 1, .microbatches = 1, .replicas = {2}, .verify_capture = true},
+    {.stages = 1, .microbatches = 2, .zero = 2, .replicas = {2}, .verify_capture = true}};
 
 Tensor samples() { return torch::linspace(-1, 2, 32).sin().view({8, 4}); }
 Tensor targets() { return torch::linspace(1, 2, 16).cos().view({8, 2}); }
@@ -123,25 +124,35 @@ void check_equals_one_process(const Change& change, std::int64_t most_captures) 
 
 TEST_CASE("a member of the model that the loop changes is in the next call, as in one process") {
   SECTION("a temperature every 4 steps") {
-    check_equals_one_process([](Net& net, int step) { if (step % 4 == 3) net.temperature *= 0.8; }, 6);
+    check_equals_one_process(
+        [](Net& net, int step) {
+          if (step % 4 == 3) net.temperature *= 0.8;
+        },
+        6);
   }
   SECTION("a temperature in each step") {
     check_equals_one_process([](Net& net, int step) { net.temperature = 1 - 0.05 * step; }, 2 * kSteps);
   }
   SECTION("beside a statistic that changes in each step and is read by nobody") {
-    check_equals_one_process([](Net& net, int step) {
-      net.seen += 8;
-      if (step == 7) net.temperature = 0.5;
-    }, 4);
+    check_equals_one_process(
+        [](Net& net, int step) {
+          net.seen += 8;
+          if (step == 7) net.temperature = 0.5;
+        },
+        4);
   }
   SECTION("the slope and the rate of libtorch's modules") {
-    check_equals_one_process([](Net& net, int step) {
-      if (step == 5) net.leaky->options.negative_slope(0.4);
-    }, 4);
-    check_equals_one_process([](Net& net, int step) {
-      net.uses_dropout = true;
-      net.dropout->options.p(step < 6 ? 0.0 : 1.0);
-    }, 4);
+    check_equals_one_process(
+        [](Net& net, int step) {
+          if (step == 5) net.leaky->options.negative_slope(0.4);
+        },
+        4);
+    check_equals_one_process(
+        [](Net& net, int step) {
+          net.uses_dropout = true;
+          net.dropout->options.p(step < 6 ? 0.0 : 1.0);
+        },
+        4);
   }
   SECTION("what changes the operators") {
     check_equals_one_process([](Net& net, int step) { net.uses_dropout = step % 5 == 4; }, 12);
@@ -171,7 +182,8 @@ TEST_CASE("a number that the loss holds is in the next step, as in one process")
       optimizer.step();
     }
     const auto handles = model->parameters();
-    for (std::size_t i = 0; i < handles.size(); ++i) check_close(handles[i], net->parameters()[i], kTolerance, "parameter");
+    for (std::size_t i = 0; i < handles.size(); ++i)
+      check_close(handles[i], net->parameters()[i], kTolerance, "parameter");
   });
 }
 
@@ -208,7 +220,8 @@ TEST_CASE("what no one sees change is found at growing intervals, named, and rig
       const auto refused = first_refusal(20, call);
       if (refused.step != 7) throw numerics::Failure("found at step " + std::to_string(refused.step));  // the 8th call
       for (const char* part : {"aten::mul (near ", "was 1 and is 0.5", "calls 5 to 7", "recapture()", "argument"}) {
-        if (refused.message.find(part) == std::string::npos) throw numerics::Failure(refused.message + " lacks " + part);
+        if (refused.message.find(part) == std::string::npos)
+          throw numerics::Failure(refused.message + " lacks " + part);
       }
       const auto reference = made();
       reference->sharpen->sharpness = 0.5;
@@ -244,7 +257,8 @@ TEST_CASE("a forward that changes what it reads is refused, whatever its period"
       ap::AutoParallel<Cooling> model(world, net, ap::Options{});
       const auto refused = first_refusal(100, [&](int) { return model(samples()); });
       if (refused.step < 0) throw numerics::Failure("period " + std::to_string(period) + " goes unnoticed");
-      const bool before_any_result = refused.step == 0;  // and no batch size of the capture's own runs is in the message
+      const bool before_any_result =
+          refused.step == 0;  // and no batch size of the capture's own runs is in the message
       const auto says = [&](const char* part) { return refused.message.find(part) != std::string::npos; };
       if (before_any_result && (!says("call counter") || says("batch 7") || says("batch 12"))) {
         throw numerics::Failure(refused.message);

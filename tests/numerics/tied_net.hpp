@@ -16,8 +16,8 @@
 
 #include "fidelity.hpp"
 
-/// A small model whose parameters do not divide evenly, its data, a step of it, and what users see of its parameters, for
-/// tests of where parameters are held.
+/// A small model whose parameters do not divide evenly, its data, a step of it, and what users see of its parameters,
+/// for tests of where parameters are held.
 namespace tied_net {
 
 namespace ap = autopar;
@@ -59,7 +59,9 @@ inline std::shared_ptr<Net> made() {
 inline Tensor ids(int step, int64_t begin, int64_t end) {
   return (torch::arange(begin * 3, end * 3, torch::kLong) * (3 + step)).remainder(9).view({end - begin, 3});
 }
-inline Tensor labels(int step, int64_t begin, int64_t end) { return (torch::arange(begin, end, torch::kLong) * 2 + step).remainder(9); }
+inline Tensor labels(int step, int64_t begin, int64_t end) {
+  return (torch::arange(begin, end, torch::kLong) * 2 + step).remainder(9);
+}
 
 template <class Model>
 void train_step(ap::World& world, Model& model, torch::optim::Optimizer& optimizer, int step) {
@@ -73,17 +75,21 @@ void train_step(ap::World& world, Model& model, torch::optim::Optimizer& optimiz
 template <class Model>
 void check_state(ap::World& world, Model& model, const numerics::Snapshot& want, const std::string& when) {
   for (const auto& item : model->named_parameters()) {
-    check_close(model->gather(item.value()), numerics::find(want, item.key()), kTolerance, when + ", gathered " + item.key());
+    check_close(model->gather(item.value()), numerics::find(want, item.key()), kTolerance,
+                when + ", gathered " + item.key());
     if (!model->owns(item.value())) continue;
     const auto part = numerics::held_part(numerics::find(want, item.key()), model->shard(item.value()));
     check_close(item.value(), part, kTolerance, when + ", " + item.key());
   }
   const auto state = model->gather_state();
   if (world.rank() != 0) return;
-  for (const auto& item : state) check_close(item.value(), numerics::find(want, item.key()), kTolerance, when + ", all " + item.key());
+  for (const auto& item : state)
+    check_close(item.value(), numerics::find(want, item.key()), kTolerance, when + ", all " + item.key());
 }
 
-inline int ranks_of(const ap::Options& options) { return std::accumulate(options.replicas.begin(), options.replicas.end(), 0); }
+inline int ranks_of(const ap::Options& options) {
+  return std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
+}
 
 inline void check_ranks(int ranks, const std::function<void(ap::World&)>& body) {
   torch::set_num_threads(1);

@@ -191,7 +191,8 @@ std::vector<Loop> loops() {
          return with_groups<ap::optim::AdamW>(net, optim::AdamWOptions(0.01).weight_decay(0.2).eps(1e-2), kAdamW);
        },
        Made::kBeforeWrapping},
-      {"LAMB", [](Net& net) {
+      {"LAMB",
+       [](Net& net) {
          return scheduled(with_groups<ap::optim::LAMB>(net, ap::optim::LAMBOptions(0.01).weight_decay(0), kLamb));
        }},
   };
@@ -365,8 +366,9 @@ TEST_CASE("a loss that is NaN or infinite is handed on and reported with its ste
         if (step == 3) y[0][0] = std::numeric_limits<double>::quiet_NaN();
         const auto loss = model(mine(x, world), mine(y, world));
         loss.backward();
-        const bool expected = step == 2 ? loss.isinf().item<bool>() : step == 3 ? loss.isnan().item<bool>()
-                                                                               : loss.isfinite().item<bool>();
+        const bool expected = step == 2   ? loss.isinf().item<bool>()
+                              : step == 3 ? loss.isnan().item<bool>()
+                                          : loss.isfinite().item<bool>();
         if (!expected) throw Failure("step " + std::to_string(step) + ": the loss is hidden");
         for (const auto& parameter : model->owned_parameters()) {
           if (step == 3 && parameter.grad().defined() && !parameter.grad().isnan().any().item<bool>()) {

@@ -73,8 +73,7 @@ std::vector<std::pair<char, int>> issued_in_backward(const std::string& trace, i
   }
   std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::pair<char, int>> out;
-  for (const auto& [time, what] : found)
-    out.push_back(what);
+  for (const auto& [time, what] : found) out.push_back(what);
   return out;
 }
 
@@ -138,7 +137,8 @@ struct Way {
   }
 };
 Run trained(const Way& way) {
-  return trained(way.options(), [&] { return Row(way.linear); }, torch::randn({2, kWidth}));
+  return trained(
+      way.options(), [&] { return Row(way.linear); }, torch::randn({2, kWidth}));
 }
 
 std::string describe(const Way& way) {
@@ -146,7 +146,8 @@ std::string describe(const Way& way) {
          ", recompute " + way.recompute + ", " + way.schedule;
 }
 
-/// How many units are gathered and not yet summed, at most. Throws if one is summed before it is gathered, or out of order.
+/// How many units are gathered and not yet summed, at most. Throws if one is summed before it is gathered, or out of
+/// order.
 int most_whole(const std::vector<std::pair<char, int>>& issued) {
   std::set<int> whole;
   std::size_t most = 0;
@@ -173,8 +174,7 @@ TEST_CASE("a bucket is summed as soon as it is full, and little is whole at a ti
       CHECK(most_whole(issued) == units + 1);
       CHECK(issued_in_backward(run.traces[1], microbatch) == issued);
     }
-    for (const double error : run.errors)
-      CHECK(error > -kMargin);
+    for (const double error : run.errors) CHECK(error > -kMargin);
   }
 }
 
@@ -200,8 +200,7 @@ TEST_CASE("what a backward sums without gathering is whole one bucket at a time,
     REQUIRE(issued.size() >= static_cast<std::size_t>(kLayers));
     for (std::size_t unit = 0; unit < issued.size(); ++unit)
       CHECK(issued[unit] == std::pair('s', static_cast<int>(unit)));
-    for (const double error : run.errors)
-      CHECK(error > -kMargin);
+    for (const double error : run.errors) CHECK(error > -kMargin);
   }
 }
 
@@ -209,12 +208,12 @@ TEST_CASE("sums of backwards in parts follow what they gather, in the same order
   const auto run = trained({3, true, "module", "none", "zb-h1"});
   const auto issued = issued_in_backward(run.traces[0], 0);
   REQUIRE(issued.size() == 3 * kLayers);
-  for (std::size_t i = 0; i < issued.size(); ++i)
-    CHECK(issued[i].first == (i < 2 * kLayers ? 'g' : 's'));
+  for (std::size_t i = 0; i < issued.size(); ++i) CHECK(issued[i].first == (i < 2 * kLayers ? 'g' : 's'));
   CHECK(issued_in_backward(run.traces[1], 0) == issued);
 }
 
-// ---------------------------------------------------------------- segments that read more than stays for their backward
+// ---------------------------------------------------------------- segments that read more than stays for their
+// backward
 
 constexpr int64_t kWide = 2880;  ///< a layer of nearly 32 MiB
 
@@ -246,7 +245,8 @@ struct Wide : nn::Module {
 Run trained_wide(int in_block, const Way& way) {
   auto options = way.options();
   options.microbatches = way.precision == "module" ? 1 : 2;
-  return trained(options, [&] { return Wide(in_block); }, torch::linspace(-1, 1, 2 * kWide).view({2, kWide}));
+  return trained(
+      options, [&] { return Wide(in_block); }, torch::linspace(-1, 1, 2 * kWide).view({2, kWide}));
 }
 
 TEST_CASE("a wide segment lets go of what its backward needs last, which is gathered once more") {

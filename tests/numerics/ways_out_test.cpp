@@ -174,16 +174,18 @@ TEST_CASE("an optimizer that attach refuses has those that it names in its place
   const auto adam = torch::optim::AdamOptions(0.05).eps(1e-3);
   const auto adamw = torch::optim::AdamWOptions(0.05).eps(1e-3);
   std::vector<Loop> ways;
-  for (const auto& make : {makes<torch::optim::SGD>(sgd_options), makes<torch::optim::Adam>(adam),
-                           makes<torch::optim::AdamW>(adamw),
-                           makes<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).eps(1e-3)),
-                           makes<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05).eps(1e-3)),
-                           makes<ap::optim::SGD>(sgd_options), makes<ap::optim::Adam>(adam),
-                           makes<ap::optim::AdamW>(adamw), makes<ap::optim::LAMB>(ap::optim::LAMBOptions(0.05))}) {
+  for (const auto& make :
+       {makes<torch::optim::SGD>(sgd_options), makes<torch::optim::Adam>(adam), makes<torch::optim::AdamW>(adamw),
+        makes<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).eps(1e-3)),
+        makes<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05).eps(1e-3)), makes<ap::optim::SGD>(sgd_options),
+        makes<ap::optim::Adam>(adam), makes<ap::optim::AdamW>(adamw),
+        makes<ap::optim::LAMB>(ap::optim::LAMBOptions(0.05))}) {
     ways.push_back(trains({.options = with(kReplicas, [](auto& o) { o.zero = 2; }), .optimizer = make}));
   }
   const auto lbfgs = makes<torch::optim::LBFGS>(torch::optim::LBFGSOptions(0.1));
-  check({{"LBFGS", 2, trains({.options = kReplicas, .optimizer = lbfgs}),
+  check({{"LBFGS",
+          2,
+          trains({.options = kReplicas, .optimizer = lbfgs}),
           {"LBFGS", "use torch::optim::SGD, Adam, AdamW, RMSprop or Adagrad",
            "or autopar::optim::SGD, Adam, AdamW or LAMB"},
           ways}});
@@ -192,10 +194,14 @@ TEST_CASE("an optimizer that attach refuses has those that it names in its place
 TEST_CASE("shares and host memory have an optimizer attached first, or are not asked for") {
   const auto zero = with(kReplicas, [](auto& o) { o.zero = 1; });
   const auto offload = with(kReplicas, [](auto& o) { o.offload = "optimizer"; });
-  check({{"ZeRO", 2, trains({.options = zero, .attached = false}),
+  check({{"ZeRO",
+          2,
+          trains({.options = zero, .attached = false}),
           {"ZeRO 1", "call model->attach(optimizer) before the first call, or set zero = 0"},
           {trains({.options = zero}), trains({.options = kReplicas, .attached = false})}},
-         {"offload", 2, trains({.options = offload, .attached = false}),
+         {"offload",
+          2,
+          trains({.options = offload, .attached = false}),
           {"offload = optimizer", "call model->attach(optimizer) before the first call, or set offload = none"},
           {trains({.options = offload}),
            trains({.options = with(kReplicas, [](auto& o) { o.offload = "none"; }), .attached = false})}}});
@@ -229,7 +235,9 @@ TEST_CASE("gradients of parameters that are elsewhere are asked of owned_paramet
   const auto by = [&](const Step& gradients) {
     return trains({.options = kStages, .body = gives_results, .gradients = gradients, .plain = plain});
   };
-  check({{"grad", 2, by(all),
+  check({{"grad",
+          2,
+          by(all),
           {"ask for those of model->owned_parameters(), or call backward() and read .grad"},
           {by(owned), by(reads)}}});
 }
@@ -254,7 +262,9 @@ TEST_CASE("gradients of named parameters are taken outside no_sync, or of all pa
     }
     (model(mine(samples(), world)) * 0.75).backward();
   };
-  check({{"inside no_sync", 2, trains({.options = kReplicas, .gradients = of_some(true)}),
+  check({{"inside no_sync",
+          2,
+          trains({.options = kReplicas, .gradients = of_some(true)}),
           {"make the call outside no_sync, or call backward() without inputs"},
           {trains({.options = kReplicas, .gradients = of_some(false), .plain = plain_some}),
            trains({.options = kReplicas, .gradients = all_inside})}}});
@@ -268,7 +278,10 @@ TEST_CASE("an embedding has dense gradients") {
       return net.loss_of(torch::tanh(torch::matmul(rows, net.first->weight.t())));
     };
   };
-  check({{"sparse", 2, trains({.options = kReplicas, .body = looks_up(true)}), {"use an embedding with sparse = false"},
+  check({{"sparse",
+          2,
+          trains({.options = kReplicas, .body = looks_up(true)}),
+          {"use an embedding with sparse = false"},
           {trains({.options = kReplicas, .body = looks_up(false)})}}});
 }
 
@@ -278,11 +291,17 @@ TEST_CASE("a loss function whose default is not known is passed with AUTOPAR_FUN
   const auto targets = [] { return torch::linspace(1, 3, 16).cos().view({8, 2}); };
   const PlainStep plain = [=](Net& net) { power_loss(net.forward(samples()), targets()).backward(); };
   const auto by = [=](const auto& loss) {
-    return trains({.options = kStages, .body = gives_results, .gradients = [=](Model& model, ap::World& world) {
-                     model->train_step(loss, mine(samples(), world), mine(targets(), world)).backward();
-                   }, .plain = plain});
+    return trains({.options = kStages,
+                   .body = gives_results,
+                   .gradients =
+                       [=](Model& model, ap::World& world) {
+                         model->train_step(loss, mine(samples(), world), mine(targets(), world)).backward();
+                       },
+                   .plain = plain});
   };
-  check({{"a default", 2, by(&power_loss),
+  check({{"a default",
+          2,
+          by(&power_loss),
           {"whose default is not known; pass AUTOPAR_FUNCTION(its_name), or a lambda of results and targets"},
           {by(AUTOPAR_FUNCTION(power_loss)), by([](const Tensor& y, const Tensor& t) { return power_loss(y, t); })}}});
 }
@@ -290,7 +309,10 @@ TEST_CASE("a loss function whose default is not known is passed with AUTOPAR_FUN
 // ---------------------------------------------------------------- plans
 
 TEST_CASE("a model that is planned only is run where plan_only is not set") {
-  check({{"plan_only", 1, trains({.options = {.plan_only = true}}), {"plan_only is set", "unset it to train"},
+  check({{"plan_only",
+          1,
+          trains({.options = {.plan_only = true}}),
+          {"plan_only is set", "unset it to train"},
           {trains({.options = {.plan_only = false}})}}});
 }
 
@@ -316,22 +338,34 @@ TEST_CASE("a plan that is another's is removed to plan again, or the option is s
     ap::loopback::run(1, removed(writes_one));
   };
   write();
-  check({{"another model", 1, trains({.options = plain, .body = other}), {"remove the plan to plan again"},
+  check({{"another model",
+          1,
+          trains({.options = plain, .body = other}),
+          {"remove the plan to plan again"},
           {removed(trains({.options = plain, .body = other}))}}});
   write();
-  check({{"another precision", 1, trains({.options = lowered}),
+  check({{"another precision",
+          1,
+          trains({.options = lowered}),
           {"precision = tf32", "set it to the plan's, or remove the plan to plan again"},
           {writes_one, removed(trains({.options = lowered}))}}});
   write();
-  check({{"another world", 2, trains({.options = plain}), {"start as many ranks, or remove the plan to plan again"},
+  check({{"another world",
+          2,
+          trains({.options = plain}),
+          {"start as many ranks, or remove the plan to plan again"},
           {[&](ap::World& world) {
              if (world.rank() == 0) ap::loopback::run(1, writes_one);
-           }, removed(writes_one)}}});
+           },
+           removed(writes_one)}}});
 }
 
 TEST_CASE("a device that is not there is chosen by the library") {
   if (torch::cuda::is_available()) return;
-  check({{"CUDA", 2, trains({.options = {.device = "cuda"}}), {"device = cuda", "use device = auto"},
+  check({{"CUDA",
+          2,
+          trains({.options = {.device = "cuda"}}),
+          {"device = cuda", "use device = auto"},
           {trains({.options = {.device = "auto"}})}}});
 }
 
@@ -348,7 +382,9 @@ TEST_CASE("a method that goes back to an earlier stage is called first, or under
     plain_step(net);
     net.sharpen(torch::linspace(0, 3, 48).cos().view({8, 6})).backward();
   };
-  check({{"backwards", 2, trains({.options = kStages, .gradients = then(false), .plain = plain}),
+  check({{"backwards",
+          2,
+          trains({.options = kStages, .gradients = then(false), .plain = plain}),
           {"make the first call in this mode, or use one stage"},
           {trains({.options = {.stages = 1, .replicas = {2}}, .gradients = then(false), .plain = plain})}}});
 }
@@ -420,13 +456,16 @@ TEST_CASE("parameters that are held in the element type that reads them are read
   const auto offload = with(kReplicas, [](auto& o) { o.offload = "optimizer"; });
   const auto zero = with(kReplicas, [](auto& o) { o.zero = 3; });
   const auto as = [](const ap::Options& options, Evaluates how) { return trains_under_autocast(options, how); };
-  check({{"offload", 2, as(offload, Evaluates::kOtherwise),
+  check({{"offload",
+          2,
+          as(offload, Evaluates::kOtherwise),
           {"use one setting of autocast in all modes, or call the model in this mode first, or set offload = none"},
           {as(offload, Evaluates::kAsTrained), as(offload, Evaluates::kFirst), as(kReplicas, Evaluates::kOtherwise)}},
-         {"ZeRO", 2, as(zero, Evaluates::kOtherwise),
+         {"ZeRO",
+          2,
+          as(zero, Evaluates::kOtherwise),
           {"use one setting of autocast in all modes, or call the model in this mode first, with zero = 2 at most"},
-          {as(zero, Evaluates::kAsTrained),
-           as(with(zero, [](auto& o) { o.zero = 2; }), Evaluates::kFirst)}}});
+          {as(zero, Evaluates::kAsTrained), as(with(zero, [](auto& o) { o.zero = 2; }), Evaluates::kFirst)}}});
 }
 
 // ---------------------------------------------------------------- batch_norm = exact
@@ -440,11 +479,12 @@ TEST_CASE("exact statistics are of one micro-batch") {
   const Net::Body normalises = [](Net& net, const Tensor& x) {
     return net.loss_of(torch::tanh(net.norm(net.first(x))));
   };
-  check({{"planned", 2, trains({.options = exact({.microbatches = 2}), .body = normalises}),
+  check({{"planned",
+          2,
+          trains({.options = exact({.microbatches = 2}), .body = normalises}),
           {"batch_norm = exact", "one micro-batch", "microbatches = 2; leave that to the planner"},
           {trains({.options = exact({.microbatches = 1}), .body = normalises}),
-           trains({.options = exact({}), .body = normalises}),
-           trains({.options = exact(kStages), .body = normalises}),
+           trains({.options = exact({}), .body = normalises}), trains({.options = exact(kStages), .body = normalises}),
            trains({.options = exact(kReplicas), .body = normalises})}}});
 }
 
@@ -471,7 +511,9 @@ TEST_CASE("exact statistics that a later program takes are of one micro-batch, o
     Model model(world, made(later), two);
     train({.gradients = both_forms}, model, world);
   };
-  check({{"later", 2, of(exact(two)),
+  check({{"later",
+          2,
+          of(exact(two)),
           {"with batch_norm = exact it is right with one micro-batch only, but the plan has 2",
            "set microbatches = 1, or batch_norm = microbatch"},
           {of(exact(with(two, [](auto& o) { o.microbatches = 1; }))), by_microbatch}}});
@@ -490,10 +532,13 @@ TEST_CASE("exact statistics of what is written later are of a copy, or of one re
     };
   };
   const auto of = [&](const ap::Options& options, bool copies) {
-    return trains({.options = exact(options), .body = normalises(copies), .gradients = both_forms,
-                   .plain = plain_both_forms});
+    return trains(
+        {.options = exact(options), .body = normalises(copies), .gradients = both_forms, .plain = plain_both_forms});
   };
-  check({{"written later", 2, of(kReplicas, false), {"write into a copy, or use one replica"},
+  check({{"written later",
+          2,
+          of(kReplicas, false),
+          {"write into a copy, or use one replica"},
           {of(kReplicas, true), of(kStages, false)}}});
 }
 

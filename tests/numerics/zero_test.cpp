@@ -34,13 +34,20 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& kind, c
     return optimizer;
   };
   if (kind == "adagrad") {
-    return finish(std::make_unique<torch::optim::Adagrad>(groups, torch::optim::AdagradOptions(0.02).initial_accumulator_value(0.1)), 0.01);
+    return finish(std::make_unique<torch::optim::Adagrad>(
+                      groups, torch::optim::AdagradOptions(0.02).initial_accumulator_value(0.1)),
+                  0.01);
   }
-  if (kind == "sgd") return finish(std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).momentum(0.9)), 0.05);
+  if (kind == "sgd")
+    return finish(std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).momentum(0.9)), 0.05);
   if (kind == "rmsprop") {
-    return finish(std::make_unique<torch::optim::RMSprop>(groups, torch::optim::RMSpropOptions(0.01).eps(1e-3).centered(true)), 0.02);
+    return finish(
+        std::make_unique<torch::optim::RMSprop>(groups, torch::optim::RMSpropOptions(0.01).eps(1e-3).centered(true)),
+        0.02);
   }
-  if (kind == "adam") return finish(std::make_unique<torch::optim::Adam>(groups, torch::optim::AdamOptions(0.01).eps(1e-3).amsgrad(true)), 0.02);
+  if (kind == "adam")
+    return finish(std::make_unique<torch::optim::Adam>(groups, torch::optim::AdamOptions(0.01).eps(1e-3).amsgrad(true)),
+                  0.02);
   return finish(std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0.01).eps(1e-3)), 0.02);
 }
 
@@ -60,10 +67,14 @@ std::vector<numerics::Snapshot> reference(const std::string& kind, int ranks, in
 }
 
 ap::Options options_for(std::vector<int> replicas, int zero, const std::string& schedule = "1f1b") {
-  return {.stages = static_cast<int>(replicas.size()), .microbatches = 2, .zero = zero, .replicas = replicas, .schedule = schedule};
+  return {.stages = static_cast<int>(replicas.size()),
+          .microbatches = 2,
+          .zero = zero,
+          .replicas = replicas,
+          .schedule = schedule};
 }
 
-const std::vector<ap::Options> kPlans{options_for({2}, 1), options_for({3}, 2), options_for({2}, 3),
+const std::vector<ap::Options> kPlans{options_for({2}, 1),    options_for({3}, 2),    options_for({2}, 3),
                                       options_for({2, 1}, 1), options_for({1, 2}, 2), options_for({2, 2}, 3, "zb-h1")};
 
 TEST_CASE("optimizers of torch::optim step on shares, made before or after the first call, of a module or a callable") {
@@ -91,7 +102,8 @@ TEST_CASE("optimizers of torch::optim step on shares, made before or after the f
         };
         ap::AutoParallel<Net> from_module(world, made(), options);
         train(from_module, world.size() > 0 && p % 2 == 1);
-        ap::AutoParallel<Net> from_callable(world, [] { return made(); }, options);
+        ap::AutoParallel<Net> from_callable(
+            world, [] { return made(); }, options);
         train(from_callable, false);
       });
     }
@@ -100,8 +112,8 @@ TEST_CASE("optimizers of torch::optim step on shares, made before or after the f
 
 TEST_CASE("a checkpoint of any ZeRO level goes on under any other, on other ranks") {
   const DoublePrecision guard;
-  const std::vector<ap::Options> plans{options_for({1}, 0), options_for({2}, 1), options_for({3}, 2), options_for({2, 1}, 3),
-                                       options_for({2}, 0)};
+  const std::vector<ap::Options> plans{options_for({1}, 0), options_for({2}, 1), options_for({3}, 2),
+                                       options_for({2, 1}, 3), options_for({2}, 0)};
   for (std::size_t from = 0; from < plans.size(); ++from) {
     const TempFolder folder;
     check_ranks(ranks_of(plans[from]), [&](ap::World& world) {
@@ -147,7 +159,8 @@ TEST_CASE("each rank keeps state for its share alone, and sums over shards count
         const auto shard = model->shard(parameter);
         if (shard.whole) throw numerics::Failure("a parameter is held whole");
         if (shard.end - shard.begin != parameter.numel()) throw numerics::Failure("shard() is not what the handle has");
-        const auto& state = static_cast<torch::optim::AdamParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+        const auto& state =
+            static_cast<torch::optim::AdamParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
         if (state.exp_avg().numel() != parameter.numel()) throw numerics::Failure("state of more than the share");
         held += parameter.numel();
         int64_t elements = 1;
@@ -197,7 +210,8 @@ TEST_CASE("frozen parameters and other modes between steps") {
       }
       model->eval();
       const torch::NoGradGuard no_grad;
-      check_close(model(ids(5, begin, begin + kSamples), labels(5, begin, begin + kSamples)), evaluated, kTolerance, "evaluation");
+      check_close(model(ids(5, begin, begin + kSamples), labels(5, begin, begin + kSamples)), evaluated, kTolerance,
+                  "evaluation");
     });
   }
 }
@@ -222,7 +236,8 @@ TEST_CASE("calls inside no_sync leave the sums to the next at level 1, and sum i
       const auto call = [&](int k, bool sums) {
         model(ids(k, begin, begin + kSamples), labels(k, begin, begin + kSamples)).backward();
         const auto trace = ap::read_text_file(folder / ("trace." + std::to_string(world.rank()) + ".json"));
-        if ((trace.find("reduction") != std::string::npos) != sums) throw numerics::Failure("call " + std::to_string(k));
+        if ((trace.find("reduction") != std::string::npos) != sums)
+          throw numerics::Failure("call " + std::to_string(k));
       };
       for (const bool explicitly : {false, true}) {
         optimizer->zero_grad();
@@ -231,8 +246,10 @@ TEST_CASE("calls inside no_sync leave the sums to the next at level 1, and sum i
           for (int k = 0; k + 1 < kCalls; ++k) call(k, zero >= 2);
           if (explicitly) call(kCalls - 1, zero >= 2);
         }
-        if (explicitly) model->sync_gradients();
-        else call(kCalls - 1, true);
+        if (explicitly)
+          model->sync_gradients();
+        else
+          call(kCalls - 1, true);
         for (const auto& item : model->named_parameters()) {
           const auto want = numerics::held_part(net->named_parameters()[item.key()].grad(), model->shard(item.value()));
           check_close(item.value().grad(), want, kTolerance, "gradient of " + item.key());

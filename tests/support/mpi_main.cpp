@@ -19,11 +19,13 @@ namespace {
 constexpr int kSkipped = 77;  // ctest's SKIP_RETURN_CODE
 constexpr int kWrongWorld = 78;
 
-/// Ends the test program when the launcher made another world than ctest asked for: Ubuntu 24.04's mpich starts n worlds of one.
+/// Ends the test program when the launcher made another world than ctest asked for: Ubuntu 24.04's mpich starts n
+/// worlds of one.
 void check_world_size(int size) {
   const char* wanted = std::getenv("TEST_RANKS");
   if (wanted != nullptr && std::stoi(wanted) != size) {
-    std::fprintf(stderr, "the launcher made a world of %d, not of %s: mpiexec and the MPI library do not match\n", size, wanted);
+    std::fprintf(stderr, "the launcher made a world of %d, not of %s: mpiexec and the MPI library do not match\n", size,
+                 wanted);
     std::exit(kWrongWorld);
   }
 }

@@ -12,9 +12,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
-/// CPU tensors' memory in the books of whoever made it: what a rank of a Loopback world holds, how much it held at most, and
-/// a limit beyond which it gets none. A rank is one thread, on which its backwards run, too; what it made stays in its books
-/// whoever frees it.
+/// CPU tensors' memory in the books of whoever made it: what a rank of a Loopback world holds, how much it held at
+/// most, and a limit beyond which it gets none. A rank is one thread, on which its backwards run, too; what it made
+/// stays in its books whoever frees it.
 class RankMemory final : public c10::Allocator {
  public:
   /// Of one rank. Bytes as they were asked for.
@@ -32,8 +32,8 @@ class RankMemory final : public c10::Allocator {
       const auto now = live_ += bytes;
       if (now > limit_) {
         live_ -= bytes;
-        TORCH_CHECK_WITH(OutOfMemoryError, false, "a rank holds ", now - bytes, " bytes and asks for ", bytes, " more; its limit is ",
-                         limit_.load());
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "a rank holds ", now - bytes, " bytes and asks for ", bytes,
+                         " more; its limit is ", limit_.load());
       }
       peak_ = std::max(peak_.load(), now);
     }

@@ -13,7 +13,7 @@ class TempFolder {
   TempFolder() {
     static std::atomic<int> count{0};
     path_ = std::filesystem::temp_directory_path() /
-           ("autopar_test_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
+            ("autopar_test_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
   }

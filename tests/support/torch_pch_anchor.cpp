@@ -1,4 +1,2 @@
 // Owns the precompiled header of the torch tests: an executable, since an object library is compiled with other flags.
-int main() {
-  return 0;
-}
+int main() { return 0; }

@@ -124,7 +124,8 @@ struct Outcome {
   std::vector<std::byte> bytes;
   std::size_t begin = 0;
 };
-inline Outcome outcome(std::uint32_t seed, std::size_t step, const std::vector<Rank>& members, Rank self, const SumStep& sum) {
+inline Outcome outcome(std::uint32_t seed, std::size_t step, const std::vector<Rank>& members, Rank self,
+                       const SumStep& sum) {
   const auto part = sum.elements * sum.element_bytes();
   if (sum.kind == Collective::kAllGather) {
     Outcome all;
@@ -146,15 +147,19 @@ inline Outcome outcome(std::uint32_t seed, std::size_t step, const std::vector<R
 inline AnyTransport::Ticket start(AnyTransport& transport, const SumStep& sum, Buffer buffer, GroupId group) {
   const auto dtype = sum.doubles ? DType::kF64 : DType::kF32;
   switch (sum.kind) {
-    case Collective::kAllReduce: return transport.all_reduce(std::move(buffer), dtype, group);
-    case Collective::kReduceScatter: return transport.reduce_scatter(std::move(buffer), dtype, group);
-    case Collective::kAllGather: break;
+    case Collective::kAllReduce:
+      return transport.all_reduce(std::move(buffer), dtype, group);
+    case Collective::kReduceScatter:
+      return transport.reduce_scatter(std::move(buffer), dtype, group);
+    case Collective::kAllGather:
+      break;
   }
   return transport.all_gather(std::move(buffer), group);
 }
 
-/// Every message arrives once, unchanged and in order; every sum has the bits of the additions in the order of ranks, on
-/// every member, whole or in shares; what is gathered are the members' parts; nothing waits for ever although ranks wait at random times.
+/// Every message arrives once, unchanged and in order; every sum has the bits of the additions in the order of ranks,
+/// on every member, whole or in shares; what is gathered are the members' parts; nothing waits for ever although ranks
+/// wait at random times.
 inline void random_traffic_arrives(World& world, AnyTransport transport, std::uint32_t seed, int steps) {
   const int ranks = world.size();
   std::vector<std::vector<Rank>> groups;
@@ -190,8 +195,8 @@ inline void random_traffic_arrives(World& world, AnyTransport transport, std::ui
     if (step.is_sum) {
       const auto& members = groups[step.sum.group];
       if (std::find(members.begin(), members.end(), world.rank_id()) == members.end()) continue;
-      next.memory = std::make_shared<std::vector<std::byte>>(
-          own_addend(seed, i, world.rank_id(), step.sum, members.size()));
+      next.memory =
+          std::make_shared<std::vector<std::byte>>(own_addend(seed, i, world.rank_id(), step.sum, members.size()));
       next.expected = outcome(seed, i, members, world.rank_id(), step.sum);
       next.ticket = start(transport, step.sum, buffer_of(next.memory), ids[step.sum.group]);
     } else {
@@ -221,12 +226,14 @@ inline Blob blob(const std::string& text) {
 /// all_gather, broadcast, sums, barrier and bytes between two ranks, of small and large blobs.
 inline void control_plane_agrees(World& world) {
   const auto size = static_cast<std::size_t>(world.size());
-  for (const std::size_t length : {std::size_t{0}, std::size_t{5}, std::size_t{248}, std::size_t{249}, std::size_t{90'000}}) {
+  for (const std::size_t length :
+       {std::size_t{0}, std::size_t{5}, std::size_t{248}, std::size_t{249}, std::size_t{90'000}}) {
     const auto mine = pattern(static_cast<std::uint32_t>(world.rank()), length + world.rank_id().index());
     const auto all = world.all_gather(mine, "test gather");
     require(all.size() == size, "one blob a rank");
     for (std::size_t rank = 0; rank < size; ++rank) {
-      require(all[rank] == pattern(static_cast<std::uint32_t>(rank), length + rank), "all_gather gives each rank's bytes");
+      require(all[rank] == pattern(static_cast<std::uint32_t>(rank), length + rank),
+              "all_gather gives each rank's bytes");
     }
     for (std::size_t root = 0; root < size; ++root) {
       const auto told = world.broadcast(world.rank_id().index() == root ? pattern(5, length) : blob("ignored"),

@@ -26,9 +26,7 @@ struct Net : nn::Module {
     first = register_module("first", nn::Linear(4, width));
     second = register_module("second", nn::Linear(width, 4));
   }
-  Tensor forward(const Tensor& x) {
-    return body ? body(*this, x) : second(torch::relu(first(x))).pow(2).mean();
-  }
+  Tensor forward(const Tensor& x) { return body ? body(*this, x) : second(torch::relu(first(x))).pow(2).mean(); }
   Body body;
   nn::Linear first{nullptr}, second{nullptr};
 };
@@ -109,18 +107,19 @@ TEST_CASE("what works is not refused") {
 }
 
 TEST_CASE("a value read in forward names the operator and where") {
-  check_all(train(2, {}, [](Net& net, Tensor x) {
-              x = net.first(x);
-              return x.sum().item<float>() > 0 ? x.mean() : -x.mean();
-            }),
+  check_all(train(2, {},
+                  [](Net& net, Tensor x) {
+                    x = net.first(x);
+                    return x.sum().item<float>() > 0 ? x.mean() : -x.mean();
+                  }),
             "CaptureError", {"item", "first"});
   check_all(train(1, {}, [](Net& net, Tensor x) { return net.first(x).nonzero().sum().to(torch::kFloat) * x.sum(); }),
             "CaptureError", {"nonzero", "first"});
 }
 
 TEST_CASE("integers that do not follow the batch size are refused with the operator") {
-  check_all(train(2, {}, [](Net& net, Tensor x) { return net.first(x).slice(0, 0, x.size(0) / 2).sum(); }), "CaptureError",
-            {"slice", "first"});
+  check_all(train(2, {}, [](Net& net, Tensor x) { return net.first(x).slice(0, 0, x.size(0) / 2).sum(); }),
+            "CaptureError", {"slice", "first"});
   check_all(train(2, {}, [](Net& net, Tensor x) { return x.size(0) > 8 ? net.first(x).sum() : net.second(x).sum(); }),
             "CaptureError", {});
 }
@@ -136,15 +135,15 @@ TEST_CASE("an operator that mixes samples is refused under a plan that divides t
 }
 
 TEST_CASE("a custom autograd function is named") {
-  check_all(train(2, {}, [](Net& net, Tensor x) { return Square::apply(net.first(x)).sum(); }), "CaptureError", {"Square"});
+  check_all(train(2, {}, [](Net& net, Tensor x) { return Square::apply(net.first(x)).sum(); }), "CaptureError",
+            {"Square"});
 }
 
 TEST_CASE("sizes that differ between ranks are named with both") {
   check_all(messages(2,
                      [&](ap::World& world) {
-                       ap::AutoParallel<Net> model(world, make_net([](Net& net, Tensor x) {
-                         return net.first(x.mean(1)).sum();
-                       }));
+                       ap::AutoParallel<Net> model(
+                           world, make_net([](Net& net, Tensor x) { return net.first(x.mean(1)).sum(); }));
                        model(torch::ones({4, 3 + world.rank(), 4})).backward();
                      }),
             "InvalidArgument", {"3", "4", "rank"});
@@ -278,9 +277,9 @@ TEST_CASE("a forward that throws on one rank is an error on all") {
   const auto got = messages(2, [&](ap::World& world) {
     const bool throws = world.rank() == 1;
     ap::AutoParallel<Net> model(world, make_net([throws](Net& net, Tensor x) {
-      if (throws) throw std::domain_error("the third layer is unhappy");
-      return net.first(x).sum();
-    }));
+                                  if (throws) throw std::domain_error("the third layer is unhappy");
+                                  return net.first(x).sum();
+                                }));
     model(torch::ones({4, 4})).backward();
   });
   for (const auto& message : got) {
@@ -312,15 +311,17 @@ TEST_CASE("ranks that make different calls are told so") {
 }
 
 TEST_CASE("ranks that are out of step name both ranks and both calls") {
-  using Work = std::function<void(ap::World&, ap::AutoParallel<Net>&, Tensor& loss)>;
+  using Work = std::function<void(ap::World&, ap::AutoParallel<Net>&, Tensor & loss)>;
   const std::vector<std::pair<std::string, Work>> calls{
-      {"forward", [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) { model(torch::ones({4, 4})); }},
+      {"forward",
+       [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) {
+         model(torch::ones({4, 4}));
+       }},
       {"clip_grad_norm_", [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) { model->clip_grad_norm_(1.0); }},
       {"save", [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) { model->save("/tmp/never-written"); }},
       {"gather", [](ap::World&, ap::AutoParallel<Net>& model, Tensor&) { static_cast<void>(model->gather_state()); }},
-      {"global_mean", [](ap::World& world, ap::AutoParallel<Net>&, Tensor&) {
-         static_cast<void>(ap::global_mean(world, torch::ones({}), 4));
-       }},
+      {"global_mean", [](ap::World& world, ap::AutoParallel<Net>&,
+                         Tensor&) { static_cast<void>(ap::global_mean(world, torch::ones({}), 4)); }},
       {"barrier", [](ap::World& world, ap::AutoParallel<Net>&, Tensor&) { world.barrier(); }},
       {"backward", [](ap::World&, ap::AutoParallel<Net>&, Tensor& loss) { loss.backward(); }}};
   const Net::Body leaves = [](Net& net, Tensor x) { return net.second(torch::relu(net.first(x))); };
@@ -341,8 +342,10 @@ TEST_CASE("ranks that are out of step name both ranks and both calls") {
 TEST_CASE("a first call against another one names both") {
   const auto got = messages(2, [&](ap::World& world) {
     ap::AutoParallel<Net> model(world, make_net());
-    if (world.rank() == 0) model(torch::ones({4, 4})).backward();
-    else world.barrier();
+    if (world.rank() == 0)
+      model(torch::ones({4, 4})).backward();
+    else
+      world.barrier();
   });
   check_all(got, "InvalidArgument", {"rank 0", "rank 1", "barrier"});
 }
@@ -411,14 +414,20 @@ RankBody training(const ap::Options& options, const Net::Body& body = {}) {
 }
 
 TEST_CASE("the ways out of plans that cannot hold what mixes samples are accepted") {
-  const Net::Body mixes = [](Net& net, Tensor x) {
-    return net.second(torch::softmax(net.first(x), 0)).pow(2).mean();
-  };
+  const Net::Body mixes = [](Net& net, Tensor x) { return net.second(torch::softmax(net.first(x), 0)).pow(2).mean(); };
   const std::vector<std::string> says{"softmax", "leave that to the planner"};
   check_ways({
-      {"micro-batches", 1, training({.microbatches = 2}, mixes), "CaptureError", says,
+      {"micro-batches",
+       1,
+       training({.microbatches = 2}, mixes),
+       "CaptureError",
+       says,
        {training({.microbatches = 1}, mixes), training({}, mixes)}},
-      {"replicas", 2, training({.stages = 1, .replicas = {2}}, mixes), "CaptureError", says,
+      {"replicas",
+       2,
+       training({.stages = 1, .replicas = {2}}, mixes),
+       "CaptureError",
+       says,
        {training({.stages = 2, .microbatches = 1, .replicas = {1, 1}}, mixes), training({}, mixes)}},
   });
 }
@@ -437,10 +446,16 @@ TEST_CASE("a mode that mixes samples where the plan divides them is refused, and
       model(torch::ones({4, 4}));
     };
   };
-  check_ways({{"micro-batches", 1, both({.microbatches = 2}), "CaptureError",
+  check_ways({{"micro-batches",
+               1,
+               both({.microbatches = 2}),
+               "CaptureError",
                {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"},
                {both({.microbatches = 1}), both({})}},
-              {"replicas", 2, both({.stages = 1, .replicas = {2}}), "CaptureError",
+              {"replicas",
+               2,
+               both({.stages = 1, .replicas = {2}}),
+               "CaptureError",
                {"softmax", "set microbatches = 1 and replicas to 1 for it, or leave both"},
                {both({.stages = 1, .replicas = {1}})}}});
 }
@@ -464,12 +479,23 @@ TEST_CASE("the ways out of arguments that do not say where samples are, are acce
   const auto own_rows = [](ap::World& world) { return torch::full({4, 4}, 1.0 + world.rank()); };
   const RankBody accepted = scaled({0, ap::kShared}, row);
   check_ways({
-      {"a dim that is not there", 1, scaled({0, 3}, row), "InvalidArgument", {"[1] = 3", "or autopar::kShared"},
+      {"a dim that is not there",
+       1,
+       scaled({0, 3}, row),
+       "InvalidArgument",
+       {"[1] = 3", "or autopar::kShared"},
        {accepted}},
       {"too many dims", 1, scaled({0, 0, 0}, row), "InvalidArgument", {"give one for each tensor"}, {accepted}},
-      {"other samples", 1, scaled({}, row), "InvalidArgument", {"Options::batch_dims, or autopar::kShared"},
+      {"other samples",
+       1,
+       scaled({}, row),
+       "InvalidArgument",
+       {"Options::batch_dims, or autopar::kShared"},
        {accepted}},
-      {"shared, but not the same", 2, scaled({0, ap::kShared}, own_row), "InvalidArgument",
+      {"shared, but not the same",
+       2,
+       scaled({0, ap::kShared}, own_row),
+       "InvalidArgument",
        {"pass the same tensor on every rank", "give it a batch dim in Options::batch_dims"},
        {accepted, scaled({0, 0}, own_rows)}},
   });
@@ -500,14 +526,31 @@ TEST_CASE("the ways out of ranks that differ are accepted") {
   const auto none = [](int) { return int64_t{0}; };
   const auto on_rank_1 = [](int rank) { return int64_t{3 * rank}; };
   check_ways({
-      {"options", 2, with(one_or_two, four, plain, four), "InvalidArgument", {"give every rank the same options"},
+      {"options",
+       2,
+       with(one_or_two, four, plain, four),
+       "InvalidArgument",
+       {"give every rank the same options"},
        {with(two, four, plain, four)}},
-      {"widths", 2, with(same, [](int rank) { return int64_t{4 + rank}; }, plain, four), "InvalidArgument",
-       {"the same model on every rank"}, {with(same, four, plain, four)}},
-      {"programs", 2, with(same, four, body_of_rank, four), "InvalidArgument", {"let forward not depend on the rank"},
+      {"widths",
+       2,
+       with(
+           same, [](int rank) { return int64_t{4 + rank}; }, plain, four),
+       "InvalidArgument",
+       {"the same model on every rank"},
+       {with(same, four, plain, four)}},
+      {"programs",
+       2,
+       with(same, four, body_of_rank, four),
+       "InvalidArgument",
+       {"let forward not depend on the rank"},
        {with(same, four, body, four)}},
-      {"no samples anywhere", 2, with(same, four, plain, none), "InvalidArgument",
-       {"at least one rank must bring a sample"}, {with(same, four, plain, on_rank_1)}},
+      {"no samples anywhere",
+       2,
+       with(same, four, plain, none),
+       "InvalidArgument",
+       {"at least one rank must bring a sample"},
+       {with(same, four, plain, on_rank_1)}},
   });
 }
 
@@ -595,8 +638,12 @@ TEST_CASE("a parameter that forward would write is written in the loop, by its o
     halve(net.first->weight);
     return net.second(torch::relu(net.first(x))).pow(2).mean();
   };
-  check_ways({{"a weight", 2, training({.stages = 2}, writes), "CaptureError",
-               {"first.weight", "the forward writes into a parameter; do it outside the model, on the owner"}, {}}});
+  check_ways({{"a weight",
+               2,
+               training({.stages = 2}, writes),
+               "CaptureError",
+               {"first.weight", "the forward writes into a parameter; do it outside the model, on the owner"},
+               {}}});
   const auto reference = make_net();
   halve(reference->first->weight);
   const auto want = reference->forward(torch::ones({8, 4}));

@@ -57,24 +57,26 @@ struct Outcome {
   std::vector<std::string> actions;  ///< of ranks whose own program threw
   std::vector<std::string> told;     ///< messages of ranks that learnt it from another
   std::vector<Rank> blamed;
-  std::string results;               ///< empty = those of one process
+  std::string results;  ///< empty = those of one process
   std::size_t under_way = 0;
   int buffers = 0;
 };
 
 Outcome run(const Case& example, const Program& program, const std::optional<Fault>& fault) {
   const auto ranks = program.ranks.size();
-  Outcome out{.events = std::vector<std::map<std::string, int>>(ranks), .actions = std::vector<std::string>(ranks),
-              .told = std::vector<std::string>(ranks), .blamed = std::vector<Rank>(ranks), .results = {}};
+  Outcome out{.events = std::vector<std::map<std::string, int>>(ranks),
+              .actions = std::vector<std::string>(ranks),
+              .told = std::vector<std::string>(ranks),
+              .blamed = std::vector<Rank>(ranks),
+              .results = {}};
   testing::Ledger ledger;
   auto models = testing::make_models(example);
   std::vector<std::size_t> under_way(ranks, 0);
   const auto body = [&](World& world) {
     const auto r = testing::index_of(world);
     Events events(fault && fault->rank == r ? fault : std::nullopt);
-    testing::LoggedTransport transport(world.make_transport(), [&](const std::string& event) {
-      events("wire " + event.substr(0, event.find(' ')));
-    });
+    testing::LoggedTransport transport(
+        world.make_transport(), [&](const std::string& event) { events("wire " + event.substr(0, event.find(' '))); });
     const auto groups = testing::make_groups(transport, example.pipeline);
     const auto gather_groups = testing::make_groups(transport, example.pipeline);
     testing::Script script;
@@ -186,9 +188,10 @@ Swept sweep(Choose choose) {
 }
 
 const std::set<std::string> kEvents{
-    "accept",  "backward",  "backward_input",  "backward_weight", "bucket",       "forward",             "gathered",
-    "landing", "gathering", "wire all_gather", "wire all_reduce", "wire receive", "wire reduce_scatter", "wire send",
-    "pack",    "reduced",   "release",         "wire wait",       "last backward ends"};
+    "accept",          "backward",     "backward_input",      "backward_weight",   "bucket",
+    "forward",         "gathered",     "receive_buffer",      "gathering",         "wire all_gather",
+    "wire all_reduce", "wire receive", "wire reduce_scatter", "wire send",         "pack",
+    "reduced",         "release",      "wire wait",           "last backward ends"};
 
 // Most of a run is waiting for a failure to be seen, so that only one in so many is tried each time.
 TEST_CASE("an exception in any action ends all ranks, under every schedule and ZeRO level", "[executor]") {

@@ -14,8 +14,8 @@
 #include <autopar/runtime/world.hpp>
 #include <autopar/schedule/gpipe.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
-#include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/program.hpp>
+#include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/synthesised.hpp>
 #include <autopar/schedule/validate.hpp>
 
@@ -41,15 +41,17 @@ using testing::Script;
 namespace {
 
 /// What a rank's program has other ranks take part in, as HoldingTransport names it.
-std::vector<std::string> messages_and_sums(const std::vector<Action>& actions, Rank self, const std::vector<GroupId>& groups) {
+std::vector<std::string> messages_and_sums(const std::vector<Action>& actions, Rank self,
+                                           const std::vector<GroupId>& groups) {
   std::vector<std::string> names;
   for (const Action& action : actions) {
     const Tag tag{action.channel, action.microbatch, static_cast<std::int32_t>(action.flow)};
     if (is_collective(action.kind)) {
-      const char* name = action.kind == ActionKind::kReduce    ? "reduce"
+      const char* name = action.kind == ActionKind::kReduce   ? "reduce"
                          : action.kind == ActionKind::kGather ? "gather"
                                                               : "scatter";
-      names.push_back(HoldingTransport::name(name, Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0}));
+      names.push_back(
+          HoldingTransport::name(name, Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0}));
     } else if (action.peer != self && action.kind == ActionKind::kSend) {
       names.push_back(HoldingTransport::name("send", action.peer, tag));
     } else if (action.peer != self && action.kind == ActionKind::kReceive) {
@@ -61,7 +63,8 @@ std::vector<std::string> messages_and_sums(const std::vector<Action>& actions, R
 
 /// Runs phases one after the other on one thread a rank; empty if all results are the reference's.
 template <class Wire = AnyTransport, SchedulePolicy Policy>
-std::string run_phases(const Case& example, const std::vector<Phase>& phases, const Policy& policy, std::uint32_t seed) {
+std::string run_phases(const Case& example, const std::vector<Phase>& phases, const Policy& policy,
+                       std::uint32_t seed) {
   const auto& [pipeline, layout] = example;
   Ledger ledger;
   auto models = make_models(example);
@@ -77,8 +80,8 @@ std::string run_phases(const Case& example, const std::vector<Phase>& phases, co
     for (std::size_t p = 0; p < phases.size(); ++p) {
       const auto& actions = programs[p].ranks[r];
       for (auto& name : messages_and_sums(actions, world.rank_id(), groups)) expected.push_back(std::move(name));
-      const Script script{.throw_at = {}, .bucket_order = seed + 7 * static_cast<std::uint32_t>(r),
-                          .eager = seed % 3 == 0, .log = {}};
+      const Script script{
+          .throw_at = {}, .bucket_order = seed + 7 * static_cast<std::uint32_t>(r), .eager = seed % 3 == 0, .log = {}};
       FakeEngine engine(models[r], actions, phases[p], ledger, script);
       Executor executor(engine, transport, groups);
       executor.run(actions);
@@ -95,7 +98,8 @@ std::string run_phases(const Case& example, const std::vector<Phase>& phases, co
   return {};
 }
 
-/// A step, and a forward and a backward phase, under an order that the seed chooses; whether ranks have several stages, too.
+/// A step, and a forward and a backward phase, under an order that the seed chooses; whether ranks have several stages,
+/// too.
 template <class Wire = AnyTransport>
 std::string run_random_case(std::uint32_t seed) {
   auto example = seed % 2 == 0 ? testing::random_case(seed, 6, 6) : testing::random_chunked_case(seed, 5, 5);
@@ -105,9 +109,12 @@ std::string run_random_case(std::uint32_t seed) {
     return wrong.empty() ? run_phases<Wire>(example, {Phase::kForward, Phase::kBackward}, policy, seed) : wrong;
   };
   switch (seed / 2 % 3) {
-    case 0: return run(OneFOneB{});
-    case 1: return run(GPipe{});
-    default: return run(testing::RandomOrders{seed});
+    case 0:
+      return run(OneFOneB{});
+    case 1:
+      return run(GPipe{});
+    default:
+      return run(testing::RandomOrders{seed});
   }
 }
 
@@ -172,15 +179,16 @@ TEST_CASE("synthesised orders on threads, backwards whole and in parts: the resu
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const auto kind = seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kInterleaved;
     const auto example = testing::random_placed_case(seed, kind, 6, 7);
-    const Synthesised<testing::EqualTimes> policy{.costs = {}, .local = example.layout.local,
-                                                  .parts_backwards = seed % 3 != 0, .budget = 40};
+    const Synthesised<testing::EqualTimes> policy{
+        .costs = {}, .local = example.layout.local, .parts_backwards = seed % 3 != 0, .budget = 40};
     INFO("seed " << seed);
     REQUIRE(run_phases(example, {Phase::kStep}, policy, seed) == "");
     REQUIRE(run_phases<HoldingTransport>(example, {Phase::kForward, Phase::kBackward}, policy, seed) == "");
   }
 }
 
-TEST_CASE("programs end, in their own order, where every message and sum holds up all that comes after it", "[executor]") {
+TEST_CASE("programs end, in their own order, where every message and sum holds up all that comes after it",
+          "[executor]") {
   for (std::uint32_t seed = 0; seed < 240; ++seed) {
     INFO("seed " << seed);
     REQUIRE(run_random_case<HoldingTransport>(seed) == "");
@@ -220,7 +228,8 @@ TEST_CASE("reductions start within the last backward, in the program's order wha
   CHECK(bucket == 5);
 }
 
-TEST_CASE("a stage's reductions start in its own last backward, although the rank's other stage goes on", "[executor]") {
+TEST_CASE("a stage's reductions start in its own last backward, although the rank's other stage goes on",
+          "[executor]") {
   const std::vector<Rank> both{Rank(0), Rank(1)};
   const Case example{{.ranks = 2,
                       .stages = {both, both},
@@ -259,7 +268,7 @@ TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[
     void forward(const Action&) {}
     void backward(const Action&) {}
     Buffer pack(const Action&) { return {}; }
-    Buffer landing(const Action&) { return {}; }
+    Buffer receive_buffer(const Action&) { return {}; }
     void accept(const Action&, const Buffer&) {}
     void on_bucket_ready(std::function<void(int, int)>) {}
     Buffer bucket(const Action&) { return {}; }
@@ -269,8 +278,11 @@ TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[
   loopback::run(1, [&](World& world) {
     WholeEngine engine;
     auto transport = world.make_transport();
-    const Action split{.kind = ActionKind::kBackwardInput, .stage = StageId(0), .microbatch = 0,
-                       .flow = Flow::kGradient, .samples = {0, 1}};
+    const Action split{.kind = ActionKind::kBackwardInput,
+                       .stage = StageId(0),
+                       .microbatch = 0,
+                       .flow = Flow::kGradient,
+                       .samples = {0, 1}};
     CHECK_THROWS_WITH(Executor(engine, transport, {}).run({split}),
                       Catch::Matchers::ContainsSubstring("input backward of stage 0") &&
                           Catch::Matchers::ContainsSubstring("in two parts"));
@@ -300,7 +312,7 @@ TEST_CASE("receives are posted two turns ahead of their use, no earlier", "[exec
   for (const Action& action : actions) {
     if (action.kind == ActionKind::kForward) ++turn;
     if (action.kind != ActionKind::kReceive || action.peer == Rank(1)) continue;
-    const auto posted = log.position("landing: " + describe(action));
+    const auto posted = log.position("receive_buffer: " + describe(action));
     CHECK(posted < forwards[static_cast<std::size_t>(std::max(turn - kReceivesAhead, 0))]);
     if (turn > kReceivesAhead) CHECK(posted > forwards[static_cast<std::size_t>(turn - kReceivesAhead - 1)]);
   }
@@ -452,13 +464,16 @@ TEST_CASE("the trace has every action once, with its span", "[executor]") {
   }
 }
 
-TEST_CASE("turns are traced in the program's order, which is that of the simulated course, under every schedule", "[executor]") {
+TEST_CASE("turns are traced in the program's order, which is that of the simulated course, under every schedule",
+          "[executor]") {
   for (const auto kind : kScheduleKinds) {
     for (std::uint32_t seed = 0; seed < 12; ++seed) {
-      const auto placed = kind == ScheduleKind::kSynthesised ? (seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kZbH1) : kind;
+      const auto placed =
+          kind == ScheduleKind::kSynthesised ? (seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kZbH1) : kind;
       const auto example = testing::random_placed_case(seed, placed, 5, 6);
       const auto& [pipeline, layout] = example;
-      const Synthesised<testing::EqualTimes> synthesised{.costs = {}, .local = layout.local, .parts_backwards = true, .budget = 40};
+      const Synthesised<testing::EqualTimes> synthesised{
+          .costs = {}, .local = layout.local, .parts_backwards = true, .budget = 40};
       const auto program = kind == ScheduleKind::kSynthesised ? make_program(pipeline, layout, synthesised)
                                                               : make_program(pipeline, layout, kind);
       auto models = make_models(example);

@@ -154,18 +154,31 @@ TEST_CASE("an operator that throws on one rank ends all ranks, wherever in a tra
   const std::vector<Training> trainings{
       {"1f1b", false, 2, {.stages = 2, .microbatches = 2, .schedule = "1f1b"}},
       {"gpipe, results and an epilogue", true, 2, {.stages = 2, .microbatches = 2, .schedule = "gpipe"}},
-      {"interleaved, ZeRO 1", false, 3,
+      {"interleaved, ZeRO 1",
+       false,
+       3,
        {.stages = 2, .microbatches = 2, .zero = 1, .replicas = {2, 1}, .schedule = "interleaved"}},
       {"zb-h1, ZeRO 2", false, 3, {.stages = 2, .microbatches = 2, .zero = 2, .replicas = {1, 2}, .schedule = "zb-h1"}},
-      {"zb-v, ZeRO 3, everything runs again", false, 3,
+      {"zb-v, ZeRO 3, everything runs again",
+       false,
+       3,
        {.stages = 2, .microbatches = 2, .zero = 3, .replicas = {2, 1}, .schedule = "zb-v", .recompute = "full"}},
   };
   constexpr int kPlaces = 36;
   // As the others are told of them: "forward" is what is before and behind the pipeline, "its program" the optimizer.
-  const std::vector<std::string> places{
-      "capturing the model", "verifying the capture", "'forward'", "'forward of stage", "'backward of stage",
-      "'input backward of stage", "'weight backward of stage", "'send of values", "'receive of values",
-      "'send of gradients", "'receive of gradients", "'its program'", "'gather_state'"};
+  const std::vector<std::string> places{"capturing the model",
+                                        "verifying the capture",
+                                        "'forward'",
+                                        "'forward of stage",
+                                        "'backward of stage",
+                                        "'input backward of stage",
+                                        "'weight backward of stage",
+                                        "'send of values",
+                                        "'receive of values",
+                                        "'send of gradients",
+                                        "'receive of gradients",
+                                        "'its program'",
+                                        "'gather_state'"};
   std::set<std::string> failed;
   for (const auto& training : trainings) {
     const auto whole = run(training);

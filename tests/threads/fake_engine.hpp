@@ -37,7 +37,8 @@ struct Ledger {
 
 inline Buffer make_buffer(std::size_t bytes, Ledger& ledger) {
   const int alive = ++ledger.alive;
-  for (int most = ledger.most; alive > most && !ledger.most.compare_exchange_weak(most, alive);) {}
+  for (int most = ledger.most; alive > most && !ledger.most.compare_exchange_weak(most, alive);) {
+  }
   std::shared_ptr<std::vector<std::byte>> memory(new std::vector<std::byte>(bytes), [&ledger](auto* bytes_) {
     delete bytes_;
     --ledger.alive;
@@ -86,8 +87,8 @@ class FakeEngine {
     return buffer;
   }
 
-  Buffer landing(const Action& action) {
-    count("landing", action);
+  Buffer receive_buffer(const Action& action) {
+    count("receive_buffer", action);
     return make_buffer(model_.words(action) * sizeof(Word), ledger_);
   }
 
@@ -168,8 +169,10 @@ class FakeEngine {
     sum = {};
     Word word = 0;
     for (std::size_t k = 0; k < 4; ++k) word += static_cast<Word>(limbs[k]) << (16 * k);
-    if (action.microbatch >= 0) model_.add_to_share(action, word);
-    else model_.bucket(action) = word;
+    if (action.microbatch >= 0)
+      model_.add_to_share(action, word);
+    else
+      model_.bucket(action) = word;
   }
 
   /// Calls of the engine so far.
@@ -179,8 +182,10 @@ class FakeEngine {
   void backward_turn(const char* call, const Action& action) {
     count(call, action);
     need_parameters(action);
-    if (action.kind == ActionKind::kBackwardWeight) model_.backward_weight(action);
-    else model_.backward(action, phase_ == Phase::kBackward);
+    if (action.kind == ActionKind::kBackwardWeight)
+      model_.backward_weight(action);
+    else
+      model_.backward(action, phase_ == Phase::kBackward);
     --backwards_left_[action.stage];
     if (gives_weight_gradients(action.kind)) filled_.insert({action.stage, action.microbatch});
     for (const Action& reduction : to_report_) {

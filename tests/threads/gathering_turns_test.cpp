@@ -46,7 +46,8 @@ using Course = std::vector<Doing>;
 class LayeredEngine {
  public:
   /// @param fills  whether a backward reaches a layer
-  LayeredEngine(int layers, Course backward, std::size_t members, std::size_t self, std::function<bool(int)> fills, Seen& seen)
+  LayeredEngine(int layers, Course backward, std::size_t members, std::size_t self, std::function<bool(int)> fills,
+                Seen& seen)
       : layers_(layers),
         backward_(std::move(backward)),
         members_(members),
@@ -56,8 +57,7 @@ class LayeredEngine {
         sums_(static_cast<std::size_t>(layers), 0) {}
 
   void forward(const Action&) {
-    for (int layer = layers_; layer-- > 0;)
-      need(layer);
+    for (int layer = layers_; layer-- > 0;) need(layer);
   }
   void backward(const Action&) {
     in_backward_ = true;
@@ -68,12 +68,11 @@ class LayeredEngine {
     }
   }
   void backward_input(const Action&) {
-    for (int layer = 0; layer < layers_; ++layer)
-      need(layer);
+    for (int layer = 0; layer < layers_; ++layer) need(layer);
   }
   void backward_weight(const Action& action) { backward(action); }
   Buffer pack(const Action&) { return {}; }
-  Buffer landing(const Action&) { return {}; }
+  Buffer receive_buffer(const Action&) { return {}; }
   void accept(const Action&, const Buffer&) {}
   void on_bucket_ready(std::function<void(int, int)> ready) { ready_ = std::move(ready); }
   void on_parameters_needed(std::function<void(int, int)> needed) { needed_ = std::move(needed); }
@@ -163,9 +162,8 @@ struct Example {
 /// Three replicas of one stage; the last has no samples.
 Example replicated(int layers, const std::function<int(int)>& filled_after, int microbatches = 1) {
   const std::vector<Rank> all{Rank(0), Rank(1), Rank(2)};
-  Example out{{.ranks = 3, .stages = {all}, .channels = {}, .groups = {}},
-              {{microbatches, microbatches, 0}, microbatches},
-              {}};
+  Example out{
+      {.ranks = 3, .stages = {all}, .channels = {}, .groups = {}}, {{microbatches, microbatches, 0}, microbatches}, {}};
   for (int layer = 0; layer < layers; ++layer) {
     out.pipeline.groups.push_back(
         {.ranks = all, .stage = StageId(0), .buckets = 1, .zero = 3, .filled_after = filled_after(layer)});
@@ -194,7 +192,8 @@ Example running_again(int layers, Again again, int microbatches = 1) {
       backward.insert(backward.end(), {{Doing::kNeeds, layer}, {Doing::kFills, layer}});
     }
   }
-  auto out = replicated(layers, [&](int layer) { return filled_after[static_cast<std::size_t>(layer)]; }, microbatches);
+  auto out = replicated(
+      layers, [&](int layer) { return filled_after[static_cast<std::size_t>(layer)]; }, microbatches);
   out.pipeline.backward_gathers = {order};
   out.backward = std::move(backward);
   return out;
@@ -226,22 +225,18 @@ std::vector<Seen> run(
 }
 
 constexpr int kLayers = 9;
-int itself(int layer) {
-  return layer + 1;
-}
+int itself(int layer) { return layer + 1; }
 
 template <class Wire>
 void check_that_little_is_whole() {
   std::vector<std::string> want;
-  for (int layer = kLayers; layer-- > 0;)
-    want.push_back("gather " + std::to_string(layer));
+  for (int layer = kLayers; layer-- > 0;) want.push_back("gather " + std::to_string(layer));
   want.push_back("gather 0");
   for (int layer = 0; layer < kLayers; ++layer) {
     if (layer + 1 < kLayers) want.push_back("gather " + std::to_string(layer + 1));
     want.push_back("sum " + std::to_string(layer));
   }
-  for (const auto& seen : run<Wire>(replicated(kLayers, itself), OneFOneB{}))
-    CHECK(seen.issued == want);
+  for (const auto& seen : run<Wire>(replicated(kLayers, itself), OneFOneB{})) CHECK(seen.issued == want);
   const auto several = run<Wire>(replicated(kLayers, itself, 3), OneFOneB{});
   for (std::size_t rank = 0; rank < several.size(); ++rank) {
     INFO("rank " << rank);
@@ -259,8 +254,7 @@ TEST_CASE("sums stand among the gatherings of their turn: a bucket is summed whi
 TEST_CASE("a bucket that fills late is summed late, and those behind it, by all members at the same place") {
   const auto late = [](int layer) { return layer == 2 ? kLayers : itself(layer); };
   const auto seen = run<HoldingTransport>(replicated(kLayers, late, 2), OneFOneB{});
-  for (const auto& each : seen)
-    CHECK(each.issued == seen[0].issued);
+  for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
   const auto& issued = seen[0].issued;
   const auto turn = issued.begin() + kLayers;  // a backward: behind the gatherings of a forward
   CHECK(std::find(turn, issued.end(), "sum 1") < std::find(turn, issued.end(), "gather 4"));
@@ -271,16 +265,14 @@ TEST_CASE("a bucket that a backward does not reach is summed where the others su
   for (const int missing : {0, 3, kLayers - 1}) {
     const auto seen =
         run<HoldingTransport>(replicated(kLayers, itself, 2), OneFOneB{}, [&](int layer) { return layer != missing; });
-    for (const auto& each : seen)
-      CHECK(each.issued == seen[0].issued);
+    for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
     CHECK(seen[0].most_buckets <= 3);
   }
 }
 
 TEST_CASE("sums of a weight backward follow all that it gathers") {
   const auto seen = run<HoldingTransport>(replicated(kLayers, itself, 3), ZbH1{});
-  for (const auto& each : seen)
-    CHECK(each.issued == seen[0].issued);
+  for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
   const auto first = std::find(seen[0].issued.begin(), seen[0].issued.end(), "sum 0");
   REQUIRE(first != seen[0].issued.end());
   CHECK(*(first - 1) == "gather " + std::to_string(kLayers - 1));

@@ -211,8 +211,10 @@ TEST_CASE("replicas whose parameters differ are found where verify_replicas asks
       }
       step(model, optimizer);
     });
-    if (asked) check_told(messages, {"verify_replicas", "second.weight", "rank 1", "rank 0"});
-    else for (const auto& message : messages) CHECK(message.empty());
+    if (asked)
+      check_told(messages, {"verify_replicas", "second.weight", "rank 1", "rank 0"});
+    else
+      for (const auto& message : messages) CHECK(message.empty());
   }
 }
 
@@ -289,8 +291,10 @@ TEST_CASE("ranks that make the calls that they are told to make train as one pro
        [](int rank, Model& a, Model& b) {
          train(a);
          train(b);
-         if (rank == 0) static_cast<void>(a->clip_grad_norm_(1e9));
-         else static_cast<void>(a->gather_state());
+         if (rank == 0)
+           static_cast<void>(a->clip_grad_norm_(1e9));
+         else
+           static_cast<void>(a->gather_state());
        },
        {"every rank must make the same calls in the same order"},
        [](int, Model& a, Model& b) {

@@ -11,11 +11,12 @@
 #include <autopar/autopar.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/checkpoint.hpp>
-#include <autopar/torch/hyper_parameters.hpp>
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
+
+#include "torch/checkpoint/checkpoint.hpp"
+#include "torch/parameters/hyper_parameters.hpp"
 
 // Models that save and load: what a load that fails leaves behind, and what a good one brings.
 namespace session_checkpoint_test {
@@ -156,7 +157,9 @@ TEST_CASE("a checkpoint brings hyper-parameters, and weights alone where that is
   }));
 }
 
-TEST_CASE("a checkpoint that is damaged when a model is deployed is an error of the first call, and the next one goes on", "[files]") {
+TEST_CASE(
+    "a checkpoint that is damaged when a model is deployed is an error of the first call, and the next one goes on",
+    "[files]") {
   const TempFolder folder;
   const ap::Options options{.stages = 2, .replicas = {1, 1}};
   static_cast<void>(train(options, [&](Model& model, torch::optim::AdamW& optimizer, ap::World& world) {

@@ -12,13 +12,14 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/io/profile_file.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 #include <autopar/runtime/loopback.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/profiler.hpp>
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
+
+#include "torch/cost/measured/profiler.hpp"
 
 // The files that options name: plan, profile, report, graph and trace.
 namespace session_files_test {
@@ -113,7 +114,8 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   CHECK(contains(other_version, "plan.json"));
 }
 
-TEST_CASE("plan files of every schedule are read and run; stages that lie elsewhere than it wants are refused", "[files]") {
+TEST_CASE("plan files of every schedule are read and run; stages that lie elsewhere than it wants are refused",
+          "[files]") {
   const TempFolder folder;
   const auto file = [&](std::string_view schedule) { return folder / (std::string(schedule) + ".json").c_str(); };
   for (const auto kind : ap::kScheduleKinds) {
@@ -164,7 +166,8 @@ TEST_CASE("what autopar did not write, or wrote of another model, is replaced on
   const TempFolder folder;
   const auto path = folder / "mine";
   const std::vector<std::function<void(ap::Options&)>> names{
-      [&](ap::Options& options) { options.profile_file = path; }, [&](ap::Options& options) { options.graph_file = path; },
+      [&](ap::Options& options) { options.profile_file = path; },
+      [&](ap::Options& options) { options.graph_file = path; },
       [&](ap::Options& options) { options.report_file = path; },
       [&](ap::Options& options) { options.plan_file = path, options.load_plan = false; },
       [&](ap::Options& options) { options.costs = "profiled", options.cost_file = path; },
@@ -183,7 +186,7 @@ TEST_CASE("what autopar did not write, or wrote of another model, is replaced on
     CHECK_NOTHROW(train(1, options));
     CHECK(contains(ap::read_text_file(path).substr(0, 256), "autopar "));
     options.overwrite = false;
-    CHECK_NOTHROW(train(1, options));  // its own
+    CHECK_NOTHROW(train(1, options));          // its own
     if (!options.cost_file.empty()) continue;  // costs are of all models
     CHECK(contains(refusal([&] { train(1, options, 7); }), "holds an autopar "));
   }
@@ -245,8 +248,10 @@ TEST_CASE("profiled costs are measured once, kept in their file, and measured ag
 struct CacheHome {
   explicit CacheHome(const std::string& folder) { ::setenv("XDG_CACHE_HOME", folder.c_str(), 1); }
   ~CacheHome() {
-    if (before.empty()) ::unsetenv("XDG_CACHE_HOME");
-    else ::setenv("XDG_CACHE_HOME", before.c_str(), 1);
+    if (before.empty())
+      ::unsetenv("XDG_CACHE_HOME");
+    else
+      ::setenv("XDG_CACHE_HOME", before.c_str(), 1);
   }
   std::string before = std::getenv("XDG_CACHE_HOME") == nullptr ? "" : std::getenv("XDG_CACHE_HOME");
 };
@@ -310,7 +315,8 @@ TEST_CASE("with plan_only the first call plans, writes the files and says that n
   const TempFolder folder;
   const fs::path clusters = fs::path(__FILE__).parent_path() / "../../examples/clusters";
   ::setenv("AUTOPAR_PLAN_ONLY", (clusters / "a100-40x8.toml").c_str(), 1);
-  const auto message = refusal([&] { train(1, {.plan_file = folder / "plan.json", .report_file = folder / "report.txt"}); });
+  const auto message =
+      refusal([&] { train(1, {.plan_file = folder / "plan.json", .report_file = folder / "report.txt"}); });
   ::unsetenv("AUTOPAR_PLAN_ONLY");
   CAPTURE(message);
   CHECK(contains(message, "plan_only"));

@@ -14,22 +14,26 @@ namespace autopar {
 /// One kind of accelerator (or one CPU rank): what a roofline needs.
 struct Device {
   std::string name = "cpu";
-  Bytes memory{};                        ///< usable by the process
+  Bytes memory{};  ///< usable by the process
   BytesPerSecond memory_bandwidth{1e10};
-  FlopsPerSecond f64{1e10};              ///< peak dense matrix rate by element type
+  FlopsPerSecond f64{1e10};  ///< peak dense matrix rate by element type
   FlopsPerSecond f32{2e10};
-  FlopsPerSecond tf32{2e10};             ///< equal to f32 where there is no such mode
+  FlopsPerSecond tf32{2e10};  ///< equal to f32 where there is no such mode
   FlopsPerSecond f16{2e10};
   FlopsPerSecond bf16{2e10};
-  double efficiency = 0.6;               ///< share of the peaks that large kernels reach, (0, 1]
-  Seconds launch{5e-6};                  ///< least time of one operator
+  double efficiency = 0.6;  ///< share of the peaks that large kernels reach, (0, 1]
+  Seconds launch{5e-6};     ///< least time of one operator
 
   [[nodiscard]] FlopsPerSecond peak(DType dtype) const {
     switch (dtype) {
-      case DType::kF64: return f64;
-      case DType::kF16: return f16;
-      case DType::kBF16: return bf16;
-      default: return f32;
+      case DType::kF64:
+        return f64;
+      case DType::kF16:
+        return f16;
+      case DType::kBF16:
+        return bf16;
+      default:
+        return f32;
     }
   }
   friend bool operator==(const Device&, const Device&) = default;
@@ -46,8 +50,8 @@ struct Link {
 
 /// The memory of the machine that holds a device, and how the device reaches it.
 struct Host {
-  Bytes memory{};                         ///< one device's part of it
-  BytesPerSecond memory_bandwidth{2e10};  ///< likewise, while the optimizers of all devices run there
+  Bytes memory{};                                    ///< one device's part of it
+  BytesPerSecond memory_bandwidth{2e10};             ///< likewise, while the optimizers of all devices run there
   Link link{Seconds(1e-5), BytesPerSecond(1.2e10)};  ///< between a device and its host, while all devices copy
   friend bool operator==(const Host&, const Host&) = default;
 };

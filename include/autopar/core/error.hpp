@@ -31,7 +31,9 @@ class CaptureError : public Error {
   /// @param reason  why it cannot be captured, and the way out
   CaptureError(std::string op, std::string path, std::string reason)
       : Error(op + (path.empty() ? "" : " (near " + path + ")") + ": " + reason),
-        op_(std::move(op)), path_(std::move(path)), reason_(std::move(reason)) {}
+        op_(std::move(op)),
+        path_(std::move(path)),
+        reason_(std::move(reason)) {}
 
   [[nodiscard]] const std::string& op() const { return op_; }
   [[nodiscard]] const std::string& path() const { return path_; }
@@ -46,7 +48,10 @@ class InfeasiblePlan : public Error {
  public:
   explicit InfeasiblePlan(const std::string& reason) : Error(reason) {}
   InfeasiblePlan(const std::string& reason, StageId stage, Bytes needed, Bytes available, std::string remedy)
-      : Error(reason + "; " + remedy), stage_(stage), needed_(needed), available_(available),
+      : Error(reason + "; " + remedy),
+        stage_(stage),
+        needed_(needed),
+        available_(available),
         remedy_(std::move(remedy)) {}
 
   [[nodiscard]] StageId stage() const { return stage_; }
@@ -60,8 +65,8 @@ class InfeasiblePlan : public Error {
   std::string remedy_;
 };
 
-/// Not a mistake: the first call of a model with `Options::plan_only` has planned it and written its files, and ran nothing.
-/// A program that does not catch it ends there with success.
+/// Not a mistake: the first call of a model with `Options::plan_only` has planned it and written its files, and ran
+/// nothing; rank 0 has said so. A main that can be asked for a plan catches it and returns 0.
 class PlanOnly : public Error {
  public:
   PlanOnly(const std::string& message, Rank rank) : Error(message), rank_(rank) {}
@@ -77,10 +82,10 @@ class TransportError : public Error {
   TransportError(const std::string& message, Rank rank, Rank peer, std::string action = {}, int code = 0)
       : Error(message), rank_(rank), peer_(peer), action_(std::move(action)), code_(code) {}
 
-  [[nodiscard]] Rank rank() const { return rank_; }                   ///< who reports
-  [[nodiscard]] Rank peer() const { return peer_; }                   ///< who failed or is awaited
+  [[nodiscard]] Rank rank() const { return rank_; }  ///< who reports
+  [[nodiscard]] Rank peer() const { return peer_; }  ///< who failed or is awaited
   [[nodiscard]] const std::string& action() const { return action_; }
-  [[nodiscard]] int code() const { return code_; }                    ///< the library's own code, 0 if none
+  [[nodiscard]] int code() const { return code_; }  ///< the library's own code, 0 if none
 
  private:
   Rank rank_, peer_;
@@ -98,7 +103,10 @@ class ConfigError : public Error {
  public:
   ConfigError(const std::string& reason, std::string file, int line = 0, std::string key = {}, std::string nearest = {})
       : Error(place(file, line) + reason + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?")),
-        file_(std::move(file)), line_(line), key_(std::move(key)), nearest_(std::move(nearest)) {}
+        file_(std::move(file)),
+        line_(line),
+        key_(std::move(key)),
+        nearest_(std::move(nearest)) {}
 
   [[nodiscard]] const std::string& file() const { return file_; }
   [[nodiscard]] int line() const { return line_; }

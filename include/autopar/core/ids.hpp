@@ -23,7 +23,10 @@ class Index {
   [[nodiscard]] constexpr std::size_t index() const { return static_cast<std::size_t>(value_); }
   [[nodiscard]] constexpr bool valid() const { return value_ >= 0; }
 
-  constexpr Index& operator++() { ++value_; return *this; }
+  constexpr Index& operator++() {
+    ++value_;
+    return *this;
+  }
   friend constexpr auto operator<=>(Index, Index) = default;
 
  private:

@@ -30,8 +30,8 @@ struct Utf8Character {
   return code < kLeast[bytes] ? Utf8Character{} : Utf8Character{code, bytes};
 }
 
-/// Whether a terminal does something else with it than to show it: C0 and C1 controls, and marks that turn the direction of
-/// text. Tabs and line breaks lay out text.
+/// Whether a terminal does something else with it than to show it: C0 and C1 controls, and marks that turn the
+/// direction of text. Tabs and line breaks lay out text.
 [[nodiscard]] constexpr bool is_control(std::uint32_t code) {
   if (code < 0x20) return code != '\t' && code != '\n';
   return (code >= 0x7f && code < 0xa0) || code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
@@ -40,8 +40,9 @@ struct Utf8Character {
 
 }  // namespace detail
 
-/// Text that a terminal shows and does not obey. Files are written by anybody, and names in them end up in messages: control
-/// characters become "\u001b", and so do bytes that are no UTF-8. In JSON these are escapes of the same characters.
+/// Text that a terminal shows and does not obey. Files are written by anybody, and names in them end up in messages:
+/// control characters become "\u001b", and so do bytes that are no UTF-8. In JSON these are escapes of the same
+/// characters.
 [[nodiscard]] inline std::string printable(std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string out;

@@ -13,9 +13,9 @@ namespace autopar {
 /// What one node costs on one device for one share of a micro-batch.
 struct NodeCost {
   Seconds forward{};
-  Seconds backward{};  ///< of inputs and parameters together; 0 in a graph that is only run forwards
-  Bytes saved{};       ///< kept from the node's forward until its backward
-  Bytes workspace{};   ///< extra bytes while it or its backward runs, beside what it keeps
+  Seconds backward{};         ///< of inputs and parameters together; 0 in a graph that is only run forwards
+  Bytes saved{};              ///< kept from the node's forward until its backward
+  Bytes workspace{};          ///< extra bytes while it or its backward runs, beside what it keeps
   Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be put off
   Bytes put_off{};            ///< kept in the place of `saved` when that part is put off, until it is done
   friend bool operator==(const NodeCost&, const NodeCost&) = default;
@@ -30,8 +30,8 @@ struct NodeCost {
 /// - `update(bytes, factor)`: one optimizer step on parameters of `bytes` with `factor` x as much state.
 ///
 /// Laws (tests/unit/cost/concepts_test.cpp checks them for the models here): results are non-negative and finite; a set
-/// of nodes takes the sum of its nodes' times and saved bytes, and the largest of their workspaces at most; `node` does not
-/// shrink with samples, nor `transfer`, `all_reduce` and `update` with bytes; equal arguments give equal results.
+/// of nodes takes the sum of its nodes' times and saved bytes, and the largest of their workspaces at most; `node` does
+/// not shrink with samples, nor `transfer`, `all_reduce` and `update` with bytes; equal arguments give equal results.
 template <class M, class G>
 concept CostModel = BidirectionalGraph<G> &&
     requires(const M& model, const G& graph, NodeId node, EdgeId edge, double samples, Bytes bytes, Rank rank,
@@ -56,17 +56,20 @@ concept HasEconomyOfScale = requires(const M& model, const G& graph, NodeId node
   { model.economy_of_scale(graph, node) } -> std::same_as<bool>;
 };
 
-/// A cost model that knows what an optimizer step takes on parameters that it keeps in the host's memory, from gradients
-/// that are complete on the device to parameters that are there again. Planners take it as no less than `update`.
+/// A cost model that knows what an optimizer step takes on parameters that it keeps in the host's memory, from
+/// gradients that are complete on the device to parameters that are there again. Planners take it as no less than
+/// `update`.
 template <class M>
 concept UpdatesOnHost = requires(const M& model, Bytes bytes, double factor) {
   { model.offloaded_update(bytes, factor) } -> std::same_as<Seconds>;
 };
 
-/// A cost model that takes from an operator of a captured model its structure, its work, its saved bytes and workspace and
-/// whether it has parameters, and nothing else: equal operators are asked for once.
+/// A cost model that takes from an operator of a captured model its structure, its work, its saved bytes and workspace
+/// and whether it has parameters, and nothing else: equal operators are asked for once.
 template <class M>
-concept CostsByValue = requires { requires M::kCostsByValue; };
+concept CostsByValue = requires {
+  requires M::kCostsByValue;
+};
 
 /// A cost model that can bound an all-reduce of `replicas` ranks from below, wherever the ranks are. Prunes the search.
 template <class M>

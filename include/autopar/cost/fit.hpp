@@ -25,9 +25,9 @@ struct FittedLine {
   friend bool operator==(const FittedLine&, const FittedLine&) = default;
 };
 
-/// The line of least squared relative error with slope and intercept >= 0. Relative, since micro-batches of one sample are
-/// as likely to be planned as large ones. Exact for points on such a line; scaling all y scales the line.
-/// One point, or several of one x, tell no slope: their mean is the intercept if x is 0, else the line through the origin.
+/// The line of least squared relative error with slope and intercept >= 0. Relative, since micro-batches of one sample
+/// are as likely to be planned as large ones. Exact for points on such a line; scaling all y scales the line. One
+/// point, or several of one x, tell no slope: their mean is the intercept if x is 0, else the line through the origin.
 /// Measurements below a thousandth of the largest count as that much, so that a zero is not infinitely important.
 /// @throws InvalidArgument without points, or for a negative, infinite or undefined number
 [[nodiscard]] inline FittedLine fit_line(std::span<const MeasuredPoint> points) {

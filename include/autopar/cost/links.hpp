@@ -35,10 +35,8 @@ namespace detail {
     return result;
   }
   std::map<int, std::size_t> counts;
-  for (const Rank rank : ranks)
-    ++counts[rank.value() / span];
-  for (const auto& [group, count] : counts)
-    result.push_back(count);
+  for (const Rank rank : ranks) ++counts[rank.value() / span];
+  for (const auto& [group, count] : counts) result.push_back(count);
   return result;
 }
 

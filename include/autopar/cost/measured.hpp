@@ -49,7 +49,8 @@ struct MeasuredCosts {
   MeasuredHost host;
 
   [[nodiscard]] bool empty() const {
-    return atoms.empty() && links.messages.empty() && links.all_reduces.empty() && updates.empty() && host == MeasuredHost{};
+    return atoms.empty() && links.messages.empty() && links.all_reduces.empty() && updates.empty() &&
+           host == MeasuredHost{};
   }
   friend bool operator==(const MeasuredCosts&, const MeasuredCosts&) = default;
 };
@@ -63,8 +64,7 @@ struct MeasuredCosts {
     if (!known.atoms.contains(structure)) first.emplace(structure, node);
   }
   std::vector<NodeId> result;
-  for (const auto& [structure, node] : first)
-    result.push_back(node);
+  for (const auto& [structure, node] : first) result.push_back(node);
   std::sort(result.begin(), result.end());
   return result;
 }

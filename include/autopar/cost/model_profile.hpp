@@ -45,29 +45,29 @@ struct WorkItem {
 
 /// An *atom*: operators that may not be separated. Every convex set of atoms is a legal stage.
 struct OpProfile {
-  std::string name;                      ///< operator or first operator, e.g. "aten::linear"
-  std::string path;                      ///< nearest module or parameter path, may be empty
+  std::string name;  ///< operator or first operator, e.g. "aten::linear"
+  std::string path;  ///< nearest module or parameter path, may be empty
   std::vector<WorkItem> work;
-  Affine saved;                          ///< bytes kept from forward until backward
-  Affine workspace;                      ///< extra bytes while it or its backward runs, beside what it keeps
-  Bytes resident{};                      ///< casts of parameters that are read themselves, too (see ParameterProfile::copy),
-                                         ///< made once a step and kept for all micro-batches
-  Affine put_off;                        ///< what gradients of parameters are made from when they are put off
-  std::vector<ParameterId> parameters;   ///< read by it; the same id at several atoms is one tensor (tied)
-  bool whole_batch = false;              ///< mixes samples: exact only with one micro-batch and one replica
-  Bytes totals{};                        ///< sums over the whole batch that it takes, which replicas add up inside their
-                                         ///< stage, forward and backward; exact only with one micro-batch
-  bool batch_statistic = false;          ///< normalises by the samples that it sees at a time
-  std::uint64_t structure = 0;           ///< equal for atoms with equal operators, shapes and constants
-  std::vector<std::int32_t> ops;         ///< positions of its operators in the captured graph, ascending
+  Affine saved;      ///< bytes kept from forward until backward
+  Affine workspace;  ///< extra bytes while it or its backward runs, beside what it keeps
+  Bytes resident{};  ///< casts of parameters that are read themselves, too (see ParameterProfile::copy),
+                     ///< made once a step and kept for all micro-batches
+  Affine put_off;    ///< what gradients of parameters are made from when they are put off
+  std::vector<ParameterId> parameters;  ///< read by it; the same id at several atoms is one tensor (tied)
+  bool whole_batch = false;             ///< mixes samples: exact only with one micro-batch and one replica
+  Bytes totals{};                       ///< sums over the whole batch that it takes, which replicas add up inside their
+                                        ///< stage, forward and backward; exact only with one micro-batch
+  bool batch_statistic = false;         ///< normalises by the samples that it sees at a time
+  std::uint64_t structure = 0;          ///< equal for atoms with equal operators, shapes and constants
+  std::vector<std::int32_t> ops;        ///< positions of its operators in the captured graph, ascending
 };
 
 /// A value that flows from one atom to another. One value read by several atoms is several edges with one `value`.
 struct ValueProfile {
-  std::int32_t value = -1;      ///< id of the value in the captured graph
-  Affine bytes;                 ///< size
-  bool differentiable = true;   ///< its gradient flows back, with the same size
-  bool kept = false;            ///< in what its maker keeps until its backward: whoever else holds it there holds the same memory
+  std::int32_t value = -1;     ///< id of the value in the captured graph
+  Affine bytes;                ///< size
+  bool differentiable = true;  ///< its gradient flows back, with the same size
+  bool kept = false;  ///< in what its maker keeps until its backward: whoever else holds it there holds the same memory
 };
 
 /// A value that comes from the caller.
@@ -106,8 +106,8 @@ struct ModelProfile {
   std::vector<ParameterProfile> parameters;  ///< by ParameterId; buffers are here too, not trainable
   std::vector<InputProfile> inputs;
   std::vector<OutputProfile> outputs;
-  bool loss_mode = true;                     ///< forward and backward may be pipelined (else: all forwards, then all backwards)
-  std::uint64_t hash = 0;                    ///< of the captured graph: a plan belongs to one model
+  bool loss_mode = true;   ///< forward and backward may be pipelined (else: all forwards, then all backwards)
+  std::uint64_t hash = 0;  ///< of the captured graph: a plan belongs to one model
 };
 
 }  // namespace autopar

@@ -62,7 +62,8 @@ class ProfiledCost {
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const {
     if (from == to) return {};
     const auto found = measured_.links.messages.find(link_class(cluster(), from, to));
-    return found == measured_.links.messages.end() ? roofline_.transfer(bytes, from, to) : seconds(found->second, bytes);
+    return found == measured_.links.messages.end() ? roofline_.transfer(bytes, from, to)
+                                                   : seconds(found->second, bytes);
   }
 
   [[nodiscard]] Seconds all_reduce(Bytes bytes, std::span<const Rank> ranks) const {
@@ -93,7 +94,8 @@ class ProfiledCost {
   /// That of the measured optimizer with the nearest state, tensor by tensor.
   [[nodiscard]] Seconds update(Bytes parameters, double state_factor) const {
     const auto& updates = measured_.updates;
-    return updates.empty() ? roofline_.update(parameters, state_factor) : tensor_by_tensor(updates, parameters, state_factor);
+    return updates.empty() ? roofline_.update(parameters, state_factor)
+                           : tensor_by_tensor(updates, parameters, state_factor);
   }
 
   /// As measured, if both the copies and the updates were; devices that are CPUs copy as the roofline says.

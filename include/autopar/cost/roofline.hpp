@@ -99,11 +99,12 @@ class RooflineCost {
     return moved(3 + 2 * state_factor, parameters, cluster_.device.memory_bandwidth);
   }
 
-  /// Gradients go to the host, which updates there, parameters come back, one after the other. Where the devices are CPUs
-  /// both are copies within their memory.
+  /// Gradients go to the host, which updates there, parameters come back, one after the other. Where the devices are
+  /// CPUs both are copies within their memory.
   [[nodiscard]] Seconds offloaded_update(Bytes parameters, double state_factor) const {
     if (parameters == Bytes(0)) return {};
-    if (!cluster_.host) return update(parameters, state_factor) + 2 * moved(2.0, parameters, cluster_.device.memory_bandwidth);
+    if (!cluster_.host)
+      return update(parameters, state_factor) + 2 * moved(2.0, parameters, cluster_.device.memory_bandwidth);
     const Host& host = *cluster_.host;
     return 2 * host.link.transfer(parameters) + moved(3 + 2 * state_factor, parameters, host.memory_bandwidth);
   }

@@ -36,14 +36,4 @@ concept BidirectionalGraph = DirectedGraph<G> && requires(const G& graph, NodeId
   { graph.source(edge) } -> std::same_as<NodeId>;
 };
 
-/// @brief A graph whose nodes cost something and whose edges carry bytes.
-///
-/// Laws: costs and bytes are non-negative; costs add up. The unit of the cost is the model's own (seconds, flops, …).
-template <class G>
-concept WeightedGraph = BidirectionalGraph<G> && requires(const G& graph, NodeId node, EdgeId edge) {
-  { graph.cost(node) } -> std::totally_ordered;
-  { graph.cost(node) + graph.cost(node) } -> std::same_as<std::remove_cvref_t<decltype(graph.cost(node))>>;
-  { graph.bytes(edge) } -> std::same_as<Bytes>;
-};
-
 }  // namespace autopar

@@ -12,8 +12,8 @@ namespace autopar {
 
 /// Where measurements come from: they hold for this device and these versions only.
 struct CostOrigin {
-  std::string device;             ///< with what its speed depends on, such as the number of threads
-  std::string libtorch;           ///< version of the library that was measured
+  std::string device;    ///< with what its speed depends on, such as the number of threads
+  std::string libtorch;  ///< version of the library that was measured
   std::string autopar = kVersion;
   friend bool operator==(const CostOrigin&, const CostOrigin&) = default;
 };
@@ -24,7 +24,8 @@ inline constexpr const char* kCostMark = "autopar costs";
 /// Measured costs as JSON, with their origin and a checksum: a cache, so what does not fit is refused, not repaired.
 [[nodiscard]] std::string to_json(const MeasuredCosts& costs, const CostOrigin& origin);
 
-/// @throws ConfigError, naming the first difference, for measurements of another device, library or format; and for text
+/// @throws ConfigError, naming the first difference, for measurements of another device, library or format; and for
+/// text
 ///         that is damaged: truncated, altered (checksum), with unknown members, or with numbers that are no costs
 [[nodiscard]] MeasuredCosts parse_costs(std::string_view json, const std::string& file, const CostOrigin& expected);
 [[nodiscard]] MeasuredCosts read_costs(const std::filesystem::path& path, const CostOrigin& expected);

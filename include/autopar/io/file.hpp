@@ -14,9 +14,9 @@ namespace autopar {
 /// @throws ConfigError when it cannot be read or is larger than `limit`
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path, Bytes limit = Bytes(64 << 20));
 
-/// Replaces `path` by `content` at once, whatever it was: written aside in the same folder, synced, renamed. Folders are made.
-/// A reader sees the old content or the new one, never a part. Links stay links, the mode of a file that is there stays;
-/// devices and pipes are written to. @throws ConfigError with the system's reason
+/// Replaces `path` by `content` at once, whatever it was: written aside in the same folder, synced, renamed. Folders
+/// are made. A reader sees the old content or the new one, never a part. Links stay links, the mode of a file that is
+/// there stays; devices and pipes are written to. @throws ConfigError with the system's reason
 void write_text_file(const std::filesystem::path& path, std::string_view content);
 
 /// Removes what writers of `path` that were killed have left beside it. What a living writer is at stays, as does what
@@ -29,13 +29,15 @@ enum class Overwrite : std::uint8_t {
   kAny,  ///< whatever it is
 };
 
-/// What files of autopar say of themselves in their first bytes, e.g. "autopar plan of model 0123456789abcdef": the first
-/// member of JSON, "format"; elsewhere a line, a comment where the format has comments.
+/// What files of autopar say of themselves in their first bytes, e.g. "autopar plan of model 0123456789abcdef": the
+/// first member of JSON, "format"; elsewhere a line, a comment where the format has comments.
 [[nodiscard]] std::string file_mark(std::string_view kind, std::uint64_t model);
 
-/// @throws ConfigError, naming what the file is and the way out, unless a file of this mark may be written there. For who
+/// @throws ConfigError, naming what the file is and the way out, unless a file of this mark may be written there. For
+/// who
 ///         would rather know before the work than after it; `write_marked_file` looks itself.
-void require_replaceable(const std::filesystem::path& path, std::string_view mark, Overwrite overwrite = Overwrite::kOwn);
+void require_replaceable(const std::filesystem::path& path, std::string_view mark,
+                         Overwrite overwrite = Overwrite::kOwn);
 
 /// `write_text_file` of content that carries `mark`, unless that destroys what is not autopar's to destroy.
 /// @throws ConfigError as `require_replaceable`, and with the system's reason

@@ -15,8 +15,8 @@ using ProgressScreen = std::function<void(std::string_view text)>;
 /// Standard error, if it is a terminal; otherwise nothing, so that files and pipes get no such lines.
 [[nodiscard]] ProgressScreen terminal();
 
-/// Says what work is done that takes long: after `patience` one line, `what: phase, seconds`, which is written over with the
-/// latest and removed at the end. For work of one thread, to which it is told by `now`.
+/// Says what work is done that takes long: after `patience` one line, `what: phase, seconds`, which is written over
+/// with the latest and removed at the end. For work of one thread, to which it is told by `now`.
 class Progress {
  public:
   static constexpr Seconds kPatience{2};

@@ -33,7 +33,8 @@ struct TensorEntry {
 /// @source https://github.com/huggingface/safetensors (format: u64 header length, JSON header, data)
 class SafetensorsWriter {
  public:
-  /// @throws CheckpointError when the file cannot be made, a name occurs twice, is reserved or not UTF-8, or the header gets
+  /// @throws CheckpointError when the file cannot be made, a name occurs twice, is reserved or not UTF-8, or the header
+  /// gets
   ///         longer than the format allows (100 MiB)
   SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries,
                     const std::map<std::string, std::string>& metadata = {});
@@ -52,9 +53,9 @@ class SafetensorsWriter {
 };
 
 /// Reads a safetensors file, any tensor at any time. The header is checked in full: a file that is truncated, damaged,
-/// hostile or against a rule of the format (data that overlap or leave holes, a key twice, a byte-order mark) is refused
-/// with the reason, and never costs more memory than a few times its header's real size.
-/// Checksums are verified where the file has them, as those of SafetensorsWriter do.
+/// hostile or against a rule of the format (data that overlap or leave holes, a key twice, a byte-order mark) is
+/// refused with the reason, and never costs more memory than a few times its header's real size. Checksums are verified
+/// where the file has them, as those of SafetensorsWriter do.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(std::filesystem::path path);

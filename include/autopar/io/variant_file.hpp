@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include <autopar/bottleneck/tables.hpp>
 #include <autopar/cost/variants.hpp>
 #include <autopar/graph/graph.hpp>
-#include <autopar/plan/bottleneck/tables.hpp>
 
 namespace autopar {
 
@@ -27,7 +27,8 @@ class InstanceCosts {
   /// Those that divide the micro-batches.
   [[nodiscard]] std::vector<int> replicas(int devices) const;
   [[nodiscard]] int most_replicas() const { return microbatches_; }
-  [[nodiscard]] std::vector<NodeVariant> variants(const Graph<std::int64_t, char>& graph, NodeId node, int degree) const;
+  [[nodiscard]] std::vector<NodeVariant> variants(const Graph<std::int64_t, char>& graph, NodeId node,
+                                                  int degree) const;
   [[nodiscard]] double work_share(int replicas) const { return 1.0 / replicas; }
   [[nodiscard]] double border_cost(int replicas) const { return 1.0 / replicas / bandwidth_; }
   [[nodiscard]] double parameter_cost(int replicas) const {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include <autopar/graph/partition.hpp>
-#include <autopar/plan/objective.hpp>
-#include <autopar/plan/staging.hpp>
-#include <autopar/plan/workload.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/step/objective.hpp>
 
 namespace autopar {
 
@@ -28,16 +28,16 @@ struct Candidate {
   StepTerms terms;
 };
 
-/// The fastest staging of each shape (replicas of each stage, stages that share ranks) that a search met, whether it fits
-/// or not.
+/// The fastest staging of each shape (replicas of each stage, stages that share ranks) that a search met, whether it
+/// fits or not.
 class Candidates {
  public:
   explicit Candidates(Bytes memory) : memory_(memory) {}
 
   [[nodiscard]] bool fits(const Candidate& candidate) const { return StepObjective::fits(candidate.terms, memory_); }
 
-  /// At the same step fewer micro-batches win, then the candidate that came first. @return whether it is now the fastest
-  /// that fits
+  /// At the same step fewer micro-batches win, then the candidate that came first. @return whether it is now the
+  /// fastest that fits
   bool offer(Candidate candidate) {
     const bool fit = fits(candidate);
     const bool improves = fit && (!any_fits() || faster(candidate, best()));
@@ -64,8 +64,7 @@ class Candidates {
   /// All shapes: those that fit first, then by step.
   [[nodiscard]] std::vector<Candidate> ranked() const {
     std::vector<Candidate> all;
-    for (const auto& [shape, candidate] : by_shape_)
-      all.push_back(candidate);
+    for (const auto& [shape, candidate] : by_shape_) all.push_back(candidate);
     rank(all, memory_);
     return all;
   }
@@ -104,17 +103,17 @@ struct LeastMemory;
 /// What a search found.
 struct SearchResult {
   Candidates candidates;
-  bool proven = false;      ///< no staging of the workload is faster
-  Seconds lower_bound{};    ///< no staging of the workload is faster than this
-  std::int64_t states = 0;  ///< expanded
+  bool proven = false;                         ///< no staging of the workload is faster
+  Seconds lower_bound{};                       ///< no staging of the workload is faster than this
+  std::int64_t states = 0;                     ///< expanded
   std::shared_ptr<const LeastMemory> least{};  ///< `least_memory`, if the search asked for it
 };
 
 /// What a planner minimises: the default is `StepObjective`, `SlowestStage` another.
 ///
-/// `Solution` is a point of the search, `Found` what a staging policy returns. Calling an objective gives the terms of a
-/// solution, from which `seconds` takes what is minimised and `fits` says whether all limits hold.
-/// Laws: pure; seconds are finite and not negative; solutions that do not fit have terms, too.
+/// `Solution` is a point of the search, `Found` what a staging policy returns. Calling an objective gives the terms of
+/// a solution, from which `seconds` takes what is minimised and `fits` says whether all limits hold. Laws: pure;
+/// seconds are finite and not negative; solutions that do not fit have terms, too.
 template <class O>
 concept Objective = requires(const O& objective, const typename O::Solution& solution) {
   requires std::same_as<typename O::policy_category, objective_policy_tag>;
@@ -149,10 +148,14 @@ concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::
   ChunkLayout layout{Positions(staging.replicas_of_positions().size()), {}};
   for (int s = 0; s < staging.stages(); ++s) layout.at.push_back(static_cast<std::size_t>(staging.position(s)));
   switch (schedule) {
-    case ScheduleKind::kZbV: return layout.is_v_shaped();
-    case ScheduleKind::kInterleaved: return layout.is_looped() && layout.chunks() > 1;
-    case ScheduleKind::kSynthesised: return true;
-    default: return false;
+    case ScheduleKind::kZbV:
+      return layout.is_v_shaped();
+    case ScheduleKind::kInterleaved:
+      return layout.is_looped() && layout.chunks() > 1;
+    case ScheduleKind::kSynthesised:
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -15,44 +15,54 @@ inline constexpr int kShared = -1;
 /// The same names are keys of autopar.toml and, in capitals after AUTOPAR_, environment variables;
 /// defaults < file < code < environment.
 struct Options {
-  int stages = 0;               ///< pipeline stages, or positions where a rank runs several; 0 = the planner chooses
-  int microbatches = 0;         ///< micro-batches of a step; 0 = the planner chooses
+  int stages = 0;        ///< pipeline stages, or positions where a rank runs several; 0 = the planner chooses
+  int microbatches = 0;  ///< micro-batches of a step; 0 = the planner chooses
   int min_microbatches = 1;
   int max_microbatches = 64;
-  int tensor_parallel = 0;      ///< 0 = the planner chooses; 1 is what this version runs
-  int zero = -1;                ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
-  std::string offload = "auto";   ///< auto | none | optimizer: its state and the parameters that it steps are in host memory
+  int tensor_parallel = 0;  ///< 0 = the planner chooses; 1 is what this version runs
+  int zero = -1;  ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
+  /// auto | none | optimizer: its state and the parameters that it steps are in host memory
+  std::string offload = "auto";
   std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
-  std::string schedule = "auto";          ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
-  std::string recompute = "auto";         ///< auto | none | full | modules' names, with commas: what runs its forward again before its backward
-  std::string precision = "module";       ///< module (its own element types) | tf32 | bf16 | fp16 (as in autocast; parameters, sums of gradients: float32)
+  std::string schedule = "auto";  ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
+  /// auto | none | full | modules' names, with commas: what runs its forward again before its backward
+  std::string recompute = "auto";
+  std::string precision = "module";       ///< module (its own element types) | tf32 | bf16 | fp16 (as in autocast;
+                                          ///< parameters, sums of gradients: float32)
   std::string batch_norm = "microbatch";  ///< microbatch | exact (synchronised, one micro-batch)
   Bytes device_memory{0};                 ///< of one rank; 0 = what the device has
   double memory_margin = 0.1;             ///< share of it kept free, [0, 1)
-  bool gradient_accumulation = false;     ///< calls find gradients of calls before in `.grad` or under no_sync(): room for both
-  double optimizer_state_factor = 2;      ///< optimizer state bytes / parameter bytes, unless an optimizer is attached
-  std::string plan_file{};                  ///< read if it exists, else written
-  bool load_plan = true;                  ///< read plan_file if it exists
-  bool save_plan = true;                  ///< write plan_file after planning
-  std::string profile_file{};               ///< the model's profile is written there
-  std::string graph_file{};                 ///< the captured graph is written there, in Graphviz's dot
-  std::string trace_file{};                 ///< Chrome trace of the latest step; "t.json" is "t.RANK.json" where ranks are several
-  std::string report_file{};                ///< the plan as text is written there
-  bool overwrite = false;                 ///< the files named here replace whatever is there, also what autopar did not write and what is of another model
-  std::string device = "auto";            ///< auto | cpu | cuda
-  bool keep_memory = true;                ///< on CPUs, memory that a step frees stays with the process for the next one
-  std::string cluster_file{};               ///< plan for this cluster instead of the devices at hand
-  std::string costs = "auto";             ///< roofline: from peak rates | profiled: operators and links are run and timed | auto: profiled on CUDA devices
-  std::string cost_file{};                  ///< profiled costs are kept there and read again, those of another device or version
-                                          ///< or damaged ones measured anew. Empty: ${XDG_CACHE_HOME:-~/.cache}/autopar. none: nowhere
-  std::string log_level = "warn";         ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
-  bool plan_only = false;                 ///< plan and write the files at the first call, which then throws `PlanOnly`: uncaught, that ends a program well
-  bool inference = false;                 ///< calls make no gradients, as under NoGradGuard, and only forwards are planned
-  bool verify_capture = true;             ///< see that forward still does what was captured: when members change, and in calls 2, 4, 8, …
-  int verify_replicas = 0;                ///< compare the replicas' parameters every so many calls, and throw where they differ; 0 = never
-  Seconds stall_warning{60};              ///< a rank that waits so long says for whom
-  Seconds stall_timeout{600};             ///< and aborts after this
+  /// Calls find gradients of calls before in `.grad` or under no_sync(): room for both
+  bool gradient_accumulation = false;
+  double optimizer_state_factor = 2;  ///< optimizer state bytes / parameter bytes, unless an optimizer is attached
+  std::string plan_file{};            ///< read if it exists, else written
+  bool load_plan = true;              ///< read plan_file if it exists
+  bool save_plan = true;              ///< write plan_file after planning
+  std::string profile_file{};         ///< the model's profile is written there
+  std::string graph_file{};           ///< the captured graph is written there, in Graphviz's dot
+  std::string trace_file{};   ///< Chrome trace of the latest step; "t.json" is "t.RANK.json" where ranks are several
+  std::string report_file{};  ///< the plan as text is written there
+  bool overwrite = false;  ///< the files named here replace whatever is there, also what autopar did not write and what
+                           ///< is of another model
+  std::string device = "auto";  ///< auto | cpu | cuda
+  bool keep_memory = true;      ///< on CPUs, memory that a step frees stays with the process for the next one
+  std::string cluster_file{};   ///< plan for this cluster instead of the devices at hand
+  std::string costs = "auto";   ///< roofline: from peak rates | profiled: operators and links are run and timed | auto:
+                                ///< profiled on CUDA devices
+  /// Profiled costs are kept there and read again, those of another device or version or damaged ones measured anew.
+  /// Empty: ${XDG_CACHE_HOME:-~/.cache}/autopar. none: nowhere
+  std::string cost_file{};
+  std::string log_level = "warn";  ///< trace | debug | info | warn | error | off, e.g. "warn,Planner=debug"
+  bool plan_only = false;          ///< plan and write the files at the first call, which then throws `PlanOnly`
+                                   ///< ends a program well
+  bool inference = false;          ///< calls make no gradients, as under NoGradGuard, and only forwards are planned
+  /// See that forward still does what was captured: when members change, and in calls 2, 4, 8, …
+  bool verify_capture = true;
+  /// Compare the replicas' parameters every so many calls, and throw where they differ; 0 = never
+  int verify_replicas = 0;
+  Seconds stall_warning{60};   ///< a rank that waits so long says for whom
+  Seconds stall_timeout{600};  ///< and aborts after this
 
   friend bool operator==(const Options&, const Options&) = default;
 };

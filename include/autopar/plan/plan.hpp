@@ -30,19 +30,20 @@ enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
 
 /// One stage: a convex set of atoms, run by one rank per replica. Under some schedules a rank runs several.
 struct StagePlan {
-  std::vector<NodeId> atoms;           ///< of the model profile's graph, ascending
-  std::vector<std::int32_t> ops;       ///< positions of their operators in the captured graph, ascending
-  std::vector<Rank> ranks;             ///< [replica]
-  std::vector<std::vector<NodeId>> recomputed;  ///< segments of atoms that run their forward again before their backward
-  std::vector<ParameterId> parameters; ///< read by the stage, ascending
-  Bytes parameter_bytes{};             ///< buffers included
-  std::int64_t parameter_elements = 0; ///< of parameters proper; 0 = not known
-  Seconds forward{};                   ///< predicted, one micro-batch share
+  std::vector<NodeId> atoms;      ///< of the model profile's graph, ascending
+  std::vector<std::int32_t> ops;  ///< positions of their operators in the captured graph, ascending
+  std::vector<Rank> ranks;        ///< [replica]
+  /// Segments of atoms that run their forward again before their backward
+  std::vector<std::vector<NodeId>> recomputed;
+  std::vector<ParameterId> parameters;  ///< read by the stage, ascending
+  Bytes parameter_bytes{};              ///< buffers included
+  std::int64_t parameter_elements = 0;  ///< of parameters proper; 0 = not known
+  Seconds forward{};                    ///< predicted, one micro-batch share
   Seconds backward{};
-  Seconds communication{};             ///< predicted, one micro-batch share, both ways
-  Seconds reduction{};                 ///< predicted gradient sum, once a step
-  Bytes peak_memory{};                 ///< predicted, the worst rank of the stage
-  Bytes host_memory{};                 ///< predicted, of what is offloaded
+  Seconds communication{};  ///< predicted, one micro-batch share, both ways
+  Seconds reduction{};      ///< predicted gradient sum, once a step
+  Bytes peak_memory{};      ///< predicted, the worst rank of the stage
+  Bytes host_memory{};      ///< predicted, of what is offloaded
   friend bool operator==(const StagePlan&, const StagePlan&) = default;
 };
 
@@ -85,23 +86,23 @@ struct Certificate {
 /// Everything needed to run a model on a set of ranks. A value: it prints, saves as JSON and compares.
 struct Plan {
   int version = kPlanVersion;
-  std::uint64_t model = 0;      ///< ModelProfile::hash it was made for
-  int world = 1;                ///< ranks it was made for; some may be idle
-  std::int64_t batch = 0;       ///< samples of a step it was made for, all ranks together
+  std::uint64_t model = 0;  ///< ModelProfile::hash it was made for
+  int world = 1;            ///< ranks it was made for; some may be idle
+  std::int64_t batch = 0;   ///< samples of a step it was made for, all ranks together
   std::vector<StagePlan> stages;
   int microbatches = 1;
   ScheduleKind schedule = ScheduleKind::kOneFOneB;
-  int zero = 0;                 ///< ZeRO level, among the replicas of each stage
+  int zero = 0;  ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
-  std::string precision = "module";  ///< Options::precision that it was made for
+  std::string precision = "module";       ///< Options::precision that it was made for
   std::vector<std::vector<Turn>> orders;  ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
-  std::string device;           ///< name of the device model the predictions come from
-  Bytes device_memory{};        ///< what a stage may use: memory less margin
-  Bytes host_memory{};          ///< what a rank may use of its host's, less margin; 0 = that is the device's own
-  int gradient_copies = 1;      ///< of each gradient that a rank holds at the peak (Options::gradient_accumulation)
+  std::string device;                     ///< name of the device model the predictions come from
+  Bytes device_memory{};                  ///< what a stage may use: memory less margin
+  Bytes host_memory{};      ///< what a rank may use of its host's, less margin; 0 = that is the device's own
+  int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak (Options::gradient_accumulation)
   double optimizer_state_factor = 0;
-  Seconds step{};               ///< predicted step of the simulated schedule
-  double bubble = 0;            ///< share of the step in which the average busy rank waits, [0, 1)
+  Seconds step{};     ///< predicted step of the simulated schedule
+  double bubble = 0;  ///< share of the step in which the average busy rank waits, [0, 1)
   Binding binding = Binding::kCompute;
   std::vector<RunnerUp> runners_up;  ///< best first
   std::vector<std::string> notes;    ///< what a user should know, e.g. samples per batch statistic

@@ -12,17 +12,17 @@
 #include <autopar/cost/links.hpp>
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/roofline.hpp>
-#include <autopar/plan/attempt.hpp>
-#include <autopar/plan/coarsen/heavy_edge.hpp>
-#include <autopar/plan/coarsened.hpp>
 #include <autopar/plan/concepts.hpp>
-#include <autopar/plan/exact_staging.hpp>
-#include <autopar/plan/make_plan.hpp>
+#include <autopar/plan/feasibility/attempt.hpp>
+#include <autopar/plan/feasibility/refusal.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/multilevel/coarsened.hpp>
+#include <autopar/plan/multilevel/heavy_edge.hpp>
 #include <autopar/plan/observer.hpp>
 #include <autopar/plan/plan.hpp>
-#include <autopar/plan/refusal.hpp>
+#include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/workload.hpp>
+#include <autopar/plan/search/exact_staging.hpp>
 
 namespace autopar {
 
@@ -66,7 +66,8 @@ struct DefaultStaging<O> {
 /// input gives the same plan, byte for byte.
 ///
 /// Policies come in any order, what is left out is the default: `Planner<>`, `Planner<UniformStaging>`,
-/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`. An objective is a
+/// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`, or come with them:
+/// `Planner{MyStaging{.width = 8}}`. An objective is a
 /// policy, too: `Planner<SlowestStage>` plans with the staging policy that the objective names, `Planner<MyObjective,
 /// MyStaging>` with the user's own.
 template <detail::KnownPolicy... Policies>
@@ -92,20 +93,26 @@ class Planner {
   Coarsening coarsening{};
   PlanObserver observer{};
 
+  Planner() = default;
+  /// With these policies as they are.
+  explicit Planner(Policies... policies) requires(sizeof...(Policies) > 0 &&
+                                                  !(detail::InCategory<objective_policy_tag, Policies> || ...)) {
+    (take(std::move(policies)), ...);
+  }
+
   /// A plan for a captured model, with costs from the cluster's peak rates.
   /// @throws InvalidArgument if options contradict one another, the world, the model or the runtime
   /// @throws CaptureError if a forced plan cannot run an operator exactly
   /// @throws InfeasiblePlan if no plan fits the memory: the stage, the bytes, and the changes that fit
-  [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request) const
-      requires kSimulates {
+  [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster,
+                          const PlanRequest& request) const requires kSimulates {
     return plan(profile, RooflineCost(at_precision(cluster, request.options.precision)), cluster, request);
   }
 
   /// The same with other costs.
   template <CostModel<Graph<OpProfile, ValueProfile>> M>
-  requires kSimulates
-  [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
-                          const PlanRequest& request) const {
+  requires kSimulates [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
+                                              const PlanRequest& request) const {
     Plan result = plan_workload(make_workload(profile, costs), cluster, request);
     for (StagePlan& stage : result.stages) {
       for (const NodeId atom : stage.atoms) {
@@ -119,8 +126,8 @@ class Planner {
 
   /// A plan for any graph with a cost model of its own; `StagePlan::ops` stays empty.
   template <BidirectionalGraph G, CostModel<G> M>
-  requires kSimulates
-  [[nodiscard]] Plan plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
+  requires kSimulates [[nodiscard]] Plan plan(const G& graph, const M& costs, const Cluster& cluster,
+                                              const PlanRequest& request) const {
     return plan_workload(make_workload(graph, costs), cluster, request);
   }
 
@@ -128,14 +135,21 @@ class Planner {
   /// that the objective can be made from. No coarsening: the objective alone knows what may be put together.
   /// @throws what making the objective throws, for `SlowestStage` see `make_tables`
   template <BidirectionalGraph G, class M, class Limits>
-  requires(!kSimulates && std::constructible_from<Minimised, const G&, const M&, const Limits&>)
-  [[nodiscard]] typename Minimised::Found plan(const G& graph, const M& costs, const Limits& limits) const {
+  requires(!kSimulates && std::constructible_from<Minimised, const G&, const M&, const Limits&>) [[nodiscard]]
+  typename Minimised::Found plan(const G& graph, const M& costs, const Limits& limits) const {
     const Minimised objective(graph, costs, limits);
     observe("searching " + std::to_string(graph.node_count()) + " nodes");
     return staging.search(objective);
   }
 
  private:
+  template <class Policy>
+  void take(Policy policy) {
+    if constexpr (detail::InCategory<staging_policy_tag, Policy>)
+      staging = std::move(policy);
+    else
+      coarsening = std::move(policy);
+  }
   [[nodiscard]] Plan plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request) const {
     observe("putting " + std::to_string(work.graph.node_count()) + " nodes together");
     const Attempt attempt(staging, coarsening, work, cluster, request);

@@ -66,17 +66,14 @@ namespace detail {
 }
 
 /// "37 %"
-[[nodiscard]] inline std::string percent(double share) {
-  return detail::formatted("%.0f", 100 * share) + " %";
-}
+[[nodiscard]] inline std::string percent(double share) { return detail::formatted("%.0f", 100 * share) + " %"; }
 
 /// "0-3,6": ascending numbers with runs drawn together.
 [[nodiscard]] inline std::string ranges(const std::vector<int>& numbers) {
   std::string out;
   for (std::size_t i = 0; i < numbers.size();) {
     std::size_t last = i;
-    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1)
-      ++last;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
     out += (out.empty() ? "" : ",") + std::to_string(numbers[i]);
     if (last > i) out += (last == i + 1 ? "," : "-") + std::to_string(numbers[last]);
     i = last + 1;

@@ -90,13 +90,15 @@ class AnyTransport {
   [[nodiscard]] Ticket all_reduce(Buffer buffer, DType dtype, GroupId group) {
     return backend_->all_reduce(std::move(buffer), dtype, group);
   }
-  /// In place: of the members' equal parts of the buffer, one after the other in the order of ranks, this rank's becomes
-  /// the sum; what the others become is not said. @throws InvalidArgument unless the parts are whole elements
+  /// In place: of the members' equal parts of the buffer, one after the other in the order of ranks, this rank's
+  /// becomes the sum; what the others become is not said. @throws InvalidArgument unless the parts are whole elements
   [[nodiscard]] Ticket reduce_scatter(Buffer buffer, DType dtype, GroupId group) {
     return backend_->reduce_scatter(std::move(buffer), dtype, group);
   }
   /// In place: every part of the buffer becomes its member's. @throws InvalidArgument unless the parts are equal
-  [[nodiscard]] Ticket all_gather(Buffer buffer, GroupId group) { return backend_->all_gather(std::move(buffer), group); }
+  [[nodiscard]] Ticket all_gather(Buffer buffer, GroupId group) {
+    return backend_->all_gather(std::move(buffer), group);
+  }
   /// Also the way to see a failure early: throws TransportError like `wait`.
   [[nodiscard]] bool done(const Ticket& ticket) { return !ticket || backend_->done(ticket); }
   void wait(const Ticket& ticket) {

@@ -24,8 +24,7 @@ namespace autopar {
 /// An engine threw while it did an action. The cause is nested (std::rethrow_if_nested).
 class ExecutionError : public Error {
  public:
-  ExecutionError(const std::string& action, const std::string& cause)
-      : Error(action + ": " + cause), action_(action) {}
+  ExecutionError(const std::string& action, const std::string& cause) : Error(action + ": " + cause), action_(action) {}
   [[nodiscard]] const std::string& action() const { return action_; }
 
  private:
@@ -51,7 +50,12 @@ class ProgramRun {
  public:
   ProgramRun(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, const ExecutorHooks& hooks,
              const std::vector<Action>& actions, const std::vector<GroupId>& gather_groups)
-      : engine_(engine), wire_(wire), groups_(groups), hooks_(hooks), actions_(actions), in_order_(wire.in_order()),
+      : engine_(engine),
+        wire_(wire),
+        groups_(groups),
+        hooks_(hooks),
+        actions_(actions),
+        in_order_(wire.in_order()),
         gathers_(engine, wire, gather_groups) {
     read_program();
   }
@@ -87,9 +91,7 @@ class ProgramRun {
     Clock::time_point start{};
   };
 
-  static bool is_backward(const Action& action) {
-    return is_turn(action.kind) && action.kind != ActionKind::kForward;
-  }
+  static bool is_backward(const Action& action) { return is_turn(action.kind) && action.kind != ActionKind::kForward; }
   static bool is_message(const Action& action) {
     return action.kind == ActionKind::kSend || action.kind == ActionKind::kReceive;
   }
@@ -133,15 +135,25 @@ class ProgramRun {
       case ActionKind::kForward:
       case ActionKind::kBackward:
       case ActionKind::kBackwardInput:
-      case ActionKind::kBackwardWeight: compute(action); break;
-      case ActionKind::kSend: send(action); break;
+      case ActionKind::kBackwardWeight:
+        compute(action);
+        break;
+      case ActionKind::kSend:
+        send(action);
+        break;
       case ActionKind::kReceive:
-        if (action.peer == wire_.rank()) take_own(action);
-        else if (in_order_) post(action);
+        if (action.peer == wire_.rank())
+          take_own(action);
+        else if (in_order_)
+          post(action);
         break;  // else it was posted ahead
       case ActionKind::kReduce:
-      case ActionKind::kReduceScatter: bucket_is_full(action.group, action.bucket); break;
-      case ActionKind::kGather: gather(action); break;
+      case ActionKind::kReduceScatter:
+        bucket_is_full(action.group, action.bucket);
+        break;
+      case ActionKind::kGather:
+        gather(action);
+        break;
     }
   }
 
@@ -162,8 +174,7 @@ class ProgramRun {
       return;  // else another turn's, right behind this one's
     const bool takes_part = next != end && is_turn(next->kind) && is_of_it(next->kind);
     if (takes_part) ++next;
-    for (sums_of_turn_ = started_; is_of_it(ActionKind::kReduceScatter); ++next)
-      ++sums_of_turn_;
+    for (sums_of_turn_ = started_; is_of_it(ActionKind::kReduceScatter); ++next) ++sums_of_turn_;
     if (takes_part) {
       gather_ahead_of(0);
       return;
@@ -197,16 +208,14 @@ class ProgramRun {
   }
   /// Sums that come before a gathering: what has not been added to their buckets by now never will be.
   void start_sums_before(std::size_t gathering) {
-    while (started_ < sums_of_turn_ && may_gather() <= gathering)
-      start_next_sum_of_turn();
+    while (started_ < sums_of_turn_ && may_gather() <= gathering) start_next_sum_of_turn();
   }
   void start_next_sum_of_turn() {
     full_[started_] = true;
     start_full_sums();
   }
   void end_gathering_turn() {
-    while (started_ < sums_of_turn_)
-      start_next_sum_of_turn();
+    while (started_ < sums_of_turn_) start_next_sum_of_turn();
     sums_of_turn_ = 0;
     gathers_.end_turn(ended());
   }
@@ -251,8 +260,10 @@ class ProgramRun {
     } else if (action.kind == ActionKind::kBackward) {
       engine_.backward(action);
     } else if constexpr (SplitBackwardEngine<Engine>) {
-      if (action.kind == ActionKind::kBackwardInput) engine_.backward_input(action);
-      else engine_.backward_weight(action);
+      if (action.kind == ActionKind::kBackwardInput)
+        engine_.backward_input(action);
+      else
+        engine_.backward_weight(action);
     } else {
       throw InvalidArgument("this engine does not run backwards in two parts; choose a schedule that keeps them whole");
     }
@@ -282,8 +293,10 @@ class ProgramRun {
   void file(Transfer transfer) {
     const Action& action = *transfer.action;
     const auto turn = turns_.find(slot(action));
-    if (turn != turns_.end() && turn->second > &action) arrivals_[slot(action)].push_back(std::move(transfer));
-    else results_.push_back(std::move(transfer));
+    if (turn != turns_.end() && turn->second > &action)
+      arrivals_[slot(action)].push_back(std::move(transfer));
+    else
+      results_.push_back(std::move(transfer));
   }
 
   /// Waits for an arrival and hands it to the engine.
@@ -298,7 +311,7 @@ class ProgramRun {
 
   void post(const Action& action) {
     doing_ = &action;
-    Transfer transfer{&action, engine_.landing(action), {}, true, now()};
+    Transfer transfer{&action, engine_.receive_buffer(action), {}, true, now()};
     transfer.ticket = wire_.receive(transfer.buffer, action.peer, tag(action));
     file(std::move(transfer));
   }
@@ -384,7 +397,8 @@ class ProgramRun {
   void make_room() {
     const auto of_turn = [](const Transfer* sum) { return is_of_turn(*sum->action); };
     while (std::count_if(in_flight_.begin(), in_flight_.end(), of_turn) > kSumsInFlight) {
-      finish_sum(static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_turn) - in_flight_.begin()));
+      finish_sum(
+          static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_turn) - in_flight_.begin()));
     }
   }
 
@@ -490,17 +504,17 @@ class ProgramRun {
   const bool in_order_;
   static constexpr int kSumsInFlight = 1;
 
-  const Action* doing_ = nullptr;  // for messages of errors
-  const Action* turn_ = nullptr;   // of the program, now
+  const Action* doing_ = nullptr;                  // for messages of errors
+  const Action* turn_ = nullptr;                   // of the program, now
   std::map<Slot, const Action*> turns_;            // that take arrivals
   std::map<Slot, std::deque<Transfer>> arrivals_;  // for those turns
-  std::deque<Transfer> results_;                                     // received for no turn
+  std::deque<Transfer> results_;                   // received for no turn
   std::deque<Transfer> sends_, own_;
   std::deque<Transfer> reductions_;
-  std::vector<bool> full_;        // by position in reductions_
-  std::vector<const Action*> filled_by_;       // likewise, of sums within turns: the turn; null on a rank without samples
+  std::vector<bool> full_;                // by position in reductions_
+  std::vector<const Action*> filled_by_;  // likewise, of sums within turns: the turn; null on a rank without samples
   std::vector<const Action*> message_before_;  // likewise: the program's last message, or gathering, before it
-  std::size_t started_ = 0;       // reductions
+  std::size_t started_ = 0;                    // reductions
   std::size_t sums_of_turn_ = 0;  // up to there they are of the turn that gathers now; 0: none does, or it sums nothing
   std::deque<Transfer*> in_flight_;  // those of them that have not ended
   Gathers<Engine, Wire> gathers_;
@@ -516,12 +530,11 @@ class ProgramRun {
 /// Runs this rank's part of a program: the engine computes, the transport moves bytes beside it.
 ///
 /// Receives are posted kReceivesAhead turns before their use, in the program's order; an action waits only for its own
-/// messages, and for the parameters that it is about to use; gradient buckets are summed in the program's order while the
-/// last backward of their stage fills them, or, into shares, every one. On
-/// a transport that is `in_order()`, messages and sums are issued exactly in the program's order instead: a sum starts
-/// within that backward only if no message comes before it.
-/// `run` returns when everything has ended. The executor owns no thread. Collective: every rank runs its part of the same
-/// program, with the same groups.
+/// messages, and for the parameters that it is about to use; gradient buckets are summed in the program's order while
+/// the last backward of their stage fills them, or, into shares, every one. On a transport that is `in_order()`,
+/// messages and sums are issued exactly in the program's order instead: a sum starts within that backward only if no
+/// message comes before it. `run` returns when everything has ended. The executor owns no thread. Collective: every
+/// rank runs its part of the same program, with the same groups.
 ///
 /// If the engine throws, `run` calls hooks.fail, waits until nothing is under way and throws ExecutionError with the
 /// action; if the transport does, TransportError.
@@ -529,11 +542,15 @@ template <StageEngine Engine, Transport Wire>
 class Executor {
  public:
   /// @param groups  for each of Pipeline::groups, what Transport::make_group gave
-  /// @param gather_groups  likewise, for gathering, which within turns has no fixed order with sums: other ids than any of
+  /// @param gather_groups  likewise, for gathering, which within turns has no fixed order with sums: other ids than any
+  /// of
   ///                       `groups` where a group has ZeRO level 3; empty: the same
   Executor(Engine& engine, Wire& wire, std::vector<GroupId> groups, ExecutorHooks hooks = {},
            std::vector<GroupId> gather_groups = {})
-      : engine_(engine), wire_(wire), groups_(std::move(groups)), hooks_(std::move(hooks)),
+      : engine_(engine),
+        wire_(wire),
+        groups_(std::move(groups)),
+        hooks_(std::move(hooks)),
         gather_groups_(gather_groups.empty() ? groups_ : std::move(gather_groups)) {}
 
   /// @pre the program these actions come from was accepted by `validate`

@@ -22,7 +22,8 @@ namespace autopar::detail {
 template <StageEngine Engine, Transport Wire>
 class Gathers {
  public:
-  Gathers(Engine& engine, Wire& wire, const std::vector<GroupId>& groups) : engine_(engine), wire_(wire), groups_(groups) {}
+  Gathers(Engine& engine, Wire& wire, const std::vector<GroupId>& groups)
+      : engine_(engine), wire_(wire), groups_(groups) {}
 
   // ---- for the whole call
 
@@ -45,8 +46,8 @@ class Gathers {
     of_turn_.push_back(Gather{&action});
   }
   [[nodiscard]] std::size_t of_turn() const { return of_turn_.size(); }
-  /// Where the turn gathers a bucket that it needs now: where it was gathered last if it is still there, or else the next
-  /// time; nowhere if it does not gather it.
+  /// Where the turn gathers a bucket that it needs now: where it was gathered last if it is still there, or else the
+  /// next time; nowhere if it does not gather it.
   [[nodiscard]] std::optional<std::size_t> position_of(int group, int bucket) const {
     const auto found = positions_.find({group, bucket});
     if (found == positions_.end()) return std::nullopt;
@@ -57,8 +58,7 @@ class Gathers {
   }
   /// The first so many are on their way, or there.
   void start_up_to(std::size_t count) {
-    for (; started_ < std::min(count, of_turn_.size()); ++started_)
-      start(of_turn_[started_]);
+    for (; started_ < std::min(count, of_turn_.size()); ++started_) start(of_turn_[started_]);
   }
   /// Likewise, as far as what was gathered before was let go of.
   void start_ahead_up_to(std::size_t count) {
@@ -153,7 +153,7 @@ class Gathers {
   const std::vector<GroupId>& groups_;
   std::deque<Gather> for_call_, of_turn_;
   std::map<std::pair<int, int>, std::vector<std::size_t>> positions_;  // in of_turn_, ascending: by group and bucket
-  std::size_t started_ = 0;  // of the turn's
+  std::size_t started_ = 0;                                            // of the turn's
 };
 
 }  // namespace autopar::detail

@@ -35,14 +35,15 @@ struct GroupId {
 /// Moves bytes between ranks. All calls return at once with a ticket.
 ///
 /// Laws (tests/unit/runtime, tests/mpi): a message sent is received once, unchanged, in order for each directed pair;
-/// `all_reduce` gives the sum on every member, bit-identical on all, `reduce_scatter` the same bits of a member's own of as
-/// many equal parts as there are members, and `all_gather` all members' parts to each, in place; operations of one group start in the same order on
-/// all its members; work enqueued on the compute stream after `wait(ticket)` sees the data, and for a send may overwrite
-/// the buffer. `wait` blocks the host only for host memory; it throws TransportError naming rank, peer and action when
-/// another rank failed or the stall limit passed. Nothing blocks for ever.
+/// `all_reduce` gives the sum on every member, bit-identical on all, `reduce_scatter` the same bits of a member's own
+/// of as many equal parts as there are members, and `all_gather` all members' parts to each, in place; operations of
+/// one group start in the same order on all its members; work enqueued on the compute stream after `wait(ticket)` sees
+/// the data, and for a send may overwrite the buffer. `wait` blocks the host only for host memory; it throws
+/// TransportError naming rank, peer and action when another rank failed or the stall limit passed. Nothing blocks for
+/// ever.
 ///
-/// `in_order()`: an operation that waits for another rank may hold up whatever is issued after it, be it computation. So
-/// it is a device's: streams share hardware queues, and loading a kernel for the first time waits for those that run
+/// `in_order()`: an operation that waits for another rank may hold up whatever is issued after it, be it computation.
+/// So it is a device's: streams share hardware queues, and loading a kernel for the first time waits for those that run
 /// (CUDA C++ Programming Guide, "Lazy Loading"). Operations must then be issued in the order of a program that is free
 /// of deadlock under rendezvous, and none ahead of it.
 template <class T>

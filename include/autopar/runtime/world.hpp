@@ -61,7 +61,7 @@ class World {
   /// exception, it tells the others and aborts the job instead; so does a process that exits while its World lives.
   ~World();
 
-  [[nodiscard]] int rank() const;       ///< 0 <= rank < size
+  [[nodiscard]] int rank() const;      ///< 0 <= rank < size
   [[nodiscard]] Rank rank_id() const;  ///< the same, as the type that plans and programs use
   [[nodiscard]] int size() const;
   [[nodiscard]] int local_rank() const;  ///< among the ranks of this host

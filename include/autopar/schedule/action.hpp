@@ -10,11 +10,11 @@ namespace autopar {
 
 /// What one step of a rank's program does.
 enum class ActionKind : std::uint8_t {
-  kForward,   ///< F: run a stage on this rank's share of a micro-batch
-  kBackward,  ///< B and W together: gradients of that share, of its inputs and of the stage's parameters
-  kSend,      ///< one message of a channel to `peer`; completes in the background
-  kReceive,   ///< one message of a channel from `peer`; data is there when the next action that needs it starts
-  kReduce,    ///< sum of one gradient bucket over a group; starts when the bucket is full
+  kForward,         ///< F: run a stage on this rank's share of a micro-batch
+  kBackward,        ///< B and W together: gradients of that share, of its inputs and of the stage's parameters
+  kSend,            ///< one message of a channel to `peer`; completes in the background
+  kReceive,         ///< one message of a channel from `peer`; data is there when the next action that needs it starts
+  kReduce,          ///< sum of one gradient bucket over a group; starts when the bucket is full
   kBackwardInput,   ///< B: gradients of the share's inputs; those of the parameters come with its kBackwardWeight
   kBackwardWeight,  ///< W: gradients of the stage's parameters, which its kBackwardInput left out
   kReduceScatter,   ///< like kReduce, but each member gets its own share of the sum alone
@@ -64,13 +64,13 @@ struct Action {
   StageId stage{};
   /// All but kReduce; of kReduceScatter and kGather the micro-batch for whose turn they are, -1 for the whole call.
   int microbatch = -1;
-  int channel = -1;      ///< kSend, kReceive: index into Pipeline::channels
+  int channel = -1;  ///< kSend, kReceive: index into Pipeline::channels
   /// kGradient also for all kinds of backward, the kGather for one, kReduce and kReduceScatter.
   Flow flow = Flow::kValue;
-  Rank peer{};           ///< kSend, kReceive; the rank itself for a copy between two stages, source or sink of its own
-  Interval samples{};    ///< the share, or what the message carries (batched channels; others travel whole)
-  int group = -1;        ///< collectives: index into Pipeline::groups
-  int bucket = -1;       ///< collectives: bucket of that group; sums of whole calls are issued in ascending order
+  Rank peer{};         ///< kSend, kReceive; the rank itself for a copy between two stages, source or sink of its own
+  Interval samples{};  ///< the share, or what the message carries (batched channels; others travel whole)
+  int group = -1;      ///< collectives: index into Pipeline::groups
+  int bucket = -1;     ///< collectives: bucket of that group; sums of whole calls are issued in ascending order
   /// kReduceScatter of a turn that gathers: so many of the turn's kGather are issued before it, and the others behind
   /// it. kGather for a turn: likewise, which gives the order.
   int after = 0;
@@ -98,8 +98,10 @@ struct Action {
       return "input backward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
     case ActionKind::kBackwardWeight:
       return "weight backward of stage " + std::to_string(action.stage.value()) + microbatch + samples();
-    case ActionKind::kSend: return "send of " + message() + ", to " + peer;
-    case ActionKind::kReceive: return "receive of " + message() + ", from " + peer;
+    case ActionKind::kSend:
+      return "send of " + message() + ", to " + peer;
+    case ActionKind::kReceive:
+      return "receive of " + message() + ", from " + peer;
     case ActionKind::kReduce:
       return "reduction of bucket " + std::to_string(action.bucket) + " over group " + std::to_string(action.group);
     case ActionKind::kReduceScatter:

@@ -28,9 +28,9 @@ struct Route {
   friend bool operator==(const Route&, const Route&) = default;
 };
 
-/// Where piece `m` of `microbatches` of a rank's `samples` begins, counted within its own batch: as even as can be. What
-/// does not divide is carried over from rank to rank (`first` = samples of the ranks before), so that micro-batches of
-/// equal ranks differ by at most one sample, and ranks with one sample each still fill many of them.
+/// Where piece `m` of `microbatches` of a rank's `samples` begins, counted within its own batch: as even as can be.
+/// What does not divide is carried over from rank to rank (`first` = samples of the ranks before), so that
+/// micro-batches of equal ranks differ by at most one sample, and ranks with one sample each still fill many of them.
 [[nodiscard]] constexpr std::int64_t piece_begin(std::int64_t samples, std::int64_t first, std::int64_t m,
                                                  std::int64_t microbatches) {
   return (samples * m + first % microbatches) / microbatches;
@@ -40,9 +40,9 @@ struct Route {
 ///
 /// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m is the concatenation,
 /// in rank order, of a piece of every local batch: it begins at `piece_begin(b, first, m, M)` (b samples, M
-/// micro-batches). A stage with R replicas cuts the B samples of a micro-batch into [B*q/R, B*(q+1)/R); a pipeline whose
-/// stages are all on all ranks keeps each rank's own piece instead, so that no input travels. The source and the sink
-/// hold own pieces too.
+/// micro-batches). A stage with R replicas cuts the B samples of a micro-batch into [B*q/R, B*(q+1)/R); a pipeline
+/// whose stages are all on all ranks keeps each rank's own piece instead, so that no input travels. The source and the
+/// sink hold own pieces too.
 ///
 /// Results that are not batched do not go through the sink: the session sums or shares them over all ranks itself. An
 /// argument that all ranks share is taken from the own rank, and the session sums its gradient.
@@ -94,9 +94,9 @@ class BatchSplit {
   /// Messages of a channel for one micro-batch, from holders to readers of values; gradients go back the same ways.
   ///
   /// Batched: the intersections of both splits. Replicated: reader i gets the value from holder i mod n; from itself,
-  /// if it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or none.
-  /// Totals: every holder sends its addend to every reader.
-  /// Holders and readers with an empty share take no part. A channel that is not differentiable has no gradient routes.
+  /// if it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or
+  /// none. Totals: every holder sends its addend to every reader. Holders and readers with an empty share take no part.
+  /// A channel that is not differentiable has no gradient routes.
   [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
 
   /// Whether every stage is on all ranks, in one order, so that inputs and results stay where they are.
@@ -110,8 +110,8 @@ class BatchSplit {
   BatchLayout layout_;
   std::vector<std::vector<Rank>> stages_;
   bool keeps_pieces_ = false;
-  std::vector<std::int64_t> first_of_rank_;       // first sample of each rank in the global batch
-  std::vector<std::vector<std::int64_t>> ends_;   // [microbatch][rank]: where the rank's piece ends
+  std::vector<std::int64_t> first_of_rank_;      // first sample of each rank in the global batch
+  std::vector<std::vector<std::int64_t>> ends_;  // [microbatch][rank]: where the rank's piece ends
 };
 
 namespace detail {
@@ -200,8 +200,8 @@ inline void check_backward_gathers(const Pipeline& pipeline) {
     }
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
       if (!gathers(g) || is_listed[g]) continue;
-      throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " leave out group " + std::to_string(g) +
-                            ", which is gathered within its turns");
+      throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " leave out group " +
+                            std::to_string(g) + ", which is gathered within its turns");
     }
   }
 }
@@ -270,8 +270,10 @@ inline std::vector<Route> BatchSplit::batched_routes(const Channel& channel, int
   for (std::size_t h = 0, r = 0; h < holders.size() && r < readers.size();) {
     const auto both = intersect(holders[h].samples, readers[r].samples);
     if (!both.empty()) out.push_back({holders[h].rank, readers[r].rank, both});
-    if (holders[h].samples.end <= readers[r].samples.end) ++h;
-    else ++r;
+    if (holders[h].samples.end <= readers[r].samples.end)
+      ++h;
+    else
+      ++r;
   }
   return out;
 }

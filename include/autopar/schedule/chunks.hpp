@@ -37,8 +37,8 @@ using Positions = std::vector<std::vector<Rank>>;
 
 /// Where the stages of a pipeline are: positions in the order of their first stages.
 struct ChunkLayout {
-  Positions positions;               ///< ranks ascending
-  std::vector<std::size_t> at;       ///< position of each stage
+  Positions positions;          ///< ranks ascending
+  std::vector<std::size_t> at;  ///< position of each stage
   [[nodiscard]] int size() const { return static_cast<int>(positions.size()); }
   /// Stages of a position, if all have as many.
   [[nodiscard]] int chunks() const { return static_cast<int>(at.size() / positions.size()); }

@@ -47,6 +47,6 @@ concept RankOrderPolicy = requires(const P& policy, const Pipeline& pipeline, in
 /// Orders of forwards and backwards, for stages or for ranks.
 template <class P>
 concept SchedulePolicy = std::same_as<typename P::policy_category, schedule_policy_tag> &&
-                         (StageOrderPolicy<P> || RankOrderPolicy<P>);
+    (StageOrderPolicy<P> || RankOrderPolicy<P>);
 
 }  // namespace autopar

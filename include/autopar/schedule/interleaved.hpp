@@ -18,9 +18,9 @@ namespace autopar {
 ///
 /// Micro-batches go round in groups: a group passes a position's first chunk, then its second, and so on. The source
 /// wants groups of exactly p = positions micro-batches. Here max(1, microbatches / p) groups, rounded down, are as
-/// equal as can be, so that none is smaller than p as long as there are p micro-batches: any number of micro-batches has the
-/// bubble above. (A smaller last group waits for itself to come round, and for some sizes waits for ever.) The price is
-/// memory: the largest group g instead of p in the law of `peak_activations`.
+/// equal as can be, so that none is smaller than p as long as there are p micro-batches: any number of micro-batches
+/// has the bubble above. (A smaller last group waits for itself to come round, and for some sizes waits for ever.) The
+/// price is memory: the largest group g instead of p in the law of `peak_activations`.
 /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
 struct Interleaved {
   using policy_category = schedule_policy_tag;

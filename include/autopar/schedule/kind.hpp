@@ -16,12 +16,18 @@ inline constexpr std::array kScheduleKinds{ScheduleKind::kGPipe, ScheduleKind::k
 /// As options and files spell it.
 [[nodiscard]] constexpr std::string_view to_string(ScheduleKind kind) {
   switch (kind) {
-    case ScheduleKind::kGPipe: return "gpipe";
-    case ScheduleKind::kOneFOneB: return "1f1b";
-    case ScheduleKind::kInterleaved: return "interleaved";
-    case ScheduleKind::kZbH1: return "zb-h1";
-    case ScheduleKind::kZbV: return "zb-v";
-    case ScheduleKind::kSynthesised: return "synth";
+    case ScheduleKind::kGPipe:
+      return "gpipe";
+    case ScheduleKind::kOneFOneB:
+      return "1f1b";
+    case ScheduleKind::kInterleaved:
+      return "interleaved";
+    case ScheduleKind::kZbH1:
+      return "zb-h1";
+    case ScheduleKind::kZbV:
+      return "zb-v";
+    case ScheduleKind::kSynthesised:
+      return "synth";
   }
   return "unknown";
 }

@@ -10,8 +10,9 @@
 
 namespace autopar {
 
-/// Orders of ranks for a pipeline in which every stage became several, one behind the other on the same ranks: a forward
-/// runs the parts in their order, a backward, and each half of one, the other way round. Orders without a cycle stay so.
+/// Orders of ranks for a pipeline in which every stage became several, one behind the other on the same ranks: a
+/// forward runs the parts in their order, a backward, and each half of one, the other way round. Orders without a cycle
+/// stay so.
 /// @param orders  [rank] turns of the whole stages
 /// @param parts   [whole stage] what became of it, ascending; nothing if it has nothing to run
 [[nodiscard]] inline std::vector<std::vector<Turn>> orders_of_parts(std::vector<std::vector<Turn>> orders,

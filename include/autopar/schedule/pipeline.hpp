@@ -55,9 +55,9 @@ struct Pipeline {
   int ranks = 1;
   std::vector<std::vector<Rank>> stages;  ///< [stage][replica]
   std::vector<Channel> channels;
-  std::vector<ReduceGroup> groups;        ///< in the order in which they are issued: best later stages first
-  /// By stage that gathers within turns: its groups in the order in which a whole backward needs them, each once or, if it
-  /// is let go of in between, several times. Nothing for a stage, or for all: each once, in the groups' order.
+  std::vector<ReduceGroup> groups;  ///< in the order in which they are issued: best later stages first
+  /// By stage that gathers within turns: its groups in the order in which a whole backward needs them, each once or, if
+  /// it is let go of in between, several times. Nothing for a stage, or for all: each once, in the groups' order.
   std::vector<std::vector<int>> backward_gathers = {};
 
   friend bool operator==(const Pipeline&, const Pipeline&) = default;
@@ -87,7 +87,8 @@ enum class Phase : std::uint8_t {
     return pipeline.backward_gathers[stage.index()];
   std::vector<int> groups;
   for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-    if (pipeline.groups[g].stage == stage && gathers_in_turns(pipeline.groups[g])) groups.push_back(static_cast<int>(g));
+    if (pipeline.groups[g].stage == stage && gathers_in_turns(pipeline.groups[g]))
+      groups.push_back(static_cast<int>(g));
   }
   return groups;
 }

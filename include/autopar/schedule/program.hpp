@@ -261,7 +261,8 @@ class ProgramBuilder {
     const Lane& lane = lanes_[l];
     if (lane.next == lane.turns.size()) return false;
     const LaneTurn own = lane.turns[lane.next];
-    return own.kind == turn.kind && own.microbatch == turn.microbatch && units_[own.unit].stage == units_[turn.unit].stage;
+    return own.kind == turn.kind && own.microbatch == turn.microbatch &&
+           units_[own.unit].stage == units_[turn.unit].stage;
   }
 
   /// When a lane's next turn can start.
@@ -303,7 +304,8 @@ class ProgramBuilder {
     }
   }
 
-  /// A lane's next turn, and those that the stage's other replicas take together with it, right between their collectives.
+  /// A lane's next turn, and those that the stage's other replicas take together with it, right between their
+  /// collectives.
   void run_turns(std::size_t l, std::int64_t start) {
     const Lane& lane = lanes_[l];
     const LaneTurn turn = lane.turns[lane.next];
@@ -359,8 +361,9 @@ class ProgramBuilder {
       auto replicas = group.stage.valid() ? pipeline_.stages[group.stage.index()] : std::vector<Rank>{};
       std::sort(replicas.begin(), replicas.end());
       if (replicas != group.ranks) {
-        throw InvalidArgument("pipeline: a group that gathers or sums within turns must have all replicas of a stage as its "
-                              "members, and no others");
+        throw InvalidArgument(
+            "pipeline: a group that gathers or sums within turns must have all replicas of a stage as its "
+            "members, and no others");
       }
       AroundTurns& around = around_turns_[group.stage.index()];
       if (gathers_in_turns(group)) around.by_part.push_back(static_cast<int>(g));
@@ -374,8 +377,8 @@ class ProgramBuilder {
     }
   }
 
-  /// The lanes of all replicas that take a lane's next turn together, whether they have come to it or not; the lane alone
-  /// if it is taken alone.
+  /// The lanes of all replicas that take a lane's next turn together, whether they have come to it or not; the lane
+  /// alone if it is taken alone.
   [[nodiscard]] std::vector<std::size_t> taken_together(std::size_t l) const {
     const LaneTurn turn = lanes_[l].turns[lanes_[l].next];
     const StageId stage = units_[turn.unit].stage;
@@ -458,8 +461,8 @@ class ProgramBuilder {
     if (awaits) enqueue_if_ready(units_[u].lane);
   }
 
-  /// Writes the reductions whose members are all through with the turns that fill their buckets, in the pipeline's order
-  /// on every rank.
+  /// Writes the reductions whose members are all through with the turns that fill their buckets, in the pipeline's
+  /// order on every rank.
   void emit_reductions() {
     if (phase_ == Phase::kForward || !any_is_through()) return;
     std::vector<bool> held_up(program_.ranks.size(), false);  // by an earlier group that must wait
@@ -469,8 +472,10 @@ class ProgramBuilder {
       bool ready = true;
       for (const Rank rank : group.ranks) ready = ready && !held_up[rank.index()] && is_through(rank, group.stage);
       for (const Rank rank : group.ranks) {
-        if (!ready) held_up[rank.index()] = true;
-        else append_buckets(rank, static_cast<int>(g));
+        if (!ready)
+          held_up[rank.index()] = true;
+        else
+          append_buckets(rank, static_cast<int>(g));
       }
       emitted_[g] = ready;
     }
@@ -506,9 +511,9 @@ class ProgramBuilder {
 
   [[noreturn]] void refuse_cycle(LaneTurn turn) const {
     throw CyclicOrders(std::string("schedule policy: the orders of the stages wait for each other; stage ") +
-                          std::to_string(units_[turn.unit].stage.value()) + " never gets what it needs for the " +
-                          (turn.kind == ActionKind::kForward ? "forward" : "backward") + " of micro-batch " +
-                          std::to_string(turn.microbatch));
+                       std::to_string(units_[turn.unit].stage.value()) + " never gets what it needs for the " +
+                       (turn.kind == ActionKind::kForward ? "forward" : "backward") + " of micro-batch " +
+                       std::to_string(turn.microbatch));
   }
 
   const Pipeline& pipeline_;
@@ -522,8 +527,8 @@ class ProgramBuilder {
   std::vector<AroundTurns> around_turns_;  // by stage
   std::vector<Lane> lanes_;
   std::vector<Message> messages_;
-  std::vector<bool> emitted_;         // by group
-  std::vector<std::size_t> awaited_;  // by group: the first member that is not through
+  std::vector<bool> emitted_;                          // by group
+  std::vector<std::size_t> awaited_;                   // by group: the first member that is not through
   using Start = std::pair<std::int64_t, std::size_t>;  // time, lane
   std::priority_queue<Start, std::vector<Start>, std::greater<>> startable_;
 };
@@ -543,7 +548,8 @@ class ProgramBuilder {
 /// A (stage, replica) with an empty share of a micro-batch does nothing for it; all members of a group reduce, even if
 /// they had no sample. To run without gradient sums (`no_sync`), pass a pipeline without groups.
 ///
-/// @throws InvalidArgument if pipeline or layout are malformed, or the policy breaks its laws; CyclicOrders if its orders
+/// @throws InvalidArgument if pipeline or layout are malformed, or the policy breaks its laws; CyclicOrders if its
+/// orders
 ///         do not suit this pipeline's channels
 /// @cost O(actions * log(ranks))
 template <SchedulePolicy Policy>

@@ -21,12 +21,18 @@ namespace autopar {
 template <class Use>
 decltype(auto) with_policy(ScheduleKind kind, Use&& use, const GivenOrders& orders = {}) {
   switch (kind) {
-    case ScheduleKind::kGPipe: return std::forward<Use>(use)(GPipe{});
-    case ScheduleKind::kOneFOneB: return std::forward<Use>(use)(OneFOneB{});
-    case ScheduleKind::kInterleaved: return std::forward<Use>(use)(Interleaved{});
-    case ScheduleKind::kZbH1: return std::forward<Use>(use)(ZbH1{});
-    case ScheduleKind::kZbV: return std::forward<Use>(use)(ZbV{});
-    case ScheduleKind::kSynthesised: return std::forward<Use>(use)(orders);
+    case ScheduleKind::kGPipe:
+      return std::forward<Use>(use)(GPipe{});
+    case ScheduleKind::kOneFOneB:
+      return std::forward<Use>(use)(OneFOneB{});
+    case ScheduleKind::kInterleaved:
+      return std::forward<Use>(use)(Interleaved{});
+    case ScheduleKind::kZbH1:
+      return std::forward<Use>(use)(ZbH1{});
+    case ScheduleKind::kZbV:
+      return std::forward<Use>(use)(ZbV{});
+    case ScheduleKind::kSynthesised:
+      return std::forward<Use>(use)(orders);
   }
   throw InvalidArgument("schedule: no such kind");
 }

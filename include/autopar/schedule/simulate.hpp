@@ -20,8 +20,8 @@
 namespace autopar {
 
 /// What the simulator asks about time. `message` gets the send; whole messages (replicated values, partial sums) have
-/// no samples. `reduce` gets the action of one member: a sum, or what is gathered at the start. Turns take as long as what
-/// is gathered and summed within them, if that is longer.
+/// no samples. `reduce` gets the action of one member: a sum, or what is gathered at the start. Turns take as long as
+/// what is gathered and summed within them, if that is longer.
 template <class C>
 concept ProgramCosts = requires(const C& costs, StageId stage, std::int64_t samples, Rank from, const Action& action) {
   { costs.forward(stage, samples) } -> std::same_as<Seconds>;
@@ -67,21 +67,21 @@ namespace detail {
 class LinkedProgram {
  public:
   struct Message {
-    std::size_t from, to;                    // ranks
+    std::size_t from, to;                     // ranks
     std::size_t send_at = 0, receive_at = 0;  // positions
-    std::int32_t turn = -1;                  // of the receiver, which waits for it; -1 = nobody but the end of the step
-    bool half_ready = false;                 // one of send and receive was issued
+    std::int32_t turn = -1;   // of the receiver, which waits for it; -1 = nobody but the end of the step
+    bool half_ready = false;  // one of send and receive was issued
   };
   struct Turn {
-    std::size_t at = 0;                   // position
-    int missing = 0;                      // messages
-    double ready_at = 0;                  // the messages are there
+    std::size_t at = 0;                          // position
+    int missing = 0;                             // messages
+    double ready_at = 0;                         // the messages are there
     std::int32_t first_send = 0, last_send = 0;  // messages since the turn before
     std::vector<std::int32_t> receives;          // likewise
   };
   struct RankTurns {
-    std::vector<Turn> turns;  // one more than there are: what follows the last
-    std::vector<std::size_t> gathers, reductions;  // for the whole call
+    std::vector<Turn> turns;                                   // one more than there are: what follows the last
+    std::vector<std::size_t> gathers, reductions;              // for the whole call
     std::vector<std::pair<std::size_t, std::int32_t>> within;  // collectives of turns: position, turn
   };
 
@@ -112,8 +112,10 @@ class LinkedProgram {
       } else if (is_collective(actions[i].kind)) {
         const auto turn = static_cast<std::int32_t>(mine.turns.size()) - 1;
         const bool gathers = actions[i].kind == ActionKind::kGather;
-        if (actions[i].microbatch >= 0) mine.within.emplace_back(i, gathers ? turn : turn - 1);
-        else (gathers ? mine.gathers : mine.reductions).push_back(i);
+        if (actions[i].microbatch >= 0)
+          mine.within.emplace_back(i, gathers ? turn : turn - 1);
+        else
+          (gathers ? mine.gathers : mine.reductions).push_back(i);
       } else if (is_turn(actions[i].kind)) {
         mine.turns.back().at = i;
         begin();
@@ -203,10 +205,10 @@ class Simulation {
     bool fills_buckets = false;  // gives weight gradients
   };
   struct State {
-    std::size_t next = 0;       // turn that the rank has come to
-    std::size_t posted = 0;     // turns whose receives are posted
-    bool waiting = false;       // for messages
-    double since = 0;           // came to the turn
+    std::size_t next = 0;    // turn that the rank has come to
+    std::size_t posted = 0;  // turns whose receives are posted
+    bool waiting = false;    // for messages
+    double since = 0;        // came to the turn
     double egress_free = 0, ingress_free = 0;
     std::vector<LastTurn> last;  // of each stage, in the order of their first turns
   };
@@ -384,8 +386,8 @@ template <ProgramCosts Costs>
   return std::move(simulation).take();
 }
 
-/// Most that each rank holds for forwards whose backward, or last part of it, is to come; `size(stage, samples)` says how much one forward
-/// leaves behind, in any unit that adds and compares (bytes, counts).
+/// Most that each rank holds for forwards whose backward, or last part of it, is to come; `size(stage, samples)` says
+/// how much one forward leaves behind, in any unit that adds and compares (bytes, counts).
 template <std::invocable<StageId, std::int64_t> Size>
 [[nodiscard]] auto peak_activations(const Program& program, const Size& size) {
   using Amount = std::decay_t<std::invoke_result_t<const Size&, StageId, std::int64_t>>;

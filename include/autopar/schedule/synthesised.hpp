@@ -25,10 +25,10 @@ namespace autopar {
 struct Synthesis {
   GivenOrders orders;
   ScheduleKind origin = ScheduleKind::kSynthesised;  ///< the fixed schedule that was best, or improved
-  Seconds step{};          ///< simulated
-  Seconds best_fixed{};    ///< of the fixed schedules that run on this pipeline and fit; infinite if there is none
-  Seconds lower_bound{};   ///< of any order on this pipeline
-  std::int64_t states = 0; ///< orders that were played through
+  Seconds step{};                                    ///< simulated
+  Seconds best_fixed{};     ///< of the fixed schedules that run on this pipeline and fit; infinite if there is none
+  Seconds lower_bound{};    ///< of any order on this pipeline
+  std::int64_t states = 0;  ///< orders that were played through
 };
 
 /// A schedule made for unequal turns, messages that take time, and a limit on what each rank may hold, for a step in
@@ -72,12 +72,16 @@ struct Synthesised {
   class Search {
    public:
     Search(const Synthesised& policy, const Pipeline& pipeline, int microbatches)
-        : policy_(policy), pipeline_(pipeline), layout_{policy.local, microbatches},
+        : policy_(policy),
+          pipeline_(pipeline),
+          layout_{policy.local, microbatches},
           reader_(pipeline, layout_, policy.costs),
-          problem_(reader_.read(policy.held, policy.limits, policy.parts_backwards)), budget_(policy.budget) {
+          problem_(reader_.read(policy.held, policy.limits, policy.parts_backwards)),
+          budget_(policy.budget) {
       for (auto& lane : problem_.lanes) {
         // With room for all micro-batches there is nothing to watch.
-        if (layout_.microbatches * lane.held * (1 + 1e-9) <= lane.limit) lane.limit = std::numeric_limits<double>::infinity();
+        if (layout_.microbatches * lane.held * (1 + 1e-9) <= lane.limit)
+          lane.limit = std::numeric_limits<double>::infinity();
         if (lane.held <= lane.limit) continue;
         throw InvalidArgument("schedule synth: rank " + std::to_string(lane.ranks.front().value()) + " may hold " +
                               std::to_string(lane.limit) + " bytes, but one micro-batch in its stages takes " +
@@ -108,8 +112,8 @@ struct Synthesised {
       Orders orders;
       ScheduleKind origin = ScheduleKind::kSynthesised;
     };
-    static constexpr std::size_t kStarts = 6;   // that are worth more work
-    static constexpr int kSharpenings = 6;      // of each
+    static constexpr std::size_t kStarts = 6;  // that are worth more work
+    static constexpr int kSharpenings = 6;     // of each
 
     [[nodiscard]] bool is_bound(double step) const { return step <= best_.lower_bound.value() * (1 + 1e-9); }
 
@@ -167,7 +171,8 @@ struct Synthesised {
             for (const double patience : {0.0, 0.5, 1.0}) {
               if (budget_ <= policy_.budget / 4 || (!starts_.empty() && is_bound(fastest().makespan))) return;
               --budget_;
-              keep(scheduler.run({.kinds = kinds, .chunks = chunks, .slack = slack, .patience = patience}, slowest_kept()));
+              keep(scheduler.run({.kinds = kinds, .chunks = chunks, .slack = slack, .patience = patience},
+                                 slowest_kept()));
             }
           }
         }

@@ -24,20 +24,26 @@ inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int m
     if (turn.microbatch < 0 || turn.microbatch >= microbatches) return false;
     Passed& at = passed[static_cast<std::size_t>(turn.microbatch)];
     switch (turn.kind) {
-      case ActionKind::kForward: return std::exchange(at, Passed::kForward) == Passed::kNothing;
-      case ActionKind::kBackward: return std::exchange(at, Passed::kAll) == Passed::kForward;
-      case ActionKind::kBackwardInput: return std::exchange(at, Passed::kBackwardInput) == Passed::kForward;
-      case ActionKind::kBackwardWeight: return std::exchange(at, Passed::kAll) == Passed::kBackwardInput;
-      default: return false;
+      case ActionKind::kForward:
+        return std::exchange(at, Passed::kForward) == Passed::kNothing;
+      case ActionKind::kBackward:
+        return std::exchange(at, Passed::kAll) == Passed::kForward;
+      case ActionKind::kBackwardInput:
+        return std::exchange(at, Passed::kBackwardInput) == Passed::kForward;
+      case ActionKind::kBackwardWeight:
+        return std::exchange(at, Passed::kAll) == Passed::kBackwardInput;
+      default:
+        return false;
     }
   };
   const bool sound = std::all_of(turns.begin(), turns.end(), pass) &&
                      std::all_of(passed.begin(), passed.end(), [](Passed at) { return at == Passed::kAll; });
   if (!sound) {
-    throw InvalidArgument("schedule policy: the order of stage " + std::to_string(stage) + whose +
-                          " must name each of the " + std::to_string(microbatches) +
-                          " micro-batches once as forward and, later, once as backward (whole, or as input backward and then "
-                          "weight backward)");
+    throw InvalidArgument(
+        "schedule policy: the order of stage " + std::to_string(stage) + whose + " must name each of the " +
+        std::to_string(microbatches) +
+        " micro-batches once as forward and, later, once as backward (whole, or as input backward and then "
+        "weight backward)");
   }
 }
 

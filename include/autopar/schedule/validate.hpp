@@ -30,19 +30,26 @@ namespace detail {
 class ProgramCheck {
  public:
   ProgramCheck(const Pipeline& pipeline, const BatchLayout& layout, Phase phase, const Program& program)
-      : pipeline_(pipeline), split_(pipeline, layout), phase_(phase), program_(program), gathered_(pipeline.stages.size()) {
+      : pipeline_(pipeline),
+        split_(pipeline, layout),
+        phase_(phase),
+        program_(program),
+        gathered_(pipeline.stages.size()) {
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-      if (gathers_in_turns(pipeline.groups[g])) gathered_[pipeline.groups[g].stage.index()].once.add(pipeline, static_cast<int>(g));
+      if (gathers_in_turns(pipeline.groups[g]))
+        gathered_[pipeline.groups[g].stage.index()].once.add(pipeline, static_cast<int>(g));
     }
     for (std::size_t s = 0; s < gathered_.size(); ++s) {
-      for (const int g : gathered_by_backward(pipeline, StageId::of(s))) gathered_[s].by_whole_backward.add(pipeline, g);
+      for (const int g : gathered_by_backward(pipeline, StageId::of(s)))
+        gathered_[s].by_whole_backward.add(pipeline, g);
     }
   }
 
   [[nodiscard]] std::optional<ProgramFault> run() {
     if (program_.ranks.size() != static_cast<std::size_t>(pipeline_.ranks)) {
-      return ProgramFault{Rank::none(), -1, "the program has " + std::to_string(program_.ranks.size()) +
-                                                " ranks, the pipeline " + std::to_string(pipeline_.ranks)};
+      return ProgramFault{Rank::none(), -1,
+                          "the program has " + std::to_string(program_.ranks.size()) + " ranks, the pipeline " +
+                              std::to_string(pipeline_.ranks)};
     }
     find_split_turns();
     if (auto fault = check_contents()) return fault;
@@ -104,8 +111,8 @@ class ProgramCheck {
       for (const Rank rank : group.ranks) {
         for (int i = 0; i < group.buckets * times; ++i) {
           const int b = i % group.buckets;
-          expected[rank.index()].push_back({.kind = kind, .stage = group.stage, .microbatch = microbatch, .flow = flow,
-                                            .group = g, .bucket = b});
+          expected[rank.index()].push_back(
+              {.kind = kind, .stage = group.stage, .microbatch = microbatch, .flow = flow, .group = g, .bucket = b});
         }
       }
     };
@@ -169,8 +176,13 @@ class ProgramCheck {
     const Channel& channel = pipeline_.channels[static_cast<std::size_t>(c)];
     if (!travels(channel, flow, phase_)) return;
     for (const Route& route : split_.routes(channel, m, flow)) {
-      Action action{.kind = ActionKind::kSend, .stage = writer_of(channel, flow), .microbatch = m, .channel = c,
-                    .flow = flow, .peer = route.to, .samples = route.samples};
+      Action action{.kind = ActionKind::kSend,
+                    .stage = writer_of(channel, flow),
+                    .microbatch = m,
+                    .channel = c,
+                    .flow = flow,
+                    .peer = route.to,
+                    .samples = route.samples};
       expected[route.from.index()].push_back(action);
       action.kind = ActionKind::kReceive;
       action.stage = reader_of(channel, flow);
@@ -191,8 +203,7 @@ class ProgramCheck {
       auto& wanted = expected[r];
       std::sort(wanted.begin(), wanted.end(), [](const Action& a, const Action& b) { return key(a) < key(b); });
       for (std::size_t i = 0; i < std::max(order.size(), wanted.size()); ++i) {
-        const bool surplus = i == wanted.size() ||
-                             (i < order.size() && key(actions(rank)[order[i]]) < key(wanted[i]));
+        const bool surplus = i == wanted.size() || (i < order.size() && key(actions(rank)[order[i]]) < key(wanted[i]));
         if (surplus) return fault_at(rank, order[i], "does not belong there, or is there twice");
         if (i == order.size() || key(wanted[i]) < key(actions(rank)[order[i]])) {
           return ProgramFault{rank, -1, describe(wanted[i]) + " is missing"};
@@ -213,13 +224,16 @@ class ProgramCheck {
       const char* computation = action.flow == Flow::kValue ? "forward" : "backward";
       switch (action.kind) {
         case ActionKind::kReduce:
-        case ActionKind::kReduceScatter: break;
+        case ActionKind::kReduceScatter:
+          break;
         case ActionKind::kGather:
           if (action.microbatch < 0 && has_computed(forward_done, action.stage)) {
             return fault_at(rank, i, "comes after a forward that needs its parameters");
           }
           break;
-        case ActionKind::kForward: forward_done.insert(turn); break;
+        case ActionKind::kForward:
+          forward_done.insert(turn);
+          break;
         case ActionKind::kBackward:
         case ActionKind::kBackwardInput:
           if (phase_ == Phase::kStep && !forward_done.contains(turn)) {
@@ -283,7 +297,8 @@ class ProgramCheck {
       };
       const bool of_turn = is_of_turn(all[i]) && takes_part(rank, all[i]);
       if (of_turn && all[i].kind == ActionKind::kGather) {
-        if (!near(i + 1, ActionKind::kGather)) return fault_at(rank, i, "does not stand right before the turn that needs it");
+        if (!near(i + 1, ActionKind::kGather))
+          return fault_at(rank, i, "does not stand right before the turn that needs it");
         const bool is_first = i == 0 || all[i - 1].kind != ActionKind::kGather || !near(i - 1, ActionKind::kGather);
         if (all[i].after != (is_first ? 0 : all[i - 1].after + 1)) {
           return fault_at(rank, i, "is not the next of its turn");
@@ -342,8 +357,9 @@ class ProgramCheck {
       for (std::size_t i = 0; i < positions.size(); ++i) {
         const Action& receive = actions(to)[positions[i]];
         if (i < sent.size() && same_message(actions(from)[sent[i]], receive)) continue;
-        return fault_at(to, positions[i], i < sent.size() ? "meets the " + describe(actions(from)[sent[i]])
-                                                          : std::string("meets no send"));
+        return fault_at(
+            to, positions[i],
+            i < sent.size() ? "meets the " + describe(actions(from)[sent[i]]) : std::string("meets no send"));
       }
     }
     return std::nullopt;
@@ -363,7 +379,8 @@ class ProgramCheck {
     while (!movable_.empty()) {
       const Rank rank = movable_.back();
       movable_.pop_back();
-      while (head(rank) != nullptr && step(rank)) {}
+      while (head(rank) != nullptr && step(rank)) {
+      }
     }
     for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
       if (head(Rank::of(r)) != nullptr) return deadlock(Rank::of(r));
@@ -402,7 +419,8 @@ class ProgramCheck {
         }
         break;
       }
-      default: break;
+      default:
+        break;
     }
     ++position_[rank.index()];
     return true;
@@ -440,20 +458,21 @@ class ProgramCheck {
   BatchSplit split_;
   Phase phase_;
   const Program& program_;
-  std::vector<GatheredByTurns> gathered_;  // by stage
+  std::vector<GatheredByTurns> gathered_;                          // by stage
   std::vector<std::vector<std::pair<StageId, int>>> split_turns_;  // of each rank, ascending: stage, micro-batch
-  std::vector<std::size_t> position_;  // check_progress: of each rank
-  std::vector<int> to_itself_;         // check_progress: messages sent and not yet received
+  std::vector<std::size_t> position_;                              // check_progress: of each rank
+  std::vector<int> to_itself_;                                     // check_progress: messages sent and not yet received
   std::vector<Rank> movable_;
 };
 
 }  // namespace detail
 
 /// The first law of `make_program` that `program` breaks, nothing if it keeps all of them: each forward, backward
-/// (whole or in two parts), message end and reduction of the pipeline once and nothing else; data before use; equal order
-/// of messages at both ends of a directed pair; reductions after the last backward of their stage (of any, for tied
-/// parameters), groups and buckets ascending; parameters gathered before the first forward that needs them; what is
-/// gathered or summed within a turn right around it; progress to the end under rendezvous sends and blocking collectives.
+/// (whole or in two parts), message end and reduction of the pipeline once and nothing else; data before use; equal
+/// order of messages at both ends of a directed pair; reductions after the last backward of their stage (of any, for
+/// tied parameters), groups and buckets ascending; parameters gathered before the first forward that needs them; what
+/// is gathered or summed within a turn right around it; progress to the end under rendezvous sends and blocking
+/// collectives.
 /// @throws InvalidArgument if pipeline or layout are malformed
 /// @cost O(actions * log(actions))
 [[nodiscard]] inline std::optional<ProgramFault> find_fault(const Pipeline& pipeline, const BatchLayout& layout,

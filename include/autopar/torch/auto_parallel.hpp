@@ -54,14 +54,16 @@ concept PointerInto = std::same_as<Pointer, std::shared_ptr<ContainedIn<Net>>> &
 
 /// Something that makes a Net, or a pointer to one.
 template <class F, class Net>
-concept Factory = std::invocable<F&> && (std::convertible_to<std::invoke_result_t<F&>, Net> ||
-                                         PointerInto<std::invoke_result_t<F&>, Net>);
+concept Factory = std::invocable<F&> &&
+    (std::convertible_to<std::invoke_result_t<F&>, Net> || PointerInto<std::invoke_result_t<F&>, Net>);
 
 /// Makes a Net and returns the module inside.
 template <class Net, Factory<Net> F>
 std::shared_ptr<ContainedIn<Net>> made_by(F& make) {
-  if constexpr (PointerInto<std::invoke_result_t<F&>, Net>) return make();
-  else return contained(Net(make()));
+  if constexpr (PointerInto<std::invoke_result_t<F&>, Net>)
+    return make();
+  else
+    return contained(Net(make()));
 }
 
 }  // namespace detail
@@ -90,35 +92,43 @@ class AutoParallelImpl : public torch::nn::Module {
   using Contained = detail::ContainedIn<Net>;
 
   AutoParallelImpl(World& world, Net net, Options options = {})
-      : AutoParallelImpl(world, detail::contained(std::move(net)), std::move(options), nullptr) {}
+      : AutoParallelImpl(world, taken(net), std::move(options), plan_function()) {}
 
   template <detail::PointerInto<Net> Pointer>
   AutoParallelImpl(World& world, Pointer net, Options options = {})
-      : AutoParallelImpl(world, std::move(net), std::move(options), nullptr) {}
+      : AutoParallelImpl(world, taken(net), std::move(options), plan_function()) {}
 
   template <detail::Factory<Net> F>
   AutoParallelImpl(World& world, F make, Options options = {})
-      : AutoParallelImpl(world, std::move(options), [&make] { return detail::made_by<Net>(make); }) {}
+      : AutoParallelImpl(world, taken(make), std::move(options), plan_function()) {}
+
+  /// @param model  a Net, a pointer into one or what makes one
+  template <class Model>
+  AutoParallelImpl(World& world, Model model, Options options, PlannerType planner)
+      : AutoParallelImpl(world, taken(model), std::move(options), plan_function(std::move(planner))) {}
 
   /// One call on this rank's batch. Arguments and results: tensors, constants, and tuples, vectors, optionals, plain
   /// structs of them. Batched results are of this rank's samples, others the same on every rank. Collective.
   template <class... Args>
   auto forward(Args&&... args) {
     using Result = std::decay_t<decltype(module_->forward(std::forward<Args>(args)...))>;
-    return run<Result>(pack(std::forward<Args>(args)...),
-                       [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
+    return run<Result>(
+        pack(std::forward<Args>(args)...),
+        [this](auto&... rebuilt) { return module_->forward(static_cast<Args&&>(rebuilt)...); }, "");
   }
 
   /// The loss of the results of `forward(inputs…)` against `targets`, with its backward: call `.backward()` on it.
-  /// `loss(results, targets)` is captured as the end of forward, so any model runs in loss mode. It is a lambda, a module
-  /// such as torch::nn::CrossEntropyLoss, or a function's name: torch::nn::functional::cross_entropy, torch::mse_loss; of
-  /// overloaded ones AUTOPAR_FUNCTION(name). Collective.
+  /// `loss(results, targets)` is captured as the end of forward, so any model runs in loss mode. It is a lambda, a
+  /// module such as torch::nn::CrossEntropyLoss, or a function's name: torch::nn::functional::cross_entropy,
+  /// torch::mse_loss; of overloaded ones AUTOPAR_FUNCTION(name). Collective.
   /// @param inputs  one tensor, or a tuple of forward's arguments
   template <class Loss, class Inputs, class Targets>
   at::Tensor train_step(const Loss& loss, const Inputs& inputs, const Targets& targets) {
     auto arguments = [&] {
-      if constexpr (detail::kIsInstance<Inputs, std::tuple>) return inputs;
-      else return std::tuple<Inputs>(inputs);
+      if constexpr (detail::kIsInstance<Inputs, std::tuple>)
+        return inputs;
+      else
+        return std::tuple<Inputs>(inputs);
     }();
     const auto body = [&](auto& rebuilt, auto& rebuilt_targets) {
       auto results = std::apply([&](auto&... each) { return module_->forward(each...); }, rebuilt);
@@ -129,15 +139,16 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   /// Any other method of the wrapped module, on this rank's batch, as `forward`: `model->call(&Net::decode, z)`. Of
-  /// overloaded ones `static_cast<Tensor (Net::*)(const Tensor&)>(&Net::decode)` says which; a lambda that takes the module
-  /// first is as good. It runs where forward runs; parameters that it does not read stay where they are. Collective.
+  /// overloaded ones `static_cast<Tensor (Net::*)(const Tensor&)>(&Net::decode)` says which; a lambda that takes the
+  /// module first is as good. It runs where forward runs; parameters that it does not read stay where they are.
+  /// Collective.
   template <class Method, class... Args>
-    requires std::invocable<const Method&, Contained&, std::decay_t<Args>&...>
-  auto call(Method method, Args&&... args) {
+  requires(std::invocable<const Method&, Contained&, std::decay_t<Args>&...>) auto call(Method method, Args&&... args) {
     using Result = std::decay_t<std::invoke_result_t<const Method&, Contained&, std::decay_t<Args>&...>>;
-    return run<Result>(pack(std::forward<Args>(args)...),
-                       [this, method](auto&... rebuilt) { return std::invoke(method, *module_, rebuilt...); },
-                       "call " + name_of(method) + " ", bytes_held_by(method));
+    return run<Result>(
+        pack(std::forward<Args>(args)...),
+        [this, method](auto&... rebuilt) { return std::invoke(method, *module_, rebuilt...); },
+        "call " + name_of(method) + " ", bytes_held_by(method));
   }
 
   // ---- parameters
@@ -160,17 +171,18 @@ class AutoParallelImpl : public torch::nn::Module {
     return state;
   }
 
-  /// The optimizer as one process would have it, on rank 0; null elsewhere. It is to be saved, with `torch::save(*whole,
-  /// file)`, which `torch::load(optimizer, file)` of a program without autopar reads; it steps nothing. Collective.
+  /// The optimizer as one process would have it, on rank 0; null elsewhere. It is to be saved, with
+  /// `torch::save(*whole, file)`, which `torch::load(optimizer, file)` of a program without autopar reads; it steps
+  /// nothing. Collective.
   /// @throws InvalidArgument naming the class of an optimizer whose state is not known
   [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> gather_optimizer(torch::optim::Optimizer& optimizer) {
     return session_->gather_optimizer(optimizer);
   }
 
   // ---- training
-  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shares (ZeRO) and on the host
-  /// (offload). Each call compares whether all ranks stepped it, and its hyper-parameters, so it must live as long as calls
-  /// make gradients for its parameters, or until another optimizer of theirs is attached.
+  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shares (ZeRO) and on the
+  /// host (offload). Each call compares whether all ranks stepped it, and its hyper-parameters, so it must live as long
+  /// as calls make gradients for its parameters, or until another optimizer of theirs is attached.
   /// @throws InvalidArgument naming the class of an optimizer whose state is not known
   void attach(torch::optim::Optimizer& optimizer) { session_->attach(optimizer); }
   /// Scales all gradients so that their global norm is at most `max_norm`; returns the norm before. Collective.
@@ -231,8 +243,9 @@ class AutoParallelImpl : public torch::nn::Module {
 
   // ---- refused by name instead of inherited by accident
   std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& = std::nullopt) const override {
-    throw InvalidArgument("clone: an AutoParallel model cannot be cloned, its parameters live on several ranks; use "
-                          "gather_state() and construct another one");
+    throw InvalidArgument(
+        "clone: an AutoParallel model cannot be cloned, its parameters live on several ranks; use "
+        "gather_state() and construct another one");
   }
   void save(torch::serialize::OutputArchive&) const override {
     throw InvalidArgument("torch::save: no rank has all parameters of an AutoParallel model; use model->save(folder)");
@@ -246,8 +259,9 @@ class AutoParallelImpl : public torch::nn::Module {
   }
   void to(torch::Dtype dtype, bool non_blocking = false) override {
     if (session_->deployed()) {
-      throw InvalidArgument("to(dtype): the model is deployed and its plan depends on its types; convert the module "
-                            "before the first call");
+      throw InvalidArgument(
+          "to(dtype): the model is deployed and its plan depends on its types; convert the module "
+          "before the first call");
     }
     torch::nn::Module::to(dtype, non_blocking);
   }
@@ -257,28 +271,31 @@ class AutoParallelImpl : public torch::nn::Module {
     throw InvalidArgument("to(" + device.str() + "): this rank's device is " + own.str() +
                           "; choose devices with Options::device, the model moves there by itself");
   }
-  void pretty_print(std::ostream& stream) const override { stream << "autopar::AutoParallel(" << module_->name() << ")"; }
+  void pretty_print(std::ostream& stream) const override {
+    stream << "autopar::AutoParallel(" << module_->name() << ")";
+  }
 
  private:
-  template <class Make>
-  AutoParallelImpl(World& world, Options options, Make make) : AutoParallelImpl(world, record(make), std::move(options)) {}
-
-  struct Recorded {
+  struct Taken {
     std::shared_ptr<Contained> module;
-    std::shared_ptr<InitRecord> init;
+    std::shared_ptr<InitRecord> init{};  ///< of what was made here
   };
-  template <class Make>
-  static Recorded record(Make& make) {
-    Recorded recorded;
-    auto init = InitRecord::record([&] { recorded.module = make(); });
-    recorded.init = std::make_shared<InitRecord>(std::move(init));
-    return recorded;
+  template <class Model>
+  static Taken taken(Model& model) {
+    if constexpr (std::convertible_to<Model, Net>) {
+      return {detail::contained(Net(std::move(model)))};
+    } else if constexpr (detail::PointerInto<Model, Net>) {
+      return {std::move(model)};
+    } else {
+      Taken made;
+      auto init = InitRecord::record([&] { made.module = detail::made_by<Net>(model); });
+      made.init = std::make_shared<InitRecord>(std::move(init));
+      return made;
+    }
   }
-  AutoParallelImpl(World& world, Recorded recorded, Options options)
-      : AutoParallelImpl(world, std::move(recorded.module), std::move(options), std::move(recorded.init)) {}
 
-  AutoParallelImpl(World& world, std::shared_ptr<Contained> module, Options options, std::shared_ptr<InitRecord> init)
-      : torch::nn::Module("AutoParallel"), module_(std::move(module)) {
+  AutoParallelImpl(World& world, Taken taken, Options options, PlanFunction planner)
+      : torch::nn::Module("AutoParallel"), module_(std::move(taken.module)) {
     expect(module_ != nullptr, "AutoParallel: the module is null; construct it first");
     const torch::nn::Module& base = *module_;
     torch::nn::Module::train(base.is_training());  // before there are children, which may be in another mode
@@ -288,20 +305,25 @@ class AutoParallelImpl : public torch::nn::Module {
     for (const auto& item : base.named_buffers(false)) register_buffer(item.key(), item.value());
     for (const auto& item : base.named_children()) register_module(item.key(), item.value());
     const std::span members(reinterpret_cast<const std::byte*>(module_.get()), sizeof(Contained));
-    session_ = std::make_shared<Session>(world, module_, std::move(options), plan_function(), std::move(init), members);
+    session_ = std::make_shared<Session>(world, module_, std::move(options), std::move(planner), std::move(taken.init),
+                                         members);
   }
 
   static PlanFunction plan_function() {
     if constexpr (std::same_as<PlannerType, Planner<>>) {
       return plan_with_defaults;
     } else {
-      return [](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
-                const PlanRequest& request, const PlanObserver& observer) {
-        PlannerType planner{};
-        if constexpr (requires { planner.observer = observer; }) planner.observer = observer;
-        return planner.plan(profile, costs, cluster, request);
-      };
+      return plan_function(PlannerType{});
     }
+  }
+  static PlanFunction plan_function(PlannerType planner) {
+    return
+        [planner = std::move(planner)](const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
+                                       const PlanRequest& request, const PlanObserver& observer) {
+          auto observed = planner;
+          if constexpr (requires { observed.observer = observer; }) observed.observer = observer;
+          return observed.plan(profile, costs, cluster, request);
+        };
   }
 
   template <class... Args>
@@ -366,10 +388,10 @@ class AutoParallelImpl : public torch::nn::Module {
 
 /// Trains an unmodified libtorch module on all ranks of a world, exactly as on one.
 ///
-/// Each rank calls it with its own batch; the global batch is their concatenation in rank order. The first call captures
-/// the forward pass, plans stages, replicas and micro-batches, and deploys the parameters. Constructed from a Net, or from
-/// a callable that returns one, which never allocates parameters of other ranks. All calls are collective: every rank
-/// makes the same ones in the same order.
+/// Each rank calls it with its own batch; the global batch is their concatenation in rank order. The first call
+/// captures the forward pass, plans stages, replicas and micro-batches, and deploys the parameters. Constructed from a
+/// Net, or from a callable that returns one, which never allocates parameters of other ranks. All calls are collective:
+/// every rank makes the same ones in the same order.
 ///
 /// @tparam Net          a torch::nn::Module class, its holder (TORCH_MODULE), torch::nn::Sequential, or a shared_ptr
 /// @tparam PlannerType  Planner with the policies to plan with
@@ -388,6 +410,13 @@ class AutoParallel : public torch::nn::ModuleHolder<AutoParallelImpl<Net, Planne
   template <detail::Factory<Net> F>
   AutoParallel(World& world, F make, Options options = {})
       : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(world, std::move(make), std::move(options))) {}
+
+  /// Plans with this planner and its policies' knobs: `Planner{MyStaging{.width = 8}}`.
+  /// @param model  as above
+  template <class Model>
+  AutoParallel(World& world, Model model, Options options, PlannerType planner)
+      : torch::nn::ModuleHolder<Impl>(
+            std::make_shared<Impl>(world, std::move(model), std::move(options), std::move(planner))) {}
 
   /// See AutoParallelImpl::forward.
   template <class... Args>

@@ -24,8 +24,8 @@ namespace autopar {
 struct Flattened {
   std::vector<at::Tensor> tensors;  ///< in declaration order; undefined where the caller's was
   std::string structure;            ///< containers, their lengths, present optionals, values of constants
-  std::string beside{};             ///< bytes of what else the code that takes them holds: each rank's own, only compared
-                                    ///< with those of earlier calls
+  std::string beside{};  ///< bytes of what else the code that takes them holds: each rank's own, only compared
+                         ///< with those of earlier calls
 };
 
 namespace detail {
@@ -43,8 +43,8 @@ inline constexpr bool kIsStdArray<std::array<T, N>> = true;
 /// Values that become part of the captured program, as they were at the call.
 template <class T>
 concept Constant = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same_v<T, std::string> ||
-                   std::is_same_v<T, std::string_view> || std::is_same_v<T, const char*> ||
-                   std::is_same_v<T, std::nullopt_t> || std::is_same_v<T, std::monostate>;
+    std::is_same_v<T, std::string_view> || std::is_same_v<T, const char*> || std::is_same_v<T, std::nullopt_t> ||
+    std::is_same_v<T, std::monostate>;
 
 template <class T>
 constexpr bool is_flattenable();
@@ -143,10 +143,11 @@ concept Flattenable = detail::is_flattenable<std::remove_cvref_t<T>>();
 /// Takes values apart. O(tensors + constants).
 template <class... Values>
 [[nodiscard]] Flattened flatten(const Values&... values) {
-  static_assert((Flattenable<Values> && ...),
-                "autopar: arguments and results of forward must be tensors, constants (numbers, enums, strings) or "
-                "tuples, pairs, arrays, vectors, maps, optionals and plain structs (aggregates of up to 16 fields, no C "
-                "arrays) of these");
+  static_assert(
+      (Flattenable<Values> && ...),
+      "autopar: arguments and results of forward must be tensors, constants (numbers, enums, strings) or "
+      "tuples, pairs, arrays, vectors, maps, optionals and plain structs (aggregates of up to 16 fields, no C "
+      "arrays) of these");
   Flattened flat;
   const auto take = [&](const at::Tensor& tensor) {
     flat.tensors.push_back(tensor);

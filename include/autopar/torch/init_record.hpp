@@ -14,7 +14,7 @@ class Construction;
 
 /// When a recorded construction takes its numbers from the default CPU generator.
 enum class Drawing {
-  kAtOnce,           ///< the generator is left as eager construction would leave it, at half a nanosecond for each draw
+  kAtOnce,  ///< the generator is left as eager construction would leave it, at half a nanosecond for each draw
   kAtMaterialisation  ///< the generator is not touched: to plan a model, or for rebase() to say where to draw from
 };
 
@@ -29,11 +29,12 @@ enum class Drawing {
 class InitRecord {
  public:
   /// Runs `construct`, which makes and keeps the module.
-  /// @throws CaptureError  reading data, explicit generators, and random operators whose number of draws depends on data
+  /// @throws CaptureError  reading data, explicit generators, and random operators whose number of draws depends on
+  /// data
   [[nodiscard]] static InitRecord record(const std::function<void()>& construct, Drawing drawing = Drawing::kAtOnce);
 
-  /// Puts data behind the handles, on the CPU; every other handle to the same tensors sees it. Tensors that are no phantoms
-  /// are left alone. @throws InvalidArgument for a phantom that the recorded construction did not make
+  /// Puts data behind the handles, on the CPU; every other handle to the same tensors sees it. Tensors that are no
+  /// phantoms are left alone. @throws InvalidArgument for a phantom that the recorded construction did not make
   void materialise(const std::vector<at::Tensor>& tensors);
 
   /// State of the default CPU generator when the construction began (at::Generator::get_state).
@@ -43,8 +44,8 @@ class InitRecord {
   /// @return the state that eager construction would have left
   at::Tensor rebase(const at::Tensor& generator_state);
 
-  /// Frees the generator's states, five kilobytes for each random operator. Whatever draws and is materialised later costs
-  /// half a nanosecond for each draw of the construction, once.
+  /// Frees the generator's states, five kilobytes for each random operator. Whatever draws and is materialised later
+  /// costs half a nanosecond for each draw of the construction, once.
   void forget_states();
 
  private:

@@ -19,7 +19,8 @@ class JoinedLoader {
  public:
   using Inner = decltype(std::begin(std::declval<Loader&>()));
   using Batch = std::remove_cvref_t<decltype(*std::declval<Inner&>())>;
-  static_assert(Flattenable<Batch>, "autopar: join needs a loader of tensors, tuples, vectors or plain structs of them");
+  static_assert(Flattenable<Batch>,
+                "autopar: join needs a loader of tensors, tuples, vectors or plain structs of them");
 
   struct Sentinel {};
 

@@ -25,9 +25,9 @@ namespace autopar::detail {
 /// What stands behind results and targets in a function's type and has a default that its type tells: options of
 /// torch::nn::functional, optional weights.
 template <class Parameter>
-inline constexpr bool kHasDefault = std::is_class_v<std::remove_cvref_t<Parameter>> &&
-                                    std::is_default_constructible_v<std::remove_cvref_t<Parameter>> &&
-                                    !std::is_same_v<std::remove_cvref_t<Parameter>, at::Tensor>;
+inline constexpr bool kHasDefault =
+    std::is_class_v<std::remove_cvref_t<Parameter>>&& std::is_default_constructible_v<std::remove_cvref_t<Parameter>> &&
+    !std::is_same_v<std::remove_cvref_t<Parameter>, at::Tensor>;
 
 template <class Result, class A, class B, class... Rest, class Outputs, class Targets>
 at::Tensor call_function(Result (*loss)(A, B, Rest...), Outputs& outputs, Targets& targets) {
@@ -36,12 +36,14 @@ at::Tensor call_function(Result (*loss)(A, B, Rest...), Outputs& outputs, Target
     return loss(outputs, targets, std::remove_cvref_t<Rest>{}...);
   } else if constexpr (std::is_same_v<decltype(loss), MeanLoss>) {
     if (reduces_by_default(loss)) return loss(outputs, targets, at::Reduction::Mean);
-    throw InvalidArgument("train_step: the loss function has a third parameter whose default is not known; pass "
-                          "AUTOPAR_FUNCTION(its_name), or a lambda of results and targets");
+    throw InvalidArgument(
+        "train_step: the loss function has a third parameter whose default is not known; pass "
+        "AUTOPAR_FUNCTION(its_name), or a lambda of results and targets");
   } else {
-    static_assert((kHasDefault<Rest> && ...),
-                  "autopar: the loss function has more parameters than results and targets, whose defaults C++ does not tell; "
-                  "pass AUTOPAR_FUNCTION(its_name), or a lambda of results and targets");
+    static_assert(
+        (kHasDefault<Rest> && ...),
+        "autopar: the loss function has more parameters than results and targets, whose defaults C++ does not tell; "
+        "pass AUTOPAR_FUNCTION(its_name), or a lambda of results and targets");
   }
 }
 

@@ -44,8 +44,8 @@ struct CallResult {
 /// The user's forward on other tensors in place of the flattened arguments.
 using ForwardFunction = std::function<CallResult(const std::vector<at::Tensor>&)>;
 
-using PlanFunction =
-    std::function<Plan(const ModelProfile&, const ProfiledCost&, const Cluster&, const PlanRequest&, const PlanObserver&)>;
+using PlanFunction = std::function<Plan(const ModelProfile&, const ProfiledCost&, const Cluster&, const PlanRequest&,
+                                        const PlanObserver&)>;
 
 /// `Planner<>{}.plan`, compiled once: to instantiate a planner takes a compiler longer than the rest of most programs.
 [[nodiscard]] Plan plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
@@ -62,10 +62,10 @@ struct SessionStats {
   std::int64_t microbatches = 0;    ///< of the last call
   std::int64_t global_samples = 0;  ///< of the last call, over all ranks
   std::int64_t losses_not_finite = 0;  ///< of training calls: NaN or infinite; on GPUs as far as they have arrived
-  Seconds planning{};               ///< first capture, plan and deployment
-  Seconds last_call{};              ///< forward, and in loss mode backward, of the last call
-  double loss_scale = 1;            ///< of the next call; other than 1 with precision = fp16 only
-  std::int64_t skipped_steps = 0;   ///< of which no rank has gradients, because fp16 overflowed on some
+  Seconds planning{};                  ///< first capture, plan and deployment
+  Seconds last_call{};                 ///< forward, and in loss mode backward, of the last call
+  double loss_scale = 1;               ///< of the next call; other than 1 with precision = fp16 only
+  std::int64_t skipped_steps = 0;      ///< of which no rank has gradients, because fp16 overflowed on some
 };
 
 /// What a rank holds of a parameter or buffer.
@@ -76,8 +76,9 @@ struct ParameterShard {
   bool whole = true;                ///< held whole, with its own sizes; else the handle's data and `.grad` are flat
 };
 
-/// Drives one model on all ranks: captures, plans and deploys it at the first call, then runs every call and applies its
-/// gradients. The type-erased half of AutoParallel; every member marked collective is called by all ranks in one order.
+/// Drives one model on all ranks: captures, plans and deploys it at the first call, then runs every call and applies
+/// its gradients. The type-erased half of AutoParallel; every member marked collective is called by all ranks in one
+/// order.
 class Session {
  public:
   /// @param init     the recorded construction when `module` is made of phantoms; null when its values are there
@@ -110,9 +111,9 @@ class Session {
   [[nodiscard]] std::int64_t parameter_count() const;  ///< elements, tied tensors once
   /// What this rank holds of a parameter or buffer; nothing where it is a phantom. @pre deployed
   [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
-  /// For optimizers that need sums over whole parameters (norms of layers): `partial` [i] in f64 is of this rank's elements
-  /// of `parameters` [i], anything where it has none; the sums over all elements come back, the same on every rank. All
-  /// ranks name the same parameters in the same order. Collective.
+  /// For optimizers that need sums over whole parameters (norms of layers): `partial` [i] in f64 is of this rank's
+  /// elements of `parameters` [i], anything where it has none; the sums over all elements come back, the same on every
+  /// rank. All ranks name the same parameters in the same order. Collective.
   [[nodiscard]] at::Tensor sum_over_shards(const std::vector<at::Tensor>& parameters, const at::Tensor& partial);
   /// The value on every rank. Collective.
   [[nodiscard]] at::Tensor gather(const at::Tensor& handle);

@@ -20,8 +20,8 @@ struct Provenance {
 /// Whether the op draws random numbers with these arguments (a dropout with p = 0 does not).
 [[nodiscard]] bool draws(const OpContext& op);
 
-/// The typing of one graph. `run` repeats a forward pass until nothing more is asked for: a sum that is needed before the
-/// shares are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
+/// The typing of one graph. `run` repeats a forward pass until nothing more is asked for: a sum that is needed before
+/// the shares are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
 class Analysis {
  public:
   Analysis(const OpGraph& graph, const AlgebraOptions& options);
@@ -72,18 +72,18 @@ class Analysis {
   const AlgebraOptions options_;
   BatchPlan plan_;
 
-  std::vector<ValueId> leaf_of_storage_;      ///< none: made by an op
-  std::vector<bool> live_;                    ///< by op
-  std::vector<std::int32_t> last_use_;        ///< by value: last live op that reads it; ops.size() for outputs
+  std::vector<ValueId> leaf_of_storage_;  ///< none: made by an op
+  std::vector<bool> live_;                ///< by op
+  std::vector<std::int32_t> last_use_;    ///< by value: last live op that reads it; ops.size() for outputs
   std::vector<std::vector<ValueId>> values_of_storage_;
   std::vector<Provenance> storage_provenance_;
   std::vector<Provenance> value_provenance_;  ///< for values without storage
   std::vector<bool> written_storage_;         ///< leaf storages that a live op writes
 
-  std::vector<bool> summed_early_;            ///< by value: completed in the prologue
-  std::vector<bool> forced_whole_;            ///< by op
-  std::vector<bool> is_epilogue_;             ///< by op
-  std::vector<bool> known_early_;             ///< by value: available after the prologue
+  std::vector<bool> summed_early_;  ///< by value: completed in the prologue
+  std::vector<bool> forced_whole_;  ///< by op
+  std::vector<bool> is_epilogue_;   ///< by op
+  std::vector<bool> known_early_;   ///< by value: available after the prologue
 };
 
 }  // namespace autopar::algebra

@@ -19,11 +19,14 @@ bool draws(const OpContext& op) {
   const auto p_is_zero = [&](std::string_view name) { return op.has(name) && op.number(name, 1) == 0; };
   switch (op.traits().family) {
     case OpFamily::kDropout:
-    case OpFamily::kFeatureDropout: return op.flag("train", true) && !p_is_zero("p");
-    case OpFamily::kAttention: return !p_is_zero("dropout_p");
+    case OpFamily::kFeatureDropout:
+      return op.flag("train", true) && !p_is_zero("p");
+    case OpFamily::kAttention:
+      return !p_is_zero("dropout_p");
     case OpFamily::kRecurrent:
       return op.flag("train", true) && !p_is_zero("dropout") && op.integer("num_layers", 2) > 1;
-    default: return op.base_name() != "rrelu" || op.flag("training", true);
+    default:
+      return op.base_name() != "rrelu" || op.flag("training", true);
   }
 }
 

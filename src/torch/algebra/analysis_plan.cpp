@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/rewrite/cast_hoist.hpp>
-#include <autopar/torch/shown_name.hpp>
 
 #include "torch/algebra/analysis.hpp"
+#include "torch/ir/shown_name.hpp"
+#include "torch/rewrite/cast_hoist.hpp"
 
 namespace autopar::algebra {
 namespace {
@@ -16,8 +16,8 @@ void insert_sorted(std::vector<ValueId>& values, ValueId value) {
   if (at == values.end() || *at != value) values.insert(at, value);
 }
 
-/// Whether any rank that holds the buffer can update it, whatever else it holds: stages then need not write it, but where
-/// they read it afterwards.
+/// Whether any rank that holds the buffer can update it, whatever else it holds: stages then need not write it, but
+/// where they read it afterwards.
 bool follows_itself_alone(const OpGraph& graph, const BufferUpdate& update) {
   if (update.kind != BufferUpdateKind::kReplicated) return false;
   bool alone = true;
@@ -62,21 +62,20 @@ void Analysis::find_prologue() {
     if (!live_[i] || inside[i] || is_epilogue_[i] || plan_.ops[i].whole_batch) continue;
     const OpContext op(graph_, plan_.values, options_, OpId::of(i));
     const auto operands = op.tensors();
-    const bool follows = !draws(op) && !op.has_batch_sizes() &&
+    const bool follows =
+        !draws(op) && !op.has_batch_sizes() &&
         std::any_of(operands.begin(), operands.end(), [&](ValueId v) { return known_early_[v.index()]; }) &&
         std::all_of(operands.begin(), operands.end(), [&](ValueId v) {
           return known_early_[v.index()] || (op.type(v).is(Spread::kReplicated) && is_constant(provenance(v)));
         });
     const bool shared_memory = std::any_of(op.node().writes.begin(), op.node().writes.end(), [&](StorageId storage) {
       const auto& aliases = values_of_storage_[storage.index()];
-      return leaf_of_storage_[storage.index()].valid() ||
-             std::any_of(aliases.begin(), aliases.end(), [&](ValueId v) {
+      return leaf_of_storage_[storage.index()].valid() || std::any_of(aliases.begin(), aliases.end(), [&](ValueId v) {
                return graph_.value(v).definer.value() < op.id().value() && last_use_[v.index()] > op.id().value();
              });
     });
-    const bool typed_shared = std::all_of(op.results().begin(), op.results().end(), [&](ValueId v) {
-      return op.type(v).is(Spread::kReplicated);
-    });
+    const bool typed_shared = std::all_of(op.results().begin(), op.results().end(),
+                                          [&](ValueId v) { return op.type(v).is(Spread::kReplicated); });
     if (!follows || shared_memory || !typed_shared) continue;
     inside[i] = true;
     const auto constants = cone(operands);
@@ -87,8 +86,8 @@ void Analysis::find_prologue() {
   order_prologue();
 }
 
-// A level ends where sums are completed; an op runs as early as its operands allow, and never before an op that used the
-// same memory earlier in the program.
+// A level ends where sums are completed; an op runs as early as its operands allow, and never before an op that used
+// the same memory earlier in the program.
 void Analysis::order_prologue() {
   std::vector<std::size_t> value_level(graph_.values.size(), 0);
   std::vector<std::size_t> storage_level(static_cast<std::size_t>(graph_.storage_count), 0);
@@ -113,7 +112,8 @@ void Analysis::order_prologue() {
       touch(value, [&](std::size_t& known) { level = std::max(level, known); });
     });
     at_level(level).ops.push_back(OpId::of(i));
-    for_each_input(node, [&](ValueId value) { touch(value, [&](std::size_t& known) { known = std::max(known, level); }); });
+    for_each_input(node,
+                   [&](ValueId value) { touch(value, [&](std::size_t& known) { known = std::max(known, level); }); });
     for_each_output(node, [&](ValueId value) {
       const bool completed = summed_early_[value.index()];
       if (completed) at_level(level).sums.push_back(value);
@@ -183,7 +183,8 @@ void Analysis::find_outputs() {
       output.kind = OutputKind::kEpilogue;
     } else {
       const auto definer = info.definer;
-      throw CaptureError(definer.valid() ? shown_name(graph_, definer) : "result", definer.valid() ? graph_.op(definer).path : "",
+      throw CaptureError(definer.valid() ? shown_name(graph_, definer) : "result",
+                         definer.valid() ? graph_.op(definer).path : "",
                          "the model returns a " + std::string(name_of(type.spread)) +
                              ", which is neither one row for each sample nor a sum over them; return values for each "
                              "sample, or reduce them to a loss");
@@ -211,7 +212,8 @@ std::vector<std::vector<OpId>> Analysis::ops_of_buffers() const {
   return ops;
 }
 
-/// A norm in training mode whose statistics are those of the whole batch writes them, though its schema does not say so.
+/// A norm in training mode whose statistics are those of the whole batch writes them, though its schema does not say
+/// so.
 bool Analysis::writes_buffer(OpId id, StorageId storage) const {
   const OpContext op(graph_, plan_.values, options_, id);
   const auto& writes = op.node().writes;
@@ -234,8 +236,10 @@ void Analysis::find_buffer_updates() {
       for_each_output(graph_.op(id), [&](ValueId value) {
         if (graph_.value(value).previous == update.result) update.result = value;
       });
-      if (plan_.treatment(id).whole_batch) update.kind = BufferUpdateKind::kWholeBatch;
-      else if (plan_.type(update.result).is(Spread::kPartialSum)) update.kind = BufferUpdateKind::kPartialSum;
+      if (plan_.treatment(id).whole_batch)
+        update.kind = BufferUpdateKind::kWholeBatch;
+      else if (plan_.type(update.result).is(Spread::kPartialSum))
+        update.kind = BufferUpdateKind::kPartialSum;
     }
     if (!written) continue;
     const auto last = graph_.value(update.result).definer;
@@ -331,7 +335,9 @@ void Analysis::decide_loss_mode() {
     if (!output.differentiable) continue;
     ++differentiable;
     const auto& info = graph_.value(output.value);
-    const bool scalar = std::all_of(info.sizes.begin(), info.sizes.end(), [](SizeExpr s) { return s == SizeExpr{0, 1}; });
+    const bool scalar = std::all_of(info.sizes.begin(), info.sizes.end(), [](SizeExpr s) {
+      return s == SizeExpr{0, 1};
+    });
     const bool is_sum = output.kind == OutputKind::kPartialSum || output.kind == OutputKind::kReplicated;
     if (scalar && is_sum && c10::isFloatingType(info.dtype)) plan_.loss = static_cast<std::int32_t>(k);
   }

@@ -2,9 +2,9 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/shown_name.hpp>
 
 #include "torch/algebra/analysis.hpp"
+#include "torch/ir/shown_name.hpp"
 
 namespace autopar::algebra {
 namespace {
@@ -19,8 +19,10 @@ bool takes_batch_sizes(OpFamily family) {
     case OpFamily::kSlice:
     case OpFamily::kSplit:
     case OpFamily::kLeading:
-    case OpFamily::kRepeat: return true;
-    default: return false;
+    case OpFamily::kRepeat:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -40,8 +42,10 @@ bool keeps_sample_index(OpFamily family) {
     case OpFamily::kExpand:
     case OpFamily::kLikeFactory:
     case OpFamily::kFactory:
-    case OpFamily::kCopyInto: return true;
-    default: return false;
+    case OpFamily::kCopyInto:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -77,10 +81,13 @@ RuleResult type_over_samples(const OpContext& op) {
     case OpFamily::kReduceSum:
     case OpFamily::kReduceMean:
     case OpFamily::kReduce:
-    case OpFamily::kAppendDim: return type_reduction_op(op);
+    case OpFamily::kAppendDim:
+      return type_reduction_op(op);
     case OpFamily::kContraction:
-    case OpFamily::kLinear: return type_contraction_op(op);
-    case OpFamily::kMatrix: return type_matrix_op(op);
+    case OpFamily::kLinear:
+      return type_contraction_op(op);
+    case OpFamily::kMatrix:
+      return type_matrix_op(op);
     case OpFamily::kTrailing:
     case OpFamily::kLayerNorm:
     case OpFamily::kLeading:
@@ -88,7 +95,8 @@ RuleResult type_over_samples(const OpContext& op) {
     case OpFamily::kRecurrent:
     case OpFamily::kDropout:
     case OpFamily::kFeatureDropout:
-    case OpFamily::kBatchNorm: return type_layer_op(op);
+    case OpFamily::kBatchNorm:
+      return type_layer_op(op);
     case OpFamily::kEmbedding:
     case OpFamily::kEmbeddingBag:
     case OpFamily::kIndex:
@@ -96,15 +104,21 @@ RuleResult type_over_samples(const OpContext& op) {
     case OpFamily::kIndexSelect:
     case OpFamily::kIndexAdd:
     case OpFamily::kGather:
-    case OpFamily::kScatter: return type_index_op(op);
+    case OpFamily::kScatter:
+      return type_index_op(op);
     case OpFamily::kPointwiseLoss:
     case OpFamily::kRowLoss:
     case OpFamily::kClassLoss:
-    case OpFamily::kSequenceLoss: return type_loss_op(op);
-    case OpFamily::kTotal: return typed(op, op.type(op.first_tensor()));
-    case OpFamily::kUnknown: return RuleResult::mixes("autopar does not know how it treats samples");
-    case OpFamily::kMixing: return RuleResult::mixes("it mixes samples");
-    default: return type_shape_op(op);
+    case OpFamily::kSequenceLoss:
+      return type_loss_op(op);
+    case OpFamily::kTotal:
+      return typed(op, op.type(op.first_tensor()));
+    case OpFamily::kUnknown:
+      return RuleResult::mixes("autopar does not know how it treats samples");
+    case OpFamily::kMixing:
+      return RuleResult::mixes("it mixes samples");
+    default:
+      return type_shape_op(op);
   }
 }
 
@@ -172,8 +186,8 @@ RuleResult Analysis::decide(const OpContext& op, bool& again) {
   if (sample_index_is_misused(op)) return whole_batch(op, "it computes with the number of a sample within the batch");
   if (op.has_batch_sizes() && !takes_batch_sizes(family)) return whole_batch(op, "its arguments follow the batch size");
 
-  const bool samples = has_operand(op, Spread::kBatched) || has_operand(op, Spread::kSampleIndex) ||
-                       has_operand(op, Spread::kRowStart);
+  const bool samples =
+      has_operand(op, Spread::kBatched) || has_operand(op, Spread::kSampleIndex) || has_operand(op, Spread::kRowStart);
   if (!samples && !grows_with_batch(op) && !op.has_batch_sizes()) {
     const bool updates_statistics = family == OpFamily::kBatchNorm && op.tensor("running_mean").valid() &&
                                     op.flag(op.has("training") ? "training" : "use_input_stats", true);
@@ -219,8 +233,8 @@ bool Analysis::force_operands_whole(const OpContext& op) {
 
 RuleResult Analysis::epilogue(const OpContext& op) const { return typed(op, BatchType::of(Spread::kEpilogue)); }
 
-// Replayed on every rank with the completed sums: nothing of a single sample, nothing random, nothing that outlives it but
-// a buffer that it writes in place.
+// Replayed on every rank with the completed sums: nothing of a single sample, nothing random, nothing that outlives it
+// but a buffer that it writes in place.
 bool Analysis::may_be_epilogue(const OpContext& op) const {
   if (draws(op) || op.has_batch_sizes() || grows_with_batch(op)) return false;
   for (const auto storage : op.node().writes) {
@@ -279,8 +293,8 @@ void Analysis::force_whole(ValueId epilogue_value) {
   AUTOPAR_ASSERT(any, "an epilogue value has an epilogue op");
 }
 
-// One share holds everything: sums are complete, sample numbers are right. Results that have a batch dim can be dealt out
-// again, sample-major unless an operand of the same size shows another layout.
+// One share holds everything: sums are complete, sample numbers are right. Results that have a batch dim can be dealt
+// out again, sample-major unless an operand of the same size shows another layout.
 RuleResult Analysis::whole_batch(const OpContext& op, const std::string& reason) const {
   RuleResult result = typed(op, BatchType::replicated());
   result.treatment.whole_batch = true;
@@ -334,7 +348,8 @@ bool Analysis::leaves_aliases_stale(const OpContext& op, const RuleResult& resul
     if (!version.valid()) return true;
   }
   for (const auto value : values_of_storage_[storage.index()]) {
-    if (graph_.value(value).definer.value() < op.id().value() && last_use_[value.index()] > op.id().value()) return true;
+    if (graph_.value(value).definer.value() < op.id().value() && last_use_[value.index()] > op.id().value())
+      return true;
   }
   return false;
 }
@@ -346,15 +361,17 @@ void Analysis::refuse_writes(const OpContext& op) const {
     const auto& info = graph_.value(leaf);
     const auto& name = graph_.name(op.id());
     if (info.kind == ValueKind::kInput) {
-      throw CaptureError(name, op.node().path, "it writes into argument " + std::to_string(info.position) +
-                                                   " of the model; write into a clone() of it");
+      throw CaptureError(
+          name, op.node().path,
+          "it writes into argument " + std::to_string(info.position) + " of the model; write into a clone() of it");
     }
     if (info.kind == ValueKind::kParameter) {
       throw CaptureError(name, info.name, "the forward writes into a parameter; do it outside the model, on the owner");
     }
     if (info.kind == ValueKind::kConstant) {
-      throw CaptureError(name, op.node().path,
-                         "it writes into a tensor that is no argument and not registered; register_buffer it or clone() it");
+      throw CaptureError(
+          name, op.node().path,
+          "it writes into a tensor that is no argument and not registered; register_buffer it or clone() it");
     }
   }
 }

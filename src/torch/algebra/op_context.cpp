@@ -1,13 +1,19 @@
 #include "torch/algebra/op_context.hpp"
 
+#include <algorithm>
 #include <utility>
 
-#include <autopar/torch/batch_number.hpp>
+#include "torch/ir/batch_number.hpp"
 
 namespace autopar::algebra {
 
 OpContext::OpContext(const OpGraph& graph, const std::vector<BatchType>& types, const AlgebraOptions& options, OpId id)
-    : graph_(graph), types_(types), options_(options), id_(id), node_(graph.op(id)), traits_(traits_of(graph.op(id).op)) {
+    : graph_(graph),
+      types_(types),
+      options_(options),
+      id_(id),
+      node_(graph.op(id)),
+      traits_(traits_of(graph.op(id).op)) {
   base_name_ = traits_.name.empty() ? std::string_view(graph.name(id)) : traits_.name;
   const auto& arguments = node_.op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -160,5 +166,18 @@ std::optional<BatchType> broadcast(const OpContext& op, const std::vector<ValueI
   }
   return shared ? shared : BatchType::replicated();
 }
+
+double elements_at(const Sizes& sizes, std::int64_t batch) {
+  double product = 1;
+  for (const auto size : sizes) product *= static_cast<double>(size.at(batch));
+  return product;
+}
+
+Affine line_through(double at_one, double at_two) {
+  const double slope = at_two - at_one;
+  return {slope, std::max(0.0, at_one - slope)};
+}
+
+Affine elements(const Sizes& sizes) { return line_through(elements_at(sizes, 1), elements_at(sizes, 2)); }
 
 }  // namespace autopar::algebra

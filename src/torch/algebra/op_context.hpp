@@ -6,8 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/op_table.hpp>
+#include <autopar/core/units.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/ir/op_table.hpp"
 
 namespace autopar::algebra {
 
@@ -15,17 +17,17 @@ using Sizes = std::vector<SizeExpr>;
 
 /// How a rule answers.
 enum class Verdict : std::uint8_t {
-  kTyped,      ///< `outputs` and `treatment` hold
-  kMixes,      ///< no treatment makes shares exact
-  kNeedsSum,   ///< exact once the partial sums among its operands are complete
+  kTyped,     ///< `outputs` and `treatment` hold
+  kMixes,     ///< no treatment makes shares exact
+  kNeedsSum,  ///< exact once the partial sums among its operands are complete
 };
 
 struct RuleResult {
   Verdict verdict = Verdict::kMixes;
-  std::string reason;               ///< kMixes, kNeedsSum
-  std::vector<BatchType> outputs;   ///< one per tensor result, lists flattened
+  std::string reason;              ///< kMixes, kNeedsSum
+  std::vector<BatchType> outputs;  ///< one per tensor result, lists flattened
   OpTreatment treatment;
-  std::optional<LossCount> count;   ///< divide by this global count
+  std::optional<LossCount> count;  ///< divide by this global count
   std::optional<BatchNormPlan> batch_norm;
 
   [[nodiscard]] static RuleResult mixes(std::string why) {
@@ -99,7 +101,18 @@ class OpContext {
   std::vector<ValueId> results_;
 };
 
-[[nodiscard]] constexpr std::int64_t wrap_dim(std::int64_t dim, std::int64_t rank) { return dim < 0 ? dim + rank : dim; }
+[[nodiscard]] constexpr std::int64_t wrap_dim(std::int64_t dim, std::int64_t rank) {
+  return dim < 0 ? dim + rank : dim;
+}
+
+/// Elements of a value at a batch size.
+[[nodiscard]] double elements_at(const Sizes& sizes, std::int64_t batch);
+/// The function of the batch that has these values at one and two samples, or what comes next to it from above.
+[[nodiscard]] Affine line_through(double at_one, double at_two);
+/// Elements of a value as a function of the batch; a product of two batch dims is linearised at one and two samples.
+[[nodiscard]] Affine elements(const Sizes& sizes);
+/// Distinct dims of an einsum, as one product of sizes, times two.
+[[nodiscard]] std::optional<Affine> einsum_volume(const OpContext& op);
 
 /// The dims of a value that grow with the batch.
 [[nodiscard]] std::vector<std::int64_t> batch_dims(const Sizes& sizes);
@@ -111,7 +124,8 @@ class OpContext {
 /// Same type for all results, no treatment.
 [[nodiscard]] RuleResult typed(const OpContext& op, BatchType type);
 
-/// Broadcasts operands (aligned at the last dim) to `rank` dims: the type they share there. Replicated operands fit any.
+/// Broadcasts operands (aligned at the last dim) to `rank` dims: the type they share there. Replicated operands fit
+/// any.
 /// @return nullopt if two operands have samples in different dims or layouts
 [[nodiscard]] std::optional<BatchType> broadcast(const OpContext& op, const std::vector<ValueId>& operands,
                                                  std::int64_t rank);
@@ -125,8 +139,8 @@ class OpContext {
 [[nodiscard]] RuleResult type_index_op(const OpContext& op);        ///< embedding, index, gather, scatter
 [[nodiscard]] RuleResult type_contraction_op(const OpContext& op);  ///< matmul, einsum, linear
 [[nodiscard]] RuleResult type_loss_op(const OpContext& op);
-[[nodiscard]] RuleResult type_layer_op(const OpContext& op);        ///< norms, pools, recurrent, attention, dropout
-[[nodiscard]] RuleResult type_matrix_op(const OpContext& op);       ///< factorisations, solvers
+[[nodiscard]] RuleResult type_layer_op(const OpContext& op);   ///< norms, pools, recurrent, attention, dropout
+[[nodiscard]] RuleResult type_matrix_op(const OpContext& op);  ///< factorisations, solvers
 [[nodiscard]] RuleResult type_reduction_op(const OpContext& op);
 
 }  // namespace autopar::algebra

@@ -1,9 +1,9 @@
-#include <autopar/torch/parameter_reads.hpp>
+#include "torch/algebra/parameter_reads.hpp"
 
 #include <algorithm>
 #include <set>
 
-#include <autopar/torch/engine/stage_runtime.hpp>
+#include "torch/algebra/global_sums.hpp"
 
 namespace autopar {
 
@@ -45,8 +45,7 @@ std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPla
 
 std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& plan) {
   std::vector<bool> read(graph.values.size(), false);
-  for (const auto leaf : plan.prologue_leaves)
-    read[leaf.index()] = true;
+  for (const auto leaf : plan.prologue_leaves) read[leaf.index()] = true;
   for (const auto& update : plan.buffer_updates) {
     for (const auto op : update.ops) {
       for_each_input(graph.op(op), [&](ValueId value) { read[value.index()] = true; });
@@ -65,12 +64,9 @@ std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
   };
   std::set<StorageId> storages;
   const auto note = [&](ValueId value) { storages.insert(memory_behind(value)); };
-  for (const auto& values : travelling)
-    std::for_each(values.begin(), values.end(), note);
-  for (const auto& sum : global_sums(graph, plan))
-    note(sum.value);
-  for (const auto& update : plan.buffer_updates)
-    note(update.result);
+  for (const auto& values : travelling) std::for_each(values.begin(), values.end(), note);
+  for (const auto& sum : global_sums(graph, plan)) note(sum.value);
+  for (const auto& update : plan.buffer_updates) note(update.result);
   std::set<StorageId> trained;
   for (const auto& [name, value] : graph.parameters) {
     if (graph.value(value).requires_grad) trained.insert(graph.value(value).storage);
@@ -126,6 +122,32 @@ std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan) 
     });
   }
   return last;
+}
+
+std::vector<bool> reached_parameters(const OpGraph& graph, const std::vector<ValueId>& roots) {
+  std::vector<bool> reached(graph.values.size(), false);
+  std::vector<bool> read(static_cast<std::size_t>(graph.storage_count), false);  // by what comes later
+  const auto visit = [&](ValueId value) {
+    const auto& info = graph.value(value);
+    if (!info.has_gradient()) return;
+    reached[value.index()] = true;
+    if (info.storage.valid()) read[info.storage.index()] = true;
+  };
+  for (const auto root : roots) visit(root);
+  for (std::size_t i = graph.ops.size(); i-- > 0;) {
+    bool leads_on = false;
+    for_each_output(graph.ops[i], [&](ValueId value) {
+      const auto& info = graph.value(value);
+      // What is written through one view is read through all.
+      const bool written = info.previous.valid() && info.storage.valid() && read[info.storage.index()];
+      leads_on = leads_on || reached[value.index()] || (written && info.has_gradient());
+    });
+    if (leads_on) for_each_input(graph.ops[i], visit);
+  }
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    reached[i] = reached[i] && graph.values[i].kind == ValueKind::kParameter;
+  }
+  return reached;
 }
 
 }  // namespace autopar

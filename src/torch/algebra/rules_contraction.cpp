@@ -3,7 +3,6 @@
 #include <map>
 
 #include "torch/algebra/op_context.hpp"
-#include "torch/algebra/work.hpp"
 
 namespace autopar::algebra {
 namespace {
@@ -39,7 +38,8 @@ Contraction matmul_of(const OpContext& op, ValueId a, ValueId b) {
 
 Labels labels_of_term(const std::string& term, std::int64_t rank) {
   const auto ellipsis = term.find("...");
-  const auto named = static_cast<std::int64_t>(std::count_if(term.begin(), term.end(), [](char c) { return c != '.'; }));
+  const auto named =
+      static_cast<std::int64_t>(std::count_if(term.begin(), term.end(), [](char c) { return c != '.'; }));
   Labels labels;
   for (std::size_t i = 0; i < term.size();) {
     if (i == ellipsis) {
@@ -78,8 +78,10 @@ std::optional<Contraction> einsum_of(const OpContext& op) {
   } else {  // broadcast dims, then the labels used once, in alphabetic order
     std::vector<int> dots, once;
     for (const auto& [label, count] : uses) {
-      if (label < 1000) dots.push_back(label);
-      else if (count == 1) once.push_back(label);
+      if (label < 1000)
+        dots.push_back(label);
+      else if (count == 1)
+        once.push_back(label);
     }
     product.result.assign(dots.rbegin(), dots.rend());
     product.result.insert(product.result.end(), once.begin(), once.end());
@@ -106,7 +108,8 @@ RuleResult type_contraction(const OpContext& op, const Contraction& product) {
   if (!label) return RuleResult::mixes("its result grows with the batch, its operands do not");
   const auto found = std::find(product.result.begin(), product.result.end(), *label);
   if (found != product.result.end()) return typed(op, layout.at_dim(found - product.result.begin()));
-  for (std::size_t k = 0; k < product.operands.size(); ++k) {  // summed over samples: in all operands that have the label
+  for (std::size_t k = 0; k < product.operands.size();
+       ++k) {  // summed over samples: in all operands that have the label
     const auto& labels = product.labels[k];
     const bool summed = std::find(labels.begin(), labels.end(), *label) != labels.end();
     if (summed && !op.type(product.operands[k]).is_batched()) {
@@ -123,7 +126,8 @@ RuleResult with_addend(const OpContext& op, RuleResult product) {
   const auto& addend = op.type(self);
   const auto type = product.outputs.front();
   if (type.is(Spread::kPartialSum)) {
-    if (addend.has_samples() || !op.is_floating(self)) return RuleResult::mixes("it adds samples to a sum over samples");
+    if (addend.has_samples() || !op.is_floating(self))
+      return RuleResult::mixes("it adds samples to a sum over samples");
     product.treatment.weighted_arguments = {0};
     return product;
   }
@@ -195,7 +199,8 @@ RuleResult type_contraction_op(const OpContext& op) {
       product.labels[k].back() = kSummed;
       product.labels[k].at(product.labels[k].size() - 2) = k == 0 ? kRow : kColumn;
       const auto& type = op.type(operands[k]);
-      if (type.has_samples() && type.dim == op.rank(operands[k]) - 1) return RuleResult::mixes("it measures along the batch");
+      if (type.has_samples() && type.dim == op.rank(operands[k]) - 1)
+        return RuleResult::mixes("it measures along the batch");
     }
     return type_contraction(op, product);
   }

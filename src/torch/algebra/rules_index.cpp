@@ -8,10 +8,10 @@ namespace {
 /// Index tensors of index / index_put: one a dim of self, none where the dim is taken whole.
 struct AdvancedIndex {
   std::vector<ValueId> by_dim;
-  std::int64_t first = -1;    ///< first indexed dim
-  std::int64_t count = 0;     ///< indexed dims
-  std::int64_t rank = 0;      ///< dims of the indices after broadcasting
-  bool adjacent = true;       ///< indexed dims are neighbours: their result dims stay in place, else they come first
+  std::int64_t first = -1;  ///< first indexed dim
+  std::int64_t count = 0;   ///< indexed dims
+  std::int64_t rank = 0;    ///< dims of the indices after broadcasting
+  bool adjacent = true;     ///< indexed dims are neighbours: their result dims stay in place, else they come first
 };
 
 AdvancedIndex read_indices(const OpContext& op) {
@@ -39,7 +39,8 @@ bool is_mask(const OpContext& op, ValueId value) {
 }
 
 // Type of self[indices]; `why` says what is wrong when there is none.
-std::optional<BatchType> type_of_indexed(const OpContext& op, ValueId self, const AdvancedIndex& index, std::string& why) {
+std::optional<BatchType> type_of_indexed(const OpContext& op, ValueId self, const AdvancedIndex& index,
+                                         std::string& why) {
   std::vector<ValueId> tensors;
   bool sample_index = false;
   for (const auto value : index.by_dim) {
@@ -80,8 +81,8 @@ std::optional<BatchType> type_of_indexed(const OpContext& op, ValueId self, cons
     return type;
   }
   const auto& picks = op.type(index.by_dim[own]);
-  const bool every_own = picks.is(Spread::kSampleIndex) && picks.outer == 1 && picks.inner == 1 && type.outer == 1 &&
-                         type.inner == 1;
+  const bool every_own =
+      picks.is(Spread::kSampleIndex) && picks.outer == 1 && picks.inner == 1 && type.outer == 1 && type.inner == 1;
   for (std::size_t i = 0; i < index.by_dim.size(); ++i) {
     if (i != own && index.by_dim[i].valid() && op.type(index.by_dim[i]).is(Spread::kSampleIndex)) {
       why = "the number of a sample within the batch picks along a dim that is not the batch's";
@@ -101,8 +102,8 @@ RuleResult type_index(const OpContext& op) {
   return type ? typed(op, *type) : RuleResult::mixes(why);
 }
 
-/// x.index_put_({mask}, number): a masked fill. The mask is that of the samples' own elements, and what is written is the
-/// same wherever it is true.
+/// x.index_put_({mask}, number): a masked fill. The mask is that of the samples' own elements, and what is written is
+/// the same wherever it is true.
 std::optional<RuleResult> type_masked_fill(const OpContext& op, ValueId self, const AdvancedIndex& index) {
   if (index.count != 1 || !is_mask(op, index.by_dim[static_cast<std::size_t>(index.first)])) return std::nullopt;
   const auto mask = index.by_dim[static_cast<std::size_t>(index.first)];
@@ -111,11 +112,12 @@ std::optional<RuleResult> type_masked_fill(const OpContext& op, ValueId self, co
   const auto behind = op.rank(self) - index.first - op.rank(mask);  // dims of self that come after the mask's
   if (!type.is_batched() || !values.valid() || op.type(values).has_samples()) return std::nullopt;
   const auto& written = op.sizes(values);
-  const auto chosen = static_cast<std::int64_t>(written.size()) - behind - 1;  // dim that runs over where the mask is true
+  const auto chosen =
+      static_cast<std::int64_t>(written.size()) - behind - 1;  // dim that runs over where the mask is true
   if (chosen >= 0 && written[static_cast<std::size_t>(chosen)] != SizeExpr{0, 1}) return std::nullopt;
   const bool covers_samples = type.dim >= index.first && type.dim < index.first + op.rank(mask);
-  const bool same_samples = covers_samples ? op.type(mask) == type.at_dim(type.dim - index.first)
-                                           : !op.type(mask).has_samples();
+  const bool same_samples =
+      covers_samples ? op.type(mask) == type.at_dim(type.dim - index.first) : !op.type(mask).has_samples();
   if (!same_samples) return RuleResult::mixes("its mask has samples in another dim");
   return typed(op, type);
 }
@@ -143,7 +145,8 @@ RuleResult type_index_put(const OpContext& op) {
 RuleResult type_embedding(const OpContext& op) {
   const auto weight = op.tensor("weight");
   const auto indices = op.tensor("indices");
-  if (op.flag("scale_grad_by_freq", false)) return RuleResult::mixes("its gradient counts how often the batch uses a row");
+  if (op.flag("scale_grad_by_freq", false))
+    return RuleResult::mixes("its gradient counts how often the batch uses a row");
   if (op.type(weight).has_samples() || !op.type(indices).is_batched()) {
     return RuleResult::mixes("it looks samples up by number");
   }
@@ -155,7 +158,8 @@ RuleResult type_embedding_bag(const OpContext& op) {
   const auto indices = op.tensor("indices");
   const auto& type = op.type(indices);
   const auto entry_weights = op.tensor("per_sample_weights");
-  if (op.flag("scale_grad_by_freq", false)) return RuleResult::mixes("its gradient counts how often the batch uses a row");
+  if (op.flag("scale_grad_by_freq", false))
+    return RuleResult::mixes("its gradient counts how often the batch uses a row");
   if (op.type(op.tensor("weight")).has_samples() || !type.is_batched() || type.outer != 1 || op.rank(indices) != 1) {
     return RuleResult::mixes("it looks samples up by number");
   }
@@ -169,7 +173,8 @@ RuleResult type_embedding_bag(const OpContext& op) {
   if (!numbered || op.flag("include_last_offset", false)) {
     return RuleResult::mixes("where its bags begin is not known; give it indices of [samples, entries]");
   }
-  if (entry_weights.valid() && op.type(entry_weights) != type) return RuleResult::mixes("its weights are not one an entry");
+  if (entry_weights.valid() && op.type(entry_weights) != type)
+    return RuleResult::mixes("its weights are not one an entry");
   RuleResult result = typed(op, BatchType::batched(0));
   for (std::size_t k = 1; k < result.outputs.size(); ++k) {
     result.outputs[k] = type_by_sizes(op.result_sizes(k));
@@ -183,7 +188,8 @@ RuleResult type_index_select(const OpContext& op) {
   const auto index = op.tensor("index");
   const auto& type = op.type(self);
   if (!op.has("dim")) {  // take: of the flattened tensor
-    if (type.has_samples() || !op.type(index).is_batched()) return RuleResult::mixes("it picks from the flattened batch");
+    if (type.has_samples() || !op.type(index).is_batched())
+      return RuleResult::mixes("it picks from the flattened batch");
     return typed(op, op.type(index));
   }
   const auto dim = wrap_dim(op.integer("dim", 0), op.rank(self));
@@ -198,7 +204,8 @@ RuleResult type_index_select(const OpContext& op) {
 RuleResult type_gather(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto index = op.tensor(op.has("index") ? "index" : "indices");
-  if (!index.valid() || !op.has("dim") || op.is_none("dim")) return RuleResult::mixes("it picks from the flattened batch");
+  if (!index.valid() || !op.has("dim") || op.is_none("dim"))
+    return RuleResult::mixes("it picks from the flattened batch");
   const auto dim = wrap_dim(op.integer("dim", 0), op.rank(self));
   const auto& type = op.type(self);
   if (!type.is_batched() || op.type(index) != type || type.dim == dim) {
@@ -231,8 +238,7 @@ RuleResult type_scatter(const OpContext& op) {
   const auto& type = op.type(self);
   const bool adds = op.base_name() == "scatter_add";
   if (adds && !type.has_samples()) return type_sum_by_index(op, "src");
-  if (!type.is_batched() || type.dim == dim || op.type(index) != type ||
-      (source.valid() && op.type(source) != type)) {
+  if (!type.is_batched() || type.dim == dim || op.type(index) != type || (source.valid() && op.type(source) != type)) {
     return RuleResult::mixes("it writes samples by number");
   }
   return typed(op, type);
@@ -259,15 +265,24 @@ RuleResult type_index_add(const OpContext& op) {
 
 RuleResult type_index_op(const OpContext& op) {
   switch (op.traits().family) {
-    case OpFamily::kEmbedding: return type_embedding(op);
-    case OpFamily::kEmbeddingBag: return type_embedding_bag(op);
-    case OpFamily::kIndex: return type_index(op);
-    case OpFamily::kIndexPut: return type_index_put(op);
-    case OpFamily::kIndexSelect: return type_index_select(op);
-    case OpFamily::kIndexAdd: return type_index_add(op);
-    case OpFamily::kGather: return type_gather(op);
-    case OpFamily::kScatter: return type_scatter(op);
-    default: return RuleResult::mixes("it is not an indexing operator");
+    case OpFamily::kEmbedding:
+      return type_embedding(op);
+    case OpFamily::kEmbeddingBag:
+      return type_embedding_bag(op);
+    case OpFamily::kIndex:
+      return type_index(op);
+    case OpFamily::kIndexPut:
+      return type_index_put(op);
+    case OpFamily::kIndexSelect:
+      return type_index_select(op);
+    case OpFamily::kIndexAdd:
+      return type_index_add(op);
+    case OpFamily::kGather:
+      return type_gather(op);
+    case OpFamily::kScatter:
+      return type_scatter(op);
+    default:
+      return RuleResult::mixes("it is not an indexing operator");
   }
 }
 

@@ -54,8 +54,8 @@ bool has_rank_without_batch(const OpContext& op, ValueId self) {
   return name.ends_with("_cell") && op.rank(self) < 2;
 }
 
-/// A convolution of each sample with weights of its own: samples are blocks of channels, each some groups of its own, as
-/// in x.view({1, B * C, H, W}) with weights [B * O, C, h, w] and groups = B.
+/// A convolution of each sample with weights of its own: samples are blocks of channels, each some groups of its own,
+/// as in x.view({1, B * C, H, W}) with weights [B * O, C, h, w] and groups = B.
 std::optional<RuleResult> type_convolution_by_groups(const OpContext& op) {
   if (op.traits().op_class != OpClass::kConvolution || !op.has("groups")) return std::nullopt;
   const auto input = op.first_tensor(), weight = op.tensor("weight"), bias = op.tensor("bias");
@@ -64,9 +64,8 @@ std::optional<RuleResult> type_convolution_by_groups(const OpContext& op) {
     const auto& type = op.type(value);
     return type.is_batched() && type.dim == dim && type.outer == 1;
   };
-  const bool by_groups = groups && groups->fixed == 0 && groups->per_sample > 0 &&
-                         op.rank(input) == op.rank(weight) && is_major(input, 1) && is_major(weight, 0) &&
-                         (!bias.valid() || is_major(bias, 0));
+  const bool by_groups = groups && groups->fixed == 0 && groups->per_sample > 0 && op.rank(input) == op.rank(weight) &&
+                         is_major(input, 1) && is_major(weight, 0) && (!bias.valid() || is_major(bias, 0));
   if (!by_groups) return std::nullopt;
   return typed(op, BatchType::batched(1, 1, op.result_sizes()[1].per_sample));
 }
@@ -99,10 +98,12 @@ RuleResult type_leading(const OpContext& op) {
 }
 
 RuleResult type_attention(const OpContext& op) {
-  if (op.base_name() == "cdist") return type_contraction_op(op);  // rows against rows, like a product with the transpose
+  if (op.base_name() == "cdist")
+    return type_contraction_op(op);  // rows against rows, like a product with the transpose
   const auto rank = static_cast<std::int64_t>(op.result_sizes().size());
   const auto shared = broadcast(op, op.tensors(), rank);
-  if (!shared || !shared->is_batched() || shared->dim >= rank - 2) return RuleResult::mixes("samples attend to one another");
+  if (!shared || !shared->is_batched() || shared->dim >= rank - 2)
+    return RuleResult::mixes("samples attend to one another");
   return typed(op, *shared);
 }
 
@@ -141,7 +142,8 @@ RuleResult type_batch_norm(const OpContext& op) {
   const auto& type = op.type(input);
   const auto operands = op.tensors();
   for (const auto operand : operands) {
-    if (operand != input && op.type(operand).has_samples()) return RuleResult::mixes("its weights or statistics have samples");
+    if (operand != input && op.type(operand).has_samples())
+      return RuleResult::mixes("its weights or statistics have samples");
   }
   if (!type.is_batched() || type.dim == 1) return RuleResult::mixes("its channels run over the batch");
   const auto running_mean = op.tensor("running_mean");
@@ -152,8 +154,8 @@ RuleResult type_batch_norm(const OpContext& op) {
     if (type.dim != 0) return RuleResult::mixes("it normalises over the batch");
     RuleResult result = typed(op, type);
     if (running_mean.valid()) {
-      result.batch_norm = BatchNormPlan{op.id(), running_mean, op.tensor("running_var"), op.number("momentum", 0.1),
-                                        op.sizes(input).front(), true};
+      result.batch_norm = BatchNormPlan{
+          op.id(), running_mean, op.tensor("running_var"), op.number("momentum", 0.1), op.sizes(input).front(), true};
     }
     return result;
   }
@@ -175,15 +177,23 @@ RuleResult type_batch_norm(const OpContext& op) {
 
 RuleResult type_layer_op(const OpContext& op) {
   switch (op.traits().family) {
-    case OpFamily::kTrailing: return type_trailing(op);
-    case OpFamily::kLayerNorm: return type_layer_norm(op);
-    case OpFamily::kLeading: return type_leading(op);
-    case OpFamily::kAttention: return type_attention(op);
-    case OpFamily::kRecurrent: return type_recurrent(op);
+    case OpFamily::kTrailing:
+      return type_trailing(op);
+    case OpFamily::kLayerNorm:
+      return type_layer_norm(op);
+    case OpFamily::kLeading:
+      return type_leading(op);
+    case OpFamily::kAttention:
+      return type_attention(op);
+    case OpFamily::kRecurrent:
+      return type_recurrent(op);
     case OpFamily::kDropout:
-    case OpFamily::kFeatureDropout: return type_dropout(op);
-    case OpFamily::kBatchNorm: return type_batch_norm(op);
-    default: return RuleResult::mixes("it is not a layer");
+    case OpFamily::kFeatureDropout:
+      return type_dropout(op);
+    case OpFamily::kBatchNorm:
+      return type_batch_norm(op);
+    default:
+      return RuleResult::mixes("it is not a layer");
   }
 }
 

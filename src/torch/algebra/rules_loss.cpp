@@ -70,7 +70,8 @@ RuleResult type_class_loss(const OpContext& op) {
   const auto& type = op.type(self);
   const auto& goal = op.type(target);
   if (weight.valid() && op.type(weight).has_samples()) return RuleResult::mixes("its class weights have samples");
-  if (!type.is_batched() || op.rank(self) < 2 || type.dim == 1) return RuleResult::mixes("its classes run over the batch");
+  if (!type.is_batched() || op.rank(self) < 2 || type.dim == 1)
+    return RuleResult::mixes("its classes run over the batch");
   const bool probabilities = op.is_floating(target);
   const auto own_dim = type.dim == 0 ? 0 : type.dim - 1;
   if (!goal.is_batched() || !goal.same_layout(type) || goal.dim != (probabilities ? type.dim : own_dim)) {

@@ -21,15 +21,17 @@ std::int64_t own_dims(const OpContext& op, ValueId value, std::string_view argum
   };
   if (is_one_of({"pivots", "LU_pivots", "tau"}) || (name == "ormqr" && argument == "input2")) return 1;
   if (is_one_of({"atol", "rtol", "rcond"})) return 0;
-  const bool may_be_vector = (name == "_linalg_solve_ex" && argument == "B") || (name == "linalg_lstsq" && argument == "b");
+  const bool may_be_vector =
+      (name == "_linalg_solve_ex" && argument == "B") || (name == "linalg_lstsq" && argument == "b");
   return may_be_vector && is_vector(op, op.first_tensor(), value) ? 1 : 2;
 }
 
-/// Samples are the columns of the right-hand sides (their rows where `left` is false), solved for with matrices that all
-/// samples share: each column by itself.
+/// Samples are the columns of the right-hand sides (their rows where `left` is false), solved for with matrices that
+/// all samples share: each column by itself.
 std::optional<RuleResult> type_columns(const OpContext& op) {
-  constexpr std::string_view kSolvers[] = {"_linalg_solve_ex", "linalg_solve_triangular", "triangular_solve", "cholesky_solve",
-                                           "linalg_lu_solve", "linalg_ldl_solve", "linalg_lstsq"};
+  constexpr std::string_view kSolvers[] = {"_linalg_solve_ex", "linalg_solve_triangular", "triangular_solve",
+                                           "cholesky_solve",   "linalg_lu_solve",         "linalg_ldl_solve",
+                                           "linalg_lstsq"};
   if (std::find(std::begin(kSolvers), std::end(kSolvers), op.base_name()) == std::end(kSolvers)) return std::nullopt;
   const auto sides = op.tensor(op.has("B") ? "B" : op.has("b") ? "b" : "self");
   const auto& type = op.type(sides);

@@ -81,7 +81,8 @@ RuleResult type_reduce(const OpContext& op) {
   if (!shared || !shared->is_batched() || !dims) return RuleResult::mixes("it joins samples with other samples");
   const auto family = op.traits().family;
   if (std::find(dims->begin(), dims->end(), shared->dim) != dims->end()) {
-    if (family == OpFamily::kReduce) return RuleResult::mixes("it reduces over the batch and is neither a sum nor a mean");
+    if (family == OpFamily::kReduce)
+      return RuleResult::mixes("it reduces over the batch and is neither a sum nor a mean");
     RuleResult result = typed(op, BatchType::partial_sum());
     result.treatment.scale_output = family == OpFamily::kReduceMean;
     return result;
@@ -95,7 +96,8 @@ RuleResult type_reduce(const OpContext& op) {
 RuleResult type_rows(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);
-  if (wrap_dim(op.integer("dim", 0), op.rank(self)) != type.dim) return RuleResult::mixes("its rows run over the batch");
+  if (wrap_dim(op.integer("dim", 0), op.rank(self)) != type.dim)
+    return RuleResult::mixes("its rows run over the batch");
   return typed(op, type);
 }
 
@@ -109,11 +111,16 @@ RuleResult type_append_dim(const OpContext& op) {
 RuleResult type_reduction_op(const OpContext& op) {
   if (is_two_operand(op)) return type_pointwise(op);
   switch (op.traits().family) {
-    case OpFamily::kPointwise: return type_pointwise(op);
-    case OpFamily::kAlongDims: return type_along_dims(op);
-    case OpFamily::kRows: return type_rows(op);
-    case OpFamily::kAppendDim: return type_append_dim(op);
-    default: return type_reduce(op);
+    case OpFamily::kPointwise:
+      return type_pointwise(op);
+    case OpFamily::kAlongDims:
+      return type_along_dims(op);
+    case OpFamily::kRows:
+      return type_rows(op);
+    case OpFamily::kAppendDim:
+      return type_append_dim(op);
+    default:
+      return type_reduce(op);
   }
 }
 

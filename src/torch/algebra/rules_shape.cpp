@@ -19,8 +19,9 @@ RuleResult type_reshape(const OpContext& op) {
   const auto& from = op.sizes(self);
   const auto& to = op.result_sizes();
   const auto dims = batch_dims(to);
-  if (!type.has_samples()) return type_by_sizes(to).is(Spread::kReplicated) ? typed(op, type)
-                                      : RuleResult::mixes("it spreads a shared tensor over the batch");
+  if (!type.has_samples())
+    return type_by_sizes(to).is(Spread::kReplicated) ? typed(op, type)
+                                                     : RuleResult::mixes("it spreads a shared tensor over the batch");
   if (dims.size() != 1) return RuleResult::mixes("the new shape has no single batch dim");
   const auto dim = static_cast<std::size_t>(dims.front());
   const auto stride = type.inner * fixed_product(from, static_cast<std::size_t>(type.dim) + 1);
@@ -163,7 +164,8 @@ RuleResult type_replace_part(const OpContext& op) {
   if (!type.is_batched()) return RuleResult::mixes("it writes samples into a shared tensor");
   auto place = type.dim;  // of the samples in the part
   if (name == "diagonal_scatter") {
-    const auto first = wrap_dim(op.integer("dim1", 0), op.rank(self)), second = wrap_dim(op.integer("dim2", 1), op.rank(self));
+    const auto first = wrap_dim(op.integer("dim1", 0), op.rank(self)),
+               second = wrap_dim(op.integer("dim2", 1), op.rank(self));
     if (place == first || place == second) return RuleResult::mixes("it writes a diagonal over the batch");
     place -= (first < type.dim ? 1 : 0) + (second < type.dim ? 1 : 0);
   } else {
@@ -298,7 +300,8 @@ RuleResult type_stack(const OpContext& op) {
   const auto rank = op.rank(operands.front());
   const auto at = wrap_dim(op.integer("dim", 0), rank + 1);
   const auto shared = broadcast(op, operands, rank);
-  if (!shared || !shared->has_samples()) return RuleResult::mixes("it joins tensors whose samples are in different places");
+  if (!shared || !shared->has_samples())
+    return RuleResult::mixes("it joins tensors whose samples are in different places");
   for (const auto operand : operands) {
     if (!op.type(operand).has_samples()) {
       return RuleResult::mixes("it joins tensors whose samples are in different places");
@@ -309,7 +312,7 @@ RuleResult type_stack(const OpContext& op) {
 
 RuleResult type_arange(const OpContext& op) {
   const auto end = op.expression("end");
-  const bool from_zero = !op.has("start") || (op.expression("start") == SizeExpr{} );
+  const bool from_zero = !op.has("start") || (op.expression("start") == SizeExpr{});
   const bool by_one = !op.has("step") || op.expression("step") == SizeExpr{0, 1};
   if (end == SizeExpr{1, 0} && from_zero && by_one) return typed(op, {Spread::kSampleIndex, 0, 1, 1});
   const bool by_row = end && op.has("step") && end->fixed == 0 && op.expression("step") == SizeExpr{0, end->per_sample};
@@ -342,8 +345,8 @@ RuleResult type_fill(const OpContext& op) {
     if (op.type(operands[i]).has_samples()) return RuleResult::mixes("it fills with the value of one sample");
   }
   const auto& self = op.type(operands.front());
-  return typed(op, self.has_samples() ? BatchType::batched(self.dim, self.outer, self.inner)
-                                      : type_by_sizes(op.result_sizes()));
+  return typed(
+      op, self.has_samples() ? BatchType::batched(self.dim, self.outer, self.inner) : type_by_sizes(op.result_sizes()));
 }
 
 }  // namespace
@@ -354,31 +357,51 @@ RuleResult type_shape_op(const OpContext& op) {
       const auto& self = op.type(op.first_tensor());
       return self.has_samples() ? typed(op, self) : typed(op, type_by_sizes(op.result_sizes()));
     }
-    case OpFamily::kFactory: return typed(op, type_by_sizes(op.result_sizes()));
+    case OpFamily::kFactory:
+      return typed(op, type_by_sizes(op.result_sizes()));
     case OpFamily::kLikeFactory: {
       const auto& self = op.type(op.first_tensor());
       return typed(op, self.has_samples() ? BatchType::batched(self.dim, self.outer, self.inner)
                                           : type_by_sizes(op.result_sizes()));
     }
-    case OpFamily::kFill: return type_fill(op);
-    case OpFamily::kCopyInto: return type_copy_into(op);
-    case OpFamily::kArange: return type_arange(op);
-    case OpFamily::kReshape: return type_reshape(op);
-    case OpFamily::kPermute: return type_permute(op);
-    case OpFamily::kSqueeze: return type_squeeze(op);
-    case OpFamily::kUnsqueeze: return type_unsqueeze(op);
-    case OpFamily::kReplacePart: return type_replace_part(op);
-    case OpFamily::kDiagonal: return type_diagonal(op);
-    case OpFamily::kExpand: return type_expand(op);
-    case OpFamily::kBroadcastTensors: return type_broadcast_tensors(op);
-    case OpFamily::kSelect: return type_select(op);
-    case OpFamily::kSlice: return type_slice(op);
-    case OpFamily::kSplit: return type_split(op);
-    case OpFamily::kRepeat: return type_repeat(op);
-    case OpFamily::kRepeatInterleave: return type_repeat_interleave(op);
-    case OpFamily::kCat: return type_joined_batches(op);
-    case OpFamily::kStack: return type_stack(op);
-    default: return RuleResult::mixes("it is not a shape operator");
+    case OpFamily::kFill:
+      return type_fill(op);
+    case OpFamily::kCopyInto:
+      return type_copy_into(op);
+    case OpFamily::kArange:
+      return type_arange(op);
+    case OpFamily::kReshape:
+      return type_reshape(op);
+    case OpFamily::kPermute:
+      return type_permute(op);
+    case OpFamily::kSqueeze:
+      return type_squeeze(op);
+    case OpFamily::kUnsqueeze:
+      return type_unsqueeze(op);
+    case OpFamily::kReplacePart:
+      return type_replace_part(op);
+    case OpFamily::kDiagonal:
+      return type_diagonal(op);
+    case OpFamily::kExpand:
+      return type_expand(op);
+    case OpFamily::kBroadcastTensors:
+      return type_broadcast_tensors(op);
+    case OpFamily::kSelect:
+      return type_select(op);
+    case OpFamily::kSlice:
+      return type_slice(op);
+    case OpFamily::kSplit:
+      return type_split(op);
+    case OpFamily::kRepeat:
+      return type_repeat(op);
+    case OpFamily::kRepeatInterleave:
+      return type_repeat_interleave(op);
+    case OpFamily::kCat:
+      return type_joined_batches(op);
+    case OpFamily::kStack:
+      return type_stack(op);
+    default:
+      return RuleResult::mixes("it is not a shape operator");
   }
 }
 

@@ -11,7 +11,7 @@ struct SumOperands {
   std::vector<std::int32_t> sums;    ///< schema positions with a partial sum
   std::vector<std::int32_t> shared;  ///< schema positions with replicated tensors
   bool samples = false;
-  bool integral = false;             ///< a shared tensor that cannot be weighted by n/N
+  bool integral = false;  ///< a shared tensor that cannot be weighted by n/N
 };
 
 SumOperands classify(const OpContext& op) {
@@ -82,9 +82,9 @@ RuleResult type_over_sums(const OpContext& op) {
   if (is_one_of(name, {"div", "divide", "true_divide"})) {
     return linear_in_sum(op, first_only && op.is_none("rounding_mode"), kNotLinear);
   }
-  if (is_one_of(name, {"neg", "negative", "positive", "conj", "_conj", "_conj_physical", "conj_physical", "resolve_conj",
-                       "_neg_view", "resolve_neg", "real", "imag", "view_as_real", "view_as_complex", "_fft_c2c",
-                       "_fft_r2c", "_fft_c2r"})) {
+  if (is_one_of(name, {"neg", "negative", "positive", "conj", "_conj", "_conj_physical", "conj_physical",
+                       "resolve_conj", "_neg_view", "resolve_neg", "real", "imag", "view_as_real", "view_as_complex",
+                       "_fft_c2c", "_fft_r2c", "_fft_c2r"})) {
     return linear_in_sum(op, true, kNotLinear);
   }
   switch (op.traits().family) {
@@ -98,19 +98,22 @@ RuleResult type_over_sums(const OpContext& op) {
     case OpFamily::kSplit:
     case OpFamily::kRepeat:
       return linear_in_sum(op, first_only, kNotLinear);
-    case OpFamily::kCopyValue: return linear_in_sum(op, first_only && keeps_value(op), kNotLinear);
+    case OpFamily::kCopyValue:
+      return linear_in_sum(op, first_only && keeps_value(op), kNotLinear);
     case OpFamily::kReduceSum:
     case OpFamily::kReduceMean:
       return linear_in_sum(op, first_only && !is_one_of(name, {"nansum", "count_nonzero"}), kNotLinear);
     case OpFamily::kCat:
-    case OpFamily::kStack: return linear_in_sum(op, operands.shared.empty(), kNotLinear);
+    case OpFamily::kStack:
+      return linear_in_sum(op, operands.shared.empty(), kNotLinear);
     case OpFamily::kContraction: {
       const bool has_addend = is_one_of(name, {"addmm", "addmv", "baddbmm", "addbmm"});
       return linear_in_sum(op, !has_addend && operands.sums.size() == 1, kNotLinear);
     }
     case OpFamily::kIndexSelect:
     case OpFamily::kIndex:
-    case OpFamily::kGather: return linear_in_sum(op, first_only, kNotLinear);
+    case OpFamily::kGather:
+      return linear_in_sum(op, first_only, kNotLinear);
     case OpFamily::kCopyInto:
       if (op.tensors().size() == 2 && op.type(op.tensors()[1]).is(Spread::kReplicated)) {
         return typed(op, BatchType::replicated());
@@ -120,7 +123,8 @@ RuleResult type_over_sums(const OpContext& op) {
       return op.written_argument() == 0 && first_only && op.node().is_random == false
                  ? typed(op, BatchType::replicated())
                  : RuleResult::needs_sum(kNotLinear);
-    default: return RuleResult::needs_sum(kNotLinear);
+    default:
+      return RuleResult::needs_sum(kNotLinear);
   }
 }
 

@@ -10,7 +10,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
-#include <autopar/torch/op_table.hpp>
+#include "torch/ir/op_table.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -37,9 +37,10 @@ class KernelTable {
 
 at::Tensor refuse_binary_cross_entropy(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                                        std::int64_t) {
-  TORCH_CHECK(false,
-              "binary_cross_entropy is not safe under CUDA autocast: its gradient leaves the range of half precision; use "
-              "binary_cross_entropy_with_logits on the values before the sigmoid");
+  TORCH_CHECK(
+      false,
+      "binary_cross_entropy is not safe under CUDA autocast: its gradient leaves the range of half precision; use "
+      "binary_cross_entropy_with_logits on the values before the sigmoid");
 }
 
 #define AUTOPAR_LOWER(...) KERNEL_CPU(__VA_ARGS__, lower_precision_fp)
@@ -93,11 +94,22 @@ bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device,
 }
 
 bool is_free_of_autocast(const c10::OperatorHandle& op) {
-  static constexpr std::array<std::string_view, 16> kNames{
-      "aten::batch_norm",          "aten::instance_norm",         "aten::layer_norm",         "aten::group_norm",
-      "aten::dropout",             "aten::alpha_dropout",         "aten::feature_dropout",    "aten::feature_alpha_dropout",
-      "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d",   "aten::max_pool2d",         "aten::embedding_bag",
-      "aten::log_sigmoid",         "aten::contiguous",            "aten::one_hot",             "autopar::total"};
+  static constexpr std::array<std::string_view, 16> kNames{"aten::batch_norm",
+                                                           "aten::instance_norm",
+                                                           "aten::layer_norm",
+                                                           "aten::group_norm",
+                                                           "aten::dropout",
+                                                           "aten::alpha_dropout",
+                                                           "aten::feature_dropout",
+                                                           "aten::feature_alpha_dropout",
+                                                           "aten::adaptive_avg_pool1d",
+                                                           "aten::adaptive_avg_pool2d",
+                                                           "aten::max_pool2d",
+                                                           "aten::embedding_bag",
+                                                           "aten::log_sigmoid",
+                                                           "aten::contiguous",
+                                                           "aten::one_hot",
+                                                           "autopar::total"};
   // Whether these copy depends on how their operand lies in memory, which is known when they run.
   if (traits_of(op).family == OpFamily::kReshape) return true;
   return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();

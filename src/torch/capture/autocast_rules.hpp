@@ -6,16 +6,17 @@
 
 namespace autopar::detail {
 
-/// Casts the arguments of an operator as libtorch's autocast on a device of type `device` would and calls it, with autocast
-/// off; false if autocast leaves the operator as it is. The tensors are CPU tensors, whatever the device.
+/// Casts the arguments of an operator as libtorch's autocast on a device of type `device` would and calls it, with
+/// autocast off; false if autocast leaves the operator as it is. The tensors are CPU tensors, whatever the device.
 ///
 /// CPU: the kernels that libtorch registered. CUDA: the lists of ATen/autocast_mode.h, of which libtorch makes its CUDA
-/// kernels, instantiated for CPU tensors. Beside them, on both: sums and means of all elements give float32, `einsum` is
-/// a product, recurrent layers and `cross_entropy_loss` (whose parts are) run in float32.
-[[nodiscard]] bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device, torch::jit::Stack* stack);
+/// kernels, instantiated for CPU tensors. Beside them, on both: sums and means of all elements give float32, `einsum`
+/// is a product, recurrent layers and `cross_entropy_loss` (whose parts are) run in float32.
+[[nodiscard]] bool call_autocast_kernel(const c10::OperatorHandle& op, c10::DeviceType device,
+                                        torch::jit::Stack* stack);
 
-/// Composites that have no autocast operator inside, and that the batch algebra knows as a whole only, that copy or do not
-/// by how their operand lies in memory, or that check their operand's values.
+/// Composites that have no autocast operator inside, and that the batch algebra knows as a whole only, that copy or do
+/// not by how their operand lies in memory, or that check their operand's values.
 [[nodiscard]] bool is_free_of_autocast(const c10::OperatorHandle& op);
 
 }  // namespace autopar::detail

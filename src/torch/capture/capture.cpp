@@ -1,4 +1,4 @@
-#include <autopar/torch/capture.hpp>
+#include "torch/capture/capture.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -12,13 +12,13 @@
 #include <torch/nn/module.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/capture_change.hpp>
-#include <autopar/torch/meta_kernels.hpp>
-#include <autopar/torch/polymorphism.hpp>
 
+#include "torch/capture/capture_change.hpp"
 #include "torch/capture/construction.hpp"
 #include "torch/capture/cpu_handles.hpp"
 #include "torch/capture/first_change.hpp"
+#include "torch/capture/meta_kernels.hpp"
+#include "torch/capture/polymorphism.hpp"
 #include "torch/capture/trace_scope.hpp"
 #include "torch/capture/tracer.hpp"
 
@@ -85,7 +85,8 @@ std::string reason_of(const c10::Error& error, std::int64_t batch) {
   if (asks_for_gradient(said)) {
     return "a gradient was taken inside the forward (torch::autograd::grad or backward), of which a captured model has "
            "no history; write the derivative with operators. Gradient penalties, which need a second backward, are not "
-           "supported. libtorch says: " + said;
+           "supported. libtorch says: " +
+           said;
   }
   return "the forward failed while it was captured, which is tried with batches of several sizes: " + said;
 }
@@ -158,7 +159,8 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
         results = forward(arguments);
       }
       for (std::size_t i = 0; i < std::min(results.size(), result_types.size()); ++i) {
-        if (results[i].defined() && results[i].scalar_type() != result_types[i]) results[i] = results[i].to(result_types[i]);
+        if (results[i].defined() && results[i].scalar_type() != result_types[i])
+          results[i] = results[i].to(result_types[i]);
       }
       // A value arrives once and has one gradient: one that is returned twice is two. No operator makes a buffer.
       std::set<ValueId> returned;
@@ -171,7 +173,8 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
     }
     for (const auto& result : results) {
       if (!result.defined()) {
-        throw CaptureError("forward", "", "one of its results is an undefined tensor; return those that are defined "
+        throw CaptureError("forward", "",
+                           "one of its results is an undefined tensor; return those that are defined "
                            "only, or torch::zeros({}) in its place");
       }
       tracer.graph().outputs.push_back(tracer.value_of(result));
@@ -228,10 +231,12 @@ auto named_if_it_changes_itself(const torch::nn::Module& module, const std::vect
   } catch (const CaptureError&) {
     const auto change = change_of_itself(module, inputs, forward, options, types, first);
     if (!change) throw;
-    throw CaptureError(change->op, change->path,
-                       change->what + " in the next call with the same arguments: forward changes what it computes with (a "
-                       "call counter, a schedule), which a replay does not. Way out: count in the training loop and pass "
-                       "what follows from it to forward as an argument, or set a member before the call");
+    throw CaptureError(
+        change->op, change->path,
+        change->what +
+            " in the next call with the same arguments: forward changes what it computes with (a "
+            "call counter, a schedule), which a replay does not. Way out: count in the training loop and pass "
+            "what follows from it to forward as an argument, or set a member before the call");
   }
 }
 
@@ -244,7 +249,8 @@ InputSpec input_spec(const at::Tensor& tensor, std::optional<std::int64_t> batch
   if (*spec.batch_dim < 0) *spec.batch_dim += tensor.dim();
   if (*spec.batch_dim < 0 || *spec.batch_dim >= tensor.dim()) {
     throw InvalidArgument("batch dim " + std::to_string(*batch_dim) + " of a tensor argument with " +
-                          std::to_string(tensor.dim()) + " dimensions; set Options.batch_dims, with ap::kShared for an "
+                          std::to_string(tensor.dim()) +
+                          " dimensions; set Options.batch_dims, with ap::kShared for an "
                           "argument that all samples share");
   }
   return spec;
@@ -262,7 +268,9 @@ OpGraph capture(const torch::nn::Module& module, const std::vector<InputSpec>& i
     plain.autocast.reset();
     types = result_types_of(capture_settled(sizes[0], module, inputs, forward, plain, Types{}).sized.graph);
   }
-  const auto at = [&](std::int64_t batch) { return capture_settled(batch, module, inputs, forward, options, types).sized; };
+  const auto at = [&](std::int64_t batch) {
+    return capture_settled(batch, module, inputs, forward, options, types).sized;
+  };
   std::optional<SizedGraph> first;
   return named_if_it_changes_itself(module, inputs, forward, options, types, first, [&] {
     first = at(sizes[0]);
@@ -280,8 +288,10 @@ void verify_capture(const OpGraph& graph, const torch::nn::Module& module, const
   for (const auto batch : batch_sizes) {
     const auto require_same = [&](const SizedGraph& again) {
       const bool copies_left_out = batch == 1 && again.graph.ops.size() < graph.ops.size();
-      if (copies_left_out) require_same_for_one_sample(graph, again);
-      else require_instance(graph, again);
+      if (copies_left_out)
+        require_same_for_one_sample(graph, again);
+      else
+        require_instance(graph, again);
     };
     named_if_it_changes_itself(module, inputs, forward, options, types, std::nullopt, [&] {
       const auto again = capture_settled(batch, module, inputs, forward, options, types, &graph);

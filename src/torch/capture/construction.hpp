@@ -33,7 +33,7 @@ class Construction : public OperatorSink, public std::enable_shared_from_this<Co
   /// The generator before a random operator.
   struct Draw {
     at::Tensor state;  ///< undefined until it is known
-    bool reseeded;  ///< not where the operator before left it: a manual_seed, or draws outside the construction
+    bool reseeded;     ///< not where the operator before left it: a manual_seed, or draws outside the construction
   };
 
   bool runs_at_once(const c10::OperatorHandle& op, torch::jit::Stack* stack);

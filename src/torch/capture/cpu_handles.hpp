@@ -11,10 +11,10 @@ class Module;
 
 namespace autopar::detail {
 
-/// While it lives, a module's parameters and buffers on other devices than the CPU are phantoms of their form, which are on
-/// the CPU, without gradients. Then all tensors of a capture are CPU tensors, before the module is deployed and after: what
-/// asks for a tensor's device (autocast kernels, which pass other devices' tensors by, and the model's own code) gets one
-/// answer. Handles that share memory go on sharing it.
+/// While it lives, a module's parameters and buffers on other devices than the CPU are phantoms of their form, which
+/// are on the CPU, without gradients. Then all tensors of a capture are CPU tensors, before the module is deployed and
+/// after: what asks for a tensor's device (autocast kernels, which pass other devices' tensors by, and the model's own
+/// code) gets one answer. Handles that share memory go on sharing it.
 class CpuHandles {
  public:
   explicit CpuHandles(const torch::nn::Module& module);

@@ -7,9 +7,8 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <autopar/torch/replay.hpp>
-
 #include "torch/capture/phantom_impl.hpp"
+#include "torch/replay/replay.hpp"
 
 namespace autopar::detail {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <autopar/torch/op_graph.hpp>
+#include "torch/ir/op_graph.hpp"
 
 namespace autopar::detail {
 

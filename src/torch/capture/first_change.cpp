@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include <autopar/torch/shown_name.hpp>
+#include "torch/ir/shown_name.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -13,8 +13,10 @@ namespace {
 std::string text(const c10::IValue& value) {
   std::ostringstream out;
   out.precision(12);
-  if (value.isDouble()) out << value.toDouble();
-  else out << value;
+  if (value.isDouble())
+    out << value.toDouble();
+  else
+    out << value;
   return std::move(out).str();
 }
 
@@ -70,7 +72,8 @@ std::optional<std::string> change_of(const ValueInfo& before, const ValueInfo& n
   }
   if (!before.constant.defined() || !now.constant.defined()) return std::nullopt;
   if (same_content(before.constant, now.constant)) return std::nullopt;
-  if (before.constant.numel() != 1 || now.constant.numel() != 1) return "a constant tensor holds other values than it did";
+  if (before.constant.numel() != 1 || now.constant.numel() != 1)
+    return "a constant tensor holds other values than it did";
   return "a constant" + was_and_is(content(before.constant), content(now.constant));
 }
 

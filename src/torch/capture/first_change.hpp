@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <optional>
 
-#include <autopar/torch/capture_change.hpp>
-#include <autopar/torch/op_graph.hpp>
+#include "torch/capture/capture_change.hpp"
+#include "torch/ir/op_graph.hpp"
 
 namespace autopar::detail {
 

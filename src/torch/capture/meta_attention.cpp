@@ -22,15 +22,18 @@ at::Tensor look_of(const at::Tensor& meta) {
   return look;
 }
 
-void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask) {
+void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+           const std::optional<at::Tensor>& mask) {
   TORCH_CHECK(query.scalar_type() == key.scalar_type() && query.scalar_type() == value.scalar_type(),
               "scaled_dot_product_attention: query, key and value have different types: ", query.scalar_type(), ", ",
               key.scalar_type(), ", ", value.scalar_type());
   TORCH_CHECK(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
               "scaled_dot_product_attention: query, key and value need at least 2 dimensions");
   if (!mask) return;
-  TORCH_CHECK(mask->scalar_type() == at::kBool || mask->scalar_type() == at::kFloat || mask->scalar_type() == query.scalar_type(),
-              "scaled_dot_product_attention: the mask has type ", mask->scalar_type(), ", which is neither bool nor float nor that of the query");
+  TORCH_CHECK(mask->scalar_type() == at::kBool || mask->scalar_type() == at::kFloat ||
+                  mask->scalar_type() == query.scalar_type(),
+              "scaled_dot_product_attention: the mask has type ", mask->scalar_type(),
+              ", which is neither bool nor float nor that of the query");
 }
 
 }  // namespace
@@ -44,7 +47,8 @@ at::Tensor attention_form(const at::Tensor& query, const at::Tensor& key, const 
   const auto choice = at::cpu::_fused_sdp_choice(look_of(query), look_of(key), look_of(value), look_of_mask, dropout,
                                                  is_causal, scale, grouped);
   if (choice != kFlashAttention) {
-    return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, is_causal, {}, scale, grouped));
+    return std::get<0>(
+        at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, is_causal, {}, scale, grouped));
   }
   auto form = at::empty_like(query);
   const bool differentiable = query.requires_grad() || key.requires_grad() || value.requires_grad();

@@ -1,4 +1,4 @@
-#include <autopar/torch/meta_kernels.hpp>
+#include "torch/capture/meta_kernels.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -133,13 +133,14 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_form(const Tensor& x, bool trainin
 }
 
 std::tuple<Tensor, Tensor, Tensor> native_batch_norm(const Tensor& x, const OptionalTensor&, const OptionalTensor&,
-                                                     const OptionalTensor&, const OptionalTensor&, bool training, double,
-                                                     double) {
+                                                     const OptionalTensor&, const OptionalTensor&, bool training,
+                                                     double, double) {
   return batch_norm_form(x, training);
 }
 
-std::tuple<Tensor, Tensor, Tensor> native_batch_norm_legit(const Tensor& x, const OptionalTensor&, const OptionalTensor&,
-                                                           Tensor&, Tensor&, bool training, double, double) {
+std::tuple<Tensor, Tensor, Tensor> native_batch_norm_legit(const Tensor& x, const OptionalTensor&,
+                                                           const OptionalTensor&, Tensor&, Tensor&, bool training,
+                                                           double, double) {
   return batch_norm_form(x, training);
 }
 
@@ -183,8 +184,10 @@ std::vector<std::int64_t> reduced_sizes(const Tensor& x, at::OptionalIntArrayRef
   }
   std::vector<std::int64_t> sizes;
   for (std::size_t d = 0; d < gone.size(); ++d) {
-    if (!gone[d]) sizes.push_back(x.sizes()[d]);
-    else if (keepdim) sizes.push_back(1);
+    if (!gone[d])
+      sizes.push_back(x.sizes()[d]);
+    else if (keepdim)
+      sizes.push_back(1);
   }
   return sizes;
 }
@@ -218,12 +221,10 @@ Tensor logit(const Tensor& x, std::optional<double>) { return at::empty_like(x);
 Tensor parametric_relu(const Tensor& x, const Tensor&) { return at::empty_like(x); }
 Tensor reversed_subtraction(const Tensor& a, const Tensor& b, const at::Scalar&) { return broadcast(a, b); }
 
-std::tuple<Tensor, Tensor> log_sigmoid(const Tensor& x) {
-  return {at::empty_like(x), at::empty_like(x)};
-}
+std::tuple<Tensor, Tensor> log_sigmoid(const Tensor& x) { return {at::empty_like(x), at::empty_like(x)}; }
 
-std::tuple<Tensor, Tensor> nll_loss2d(const Tensor& x, const Tensor& target, const OptionalTensor&, std::int64_t reduction,
-                                      c10::SymInt) {
+std::tuple<Tensor, Tensor> nll_loss2d(const Tensor& x, const Tensor& target, const OptionalTensor&,
+                                      std::int64_t reduction, c10::SymInt) {
   const auto loss = reduction == at::Reduction::None ? at::empty(target.sizes(), x.options()) : scalar_like(x);
   return {loss, scalar_like(x)};
 }
@@ -237,8 +238,8 @@ Tensor huber_loss(const Tensor& x, const Tensor& target, std::int64_t reduction,
 }
 
 /// libtorch's own reads the lengths. It has no gradient formula for this overload either: it is made of others.
-Tensor ctc_loss(const Tensor& log_probs, const Tensor&, const Tensor&, const Tensor&, std::int64_t, std::int64_t reduction,
-                bool) {
+Tensor ctc_loss(const Tensor& log_probs, const Tensor&, const Tensor&, const Tensor&, std::int64_t,
+                std::int64_t reduction, bool) {
   const bool for_each_sample = reduction == at::Reduction::None && log_probs.dim() == 3;
   auto loss = for_each_sample ? at::empty({log_probs.size(1)}, log_probs.options()) : scalar_like(log_probs);
   return loss.set_requires_grad(log_probs.requires_grad() && at::GradMode::is_enabled());

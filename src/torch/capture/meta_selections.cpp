@@ -72,8 +72,10 @@ Sizes without(const Tensor& x, std::int64_t dim, bool keepdim) {
   auto sizes = x.sizes().vec();
   if (sizes.empty()) return sizes;
   const auto at_dim = sizes.begin() + at::maybe_wrap_dim(dim, x.dim());
-  if (keepdim) *at_dim = 1;
-  else sizes.erase(at_dim);
+  if (keepdim)
+    *at_dim = 1;
+  else
+    sizes.erase(at_dim);
   return sizes;
 }
 
@@ -95,7 +97,9 @@ std::tuple<Tensor, Tensor> mode(const Tensor& x, std::int64_t dim, bool keepdim)
 Tensor log_cumulative_sum(const Tensor& x, std::int64_t) { return contiguous_like(x); }
 void cumulative(const Tensor&, Tensor&, Tensor&, std::int64_t) {}
 Tensor nan_median(const Tensor& x) { return at::empty({}, x.options()); }
-Tensor histogram(const Tensor& x, std::int64_t bins, const at::Scalar&, const at::Scalar&) { return at::empty({bins}, x.options()); }
+Tensor histogram(const Tensor& x, std::int64_t bins, const at::Scalar&, const at::Scalar&) {
+  return at::empty({bins}, x.options());
+}
 
 Tensor nan_sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keepdim, std::optional<at::ScalarType> dtype) {
   std::vector<bool> gone(static_cast<std::size_t>(x.dim()), !dims.has_value() || dims->empty());
@@ -104,8 +108,10 @@ Tensor nan_sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keepdim, std:
   }
   Sizes sizes;
   for (std::size_t d = 0; d < gone.size(); ++d) {
-    if (!gone[d]) sizes.push_back(x.sizes()[d]);
-    else if (keepdim) sizes.push_back(1);
+    if (!gone[d])
+      sizes.push_back(x.sizes()[d]);
+    else if (keepdim)
+      sizes.push_back(1);
   }
   const auto own = at::isIntegralType(x.scalar_type(), true) ? at::kLong : x.scalar_type();
   return at::empty(sizes, x.options().dtype(dtype.value_or(own)));
@@ -145,7 +151,8 @@ Tensor own_distances(const Tensor& x, double) {
 
 std::tuple<Tensor, Tensor> weight_norm(const Tensor& v, const Tensor& g, std::int64_t) {
   const auto type = g.scalar_type() == at::kBFloat16 ? at::kFloat : g.scalar_type();
-  return {at::empty_like(v, at::MemoryFormat::Contiguous), at::empty_strided(g.sizes(), g.strides(), g.options().dtype(type))};
+  return {at::empty_like(v, at::MemoryFormat::Contiguous),
+          at::empty_strided(g.sizes(), g.strides(), g.options().dtype(type))};
 }
 
 // ---------------------------------------------------------------- losses, draws, factories
@@ -158,14 +165,16 @@ Tensor multi_margin_loss(const Tensor& x, const Tensor& target, const at::Scalar
 
 std::tuple<Tensor, Tensor> multi_label_margin_loss(const Tensor& x, const Tensor& target, std::int64_t reduction) {
   const bool each = reduction == at::Reduction::None && target.dim() > 1;
-  return {each ? at::empty({x.size(0)}, x.options()) : at::empty({}, x.options()), at::empty(target.sizes(), x.options())};
+  return {each ? at::empty({x.size(0)}, x.options()) : at::empty({}, x.options()),
+          at::empty(target.sizes(), x.options())};
 }
 
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double, std::optional<bool>) {
   return {at::empty_like(x), at::empty_like(x, x.options().dtype(at::kBool))};
 }
 
-Tensor leaky_with_noise(const Tensor& x, Tensor&, const at::Scalar&, const at::Scalar&, bool, std::optional<at::Generator>) {
+Tensor leaky_with_noise(const Tensor& x, Tensor&, const at::Scalar&, const at::Scalar&, bool,
+                        std::optional<at::Generator>) {
   return contiguous_like(x);
 }
 
@@ -188,7 +197,9 @@ Tensor triu_indices(std::int64_t rows, std::int64_t cols, std::int64_t offset, s
 }  // namespace
 
 void register_selections(torch::Library& library) {
-  const auto add = [&](const char* name, const char* overload, auto kernel) { meta::add(library, name, overload, kernel); };
+  const auto add = [&](const char* name, const char* overload, auto kernel) {
+    meta::add(library, name, overload, kernel);
+  };
   add("where", "self_out", &where_out);
   add("scaled_dot_product_attention", "", &attention_form);
   add("im2col", "", &im2col);

@@ -26,7 +26,9 @@ namespace {
 using at::Tensor;
 using Sizes = std::vector<std::int64_t>;
 
-std::size_t index_of(std::int64_t dim, const Tensor& x) { return static_cast<std::size_t>(at::maybe_wrap_dim(dim, x.dim())); }
+std::size_t index_of(std::int64_t dim, const Tensor& x) {
+  return static_cast<std::size_t>(at::maybe_wrap_dim(dim, x.dim()));
+}
 
 // ---------------------------------------------------------------- Fourier transforms, complex numbers, truth
 
@@ -36,7 +38,8 @@ Tensor transformed(const Tensor& x, const Sizes& sizes, const std::vector<std::s
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     if (std::find(dims.begin(), dims.end(), d) == dims.end()) order.push_back(d);
   }
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return x.strides()[a] > x.strides()[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return x.strides()[a] > x.strides()[b]; });
   order.insert(order.end(), dims.begin(), dims.end());
   Sizes strides(sizes.size());
   std::int64_t stride = 1;
@@ -51,8 +54,10 @@ template <class Dims>
 std::vector<std::size_t> wrapped(const Dims& dims, const Tensor& x) {
   std::vector<std::size_t> result;
   for (std::size_t i = 0; i < dims.size(); ++i) {
-    if constexpr (std::is_same_v<Dims, c10::SymIntArrayRef>) result.push_back(index_of(dims[i].expect_int(), x));
-    else result.push_back(index_of(dims[i], x));
+    if constexpr (std::is_same_v<Dims, c10::SymIntArrayRef>)
+      result.push_back(index_of(dims[i].expect_int(), x));
+    else
+      result.push_back(index_of(dims[i], x));
   }
   return result;
 }
@@ -102,9 +107,9 @@ Tensor truth_of_two(const Tensor& a, const Tensor& b) {
 }
 
 /// libtorch's own looks whether the windows overlap. Made of others, it has no gradient formula either.
-Tensor signal_of_frames(const Tensor& x, std::int64_t n_fft, std::optional<std::int64_t> hop_length, std::optional<std::int64_t>,
-             const std::optional<Tensor>&, bool center, bool, std::optional<bool>, std::optional<std::int64_t> length,
-             bool return_complex) {
+Tensor signal_of_frames(const Tensor& x, std::int64_t n_fft, std::optional<std::int64_t> hop_length,
+                        std::optional<std::int64_t>, const std::optional<Tensor>&, bool center, bool,
+                        std::optional<bool>, std::optional<std::int64_t> length, bool return_complex) {
   TORCH_CHECK(x.is_complex() && (x.dim() == 2 || x.dim() == 3), "istft takes complex numbers of [samples, n, frames]");
   const auto hop = hop_length.value_or(n_fft / 4);
   const auto whole = n_fft + hop * (x.size(-1) - 1);
@@ -125,7 +130,8 @@ Tensor by_columns(Sizes sizes, const at::TensorOptions& options) {
 }
 
 Tensor eigenvalues(const Tensor& x) {
-  return at::empty(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1), x.options().dtype(c10::toComplexType(x.scalar_type())));
+  return at::empty(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1),
+                   x.options().dtype(c10::toComplexType(x.scalar_type())));
 }
 
 std::tuple<Tensor, Tensor> eigenvalues_and_vectors(const Tensor& x) {
@@ -147,7 +153,7 @@ Tensor product_with_q(const Tensor&, const Tensor&, const Tensor& other, bool, b
 
 /// That of the CPU's own driver, gelsy, which gives no residuals; what others give depends on the numbers.
 std::tuple<Tensor, Tensor, Tensor, Tensor> least_squares(const Tensor& a, const Tensor& b, std::optional<double>,
-                                                        std::optional<std::string_view> driver) {
+                                                         std::optional<std::string_view> driver) {
   TORCH_CHECK(!driver || *driver == "gelsy", "only the driver gelsy has results of known sizes");
   const auto matrices = a.sizes();
   const auto rows = matrices.slice(0, matrices.size() - 1);
@@ -170,7 +176,7 @@ Tensor shuffled_channels(const Tensor& x, c10::SymInt groups) {
 }
 
 std::tuple<Tensor, Tensor> max_pool_of_volumes(const Tensor& x, c10::IntArrayRef kernel, c10::IntArrayRef stride,
-                                      c10::IntArrayRef padding, c10::IntArrayRef dilation, bool ceil_mode) {
+                                               c10::IntArrayRef padding, c10::IntArrayRef dilation, bool ceil_mode) {
   const auto at_dim = [](c10::IntArrayRef list, std::size_t i) { return list[list.size() == 1 ? 0 : i]; };
   auto sizes = x.sizes().vec();
   for (std::size_t i = 0; i < 3; ++i) {

@@ -15,7 +15,8 @@ namespace {
 at::Tensor same(const at::Tensor& self) { return self.clone(); }
 
 at::Tensor total(const at::Tensor& addend) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("autopar::total", "").typed<at::Tensor(const at::Tensor&)>();
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("autopar::total", "").typed<at::Tensor(const at::Tensor&)>();
   return op.call(addend);
 }
 
@@ -39,7 +40,8 @@ BatchNormCall take_arguments(torch::jit::Stack* stack) {
 
 void follow(const at::Tensor& running, const at::Tensor& statistic, double momentum) {
   if (!running.defined()) return;
-  running.copy_(running * (1 - momentum) + statistic.detach().reshape(running.sizes()).to(running.scalar_type()) * momentum);
+  running.copy_(running * (1 - momentum) +
+                statistic.detach().reshape(running.sizes()).to(running.scalar_type()) * momentum);
 }
 
 }  // namespace
@@ -77,6 +79,4 @@ void norm_by_totals(torch::jit::Stack* stack) {
 
 }  // namespace autopar::detail
 
-TORCH_LIBRARY(autopar, library) {
-  library.def("total(Tensor self) -> Tensor", autopar::detail::same);
-}
+TORCH_LIBRARY(autopar, library) { library.def("total(Tensor self) -> Tensor", autopar::detail::same); }

@@ -21,11 +21,19 @@ bool is_zero(const c10::IValue* probability) {
 
 /// Known by name: older operators lack the tags.
 bool has_data_dependent_form(const c10::OperatorHandle& op) {
-  static constexpr std::string_view kNames[] = {
-      "aten::nonzero",     "aten::masked_select",      "aten::_unique2",           "aten::_unique",
-      "aten::unique_dim",  "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::bincount",
-      "aten::_local_scalar_dense", "aten::item",       "aten::is_nonzero",
-      "aten::_pack_padded_sequence", "aten::_pad_packed_sequence"};
+  static constexpr std::string_view kNames[] = {"aten::nonzero",
+                                                "aten::masked_select",
+                                                "aten::_unique2",
+                                                "aten::_unique",
+                                                "aten::unique_dim",
+                                                "aten::unique_consecutive",
+                                                "aten::unique_dim_consecutive",
+                                                "aten::bincount",
+                                                "aten::_local_scalar_dense",
+                                                "aten::item",
+                                                "aten::is_nonzero",
+                                                "aten::_pack_padded_sequence",
+                                                "aten::_pad_packed_sequence"};
   return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape) ||
          std::find(std::begin(kNames), std::end(kNames), op.schema().name()) != std::end(kNames);
 }
@@ -61,7 +69,8 @@ bool draws_random(const c10::OperatorHandle& op, const std::vector<c10::IValue>&
   const auto& schema = op.schema();
   const bool takes_generator = argument_named(schema, args, "generator") != nullptr;
   if (!takes_generator && !op.hasTag(at::Tag::nondeterministic_seeded)) return false;
-  if (is_false(argument_named(schema, args, "train")) || is_false(argument_named(schema, args, "training"))) return false;
+  if (is_false(argument_named(schema, args, "train")) || is_false(argument_named(schema, args, "training")))
+    return false;
   if (takes_generator) return true;
   return !is_zero(argument_named(schema, args, "p")) && !is_zero(argument_named(schema, args, "dropout")) &&
          !is_zero(argument_named(schema, args, "dropout_p"));

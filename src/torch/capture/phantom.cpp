@@ -1,4 +1,4 @@
-#include <autopar/torch/phantom.hpp>
+#include "torch/capture/phantom.hpp"
 
 #include <utility>
 
@@ -59,14 +59,17 @@ void describe_phantom(const at::Tensor& phantom, const std::string& description)
   tag->description = description;
   tag->owner = old->owner;
   phantom.unsafeGetTensorImpl()->set_backend_meta(std::move(tag));
-  phantom.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
+  phantom.unsafeGetTensorImpl()
+      ->unsafe_storage()
+      .unsafeGetStorageImpl()
       ->release_data_and_set_meta_custom_data_ptr_error_msg_(detail::no_data_message(description));
 }
 
 void turn_into_phantom(at::Tensor& tensor, const std::string& description) {
   if (is_phantom(tensor)) return describe_phantom(tensor, description);
   const bool requires_grad = tensor.requires_grad();
-  const auto layout = at::empty_strided(tensor.sizes(), tensor.strides(), at::dtype(tensor.scalar_type()).device(at::kMeta));
+  const auto layout =
+      at::empty_strided(tensor.sizes(), tensor.strides(), at::dtype(tensor.scalar_type()).device(at::kMeta));
   auto tag = c10::make_intrusive<detail::PhantomTag>();
   tag->description = description;
   tensor.mutable_grad().reset();

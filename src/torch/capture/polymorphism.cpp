@@ -1,4 +1,4 @@
-#include <autopar/torch/polymorphism.hpp>
+#include "torch/capture/polymorphism.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,8 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/shown_name.hpp>
+
+#include "torch/ir/shown_name.hpp"
 
 namespace autopar {
 namespace {
@@ -18,7 +19,8 @@ namespace {
 using Three = std::array<std::int64_t, 3>;
 
 constexpr const char* kWayOut =
-    "; the program must be the same for every batch size, with sizes a * batch + c. Way out: use operators that take the "
+    "; the program must be the same for every batch size, with sizes a * batch + c. Way out: use operators that take "
+    "the "
     "batch as it is (-1 in view, size(0) as an operand: t.sum() / t.size(0), t.sum() * (0.5 / t.size(0))), not loops, "
     "branches or other functions of the batch size";
 
@@ -70,7 +72,8 @@ std::string list(const Three& values) {
   return std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " + std::to_string(values[2]);
 }
 
-/// Whether the program has run the operator of `node` shortly before its operator `i`: then `node` is one more pass of a loop.
+/// Whether the program has run the operator of `node` shortly before its operator `i`: then `node` is one more pass of
+/// a loop.
 bool goes_on_with(const OpGraph& graph, std::size_t i, const OpNode& node) {
   constexpr std::size_t kLongestPass = 64;
   for (std::size_t k = i; k > 0 && i - k < kLongestPass; --k) {
@@ -90,17 +93,20 @@ void require_same_structure(const OpGraph& a, const OpGraph& b, const std::strin
       differs(b, OpId::of(i), "it runs in a loop, or for each element of a list, that is not equally long" + sizes);
     }
     if (!(x.op == y.op) || x.grad_enabled != y.grad_enabled) {
-      differs(a, OpId::of(i), "the program is not the same" + sizes + ": there it continues with " +
-                                  y.op.schema().name());
+      differs(a, OpId::of(i),
+              "the program is not the same" + sizes + ": there it continues with " + y.op.schema().name());
     }
     if (!same_slots(x.inputs, y.inputs) || !same_slots(x.outputs, y.outputs)) {
-      differs(a, OpId::of(i), "it does not take or give the same tensors" + sizes + " (a list as long as the batch, or a loop over it)");
+      differs(
+          a, OpId::of(i),
+          "it does not take or give the same tensors" + sizes + " (a list as long as the batch, or a loop over it)");
     }
   }
   if (a.ops.size() != b.ops.size()) {
     const auto& longer = a.ops.size() > common ? a : b;
-    differs(longer, OpId::of(common), "the program has " + std::to_string(a.ops.size()) + " operators and " +
-                                          std::to_string(b.ops.size()) + " operators, not the same" + sizes);
+    differs(longer, OpId::of(common),
+            "the program has " + std::to_string(a.ops.size()) + " operators and " + std::to_string(b.ops.size()) +
+                " operators, not the same" + sizes);
   }
   if (a.outputs != b.outputs || a.values.size() != b.values.size()) {
     throw CaptureError("forward", "", "its results are not the same ones" + sizes + kWayOut);
@@ -118,8 +124,10 @@ void require_same_kind(const OpGraph& graph, const ValueInfo& x, const ValueInfo
   if (x.sizes.size() != y.sizes.size()) place("the number of dimensions of a result depends on the batch size");
   if (x.constant.defined() && !x.constant.is_same(y.constant) &&
       (x.constant.sizes() != y.constant.sizes() || !at::equal(x.constant, y.constant))) {
-    place("a constant tensor depends on the batch size, or changes from run to run; what is made once and kept must not, so "
-          "make it anew in each forward");
+    place(
+        "a constant tensor depends on the batch size, or changes from run to run; what is made once and kept must not, "
+        "so "
+        "make it anew in each forward");
   }
 }
 
@@ -170,9 +178,10 @@ void solve_arguments(const Three& batches, std::array<OpGraph*, 3> graphs, OpId 
         }
         if (!factors.empty()) continue;
       }
-      differs(*graphs[0], id, argument_name(node, k) + " is " + text(a) + ", " + text(b) + ", " + text(c) +
-                                  " for three batch sizes, which is neither k * (a * batch + c) nor "
-                                  "k / (a * batch + c), nor either of them with two such factors");
+      differs(*graphs[0], id,
+              argument_name(node, k) + " is " + text(a) + ", " + text(b) + ", " + text(c) +
+                  " for three batch sizes, which is neither k * (a * batch + c) nor "
+                  "k / (a * batch + c), nor either of them with two such factors");
     }
   }
 }
@@ -226,8 +235,9 @@ void require_same_sharing(const OpGraph& graph, const OpGraph& other) {
     if (!backward.valid()) backward = a;
     if (consistent || (!written[a.index()] && !written_other[b.index()])) continue;
     const auto definer = graph.values[v].definer;
-    const std::string what = "its result shares memory with its argument at one batch size and not at another, and an "
-                             "in-place operator writes there";
+    const std::string what =
+        "its result shares memory with its argument at one batch size and not at another, and an "
+        "in-place operator writes there";
     if (definer.valid()) differs(graph, definer, what);
     throw CaptureError("forward", graph.values[v].name, what);
   }
@@ -271,8 +281,8 @@ void require_same_for_one_sample(const OpGraph& graph, const SizedGraph& capture
   for (std::size_t r = 0; r < graph.outputs.size(); ++r) {
     const auto& x = graph.value(graph.outputs[r]);
     if (r < other.outputs.size() && x.sizes.size() == other.value(other.outputs[r]).sizes.size()) continue;
-    throw CaptureError("forward", x.name, "with one sample its results have another number of dimensions" +
-                                              std::string(kWayOut));
+    throw CaptureError("forward", x.name,
+                       "with one sample its results have another number of dimensions" + std::string(kWayOut));
   }
 }
 
@@ -301,8 +311,11 @@ void require_instance(const OpGraph& graph, const SizedGraph& capture) {
       } else {
         same = same_argument(a, b);
       }
-      if (!same) differs(graph, OpId::of(i), argument_name(node, k) + " is " + text(b) + at_batch + ", which does not "
-                                                 "follow from other batch sizes");
+      if (!same)
+        differs(graph, OpId::of(i),
+                argument_name(node, k) + " is " + text(b) + at_batch +
+                    ", which does not "
+                    "follow from other batch sizes");
     }
   }
   for (std::size_t v = 0; v < graph.values.size(); ++v) {

@@ -9,9 +9,9 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "torch/capture/generator_use.hpp"
-#include "torch/capture/ivalues.hpp"
 #include "torch/capture/trace_scope.hpp"
 #include "torch/capture/tracer.hpp"
+#include "torch/ir/ivalues.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -28,8 +28,8 @@ class StandIns {
     for (const auto& [known, stand_in] : pairs_) {
       if (known.is_same(meta)) return stand_in;
     }
-    auto stand_in = at::detail::make_tensor<c10::TensorImpl>(storage_for(meta), c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                             meta.dtype());
+    auto stand_in = at::detail::make_tensor<c10::TensorImpl>(storage_for(meta),
+                                                             c10::DispatchKeySet(c10::DispatchKey::CPU), meta.dtype());
     auto* impl = stand_in.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
     if (meta.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
@@ -65,7 +65,9 @@ class StandIns {
     const auto bytes = meta.storage().nbytes();
     void* memory = std::calloc(bytes + 64, 1);
     return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                        at::DataPtr(memory, memory, [](void* block) { std::free(block); }, at::kCPU), nullptr, false);
+                        at::DataPtr(
+                            memory, memory, [](void* block) { std::free(block); }, at::kCPU),
+                        nullptr, false);
   }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;
@@ -139,8 +141,8 @@ bool may_be_probed(const torch::jit::Stack& arguments) {
 bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const auto& result : op.schema().returns()) {
     const auto kind = result.type()->kind();
-    TORCH_CHECK(kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType,
-                "it returns a ", result.type()->str(), ", which would be computed from zeros");
+    TORCH_CHECK(kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType, "it returns a ",
+                result.type()->str(), ", which would be computed from zeros");
   }
   const bool grad_mode = at::GradMode::is_enabled();
   StandIns stand_ins;
@@ -149,8 +151,8 @@ bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       argument = stand_ins.real(argument.toTensor());
     } else if (argument.isDevice()) {
       argument = c10::Device(at::kCPU);
-    } else if (argument.isTensorList() || (argument.isList() && argument.toList().elementType()->kind() ==
-                                                                     c10::TypeKind::OptionalType)) {
+    } else if (argument.isTensorList() ||
+               (argument.isList() && argument.toList().elementType()->kind() == c10::TypeKind::OptionalType)) {
       const auto list = argument.toList();
       c10::impl::GenericList replaced(list.elementType());
       for (std::size_t i = 0; i < list.size(); ++i) {

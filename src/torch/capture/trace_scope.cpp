@@ -10,10 +10,10 @@
 #include <torch/library.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
 
-#include "torch/capture/ivalues.hpp"
+#include "torch/capture/phantom.hpp"
 #include "torch/capture/phantom_impl.hpp"
+#include "torch/ir/ivalues.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -39,7 +39,8 @@ bool reads_types_only(const c10::OperatorHandle& op) {
 /// Optimizers make state like their parameters, some of them when they are made: of what another rank holds, too.
 bool makes_one_like_it(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
-  return name == "aten::full_like" || name == "aten::zeros_like" || name == "aten::ones_like" || name == "aten::empty_like";
+  return name == "aten::full_like" || name == "aten::zeros_like" || name == "aten::ones_like" ||
+         name == "aten::empty_like";
 }
 
 void make_state_phantom(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::string& description) {

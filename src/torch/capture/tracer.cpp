@@ -13,13 +13,13 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/op_table.hpp>
-#include <autopar/torch/phantom.hpp>
 
 #include "torch/capture/autocast_rules.hpp"
-#include "torch/capture/ivalues.hpp"
 #include "torch/capture/norm_by_totals.hpp"
+#include "torch/capture/phantom.hpp"
 #include "torch/capture/window_views.hpp"
+#include "torch/ir/ivalues.hpp"
+#include "torch/ir/op_table.hpp"
 
 namespace autopar::detail {
 namespace {
@@ -31,7 +31,6 @@ constexpr const char* kDataDependent =
 constexpr const char* kNoDataYet =
     "its result depends on the values of a tensor, and a recorded construction has none yet; construct the module "
     "yourself and pass it instead of the callable";
-
 
 bool makes_uninitialised(const std::string& op) {
   return op.rfind("aten::empty", 0) == 0 || op.rfind("aten::new_empty", 0) == 0;
@@ -85,7 +84,8 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (select_by_constants(op, stack)) return;
   {
     const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
-    for_each_tensor(*stack, stack->size() - schema.arguments().size(), [&](const at::Tensor& user) { take_replaced(user); });
+    for_each_tensor(*stack, stack->size() - schema.arguments().size(),
+                    [&](const at::Tensor& user) { take_replaced(user); });
     if (answer_by_identity(op, stack) || answer_by_data(op, stack) || refer_to_data(op, stack)) return;
     if (read_borrowed(op, stack)) return;
   }
@@ -138,7 +138,8 @@ at::Tensor Tracer::on_cpu(const at::Tensor& user) {
 }
 
 /// Autocast kernels are CPU tensors' and pass others by. @return what was replaced: position and argument as given
-std::vector<std::pair<std::size_t, c10::IValue>> Tracer::put_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+std::vector<std::pair<std::size_t, c10::IValue>> Tracer::put_on_cpu(const c10::OperatorHandle& op,
+                                                                    torch::jit::Stack& stack) {
   std::vector<std::pair<std::size_t, c10::IValue>> given;
   const auto elsewhere = [](const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); };
   for (std::size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
@@ -220,7 +221,8 @@ void Tracer::collect_arguments(Call& call) {
     const bool written = (alias != nullptr && alias->isWrite()) ||
                          std::find(hidden.begin(), hidden.end(), static_cast<std::int32_t>(i)) != hidden.end();
     if (argument.isStorage()) {
-      refuse(call.schema.name(), last_path_, "an operator on a storage cannot be captured; use one on the tensor "
+      refuse(call.schema.name(), last_path_,
+             "an operator on a storage cannot be captured; use one on the tensor "
              "itself (view, as_strided, copy_)");
     }
     if (argument.isTensor()) {
@@ -231,7 +233,8 @@ void Tracer::collect_arguments(Call& call) {
       argument = c10::IValue();
     } else if (is_tensor_list(argument)) {
       const auto list = argument.toList();
-      Slot slot{static_cast<std::int32_t>(i), is_optional_list(argument) ? SlotKind::kOptionalList : SlotKind::kList, {}};
+      Slot slot{
+          static_cast<std::int32_t>(i), is_optional_list(argument) ? SlotKind::kOptionalList : SlotKind::kList, {}};
       c10::impl::GenericList metas(list.elementType());
       metas.reserve(list.size());
       for (std::size_t k = 0; k < list.size(); ++k) {
@@ -284,7 +287,8 @@ void Tracer::check_writes(const Call& call) const {
       return result.alias_info() != nullptr && result.alias_info()->isWrite();
     });
     if (!returned) {
-      refuse(schema.name(), call.node.path, "it writes an argument that it does not return; use the operator that "
+      refuse(schema.name(), call.node.path,
+             "it writes an argument that it does not return; use the operator that "
              "returns what it writes");
     }
   }
@@ -297,7 +301,8 @@ void Tracer::check_writes(const Call& call) const {
         refuse(schema.name(), call.node.path,
                "the forward writes into a tensor that is neither made by it nor a registered buffer; register it with "
                "register_buffer");
-      default: break;
+      default:
+        break;
     }
   }
 }
@@ -327,32 +332,36 @@ void Tracer::run_on_twins(Call& call) {
     try_on_zeros(call);
   } catch (const c10::Error& error) {
     const std::string message = error.what_without_backtrace();
-    const bool reads = message.find("on meta tensors") != std::string::npos ||
-                       message.find("on a meta tensor") != std::string::npos;
-    refuse(call.schema.name(), call.node.path, reads ? std::string(data_dependent())
-                                                         : without_batch_size(message, options_.batch));
+    const bool reads =
+        message.find("on meta tensors") != std::string::npos || message.find("on a meta tensor") != std::string::npos;
+    refuse(call.schema.name(), call.node.path,
+           reads ? std::string(data_dependent()) : without_batch_size(message, options_.batch));
   }
 }
 
-/// For an operator without a shape rule. What the batch sizes of a capture are too small to show is shown by a run at the
-/// batch that is trained, where it is small enough too.
+/// For an operator without a shape rule. What the batch sizes of a capture are too small to show is shown by a run at
+/// the batch that is trained, where it is small enough too.
 void Tracer::try_on_zeros(Call& call) {
   call.results = call.twins;
   const auto& name = call.schema.name();
   const auto colon = name.find("::");
-  const std::string way_out = "Register its shape rule: TORCH_LIBRARY_IMPL(" + name.substr(0, colon) + ", Meta, m) { m.impl(\"" +
-                              name.substr(colon + 2) + "\", ...); } with a function that returns at::empty(sizes, options) "
+  const std::string way_out = "Register its shape rule: TORCH_LIBRARY_IMPL(" + name.substr(0, colon) +
+                              ", Meta, m) { m.impl(\"" + name.substr(colon + 2) +
+                              "\", ...); } with a function that returns at::empty(sizes, options) "
                               "of its arguments";
   if (!may_be_probed(call.twins)) {
     if (take_solved_form(call)) return;
-    refuse(name, call.node.path, "libtorch has no shape rule for it in C++, and its arguments are too large to try it on "
-           "zeros (at most 16 MiB, and a million elements). " + way_out);
+    refuse(name, call.node.path,
+           "libtorch has no shape rule for it in C++, and its arguments are too large to try it on "
+           "zeros (at most 16 MiB, and a million elements). " +
+               way_out);
   }
   try {
     if (!probe_on_cpu(call.op, &call.results)) refuse(name, call.node.path, data_dependent());
   } catch (const c10::Error& failure) {
-    refuse(name, call.node.path, std::string("libtorch has no shape rule for it in C++, and it failed on zeros: ") +
-           failure.what_without_backtrace() + ". " + way_out);
+    refuse(name, call.node.path,
+           std::string("libtorch has no shape rule for it in C++, and it failed on zeros: ") +
+               failure.what_without_backtrace() + ". " + way_out);
   }
 }
 
@@ -387,11 +396,13 @@ void Tracer::collect_results(Call& call) {
   const auto take = [&](const at::Tensor& meta, bool written) -> std::pair<ValueId, at::Tensor> {
     if (!meta.defined()) return {ValueId::none(), meta};
     if (meta.layout() != at::kStrided) {
-      refuse(call.schema.name(), call.node.path, "it makes a tensor of type " + meta.toString() +
-             ", and only dense strided tensors can be captured; compute with dense ones (a mask, index_add into "
-             "zeros)");
+      refuse(call.schema.name(), call.node.path,
+             "it makes a tensor of type " + meta.toString() +
+                 ", and only dense strided tensors can be captured; compute with dense ones (a mask, index_add into "
+                 "zeros)");
     }
-    if (!meta.is_meta()) refuse(call.schema.name(), call.node.path, "its result is not computed from the captured tensors");
+    if (!meta.is_meta())
+      refuse(call.schema.name(), call.node.path, "its result is not computed from the captured tensors");
     const auto self = std::find_if(call.arguments.begin(), call.arguments.end(), [&](const auto& argument) {
       return argument.written && argument.meta.is_same(meta);
     });
@@ -399,7 +410,8 @@ void Tracer::collect_results(Call& call) {
       auto* impl = self->user.unsafeGetTensorImpl();
       if (self->user.sizes() != meta.sizes() || self->user.strides() != meta.strides()) {
         if (phantom_tag(self->user) == nullptr) {
-          refuse(call.schema.name(), call.node.path, "it changes the sizes of a parameter, buffer or constant in "
+          refuse(call.schema.name(), call.node.path,
+                 "it changes the sizes of a parameter, buffer or constant in "
                  "place; work on a copy (clone())");
         }
         impl->set_allow_tensor_metadata_change(true);

@@ -16,9 +16,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <autopar/torch/op_graph.hpp>
-
 #include "torch/capture/phantom_impl.hpp"
+#include "torch/ir/op_graph.hpp"
 
 namespace autopar::detail {
 
@@ -27,9 +26,9 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 /// What libtorch says of a run at a batch size that the user never chose: that number is "batch" in it.
 [[nodiscard]] std::string without_batch_size(const std::string& message, std::int64_t batch);
 
-/// Records the operators of one run into an OpGraph of that run's sizes. Each tensor that the traced code holds is either
-/// a phantom of ours or a leaf (parameter, buffer, argument, constant); each has a *twin* on the meta device, on which the
-/// operator really runs. One thread.
+/// Records the operators of one run into an OpGraph of that run's sizes. Each tensor that the traced code holds is
+/// either a phantom of ours or a leaf (parameter, buffer, argument, constant); each has a *twin* on the meta device, on
+/// which the operator really runs. One thread.
 class Tracer {
  public:
   struct Options {
@@ -46,7 +45,8 @@ class Tracer {
     bool batch_norm_by_totals = false;
     /// Autocast, where it is on, is that of `CaptureOptions::autocast` on this device; none: the caller's own.
     std::optional<c10::DeviceType> autocast_device{};
-    /// The program of other batch sizes and this run's: forms of what is too large to be tried. None before it is solved.
+    /// The program of other batch sizes and this run's: forms of what is too large to be tried. None before it is
+    /// solved.
     const OpGraph* solved = nullptr;
     std::int64_t batch = 0;
   };
@@ -58,7 +58,8 @@ class Tracer {
   /// Leaves, before the run. A tensor that is there already keeps its value: tied names.
   ValueId add_state(ValueKind kind, const std::string& name, const at::Tensor& tensor);
   /// A phantom argument of these sizes.
-  [[nodiscard]] at::Tensor add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad, at::MemoryFormat format);
+  [[nodiscard]] at::Tensor add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad,
+                                     at::MemoryFormat format);
 
   /// The dispatcher's entry: performs and records one operator.
   void handle(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -144,16 +145,17 @@ class Tracer {
   OpGraph graph_;
   c10::intrusive_ptr<PhantomTag> tag_;
   std::unordered_map<const c10::TensorImpl*, Twin> twins_;
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> meta_storage_of_;  ///< user's storage -> twin's
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> user_storage_of_;  ///< twin's storage -> user's
-  std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;         ///< twin's storage -> id
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> meta_storage_of_;     ///< user's storage -> twin's
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> user_storage_of_;     ///< twin's storage -> user's
+  std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;            ///< twin's storage -> id
   std::unordered_map<const c10::StorageImpl*, std::vector<ValueId>> by_storage_;  ///< user's storage -> its values
   std::unordered_map<const c10::StorageImpl*, RawMemory> raw_;
   std::unordered_map<const c10::StorageImpl*, c10::Storage> borrowed_;  ///< user's storage that others own -> its copy
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> on_cpu_;  ///< constants on other devices: what stands in for them
-  std::vector<at::Tensor> metas_;       ///< twin of each value, by ValueId
-  std::vector<OpId> path_age_;          ///< by ValueId: op whose path `paths_` holds
-  std::vector<std::string> paths_;      ///< by ValueId
+  /// Constants on other devices: what stands in for them
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> on_cpu_;
+  std::vector<at::Tensor> metas_;        ///< twin of each value, by ValueId
+  std::vector<OpId> path_age_;           ///< by ValueId: op whose path `paths_` holds
+  std::vector<std::string> paths_;       ///< by ValueId
   std::vector<ValueKind> storage_kind_;  ///< by StorageId: kind of the leaf it belongs to
   std::string last_path_, last_op_;
 };
@@ -186,9 +188,9 @@ inline void insert_sorted(std::vector<StorageId>& set, StorageId id) {
 /// Whether the operator's arguments are small enough to be tried: 16 MiB, and products of them are done in 0.1 s.
 [[nodiscard]] bool may_be_probed(const torch::jit::Stack& arguments);
 
-/// Runs an operator that has no Meta kernel on zeroed CPU memory, for the form of its results; @pre may_be_probed. `stack` holds arguments
-/// (meta tensors) on entry, results (meta tensors) on return. False if an operator inside it reads data, so that zeros
-/// tell nothing; the stack is then spoilt.
+/// Runs an operator that has no Meta kernel on zeroed CPU memory, for the form of its results; @pre may_be_probed.
+/// `stack` holds arguments (meta tensors) on entry, results (meta tensors) on return. False if an operator inside it
+/// reads data, so that zeros tell nothing; the stack is then spoilt.
 [[nodiscard]] bool probe_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace autopar::detail

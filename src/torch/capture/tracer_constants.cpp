@@ -14,14 +14,15 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/capture/evaluation.hpp"
-#include "torch/capture/ivalues.hpp"
 #include "torch/capture/tracer.hpp"
+#include "torch/ir/ivalues.hpp"
 
 namespace autopar::detail {
 namespace {
 
 constexpr const char* kFlagBuffer =
-    ". A flag or a number that the program sets itself is best a plain member of the module (bool, double) instead of a "
+    ". A flag or a number that the program sets itself is best a plain member of the module (bool, double) instead of "
+    "a "
     "buffer: the capture has what it is, and is made again when it changes (Options::verify_capture)";
 
 bool is_mask(const at::Tensor& index) {
@@ -77,8 +78,10 @@ bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* st
   const auto data_of = [&](const at::Tensor& tensor) -> at::Tensor {
     if (const auto known = find(tensor)) {
       const auto& info = graph_.value(*known);
-      if (info.is_leaf() && !info.name.empty()) last_path_ = info.name;
-      else if (!paths_[known->index()].empty()) last_path_ = paths_[known->index()];
+      if (info.is_leaf() && !info.name.empty())
+        last_path_ = info.name;
+      else if (!paths_[known->index()].empty())
+        last_path_ = paths_[known->index()];
     }
     if (auto data = constant_data(tensor)) return *data;
     const auto known = find(tensor);
@@ -107,7 +110,8 @@ bool Tracer::answer_by_data(const c10::OperatorHandle& op, torch::jit::Stack* st
 /// Which elements a constant mask selects is known: it becomes indices. Where it does not, the stack stays.
 bool Tracer::select_by_constants(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& name = op.schema().name();
-  if (options_.constructing || (name != "aten::index" && name != "aten::masked_select") || !reads_data(op, *stack)) return false;
+  if (options_.constructing || (name != "aten::index" && name != "aten::masked_select") || !reads_data(op, *stack))
+    return false;
   const auto base = stack->size() - 2;
   const auto self = (*stack)[base].toTensor();
   if (name == "aten::masked_select") {
@@ -216,7 +220,8 @@ void Tracer::forget(const c10::StorageImpl* storage) {
   const auto values = by_storage_.extract(storage);
   for (const auto value : values.mapped()) {
     if (graph_.value(value).kind == ValueKind::kConstant) continue;
-    refuse(last_op_, last_path_, "memory of which it holds a view was written without an operator, or before the "
+    refuse(last_op_, last_path_,
+           "memory of which it holds a view was written without an operator, or before the "
            "operators that read the view have run; read a copy of it: torch::from_blob(...).clone()");
   }
   std::erase_if(twins_, [&](const auto& entry) { return entry.second.storage == storage; });
@@ -224,14 +229,14 @@ void Tracer::forget(const c10::StorageImpl* storage) {
   borrowed_.erase(storage);
 }
 
-/// A tensor that the run made and whose storage was replaced by one with data, without an operator (libtorch's unpickler
-/// does that), is an ordinary tensor.
+/// A tensor that the run made and whose storage was replaced by one with data, without an operator (libtorch's
+/// unpickler does that), is an ordinary tensor.
 void Tracer::take_replaced(const at::Tensor& user) {
   if (phantom_tag(user) == nullptr || !user.has_storage()) return;
   if (is_without_memory(user.storage()) || meta_storage_of_.contains(storage_of(user))) return;
   const bool requires_grad = user.requires_grad();
-  auto real = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(user.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                       user.dtype());
+  auto real = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(user.storage()),
+                                                       c10::DispatchKeySet(c10::DispatchKey::CPU), user.dtype());
   real.unsafeGetTensorImpl()->set_sizes_and_strides(user.sizes(), user.strides(), user.storage_offset());
   user.set_data(real);
   user.set_requires_grad(requires_grad);
@@ -256,7 +261,8 @@ bool Tracer::refer_to_data(const c10::OperatorHandle& op, torch::jit::Stack* sta
   const bool is_own = known && graph_.value(*known).kind == ValueKind::kComputed;
   if (!options_.constructing && (phantom_tag(self) == nullptr || !is_own)) {
     if (known && graph_.value(*known).is_leaf()) last_path_ = graph_.value(*known).name;
-    refuse(op.schema().name(), last_path_, "the forward gives other memory to a tensor that it did not make; do that in "
+    refuse(op.schema().name(), last_path_,
+           "the forward gives other memory to a tensor that it did not make; do that in "
            "the constructor, or before the model is wrapped, or copy the values (copy_) into a registered buffer");
   }
   const at::AutoGradMode no_grad(false);

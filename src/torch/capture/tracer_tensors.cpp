@@ -12,8 +12,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
 
+#include "torch/capture/phantom.hpp"
 #include "torch/capture/tracer.hpp"
 
 namespace autopar::detail {
@@ -100,8 +100,9 @@ Tracer::Twin& Tracer::bind(const at::Tensor& user, const at::Tensor& meta, Value
 at::Tensor Tracer::meta_leaf(const at::Tensor& user) {
   const auto* storage = storage_of(user);
   if (storage == nullptr || user.layout() != at::kStrided) {
-    refuse(last_op_, last_path_, "a tensor of type " + user.toString() +
-           " cannot be captured; only dense strided tensors can: make it dense, to_dense(), outside forward");
+    refuse(last_op_, last_path_,
+           "a tensor of type " + user.toString() +
+               " cannot be captured; only dense strided tensors can: make it dense, to_dense(), outside forward");
   }
   at::Tensor meta;
   if (const auto known = meta_storage_of_.find(storage); known != meta_storage_of_.end()) {
@@ -110,8 +111,8 @@ at::Tensor Tracer::meta_leaf(const at::Tensor& user) {
     meta.unsafeGetTensorImpl()->set_sizes_and_strides(user.sizes(), user.strides(), user.storage_offset());
   } else {
     const at::AutoGradMode no_grad(false);
-    const auto elements = static_cast<std::int64_t>(
-        user.unsafeGetTensorImpl()->unsafe_storage().nbytes() / std::max<std::size_t>(user.element_size(), 1));
+    const auto elements = static_cast<std::int64_t>(user.unsafeGetTensorImpl()->unsafe_storage().nbytes() /
+                                                    std::max<std::size_t>(user.element_size(), 1));
     const auto whole = at::empty({elements}, at::dtype(user.scalar_type()).device(at::kMeta));
     meta = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(whole.storage()),
                                                     c10::DispatchKeySet(c10::DispatchKey::Meta), user.dtype());
@@ -131,7 +132,8 @@ ValueId Tracer::add_state(ValueKind kind, const std::string& name, const at::Ten
     return *known;
   }
   if (has_hooks(tensor)) {
-    refuse("register_hook", name, "hooks on parameters and buffers would not run on the parts of a pipeline; "
+    refuse("register_hook", name,
+           "hooks on parameters and buffers would not run on the parts of a pipeline; "
            "change the gradients after backward instead");
   }
   const auto meta = meta_leaf(tensor);
@@ -146,7 +148,8 @@ ValueId Tracer::add_state(ValueKind kind, const std::string& name, const at::Ten
   return value;
 }
 
-at::Tensor Tracer::add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad, at::MemoryFormat format) {
+at::Tensor Tracer::add_input(c10::IntArrayRef sizes, c10::ScalarType dtype, bool requires_grad,
+                             at::MemoryFormat format) {
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
   auto meta = at::empty(sizes, at::dtype(dtype).device(at::kMeta), format);
   if (requires_grad) meta.set_requires_grad(true);
@@ -189,12 +192,15 @@ at::Tensor Tracer::wrap(const at::Tensor& meta, bool may_have_memory) {
 void Tracer::check_phantom(const at::Tensor& user, Twin& twin) const {
   const auto& meta = twin.meta;
   if (const auto& node = user.grad_fn(); phantom_tag(user) != nullptr && node != nullptr) {
-    refuse(node->name(), last_path_, "a custom torch::autograd::Function cannot be captured: its C++ backward is not an "
-           "operator. Register it as an operator with TORCH_LIBRARY and an Autograd kernel, or write it with operators");
+    refuse(
+        node->name(), last_path_,
+        "a custom torch::autograd::Function cannot be captured: its C++ backward is not an "
+        "operator. Register it as an operator with TORCH_LIBRARY and an Autograd kernel, or write it with operators");
   }
   if (phantom_tag(user) != nullptr) {
     if (has_hooks(user)) {
-      refuse("register_hook", last_path_, "a hook on a tensor inside the model would not run when the model is replayed; "
+      refuse("register_hook", last_path_,
+             "a hook on a tensor inside the model would not run when the model is replayed; "
              "use operators (for gradient scaling: x * s + (x * (1 - s)).detach())");
     }
     if (user.grad().defined()) {
@@ -212,7 +218,8 @@ void Tracer::check_phantom(const at::Tensor& user, Twin& twin) const {
       at::Tensor(meta).set_requires_grad(user.requires_grad());
       return;
     }
-    refuse("requires_grad_", last_path_, "requires_grad was changed inside the forward; use detach(), change it before "
+    refuse("requires_grad_", last_path_,
+           "requires_grad was changed inside the forward; use detach(), change it before "
            "the call, or make the tensor without it. Gradients are not taken inside a captured forward "
            "(torch::autograd::grad, gradient penalties)");
   }
@@ -243,15 +250,23 @@ Tracer::Twin& Tracer::adopt_alias(const at::Tensor& user, ValueId base) {
   if (meta.requires_grad() == user.requires_grad()) return bind(user, meta, base);
   if (user.requires_grad()) {  // a new leaf over old data: Module::to, torch::tensor(…, requires_grad)
     if (!options_.constructing) {
-      refuse("requires_grad_", last_path_, "a tensor made inside the forward was set to require a gradient; "
+      refuse("requires_grad_", last_path_,
+             "a tensor made inside the forward was set to require a gradient; "
              "make it without, or register it as a parameter");
     }
     auto leaf = meta.detach();
     leaf.set_requires_grad(true);
     return bind(user, leaf, base);
   }
-  OpNode node{c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", ""), {c10::IValue()},
-              {Slot{0, SlotKind::kTensor, {base}}}, {}, {}, at::GradMode::is_enabled(), false, {}, {},
+  OpNode node{c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", ""),
+              {c10::IValue()},
+              {Slot{0, SlotKind::kTensor, {base}}},
+              {},
+              {},
+              at::GradMode::is_enabled(),
+              false,
+              {},
+              {},
               paths_[base.index()]};
   const auto detached = meta.detach();
   const auto value = new_value(detached, OpId::of(graph_.ops.size()));
@@ -266,8 +281,9 @@ Tracer::Twin& Tracer::adopt_unknown(const at::Tensor& user) {
   if (const auto* tag = phantom_tag(user); tag != nullptr) {
     if (tag == tag_.get() || !options_.make_real || !options_.make_real(user)) {
       refuse(last_op_, last_path_,
-             tag->description + "; a tensor kept from an earlier forward, or of a module that is not registered, cannot "
-             "be used. Register it as a buffer, or compute it in this forward");
+             tag->description +
+                 "; a tensor kept from an earlier forward, or of a module that is not registered, cannot "
+                 "be used. Register it as a buffer, or compute it in this forward");
     }
   }
   const auto meta = meta_leaf(user);
@@ -307,14 +323,23 @@ void Tracer::take_raw_writes(const at::Tensor& user) {
   std::memcpy(constant.mutable_data_ptr(), memory + offset,
               std::min(constant.storage().nbytes(), raw.seen.size() - offset));
   const bool requires_grad = user.requires_grad();
-  const auto leaf_meta = at::empty_strided(user.sizes(), user.strides(), at::dtype(user.scalar_type()).device(at::kMeta));
+  const auto leaf_meta =
+      at::empty_strided(user.sizes(), user.strides(), at::dtype(user.scalar_type()).device(at::kMeta));
   const auto leaf = new_value(leaf_meta, OpId::none());
   graph_.value(leaf).kind = ValueKind::kConstant;
   graph_.value(leaf).constant = constant;
   auto meta = at::empty_strided(user.sizes(), user.strides(), at::dtype(user.scalar_type()).device(at::kMeta));
   if (requires_grad) meta.set_requires_grad(true);
-  OpNode node{c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", ""), {c10::IValue(), c10::IValue()},
-              {Slot{0, SlotKind::kTensor, {leaf}}}, {}, {}, false, false, {}, {}, last_path_};
+  OpNode node{c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", ""),
+              {c10::IValue(), c10::IValue()},
+              {Slot{0, SlotKind::kTensor, {leaf}}},
+              {},
+              {},
+              false,
+              false,
+              {},
+              {},
+              last_path_};
   const auto value = new_value(meta, OpId::of(graph_.ops.size()));
   node.outputs.push_back({0, SlotKind::kTensor, {value}});
   insert_sorted(node.reads, graph_.value(leaf).storage);
@@ -340,7 +365,8 @@ void Tracer::release_raw_memory() {
   for (const auto& holder : holders) take_raw_writes(holder);
   for (auto& [impl, raw] : raw_) {
     raw.storage.set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
-    raw.storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(no_data_message(options_.description));
+    raw.storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        no_data_message(options_.description));
   }
   raw_.clear();
 }

@@ -22,8 +22,8 @@ struct Axis {
 
 constexpr auto kNoAxis = static_cast<std::size_t>(-1);
 
-/// The axis whose stride goes into `stride`, the longest such. A batch may have one sample: what has one element is an axis
-/// of one element with that stride, so that the views are the same for any size of a batch.
+/// The axis whose stride goes into `stride`, the longest such. A batch may have one sample: what has one element is an
+/// axis of one element with that stride, so that the views are the same for any size of a batch.
 std::size_t axis_of(const std::vector<Axis>& axes, const at::Tensor& x, std::int64_t size, std::int64_t stride) {
   for (std::size_t a = 0; a < axes.size(); ++a) {
     const auto dim = static_cast<std::int64_t>(axes[a].dim);
@@ -66,9 +66,8 @@ std::optional<at::Tensor> as_views(const at::Tensor& x, c10::IntArrayRef sizes, 
     if (x.size(d) == 0) return std::nullopt;
     axes.push_back({static_cast<std::size_t>(d)});
   }
-  std::stable_sort(axes.begin(), axes.end(), [&](const Axis& a, const Axis& b) {
-    return x.strides()[a.dim] > x.strides()[b.dim];
-  });
+  std::stable_sort(axes.begin(), axes.end(),
+                   [&](const Axis& a, const Axis& b) { return x.strides()[a.dim] > x.strides()[b.dim]; });
   for (auto& axis : axes) {
     const auto stride = x.strides()[axis.dim];
     if (stride > 0 && x.sizes()[axis.dim] > 1) {

@@ -1,4 +1,4 @@
-#include <autopar/torch/checkpoint.hpp>
+#include "torch/checkpoint/checkpoint.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -84,7 +84,8 @@ std::unique_ptr<torch::optim::Optimizer> gather_optimizer(World& world, const st
   }
   if (world.rank() != 0) return nullptr;
   const auto is_placed = [&](const at::Tensor& parameter) {
-    return std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) { return tensor.handle.is_same(parameter); });
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const auto& tensor) { return tensor.handle.is_same(parameter); });
   };
   auto whole = same_optimizer(optimizer);
   for (std::size_t g = 0; g < whole->param_groups().size(); ++g) {

@@ -15,12 +15,12 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/safetensors.hpp>
-#include <autopar/torch/checkpoint.hpp>
-#include <autopar/torch/engine/gradient_buckets.hpp>
 
 #include "torch/checkpoint/agreement.hpp"
+#include "torch/checkpoint/checkpoint.hpp"
 #include "torch/checkpoint/metadata.hpp"
 #include "torch/checkpoint/rows.hpp"
+#include "torch/gradients/gradient_buckets.hpp"
 
 namespace autopar {
 
@@ -53,13 +53,18 @@ std::map<std::string, std::string> unpacked(const std::string& text) {
   return texts;
 }
 
-/// A load in steps that all ranks take; after each all know whether it went well on all. Only the last changes anything.
+/// A load in steps that all ranks take; after each all know whether it went well on all. Only the last changes
+/// anything.
 class Loading {
  public:
   Loading(World& world, std::filesystem::path file, const std::vector<PlacedTensor>& tensors,
           const std::vector<torch::optim::Optimizer*>& optimizers, const LoadOptions& options)
-      : world_(world), file_(std::move(file)), subject_("cannot load " + file_.string()), tensors_(tensors),
-        optimizers_(optimizers), options_(options) {}
+      : world_(world),
+        file_(std::move(file)),
+        subject_("cannot load " + file_.string()),
+        tensors_(tensors),
+        optimizers_(optimizers),
+        options_(options) {}
 
   void read_header();
   void match();
@@ -113,8 +118,9 @@ void Loading::match() {
   all_or_none(world_, kAction, subject_, [&] {
     match_optimizers();
     rows_ = in_file_order(model_rows(tensors_), state_rows(tensors_, loaded(), [&](GroupMember member) {
-      return state_names(*optimizers_[member.optimizer], *new_options_[member.optimizer][member.group]);
-    }));
+                            return state_names(*optimizers_[member.optimizer],
+                                               *new_options_[member.optimizer][member.group]);
+                          }));
     if (world_.rank() == 0) find_entries();
   });
   require_same_rows(world_, rows_, subject_);
@@ -247,9 +253,12 @@ void Loading::hand_out(std::size_t i) {
     const auto begin = whole ? 0 : static_cast<std::size_t>(row.shards()[h].begin) * element;
     const auto bytes = whole ? all : static_cast<std::size_t>(row.shards()[h].size()) * element;
     if (bytes == 0) continue;
-    if (world_.rank() == 0 && mine) std::memcpy(arrived_[i].data_ptr(), whole_.data() + begin, bytes);
-    else if (world_.rank() == 0) world_.send(std::span(whole_).subspan(begin, bytes), row.holders()[h], row.entry.name);
-    else if (mine) world_.receive(memory_of(arrived_[i]), Rank(0), row.entry.name);
+    if (world_.rank() == 0 && mine)
+      std::memcpy(arrived_[i].data_ptr(), whole_.data() + begin, bytes);
+    else if (world_.rank() == 0)
+      world_.send(std::span(whole_).subspan(begin, bytes), row.holders()[h], row.entry.name);
+    else if (mine)
+      world_.receive(memory_of(arrived_[i]), Rank(0), row.entry.name);
   }
 }
 
@@ -259,8 +268,10 @@ std::optional<CheckpointInfo> Loading::take_over() {
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     if (!arrived_[i].defined()) continue;
     const auto& handle = rows_[i].tensor->handle;
-    if (rows_[i].optimizer == nullptr) handle.detach().copy_(arrived_[i]);
-    else states[handle.unsafeGetTensorImpl()].emplace_back(rows_[i].state, arrived_[i]);
+    if (rows_[i].optimizer == nullptr)
+      handle.detach().copy_(arrived_[i]);
+    else
+      states[handle.unsafeGetTensorImpl()].emplace_back(rows_[i].state, arrived_[i]);
   }
   const auto members = members_of(loaded());
   for (const auto& tensor : tensors_) {
@@ -268,8 +279,10 @@ std::optional<CheckpointInfo> Loading::take_over() {
     if (member == members.end()) continue;
     auto& optimizer = *optimizers_[member->second.optimizer];
     const auto state = states.find(tensor.handle.unsafeGetTensorImpl());
-    if (state != states.end()) set_state(optimizer, tensor.handle, state->second);
-    else optimizer.state().erase(tensor.handle.unsafeGetTensorImpl());
+    if (state != states.end())
+      set_state(optimizer, tensor.handle, state->second);
+    else
+      optimizer.state().erase(tensor.handle.unsafeGetTensorImpl());
   }
   for (std::size_t i = 0; i < new_options_.size(); ++i) set_options(*optimizers_[i], new_options_[i]);
   return saved_ ? std::optional(saved_->info) : std::nullopt;

@@ -177,8 +177,8 @@ std::optional<SavedInfo> from_metadata(const std::map<std::string, std::string>&
   return saved;
 }
 
-std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(
-    const SavedOptimizer& saved, const torch::optim::Optimizer& optimizer) {
+std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> saved_options(const SavedOptimizer& saved,
+                                                                           const torch::optim::Optimizer& optimizer) {
   const std::string mine = name_of(optimizer_kind(optimizer));
   if (saved.kind != mine) throw CheckpointError("its optimizer is " + saved.kind + ", this one is " + mine);
   std::vector<HyperParameters> values;

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include <autopar/torch/checkpoint.hpp>
-#include <autopar/torch/hyper_parameters.hpp>
+#include "torch/checkpoint/checkpoint.hpp"
+#include "torch/parameters/hyper_parameters.hpp"
 
 namespace autopar {
 

@@ -11,7 +11,8 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/checksum.hpp>
-#include <autopar/torch/engine/gradient_buckets.hpp>
+
+#include "torch/gradients/gradient_buckets.hpp"
 
 namespace autopar {
 
@@ -77,7 +78,9 @@ std::vector<Row> state_rows(const std::vector<PlacedTensor>& tensors,
     const auto member = members.find(tensor.handle.unsafeGetTensorImpl());
     if (member == members.end()) continue;
     for (const auto& name : names(member->second)) {
-      Row row{&tensor, optimizers[member->second.optimizer], name,
+      Row row{&tensor,
+              optimizers[member->second.optimizer],
+              name,
               {"optimizer." + tensor.name + "." + name, dtype_of(tensor.handle.scalar_type()), sizes_of(tensor)}};
       if (row.is_counter()) row.entry = {row.entry.name, DType::kI64, {}};
       rows.push_back(std::move(row));
@@ -134,8 +137,10 @@ at::Tensor to_root(World& world, const Row& row) {
     if (mine.defined() && all) return mine;
     if (!data.defined()) data = empty_for(row.entry);
     const auto part = all ? data : share_of(data, row.shards()[h]);
-    if (mine.defined()) part.copy_(mine.view_as(part));
-    else world.receive(memory_of(part), from, row.entry.name);
+    if (mine.defined())
+      part.copy_(mine.view_as(part));
+    else
+      world.receive(memory_of(part), from, row.entry.name);
   }
   if (root && !data.defined()) data = empty_for(row.entry);  // without elements
   return data;

@@ -10,7 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <autopar/io/safetensors.hpp>
-#include <autopar/torch/checkpoint.hpp>
+
+#include "torch/checkpoint/checkpoint.hpp"
 
 namespace autopar {
 

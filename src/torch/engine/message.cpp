@@ -1,16 +1,15 @@
-#include <autopar/torch/engine/message.hpp>
+#include "torch/engine/message.hpp"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
-#include <c10/util/strides.h>
+#include <c10/util/accumulate.h>
 
 #include <autopar/core/assert.hpp>
+
+#include "torch/device/tensor_buffer.hpp"
 
 namespace autopar {
 
@@ -18,14 +17,8 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;
 
-std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
-  std::int64_t elements = 1;
-  for (const auto size : sizes) elements *= size;
-  return elements;
-}
-
 std::int64_t bytes_of(const TensorForm& form) {
-  return elements_of(form.sizes) * static_cast<std::int64_t>(c10::elementSize(form.dtype));
+  return c10::multiply_integers(form.sizes) * static_cast<std::int64_t>(c10::elementSize(form.dtype));
 }
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -34,52 +27,10 @@ at::Tensor make_row(std::int64_t bytes, c10::Device device) {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-Buffer buffer_of(at::Tensor row) {
-  auto owner = std::make_shared<at::Tensor>(std::move(row));
-  auto* data = owner->numel() > 0 ? static_cast<std::byte*>(owner->data_ptr()) : nullptr;
-  const auto bytes = static_cast<std::size_t>(owner->nbytes());
-  return {data, bytes, std::move(owner)};
-}
-
 at::Tensor region(const at::Tensor& row, std::int64_t offset, const TensorForm& form) {
   const auto flat = row.narrow(0, offset, bytes_of(form)).view(form.dtype);
   return form.strides.empty() ? flat.view(form.sizes) : flat.as_strided(form.sizes, form.strides);
 }
-
-/// Whether elements of these sizes lie one behind the other, in whatever order.
-bool leaves_no_gaps(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
-  std::vector<std::size_t> order;  // of dims that have a stride worth the name
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] != 1) order.push_back(d);
-  }
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
-  std::int64_t next = 1;
-  for (const auto d : order) {
-    if (strides[d] != next) return false;
-    next *= sizes[d];
-  }
-  return true;
-}
-
-bool has_strides(const at::Tensor& tensor, const std::vector<std::int64_t>& strides) {
-  for (std::size_t d = 0; d < strides.size(); ++d) {
-    const auto dim = static_cast<std::int64_t>(d);
-    if (tensor.size(dim) != 1 && tensor.stride(dim) != strides[d]) return false;
-  }
-  return true;
-}
-
-std::vector<std::int64_t> strides_at(const ValueInfo& value, std::int64_t samples) {
-  std::vector<std::int64_t> strides;
-  strides.reserve(value.strides.size());
-  for (const auto& stride : value.strides) strides.push_back(stride.at(samples));
-  return strides;
-}
-
-at::Tensor with_strides(const at::Tensor& tensor, const std::vector<std::int64_t>& strides) {
-  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
-}
-
 
 std::vector<std::int64_t> split_sizes(const at::Tensor& tensor, const BatchType& type, std::int64_t samples) {
   auto sizes = tensor.sizes().vec();
@@ -97,7 +48,9 @@ at::Tensor samples_of(const at::Tensor& tensor, const BatchType& type, std::int6
   if (type.outer == 1) return tensor.narrow(type.dim, part.begin * type.inner, part.size() * type.inner);
   auto sizes = tensor.sizes().vec();
   sizes[static_cast<std::size_t>(type.dim)] = type.outer * part.size() * type.inner;
-  return tensor.reshape(split_sizes(tensor, type, samples)).narrow(type.dim + 1, part.begin, part.size()).reshape(sizes);
+  return tensor.reshape(split_sizes(tensor, type, samples))
+      .narrow(type.dim + 1, part.begin, part.size())
+      .reshape(sizes);
 }
 
 void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples, Interval part, const at::Tensor& piece,
@@ -109,42 +62,6 @@ void put_samples(at::Tensor& whole, const BatchType& type, std::int64_t samples,
   } else {
     target.copy_(source);
   }
-}
-
-at::Tensor in_captured_layout(at::Tensor tensor, const ValueInfo& value, std::int64_t samples) {
-  const auto strides = strides_at(value, samples);
-  const bool stays = tensor.numel() == 0 || has_strides(tensor, strides) || !leaves_no_gaps(tensor.sizes().vec(), strides);
-  return stays ? tensor : with_strides(tensor, strides);
-}
-
-at::Tensor in_form(const at::Tensor& tensor, const TensorForm& form) {
-  if (form.strides.empty()) return tensor.contiguous();
-  return has_strides(tensor, form.strides) ? tensor : with_strides(tensor, form.strides);
-}
-
-TensorForm form_of(const ValueInfo& value, std::int64_t samples) {
-  TensorForm form{sizes_at(value, samples), value.dtype};
-  auto strides = strides_at(value, samples);
-  const bool is_plain = elements_of(form.sizes) == 0 || at::IntArrayRef(strides) == at::IntArrayRef(c10::contiguous_strides(form.sizes));
-  if (!is_plain && leaves_no_gaps(form.sizes, strides)) form.strides = std::move(strides);
-  return form;
-}
-
-at::Tensor zeros_of(const TensorForm& form, c10::Device device) {
-  const auto options = at::TensorOptions().dtype(form.dtype).device(device);
-  if (form.strides.empty()) return at::zeros(form.sizes, options);
-  return at::empty_strided(form.sizes, form.strides, options).zero_();
-}
-
-at::TensorOptions options_of(const ValueInfo& value, c10::Device device) {
-  return at::TensorOptions().dtype(value.dtype).device(device);
-}
-
-std::vector<std::int64_t> sizes_at(const ValueInfo& value, std::int64_t samples) {
-  std::vector<std::int64_t> sizes;
-  sizes.reserve(value.sizes.size());
-  for (const auto& size : value.sizes) sizes.push_back(size.at(samples));
-  return sizes;
 }
 
 Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<TensorForm>& forms, c10::Device device) {
@@ -165,7 +82,7 @@ Buffer pack_tensors(const std::vector<at::Tensor>& tensors, const std::vector<Te
   return buffer_of(row);
 }
 
-Buffer make_landing(const std::vector<TensorForm>& forms, c10::Device device) {
+Buffer make_receive_buffer(const std::vector<TensorForm>& forms, c10::Device device) {
   if (forms.size() == 1) return buffer_of(make_row(bytes_of(forms[0]), device));
   std::int64_t bytes = 0;
   for (const auto& form : forms) bytes += aligned(bytes_of(form));
@@ -191,11 +108,6 @@ Buffer hand_over(std::vector<at::Tensor> tensors) {
 
 std::vector<at::Tensor> handed_over(const Buffer& buffer) {
   return std::move(*static_cast<std::vector<at::Tensor>*>(buffer.owner.get()));
-}
-
-at::Tensor with_own_version(const at::Tensor& tensor) {
-  const auto version = tensor.is_inference() ? c10::VariableVersion() : c10::VariableVersion(0);
-  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true));
 }
 
 void Assembly::put(const at::Tensor& piece, const BatchType& type, const TensorForm& whole, std::int64_t samples,

@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/rank_runtime.hpp>
+#include "torch/engine/rank_runtime.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -10,9 +10,9 @@
 
 namespace autopar {
 
-RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Division& division, Rank rank,
-                         c10::Device device, const StageRuntime::Leaves& leaves, bool splits_backwards,
-                         RecomputedAtoms recomputed, std::vector<SharedGroup> shared)
+RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank,
+                         c10::Device device, const Stage::Leaves& leaves, bool splits_backwards,
+                         RecomputedAtoms recomputed, std::vector<ShardedGroup> shared)
     : program_{.graph = &graph,
                .plan = &plan,
                .pipeline = division.pipeline,
@@ -24,7 +24,8 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
                .recomputed = std::move(recomputed),
                .gathered_by = {},
                .lets_go = division.lets_go},
-      rank_(rank), shared_(std::move(shared)) {
+      rank_(rank),
+      shared_(std::move(shared)) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();
     for (const auto value : values) {
@@ -39,11 +40,11 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Divi
   find_parameters(division, own, leaves.handle);
   lay_out_buckets(division.group_parameters);
   find_gathers(division, own);
-  for (const auto stage : own) stages_.push_back(std::make_unique<StageRuntime>(program_, stage, leaves, reduced_));
+  for (const auto stage : own) stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_));
 }
 
-void RankRuntime::find_parameters(const Division& division, const std::vector<StageId>& own,
-                                  const StageRuntime::Lookup& handle) {
+void RankRuntime::find_parameters(const StagedGraph& division, const std::vector<StageId>& own,
+                                  const Stage::Lookup& handle) {
   std::vector<OpId> ops;
   for (const auto stage : own) {
     const auto& of_stage = program_.stage_ops[stage.index()];
@@ -54,7 +55,8 @@ void RankRuntime::find_parameters(const Division& division, const std::vector<St
     const auto& ranks = program_.pipeline.groups[g].ranks;
     if (!std::binary_search(ranks.begin(), ranks.end(), rank_)) continue;
     for (const auto parameter : division.group_parameters[g]) {
-      if (!std::binary_search(parameters_.begin(), parameters_.end(), parameter)) unread_[parameter] = handle(parameter);
+      if (!std::binary_search(parameters_.begin(), parameters_.end(), parameter))
+        unread_[parameter] = handle(parameter);
     }
   }
   for (const auto& [parameter, tensor] : unread_) parameters_.push_back(parameter);
@@ -109,7 +111,7 @@ Interval RankRuntime::within_part(int group, const BucketLayout::Place& place) c
   return memory.within_part(ShardUnit::Place{{}, place.form.sizes, place.offset});
 }
 
-void RankRuntime::find_gathers(const Division& division, const std::vector<StageId>& own) {
+void RankRuntime::find_gathers(const StagedGraph& division, const std::vector<StageId>& own) {
   for (const auto stage : own) {
     for (const auto op : program_.stage_ops[stage.index()]) {
       std::set<int> groups;
@@ -117,7 +119,8 @@ void RankRuntime::find_gathers(const Division& division, const std::vector<Stage
         const auto found = division.parameter_of_storage.find(graph().value(value).storage);
         if (found == division.parameter_of_storage.end()) return;
         const int group = found->second.group;
-        if (program_.pipeline.groups[static_cast<std::size_t>(group)].zero >= 3 && shards_of(group) != nullptr) groups.insert(group);
+        if (program_.pipeline.groups[static_cast<std::size_t>(group)].zero >= 3 && shards_of(group) != nullptr)
+          groups.insert(group);
       });
       if (!groups.empty()) program_.gathered_by[op].assign(groups.begin(), groups.end());
     }

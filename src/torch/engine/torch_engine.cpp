@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/torch_engine.hpp>
+#include "torch/engine/torch_engine.hpp"
 
 #include <algorithm>
 #include <set>
@@ -12,6 +12,8 @@
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
+
+#include "torch/device/tensor_buffer.hpp"
 
 namespace autopar {
 
@@ -65,7 +67,7 @@ void TorchEngine::start_gradients() {
   }
 }
 
-StageRun& TorchEngine::run_of(StageId stage) {
+StageExecution& TorchEngine::run_of(StageId stage) {
   const auto found = std::find_if(runs_.begin(), runs_.end(), [&](auto& run) { return run.stage().stage() == stage; });
   AUTOPAR_ASSERT(found != runs_.end(), "a rank is told to run a stage that it does not have");
   return *found;
@@ -73,7 +75,7 @@ StageRun& TorchEngine::run_of(StageId stage) {
 
 // ---------------------------------------------------------------- turns
 
-StageRun& TorchEngine::begin_turn(const Action& action) {
+StageExecution& TorchEngine::begin_turn(const Action& action) {
   for (auto& run : runs_) run.release_sent();
   auto& run = run_of(action.stage);
   run.stage().set_needs({.need =
@@ -118,7 +120,7 @@ void TorchEngine::backward_weight(const Action& action) {
   report_rest(run.stage());
 }
 
-void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
+void TorchEngine::run_backward(StageExecution& run, const Action& action, bool last) {
   const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);  // whose casts are operators
   auto& stage = run.stage();
   const auto roots = run.begin_backward(action, sum_gradients_);
@@ -141,7 +143,7 @@ void TorchEngine::run_backward(StageRun& run, const Action& action, bool last) {
 }
 
 // What is put off is added last: only then is a bucket full.
-void TorchEngine::run_deferred(StageRun& run, const Action& action, bool last) {
+void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool last) {
   auto* deferred = run.deferred(action);
   if (deferred == nullptr) return;
   const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);
@@ -185,7 +187,7 @@ bool TorchEngine::is_complete(ValueId parameter, bool last) const {
 }
 
 /// Every turn that gives weight gradients fills the buckets that are summed within it.
-void TorchEngine::expect_gradients(const StageRuntime& stage) {
+void TorchEngine::expect_gradients(const Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     if (!sums_in_turns(parameter)) continue;
     missing_[bucket_of_.at(parameter)] = 0;
@@ -197,14 +199,14 @@ void TorchEngine::expect_gradients(const StageRuntime& stage) {
 }
 
 /// Gradients that the turn did not reach, or that came in no order that could be told.
-void TorchEngine::report_rest(const StageRuntime& stage) {
+void TorchEngine::report_rest(const Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     if (sums_in_turns(parameter)) move_into_bucket(parameter);
   }
 }
 
 /// What autograd has just added to the compute copy.
-void TorchEngine::take_gradient(StageRuntime& stage, ValueId parameter) {
+void TorchEngine::take_gradient(Stage& stage, ValueId parameter) {
   gradients_[runtime_.position_of(parameter)] = std::move(stage.compute_copy(parameter).mutable_grad());
   move_into_bucket(parameter);
 }
@@ -220,12 +222,13 @@ void TorchEngine::move_into_bucket(ValueId parameter) {
         "' came later in its backward than the operators that read it say, when its part was summed; set zero = 1");
   }
   auto& buckets = buckets_[group];
-  if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+  if (buckets == nullptr)
+    buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
   buckets->views()[place_of_.at(parameter)].add_(gradient);
   gradient.reset();
 }
 
-void TorchEngine::add_gradient(const StageRuntime& stage, ValueId parameter, at::Tensor gradient) {
+void TorchEngine::add_gradient(const Stage& stage, ValueId parameter, at::Tensor gradient) {
   auto& sum = gradients_[runtime_.position_of(parameter)];
   const auto& variable = stage.compute_copy(parameter);
   if (gradient.scalar_type() != variable.scalar_type()) gradient = gradient.to(variable.scalar_type());
@@ -246,7 +249,7 @@ void TorchEngine::count_down(ValueId parameter) {
 }
 
 // Another call's backward may run between two of this one, so the compute copies carry gradients only while one runs.
-void TorchEngine::bind_gradients(StageRuntime& stage) {
+void TorchEngine::bind_gradients(Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     stage.compute_copy(parameter).mutable_grad() = gradients_[runtime_.position_of(parameter)];
   }
@@ -255,7 +258,7 @@ void TorchEngine::bind_gradients(StageRuntime& stage) {
 // Autograd takes a first gradient as it is, and of one sample that of p in x + p.unsqueeze(0) is a view of x's. Further
 // gradients are added into its memory, so it must be nobody else's: what is put off, or on its way to another rank,
 // would change.
-void TorchEngine::unbind_gradients(StageRuntime& stage) {
+void TorchEngine::unbind_gradients(Stage& stage) {
   for (const auto parameter : stage.parameters()) {
     auto& sum = gradients_[runtime_.position_of(parameter)];
     const bool is_first = !sum.defined();
@@ -292,8 +295,8 @@ std::int64_t TorchEngine::local_samples() const {
 
 Interval TorchEngine::within_local(const Action& action) const {
   const auto& split = context_.split;
-  const auto shift = split.local(context_.rank, action.microbatch).begin -
-                     split.piece(context_.rank, action.microbatch).begin;
+  const auto shift =
+      split.local(context_.rank, action.microbatch).begin - split.piece(context_.rank, action.microbatch).begin;
   return {action.samples.begin + shift, action.samples.end + shift};
 }
 
@@ -304,9 +307,12 @@ Buffer TorchEngine::pack(const Action& action) {
   const bool becomes_result = channel.to == kSink && action.flow == Flow::kValue && action.peer == context_.rank;
   std::vector<at::Tensor> parts;
   for (const auto value : message_values(action)) {
-    if (!stage.valid()) parts.push_back(departing_from_edge(action, channel, value));
-    else if (becomes_result) parts.push_back(run_of(stage).departing_result(action, channel, value, local_samples()));
-    else parts.push_back(run_of(stage).departing(action, channel, value));
+    if (!stage.valid())
+      parts.push_back(departing_from_edge(action, channel, value));
+    else if (becomes_result)
+      parts.push_back(run_of(stage).departing_result(action, channel, value, local_samples()));
+    else
+      parts.push_back(run_of(stage).departing(action, channel, value));
   }
   const auto forms = message_forms(action);
   if (action.peer != context_.rank) return pack_tensors(parts, forms, runtime_.device());
@@ -319,14 +325,16 @@ Buffer TorchEngine::pack(const Action& action) {
 
 at::Tensor TorchEngine::departing_from_edge(const Action& action, const Channel& channel, ValueId value) {
   const auto& info = runtime_.graph().value(value);
-  const auto& local = action.flow == Flow::kValue ? context_.inputs[static_cast<std::size_t>(info.position)]
-                                                  : result_gradients_[value];
+  const auto& local =
+      action.flow == Flow::kValue ? context_.inputs[static_cast<std::size_t>(info.position)] : result_gradients_[value];
   if (!local.defined()) return at::zeros(sizes_at(info, action.samples.size()), options_of(info, runtime_.device()));
   if (channel.kind != ChannelKind::kBatched) return local;
   return samples_of(local, runtime_.plan().type(value), local_samples(), within_local(action));
 }
 
-Buffer TorchEngine::landing(const Action& action) { return make_landing(message_forms(action), runtime_.device()); }
+Buffer TorchEngine::receive_buffer(const Action& action) {
+  return make_receive_buffer(message_forms(action), runtime_.device());
+}
 
 void TorchEngine::accept(const Action& action, const Buffer& buffer) {
   const at::NoGradGuard no_grad;
@@ -339,37 +347,30 @@ void TorchEngine::accept(const Action& action, const Buffer& buffer) {
     for (auto& piece : pieces) piece = pieces.size() == 1 ? with_own_version(piece) : piece.clone();
   }
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (stage.valid()) run_of(stage).arrive(action, channel, values[i], pieces[i]);
-    else arrive_at_edge(action, channel, values[i], pieces[i]);
+    if (stage.valid())
+      run_of(stage).arrive(action, channel, values[i], pieces[i]);
+    else
+      arrive_at_edge(action, channel, values[i], pieces[i]);
   }
 }
 
-void TorchEngine::arrive_at_edge(const Action& action, const Channel& channel, ValueId value,
-                                 const at::Tensor& piece) {
+void TorchEngine::arrive_at_edge(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
   auto& target = action.flow == Flow::kValue ? results_[value] : input_gradients_[value];
   if (channel.kind != ChannelKind::kBatched) {
     target.add(piece);
     return;
   }
   const auto whole = local_samples();
-  target.put(piece, runtime_.plan().type(value), form_of(runtime_.graph().value(value), whole), whole, within_local(action),
-             action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
+  target.put(piece, runtime_.plan().type(value), form_of(runtime_.graph().value(value), whole), whole,
+             within_local(action), action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
-
-namespace {
-
-Buffer buffer_of(const at::Tensor& flat) {
-  auto owner = std::make_shared<at::Tensor>(flat);
-  return {static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), std::move(owner)};
-}
-
-}  // namespace
 
 Buffer TorchEngine::bucket(const Action& action) {
   const auto group = static_cast<std::size_t>(action.group);
   auto& buckets = buckets_[group];
   if (action.microbatch >= 0) {
-    if (buckets == nullptr) buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
+    if (buckets == nullptr)
+      buckets = std::make_unique<GradientBuckets>(runtime_.bucket_layouts()[group], runtime_.device());
     summed_.insert(action.group);
     on_their_way_[group].push_back(buckets->flat(action.bucket));
     buckets.reset();
@@ -419,7 +420,8 @@ std::deque<at::Tensor> TorchEngine::take_gradients() {
     if (!shares_[group].defined()) continue;
     for (const auto& place : runtime_.bucket_layouts()[group].places()) {
       const auto within = runtime_.within_part(static_cast<int>(group), place);
-      gradients_[runtime_.position_of(ValueId::of(place.form.key))] = part_of(shares_[group], within.begin, {within.size()});
+      gradients_[runtime_.position_of(ValueId::of(place.form.key))] =
+          part_of(shares_[group], within.begin, {within.size()});
     }
   }
   shares_.clear();
@@ -435,7 +437,8 @@ DType TorchEngine::bucket_dtype(const Action& action) const {
 
 at::Tensor TorchEngine::take_result(ValueId value) {
   auto result = results_[value].take();
-  return result.defined() ? result : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
+  return result.defined() ? result
+                          : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
 }
 
 at::Tensor TorchEngine::sum(ValueId value) const {
@@ -449,7 +452,8 @@ at::Tensor TorchEngine::sum(ValueId value) const {
 at::Tensor TorchEngine::take_input_gradient(std::size_t position) {
   const auto value = runtime_.graph().inputs[position];
   auto gradient = input_gradients_[value].take();
-  return gradient.defined() ? gradient : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
+  return gradient.defined() ? gradient
+                            : zeros_of(form_of(runtime_.graph().value(value), local_samples()), runtime_.device());
 }
 
 std::vector<NormSample> TorchEngine::norm_samples(std::size_t batch_norm) const {

@@ -19,7 +19,7 @@ namespace autopar::optim {
 
 namespace {
 
-using detail::GaplessParameters;
+using detail::ContiguousParameters;
 using detail::key_of;
 using detail::laid_out_like;
 using detail::ListKey;
@@ -41,13 +41,13 @@ struct AdamLists {
 template <class State>
 std::map<ListKey, AdamLists<State>> adam_lists(torch::optim::Optimizer& optimizer,
                                                const std::vector<at::Tensor>& parameters, bool amsgrad,
-                                               GaplessParameters& gapless) {
+                                               ContiguousParameters& contiguous) {
   std::map<ListKey, AdamLists<State>> lists;
   for (const auto& parameter : parameters) {
     if (!parameter.grad().defined()) continue;
     auto& state = state_made_for<State>(optimizer, parameter);
     auto& list = lists[key_of(parameter, state.step())];
-    const auto& memory = list.parameters.emplace_back(gapless.of(parameter));
+    const auto& memory = list.parameters.emplace_back(contiguous.of(parameter));
     list.gradients.push_back(laid_out_like(parameter.grad(), memory));
     list.exp_avgs.push_back(state_like(state.exp_avg(), memory));
     list.exp_avg_sqs.push_back(state_like(state.exp_avg_sq(), memory));
@@ -63,8 +63,8 @@ void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
   for (auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
     const auto [beta1, beta2] = options.betas();
-    GaplessParameters gapless;
-    for (auto& [key, list] : adam_lists<State>(optimizer, group.params(), options.amsgrad(), gapless)) {
+    ContiguousParameters contiguous;
+    for (auto& [key, list] : adam_lists<State>(optimizer, group.params(), options.amsgrad(), contiguous)) {
       const auto steps = key.steps + 1;
       const auto count = at::full({}, steps, list.parameters.front().options().dtype(at::kFloat));
       kernel(list.parameters, list.gradients, list.exp_avgs, list.exp_avg_sqs, list.max_exp_avg_sqs,
@@ -72,7 +72,7 @@ void step_adam(torch::optim::Optimizer& optimizer, Kernel kernel) {
              options.eps(), options.amsgrad(), /*maximize=*/false, std::nullopt, std::nullopt);
       for (auto* state : list.states) state->step(steps);
     }
-    gapless.write_back();
+    contiguous.write_back();
   }
 }
 
@@ -81,11 +81,11 @@ struct SgdLists {
 };
 
 std::map<ListKey, SgdLists> sgd_lists(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
-                                      bool has_momentum, GaplessParameters& gapless) {
+                                      bool has_momentum, ContiguousParameters& contiguous) {
   std::map<ListKey, SgdLists> lists;
   for (const auto& parameter : parameters) {
     if (!parameter.grad().defined()) continue;
-    const auto memory = gapless.of(parameter);
+    const auto memory = contiguous.of(parameter);
     auto key = key_of(parameter, 0);
     at::Tensor* buffer = nullptr;
     if (has_momentum) {
@@ -109,13 +109,13 @@ at::Tensor SGD::step(LossClosure closure) {
   detail::require_dense_real(*this, "SGD");
   for (auto& group : param_groups()) {
     const auto& options = static_cast<const SGDOptions&>(group.options());
-    GaplessParameters gapless;
-    for (const auto& [key, list] : sgd_lists(*this, group.params(), options.momentum() != 0, gapless)) {
+    ContiguousParameters contiguous;
+    for (const auto& [key, list] : sgd_lists(*this, group.params(), options.momentum() != 0, contiguous)) {
       at::_fused_sgd_(list.parameters, list.gradients, list.momentum_buffers, options.weight_decay(),
                       options.momentum(), options.lr(), options.dampening(), options.nesterov(),
                       /*maximize=*/false, /*is_first_step=*/key.steps == 0);
     }
-    gapless.write_back();
+    contiguous.write_back();
   }
   return loss;
 }

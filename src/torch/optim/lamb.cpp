@@ -23,8 +23,8 @@ namespace autopar::optim {
 
 namespace {
 
-/// Directions are made for as many bytes of parameters at a time as the largest parameter has, and no more than this if it
-/// has no more: then they take what those of other optimizers take (`update_memory` of the planner).
+/// Directions are made for as many bytes of parameters at a time as the largest parameter has, and no more than this if
+/// it has no more: then they take what those of other optimizers take (`update_memory` of the planner).
 constexpr std::int64_t kDirectionBytes = 64 << 20;
 
 /// Some parameters of one group, device, element type and number of steps.
@@ -63,7 +63,7 @@ class LambStep {
     const auto device = lists_.empty() ? at::kCPU : lists_.front().parameters.front().device();
     return at::zeros({static_cast<std::int64_t>(all_.size()), 2}, at::dtype(at::kDouble).device(device));
   }
-  void write_back() const { gapless_.write_back(); }
+  void write_back() const { contiguous_.write_back(); }
 
  private:
   void add(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const LAMBOptions& options,
@@ -80,7 +80,7 @@ class LambStep {
     }
     auto& list = lists_[at->second];
     list.bytes += bytes;
-    const auto& memory = list.parameters.emplace_back(gapless_.of(parameter));
+    const auto& memory = list.parameters.emplace_back(contiguous_.of(parameter));
     list.gradients.push_back(detail::laid_out_like(parameter.grad(), memory));
     list.exp_avgs.push_back(detail::state_like(lamb.exp_avg(), memory));
     list.exp_avg_sqs.push_back(detail::state_like(lamb.exp_avg_sq(), memory));
@@ -91,7 +91,7 @@ class LambStep {
   std::int64_t largest_ = 0;  // bytes of a parameter
   std::vector<at::Tensor> all_;
   std::vector<LambLists> lists_;
-  detail::GaplessParameters gapless_;
+  detail::ContiguousParameters contiguous_;
 };
 
 void advance_averages(const LambLists& list) {

@@ -49,13 +49,13 @@ const at::Tensor& state_like(at::Tensor& state, const at::Tensor& like) {
   return state;
 }
 
-at::Tensor GaplessParameters::of(const at::Tensor& parameter) {
+at::Tensor ContiguousParameters::of(const at::Tensor& parameter) {
   if (parameter.is_non_overlapping_and_dense()) return parameter;
   copies_.emplace_back(parameter, at::empty_like(parameter).copy_(parameter));
   return copies_.back().second;
 }
 
-void GaplessParameters::write_back() const {
+void ContiguousParameters::write_back() const {
   for (const auto& [parameter, copy] : copies_) parameter.copy_(copy);
 }
 

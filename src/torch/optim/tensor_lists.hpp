@@ -36,7 +36,7 @@ void require_dense_real(const torch::optim::Optimizer& parameters, const char* o
 const at::Tensor& state_like(at::Tensor& state, const at::Tensor& like);
 
 /// Parameters as memory without gaps: themselves, or copies of those that are views with gaps.
-class GaplessParameters {
+class ContiguousParameters {
  public:
   [[nodiscard]] at::Tensor of(const at::Tensor& parameter);
   /// Writes the copies back.

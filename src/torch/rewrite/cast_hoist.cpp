@@ -1,13 +1,12 @@
-#include <autopar/torch/rewrite/cast_hoist.hpp>
+#include "torch/rewrite/cast_hoist.hpp"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include <autopar/torch/op_table.hpp>
-
-#include "torch/capture/last_writes.hpp"
+#include "torch/ir/last_writes.hpp"
+#include "torch/ir/op_table.hpp"
 #include "torch/rewrite/compact.hpp"
 
 namespace autopar {
@@ -80,8 +79,10 @@ class Hoist {
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) casts.push_back(match(graph_, last_writes, OpId::of(i)));
     if (std::none_of(casts.begin(), casts.end(), [](const auto& cast) { return cast.has_value(); })) return;
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-      if (casts[i]) replace(*casts[i]);
-      else add(graph_.ops[i]);
+      if (casts[i])
+        replace(*casts[i]);
+      else
+        add(graph_.ops[i]);
     }
     graph_.ops = std::move(ops_);
     drop_unread_views();

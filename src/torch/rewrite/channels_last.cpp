@@ -1,4 +1,4 @@
-#include <autopar/torch/rewrite/channels_last.hpp>
+#include "torch/rewrite/channels_last.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/rewrite/cast_hoist.hpp>
+
+#include "torch/rewrite/cast_hoist.hpp"
 
 namespace autopar {
 namespace {
@@ -69,8 +70,8 @@ bool gains_from_channels_last(const OpGraph& graph, MatrixUnits units) {
 }
 
 std::optional<ChannelsLastProgram> capture_channels_last(const OpGraph& plain, const torch::nn::Module& module,
-                                                         const std::vector<InputSpec>& inputs, const FlatForward& forward,
-                                                         const CaptureOptions& options) {
+                                                         const std::vector<InputSpec>& inputs,
+                                                         const FlatForward& forward, const CaptureOptions& options) {
   for (std::size_t i = 0; i < plain.ops.size(); ++i) {
     if (reads_strides(plain.name(OpId::of(i)))) return std::nullopt;
   }

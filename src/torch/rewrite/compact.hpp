@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include <autopar/torch/op_graph.hpp>
+#include "torch/ir/op_graph.hpp"
 
 namespace autopar::detail {
 

@@ -1,4 +1,4 @@
-#include <autopar/torch/rewrite/linear_fold.hpp>
+#include "torch/rewrite/linear_fold.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -14,8 +14,7 @@ namespace {
 class Facts {
  public:
   explicit Facts(const OpGraph& graph) : graph_(graph), uses_(graph.uses()), is_output_(graph.values.size(), false) {
-    for (auto output : graph.outputs)
-      is_output_[output.index()] = true;
+    for (auto output : graph.outputs) is_output_[output.index()] = true;
   }
 
   /// The op that alone uses the value, none if others do or the caller sees it.
@@ -51,9 +50,7 @@ struct Fold {
   [[nodiscard]] OpId last() const { return bias_addition.valid() ? bias_addition : product; }
 };
 
-bool is_one(const c10::IValue& scalar) {
-  return scalar.isScalar() && scalar.toScalar().equal(1);
-}
+bool is_one(const c10::IValue& scalar) { return scalar.isScalar() && scalar.toScalar().equal(1); }
 
 bool fits(const ValueInfo& bias, const ValueInfo& weight) {
   return bias.sizes.size() == 1 && bias.sizes[0] == weight.sizes[0];

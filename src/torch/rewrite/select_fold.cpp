@@ -1,4 +1,4 @@
-#include <autopar/torch/rewrite/select_fold.hpp>
+#include "torch/rewrite/select_fold.hpp"
 
 #include <algorithm>
 #include <map>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/capture/last_writes.hpp"
+#include "torch/ir/last_writes.hpp"
 #include "torch/rewrite/compact.hpp"
 
 namespace autopar {

@@ -73,7 +73,7 @@ class Blends {
 
 }  // namespace
 
-GlobalSums Session::Impl::sums_over(const std::vector<Rank>& holders) {
+WorldSums Session::Impl::sums_over(const std::vector<Rank>& holders) {
   return {wire_, group_of(holders), static_cast<int>(holders.size()), device_};
 }
 
@@ -108,8 +108,7 @@ void Session::Impl::pool_batch_norms(Call& call) {
     if (of_holders == pools.end()) of_holders = pools.insert(pools.end(), {mean.holders, {}});
     of_holders->second.push_back({&norms[i], call.engine->norm_samples(i)});
     if (of_holders->first.size() == 1 && is_whole(of_holders->second.back().samples)) continue;
-    for (auto& sample : of_holders->second.back().samples)
-      sample = for_pooling(std::move(sample), norms[i].by_sample);
+    for (auto& sample : of_holders->second.back().samples) sample = for_pooling(std::move(sample), norms[i].by_sample);
   }
   for (auto& [holders, of_holders] : pools) {
     if (holders.size() == 1) {

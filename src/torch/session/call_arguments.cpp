@@ -69,11 +69,11 @@ CallArguments inspect_arguments(const Flattened& flattened, const Options& optio
     if (spec.batch_dim) {
       const auto samples = tensor.size(*spec.batch_dim);
       if (first_batched && samples != arguments.samples) {
-        throw InvalidArgument("tensor argument " + std::to_string(i) + " has " + std::to_string(samples) +
-                              " samples, but argument " + std::to_string(*first_batched) + " has " +
-                              std::to_string(arguments.samples) +
-                              "; name the dim that runs over samples in Options::batch_dims, or autopar::kShared for an "
-                              "argument that all samples have in common");
+        throw InvalidArgument(
+            "tensor argument " + std::to_string(i) + " has " + std::to_string(samples) + " samples, but argument " +
+            std::to_string(*first_batched) + " has " + std::to_string(arguments.samples) +
+            "; name the dim that runs over samples in Options::batch_dims, or autopar::kShared for an "
+            "argument that all samples have in common");
       }
       if (!first_batched) first_batched = i;
       arguments.samples = samples;

@@ -10,8 +10,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/executor.hpp>
 
-#include "torch/session/plan_only.hpp"
-#include "torch/session/tf32_scope.hpp"
+#include "torch/device/tf32_scope.hpp"
 
 namespace autopar {
 
@@ -39,7 +38,7 @@ CallHeader Session::Impl::next_header(CallKind kind) {
   module_->name().copy(header.model_name.data(), header.model_name.size() - 1);
   header.serial = static_cast<std::uint64_t>(stats_.calls);
   header.accumulates = accumulating_ && (kind == CallKind::kForward || kind == CallKind::kBackward);
-  header.has_pending = !pending_.empty();
+  header.has_pending = gradients_.has_accumulated();
   header.loss_backwards = std::exchange(loss_backwards_, 0);
   header.loss_factors = std::exchange(loss_factors_, 0);
   header.loss_scale = scaler_ ? scaler_->scale() : 1;
@@ -55,11 +54,11 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   if (options_.plan_only) {
     prepare(arguments, forward);
     world_.expect_exception();
-    detail::end_well_where_plan_only_is_uncaught(world_);
-    throw PlanOnly("plan_only is set, so the model is planned" +
-                       (options_.plan_file.empty() ? "" : " (see '" + options_.plan_file + "')") +
-                       " and not run; unset it to train",
-                   world_.rank_id());
+    const auto message = "plan_only is set, so the model is planned" +
+                         (options_.plan_file.empty() ? "" : " (see '" + options_.plan_file + "')") +
+                         " and not run; unset it to train";
+    if (world_.rank() == 0) log_.warn(message);
+    throw PlanOnly(message, world_.rank_id());
   }
   const auto call = std::make_shared<Call>();
   const auto error = inspect(arguments, call->arguments);
@@ -100,10 +99,12 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
 
   return guarded("forward", [&] {
     run_forward(*call);
-    if (pending && !call->accumulate) reduce_pending();
+    if (pending && !call->accumulate) reduce_accumulated();
     auto results = collect_results(*call);
-    if (call->loss_mode) attach_loss_history(*call, results);
-    else if (call->differentiate) attach_output_history(call, results);
+    if (call->loss_mode)
+      attach_loss_history(*call, results);
+    else if (call->differentiate)
+      attach_output_history(call, results);
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     ++stats_.calls;
     if (call->loss_mode) {
@@ -174,8 +175,14 @@ void Session::Impl::run_forward(Call& call) {
   if (call.differentiate && scaler_) call.loss_scale = scaler_->scale();
 
   const BatchSplit split(program.runtime->pipeline(), call.layout);
-  CallContext context{split, world_.rank_id(), call.batch, {seed_, static_cast<std::uint64_t>(stats_.calls)},
-                      call.differentiate, {}, {}, {}};
+  CallContext context{split,
+                      world_.rank_id(),
+                      call.batch,
+                      {seed_, static_cast<std::uint64_t>(stats_.calls)},
+                      call.differentiate,
+                      {},
+                      {},
+                      {}};
   for (const auto& tensor : call.arguments.tensors) context.inputs.push_back(tensor.detach().to(device_));
 
   ShareContext local;
@@ -236,8 +243,8 @@ void Session::Impl::execute(Call& call, Phase phase) {
       const auto since_start = [this](ExecutorHooks::Clock::time_point time) {
         return Seconds(std::chrono::duration<double>(time - trace_start_).count());
       };
-      trace_.push_back({world_.rank_id(), is_turn(action.kind) ? "compute" : "communication", describe(action), since_start(begin),
-                        since_start(end)});
+      trace_.push_back({world_.rank_id(), is_turn(action.kind) ? "compute" : "communication", describe(action),
+                        since_start(begin), since_start(end)});
     };
   }
   Executor executor(*call.engine, wire_, program.groups, hooks, program.gather_groups);
@@ -257,10 +264,16 @@ std::vector<at::Tensor> Session::Impl::collect_results(Call& call) {
   for (const auto& output : call.program->plan.outputs) {
     const auto value = output.value;
     switch (output.kind) {
-      case OutputKind::kBatched: results.push_back(call.engine->take_result(value)); break;
+      case OutputKind::kBatched:
+        results.push_back(call.engine->take_result(value));
+        break;
       case OutputKind::kPartialSum:
-      case OutputKind::kReplicated: results.push_back(call.sums.at(value).clone()); break;
-      case OutputKind::kEpilogue: results.push_back(call.tail->results.at(value).detach().clone()); break;
+      case OutputKind::kReplicated:
+        results.push_back(call.sums.at(value).clone());
+        break;
+      case OutputKind::kEpilogue:
+        results.push_back(call.tail->results.at(value).detach().clone());
+        break;
       case OutputKind::kPrologue:
         for (const auto& [known, tensor] : call.known.values) {
           if (known == value) results.push_back(tensor.clone());

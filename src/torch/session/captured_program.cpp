@@ -5,20 +5,21 @@
 
 #include <ATen/ops/full.h>
 
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/report/runnable.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/parts.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
-#include <autopar/torch/engine/message.hpp>
+
+#include "torch/engine/message.hpp"
 
 namespace autopar {
 
 bool CapturedProgram::is_stale() const {
   return outdated || std::any_of(constants.begin(), constants.end(), [](const auto& constant) {
-    return !constant.first.is_inference() && constant.first._version() != constant.second;
-  });
+           return !constant.first.is_inference() && constant.first._version() != constant.second;
+         });
 }
 
 const std::vector<ValueId>& CapturedProgram::reached(const std::vector<ValueId>& roots) {
@@ -49,7 +50,8 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, c
   auto made = program(pipeline, layout, by, phase);
   validate(pipeline, layout, phase, made);
   auto own = std::move(made.ranks[rank.index()]);
-  // Every member leaves out the same sums, so what is left waits for nothing new. Those within turns stay: they make room.
+  // Every member leaves out the same sums, so what is left waits for nothing new. Those within turns stay: they make
+  // room.
   const auto is_sum_of_call = [](const Action& action) {
     const bool is_sum = action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter;
     return is_sum && action.microbatch < 0;
@@ -58,9 +60,10 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, c
   return actions_.put(key, std::move(own));
 }
 
-// Orders of ranks name the plan's stages, wherever these lie; orders of stages hold for any stages. Orders that were made
-// for the planned program may do without gradients that another program's stages wait for.
-Program CapturedProgram::program(const Pipeline& pipeline, const BatchLayout& layout, const Plan& by, Phase phase) const {
+// Orders of ranks name the plan's stages, wherever these lie; orders of stages hold for any stages. Orders that were
+// made for the planned program may do without gradients that another program's stages wait for.
+Program CapturedProgram::program(const Pipeline& pipeline, const BatchLayout& layout, const Plan& by,
+                                 Phase phase) const {
   const auto make = [&]<SchedulePolicy Policy>(const Policy& policy) {
     if constexpr (RankOrderPolicy<Policy>) {
       auto orders = orders_of_parts(policy.rank_orders(stages_of(by), layout.microbatches), parts);

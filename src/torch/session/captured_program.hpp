@@ -16,52 +16,52 @@
 #include <autopar/runtime/transport.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/pipeline.hpp>
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/engine/division.hpp>
-#include <autopar/torch/engine/rank_runtime.hpp>
-#include <autopar/torch/op_graph.hpp>
 
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/engine/rank_runtime.hpp"
+#include "torch/ir/op_graph.hpp"
 #include "torch/session/epilogue.hpp"
 #include "torch/session/member_watch.hpp"
 #include "torch/session/prologue.hpp"
 #include "torch/session/recent_map.hpp"
 #include "torch/session/replicated_updates.hpp"
+#include "torch/staging/staged_graph.hpp"
 
 namespace autopar {
 
 /// When a program was found to be what forward does.
 struct Verification {
-  std::int64_t calls = 0;    ///< of the program since its capture, the one under way included
-  std::int64_t agreed = 0;   ///< call at which it was
-  std::int64_t next = 2;     ///< call at which it is asked again, whatever members are
+  std::int64_t calls = 0;   ///< of the program since its capture, the one under way included
+  std::int64_t agreed = 0;  ///< call at which it was
+  std::int64_t next = 2;    ///< call at which it is asked again, whatever members are
   MembersSeen members;
 };
 
 /// The model's forward in one mode for one argument signature: captured, divided among the ranks and ready to run.
 struct CapturedProgram {
-  OpGraph captured;                           ///< as the forward ran: what later captures are compared with
-  OpGraph graph;                              ///< `captured` with rewrites: what is planned and run
+  OpGraph captured;  ///< as the forward ran: what later captures are compared with
+  OpGraph graph;     ///< `captured` with rewrites: what is planned and run
   BatchPlan plan;
-  Division division;
-  std::vector<std::vector<StageId>> parts;    ///< [stage of the plan] stages of the division, ascending
-  RecomputedAtoms recomputed;                 ///< what the stages run again
+  StagedGraph division;
+  std::vector<std::vector<StageId>> parts;  ///< [stage of the plan] stages of the division, ascending
+  RecomputedAtoms recomputed;               ///< what the stages run again
   std::vector<InputSpec> inputs;
-  std::shared_ptr<const void> prototype;      ///< see CallResult
-  std::vector<std::size_t> result_positions;  ///< of the graph's outputs among the flattened results
-  std::size_t result_count = 0;               ///< flattened results, undefined ones included
+  std::shared_ptr<const void> prototype;                        ///< see CallResult
+  std::vector<std::size_t> result_positions;                    ///< of the graph's outputs among the flattened results
+  std::size_t result_count = 0;                                 ///< flattened results, undefined ones included
   std::vector<std::pair<at::Tensor, std::uint32_t>> constants;  ///< with the version at the capture
-  std::set<std::int64_t> verified;            ///< global batches at which a capture gave the same program
+  std::set<std::int64_t> verified;  ///< global batches at which a capture gave the same program
   Verification verification;
-  bool outdated = false;                      ///< found to be another than what forward does
-  std::int64_t checked_batch = 0;             ///< the largest whose memory was checked
+  bool outdated = false;           ///< found to be another than what forward does
+  std::int64_t checked_batch = 0;  ///< the largest whose memory was checked
 
   std::unique_ptr<RankRuntime> runtime;
   std::unique_ptr<Prologue> prologue;
   std::unique_ptr<Epilogue> epilogue;
   std::unique_ptr<ReplicatedUpdates> replicated_updates;
-  std::vector<GroupId> groups;                ///< by reduction group of the pipeline
-  std::vector<GroupId> gather_groups;         ///< likewise, for parameters that are gathered
+  std::vector<GroupId> groups;         ///< by reduction group of the pipeline
+  std::vector<GroupId> gather_groups;  ///< likewise, for parameters that are gathered
 
   /// Whether a constant was written since the capture, or forward was found to do something else.
   [[nodiscard]] bool is_stale() const;

@@ -11,7 +11,8 @@
 #include <autopar/core/error.hpp>
 #include <autopar/io/cost_file.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/profiler.hpp>
+
+#include "torch/cost/measured/profiler.hpp"
 
 namespace autopar {
 
@@ -60,13 +61,15 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
 }
 
 /// Whether one device holds the model as it is: the plan is to run it, whatever it costs.
-bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) const {
+bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile,
+                                     std::int64_t batch) const {
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   if (world_.size() > 1 || elsewhere || given_plan_ || reads_plan()) return false;
   const auto plan = search_plan(program, profile, batch, {});
   const bool fewest = options_.microbatches > 0 || plan.microbatches <= options_.min_microbatches;
   const auto runs_again = [](const StagePlan& stage) { return !stage.recomputed.empty(); };
-  return plan.stages.size() == 1 && fewest && plan.offload == Offload::kNone && std::ranges::none_of(plan.stages, runs_again);
+  return plan.stages.size() == 1 && fewest && plan.offload == Offload::kNone &&
+         std::ranges::none_of(plan.stages, runs_again);
 }
 
 /// Empty: nowhere. A cache of its own for each host, as links are measured between this one and its neighbours.
@@ -99,7 +102,7 @@ void Session::Impl::keep_costs(MeasuredCosts costs, const CostOrigin& origin) co
   if (!options_.cost_file.empty()) return write_costs(path, costs, origin, overwrite());
   try {
     std::filesystem::create_directories(path.parent_path());
-    costs.atoms.merge(cached_costs(origin).atoms);  // what another program measured meanwhile
+    costs.atoms.merge(cached_costs(origin).atoms);      // what another program measured meanwhile
     write_costs(path, costs, origin, Overwrite::kAny);  // of an earlier version, too
   } catch (const std::exception& error) {
     world_.logger(LogModule::kProfiler).info(std::string("measured costs are not kept: ") + error.what());

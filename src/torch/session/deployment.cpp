@@ -15,20 +15,20 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/config.hpp>
-#include <autopar/plan/pipeline_of.hpp>
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/report/runnable.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/rewrite/cast_hoist.hpp>
-#include <autopar/torch/rewrite/channels_last.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
-#include <autopar/torch/rewrite/select_fold.hpp>
-#include <autopar/torch/shown_name.hpp>
-
-#include "torch/session/host_memory.hpp"
-#include "torch/session/whole_handles.hpp"
 
 #ifdef AUTOPAR_TORCH_CUDA
 #include <c10/cuda/CUDAStream.h>
+
+#include "torch/device/host_memory.hpp"
+#include "torch/ir/shown_name.hpp"
+#include "torch/parameters/whole_handles.hpp"
+#include "torch/rewrite/cast_hoist.hpp"
+#include "torch/rewrite/channels_last.hpp"
+#include "torch/rewrite/linear_fold.hpp"
+#include "torch/rewrite/select_fold.hpp"
 #endif
 
 namespace autopar {
@@ -62,9 +62,16 @@ void set_log_levels(Log& log, const std::string& levels) {
 
 Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
                     std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
-    : world_(world.view()), module_(std::move(module)), code_(std::move(code)), options_(code_), planner_(std::move(planner)),
-      init_(std::move(init)), registry_(*module_), log_(world.logger(LogModule::kSession)),
-      members_(*module_, members), losses_(world.rank() == 0 ? log_ : Logger()) {
+    : world_(world.view()),
+      module_(std::move(module)),
+      code_(std::move(code)),
+      options_(code_),
+      planner_(std::move(planner)),
+      init_(std::move(init)),
+      registry_(*module_),
+      log_(world.logger(LogModule::kSession)),
+      members_(*module_, members),
+      losses_(world.rank() == 0 ? log_ : Logger()) {
   for (const auto& part : module_->modules()) modules_.push_back(part.get());
   model_number_ = world.count_model();
 }
@@ -90,8 +97,8 @@ void Session::Impl::resolve_once() {
     std::string a, b;
     while (std::getline(first_lines, a) && std::getline(other_lines, b) && a == b) {
     }
-    throw InvalidArgument("options differ between ranks: rank 0 has " + a + ", rank " + std::to_string(r) + " has " + b +
-                          "; give every rank the same options");
+    throw InvalidArgument("options differ between ranks: rank 0 has " + a + ", rank " + std::to_string(r) + " has " +
+                          b + "; give every rank the same options");
   }
   options_ = resolved.options;
   set_log_levels(world_.log(), options_.log_level);
@@ -125,7 +132,8 @@ std::string Session::Impl::capture_key(const CallArguments& arguments) const {
 
 namespace {
 
-/// Those of CUDA devices that this version supports, with the process's setting of what single precision may be rounded to.
+/// Those of CUDA devices that this version supports, with the process's setting of what single precision may be rounded
+/// to.
 MatrixUnits matrix_units(c10::Device device) {
   return {device.is_cuda(), device.is_cuda() && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV)};
 }
@@ -150,11 +158,15 @@ void Session::Impl::require_one_precision() const {
                           " is set, which casts in its place; leave autocast off, or set precision = module");
   }
   const auto& tensors = registry_.tensors();
-  const auto is_single = [](const auto& tensor) { return tensor.is_parameter && tensor.handle.scalar_type() == at::kFloat; };
+  const auto is_single = [](const auto& tensor) {
+    return tensor.is_parameter && tensor.handle.scalar_type() == at::kFloat;
+  };
   if (std::any_of(tensors.begin(), tensors.end(), is_single)) return;
-  const auto first = std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_parameter; });
+  const auto first =
+      std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_parameter; });
   if (first == tensors.end()) return;
-  throw InvalidArgument(setting + " keeps parameters in float32 and computes in 16 bits, but the module has none of float32: '" +
+  throw InvalidArgument(setting +
+                        " keeps parameters in float32 and computes in 16 bits, but the module has none of float32: '" +
                         first->name() + "' is " + c10::toString(first->handle.scalar_type()) +
                         "; convert the module with to(torch::kFloat), or set precision = module");
 }
@@ -194,7 +206,8 @@ void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& 
     members_.ignore_changes_for_all(before);
   }
   program.verification.members = members_.look(arguments.beside);
-  program.graph = lay_out_weight_copies(fold_selects(fold_linear(hoist_parameter_casts(program.captured), device_.type())));
+  program.graph =
+      lay_out_weight_copies(fold_selects(fold_linear(hoist_parameter_casts(program.captured), device_.type())));
   AlgebraOptions algebra;
   algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
   program.plan = analyze_batch(program.graph, algebra);
@@ -242,7 +255,8 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   if (!is_divided) {
     AtomPartition atoms;
     together(world_, "profiling the model", [&] {
-      atoms = program->captured.hash() == planned_hash_ ? planned_atoms_ : partition_into_atoms(program->graph, program->plan);
+      atoms = program->captured.hash() == planned_hash_ ? planned_atoms_
+                                                        : partition_into_atoms(program->graph, program->plan);
     });
     static_cast<void>(divide_program(*program, atoms));
   }
@@ -250,11 +264,11 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
     include_holders(program->division, program->graph, holders_in(program->graph));
     if (units_.empty()) return;
     const auto shared = shared_parameters(*program);
-    share_groups(program->division, program->graph, program->plan, shared);
+    shard_groups(program->division, program->graph, program->plan, shared);
     if (parts_backwards(*plan_)) return;
     // As plans are costed: of a synthesised one as if it parted its backwards.
-    const auto kept = keeps_backwards_whole(plan_->schedule) ? kKeptForBackward
-                                                             : Bytes(std::numeric_limits<std::int64_t>::max());
+    const auto kept =
+        keeps_backwards_whole(plan_->schedule) ? kKeptForBackward : Bytes(std::numeric_limits<std::int64_t>::max());
     order_backward_gathers(program->division, program->graph, program->plan, shared, program->recomputed, kept);
   });
   build_runtime(*program);
@@ -332,7 +346,7 @@ std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) 
   std::vector<std::vector<StageId>> home(graph.values.size());
   for (const auto* leaves : {&graph.parameters, &graph.buffers}) {
     for (const auto& [name, value] : *leaves) {
-      home[value.index()] = const_cast<StateRegistry&>(registry_).named(name).stages;
+      home[value.index()] = registry_.named(name).stages;
     }
   }
   return home;
@@ -341,7 +355,7 @@ std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) 
 std::vector<std::vector<Rank>> Session::Impl::holders_in(const OpGraph& graph) const {
   std::vector<std::vector<Rank>> holders(graph.values.size());
   for (const auto& [name, value] : graph.parameters) {
-    holders[value.index()] = const_cast<StateRegistry&>(registry_).named(name).holders;
+    holders[value.index()] = registry_.named(name).holders;
   }
   return holders;
 }
@@ -358,11 +372,12 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
                              std::to_string(plan_->microbatches) +
                              "; set microbatches = 1, or batch_norm = microbatch");
     }
-    throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
-                       treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
-                           std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
-                           " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the "
-                           "planner");
+    throw CaptureError(
+        shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
+        treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
+            std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
+            " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the "
+            "planner");
   }
 }
 
@@ -384,7 +399,7 @@ void Session::Impl::make_transports() {
   wire_ = new_transport();
   std::vector<Rank> everyone;
   for (int r = 0; r < world_.size(); ++r) everyone.push_back(Rank(r));
-  world_sums_ = GlobalSums(wire_, group_of(everyone), world_.size(), device_);
+  world_sums_ = WorldSums(wire_, group_of(everyone), world_.size(), device_);
 }
 
 GroupId Session::Impl::group_of(const std::vector<Rank>& ranks) {
@@ -401,8 +416,8 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
     const auto compute = [this, &graph = program.graph](ValueId leaf) { return compute_memory_of(graph, leaf); };
     const auto copy = [this, &graph = program.graph](ValueId leaf) { return copy_of(graph, leaf); };
     program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), device_,
-                                                    StageRuntime::Leaves{lookup, compute, copy}, parts_backwards(*plan_),
-                                                    program.recomputed, shared_groups(division));
+                                                    Stage::Leaves{lookup, compute, copy}, parts_backwards(*plan_),
+                                                    program.recomputed, sharded_groups(division));
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, device_, lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, device_);
     std::vector<const BufferUpdate*> held;

@@ -7,9 +7,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
-#include <autopar/torch/op_graph.hpp>
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/interpret/op_interpreter.hpp"
+#include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 
@@ -36,7 +36,7 @@ class Epilogue {
  private:
   const OpGraph& graph_;
   const BatchPlan& plan_;
-  OpRunner runner_;
+  OpInterpreter runner_;
 };
 
 }  // namespace autopar

@@ -56,15 +56,20 @@ std::string to_message(const std::exception& error) {
 void throw_message(const std::string& message, Rank rank, Rank failed, const std::string& action) {
   const auto fields = fields_of(message);
   switch (static_cast<Type>(message.at(0))) {
-    case Type::kCapture: throw CaptureError(fields.at(0), fields.at(1), fields.at(2));
+    case Type::kCapture:
+      throw CaptureError(fields.at(0), fields.at(1), fields.at(2));
     case Type::kPlan:
       if (fields.at(1).empty()) throw InfeasiblePlan(fields.at(0));
       throw InfeasiblePlan(fields.at(0), StageId(std::stoi(fields.at(1))), Bytes(std::stoll(fields.at(2))),
                            Bytes(std::stoll(fields.at(3))), fields.at(4));
-    case Type::kArgument: throw InvalidArgument(fields.at(0));
-    case Type::kCheckpoint: throw CheckpointError(fields.at(0));
-    case Type::kConfig: throw ConfigError(fields.at(0), {});
-    case Type::kOther: break;
+    case Type::kArgument:
+      throw InvalidArgument(fields.at(0));
+    case Type::kCheckpoint:
+      throw CheckpointError(fields.at(0));
+    case Type::kConfig:
+      throw ConfigError(fields.at(0), {});
+    case Type::kOther:
+      break;
   }
   throw TransportError("rank " + std::to_string(failed.value()) + " failed in " + action + ": " + fields.at(0), rank,
                        failed, action);

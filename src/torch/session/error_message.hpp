@@ -7,8 +7,8 @@
 
 namespace autopar {
 
-/// An error as text that another rank can throw again with its type: errors of what was asked (arguments, options, model,
-/// plan) concern every rank alike. Never empty.
+/// An error as text that another rank can throw again with its type: errors of what was asked (arguments, options,
+/// model, plan) concern every rank alike. Never empty.
 [[nodiscard]] std::string to_message(const std::exception& error);
 
 /// Throws on `rank` what `failed` put into `message`: the same type and text for errors of what was asked, else a

@@ -47,14 +47,16 @@ std::vector<Value> of_all_ranks(World& world, const Value& mine, const char* act
 
 void require_alike(const std::vector<Addend>& addends) {
   const auto refuse = [](std::size_t rank, const std::string& first, const std::string& other) {
-    throw InvalidArgument("global_mean: the sum of rank 0 " + first + ", that of rank " + std::to_string(rank) + " " + other +
-                          "; compute it by the same code on every rank, also where a rank has no samples");
+    throw InvalidArgument("global_mean: the sum of rank 0 " + first + ", that of rank " + std::to_string(rank) + " " +
+                          other + "; compute it by the same code on every rank, also where a rank has no samples");
   };
   const auto& first = addends.front();
   for (std::size_t r = 1; r < addends.size(); ++r) {
     const auto& other = addends[r];
     if (other.differentiated != first.differentiated) {
-      const auto text = [](const Addend& addend) { return std::string(addend.differentiated ? "has" : "has no") + " gradient"; };
+      const auto text = [](const Addend& addend) {
+        return std::string(addend.differentiated ? "has" : "has no") + " gradient";
+      };
       refuse(r, text(first), text(other));
     }
     if (other.common != first.common) {
@@ -68,14 +70,15 @@ void require_alike(const std::vector<Addend>& addends) {
 
 // Each holder of a parameter would have a part of its gradient only.
 void refuse_parameters(const std::vector<Addend>& addends) {
-  constexpr auto kWayOut = ", whose gradient would be divided among the ranks; add terms of parameters to what global_mean "
-                           "returns, on the ranks that own them (model->owns(p)), or compute them in forward";
+  constexpr auto kWayOut =
+      ", whose gradient would be divided among the ranks; add terms of parameters to what global_mean "
+      "returns, on the ranks that own them (model->owns(p)), or compute them in forward";
   for (std::size_t r = 0; r < addends.size(); ++r) {
     const auto& addend = addends[r];
     const auto sum = "global_mean: the sum of rank " + std::to_string(r);
     if (addend.parameter > 0) {
-      throw InvalidArgument(sum + " contains a parameter of the model (" + std::to_string(addend.parameter) + " elements)" +
-                            kWayOut);
+      throw InvalidArgument(sum + " contains a parameter of the model (" + std::to_string(addend.parameter) +
+                            " elements)" + kWayOut);
     }
     if (addend.differentiated && addend.results == 0) {
       throw InvalidArgument(sum + " depends on no result of a model, only on leaves such as parameters" + kWayOut);
@@ -100,7 +103,8 @@ void require_same_gradient(World& world, const at::Tensor& gradient) {
       if (std::isnan(x) && std::isnan(y)) continue;
       std::ostringstream text;
       text << "global_mean: its gradient is " << x << " on rank " << a << " and " << y << " on rank " << b
-           << ", as a loss of each rank's own samples uses it; end that loss with ap::global_mean(world, sum, count), too";
+           << ", as a loss of each rank's own samples uses it; end that loss with ap::global_mean(world, sum, count), "
+              "too";
       throw InvalidArgument(text.str());
     }
   }
@@ -109,7 +113,8 @@ void require_same_gradient(World& world, const at::Tensor& gradient) {
 }  // namespace
 
 at::Tensor global_mean(World& world, const at::Tensor& local_sum, std::int64_t local_count) {
-  expect(local_sum.defined() && local_sum.numel() == 1, "global_mean: pass the sum over this rank's samples, one number");
+  expect(local_sum.defined() && local_sum.numel() == 1,
+         "global_mean: pass the sum over this rank's samples, one number");
   expect(local_count >= 0, "global_mean: the local count is negative");
   const bool differentiates = at::GradMode::is_enabled() && local_sum.requires_grad();
   const auto region = differentiates ? region_behind({local_sum}, {true}) : nullptr;
@@ -144,7 +149,7 @@ at::Tensor global_mean(World& world, const at::Tensor& local_sum, std::int64_t l
   history.common = {true};
   const std::shared_ptr<World> ranks(new World(world.view()));
   history.backward = [ranks, count, is_empty = local_count == 0](const torch::autograd::variable_list& given,
-                                                                  const BackwardRequest&) {
+                                                                 const BackwardRequest&) {
     if (ranks->size() > 1) require_same_gradient(*ranks, given[0]);
     torch::autograd::variable_list out(1);
     if (given[0].defined() && !is_empty) out[0] = given[0].div(count);

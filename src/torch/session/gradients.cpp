@@ -3,63 +3,29 @@
 #include <limits>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <autopar/core/error.hpp>
 #include <autopar/plan/text.hpp>
-#include <autopar/torch/engine/gradient_factor.hpp>
 
+#include "torch/gradients/gradient_factor.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
 
 namespace {
 
-/// Divides tensors in place. Whether all their elements are finite.
-bool divide_and_check(const std::vector<at::Tensor>& tensors, double divisor, c10::Device device) {
-  std::vector<at::Tensor> real;
-  for (const auto& tensor : tensors) real.push_back(tensor.is_complex() ? at::view_as_real(tensor) : tensor);
-  if (real.empty()) return true;
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-  auto found = at::zeros({1}, options);
-  at::_amp_foreach_non_finite_check_and_unscale_(real, found, at::full({1}, 1 / divisor, options));
-  return found.item<float>() == 0;
-}
-
-bool all_finite(const std::map<const void*, HandleGradient>& gradients, c10::Device device) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [impl, sum] : gradients) tensors.push_back(sum.gradient);
-  return divide_and_check(tensors, 1, device);
-}
-
-/// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shares of the sums.
-void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memory,
-                     const std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>>& gradients) {
-  const auto& whole = memory.whole();
-  const auto flat = at::zeros({memory.unit().elements}, whole.options().dtype(memory.unit().dtype));
-  for (const auto& [place, gradient] : gradients) part_of(flat, place->offset, place->sizes).copy_(*gradient);
-  auto owner = std::make_shared<at::Tensor>(flat);
-  const Buffer buffer{static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), owner};
-  wire.wait(wire.reduce_scatter(buffer, reduction_dtype(flat.scalar_type()), group));
-  const auto share = flat.narrow(0, memory.own().begin, memory.own().size()).clone();
-  for (const auto& [place, gradient] : gradients) {
-    const auto within = memory.within_part(*place);
-    *gradient = part_of(share, within.begin, {within.size()});
-  }
-}
-
 /// Adds to `.grad`. A tensor that nobody else uses may become the gradient itself.
 void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
   auto& grad = handle.mutable_grad();
-  if (grad.defined()) grad.add_(gradient);
-  else grad = may_take ? gradient : gradient.clone();
+  if (grad.defined())
+    grad.add_(gradient);
+  else
+    grad = may_take ? gradient : gradient.clone();
 }
 
 }  // namespace
@@ -97,17 +63,14 @@ void Session::Impl::apply(const StageGradients& gradients, const at::Tensor& fac
       add_to_owner(handle, gradient, may_take, leaving);
       continue;
     }
-    auto& sum = pending_[handle.unsafeGetTensorImpl()];
-    sum.handle = handle;
-    if (sum.gradient.defined()) sum.gradient.add_(gradient);
-    else sum.gradient = may_take ? gradient : gradient.clone();
+    gradients_.accumulate(handle, gradient, may_take);
   }
   add_arrived(leaving);
 }
 
 void Session::Impl::flush_reduced() {
   LeavingGradients leaving;
-  for (auto& [impl, sum] : std::exchange(reduced_, {})) add_to_owner(sum.handle, sum.gradient, true, leaving);
+  for (const auto& sum : gradients_.take_reduced()) add_to_owner(sum.handle, sum.gradient, true, leaving);
   add_arrived(leaving);
 }
 
@@ -128,57 +91,17 @@ void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gra
 /// An optimizer on the host may step as soon as this returns.
 void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   if (leaving.copies.empty()) return;
-  QueueMark copied;
+  DeviceEvent copied;
   copied.set(device_);
   copied.wait();
   for (const auto& [handle, gradient] : leaving.copies) add_to_grad(handle, gradient, true);
 }
 
-// All holders of a parameter accumulated it in the same calls, so they agree on what there is to reduce.
-void Session::Impl::reduce_pending() {
-  const at::NoGradGuard no_grad;
-  std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
-  for (const auto& tensor : registry_.tensors()) {
-    const auto found = pending_.find(tensor.handle.unsafeGetTensorImpl());
-    if (found == pending_.end() || in_shares(tensor)) continue;
-    groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
-  }
-  for (auto& [key, members] : groups) {
-    const auto& ranks = key.first;
-    if (ranks.size() < 2) continue;
-    std::vector<at::Tensor> parts;
-    for (const auto* member : members) parts.push_back(member->gradient.reshape({-1}));
-    auto flat = at::cat(parts);
-    auto owner = std::make_shared<at::Tensor>(flat);
-    const Buffer buffer{static_cast<std::byte*>(flat.data_ptr()), static_cast<std::size_t>(flat.nbytes()), owner};
-    wire_.wait(wire_.all_reduce(buffer, reduction_dtype(flat.scalar_type()), groups_.at(ranks)));
-    std::int64_t offset = 0;
-    for (auto* member : members) {
-      const auto elements = member->gradient.numel();
-      member->gradient = part_of(flat, offset, member->gradient.sizes().vec());
-      offset += elements;
-    }
-  }
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    if (units_[u].zero != 1 || shards_[u] == nullptr) continue;  // from level 2 on each call summed into shares
-    std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>> gradients;
-    for (const auto& place : units_[u].places) {
-      const auto found = pending_.find(registry_.named(place.names.front()).handle.unsafeGetTensorImpl());
-      if (found != pending_.end()) gradients.emplace_back(&place, &found->second.gradient);
-    }
-    if (!gradients.empty()) sum_into_shares(wire_, groups_.at(units_[u].ranks), *shards_[u], gradients);
-  }
-  for (auto& [impl, sum] : std::exchange(pending_, {})) {
-    auto& waiting = reduced_[impl];
-    if (waiting.gradient.defined()) waiting.gradient.add_(sum.gradient);
-    else waiting = std::move(sum);
-  }
-}
+void Session::Impl::reduce_accumulated() { gradients_.reduce({wire_, groups_, registry_, units_, shards_}); }
 
 void Session::Impl::warn_of_second_gradients() {
   if (warned_of_second_gradients_ || plan_->gradient_copies > 1) return;
-  Bytes first, planned;
-  for (const auto& [impl, sum] : pending_) first += Bytes(static_cast<std::int64_t>(sum.gradient.nbytes()));
+  Bytes first = gradients_.accumulated(), planned;
   for (const auto& tensor : registry_.tensors()) {
     const auto& grad = tensor.handle.grad();
     const bool here = tensor.is_parameter && grad.defined() && grad.device() == device_;
@@ -190,20 +113,22 @@ void Session::Impl::warn_of_second_gradients() {
   }
   if (planned + first <= plan_->device_memory) return;
   warned_of_second_gradients_ = true;
-  log_.warn("a call makes gradients while there are some of earlier calls; the plan counts one set (" + readable(planned) +
-            " of " + readable(plan_->device_memory) + "), so memory may run out: set gradient_accumulation = true to plan" +
+  log_.warn("a call makes gradients while there are some of earlier calls; the plan counts one set (" +
+            readable(planned) + " of " + readable(plan_->device_memory) +
+            "), so memory may run out: set gradient_accumulation = true to plan" +
             " for two, or call zero_grad() before the model");
 }
 
 void Session::Impl::sync_gradients() {
   require_deployed("sync_gradients");
   const auto headers = exchange(world_, next_header(CallKind::kSync), "");
-  const bool pending = std::any_of(headers.begin(), headers.end(), [](const auto& header) { return header.has_pending; });
+  const bool pending =
+      std::any_of(headers.begin(), headers.end(), [](const auto& header) { return header.has_pending; });
   guarded("sync_gradients", [&] {
     const at::NoGradGuard no_grad;
-    reduce_pending();
+    reduce_accumulated();
     StepOutcome outcome;
-    if (scaler_) outcome.overflow = any_overflow(!all_finite(reduced_, device_));
+    if (scaler_) outcome.overflow = any_overflow(!gradients_.reduced_are_finite(device_));
     if (!scaler_ || !pending || !skips(outcome)) flush_reduced();
   });
 }
@@ -222,7 +147,7 @@ StepOutcome Session::Impl::unscale(const Call& call, StageGradients& gradients, 
   for (auto& gradient : of_inputs) {
     if (gradient.defined()) gradient = gradient.div(call.loss_scale);
   }
-  if (!call.accumulate) outcome.overflow = any_overflow(!finite || !all_finite(reduced_, device_));
+  if (!call.accumulate) outcome.overflow = any_overflow(!finite || !gradients_.reduced_are_finite(device_));
   return outcome;
 }
 
@@ -240,7 +165,7 @@ bool Session::Impl::skips(StepOutcome& outcome) {
     outcome.counted = true;
   }
   if (!outcome.overflow) return false;
-  reduced_.clear();
+  gradients_.drop_reduced();
   for (const auto& tensor : registry_.tensors()) {
     if (tensor.is_parameter && holds(tensor)) tensor.handle.mutable_grad().reset();
   }
@@ -252,10 +177,7 @@ void Session::Impl::note_scaler() {
   stats_.skipped_steps = scaler_->state().skipped;
 }
 
-void Session::Impl::drop_accumulated() {
-  pending_.clear();
-  reduced_.clear();
-}
+void Session::Impl::drop_accumulated() { gradients_.drop(); }
 
 at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   require_deployed("clip_grad_norm_");
@@ -267,7 +189,8 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   exchange(world_, next_header(CallKind::kClip), std::to_string(max_norm) + " " + std::to_string(norm_type));
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
   const bool largest = std::isinf(norm_type);
-  // Each gradient counts on the first rank that holds it, each share on its own; maxima go to a place of their own for each rank.
+  // Each gradient counts on the first rank that holds it, each share on its own; maxima go to a place of their own for
+  // each rank.
   auto own = at::zeros({largest ? world_.size() : 1}, options);
   auto mine = own.select(0, largest ? world_.rank() : 0);
   std::vector<at::Tensor> gradients;
@@ -280,8 +203,10 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
     if (!counts || gradient.numel() == 0) continue;
     const auto sizes = gradient.is_complex() ? gradient.abs() : gradient;
     const auto norm = at::linalg_vector_norm(sizes, norm_type, {}, false, at::kDouble).to(device_);
-    if (largest) mine.copy_(mine.maximum(norm));
-    else mine.add_(norm.pow(norm_type));
+    if (largest)
+      mine.copy_(mine.maximum(norm));
+    else
+      mine.add_(norm.pow(norm_type));
   }
   const auto total = world_sums_.sum({own})[0];
   const auto norm = largest ? total.max() : total.select(0, 0).pow(1.0 / norm_type);

@@ -22,8 +22,8 @@ std::string rank_name(std::size_t rank) { return "rank " + std::to_string(rank);
 
 [[noreturn]] void refuse(const std::string& what, std::size_t a, const std::string& value_a, std::size_t b,
                          const std::string& value_b, const std::string& remedy) {
-  throw InvalidArgument(what + ": " + rank_name(a) + " has " + value_a + ", " + rank_name(b) + " has " + value_b + "; " +
-                        remedy);
+  throw InvalidArgument(what + ": " + rank_name(a) + " has " + value_a + ", " + rank_name(b) + " has " + value_b +
+                        "; " + remedy);
 }
 
 /// The part in which two texts differ, with a little around it.
@@ -55,8 +55,8 @@ void require_none_failed(World& world, const std::vector<CallHeader>& headers, c
   const auto messages = world.all_gather(blob_of(message), "failure");
   if (error) std::rethrow_exception(error);
   const auto failed = static_cast<std::size_t>(std::ranges::find_if(headers, &CallHeader::failed) - headers.begin());
-  throw InvalidArgument(rank_name(failed) + " cannot make this call of " + std::string(name_of(headers[failed].kind)) + ": " +
-                        text_of(messages[failed]));
+  throw InvalidArgument(rank_name(failed) + " cannot make this call of " + std::string(name_of(headers[failed].kind)) +
+                        ": " + text_of(messages[failed]));
 }
 
 }  // namespace
@@ -79,15 +79,24 @@ std::uint64_t hash_text(std::string_view text) { return hash_bytes(text.data(), 
 
 std::string_view name_of(CallKind kind) {
   switch (kind) {
-    case CallKind::kForward: return "forward";
-    case CallKind::kBackward: return "backward";
-    case CallKind::kPrepare: return "prepare";
-    case CallKind::kDeploy: return "deploy";
-    case CallKind::kSync: return "sync_gradients";
-    case CallKind::kClip: return "clip_grad_norm_";
-    case CallKind::kGather: return "gather";
-    case CallKind::kSave: return "save";
-    case CallKind::kLoad: return "load";
+    case CallKind::kForward:
+      return "forward";
+    case CallKind::kBackward:
+      return "backward";
+    case CallKind::kPrepare:
+      return "prepare";
+    case CallKind::kDeploy:
+      return "deploy";
+    case CallKind::kSync:
+      return "sync_gradients";
+    case CallKind::kClip:
+      return "clip_grad_norm_";
+    case CallKind::kGather:
+      return "gather";
+    case CallKind::kSave:
+      return "save";
+    case CallKind::kLoad:
+      return "load";
   }
   return "?";
 }
@@ -114,9 +123,11 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
     const auto& other = headers[r];
     const std::string remedy = "every rank must make the same calls in the same order";
     if (other.model != first.model) {
-      const auto text = [](const CallHeader& one) { return "model " + std::to_string(one.model) + " (" + one.model_name.data() + ")"; };
-      refuse("the ranks call different AutoParallel models (counted in the order in which they were made)", 0, text(first), r,
-             text(other), "every rank must make its models, and call them, in the same order");
+      const auto text = [](const CallHeader& one) {
+        return "model " + std::to_string(one.model) + " (" + one.model_name.data() + ")";
+      };
+      refuse("the ranks call different AutoParallel models (counted in the order in which they were made)", 0,
+             text(first), r, text(other), "every rank must make its models, and call them, in the same order");
     }
     if (other.kind != first.kind) {
       refuse("the ranks call different members of an AutoParallel model", 0, std::string(name_of(first.kind)), r,
@@ -134,7 +145,8 @@ std::vector<CallHeader> exchange(World& world, const CallHeader& mine, const std
       const auto text = [](const CallHeader& one) {
         return std::to_string(one.loss_backwards) + " (factors " + std::to_string(one.loss_factors) + " in all)";
       };
-      refuse("since the last call the ranks called backward for the model's losses differently", 0, text(first), r, text(other),
+      refuse("since the last call the ranks called backward for the model's losses differently", 0, text(first), r,
+             text(other),
              "their gradients differ now; every rank must call backward for the same losses with the same factors");
     }
     if (other.accumulates != first.accumulates) {
@@ -178,7 +190,9 @@ void require_same_optimizers(World& world, const std::vector<CallHeader>& header
   for (std::size_t k = 0; k < OptimizerWatch::kCompared; ++k) {
     const auto which = k == 0 ? std::string("optimizer") : "optimizer " + std::to_string(k + 1);
     const auto seen = [&](std::size_t r) -> const OptimizerWatch::Seen& { return headers[r].optimizers[k]; };
-    const auto text = [&](std::size_t r) { return std::string(seen(r).stepped == Stepped::kYes ? "stepped" : "not stepped"); };
+    const auto text = [&](std::size_t r) {
+      return std::string(seen(r).stepped == Stepped::kYes ? "stepped" : "not stepped");
+    };
     std::optional<std::size_t> first;
     std::map<std::uint64_t, std::size_t> first_alike;  // by parameters; 0: those whose state tells
     for (std::size_t r = 0; r < headers.size(); ++r) {
@@ -191,8 +205,9 @@ void require_same_optimizers(World& world, const std::vector<CallHeader>& header
       if (seen(r).stepped == Stepped::kUnknown) continue;
       const auto alike = first_alike.try_emplace(seen(r).has_state != 0 ? 0 : seen(r).parameters, r).first->second;
       if (seen(r).stepped == seen(alike).stepped) continue;
-      refuse("since the last call with gradients the ranks stepped the attached " + which + " differently", alike, text(alike), r,
-             text(r), "the training is not one process's any more: every rank must step after the same calls; set "
+      refuse("since the last call with gradients the ranks stepped the attached " + which + " differently", alike,
+             text(alike), r, text(r),
+             "the training is not one process's any more: every rank must step after the same calls; set "
              "requires_grad_(false) on parameters that a step is to leave out");
     }
   }

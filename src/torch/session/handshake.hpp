@@ -20,8 +20,8 @@ enum class CallKind : std::uint8_t { kForward, kBackward, kPrepare, kDeploy, kSy
 
 /// What a rank tells the others at the start of a collective call. Plain bytes: equal programs, equal layout.
 struct CallHeader {
-  std::uint64_t serial = 0;         ///< of this model's collective calls
-  std::int32_t model = 0;           ///< its number among the World's models, from 1
+  std::uint64_t serial = 0;  ///< of this model's collective calls
+  std::int32_t model = 0;    ///< its number among the World's models, from 1
   std::array<char, 40> model_name{};
   CallKind kind = CallKind::kForward;
   bool needs_capture = false;       ///< what it has is stale

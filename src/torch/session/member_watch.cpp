@@ -27,19 +27,20 @@ Sizes sizes_of() {
 Sizes known_sizes() {
   using namespace torch::nn;
   return sizes_of<DropoutImpl, Dropout2dImpl, Dropout3dImpl, AlphaDropoutImpl, FeatureAlphaDropoutImpl,  //
-                  ELUImpl, SELUImpl, CELUImpl, GELUImpl, GLUImpl, HardshrinkImpl, HardtanhImpl, LeakyReLUImpl, RReLUImpl,
-                  ReLUImpl, ReLU6Impl, SoftplusImpl, SoftshrinkImpl, ThresholdImpl, SoftmaxImpl, SoftminImpl,
+                  ELUImpl, SELUImpl, CELUImpl, GELUImpl, GLUImpl, HardshrinkImpl, HardtanhImpl, LeakyReLUImpl,
+                  RReLUImpl, ReLUImpl, ReLU6Impl, SoftplusImpl, SoftshrinkImpl, ThresholdImpl, SoftmaxImpl, SoftminImpl,
                   LogSoftmaxImpl,  //
                   BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl, InstanceNorm2dImpl,
                   InstanceNorm3dImpl, LayerNormImpl, GroupNormImpl, LocalResponseNormImpl, CrossMapLRN2dImpl,  //
                   Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl, ConvTranspose3dImpl,
                   EmbeddingImpl, EmbeddingBagImpl, MultiheadAttentionImpl, RNNImpl, LSTMImpl, GRUImpl,  //
-                  AvgPool1dImpl, AvgPool2dImpl, AvgPool3dImpl, MaxPool1dImpl, MaxPool2dImpl, MaxPool3dImpl, LPPool1dImpl,
-                  LPPool2dImpl, UpsampleImpl, ConstantPad1dImpl, ConstantPad2dImpl, ConstantPad3dImpl, FunctionalImpl,
-                  CosineSimilarityImpl, PairwiseDistanceImpl, TransformerEncoderLayerImpl, TransformerDecoderLayerImpl,
-                  L1LossImpl, MSELossImpl, SmoothL1LossImpl, HuberLossImpl, CrossEntropyLossImpl, NLLLossImpl, BCELossImpl,
-                  BCEWithLogitsLossImpl, KLDivLossImpl, PoissonNLLLossImpl, MarginRankingLossImpl, TripletMarginLossImpl,
-                  CosineEmbeddingLossImpl, HingeEmbeddingLossImpl>();
+                  AvgPool1dImpl, AvgPool2dImpl, AvgPool3dImpl, MaxPool1dImpl, MaxPool2dImpl, MaxPool3dImpl,
+                  LPPool1dImpl, LPPool2dImpl, UpsampleImpl, ConstantPad1dImpl, ConstantPad2dImpl, ConstantPad3dImpl,
+                  FunctionalImpl, CosineSimilarityImpl, PairwiseDistanceImpl, TransformerEncoderLayerImpl,
+                  TransformerDecoderLayerImpl, L1LossImpl, MSELossImpl, SmoothL1LossImpl, HuberLossImpl,
+                  CrossEntropyLossImpl, NLLLossImpl, BCELossImpl, BCEWithLogitsLossImpl, KLDivLossImpl,
+                  PoissonNLLLossImpl, MarginRankingLossImpl, TripletMarginLossImpl, CosineEmbeddingLossImpl,
+                  HingeEmbeddingLossImpl>();
 }
 
 std::span<const std::byte> bytes_between(const std::byte* begin, const std::byte* end) {

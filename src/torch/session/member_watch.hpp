@@ -17,10 +17,10 @@ struct MembersSeen {
   std::vector<bool> ignored;  ///< by block of 4 bytes: changed once, and the program did not
 };
 
-/// Tells that members of modules have changed (a temperature, a dropout rate), by the bytes of the objects: those of the
-/// model itself, whose size its caller knows, and of libtorch's own modules, whose sizes are known here. A pointer or a
-/// statistic changes bytes as well, so a change is a reason to look and no more. Members of other classes, and what is
-/// behind pointers, it does not see. A look costs what comparing the bytes does.
+/// Tells that members of modules have changed (a temperature, a dropout rate), by the bytes of the objects: those of
+/// the model itself, whose size its caller knows, and of libtorch's own modules, whose sizes are known here. A pointer
+/// or a statistic changes bytes as well, so a change is a reason to look and no more. Members of other classes, and
+/// what is behind pointers, it does not see. A look costs what comparing the bytes does.
 class MemberWatch {
  public:
   /// @param own  the bytes of `model`, or none

@@ -11,8 +11,8 @@
 #include <autopar/plan/check/turn_orders.hpp>
 #include <autopar/plan/text.hpp>
 #include <autopar/torch/device.hpp>
-#include <autopar/torch/profile.hpp>
 
+#include "torch/cost/profile.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
@@ -38,7 +38,8 @@ Plan with_program(Plan plan, const CapturedProgram& program, const GraphProfile&
     const auto op = profile.atoms.atoms[atom].front();
     plan.stages[stage_of[op.index()]].atoms.push_back(NodeId::of(atom));
     const auto known = again.segment_of.empty() ? NodeId::none() : again.atom_of[op.index()];
-    if (known.valid() && again.segment_of[known.index()] >= 0) segments[again.segment_of[known.index()]].push_back(NodeId::of(atom));
+    if (known.valid() && again.segment_of[known.index()] >= 0)
+      segments[again.segment_of[known.index()]].push_back(NodeId::of(atom));
   }
   for (const auto& [segment, atoms] : segments) {
     const auto op = profile.atoms.atoms[atoms.front().index()].front();
@@ -66,9 +67,10 @@ void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) c
   const auto peaks = detail::CheckedMemory<ProfiledCost>(stated, checked).peaks(detail::turn_orders(stated));
   for (std::size_t stage = 0; stage < peaks.size(); ++stage) {
     if (Bytes(peaks[stage]) <= plan.device_memory) continue;
-    log_.warn("a call with " + std::to_string(batch) + " samples needs about " + readable(Bytes(peaks[stage])) + " on a rank of stage " +
-              std::to_string(stage) + ", which has " + readable(plan.device_memory) + ": the plan was made for " +
-              std::to_string(plan_->batch) + " samples, and maybe for another mode or other arguments; bring fewer samples a "
+    log_.warn("a call with " + std::to_string(batch) + " samples needs about " + readable(Bytes(peaks[stage])) +
+              " on a rank of stage " + std::to_string(stage) + ", which has " + readable(plan.device_memory) +
+              ": the plan was made for " + std::to_string(plan_->batch) +
+              " samples, and maybe for another mode or other arguments; bring fewer samples a "
               "call, or make the first call, or prepare(args...), with what takes most");
     return;
   }

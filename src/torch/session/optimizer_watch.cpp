@@ -6,9 +6,8 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <autopar/torch/hyper_parameters.hpp>
-#include <autopar/torch/optimizer_state.hpp>
-
+#include "torch/parameters/hyper_parameters.hpp"
+#include "torch/parameters/optimizer_state.hpp"
 #include "torch/session/handshake.hpp"
 
 namespace autopar {
@@ -48,7 +47,8 @@ void OptimizerWatch::watch(torch::optim::Optimizer& optimizer) {
       watched.parameters.try_emplace(parameter.unsafeGetTensorImpl(), Place{watched.parameters.size(), has_state});
   }
   std::erase_if(watched_, [&](const Watched& other) {
-    return std::ranges::any_of(other.parameters, [&](const auto& entry) { return watched.parameters.contains(entry.first); });
+    return std::ranges::any_of(other.parameters,
+                               [&](const auto& entry) { return watched.parameters.contains(entry.first); });
   });
   watched_.push_back(std::move(watched));
 }
@@ -79,9 +79,8 @@ std::array<OptimizerWatch::Seen, OptimizerWatch::kCompared> OptimizerWatch::look
     if (noted == 0) continue;
     seen[k] = {noted, Stepped::kUnknown, watched.has_state ? 1 : 0, hash_of_options(*watched.optimizer)};
     if (!watched.asked.empty()) {
-      const bool stepped = std::ranges::any_of(watched.asked, [&](const Asked& asked) {
-        return look_at(watched, asked.parameter) != asked.before;
-      });
+      const bool stepped = std::ranges::any_of(
+          watched.asked, [&](const Asked& asked) { return look_at(watched, asked.parameter) != asked.before; });
       seen[k].stepped = stepped ? Stepped::kYes : Stepped::kNo;
     }
     watched.asked.clear();

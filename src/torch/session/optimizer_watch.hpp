@@ -15,8 +15,8 @@ class Optimizer;
 
 namespace autopar {
 
-/// What the attached optimizers did since the last call, for ranks to compare: libtorch's optimizers tell nobody when they
-/// step.
+/// What the attached optimizers did since the last call, for ranks to compare: libtorch's optimizers tell nobody when
+/// they step.
 class OptimizerWatch {
  public:
   static constexpr std::size_t kCompared = 4;  ///< optimizers, the first ones attached
@@ -27,7 +27,7 @@ class OptimizerWatch {
 
   /// Of one optimizer. Plain bytes: ranks send it to one another.
   struct Seen {
-    std::uint64_t parameters = 0;        ///< hash of which had gradients; 0 = none had, and nothing is known
+    std::uint64_t parameters = 0;  ///< hash of which had gradients; 0 = none had, and nothing is known
     Stepped stepped = Stepped::kUnknown;
     std::int64_t has_state = 0;          ///< else others' parameters say nothing about it: their gradients may be 0
     std::uint64_t hyper_parameters = 0;  ///< hash
@@ -39,7 +39,8 @@ class OptimizerWatch {
   /// @param is_whole  it is no shard
   void note_gradient(const at::Tensor& handle, bool is_whole);
 
-  /// Since the last time it was asked, by optimizer. Nothing is read of those whose parameters had no gradients meanwhile.
+  /// Since the last time it was asked, by optimizer. Nothing is read of those whose parameters had no gradients
+  /// meanwhile.
   [[nodiscard]] std::array<Seen, kCompared> look();
   /// "AdamW, lr 0.1, …" of an optimizer that was read in the latest look.
   [[nodiscard]] std::string describe(std::size_t optimizer) const;
@@ -56,9 +57,10 @@ class OptimizerWatch {
   struct Watched {
     torch::optim::Optimizer* optimizer;
     std::unordered_map<const void*, Place> parameters;  ///< by addresses, which outlive it
-    std::uint64_t noted = 0;    ///< hash of those with gradients; 0 = none
-    std::vector<Asked> asked{};  ///< a few of them that have state once they were stepped; if none has, of which values tell
-    bool has_state = false;      ///< those asked
+    std::uint64_t noted = 0;                            ///< hash of those with gradients; 0 = none
+    /// A few of them that have state once they were stepped; if none has, of which values tell
+    std::vector<Asked> asked{};
+    bool has_state = false;  ///< those asked
   };
   [[nodiscard]] static std::uint64_t look_at(const Watched& watched, const at::Tensor& parameter);
   std::vector<Watched> watched_;

@@ -127,7 +127,8 @@ variable_list OwnRegion::gradients_here(const variable_list& of_roots, const std
   if (roots.empty() || ends.empty()) return gradients;
   const Closed closed(nodes_);
   constexpr bool kKeepGraph = true, kCreateGraph = false, kAccumulate = false;
-  auto found = torch::autograd::Engine::get_default_engine().execute(roots, given, kKeepGraph, kCreateGraph, kAccumulate, ends);
+  auto found =
+      torch::autograd::Engine::get_default_engine().execute(roots, given, kKeepGraph, kCreateGraph, kAccumulate, ends);
   for (std::size_t i = 0, f = 0; i < ends_.size(); ++i) {
     if (wanted[i]) gradients[i] = std::move(found[f++]);
   }
@@ -151,7 +152,8 @@ void OwnRegion::sum(World& world, const std::vector<std::size_t>& common, variab
     if (!std::ranges::equal(first, other, same_size)) {
       throw InvalidArgument("the ranks' backwards reach different results that all ranks have: rank 0 reaches " +
                             std::to_string(first.size()) + ", rank " + std::to_string(r) + " reaches " +
-                            std::to_string(other.size()) + "; compute losses and their gradients by the same code on every rank");
+                            std::to_string(other.size()) +
+                            "; compute losses and their gradients by the same code on every rank");
     }
     for (std::size_t k = 0; k < other.size(); ++k) {
       if (other[k] % 2 == 1) defined[k] = true;

@@ -26,8 +26,8 @@ class OwnRegion {
   /// Elements of the first leaf that is a parameter of a model whose results the region ends in; 0 if there is none.
   [[nodiscard]] std::int64_t elements_of_model_parameter() const;
 
-  /// Gradients at the ends that are wanted, where they have any; those of common ends summed over the ranks, so the same
-  /// on each. Keeps the region's saved tensors. Collective if it ends in common results.
+  /// Gradients at the ends that are wanted, where they have any; those of common ends summed over the ranks, so the
+  /// same on each. Keeps the region's saved tensors. Collective if it ends in common results.
   /// @param of_roots  by root; none of them defined: this rank adds nothing
   /// @throws InvalidArgument on every rank if the common ends of two ranks differ
   [[nodiscard]] torch::autograd::variable_list gradients(World& world, const torch::autograd::variable_list& of_roots,

@@ -11,8 +11,8 @@
 #include <ATen/ops/empty_like.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
 
+#include "torch/capture/phantom.hpp"
 #include "torch/session/handshake.hpp"
 
 namespace autopar {
@@ -33,7 +33,8 @@ std::string describe_absence(const StateTensor& tensor, int rank) {
   return std::string(tensor.is_parameter ? "parameter '" : "buffer '") + tensor.name() + "' has no data on rank " +
          std::to_string(rank) + "; it lives on rank " + ranks +
          ": use model->gather(p) for its value, model->owned_parameters() for what is here, model->call(&Net::method, "
-         "arguments...) for methods of the module, model->save(folder) or model->gather_state() for files; write into it "
+         "arguments...) for methods of the module, model->save(folder) or model->gather_state() for files; write into "
+         "it "
          "where model->owns(p)";
 }
 
@@ -133,10 +134,12 @@ void Session::Impl::materialise_state() {
   seed_ = static_cast<std::uint64_t>(std::stoll(text_of(seeds)));
   if (init_) {
     const auto& own = init_->generator_state();
-    auto state = world_.broadcast(Blob(bytes_of(own).begin(), bytes_of(own).end()), Rank(0), "agreeing on the generator");
+    auto state =
+        world_.broadcast(Blob(bytes_of(own).begin(), bytes_of(own).end()), Rank(0), "agreeing on the generator");
     if (!std::equal(state.begin(), state.end(), bytes_of(own).begin(), bytes_of(own).end())) {
       // Ranks that draw their own samples are seeded apart, and go on drawing apart.
-      log_.info("this rank's random generator differed from rank 0's when the model was constructed, whose values it has");
+      log_.info(
+          "this rank's random generator differed from rank 0's when the model was constructed, whose values it has");
       auto shared = at::empty_like(own);
       std::memcpy(shared.data_ptr(), state.data(), state.size());
       static_cast<void>(init_->rebase(shared));
@@ -146,13 +149,17 @@ void Session::Impl::materialise_state() {
   for (auto& tensor : registry_.tensors()) {
     if (holds(tensor) && tensor.unit < 0) own.push_back(tensor.handle);
   }
-  if (init_) init_->materialise(own);
-  else take_values_of_rank_0();
+  if (init_)
+    init_->materialise(own);
+  else
+    take_values_of_rank_0();
   for (auto& tensor : registry_.tensors()) {
     if (holds(tensor)) continue;
     const auto description = describe_absence(tensor, world_.rank());
-    if (is_phantom(tensor.handle)) describe_phantom(tensor.handle, description);
-    else turn_into_phantom(tensor.handle, description);
+    if (is_phantom(tensor.handle))
+      describe_phantom(tensor.handle, description);
+    else
+      turn_into_phantom(tensor.handle, description);
   }
   const at::NoGradGuard no_grad;
   for (auto& tensor : registry_.tensors()) {
@@ -177,7 +184,8 @@ void Session::Impl::take_values_of_rank_0() {
   const auto all = world_.all_gather(std::as_bytes(std::span(hashes)), "comparing parameters");
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r].size() != all[0].size()) {
-      throw InvalidArgument("rank " + std::to_string(r) + " has another number of parameters and buffers than rank 0; " +
+      throw InvalidArgument("rank " + std::to_string(r) +
+                            " has another number of parameters and buffers than rank 0; " +
                             "construct the same model on every rank");
     }
   }
@@ -194,15 +202,16 @@ void Session::Impl::take_values_of_rank_0() {
       if (world_.rank_id() != rank) continue;
       differing.push_back(tensors[i].name());
       auto received = at::empty_like(host[i]);
-      world_.receive({static_cast<std::byte*>(received.data_ptr()), static_cast<std::size_t>(received.nbytes())}, Rank(0),
-                     "receiving a parameter");
+      world_.receive({static_cast<std::byte*>(received.data_ptr()), static_cast<std::size_t>(received.nbytes())},
+                     Rank(0), "receiving a parameter");
       tensors[i].handle.copy_(received);
     }
   }
   if (differing.empty()) return;
-  log_.warn("'" + differing.front() + "'" +
-            (differing.size() == 1 ? " differs" : " and " + std::to_string(differing.size() - 1) + " other tensors differ") +
-            " from rank 0's, which is used");
+  log_.warn(
+      "'" + differing.front() + "'" +
+      (differing.size() == 1 ? " differs" : " and " + std::to_string(differing.size() - 1) + " other tensors differ") +
+      " from rank 0's, which is used");
 }
 
 at::Tensor Session::Impl::handle_of(const OpGraph& graph, ValueId leaf) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "torch/algebra/mode_ties.hpp"
+#include "torch/cost/mode_ties.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/session_impl.hpp"
 
@@ -12,8 +12,10 @@ namespace autopar {
 
 void PlannedModes::add(const std::shared_ptr<CapturedProgram>& called, bool gradients) {
   const bool same = gradients && planned != nullptr && planned->captured.hash() == called->captured.hash();
-  if (planned == nullptr || same) planned = called;
-  else others.push_back(called);
+  if (planned == nullptr || same)
+    planned = called;
+  else
+    others.push_back(called);
 }
 
 GraphProfile PlannedModes::profile(c10::DeviceType device) const {
@@ -52,7 +54,8 @@ PlannedModes Session::Impl::capture_other_modes(const CallArguments& arguments, 
     if (modes.planned == nullptr && !gradients) modes.planned = capture_in_mode(training, true, arguments, forward);
   }
   if (training && may_have_stages()) {
-    if (auto evaluation = capture_in_mode(false, false, arguments, forward)) modes.others.push_back(std::move(evaluation));
+    if (auto evaluation = capture_in_mode(false, false, arguments, forward))
+      modes.others.push_back(std::move(evaluation));
   }
   return modes;
 }
@@ -80,7 +83,8 @@ std::shared_ptr<CapturedProgram> Session::Impl::capture_in_mode(bool training, b
   const auto outcomes = world_.all_gather(blob_of((program ? "+" : "-") + outcome), "capturing the model's " + name);
   const auto is_as_here = [&](const Blob& other) { return text_of(other) == "+" + outcome; };
   if (program != nullptr && std::all_of(outcomes.begin(), outcomes.end(), is_as_here)) return program;
-  log_.info("the plan does not know the model's " + name + ", which cannot be captured with these arguments: " + outcome);
+  log_.info("the plan does not know the model's " + name +
+            ", which cannot be captured with these arguments: " + outcome);
   return nullptr;
 }
 

@@ -8,14 +8,13 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include <autopar/torch/profile.hpp>
-
+#include "torch/cost/profile.hpp"
 #include "torch/session/captured_program.hpp"
 
 namespace autopar {
 
-/// What the first plan is made of: a program that is planned, as a rule the model's training whatever is called first, and
-/// programs in other modes, which must run on the same placement.
+/// What the first plan is made of: a program that is planned, as a rule the model's training whatever is called first,
+/// and programs in other modes, which must run on the same placement.
 struct PlannedModes {
   std::shared_ptr<CapturedProgram> planned;
   std::vector<std::shared_ptr<CapturedProgram>> others;

@@ -14,12 +14,12 @@
 #include <autopar/io/profile_file.hpp>
 #include <autopar/io/progress.hpp>
 #include <autopar/plan/check/require_sound.hpp>
-#include <autopar/plan/print.hpp>
-#include <autopar/plan/runnable.hpp>
+#include <autopar/plan/report/print.hpp>
+#include <autopar/plan/report/runnable.hpp>
 #include <autopar/schedule/batch_split.hpp>
 #include <autopar/torch/device.hpp>
 
-#include "torch/session/graph_dot.hpp"
+#include "torch/ir/graph_dot.hpp"
 
 namespace autopar {
 
@@ -38,7 +38,8 @@ Bytes mean_trained_tensor(const ModelProfile& profile) {
 /// Whether the op is a batch norm to which a sample brings one value of each channel.
 bool takes_one_value(const BatchPlan& algebra, OpId op) {
   const auto norm = algebra.treatment(op).batch_norm;
-  return norm >= 0 && algebra.normalises_by_share(op) && algebra.batch_norms[static_cast<std::size_t>(norm)].samples.at(1) < 2;
+  return norm >= 0 && algebra.normalises_by_share(op) &&
+         algebra.batch_norms[static_cast<std::size_t>(norm)].samples.at(1) < 2;
 }
 
 /// Samples of a share of the batch.
@@ -55,14 +56,16 @@ bool starves_statistics(const Plan& plan, const BatchPlan& algebra, std::int64_t
   });
 }
 
-/// Takes no more micro-batches than leave two samples to each share of a rank's part of the batch, where batch norms need
-/// two.
+/// Takes no more micro-batches than leave two samples to each share of a rank's part of the batch, where batch norms
+/// need two.
 void leave_two_samples(const CapturedProgram& program, PlanRequest& request) {
   bool needed = false;
-  for (std::size_t i = 0; i < program.graph.ops.size(); ++i) needed = needed || takes_one_value(program.plan, OpId::of(i));
+  for (std::size_t i = 0; i < program.graph.ops.size(); ++i)
+    needed = needed || takes_one_value(program.plan, OpId::of(i));
   if (!needed) return;
   auto& options = request.options;
-  const auto most = static_cast<int>(std::min<std::int64_t>(options.max_microbatches, request.batch / request.world / 2));
+  const auto most =
+      static_cast<int>(std::min<std::int64_t>(options.max_microbatches, request.batch / request.world / 2));
   options.max_microbatches = std::max(options.min_microbatches, most);
 }
 
@@ -79,7 +82,9 @@ std::string describe_batch_statistics(const std::set<std::int64_t>& samples, std
 void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t batch) {
   std::set<std::int64_t> samples;
   for (const auto& stage : plan.stages) {
-    const auto normalises = [&](auto op) { return algebra.normalises_by_share(OpId::of(static_cast<std::size_t>(op))); };
+    const auto normalises = [&](auto op) {
+      return algebra.normalises_by_share(OpId::of(static_cast<std::size_t>(op)));
+    };
     if (std::any_of(stage.ops.begin(), stage.ops.end(), normalises))
       samples.insert(samples_of_share(batch, plan.microbatches, stage.ranks.size()));
   }
@@ -122,9 +127,10 @@ void Session::Impl::require_statistics(const Call& call) const {
         for (std::size_t r = 0; r < division.pipeline.stages[s].size(); ++r) {
           if (split->share(StageId::of(s), static_cast<int>(r), m).size() != 1) continue;
           throw InvalidArgument(
-              "batch norm '" + program.graph.op(op).path + "' normalises by the samples of a micro-batch on a replica, and " +
-              "with a batch of " + std::to_string(call.batch) + " samples, microbatches = " +
-              std::to_string(call.layout.microbatches) + " and " + std::to_string(division.pipeline.stages[s].size()) +
+              "batch norm '" + program.graph.op(op).path +
+              "' normalises by the samples of a micro-batch on a replica, and " + "with a batch of " +
+              std::to_string(call.batch) + " samples, microbatches = " + std::to_string(call.layout.microbatches) +
+              " and " + std::to_string(division.pipeline.stages[s].size()) +
               " replicas of its stage some have one sample, of which there is no variance: bring more samples, set "
               "microbatches or replicas to fewer, or set batch_norm = exact, which takes the whole batch");
         }
@@ -164,17 +170,19 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
 
 Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                 MeasuredCosts costs) const {
-  const auto cluster = options_.cluster_file.empty() ? describe_cluster(world_, device_)
-                                                     : read_cluster(options_.cluster_file);
+  const auto cluster =
+      options_.cluster_file.empty() ? describe_cluster(world_, device_) : read_cluster(options_.cluster_file);
   PlanRequest request;
   request.options = options_;
   request.runtime = runtime_capabilities();
-  if (optimizers_.empty() && options_.zero < 0) request.runtime.max_zero = 0;  // nothing says that it steps element by element
-  if (optimizers_.empty() && options_.offload == "auto") request.runtime.offload = false;  // nor how much state there is
+  if (optimizers_.empty() && options_.zero < 0)
+    request.runtime.max_zero = 0;  // nothing says that it steps element by element
+  if (optimizers_.empty() && options_.offload == "auto")
+    request.runtime.offload = false;  // nor how much state there is
   for (const auto* optimizer : optimizers_) {
-    request.options.optimizer_state_factor = optimizer == optimizers_.front()
-                                                 ? state_factor(*optimizer)
-                                                 : std::max(request.options.optimizer_state_factor, state_factor(*optimizer));
+    request.options.optimizer_state_factor =
+        optimizer == optimizers_.front() ? state_factor(*optimizer)
+                                         : std::max(request.options.optimizer_state_factor, state_factor(*optimizer));
   }
   const bool elsewhere = options_.plan_only && !options_.cluster_file.empty();
   request.world = elsewhere ? cluster.devices : world_.size();
@@ -182,7 +190,8 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
   const ProfiledCost model_costs(at_precision(cluster, options_.precision), std::move(costs),
                                  mean_trained_tensor(profile.model));
   if (options_.microbatches == 0) leave_two_samples(program, request);
-  Progress progress("autopar plans", world_.logger(LogModule::kPlanner).enabled(LogLevel::kWarn) ? terminal() : nullptr);
+  Progress progress("autopar plans",
+                    world_.logger(LogModule::kPlanner).enabled(LogLevel::kWarn) ? terminal() : nullptr);
   const PlanObserver observer = [&](const std::string& phase) { progress.now(phase); };
   auto plan = planner_(profile.model, model_costs, cluster, request, observer);
   const bool may_choose = options_.replicas.empty() && options_.microbatches == 0;
@@ -203,8 +212,8 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
 
 void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
   if (plan.precision != options_.precision) {
-    throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " + options_.precision +
-                          " is set; set it to the plan's, or remove the plan to plan again");
+    throw InvalidArgument("the plan was made for precision = " + plan.precision + ", but precision = " +
+                          options_.precision + " is set; set it to the plan's, or remove the plan to plan again");
   }
   if (plan.model != profile.model.hash) {
     std::size_t planned = 0, captured = 0;
@@ -241,7 +250,8 @@ void Session::Impl::require_replaceable_files(std::uint64_t model) const {
 
 void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) const {
   const auto graph_mark = file_mark("graph", plan_->model), report_mark = file_mark("report", plan_->model);
-  if (!options_.graph_file.empty()) write_marked_file(options_.graph_file, to_dot(graph, *plan_), graph_mark, overwrite());
+  if (!options_.graph_file.empty())
+    write_marked_file(options_.graph_file, to_dot(graph, *plan_), graph_mark, overwrite());
   if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile, overwrite());
   if (!options_.report_file.empty())
     write_marked_file(options_.report_file, report_mark + "\n" + to_text(*plan_), report_mark, overwrite());

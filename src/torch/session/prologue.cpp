@@ -4,7 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <autopar/torch/engine/message.hpp>
+#include "torch/engine/message.hpp"
 
 namespace autopar {
 
@@ -36,8 +36,8 @@ Prologue::Prologue(const OpGraph& graph, const BatchPlan& plan, c10::Device devi
     for (const auto op : level.ops) {
       if (!depends_on_samples(graph, plan, op)) replicated.push_back(op);
     }
-    levels_.push_back({std::make_unique<OpRunner>(graph, plan, level.ops, keep, device),
-                       std::make_unique<OpRunner>(graph, plan, std::move(replicated), keep, device)});
+    levels_.push_back({std::make_unique<OpInterpreter>(graph, plan, level.ops, keep, device),
+                       std::make_unique<OpInterpreter>(graph, plan, std::move(replicated), keep, device)});
   }
 }
 
@@ -70,7 +70,7 @@ at::Tensor Prologue::local_count(const LossCount& count, const Environment& valu
   return weights.index_select(0, target.masked_select(counted)).sum();
 }
 
-PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const ShareContext& local, GlobalSums& sums) {
+PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const ShareContext& local, WorldSums& sums) {
   const at::NoGradGuard no_grad;
   const bool has_samples = local.samples > 0;
   auto values = leaves(inputs);

@@ -8,11 +8,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
-#include <autopar/torch/op_graph.hpp>
-
-#include "torch/session/global_sums.hpp"
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/interpret/op_interpreter.hpp"
+#include "torch/ir/op_graph.hpp"
+#include "torch/session/world_sums.hpp"
 
 namespace autopar {
 
@@ -30,12 +29,12 @@ class Prologue {
   Prologue(const OpGraph& graph, const BatchPlan& plan, c10::Device device, Lookup lookup);
 
   /// @param inputs  by OpGraph::inputs, this rank's. Collective over the world of `sums`.
-  [[nodiscard]] PrologueResult run(const std::vector<at::Tensor>& inputs, const ShareContext& local, GlobalSums& sums);
+  [[nodiscard]] PrologueResult run(const std::vector<at::Tensor>& inputs, const ShareContext& local, WorldSums& sums);
 
  private:
   struct Level {
-    std::unique_ptr<OpRunner> all;         ///< for a rank with samples
-    std::unique_ptr<OpRunner> replicated;  ///< for a rank without: what does not depend on samples
+    std::unique_ptr<OpInterpreter> all;         ///< for a rank with samples
+    std::unique_ptr<OpInterpreter> replicated;  ///< for a rank without: what does not depend on samples
   };
   [[nodiscard]] Environment leaves(const std::vector<at::Tensor>& inputs) const;
   [[nodiscard]] at::Tensor local_count(const LossCount& count, const Environment& values, bool has_samples) const;

@@ -58,7 +58,7 @@ ReplicatedUpdates::ReplicatedUpdates(const OpGraph& graph, const BatchPlan& plan
     });
   }
   read_.assign(read.begin(), read.end());
-  runner_ = std::make_unique<OpRunner>(graph, plan, std::vector<OpId>(ops.begin(), ops.end()), results, device);
+  runner_ = std::make_unique<OpInterpreter>(graph, plan, std::vector<OpId>(ops.begin(), ops.end()), results, device);
 }
 
 void ReplicatedUpdates::add_counter(const OpGraph& graph, ValueId buffer, const at::Scalar& step) {
@@ -66,8 +66,10 @@ void ReplicatedUpdates::add_counter(const OpGraph& graph, ValueId buffer, const 
     return same(counters.step, step) && graph.value(counters.buffers.front()).dtype == graph.value(buffer).dtype;
   };
   const auto found = std::find_if(counters_.begin(), counters_.end(), fits);
-  if (found == counters_.end()) counters_.push_back({step, {buffer}});
-  else found->buffers.push_back(buffer);
+  if (found == counters_.end())
+    counters_.push_back({step, {buffer}});
+  else
+    found->buffers.push_back(buffer);
 }
 
 void ReplicatedUpdates::run(std::int64_t batch) {

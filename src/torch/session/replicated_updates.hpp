@@ -9,9 +9,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
-#include <autopar/torch/op_graph.hpp>
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/interpret/op_interpreter.hpp"
+#include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 
@@ -41,8 +41,8 @@ class ReplicatedUpdates {
   Lookup lookup_;
   std::vector<Counters> counters_;
   std::vector<const BufferUpdate*> others_;
-  std::vector<ValueId> read_;          ///< leaves that the others' operators read, each once
-  std::unique_ptr<OpRunner> runner_;   ///< of the others
+  std::vector<ValueId> read_;              ///< leaves that the others' operators read, each once
+  std::unique_ptr<OpInterpreter> runner_;  ///< of the others
 };
 
 }  // namespace autopar

@@ -17,8 +17,8 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/device/tf32_scope.hpp"
 #include "torch/session/result_node.hpp"
-#include "torch/session/tf32_scope.hpp"
 
 namespace autopar {
 
@@ -41,9 +41,11 @@ std::string text_of(const BackwardRequest& request) {
   std::string text(request.retain ? "keeping the graph, " : "");
   if (request.plain) return text + "gradients of everything";
   text += "gradients of the inputs that were named: arguments";
-  for (std::size_t i = 0; i < request.arguments.size(); ++i) text += request.arguments[i] ? " " + std::to_string(i) : "";
+  for (std::size_t i = 0; i < request.arguments.size(); ++i)
+    text += request.arguments[i] ? " " + std::to_string(i) : "";
   bool adds = false;  // torch::autograd::grad leaves .grad as it is, and a rank may own none to ask for
-  for (std::size_t k = 0; k < request.parameters.size(); ++k) adds = adds || (request.parameters[k] && !request.returned[k]);
+  for (std::size_t k = 0; k < request.parameters.size(); ++k)
+    adds = adds || (request.parameters[k] && !request.returned[k]);
   return text + (adds ? ", and .grad of parameters" : "");
 }
 
@@ -166,12 +168,14 @@ std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std
   return guarded("backward", [&] { return run_backward(call, outputs, gradients, common, agreed, request); });
 }
 
-Session::Impl::AgreedBackward Session::Impl::agree_on_backward(const Call& call, const std::vector<at::Tensor>& gradients,
+Session::Impl::AgreedBackward Session::Impl::agree_on_backward(const Call& call,
+                                                               const std::vector<at::Tensor>& gradients,
                                                                const BackwardRequest& request) {
   auto header = next_header(CallKind::kBackward);
   header.accumulates = call.accumulate;
   header.absent = absent_parameter(request, call.offered->size());
-  for (std::size_t k = 0; k < std::min(gradients.size(), kInHeader); ++k) header.word |= gradients[k].defined() ? 1ULL << k : 0;
+  for (std::size_t k = 0; k < std::min(gradients.size(), kInHeader); ++k)
+    header.word |= gradients[k].defined() ? 1ULL << k : 0;
   const auto headers = exchange(world_, header, text_of(request));
   AgreedBackward agreed{std::vector<bool>(gradients.size(), false)};
   for (std::size_t r = 0; r < headers.size(); ++r) {
@@ -185,13 +189,15 @@ Session::Impl::AgreedBackward Session::Impl::agree_on_backward(const Call& call,
     Blob mine(gradients.size(), std::byte{0});
     for (std::size_t k = 0; k < gradients.size(); ++k) mine[k] = std::byte{gradients[k].defined()};
     for (const auto& theirs : world_.all_gather(mine, "agreeing on gradients")) {
-      for (std::size_t k = 0; k < theirs.size(); ++k) agreed.defined[k] = agreed.defined[k] || theirs[k] != std::byte{0};
+      for (std::size_t k = 0; k < theirs.size(); ++k)
+        agreed.defined[k] = agreed.defined[k] || theirs[k] != std::byte{0};
     }
   }
   if (request.retain) {
     throw InvalidArgument(
         "backward(retain_graph = true) through results of an AutoParallel model is supported for a single loss only, "
-        "because the activations of other results are freed while they are used; add up the losses and call backward once");
+        "because the activations of other results are freed while they are used; add up the losses and call backward "
+        "once");
   }
   if (call.accumulate) require_no_single_parameters(request);
   return agreed;
@@ -214,13 +220,16 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
     const auto& output = plan.outputs[outputs[k]];
     roots.push_back(output.value);
     if (output.kind != OutputKind::kBatched) continue;
-    call.engine->add_result_gradient(output.value, scaled(gradients[k].defined() ? gradients[k].to(device_) : at::Tensor()));
+    call.engine->add_result_gradient(output.value,
+                                     scaled(gradients[k].defined() ? gradients[k].to(device_) : at::Tensor()));
   }
   for (const auto& output : plan.outputs) {
     const auto found = common.find(output.value);
     if (found == common.end()) continue;
-    if (output.kind == OutputKind::kEpilogue) of_tail[output.value] = scaled(found->second);
-    else if (seeded.insert(output.value).second) call.engine->add_sum_gradient(output.value, scaled(found->second));
+    if (output.kind == OutputKind::kEpilogue)
+      of_tail[output.value] = scaled(found->second);
+    else if (seeded.insert(output.value).second)
+      call.engine->add_sum_gradient(output.value, scaled(found->second));
   }
   if (!of_tail.empty()) {
     for (auto& [value, gradient] : Epilogue::gradients(*call.tail, of_tail, false)) {
@@ -228,13 +237,14 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
     }
   }
   execute(call, Phase::kBackward);
-  if (agreed.pending && !call.accumulate) reduce_pending();
+  if (agreed.pending && !call.accumulate) reduce_accumulated();
 
   auto of_stages = gradients_of(call, roots);
   auto of_inputs = input_gradients(call);
   auto outcome = unscale(call, of_stages, of_inputs);
   std::vector<at::Tensor> out(of_inputs.size() + request.parameters.size());
-  hand_over(of_stages, request, at::ones({}, at::TensorOptions().dtype(at::kDouble).device(device_)), call.accumulate, outcome, out);
+  hand_over(of_stages, request, at::ones({}, at::TensorOptions().dtype(at::kDouble).device(device_)), call.accumulate,
+            outcome, out);
   for (std::size_t i = 0; i < of_inputs.size(); ++i) {
     if (request.arguments[i]) out[i] = like_argument(of_inputs[i], call.arguments.tensors[i]);
   }
@@ -254,11 +264,13 @@ std::map<ValueId, at::Tensor> Session::Impl::common_gradients(const Call& call, 
     if (!defined[k] || output.kind == OutputKind::kBatched) continue;
     const auto& info = call.program->graph.value(output.value);
     const auto options = at::TensorOptions().dtype(info.dtype).device(device_);
-    const auto gradient = gradients[k].defined() ? gradients[k].to(device_) : at::zeros(sizes_at(info, call.batch), options);
+    const auto gradient =
+        gradients[k].defined() ? gradients[k].to(device_) : at::zeros(sizes_at(info, call.batch), options);
     const auto wide = gradient.abs().to(at::kDouble);
     addends.push_back(gradient);
     addends.push_back(wide.mul(wide));
-    addends.push_back(at::full({}, gradients[k].defined() ? 1 : 0, at::TensorOptions().dtype(at::kDouble).device(device_)));
+    addends.push_back(
+        at::full({}, gradients[k].defined() ? 1 : 0, at::TensorOptions().dtype(at::kDouble).device(device_)));
     common.push_back(k);
   }
   std::map<ValueId, at::Tensor> means;
@@ -289,9 +301,10 @@ void Session::Impl::require_same(const at::Tensor& mine, const at::Tensor& mean,
   }
   const auto [least, most] = std::ranges::minmax_element(sums);
   std::ostringstream text;
-  text << "result " << result << " of an AutoParallel model is the same on all ranks, so its gradient must be, too, but its "
-       << "absolute values add up to " << *least << " on rank " << least - sums.begin() << " and " << *most << " on rank "
-       << most - sums.begin() << ", as a loss of each rank's own samples uses it; end that loss with "
+  text << "result " << result
+       << " of an AutoParallel model is the same on all ranks, so its gradient must be, too, but its "
+       << "absolute values add up to " << *least << " on rank " << least - sums.begin() << " and " << *most
+       << " on rank " << most - sums.begin() << ", as a loss of each rank's own samples uses it; end that loss with "
        << "ap::global_mean(world, sum, count), or compute it in forward or model->train_step";
   throw InvalidArgument(text.str());
 }
@@ -312,16 +325,17 @@ int Session::Impl::absent_parameter(const BackwardRequest& request, std::size_t 
 void Session::Impl::require_here(int absent, std::size_t rank) const {
   if (absent < 0) return;
   const auto& tensor = registry_.tensors()[static_cast<std::size_t>(absent)];
-  throw InvalidArgument("torch::autograd::grad on rank " + std::to_string(rank) + " asks for the gradient of parameter '" +
-                        tensor.name() + "', which has no data there but on rank " +
-                        std::to_string(tensor.holders.front().value()) + "; ask for those of model->owned_parameters(), or call " +
-                        "backward() and read .grad of these");
+  throw InvalidArgument(
+      "torch::autograd::grad on rank " + std::to_string(rank) + " asks for the gradient of parameter '" +
+      tensor.name() + "', which has no data there but on rank " + std::to_string(tensor.holders.front().value()) +
+      "; ask for those of model->owned_parameters(), or call " + "backward() and read .grad of these");
 }
 
 void Session::Impl::require_no_single_parameters(const BackwardRequest& request) const {
   if (request.plain || !request.wants_parameters()) return;
-  throw InvalidArgument("gradients of named parameters (torch::autograd::grad, backward(inputs = …)) of a call inside no_sync "
-                        "are not summed over the ranks; make the call outside no_sync, or call backward() without inputs");
+  throw InvalidArgument(
+      "gradients of named parameters (torch::autograd::grad, backward(inputs = …)) of a call inside no_sync "
+      "are not summed over the ranks; make the call outside no_sync, or call backward() without inputs");
 }
 
 /// `.grad` of the parameters that are asked for, or their gradients behind those of the arguments in `out`.
@@ -332,7 +346,8 @@ void Session::Impl::hand_over(const StageGradients& gradients, const BackwardReq
     return;
   }
   bool adds = false;
-  for (std::size_t k = 0; k < request.parameters.size(); ++k) adds = adds || (request.parameters[k] && !request.returned[k]);
+  for (std::size_t k = 0; k < request.parameters.size(); ++k)
+    adds = adds || (request.parameters[k] && !request.returned[k]);
   const bool skipped = adds && skips(outcome);
   if (adds && !skipped) flush_reduced();
   const auto first = out.size() - request.parameters.size();
@@ -354,10 +369,13 @@ void Session::Impl::warn_of_own_loss(const Call& call, const std::vector<std::si
   }
   if (!own || std::exchange(warned_of_own_loss_, true) || world_.rank() != 0) return;
   const auto ranks = std::to_string(world_.size());
-  log_.warn("backward of a loss that is computed outside the model, from this rank's results alone: gradients are summed over " +
-            ranks + " ranks, so of a mean they are " + ranks + " x those of one process. Let the model compute it, "
-            "model->train_step(loss_function, inputs, targets), or complete it, ap::global_mean(world, loss * n, n) with n "
-            "samples on this rank. Of a sum over samples they are right");
+  log_.warn(
+      "backward of a loss that is computed outside the model, from this rank's results alone: gradients are summed "
+      "over " +
+      ranks + " ranks, so of a mean they are " + ranks +
+      " x those of one process. Let the model compute it, "
+      "model->train_step(loss_function, inputs, targets), or complete it, ap::global_mean(world, loss * n, n) with n "
+      "samples on this rank. Of a sum over samples they are right");
 }
 
 }  // namespace autopar

@@ -79,7 +79,8 @@ variable_list ResultNode::apply(variable_list&& gradients) {
   if (closed_) return variable_list(num_outputs());
   if (at::GradMode::is_enabled()) {
     throw InvalidArgument(
-        "backward(create_graph = true) through the results of an AutoParallel model is not supported: the gradients are "
+        "backward(create_graph = true) through the results of an AutoParallel model is not supported: the gradients "
+        "are "
         "computed on several ranks without a graph of their own; call backward() without create_graph");
   }
   if (!history_.backward) {
@@ -98,8 +99,10 @@ variable_list ResultNode::gradients_behind(variable_list found) {
   if (!by_region()) return found;
   variable_list out, of_roots;
   for (std::size_t i = 0; i < in_region_.size(); ++i) {
-    if (!in_region_[i]) out.push_back(std::move(found[i]));
-    else if (needed_[i]) of_roots.push_back(std::move(found[i]));
+    if (!in_region_[i])
+      out.push_back(std::move(found[i]));
+    else if (needed_[i])
+      of_roots.push_back(std::move(found[i]));
   }
   std::vector<bool> wanted;
   for (auto edge = out.size(); edge < front_; ++edge) wanted.push_back(task_should_compute_output(edge));

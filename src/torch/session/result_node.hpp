@@ -31,23 +31,24 @@ struct BackwardRequest {
 ///
 /// Outside of models each rank runs the same code on tensors of two kinds: its *own*, others on each rank, and *common*
 /// ones, one value that all ranks have. Where common ones enter what is a rank's own (a sum that `global_mean`
-/// completes, a batched argument), each rank makes an addend of their gradient; OwnRegion adds these up. So the gradient
-/// of a common value is the same on all ranks, unless its user forgot to complete a sum.
+/// completes, a batched argument), each rank makes an addend of their gradient; OwnRegion adds these up. So the
+/// gradient of a common value is the same on all ranks, unless its user forgot to complete a sum.
 struct History {
   /// Gradients of the arguments, then of the parameters; undefined means none.
   using Backward = std::function<torch::autograd::variable_list(const torch::autograd::variable_list& gradients,
                                                                 const BackwardRequest& request)>;
 
   std::vector<at::Tensor> arguments;
-  std::vector<bool> own;                    ///< by argument: own, or common
-  std::shared_ptr<OwnRegion> region;        ///< behind the own arguments; see `region_behind`
-  torch::autograd::edge_list parameters;    ///< of the model, that backwards may be asked for
-  std::vector<bool> common;                 ///< by result
+  std::vector<bool> own;                  ///< by argument: own, or common
+  std::shared_ptr<OwnRegion> region;      ///< behind the own arguments; see `region_behind`
+  torch::autograd::edge_list parameters;  ///< of the model, that backwards may be asked for
+  std::vector<bool> common;               ///< by result
   Backward backward;
 };
 
 /// What lies between own arguments and the results and leaves behind them; null if they need no gradient.
-[[nodiscard]] std::shared_ptr<OwnRegion> region_behind(const std::vector<at::Tensor>& arguments, const std::vector<bool>& own);
+[[nodiscard]] std::shared_ptr<OwnRegion> region_behind(const std::vector<at::Tensor>& arguments,
+                                                       const std::vector<bool>& own);
 
 /// Gives `results` (fresh tensors without history) a common history.
 void attach_history(World& world, std::vector<at::Tensor>& results, History history);
@@ -72,11 +73,11 @@ class ResultNode : public torch::autograd::Node {
   [[nodiscard]] BackwardRequest request() const;
   [[nodiscard]] torch::autograd::variable_list gradients_behind(torch::autograd::variable_list found);
 
-  World world_;  ///< a view: results may outlive the World
-  History history_;             ///< without the arguments
-  std::vector<bool> in_region_; ///< by argument: its gradient goes into the region, else along an edge of its own
-  std::vector<bool> needed_;    ///< by argument: it requires a gradient
-  std::size_t front_ = 0;       ///< edges before those of parameters
+  World world_;                  ///< a view: results may outlive the World
+  History history_;              ///< without the arguments
+  std::vector<bool> in_region_;  ///< by argument: its gradient goes into the region, else along an edge of its own
+  std::vector<bool> needed_;     ///< by argument: it requires a gradient
+  std::size_t front_ = 0;        ///< edges before those of parameters
   bool closed_ = false;
   bool completed_ = false;
 };

@@ -122,7 +122,9 @@ Session::~Session() = default;
 CallResult Session::call(const Flattened& arguments, const ForwardFunction& forward) {
   return impl_->call(arguments, forward);
 }
-void Session::prepare(const Flattened& arguments, const ForwardFunction& forward) { impl_->prepare(arguments, forward); }
+void Session::prepare(const Flattened& arguments, const ForwardFunction& forward) {
+  impl_->prepare(arguments, forward);
+}
 void Session::deploy(Plan plan) { impl_->deploy(std::move(plan)); }
 void Session::recapture() { impl_->recapture(); }
 const Plan& Session::plan() const { return impl_->plan(); }

@@ -8,8 +8,8 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,44 +18,39 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/trace_file.hpp>
 #include <autopar/runtime/any_transport.hpp>
-#include <autopar/torch/capture_change.hpp>
-#include <autopar/torch/checkpoint.hpp>
-#include <autopar/torch/engine/host_copies.hpp>
-#include <autopar/torch/engine/loss_scaler.hpp>
-#include <autopar/torch/engine/shards.hpp>
-#include <autopar/torch/engine/torch_engine.hpp>
 #include <autopar/torch/init_record.hpp>
-#include <autopar/torch/parameter_reads.hpp>
-#include <autopar/torch/profile.hpp>
-#include <autopar/torch/profiler.hpp>
 #include <autopar/torch/session.hpp>
 
+#include "torch/algebra/parameter_reads.hpp"
+#include "torch/capture/capture_change.hpp"
+#include "torch/checkpoint/checkpoint.hpp"
+#include "torch/cost/measured/profiler.hpp"
+#include "torch/cost/profile.hpp"
+#include "torch/device/host_copies.hpp"
+#include "torch/engine/torch_engine.hpp"
+#include "torch/gradients/loss_scaler.hpp"
+#include "torch/parameters/shards.hpp"
+#include "torch/parameters/state_registry.hpp"
 #include "torch/session/call_arguments.hpp"
 #include "torch/session/captured_program.hpp"
-#include "torch/session/global_sums.hpp"
+#include "torch/session/gradient_store.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
 #include "torch/session/planned_modes.hpp"
-#include "torch/session/planned_segments.hpp"
 #include "torch/session/recent_map.hpp"
 #include "torch/session/result_node.hpp"
-#include "torch/session/state_registry.hpp"
+#include "torch/session/world_sums.hpp"
+#include "torch/staging/planned_segments.hpp"
 
 namespace autopar {
-
-/// A gradient of this rank, and the user's handle that it belongs to.
-struct HandleGradient {
-  at::Tensor handle;
-  at::Tensor gradient;
-};
 
 /// Gradients of one backward of this rank's stages.
 struct StageGradients {
   std::shared_ptr<CapturedProgram> program;
-  const std::vector<ValueId>* reached = nullptr;  ///< parameters whose gradient is defined
-  const std::vector<ValueId>* offered = nullptr;  ///< see Call
-  std::deque<at::Tensor> by_position;             ///< of the rank's parameters
+  const std::vector<ValueId>* reached = nullptr;              ///< parameters whose gradient is defined
+  const std::vector<ValueId>* offered = nullptr;              ///< see Call
+  std::deque<at::Tensor> by_position;                         ///< of the rank's parameters
   std::vector<std::shared_ptr<torch::autograd::Node>> spent;  ///< see TorchEngine::take_spent
 };
 
@@ -83,11 +78,11 @@ struct Call {
   bool accumulate = false;  ///< inside no_sync
   PrologueResult known;
   std::shared_ptr<TorchEngine> engine;
-  double loss_scale = 1;    ///< of its gradients, until `unscale`
-  std::map<ValueId, at::Tensor> sums;       ///< completed
+  double loss_scale = 1;               ///< of its gradients, until `unscale`
+  std::map<ValueId, at::Tensor> sums;  ///< completed
   std::optional<EpilogueRun> tail;
-  std::shared_ptr<OwnRegion> region;                    ///< see History
-  const std::vector<ValueId>* offered = nullptr;        ///< parameters that a backward may be asked for by name
+  std::shared_ptr<OwnRegion> region;              ///< see History
+  const std::vector<ValueId>* offered = nullptr;  ///< parameters that a backward may be asked for by name
 };
 
 class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
@@ -171,8 +166,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- verification.cpp
   void verify_replicas();
   [[nodiscard]] bool members_changed(const std::string& key, const CallArguments& arguments) const;
-  [[nodiscard]] bool is_outdated(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
-                                 bool members_changed);
+  [[nodiscard]] bool is_outdated(CapturedProgram& program, const CallArguments& arguments,
+                                 const ForwardFunction& forward, bool members_changed);
   [[nodiscard]] std::optional<CaptureChange> change_of(const CapturedProgram& program, const CallArguments& arguments,
                                                        const ForwardFunction& forward);
   void warn_of_change(const CaptureChange& change);
@@ -202,7 +197,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] std::string description_of_share(const ShardUnit& unit, const ShardUnit::Place& place) const;
   void refuse_to_save_parts(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
-  [[nodiscard]] std::vector<SharedGroup> shared_groups(const Division& division) const;
+  [[nodiscard]] std::vector<ShardedGroup> sharded_groups(const StagedGraph& division) const;
   [[nodiscard]] at::Tensor compute_memory_of(const OpGraph& graph, ValueId leaf) const;
   [[nodiscard]] at::Tensor copy_of(const OpGraph& graph, ValueId leaf) const;
   void require_readable(const StateTensor& tensor, const ParameterReads& reads) const;
@@ -211,7 +206,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- costs.cpp
   [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,
                                              std::int64_t batch);
-  [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch) const;
+  [[nodiscard]] bool leaves_no_choice(const CapturedProgram& program, const GraphProfile& profile,
+                                      std::int64_t batch) const;
   [[nodiscard]] std::filesystem::path cost_path(const CostOrigin& origin) const;
   [[nodiscard]] MeasuredCosts cached_costs(const CostOrigin& origin) const;
   void keep_costs(MeasuredCosts costs, const CostOrigin& origin) const;
@@ -245,7 +241,8 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   };
   [[nodiscard]] AgreedBackward agree_on_backward(const Call& call, const std::vector<at::Tensor>& gradients,
                                                  const BackwardRequest& request);
-  [[nodiscard]] std::map<ValueId, at::Tensor> common_gradients(const Call& call, const std::vector<std::size_t>& outputs,
+  [[nodiscard]] std::map<ValueId, at::Tensor> common_gradients(const Call& call,
+                                                               const std::vector<std::size_t>& outputs,
                                                                const std::vector<at::Tensor>& gradients,
                                                                const std::vector<bool>& defined);
   void require_same(const at::Tensor& mine, const at::Tensor& mean, const at::Tensor& squares, std::size_t result);
@@ -271,7 +268,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   };
   void add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take, LeavingGradients& leaving);
   void add_arrived(const LeavingGradients& leaving);
-  void reduce_pending();
+  void reduce_accumulated();
   void flush_reduced();
   void warn_of_second_gradients();
   [[nodiscard]] StepOutcome unscale(const Call& call, StageGradients& gradients, std::vector<at::Tensor>& of_inputs);
@@ -284,7 +281,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void pool_batch_norms(Call& call);
   struct NormPool;
   void pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools, const OpGraph& graph);
-  [[nodiscard]] GlobalSums sums_over(const std::vector<Rank>& holders);
+  [[nodiscard]] WorldSums sums_over(const std::vector<Rank>& holders);
 
   // ---- checkpoint
   [[nodiscard]] std::vector<PlacedTensor> placed() const;
@@ -304,15 +301,15 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   c10::Device device_ = c10::Device(c10::kCPU);
   bool deployed_ = false;
   std::optional<Plan> plan_, given_plan_;
-  PlannedSegments segments_;  ///< of plan_
+  PlannedSegments segments_;        ///< of plan_
   std::uint64_t planned_hash_ = 0;  ///< of the graph that plan_ divides, as captured
   AtomPartition planned_atoms_;     ///< likewise
   AnyTransport wire_;
   std::map<std::vector<Rank>, GroupId> groups_, gather_groups_;
-  GlobalSums world_sums_;
+  WorldSums world_sums_;
   std::vector<ShardUnit> units_;                      ///< of all ranks
   std::vector<std::shared_ptr<ShardMemory>> shards_;  ///< by unit; null where this rank is no member
-  QueueMark uploaded_;                                ///< after the latest `upload_owners`
+  DeviceEvent uploaded_;                              ///< after the latest `upload_owners`
   RecentMap<std::string, std::shared_ptr<CapturedProgram>> programs_{kRememberedPrograms};  ///< by capture_key
   bool warned_of_forgetting_ = false;
   MemberWatch members_;
@@ -321,7 +318,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
 
   std::uint64_t seed_ = 0;  ///< rank 0's
   SessionStats stats_;
-  LossWatch losses_;  ///< of rank 0: all ranks have the same
+  LossWatch losses_;               ///< of rank 0: all ranks have the same
   std::vector<TraceEvent> trace_;  ///< of the latest step, when asked for
   std::chrono::steady_clock::time_point trace_start_;
   std::vector<torch::optim::Optimizer*> optimizers_;
@@ -335,8 +332,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   bool warned_of_own_loss_ = false;
   std::int64_t loss_backwards_ = 0;  ///< since the last call: of losses of the model itself, which send nothing
   double loss_factors_ = 0;          ///< sum of what these came in with
-  std::map<const void*, HandleGradient> pending_;  ///< by handle: accumulated, not reduced
-  std::map<const void*, HandleGradient> reduced_;  ///< by handle: for the next backward
+  GradientStore gradients_;
 };
 
 template <class Work>

@@ -7,20 +7,21 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 #include <torch/optim/optimizer.h>
 
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
-#include <autopar/torch/engine/message.hpp>
-#include <autopar/torch/engine/stage_runtime.hpp>
-#include <autopar/torch/optimizer_state.hpp>
-#include <autopar/torch/phantom.hpp>
 #include <autopar/torch/shard_sums.hpp>
 
-#include "torch/session/host_memory.hpp"
+#include "torch/capture/phantom.hpp"
+#include "torch/device/host_memory.hpp"
+#include "torch/engine/message.hpp"
+#include "torch/engine/stage.hpp"
+#include "torch/parameters/optimizer_state.hpp"
+#include "torch/parameters/whole_handles.hpp"
 #include "torch/session/session_impl.hpp"
 #include "torch/session/share_guard.hpp"
-#include "torch/session/whole_handles.hpp"
 
 namespace autopar {
 
@@ -32,12 +33,6 @@ void give_data(const at::Tensor& handle, const at::Tensor& data) {
   auto same = handle;
   same.set_data(data);
   same.set_requires_grad(requires_grad);
-}
-
-std::int64_t elements_of(const std::vector<std::int64_t>& sizes) {
-  std::int64_t elements = 1;
-  for (const auto size : sizes) elements *= size;
-  return elements;
 }
 
 /// A unit's places in rows that are no larger than so many elements, or of one place.
@@ -75,7 +70,7 @@ struct UnitInMaking {
 
  private:
   [[nodiscard]] static std::int64_t bytes_of(const std::vector<std::int64_t>& sizes, c10::ScalarType type) {
-    return BucketLayout::aligned(elements_of(sizes)) * static_cast<std::int64_t>(c10::elementSize(type));
+    return BucketLayout::aligned(c10::multiply_integers(sizes)) * static_cast<std::int64_t>(c10::elementSize(type));
   }
 };
 
@@ -97,7 +92,7 @@ Bytes largest_read(const OpGraph& graph) {
     for_each_input(op, [&](ValueId value) {
       const auto& info = graph.value(value);
       if (info.kind != ValueKind::kParameter) return;
-      bytes += elements_of(sizes_at(info, 0)) * static_cast<std::int64_t>(c10::elementSize(info.dtype));
+      bytes += c10::multiply_integers(sizes_at(info, 0)) * static_cast<std::int64_t>(c10::elementSize(info.dtype));
     });
     largest = std::max(largest, bytes);
   }
@@ -111,7 +106,8 @@ Bytes largest_read(const OpGraph& graph) {
 WholeHandles::WholeHandles(const StateRegistry& registry) {
   for (const auto& tensor : registry.tensors()) {
     if (tensor.unit < 0 || is_phantom(tensor.handle)) continue;
-    kept_.push_back({tensor.handle, tensor.handle.variable_data(), std::exchange(tensor.handle.mutable_grad(), at::Tensor())});
+    kept_.push_back(
+        {tensor.handle, tensor.handle.variable_data(), std::exchange(tensor.handle.mutable_grad(), at::Tensor())});
     const auto phantom = make_phantom(tensor.sizes, tensor.handle.scalar_type(), false,
                                       "parameter '" + tensor.name() + "' is held in shares; use model->gather(p)");
     give_data(tensor.handle, phantom);
@@ -130,21 +126,23 @@ WholeHandles::~WholeHandles() {
 void Session::Impl::require_optimizers(const Plan& plan) const {
   const auto has_replicas = [](const StagePlan& stage) { return stage.ranks.size() > 1; };
   if (plan.offload != Offload::kNone && optimizers_.empty()) {
-    throw InvalidArgument("offload = " + name_of(plan.offload) + " needs to know the optimizer, which then steps on the host: " +
+    throw InvalidArgument("offload = " + name_of(plan.offload) +
+                          " needs to know the optimizer, which then steps on the host: " +
                           "call model->attach(optimizer) before the first call, or set offload = none");
   }
   if (plan.zero == 0 || std::none_of(plan.stages.begin(), plan.stages.end(), has_replicas)) return;
   if (optimizers_.empty()) {
-    throw InvalidArgument("ZeRO " + std::to_string(plan.zero) +
-                          " needs to know the optimizer, which steps on shares: call model->attach(optimizer) before the "
-                          "first call, or set zero = 0");
+    throw InvalidArgument(
+        "ZeRO " + std::to_string(plan.zero) +
+        " needs to know the optimizer, which steps on shares: call model->attach(optimizer) before the "
+        "first call, or set zero = 0");
   }
   for (const auto* optimizer : optimizers_) static_cast<void>(optimizer_kind(*optimizer));
 }
 
 // Groups of the first program: what they train and no one needs whole outside the pipeline is held in shares. Units are
-// filled as backwards make gradients. One of a kind ends where one of another does: if it went on, its sum and those behind
-// it would wait for gradients that come much later, and all that come meanwhile would stay whole.
+// filled as backwards make gradients. One of a kind ends where one of another does: if it went on, its sum and those
+// behind it would wait for gradients that come much later, and all that come meanwhile would stay whole.
 void Session::Impl::plan_shards(const CapturedProgram& program) {
   const bool offloads = plan_->offload == Offload::kOptimizer;
   if (plan_->zero == 0) return offload_rest(program);
@@ -168,7 +166,8 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
     std::map<Kind, UnitInMaking> open;
     const auto close = [&] {
       for (const auto& [kind, parameters] : std::exchange(open, {}))
-        add_units(make_units(parameters.names, parameters.forms, group.ranks, kind.first, limit, offloads), kind.second);
+        add_units(make_units(parameters.names, parameters.forms, group.ranks, kind.first, limit, offloads),
+                  kind.second);
     };
     for (const auto parameter : in_order_of_gradients(division.group_parameters[g], last)) {
       const auto& tensor = tensor_of(parameter);
@@ -204,7 +203,8 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
     const auto& tensor = registry_.named(name);
     if (!program.graph.value(value).requires_grad || outside[value.index()] || tensor.unit >= 0) continue;
     const auto type = tensor.handle.scalar_type();
-    by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}].add(tensor.names, tensor.sizes, type);
+    by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}].add(tensor.names, tensor.sizes,
+                                                                                          type);
   }
   for (const auto& [kind, parameters] : by_kind)
     add_units(make_units(parameters.names, parameters.forms, kind.first, 0, kGradientBucket, true), kind.second);
@@ -241,8 +241,8 @@ void Session::Impl::hold_shards() {
 
 std::string Session::Impl::description_of_share(const ShardUnit& unit, const ShardUnit::Place& place) const {
   return "'" + place.names.front() + "' is held in shares (ZeRO " + std::to_string(unit.zero) + "), of which rank " +
-         std::to_string(world_.rank()) + " has " + std::to_string(unit.shard_of(place, world_.rank_id()).size()) + " of " +
-         std::to_string(place.elements()) + " elements";
+         std::to_string(world_.rank()) + " has " + std::to_string(unit.shard_of(place, world_.rank_id()).size()) +
+         " of " + std::to_string(place.elements()) + " elements";
 }
 
 /// What a handle refers to, and its gradient, go into a unit, and the handle refers to what this rank owns there.
@@ -258,7 +258,9 @@ void Session::Impl::move_into(ShardMemory& memory, const ShardUnit::Place& place
     return;
   }
   const auto shard = memory.unit().shard_of(place, world_.rank_id());
-  handle.mutable_grad() = gradient.reshape({-1}).narrow(0, shard.begin, shard.size()).to(handle.device(), gradient.scalar_type(), false, true);
+  handle.mutable_grad() = gradient.reshape({-1})
+                              .narrow(0, shard.begin, shard.size())
+                              .to(handle.device(), gradient.scalar_type(), false, true);
 }
 
 // Optimizers may have stepped since the last call.
@@ -291,7 +293,8 @@ void Session::Impl::fit_optimizer(torch::optim::Optimizer& optimizer) {
     for (auto& [name, value] : entries) {
       if (value.dim() == 0 && name == "step") continue;
       auto fitted = value.to(tensor.handle.device());
-      if (!elements.whole && value.sizes() == at::IntArrayRef(elements.sizes) && value.numel() != tensor.handle.numel()) {
+      if (!elements.whole && value.sizes() == at::IntArrayRef(elements.sizes) &&
+          value.numel() != tensor.handle.numel()) {
         fitted = fitted.reshape({-1}).narrow(0, elements.begin, elements.end - elements.begin).clone();
       } else if (!elements.whole) {
         fitted = fitted.reshape({-1});
@@ -309,8 +312,10 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
       if (!registry_.has(parameter)) continue;
       const auto& tensor = registry_.of(parameter);
       if (holds(tensor) && !in_shares(tensor)) continue;
-      return refuse_to_save(optimizer, std::string("torch::save: this rank has ") + (holds(tensor) ? "a share" : "nothing") +
-                                           " of the state of '" + tensor.name() + "'; use model->save(folder, optimizer), "
+      return refuse_to_save(optimizer, std::string("torch::save: this rank has ") +
+                                           (holds(tensor) ? "a share" : "nothing") + " of the state of '" +
+                                           tensor.name() +
+                                           "'; use model->save(folder, optimizer), "
                                            "which all ranks call, or save on rank 0 what "
                                            "model->gather_optimizer(optimizer) gives");
     }
@@ -321,10 +326,11 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
   watch_.watch(optimizer);
   optimizers_.push_back(&optimizer);
   if (auto* needs = dynamic_cast<NeedsShardSums*>(&optimizer); needs != nullptr) {
-    needs->set_sum_over_shards([self = weak_from_this()](const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
-      const auto session = self.lock();
-      return session ? session->sum_over_shards(parameters, partial) : partial;
-    });
+    needs->set_sum_over_shards(
+        [self = weak_from_this()](const std::vector<at::Tensor>& parameters, const at::Tensor& partial) {
+          const auto session = self.lock();
+          return session ? session->sum_over_shards(parameters, partial) : partial;
+        });
   }
   if (deployed_) fit_optimizer(optimizer);
 }
@@ -337,20 +343,23 @@ SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program
   const auto leaving = read_after_turns(program.graph, program.plan, program.division.channel_values);
   const auto reads = parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
-    const auto& tensor = const_cast<StateRegistry&>(registry_).named(program.graph.value(value).name);
+    const auto& tensor = registry_.named(program.graph.value(value).name);
     if (in_shares(tensor)) shared.unit_of[value.index()] = tensor.unit;
     const bool in_turns = tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero >= 3;
     if (in_turns && leaving[value.index()] && program.graph.value(value).requires_grad) {
-      throw InvalidArgument("parameter '" + name + "' is gathered within turns (ZeRO 3), but a later mode or signature of the " +
+      throw InvalidArgument("parameter '" + name +
+                            "' is gathered within turns (ZeRO 3), but a later mode or signature of the " +
                             "model reads it elsewhere; call the model in this mode first, or set zero = 2");
     }
     require_readable(tensor, reads[value.index()]);
     if (tensor.unit < 0 || !whole[value.index()]) continue;
     if (!in_shares(tensor)) {
-      throw InvalidArgument("parameter '" + name + "' is kept in host memory (offload), but a later mode or signature of the " +
-                            "model needs it outside the pipeline; call the model in this mode first, or set offload = none");
+      throw InvalidArgument(
+          "parameter '" + name + "' is kept in host memory (offload), but a later mode or signature of the " +
+          "model needs it outside the pipeline; call the model in this mode first, or set offload = none");
     }
-    throw InvalidArgument("parameter '" + name + "' is held in shares (ZeRO), but a later mode or signature of the model " +
+    throw InvalidArgument("parameter '" + name +
+                          "' is held in shares (ZeRO), but a later mode or signature of the model " +
                           "needs it whole outside the pipeline; call the model in this mode first, or set zero = 0");
   }
   return shared;
@@ -367,14 +376,15 @@ void Session::Impl::require_readable(const StateTensor& tensor, const ParameterR
         " only (offload), but a later mode or signature of the model reads it in another element type; use " +
         "one setting of autocast in all modes, or call the model in this mode first, or set offload = none");
   }
-  throw InvalidArgument("parameter '" + tensor.name() + "' is gathered as " + c10::toString(unit.gathered) + " (ZeRO " +
-                        std::to_string(unit.zero) + "), but a later mode or signature of the model reads it in another " +
-                        "element type; use one setting of autocast in all modes, or call the model in this mode first, " +
-                        "with zero = 2 at most");
+  throw InvalidArgument(
+      "parameter '" + tensor.name() + "' is gathered as " + c10::toString(unit.gathered) + " (ZeRO " +
+      std::to_string(unit.zero) + "), but a later mode or signature of the model reads it in another " +
+      "element type; use one setting of autocast in all modes, or call the model in this mode first, " +
+      "with zero = 2 at most");
 }
 
-std::vector<SharedGroup> Session::Impl::shared_groups(const Division& division) const {
-  std::vector<SharedGroup> groups;
+std::vector<ShardedGroup> Session::Impl::sharded_groups(const StagedGraph& division) const {
+  std::vector<ShardedGroup> groups;
   for (const int unit : division.group_units) {
     auto& group = groups.emplace_back();
     if (unit < 0) continue;
@@ -390,14 +400,14 @@ const ShardUnit::Place* Session::Impl::place_of(const StateTensor& tensor) const
 
 at::Tensor Session::Impl::compute_memory_of(const OpGraph& graph, ValueId leaf) const {
   if (units_.empty()) return {};
-  const auto& tensor = const_cast<StateRegistry&>(registry_).named(graph.value(leaf).name);
+  const auto& tensor = registry_.named(graph.value(leaf).name);
   const auto* place = place_of(tensor);
   if (place == nullptr) return {};
   return shards_[static_cast<std::size_t>(tensor.unit)]->compute_memory(*place);
 }
 
 at::Tensor Session::Impl::copy_of(const OpGraph& graph, ValueId leaf) const {
-  const auto& tensor = const_cast<StateRegistry&>(registry_).named(graph.value(leaf).name);
+  const auto& tensor = registry_.named(graph.value(leaf).name);
   const auto* place = place_of(tensor);
   if (place == nullptr || !units_[static_cast<std::size_t>(tensor.unit)].gathers_copies()) return {};
   return shards_[static_cast<std::size_t>(tensor.unit)]->gathered(*place);
@@ -415,7 +425,7 @@ ParameterShard Session::Impl::shard(const at::Tensor& handle) const {
     out.begin = own.begin;
     out.end = own.end;
   } else {
-    out.end = elements_of(tensor.sizes);
+    out.end = c10::multiply_integers(tensor.sizes);
   }
   return out;
 }

@@ -17,7 +17,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "torch/capture/ivalues.hpp"
+#include "torch/ir/ivalues.hpp"
 
 namespace autopar {
 namespace {
@@ -65,8 +65,12 @@ bool meet(const Operand& a, const Operand& b) {
 
 /// Operators that look at another tensor's type, or compare sizes themselves.
 bool is_exempt(const c10::OperatorHandle& op) {
-  static constexpr std::string_view kNames[] = {"aten::_has_compatible_shallow_copy_type", "aten::is_same_size",
-                                                "aten::to", "aten::type_as", "aten::set_", "aten::is_set_to"};
+  static constexpr std::string_view kNames[] = {"aten::_has_compatible_shallow_copy_type",
+                                                "aten::is_same_size",
+                                                "aten::to",
+                                                "aten::type_as",
+                                                "aten::set_",
+                                                "aten::is_set_to"};
   return std::ranges::find(kNames, op.schema().name()) != std::end(kNames);
 }
 
@@ -81,9 +85,11 @@ void require_own_sizes(const c10::OperatorHandle& op, const torch::jit::Stack& s
       if (other.tensor.sizes() == share.tensor.sizes()) continue;
       std::ostringstream message;
       message << op.schema().name() << " of sizes " << share.tensor.sizes() << " and " << other.tensor.sizes() << ": "
-              << description_of(share.tensor) << ", flat, and goes with tensors of as many elements only. A copy that was made before the "
+              << description_of(share.tensor)
+              << ", flat, and goes with tensors of as many elements only. A copy that was made before the "
               << "first call has the whole parameter's: call model->prepare(arguments...) first, then copy "
-              << "model->owned_parameters(); or take the whole parameter with model->gather(p). Methods of the module run by "
+              << "model->owned_parameters(); or take the whole parameter with model->gather(p). Methods of the module "
+                 "run by "
               << "model->call(&Net::method, arguments...)";
       throw InvalidArgument(message.str());
     }
@@ -104,7 +110,8 @@ void refuse_to_save_shares(c10::DeviceType device) {
   const auto before = hook ? hook->first : torch::jit::BackendMetaPtr();
   const auto save = [before](const at::Tensor& tensor, Metadata& metadata) {
     if (is_share(tensor)) {
-      throw InvalidArgument("torch::save: " + description_of(tensor) + "; use model->save(folder, optimizers...), which all ranks call, "
+      throw InvalidArgument("torch::save: " + description_of(tensor) +
+                            "; use model->save(folder, optimizers...), which all ranks call, "
                             "or save on rank 0 the tensors that model->gather_state() gives, and for an optimizer what "
                             "model->gather_optimizer(optimizer) gives");
     }

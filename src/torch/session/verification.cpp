@@ -1,5 +1,5 @@
-// Whether a program is still what forward does. Members that forward reads are numbers in a capture; when they change, so
-// must the program.
+// Whether a program is still what forward does. Members that forward reads are numbers in a capture; when they change,
+// so must the program.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -12,8 +12,8 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/parameters/whole_handles.hpp"
 #include "torch/session/session_impl.hpp"
-#include "torch/session/whole_handles.hpp"
 
 namespace autopar {
 
@@ -28,7 +28,9 @@ constexpr const char* kWayOut =
 
 std::uint64_t hash_of_bits(const at::Tensor& tensor) {
   const auto real = tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
-  return real.numel() == 0 ? 0 : static_cast<std::uint64_t>(at::hash_tensor(real.flatten()).view(at::kLong).item<std::int64_t>());
+  return real.numel() == 0
+             ? 0
+             : static_cast<std::uint64_t>(at::hash_tensor(real.flatten()).view(at::kLong).item<std::int64_t>());
 }
 
 std::string joined(const std::optional<CaptureChange>& change) {
@@ -41,14 +43,16 @@ CaptureChange parted(const std::string& text) {
 }
 
 std::string range_of_calls(std::int64_t first, std::int64_t last) {
-  return first == last ? "call " + std::to_string(first) : "calls " + std::to_string(first) + " to " + std::to_string(last);
+  return first == last ? "call " + std::to_string(first)
+                       : "calls " + std::to_string(first) + " to " + std::to_string(last);
 }
 
 }  // namespace
 
 bool Session::Impl::members_changed(const std::string& key, const CallArguments& arguments) const {
   const auto* known = programs_.peek(key);
-  return options_.verify_capture && known != nullptr && members_.changed((*known)->verification.members, arguments.beside);
+  return options_.verify_capture && known != nullptr &&
+         members_.changed((*known)->verification.members, arguments.beside);
 }
 
 std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& program, const CallArguments& arguments,
@@ -70,10 +74,10 @@ std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& pro
 }
 
 // Where members were seen to change, nothing ran between the change and this call: a new capture makes it right. At an
-// interval nobody knows since when the program is another, nor whether forward changes what it reads by itself, which no
-// replay does: that is an error, after which the next call captures again.
-bool Session::Impl::is_outdated(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
-                                bool members_changed) {
+// interval nobody knows since when the program is another, nor whether forward changes what it reads by itself, which
+// no replay does: that is an error, after which the next call captures again.
+bool Session::Impl::is_outdated(CapturedProgram& program, const CallArguments& arguments,
+                                const ForwardFunction& forward, bool members_changed) {
   if (!options_.verify_capture) return false;
   auto& state = program.verification;
   const auto now = state.calls + 1;
@@ -95,20 +99,23 @@ bool Session::Impl::is_outdated(CapturedProgram& program, const CallArguments& a
     warn_of_change(change);
     return true;
   }
-  const auto since = now - state.agreed > 1
-                         ? "Of " + range_of_calls(state.agreed + 1, now - 1) + " of this program some or all used the old one. "
-                         : std::string("No call used the old one. ");
+  const auto since = now - state.agreed > 1 ? "Of " + range_of_calls(state.agreed + 1, now - 1) +
+                                                  " of this program some or all used the old one. "
+                                            : std::string("No call used the old one. ");
   throw CaptureError(change.op, change.path,
-                     change.what + ": forward reads something beside its arguments (a member, a global) that has changed "
-                     "since it was captured, or that it changes itself, which no replay does. " + since + kWayOut);
+                     change.what +
+                         ": forward reads something beside its arguments (a member, a global) that has changed "
+                         "since it was captured, or that it changes itself, which no replay does. " +
+                         since + kWayOut);
 }
 
 void Session::Impl::warn_of_change(const CaptureChange& change) {
   if (world_.rank() != 0) return;
   const auto text = change.op + (change.path.empty() ? "" : " (near " + change.path + ")") + ": " + change.what;
   if (std::exchange(warned_of_change_, true)) return log_.info(text + "; captured again");
-  log_.warn(text + ", because a member or what the loss holds has changed; the model is captured again, and so on each "
-                   "such change. Each takes time: pass what changes often to forward, as a 0-dim tensor");
+  log_.warn(text +
+            ", because a member or what the loss holds has changed; the model is captured again, and so on each "
+            "such change. Each takes time: pass what changes often to forward, as a 0-dim tensor");
 }
 
 // Parameters that several ranks have whole have the same bits there, whatever the plan.
@@ -134,9 +141,10 @@ void Session::Impl::verify_replicas() {
     for (const auto rank : tensor.holders) {
       const auto first = tensor.holders.front();
       if (of(rank) == of(first)) continue;
-      throw InvalidArgument("verify_replicas: before call " + std::to_string(stats_.calls + 1) + " parameter '" + tensor.name() +
-                            "' has other values on rank " + std::to_string(rank.value()) + " (hash " + std::to_string(of(rank)) +
-                            ") than on rank " + std::to_string(first.value()) + " (hash " + std::to_string(of(first)) +
+      throw InvalidArgument("verify_replicas: before call " + std::to_string(stats_.calls + 1) + " parameter '" +
+                            tensor.name() + "' has other values on rank " + std::to_string(rank.value()) + " (hash " +
+                            std::to_string(of(rank)) + ") than on rank " + std::to_string(first.value()) + " (hash " +
+                            std::to_string(of(first)) +
                             "); one of them was stepped otherwise, or written; load a checkpoint on all ranks");
     }
     ++i;

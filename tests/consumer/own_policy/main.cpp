@@ -1,5 +1,5 @@
-// Trains with a planner whose staging policy is the user's own, on 2 ranks, and checks that the plan is that policy's and
-// that the training is that of one process.
+// Trains with a planner whose staging policy is the user's own, on 2 ranks, and checks that the plan is that policy's
+// and that the training is that of one process.
 #include "halves_staging.hpp"
 
 #include <autopar/autopar.hpp>
@@ -39,7 +39,12 @@ int main(int argc, char** argv) {
   auto loss = model(x, y);  // the global batch is x twice, so that its mean is that of x
   loss.backward();
 
-  const bool halves = model->plan().stages.size() == 2 && model->plan().microbatches == 2;
+  ap::AutoParallel<Net, ap::Planner<HalvesStaging>> finer(world, Net(), ap::Options{},
+                                                          ap::Planner{HalvesStaging{.microbatches = 4}});
+  finer(x, y);
+
+  const bool halves =
+      model->plan().stages.size() == 2 && model->plan().microbatches == 2 && finer->plan().microbatches == 4;
   const double difference = loss.item<double>() - expected;
   if (world.rank() == 0) std::printf("halves: %d, difference of the losses: %g\n", halves, difference);
   return halves && difference < 1e-12 && difference > -1e-12 ? 0 : 1;

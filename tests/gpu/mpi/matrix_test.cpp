@@ -8,8 +8,8 @@
 
 using namespace numerics;
 
-// In double precision a GPU's sums differ from the CPU's in the last bits only, so the tolerance is that of the CPU matrix.
-// Each row makes NCCL communicators for all its pairs of ranks, which takes seconds.
+// In double precision a GPU's sums differ from the CPU's in the last bits only, so the tolerance is that of the CPU
+// matrix. Each row makes NCCL communicators for all its pairs of ranks, which takes seconds.
 TEST_CASE("a slice of the pairwise matrix equals one process on the CPU, over NCCL") {
   constexpr std::size_t kRows = 36;
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());

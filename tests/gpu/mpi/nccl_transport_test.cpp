@@ -123,10 +123,11 @@ void random_traffic_arrives(World& world, std::uint32_t seed) {
       if (std::find(members.begin(), members.end(), world.rank_id()) == members.end()) continue;
       std::vector<std::vector<std::byte>> addends;
       for (const Rank member : members) {
-        addends.push_back(whole_numbers(mixed + static_cast<std::uint32_t>(member.value()), step.sum.whole(members.size()),
-                                        step.sum.doubles));
+        addends.push_back(whole_numbers(mixed + static_cast<std::uint32_t>(member.value()),
+                                        step.sum.whole(members.size()), step.sum.doubles));
       }
-      const auto self = static_cast<std::size_t>(std::find(members.begin(), members.end(), world.rank_id()) - members.begin());
+      const auto self =
+          static_cast<std::size_t>(std::find(members.begin(), members.end(), world.rank_id()) - members.begin());
       Buffer buffer = on_device(addends[self], stream);
       auto ticket = transport_laws::start(transport, step.sum, buffer, ids[step.sum.group]);
       const auto part = step.sum.elements * step.sum.element_bytes();

@@ -56,8 +56,9 @@ TEST_CASE("rows of the pairwise matrix with offloaded optimizers equal one proce
   run_slice(world, 16);
 }
 
-// An optimizer on the host runs while the device may still be at work: what it steps must be there, and stay there until it
-// was copied. Steps follow evaluations at once, gradients of several calls add up, and the model is large enough for copies to last.
+// An optimizer on the host runs while the device may still be at work: what it steps must be there, and stay there
+// until it was copied. Steps follow evaluations at once, gradients of several calls add up, and the model is large
+// enough for copies to last.
 TEST_CASE("an optimizer on the host never overtakes its device, and its tensors are page-locked memory of the host") {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   torch::set_num_threads(1);
@@ -71,7 +72,8 @@ TEST_CASE("an optimizer on the host never overtakes its device, and its tensors 
     for (int step = 0; step < 4; ++step) {
       expected.zero_grad(step % 2 == 0);
       for (int call = 0; call < 2; ++call) {
-        for (int r = 0; r < world.size(); ++r) loss_of(reference->forward(samples(2 * step + call, r, kWidth))).backward();
+        for (int r = 0; r < world.size(); ++r)
+          loss_of(reference->forward(samples(2 * step + call, r, kWidth))).backward();
       }
       const torch::NoGradGuard no_grad;
       evaluated.push_back(reference->forward(samples(9, world.rank(), kWidth)));
@@ -99,8 +101,10 @@ TEST_CASE("an optimizer on the host never overtakes its device, and its tensors 
     for (const auto& item : model->named_parameters()) {
       const auto& parameter = item.value();
       require(parameter.device().is_cpu() && parameter.grad().device().is_cpu(), item.key() + " is not on the host");
-      require(parameter.numel() == 0 || (parameter.is_pinned() && parameter.grad().is_pinned()), item.key() + " is not page-locked");
-      check_close(model->gather(parameter), reference->named_parameters()[item.key()], kTolerance, "at the end, " + item.key());
+      require(parameter.numel() == 0 || (parameter.is_pinned() && parameter.grad().is_pinned()),
+              item.key() + " is not page-locked");
+      check_close(model->gather(parameter), reference->named_parameters()[item.key()], kTolerance,
+                  "at the end, " + item.key());
     }
   }
 }

@@ -11,7 +11,8 @@
 
 #include "../../numerics/precision.hpp"
 
-// Element types on GPUs: no tensor is further from fp64 than 1.5 times what one process on one GPU is, with the same setting.
+// Element types on GPUs: no tensor is further from fp64 than 1.5 times what one process on one GPU is, with the same
+// setting.
 namespace {
 
 using namespace precision_test;
@@ -40,13 +41,15 @@ void check_row(ap::World& world, const std::string& model, Way way, bool whole_s
   const std::vector calls{Net::batch(kBatch), Net::batch(kBatch)};
   const auto device = ap::device(world);
   const double scale = way.options.precision == "fp16" ? 1024 : 1;
-  const Expected want{one_process<Net>(calls, "fp64", way.clip), one_process<Net>(calls, way.options.precision, way.clip, device, scale)};
+  const Expected want{one_process<Net>(calls, "fp64", way.clip),
+                      one_process<Net>(calls, way.options.precision, way.clip, device, scale)};
   INFO(model << ": " << way.describe() << ", rank " << world.rank());
   const auto compared = compare_rank<Net>(world, calls, way, want, luck(way.options.precision));
   Comparison worst;
   double ratio = -1;
   for (const auto& each : compared) {
-    INFO(each.name << ": error " << each.error << ", allowed " << each.allowed << (each.same_type ? "" : ", another type"));
+    INFO(each.name << ": error " << each.error << ", allowed " << each.allowed
+                   << (each.same_type ? "" : ", another type"));
     CHECK(each.holds());
     const double own = each.allowed > 0 ? each.error / each.allowed : (each.error > 0 ? 1e9 : 0);
     if (own > ratio) worst = each;
@@ -56,11 +59,17 @@ void check_row(ap::World& world, const std::string& model, Way way, bool whole_s
                way.describe().c_str(), worst.name.c_str(), worst.error, worst.allowed, ratio);
 }
 
-Way way_of(int ranks, std::vector<int> replicas, const std::string& precision, int zero, const std::string& schedule = "1f1b",
-           const std::string& recompute = "none", double clip = 0) {
+Way way_of(int ranks, std::vector<int> replicas, const std::string& precision, int zero,
+           const std::string& schedule = "1f1b", const std::string& recompute = "none", double clip = 0) {
   return {ragged(ranks),
-          {.stages = static_cast<int>(replicas.size()), .microbatches = 3, .zero = zero, .replicas = replicas, .schedule = schedule,
-           .recompute = recompute, .precision = precision, .costs = zero == 0 ? "profiled" : "roofline"},  // measuring takes seconds
+          {.stages = static_cast<int>(replicas.size()),
+           .microbatches = 3,
+           .zero = zero,
+           .replicas = replicas,
+           .schedule = schedule,
+           .recompute = recompute,
+           .precision = precision,
+           .costs = zero == 0 ? "profiled" : "roofline"},  // measuring takes seconds
           clip};
 }
 
@@ -105,7 +114,9 @@ TEST_CASE("an fp16 overflow on one GPU skips the step on all, with every ZeRO le
     const auto near = torch::zeros({4 * ranks, 32});
     auto far = near.clone();
     far.slice(0, 4 * (ranks - 1)).fill_(500.0);
-    ap::AutoParallel<Squares> model(world, made<Squares>(), {.microbatches = 2, .zero = zero, .replicas = {ranks}, .precision = "fp16", .costs = "roofline"});
+    ap::AutoParallel<Squares> model(
+        world, made<Squares>(),
+        {.microbatches = 2, .zero = zero, .replicas = {ranks}, .precision = "fp16", .costs = "roofline"});
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
     model->attach(optimizer);
     const auto mine = [&](const Tensor& all) { return all.slice(0, 4 * world.rank(), 4 * world.rank() + 4); };

@@ -13,22 +13,27 @@ TEST_CASE("what a terminal would obey is escaped, all else stays") {
   CHECK(printable("plan: 2 stages\n\t12 % of it") == "plan: 2 stages\n\t12 % of it");
   CHECK(printable("größer, 層, 🙂") == "größer, 層, 🙂");
   CHECK(printable("\x1b[2J\x1b]0;title\x07") == "\\u001b[2J\\u001b]0;title\\u0007");
-  CHECK(printable("a\rb\x7f" "c") == "a\\u000db\\u007fc");
+  CHECK(printable("a\rb\x7f"
+                  "c") == "a\\u000db\\u007fc");
   CHECK(printable(std::string("a\0b", 3)) == "a\\u0000b");
-  CHECK(printable("\xc2\x9b" "2J") == "\\u009b2J");        // CSI of ISO 6429 in UTF-8
-  CHECK(printable("\xe2\x80\xae" "txt") == "\\u202etxt");  // right to left from here on
+  CHECK(printable("\xc2\x9b"
+                  "2J") == "\\u009b2J");  // CSI of ISO 6429 in UTF-8
+  CHECK(printable("\xe2\x80\xae"
+                  "txt") == "\\u202etxt");  // right to left from here on
 }
 
 TEST_CASE("bytes that are no UTF-8 are escaped one by one") {
-  CHECK(printable("\x9b" "2J") == "\\u009b2J");
+  CHECK(printable("\x9b"
+                  "2J") == "\\u009b2J");
   CHECK(printable("\xc3") == "\\u00c3");
-  CHECK(printable("\xc0\x9b") == "\\u00c0\\u009b");          // longer than need be
+  CHECK(printable("\xc0\x9b") == "\\u00c0\\u009b");  // longer than need be
   CHECK(printable("\xe0\x82\x9b") == "\\u00e0\\u0082\\u009b");
   CHECK(printable("\xff\xfe") == "\\u00ff\\u00fe");
   CHECK(printable("\xe5\xb1x") == "\\u00e5\\u00b1x");
 }
 
 TEST_CASE("no error's message obeys what a file says") {
-  CHECK(std::string(ConfigError("unknown member '\x1b[31m'", "plan.json").what()) == "plan.json: unknown member '\\u001b[31m'");
+  CHECK(std::string(ConfigError("unknown member '\x1b[31m'", "plan.json").what()) ==
+        "plan.json: unknown member '\\u001b[31m'");
   CHECK(std::string(InvalidArgument("'\x1b'").what()) == "'\\u001b'");
 }

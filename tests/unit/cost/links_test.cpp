@@ -12,8 +12,7 @@ namespace {
 
 std::vector<Rank> ranks(std::initializer_list<int> ids) {
   std::vector<Rank> out;
-  for (const int id : ids)
-    out.push_back(Rank(id));
+  for (const int id : ids) out.push_back(Rank(id));
   return out;
 }
 

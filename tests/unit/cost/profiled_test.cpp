@@ -53,7 +53,8 @@ TEST_CASE("with nothing measured costs are the roofline's") {
   const auto model = chain(6, 2);
   const RooflineCost roofline(test::two_nodes_of_four());
   const ProfiledCost profiled(test::two_nodes_of_four(), {});
-  for (const NodeId node : model.graph.nodes()) CHECK(profiled.node(model.graph, node, 3) == roofline.node(model.graph, node, 3));
+  for (const NodeId node : model.graph.nodes())
+    CHECK(profiled.node(model.graph, node, 3) == roofline.node(model.graph, node, 3));
   for (const std::int64_t bytes : {0, 1000, 50'000'000}) {
     CHECK(profiled.transfer(Bytes(bytes), Rank(1), Rank(6)) == roofline.transfer(Bytes(bytes), Rank(1), Rank(6)));
     CHECK(profiled.all_reduce(Bytes(bytes), ranks(3)) == roofline.all_reduce(Bytes(bytes), ranks(3)));
@@ -63,7 +64,8 @@ TEST_CASE("with nothing measured costs are the roofline's") {
   request.world = 4;
   request.batch = 32;
   const Planner<> planner;
-  CHECK(planner.plan(model, profiled, test::two_nodes_of_four(), request) == planner.plan(model, test::two_nodes_of_four(), request));
+  CHECK(planner.plan(model, profiled, test::two_nodes_of_four(), request) ==
+        planner.plan(model, test::two_nodes_of_four(), request));
 }
 
 TEST_CASE("equal atoms take one measurement, others the roofline") {
@@ -158,7 +160,8 @@ TEST_CASE("an update on the host costs what copies and its optimizer took, if bo
 
 TEST_CASE("scaling all measured times scales the costs, and nothing else") {
   const auto model = chain(4, 2);
-  const ProfiledCost cost(test::two_nodes_of_four(), sample_costs()), slower(test::two_nodes_of_four(), sample_costs(4));
+  const ProfiledCost cost(test::two_nodes_of_four(), sample_costs()),
+      slower(test::two_nodes_of_four(), sample_costs(4));
   for (const NodeId node : model.graph.nodes()) {
     const auto a = cost.node(model.graph, node, 5), b = slower.node(model.graph, node, 5);
     CHECK(b.forward == a.forward * 4);
@@ -258,7 +261,8 @@ TEST_CASE("a planner follows what was measured") {
   request.batch = 64;
   request.options.stages = 2;
   const Planner<> planner;
-  const auto plan = planner.plan(model, ProfiledCost(test::two_nodes_of_four(), costs), test::two_nodes_of_four(), request);
+  const auto plan =
+      planner.plan(model, ProfiledCost(test::two_nodes_of_four(), costs), test::two_nodes_of_four(), request);
   REQUIRE(plan.stages.size() == 2);
   CHECK(plan.stages[0].atoms.size() == 1);
   CHECK(planner.plan(model, test::two_nodes_of_four(), request).stages[0].atoms.size() == 4);

@@ -52,7 +52,9 @@ TEST_CASE("a cluster file is read and written back") {
 
 TEST_CASE("the host's memory and link are read and written back; files without one have CPUs for devices") {
   CHECK_FALSE(parse_cluster(kGood, "c.toml").host);
-  const auto with = [](const std::string& keys) { return replaced(kGood, "[device]", "[host]\n" + keys + "\n[device]"); };
+  const auto with = [](const std::string& keys) {
+    return replaced(kGood, "[device]", "[host]\n" + keys + "\n[device]");
+  };
   const auto cluster = parse_cluster(
       with("memory_gib = 128\nmemory_bandwidth_gb_s = 51\nlink_bandwidth_gb_s = 12.5\nlink_latency_us = 7"), "c.toml");
   REQUIRE(cluster.host);

@@ -54,9 +54,9 @@ stall_timeout = 5
   CHECK(from_file.memory_margin == 0.25);
   CHECK(from_file.plan_only);
   CHECK(from_file.stall_timeout == Seconds(5));
-  const auto from_environment = resolve("", {"AUTOPAR_REPLICAS=2,1", "AUTOPAR_DEVICE_MEMORY=16GiB", "AUTOPAR_PLAN_ONLY=1",
-                                             "AUTOPAR_MEMORY_MARGIN=0.25", "AUTOPAR_SCHEDULE=gpipe",
-                                             "AUTOPAR_BATCH_DIMS=0,-1", "AUTOPAR_STALL_TIMEOUT=5"});
+  const auto from_environment = resolve(
+      "", {"AUTOPAR_REPLICAS=2,1", "AUTOPAR_DEVICE_MEMORY=16GiB", "AUTOPAR_PLAN_ONLY=1", "AUTOPAR_MEMORY_MARGIN=0.25",
+           "AUTOPAR_SCHEDULE=gpipe", "AUTOPAR_BATCH_DIMS=0,-1", "AUTOPAR_STALL_TIMEOUT=5"});
   CHECK(from_environment == from_file);
   CHECK(resolve("replicas = 2").replicas == std::vector<int>{2});
 }
@@ -115,7 +115,8 @@ TEST_CASE("a wrong type or value is named with its key") {
   CHECK(contains(error_of<ConfigError>([] { (void)resolve("", {"AUTOPAR_STAGES=2x"}); }).what(), "number"));
   CHECK(contains(error_of<ConfigError>([] { (void)resolve("", {"AUTOPAR_STAGES=nan"}); }).what(), "whole number"));
   CHECK(contains(error_of<InvalidArgument>([] { (void)resolve("", {}, {.zero = 7}); }).what(), "zero"));
-  CHECK(contains(error_of<InvalidArgument>([] { (void)resolve("min_microbatches = 8\nmax_microbatches = 4"); }).what(), "exceeds"));
+  CHECK(contains(error_of<InvalidArgument>([] { (void)resolve("min_microbatches = 8\nmax_microbatches = 4"); }).what(),
+                 "exceeds"));
 }
 
 TEST_CASE("RaNNC's keys are understood, each with a note") {
@@ -133,7 +134,9 @@ load_deployment = true
 trace_events = true
 checkpointing = true
 auto_parallel = false
-)", "autopar.toml", {"RANNC_MAX_PIPELINE=16", "RANNC_CONF_DIR=/tmp"}});
+)",
+                                        "autopar.toml",
+                                        {"RANNC_MAX_PIPELINE=16", "RANNC_CONF_DIR=/tmp"}});
   CHECK(out.options.memory_margin == 0.2);
   CHECK(out.options.stages == 2);
   CHECK(out.options.replicas == std::vector<int>{3});
@@ -178,8 +181,8 @@ TEST_CASE("what can be made again is kept in the user's cache folder, if there i
 TEST_CASE("a warning of a stall that comes after its timeout is refused by both names") {
   CHECK_NOTHROW(resolve_options({.stall_warning = Seconds(5), .stall_timeout = Seconds(5)}, {}));
   CHECK_NOTHROW(resolve_options({.stall_timeout = Seconds(5)}, {}));
-  for (const auto& options : {Options{.stall_warning = Seconds(700)},
-                              Options{.stall_warning = Seconds(3), .stall_timeout = Seconds(1.5)}}) {
+  for (const auto& options :
+       {Options{.stall_warning = Seconds(700)}, Options{.stall_warning = Seconds(3), .stall_timeout = Seconds(1.5)}}) {
     try {
       static_cast<void>(resolve_options(options, {}));
       FAIL("accepted");

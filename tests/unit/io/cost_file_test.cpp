@@ -48,7 +48,8 @@ bool mentions(const std::string& text, const std::string& part) { return text.fi
 std::string resealed(const std::string& text) {
   const auto body = replaced(text, text.substr(text.find(",\"checksum\"")), "}");
   std::uint64_t state = 0xcbf29ce484222325ULL;
-  for (const char c : nlohmann::json::parse(body).dump()) state = (state ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  for (const char c : nlohmann::json::parse(body).dump())
+    state = (state ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
   char digits[17];
   std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(state));
   return body.substr(0, body.size() - 1) + ",\"checksum\":\"" + digits + "\"}";
@@ -104,8 +105,9 @@ TEST_CASE("numbers that are no costs are refused though the checksum fits") {
   CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "1e+300"))), "at least 0"));
   CHECK(mentions(message_of(resealed(replaced(text, "1.25e-05", "null"))), "at least 0"));
   CHECK(mentions(message_of(resealed(replaced(text, "[1.25e-05,3e-06,0.01]", "[1.25e-05,3e-06]"))), "forward"));
-  CHECK(mentions(message_of(resealed(replaced(text, "\"structure\":\"ffffffffffffffff\"", "\"structure\":\"0000000000000007\""))),
-                 "twice"));
+  CHECK(mentions(
+      message_of(resealed(replaced(text, "\"structure\":\"ffffffffffffffff\"", "\"structure\":\"0000000000000007\""))),
+      "twice"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"ranks\":2", "\"ranks\":1"))), "ranks"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"class\":8", "\"class\":0"))), "class"));
   CHECK(mentions(message_of(resealed(replaced(text, "\"state_factor\":2", "\"state_factor\":0"))), "twice"));
@@ -115,7 +117,8 @@ TEST_CASE("numbers that are no costs are refused though the checksum fits") {
 
 TEST_CASE("truncated and damaged caches are refused and never crash") {
   const auto good = to_json(sample_costs(), kHere);
-  for (std::size_t length = 0; length + 2 < good.size(); ++length) CHECK_FALSE(message_of(good.substr(0, length)).empty());
+  for (std::size_t length = 0; length + 2 < good.size(); ++length)
+    CHECK_FALSE(message_of(good.substr(0, length)).empty());
   std::mt19937 random(5);
   int accepted = 0;
   for (int round = 0; round < 3000; ++round) {

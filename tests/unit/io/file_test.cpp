@@ -50,7 +50,8 @@ TEST_CASE("a file that autopar did not write is not replaced unless allowed") {
   const TempFolder folder;
   const auto path = folder / "thesis.txt";
   CHECK(file_mark("report", kModel) == kMark);
-  for (const std::string content : {"my thesis", "# autopar is great", "{\"format\":\"autopar\"}", "autopar reports of model 0000000000000abc"}) {
+  for (const std::string content :
+       {"my thesis", "# autopar is great", "{\"format\":\"autopar\"}", "autopar reports of model 0000000000000abc"}) {
     put(path, content);
     CAPTURE(content);
     const auto refused = refusal([&] { write_marked_file(path, kMark + "\nnew", kMark); });
@@ -59,7 +60,8 @@ TEST_CASE("a file that autopar did not write is not replaced unless allowed") {
     CHECK(contains(refused, "--force"));
     CHECK(read_text_file(path) == content);
   }
-  CHECK(contains(refusal([&] { put(path, "x"), write_marked_file(path, kMark, kMark); }), "was not written by autopar"));
+  CHECK(
+      contains(refusal([&] { put(path, "x"), write_marked_file(path, kMark, kMark); }), "was not written by autopar"));
   write_marked_file(path, kMark + "\nnew", kMark, Overwrite::kAny);
   CHECK(read_text_file(path) == kMark + "\nnew");
 }
@@ -130,7 +132,8 @@ TEST_CASE("what a file says that it is must be so; files of before say nothing")
     return changed.replace(changed.find(says), says.size(), other);
   };
   CHECK(parse_plan(with(""), "f") == plan);
-  CHECK(contains(refusal([&] { static_cast<void>(parse_plan(with("\"format\": \"autopar costs\","), "f")); }), "f: format: "));
+  CHECK(contains(refusal([&] { static_cast<void>(parse_plan(with("\"format\": \"autopar costs\","), "f")); }),
+                 "f: format: "));
 }
 
 TEST_CASE("links stay links, and what they lead to is replaced") {

@@ -28,7 +28,8 @@ constexpr std::size_t kMany = 300'000;
 TEST_CASE("a header of very many tensors is written and read") {
   const TempFolder folder;
   std::vector<TensorEntry> entries;
-  for (std::size_t i = 0; i < kMany; ++i) entries.push_back({"tensor." + std::to_string(i), DType::kU8, {i % 2 == 0 ? 1 : 0}});
+  for (std::size_t i = 0; i < kMany; ++i)
+    entries.push_back({"tensor." + std::to_string(i), DType::kU8, {i % 2 == 0 ? 1 : 0}});
   SafetensorsWriter writer(folder / "x.safetensors", entries);
   for (const auto& entry : entries) writer.write(std::vector<std::byte>(static_cast<std::size_t>(entry.shape[0])));
   writer.commit();
@@ -48,11 +49,13 @@ TEST_CASE("files of very many members are refused") {
 TEST_CASE("a member that is there twice and text that nests too deep are refused by name") {
   CHECK(contains(refusal([] { static_cast<void>(parse_plan(R"({"version":5,"world":1,"world":2})", "f")); }),
                  "f: the member 'world' is there twice"));
-  CHECK(contains(refusal([] { static_cast<void>(parse_plan(std::string(1 << 20, '['), "f")); }), "nested deeper than 16"));
+  CHECK(contains(refusal([] { static_cast<void>(parse_plan(std::string(1 << 20, '['), "f")); }),
+                 "nested deeper than 16"));
   CHECK(contains(refusal([] { static_cast<void>(parse_profile(R"({"version":1e999})", "f")); }), "not valid JSON"));
 
   const TempFolder folder;
-  const std::string header = R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})";
+  const std::string header =
+      R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})";
   const std::uint64_t length = header.size();
   std::ofstream out(folder / "twice", std::ios::binary);
   out.write(reinterpret_cast<const char*>(&length), 8);

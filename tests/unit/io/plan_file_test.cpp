@@ -106,17 +106,20 @@ TEST_CASE("a file that is no plan says what is wrong") {
   refused(replaced(text, "\"zero\": 2", "\"zero\": 4"), "zero");
   refused(replaced(text, "\"certificate\"", "\"certificat\""), "certificate: is missing");
   refused(replaced(text, "\"because\": \"path\"", "\"because\": \"luck\""), "work | path");
-  refused(replaced(text, "\"microbatches_from\": 4", "\"microbatches_from\": 0"), "certificate.cases[1].microbatches_from");
+  refused(replaced(text, "\"microbatches_from\": 4", "\"microbatches_from\": 0"),
+          "certificate.cases[1].microbatches_from");
   refused(replaced(text, "\"world\": 3", "\"world\": 2"), "ranks");
   refused(replaced(text, "\"gpipe\"", "\"gpip\""), "gpipe | 1f1b");
   refused(replaced(text, "\"batch\"", "\"bach\""), "batch: is missing");
   refused(replaced(text, "\"batch\": 128", "\"batch\": 128, \"x\": 1"), "unknown member 'x'");
   refused(replaced(text, "\"bubble\": 0.3", "\"bubble\": 1.3"), "bubble");
   refused(replaced(text, "\"step_s\": 0.3", "\"step_s\": -0.3"), "step_s");
-  refused(replaced(text, "\"forward_s\": 0.001", "\"forward_s\": 1e308"), "stages[0].forward_s: 1e+308 is more than can be");
+  refused(replaced(text, "\"forward_s\": 0.001", "\"forward_s\": 1e308"),
+          "stages[0].forward_s: 1e+308 is more than can be");
   refused(replaced(text, "\"searched_bound_s\": 0.3", "\"searched_bound_s\": 1e31"), "certificate.searched_bound_s");
   refused(replaced(text, "\"gap\": 0.5", "\"gap\": 1e101"), "certificate.gap");
-  refused(replaced(text, "\"optimizer_state_factor\": 2.0", "\"optimizer_state_factor\": 1001"), "optimizer_state_factor");
+  refused(replaced(text, "\"optimizer_state_factor\": 2.0", "\"optimizer_state_factor\": 1001"),
+          "optimizer_state_factor");
   refused(replaced(text, "\"batch\": 128", "\"batch\": 68719476737"), "batch");
   refused(replaced(text, "\"microbatches\": 4", "\"microbatches\": 1000001"), "microbatches");
   refused(replaced(text, "\"model\": \"0123456789abcdef", "\"model\": \"xyz"), "hexadecimal");

@@ -35,7 +35,8 @@ struct Screen {
 TEST_CASE("work that takes longer than the patience says what it does, and takes it back") {
   Screen screen;
   {
-    Progress progress("planning", [&](std::string_view text) { screen.show(text); }, Seconds(0));
+    Progress progress(
+        "planning", [&](std::string_view text) { screen.show(text); }, Seconds(0));
     progress.now("searching cuts of 4 blocks");
     screen.await("\r\x1b[Kplanning: searching cuts of 4 blocks, ");
     progress.now("phase \x1b[2J two");
@@ -48,7 +49,8 @@ TEST_CASE("work that takes longer than the patience says what it does, and takes
 TEST_CASE("work that is done before says nothing, and without a screen nobody is told") {
   std::string shown;
   {
-    Progress progress("planning", [&](std::string_view text) { shown += text; }, Seconds(3600));
+    Progress progress(
+        "planning", [&](std::string_view text) { shown += text; }, Seconds(3600));
     progress.now("searching");
   }
   CHECK(shown.empty());

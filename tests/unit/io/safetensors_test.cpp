@@ -50,10 +50,13 @@ void write_raw(const std::filesystem::path& path, const std::string& header, std
 
 TEST_CASE("tensors come back as they were written") {
   const Folder folder;
-  const std::vector<TensorEntry> entries{{"a", DType::kF32, {2, 3}}, {"empty", DType::kI64, {0, 5}}, {"scalar", DType::kF64, {}},
+  const std::vector<TensorEntry> entries{{"a", DType::kF32, {2, 3}},
+                                         {"empty", DType::kI64, {0, 5}},
+                                         {"scalar", DType::kF64, {}},
                                          {"half", DType::kBF16, {7}}};
   SafetensorsWriter writer(folder / "x.safetensors", entries, {{"format", "pt"}, {"quote", "\"\n"}});
-  for (unsigned i = 0; i < entries.size(); ++i) writer.write(bytes_of(static_cast<std::size_t>(entries[i].bytes().value()), i));
+  for (unsigned i = 0; i < entries.size(); ++i)
+    writer.write(bytes_of(static_cast<std::size_t>(entries[i].bytes().value()), i));
   CHECK_FALSE(std::filesystem::exists(folder / "x.safetensors"));
   writer.commit();
   const SafetensorsReader reader(folder / "x.safetensors");
@@ -103,7 +106,9 @@ TEST_CASE("hostile headers are refused") {
   refused(R"({"a":{"dtype":"U9","shape":[2],"data_offsets":[0,2]}})", 2);
   refused(R"({"a":{"dtype":"U8","shape":2,"data_offsets":[0,2]}})", 2);
   refused(R"({"a":{"dtype":"U8","shape":[2]}})", 2);
-  refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 2);
+  refused(
+      R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+      2);
   refused(R"({"__metadata__":{"x":1}})", 0);
   refused("[1,2]", 0);
   refused(std::string(100000, '['), 0);

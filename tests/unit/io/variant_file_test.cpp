@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include <autopar/plan/bottleneck/certificate.hpp>
-#include <autopar/plan/bottleneck/exact_bottleneck_staging.hpp>
+#include <autopar/bottleneck/certificate.hpp>
+#include <autopar/bottleneck/exact_bottleneck_staging.hpp>
 
 using namespace autopar;
 

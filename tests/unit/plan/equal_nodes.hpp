@@ -5,7 +5,7 @@
 #include <autopar/cost/weighted.hpp>
 #include <autopar/plan/request.hpp>
 
-#include "random_models.hpp"
+#include "unit/plan/random_models.hpp"
 
 namespace autopar::test {
 

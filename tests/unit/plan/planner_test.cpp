@@ -7,10 +7,10 @@
 
 #include <autopar/cost/weighted.hpp>
 #include <autopar/graph/algorithms/convexity.hpp>
-#include <autopar/plan/brute_force.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
 
-#include "random_models.hpp"
+#include "brute_force.hpp"
+#include "unit/plan/random_models.hpp"
 
 using namespace autopar;
 using test::Dice;
@@ -68,8 +68,7 @@ void check_laws(const Plan& plan, const ModelProfile& model, const PlanRequest& 
   for (const StagePlan& stage : plan.stages) {
     CHECK_FALSE(stage.atoms.empty());
     NodeSet set(model.graph.node_count());
-    for (const NodeId atom : stage.atoms)
-      set.insert(atom);
+    for (const NodeId atom : stage.atoms) set.insert(atom);
     CHECK(is_convex(model.graph, set));
     CHECK(stage.peak_memory <= plan.device_memory);
     for (const Rank rank : stage.ranks) {
@@ -121,8 +120,7 @@ TEST_CASE("a small model is replicated, or the replicated plan is the explained 
 TEST_CASE("2.5 billion parameters: with Adam one device cannot hold them, with SGD it can") {
   const ModelProfile model = tutorial(5000, 100);
   std::int64_t parameters = 0;
-  for (const auto& p : model.parameters)
-    parameters += p.bytes.value() / 4;
+  for (const auto& p : model.parameters) parameters += p.bytes.value() / 4;
   CHECK(parameters == 2'500'500'000);
 
   const auto adam = request_for(8, 512, 2);
@@ -225,10 +223,8 @@ TEST_CASE("a task graph without a network is divided too") {
     double seconds;
   };
   Graph<Task, double> tasks;
-  for (int i = 0; i < 8; ++i)
-    tasks.add_node({i < 4 ? 1e-3 : 3e-3});
-  for (int i = 0; i < 6; ++i)
-    tasks.add_edge(NodeId(i), NodeId(i + 2), 1000.0);
+  for (int i = 0; i < 8; ++i) tasks.add_node({i < 4 ? 1e-3 : 3e-3});
+  for (int i = 0; i < 6; ++i) tasks.add_edge(NodeId(i), NodeId(i + 2), 1000.0);
   const Cluster cluster = test::small_cluster(4);
   const WeightedCost cost(
       cluster,
@@ -243,8 +239,7 @@ TEST_CASE("a task graph without a network is divided too") {
   const Plan plan = Planner<>{}.plan(tasks, cost, cluster, request);
   CHECK(plan.stages.size() == 4);
   std::size_t atoms = 0;
-  for (const auto& stage : plan.stages)
-    atoms += stage.atoms.size();
+  for (const auto& stage : plan.stages) atoms += stage.atoms.size();
   CHECK(atoms == 8);
   // 16 ms of tasks a sample, of which no stage can have less than a quarter.
   CHECK(plan.step.value() >= 16 * 4e-3);

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/workload.hpp>
 
-#include "random_models.hpp"
+#include "unit/plan/random_models.hpp"
 
 namespace autopar::test {
 
@@ -65,7 +65,8 @@ inline Instance random_shape(Dice& dice, int max_nodes, int max_devices) {
 inline void add_copies(Dice dice, ModelProfile& model) {
   if (dice.chance(50)) return;
   for (auto& parameter : model.parameters) {
-    if (dice.chance(60)) parameter.copy = parameter.bytes / 2;
+    if (dice.chance(60))
+      parameter.copy = parameter.bytes / 2;
     else if (dice.chance(40))
       parameter.highest_zero = dice.chance(50) ? 2 : 0;
   }
@@ -102,8 +103,7 @@ inline double count_stagings(const Workload& work, const Constraints& constraint
     choices = choices * (constraints.world - stages + 1) / stages;
     for (std::size_t to = downsets.size(); to-- > 0;) {
       double sum = 0;
-      for (std::size_t from = 0; from < to; ++from)
-        sum += (downsets[from] & ~downsets[to]) == 0 ? chains[from] : 0;
+      for (std::size_t from = 0; from < to; ++from) sum += (downsets[from] & ~downsets[to]) == 0 ? chains[from] : 0;
       chains[to] = sum;
     }
     if (constraints.stages == 0 || constraints.stages == stages) all += chains.back() * choices;

@@ -93,9 +93,7 @@ inline ModelProfile random_model(Dice& dice, int max_nodes) {
 }
 
 /// Of a device's part of so many bytes: slower than the device in both memory and link.
-inline Host small_host(Bytes memory) {
-  return {memory, BytesPerSecond(4e8), {Seconds(3e-6), BytesPerSecond(6e8)}};
-}
+inline Host small_host(Bytes memory) { return {memory, BytesPerSecond(4e8), {Seconds(3e-6), BytesPerSecond(6e8)}}; }
 
 inline Cluster small_cluster(int devices, Bytes memory = Bytes(1 << 20)) {
   Cluster cluster;

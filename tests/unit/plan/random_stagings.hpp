@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
-#include <autopar/plan/staging.hpp>
-#include <autopar/plan/workload.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
 
-#include "random_models.hpp"
+#include "unit/plan/random_models.hpp"
 
 namespace autopar::test {
 
@@ -21,16 +21,14 @@ inline Staging random_staging(Dice& dice, const Workload& work, int world) {
   while (static_cast<int>(order.size()) < n) {
     const NodeId node(dice(0, n - 1));
     bool ready = !placed[node.index()];
-    for (const NodeId before : work.graph.predecessors(node))
-      ready = ready && placed[before.index()];
+    for (const NodeId before : work.graph.predecessors(node)) ready = ready && placed[before.index()];
     if (!ready) continue;
     placed[node.index()] = true;
     order.push_back(node);
   }
   for (int s = 0, at = 0; s < stages; ++s) {
     const int end = s + 1 == stages ? n : dice(at + 1, n - (stages - s - 1));
-    for (; at < end; ++at)
-      staging.stage_of[order[static_cast<std::size_t>(at)].index()] = s;
+    for (; at < end; ++at) staging.stage_of[order[static_cast<std::size_t>(at)].index()] = s;
     staging.replicas.push_back(1);
   }
   for (int spare = world - stages; spare > 0; --spare) {

@@ -164,7 +164,8 @@ TEST_CASE("loopback: messages of another size and sums of another type are refus
     AnyTransport transport = world.make_transport();
     const auto memory = std::make_shared<std::vector<std::byte>>(8 + world.rank_id().index());
     const auto buffer = transport_laws::buffer_of(memory);
-    transport.wait(world.rank_id() == Rank(0) ? transport.send(buffer, Rank(1), {}) : transport.receive(buffer, Rank(0), {}));
+    transport.wait(world.rank_id() == Rank(0) ? transport.send(buffer, Rank(1), {})
+                                              : transport.receive(buffer, Rank(0), {}));
   });
   REQUIRE(contains(sizes[0], "8 bytes, 9 are expected"));
   const auto types = errors_of(2, [](World& world) {

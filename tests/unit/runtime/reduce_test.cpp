@@ -99,12 +99,14 @@ TEST_CASE("sum: bfloat16 is added in fp32 and rounded once, to nearest even") {
     return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
   };
   // 1 + 2^-8 lies between 1 and 1 + 2^-7: even is 1. With one more 2^-8 the sum is exact. 1 + 3·2^-8 rounds up to even.
-  const auto one = sum_over_ranks<std::uint16_t>({{bf16(1.0f), bf16(1.0f)}, {bf16(0x1p-8f), bf16(0x1.8p-7f)}}, DType::kBF16);
+  const auto one =
+      sum_over_ranks<std::uint16_t>({{bf16(1.0f), bf16(1.0f)}, {bf16(0x1p-8f), bf16(0x1.8p-7f)}}, DType::kBF16);
   REQUIRE(one == std::vector<std::uint16_t>{bf16(1.0f), bf16(1.0f + 0x1p-6f)});
   const auto once = sum_over_ranks<std::uint16_t>({{bf16(1.0f)}, {bf16(0x1p-8f)}, {bf16(0x1p-8f)}}, DType::kBF16);
   REQUIRE(once == std::vector<std::uint16_t>{bf16(1.0f + 0x1p-7f)});
   const float infinity = std::numeric_limits<float>::infinity();
-  const auto special = sum_over_ranks<std::uint16_t>({{bf16(infinity), 0x7fc1}, {bf16(1.0f), bf16(1.0f)}}, DType::kBF16);
+  const auto special =
+      sum_over_ranks<std::uint16_t>({{bf16(infinity), 0x7fc1}, {bf16(1.0f), bf16(1.0f)}}, DType::kBF16);
   REQUIRE(special[0] == bf16(infinity));
   REQUIRE((special[1] & 0x7f80) == 0x7f80);
   REQUIRE((special[1] & 0x7f) != 0);

@@ -18,7 +18,8 @@ std::vector<std::pair<int, std::int64_t>> samples_of(const BatchLayout& layout, 
   std::int64_t first = 0;
   for (std::size_t r = 0; r < layout.local.size(); ++r) {
     const auto b = layout.local[r];
-    // sample i lies M*(i + 1) - 1 parts of 1/M sample into the batch, of which what the ranks before left over is missing
+    // sample i lies M*(i + 1) - 1 parts of 1/M sample into the batch, of which what the ranks before left over is
+    // missing
     const auto shift = first % layout.microbatches;
     first += b;
     for (std::int64_t i = 0; i < b; ++i) {
@@ -211,8 +212,12 @@ TEST_CASE("totals go from every holder to every reader, their gradients back", "
                           .groups = {}};
   const auto& total = pipeline.channels[0];
   CHECK(BatchSplit(pipeline, {{0, 6, 0, 0}, 1}).routes(total, 0, Flow::kValue) ==
-        std::vector<Route>{{Rank(2), Rank(0), {}}, {Rank(2), Rank(1), {}}, {Rank(2), Rank(2), {}},
-                           {Rank(0), Rank(0), {}}, {Rank(0), Rank(1), {}}, {Rank(0), Rank(2), {}}});
+        std::vector<Route>{{Rank(2), Rank(0), {}},
+                           {Rank(2), Rank(1), {}},
+                           {Rank(2), Rank(2), {}},
+                           {Rank(0), Rank(0), {}},
+                           {Rank(0), Rank(1), {}},
+                           {Rank(0), Rank(2), {}}});
   const BatchSplit one_sample(pipeline, {{0, 1, 0, 0}, 1});  // the last replica of each stage holds it
   CHECK(one_sample.routes(total, 0, Flow::kValue) == std::vector<Route>{{Rank(0), Rank(2), {}}});
   CHECK(one_sample.routes(total, 0, Flow::kGradient) == std::vector<Route>{{Rank(2), Rank(0), {}}});
@@ -234,25 +239,38 @@ TEST_CASE("malformed pipelines and layouts are refused by name", "[schedule]") {
   CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {}; }), ContainsSubstring("stage 1 has no rank"));
   CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {Rank(2)}; }), ContainsSubstring("ranks are 0 to 1"));
   CHECK(changed([](Pipeline& p) { p.stages[1] = {Rank(1), Rank(0)}; }).empty());
-  CHECK_THAT(changed([](Pipeline& p) { p.stages[1] = {Rank(0), Rank(1), Rank(0)}; }),
+  CHECK_THAT(changed([](Pipeline& p) {
+               p.stages[1] = {Rank(0), Rank(1), Rank(0)};
+             }),
              ContainsSubstring("stage 1 has rank 0 twice"));
   CHECK_THAT(changed([](Pipeline& p) { p.channels[0].to = StageId(2); }), ContainsSubstring("does not exist"));
   CHECK_THAT(changed([](Pipeline& p) { std::swap(p.channels[0].from, p.channels[0].to); }),
              ContainsSubstring("from an earlier to a later"));
-  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {StageId(1), kSink, ChannelKind::kPartialSum, true}; }),
+  CHECK_THAT(changed([](Pipeline& p) {
+               p.channels[0] = {StageId(1), kSink, ChannelKind::kPartialSum, true};
+             }),
              ContainsSubstring("to the sink; reduce them"));
-  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {StageId(1), kSink, ChannelKind::kReplicated, true}; }),
+  CHECK_THAT(changed([](Pipeline& p) {
+               p.channels[0] = {StageId(1), kSink, ChannelKind::kReplicated, true};
+             }),
              ContainsSubstring("to the sink; reduce them"));
-  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {kSource, StageId(1), ChannelKind::kPartialSum, true}; }),
+  CHECK_THAT(changed([](Pipeline& p) {
+               p.channels[0] = {kSource, StageId(1), ChannelKind::kPartialSum, true};
+             }),
              ContainsSubstring("partial sums from the source"));
-  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {StageId(1), kSink, ChannelKind::kTotal, true}; }),
+  CHECK_THAT(changed([](Pipeline& p) {
+               p.channels[0] = {StageId(1), kSink, ChannelKind::kTotal, true};
+             }),
              ContainsSubstring("to the sink; reduce them"));
-  CHECK_THAT(changed([](Pipeline& p) { p.channels[0] = {kSource, StageId(1), ChannelKind::kTotal, true}; }),
+  CHECK_THAT(changed([](Pipeline& p) {
+               p.channels[0] = {kSource, StageId(1), ChannelKind::kTotal, true};
+             }),
              ContainsSubstring("partial sums from the source"));
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].ranks = {Rank(1)}; }), ContainsSubstring("fewer than two"));
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].ranks = {Rank(1), Rank(0)}; }), ContainsSubstring("ascending"));
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].buckets = -1; }), ContainsSubstring("-1 buckets"));
-  CHECK_THAT(changed([](Pipeline& p) { p.groups[0].stage = StageId(2); }), ContainsSubstring("group 0 belongs to a stage"));
+  CHECK_THAT(changed([](Pipeline& p) { p.groups[0].stage = StageId(2); }),
+             ContainsSubstring("group 0 belongs to a stage"));
   CHECK_THAT(changed([](Pipeline& p) { p.groups[0].zero = 3; }), ContainsSubstring("group 0 belongs to a stage"));
   CHECK_THAT(refusal(good, {{1}, 1}), ContainsSubstring("1 local batches for 2 ranks"));
   CHECK_THAT(refusal(good, {{1, 1}, 0}), ContainsSubstring("0 micro-batches"));

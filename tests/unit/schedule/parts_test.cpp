@@ -12,9 +12,9 @@ using namespace autopar;
 TEST_CASE("a stage's parts run in order forwards, and the other way round in every kind of backward") {
   using enum ActionKind;
   const StageId s0(0), s1(1);
-  const auto divided = orders_of_parts({{{kForward, 0, s0}, {kBackwardInput, 0, s0}, {kBackwardWeight, 0, s0}},
-                                        {{kForward, 0, s1}, {kBackward, 0, s1}}},
-                                       {{StageId(0), StageId(2)}, {}});
+  const auto divided = orders_of_parts(
+      {{{kForward, 0, s0}, {kBackwardInput, 0, s0}, {kBackwardWeight, 0, s0}}, {{kForward, 0, s1}, {kBackward, 0, s1}}},
+      {{StageId(0), StageId(2)}, {}});
   CHECK(testing::spelled(divided[0]) == "F00 F20 B20 B00 W20 W00");
   CHECK(divided[1].empty());
 }
@@ -23,9 +23,8 @@ TEST_CASE("schedules of ranks still run when their stages are cut into parts") {
   for (const auto kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
     for (int positions = 1; positions <= 3; ++positions) {
       for (int microbatches = 1; microbatches <= 4; ++microbatches) {
-        const auto whole = testing::in_a_row(stages_for(kind, testing::positions_of(std::vector<int>(
-                                                                  static_cast<std::size_t>(positions), 2)),
-                                                        2));
+        const auto whole = testing::in_a_row(
+            stages_for(kind, testing::positions_of(std::vector<int>(static_cast<std::size_t>(positions), 2)), 2));
         std::vector<std::vector<Rank>> stages;
         std::vector<std::vector<StageId>> parts;
         for (std::size_t s = 0; s < whole.stages.size(); ++s) {
@@ -37,8 +36,10 @@ TEST_CASE("schedules of ranks still run when their stages are cut into parts") {
         }
         const auto divided = testing::in_a_row(stages);
         const auto orders = with_policy(kind, [&](const auto& policy) {
-          if constexpr (RankOrderPolicy<std::decay_t<decltype(policy)>>) return policy.rank_orders(whole, microbatches);
-          else return std::vector<std::vector<Turn>>();
+          if constexpr (RankOrderPolicy<std::decay_t<decltype(policy)>>)
+            return policy.rank_orders(whole, microbatches);
+          else
+            return std::vector<std::vector<Turn>>();
         });
         const auto layout = testing::even_layout(divided, microbatches);
         const auto program = make_program(divided, layout, GivenOrders{orders_of_parts(orders, parts), microbatches});

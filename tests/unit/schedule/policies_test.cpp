@@ -54,8 +54,7 @@ TEST_CASE("GPipe runs all forwards, then all backwards", "[schedule]") {
 
 TEST_CASE("1F1B alternates once warm and holds no more micro-batches than stages to the end", "[schedule]") {
   check_laws(OneFOneB{});
-  CHECK(OneFOneB{}.order(StageId(0), 2, 3) ==
-        std::vector<Turn>{{kF, 0}, {kF, 1}, {kB, 0}, {kF, 2}, {kB, 1}, {kB, 2}});
+  CHECK(OneFOneB{}.order(StageId(0), 2, 3) == std::vector<Turn>{{kF, 0}, {kF, 1}, {kB, 0}, {kF, 2}, {kB, 1}, {kB, 2}});
   CHECK(OneFOneB{}.order(StageId(1), 2, 2) == std::vector<Turn>{{kF, 0}, {kB, 0}, {kF, 1}, {kB, 1}});
   CHECK(OneFOneB{}.peak_activations(StageId(1), 4, 8) == 3);
 }

@@ -102,7 +102,8 @@ TEST_CASE("2,000 random orders of ranks, backwards in two parts among them: like
   for (std::uint32_t seed = 0; seed < 2000; ++seed) {
     INFO("seed " << seed);
     REQUIRE(fault_of_any_phase_in_shares(testing::random_case(seed, 7, 6), testing::RandomOrders{seed}, seed) == "");
-    REQUIRE(fault_of_any_phase_in_shares(testing::random_chunked_case(seed, 6, 5), testing::RandomOrders{seed}, seed) == "");
+    REQUIRE(fault_of_any_phase_in_shares(testing::random_chunked_case(seed, 6, 5), testing::RandomOrders{seed}, seed) ==
+            "");
   }
 }
 
@@ -299,7 +300,8 @@ TEST_CASE("orders of ranks that cannot run, or are not those of their stages, ar
   Pipeline chunks = two_stages();  // both stages on rank 0, the later one first
   chunks.stages = {{Rank(0)}, {Rank(0)}};
   const Fixed backwards{{{{kForward, 0, s1}, {kForward, 0, s0}, {kBackward, 0, s1}, {kBackward, 0, s0}}, {}}};
-  CHECK_THROWS_WITH(make_program(chunks, {{2, 2}, 1}, backwards), ContainsSubstring("stage 1 never gets what it needs"));
+  CHECK_THROWS_WITH(make_program(chunks, {{2, 2}, 1}, backwards),
+                    ContainsSubstring("stage 1 never gets what it needs"));
 }
 
 TEST_CASE("policies whose orders cannot run are refused by name", "[schedule]") {

@@ -8,8 +8,8 @@
 
 #include <autopar/schedule/chunks.hpp>
 #include <autopar/schedule/concepts.hpp>
-#include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/pipeline.hpp>
+#include <autopar/schedule/schedule.hpp>
 
 namespace autopar::testing {
 
@@ -153,8 +153,8 @@ inline Case random_placed_case(std::uint32_t seed, ScheduleKind kind, int max_ra
   return out;
 }
 
-/// The same pipeline with what its groups hold in shares, each as it likes, gathered by backwards in any order, some of it
-/// several times.
+/// The same pipeline with what its groups hold in shares, each as it likes, gathered by backwards in any order, some of
+/// it several times.
 inline Case in_shares(Case out, std::uint32_t seed) {
   Dice dice(seed + 77);
   Pipeline& pipeline = out.pipeline;

@@ -13,7 +13,8 @@
 namespace autopar::testing {
 
 /// Runs a program literally: every rank does one action after the other, a send waits for its receive, a reduction for
-/// all members; what is gathered or summed for a turn must stand right around it. The least capable runtime there can be; what it runs to the right result, any runtime can.
+/// all members; what is gathered or summed for a turn must stand right around it. The least capable runtime there can
+/// be; what it runs to the right result, any runtime can.
 /// @return why it cannot go on or what is wrong at its end; empty if all is well
 inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& layout, Phase phase,
                                 const Program& program, std::vector<SymbolicRank>& ranks) {
@@ -41,17 +42,24 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
     const Action* other = gathers ? (i + 1 < all.size() ? &all[i + 1] : nullptr) : (i > 0 ? &all[i - 1] : nullptr);
     const bool near = other != nullptr && other->stage == action.stage && other->microbatch == action.microbatch &&
                       other->flow == action.flow;
-    const bool right = near && (other->kind == action.kind || (gathers ? is_turn(other->kind) : gives_weight_gradients(other->kind)));
+    const bool right =
+        near && (other->kind == action.kind || (gathers ? is_turn(other->kind) : gives_weight_gradients(other->kind)));
     if (!right) throw std::logic_error(describe(action) + ": not right at its turn");
   };
   const auto step = [&](Rank r) {
     const Action& action = *head(r);
     SymbolicRank& mine = ranks[r.index()];
     switch (action.kind) {
-      case ActionKind::kForward: mine.forward(action); break;
+      case ActionKind::kForward:
+        mine.forward(action);
+        break;
       case ActionKind::kBackward:
-      case ActionKind::kBackwardInput: mine.backward(action, phase == Phase::kBackward); break;
-      case ActionKind::kBackwardWeight: mine.backward_weight(action); break;
+      case ActionKind::kBackwardInput:
+        mine.backward(action, phase == Phase::kBackward);
+        break;
+      case ActionKind::kBackwardWeight:
+        mine.backward_weight(action);
+        break;
       case ActionKind::kSend: {
         if (action.peer == r) {
           own[r.index()].emplace_back(action, mine.pack(action));

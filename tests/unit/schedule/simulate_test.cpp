@@ -156,7 +156,8 @@ TEST_CASE("a stage's sum starts in its own last backward, a tied one after the r
   CHECK(sums() == std::vector<double>{6, 6.5, 7});
 }
 
-TEST_CASE("a backward in two parts takes the time of each, and is refused by costs that do not know them", "[schedule]") {
+TEST_CASE("a backward in two parts takes the time of each, and is refused by costs that do not know them",
+          "[schedule]") {
   const auto pipeline = row(2, 1);
   const auto program = make_program(pipeline, even(pipeline, 1), InTwoParts{});
   const auto timeline = simulate(pipeline, program, SplitCosts{});  // the weight backwards of both stages overlap

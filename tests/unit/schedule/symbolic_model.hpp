@@ -62,8 +62,8 @@ inline bool contributes(const Pipeline& pipeline, std::size_t group, StageId sta
   });
 }
 
-/// One rank's part: its shares of its stages, its piece of arguments and results. Every use before the data are complete,
-/// every message that comes twice, and every backward after a reduction throws std::logic_error.
+/// One rank's part: its shares of its stages, its piece of arguments and results. Every use before the data are
+/// complete, every message that comes twice, and every backward after a reduction throws std::logic_error.
 class SymbolicRank {
  public:
   SymbolicRank(const Pipeline& pipeline, const BatchLayout& layout, Rank rank)
@@ -97,11 +97,11 @@ class SymbolicRank {
       if (pipeline_.channels[c].to != stage) continue;
       require_complete(values_[c][m].in, c, action);
       const auto kind = as_read(pipeline_.channels[c].kind);
-      if (kind == ChannelKind::kReplicated) whole += weight::in(c) * values_[c][m].in.words[0];
-      if (kind == ChannelKind::kPartialSum) sum += weight::in(c) * values_[c][m].in.words[0];
+      if (kind == ChannelKind::kReplicated) whole += weight::in(c)*values_[c][m].in.words[0];
+      if (kind == ChannelKind::kPartialSum) sum += weight::in(c)*values_[c][m].in.words[0];
       for (auto i = action.samples.begin; i < action.samples.end; ++i) {
-        if (kind == ChannelKind::kBatched) x[at(i)] += weight::in(c) * values_[c][m].in.words[at(i)];
-        if (kind == ChannelKind::kReplicated) x[at(i)] += weight::in(c) * values_[c][m].in.words[0];
+        if (kind == ChannelKind::kBatched) x[at(i)] += weight::in(c)*values_[c][m].in.words[at(i)];
+        if (kind == ChannelKind::kReplicated) x[at(i)] += weight::in(c)*values_[c][m].in.words[0];
       }
     }
     for (auto i = action.samples.begin; i < action.samples.end; ++i) sum += x[at(i)];
@@ -230,8 +230,10 @@ class SymbolicRank {
 
   /// The members' parameters of a bucket are there.
   void gather(const Action& action) {
-    if (action.microbatch < 0) gathered_[at(action.group)][at(action.bucket)] = true;
-    else gathered_for_[at(action.group)][at(action.bucket)] = {action.microbatch, action.flow};
+    if (action.microbatch < 0)
+      gathered_[at(action.group)][at(action.bucket)] = true;
+    else
+      gathered_for_[at(action.group)][at(action.bucket)] = {action.microbatch, action.flow};
   }
 
   [[nodiscard]] Word bucket(std::size_t group, std::size_t bucket) const {
@@ -273,8 +275,9 @@ class SymbolicRank {
       if (!member || group.zero == 0 || (group.stage.valid() && group.stage != turn.stage)) continue;
       for (std::size_t b = 0; b < buckets_[g].size(); ++b) {
         const bool of_turn = group.zero >= 3;
-        const bool there = of_turn ? std::exchange(gathered_for_[g][b], kForNoTurn) == std::pair(turn.microbatch, turn.flow)
-                                   : gathered_[g][b] || turn.flow == Flow::kGradient;
+        const bool there = of_turn
+                               ? std::exchange(gathered_for_[g][b], kForNoTurn) == std::pair(turn.microbatch, turn.flow)
+                               : gathered_[g][b] || turn.flow == Flow::kGradient;
         if (!there) throw std::logic_error(describe(turn) + ": its parameters are not there");
       }
     }
@@ -359,8 +362,8 @@ class SymbolicRank {
   BatchSplit split_;
   Rank rank_;
   std::vector<std::vector<Ends>> values_, gradients_;  // [channel][microbatch]
-  std::vector<std::vector<TurnState>> turns_;           // [stage][microbatch]
-  std::vector<Words> buckets_, shares_;  // [group][bucket]
+  std::vector<std::vector<TurnState>> turns_;          // [stage][microbatch]
+  std::vector<Words> buckets_, shares_;                // [group][bucket]
   std::vector<bool> reduced_;
   static constexpr std::pair<int, Flow> kForNoTurn{-1, Flow::kValue};
   std::vector<std::vector<bool>> gathered_;                      // [group][bucket]
@@ -417,14 +420,14 @@ class SymbolicReference {
     Word whole = weight::constant(stage), sum = 0;
     for (std::size_t c = 0; c < v.size(); ++c) {
       if (pipeline_.channels[c].to != stage) continue;
-      if (as_read(pipeline_.channels[c].kind) == ChannelKind::kReplicated) whole += weight::in(c) * v[c][0];
-      if (as_read(pipeline_.channels[c].kind) == ChannelKind::kPartialSum) sum += weight::in(c) * v[c][0];
+      if (as_read(pipeline_.channels[c].kind) == ChannelKind::kReplicated) whole += weight::in(c)*v[c][0];
+      if (as_read(pipeline_.channels[c].kind) == ChannelKind::kPartialSum) sum += weight::in(c)*v[c][0];
     }
     for (std::size_t i = 0; i < x.size(); ++i) {
       x[i] = weight::bias(stage, sample(m, i)) + whole - weight::constant(stage);
       for (std::size_t c = 0; c < v.size(); ++c) {
         const Channel& channel = pipeline_.channels[c];
-        if (channel.to == stage && channel.kind == ChannelKind::kBatched) x[i] += weight::in(c) * v[c][i];
+        if (channel.to == stage && channel.kind == ChannelKind::kBatched) x[i] += weight::in(c)*v[c][i];
       }
       sum += x[i];
     }
@@ -432,9 +435,9 @@ class SymbolicReference {
       const Channel& channel = pipeline_.channels[c];
       if (channel.from != stage) continue;
       for (std::size_t i = 0; i < v[c].size(); ++i) {
-        v[c][i] = weight::out(c) * (channel.kind == ChannelKind::kBatched                 ? x[i]
+        v[c][i] = weight::out(c) * (channel.kind == ChannelKind::kBatched               ? x[i]
                                     : as_made(channel.kind) == ChannelKind::kReplicated ? whole
-                                                                               : sum);
+                                                                                        : sum);
       }
     }
   }
@@ -459,9 +462,9 @@ class SymbolicReference {
       const Channel& channel = pipeline_.channels[c];
       if (channel.to != stage || !channel.differentiable) continue;
       for (std::size_t i = 0; i < d[c].size(); ++i) {
-        d[c][i] = weight::in(c) * (channel.kind == ChannelKind::kBatched                 ? dx[i]
+        d[c][i] = weight::in(c) * (channel.kind == ChannelKind::kBatched               ? dx[i]
                                    : as_read(channel.kind) == ChannelKind::kReplicated ? total
-                                                                              : d_sum);
+                                                                                       : d_sum);
       }
     }
     add_to_buckets(stage, m, dx, d_whole);

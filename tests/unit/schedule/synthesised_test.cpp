@@ -53,9 +53,9 @@ bool within(const std::vector<Bytes>& peaks, const std::vector<Bytes>& limits) {
   return true;
 }
 
-/// The simulated step of the fastest fixed schedule that runs on a pipeline and fits; infinite if none does. Policies of
-/// stages let the replicas of stages that share ranks differ in order, which synthesised orders do not: only where no
-/// stage has replicas, or each rank one stage, are they compared.
+/// The simulated step of the fastest fixed schedule that runs on a pipeline and fits; infinite if none does. Policies
+/// of stages let the replicas of stages that share ranks differ in order, which synthesised orders do not: only where
+/// no stage has replicas, or each rank one stage, are they compared.
 double best_fixed(const Pipeline& pipeline, const BatchLayout& layout, const Uneven& costs,
                   const std::vector<Bytes>& held, const std::vector<Bytes>& limits) {
   double best = std::numeric_limits<double>::infinity();
@@ -84,7 +84,9 @@ Task random_task(Dice& dice) {
   std::vector<int> replicas;
   for (int p = dice.between(1, 4); p > 0; --p) replicas.push_back(dice.chance(60) ? 1 : dice.between(2, 3));
   const auto positions = testing::positions_of(replicas);
-  Task out{in_a_row(dice.chance(40) ? v_shaped_stages(positions) : looped_stages(positions, dice.between(1, 2))), {}, {},
+  Task out{in_a_row(dice.chance(40) ? v_shaped_stages(positions) : looped_stages(positions, dice.between(1, 2))),
+           {},
+           {},
            dice.between(1, 9)};
   for (std::size_t s = 0; s < out.pipeline.stages.size(); ++s) out.held.emplace_back(dice.between(1, 5));
   std::vector<Bytes> need(static_cast<std::size_t>(out.pipeline.ranks));
@@ -121,7 +123,8 @@ class BruteForce {
       return;
     }
     for (int m = 0; m < problem_.microbatches; ++m) {
-      const auto done = std::count_if(order.begin(), order.end(), [&](const auto& turn) { return turn.microbatch == m; });
+      const auto done =
+          std::count_if(order.begin(), order.end(), [&](const auto& turn) { return turn.microbatch == m; });
       if (done == turns) continue;
       const ActionKind kinds[] = {ActionKind::kForward, problem_.stages[stage].first_backward(),
                                   ActionKind::kBackwardWeight};
@@ -146,8 +149,8 @@ TEST_CASE("a synthesised schedule fits, is no slower than fixed ones that fit, a
     const Task task = random_task(dice);
     const auto costs = uneven_times(task.held.size(), dice, dice.chance(50) ? 0 : 0.02);
     const auto layout = testing::even_layout(task.pipeline, task.microbatches);
-    const Synthesised<Uneven> policy{.costs = costs, .local = layout.local, .held = task.held, .limits = task.limits,
-                                     .budget = 300};
+    const Synthesised<Uneven> policy{
+        .costs = costs, .local = layout.local, .held = task.held, .limits = task.limits, .budget = 300};
     const auto found = policy.synthesise(task.pipeline, task.microbatches);
     INFO("seed " << seed);
     const auto program = make_program(task.pipeline, layout, found.orders);
@@ -187,8 +190,8 @@ TEST_CASE("synthesised orders of small pipelines are the best there are", "[sche
 
 TEST_CASE("at equal times the best fixed schedule is proven best and kept", "[schedule]") {
   const auto pipeline = in_a_row(v_shaped_stages(single_ranks(8)));
-  const Synthesised<testing::EqualTimes> policy{.costs = {}, .local = testing::even_layout(pipeline, 32).local,
-                                                .limits = std::vector<Bytes>(8, Bytes(16))};
+  const Synthesised<testing::EqualTimes> policy{
+      .costs = {}, .local = testing::even_layout(pipeline, 32).local, .limits = std::vector<Bytes>(8, Bytes(16))};
   const auto found = policy.synthesise(pipeline, 32);
   CHECK(found.origin == ScheduleKind::kZbV);
   CHECK(found.step.value() == Approx(6 * 32 + 7));
@@ -198,8 +201,10 @@ TEST_CASE("at equal times the best fixed schedule is proven best and kept", "[sc
 
 TEST_CASE("with half of ZB-V's memory no fixed schedule fits; a synthesised one takes 14 % more time", "[schedule]") {
   const auto pipeline = in_a_row(v_shaped_stages(single_ranks(8)));
-  const Synthesised<testing::EqualTimes> policy{.costs = {}, .local = testing::even_layout(pipeline, 32).local,
-                                                .limits = std::vector<Bytes>(8, Bytes(8)), .budget = 500};
+  const Synthesised<testing::EqualTimes> policy{.costs = {},
+                                                .local = testing::even_layout(pipeline, 32).local,
+                                                .limits = std::vector<Bytes>(8, Bytes(8)),
+                                                .budget = 500};
   const auto found = policy.synthesise(pipeline, 32);
   CHECK(found.best_fixed.value() == std::numeric_limits<double>::infinity());
   CHECK(found.step.value() <= 226);
@@ -209,8 +214,8 @@ TEST_CASE("with half of ZB-V's memory no fixed schedule fits; a synthesised one 
 TEST_CASE("a runtime that keeps backwards whole gets orders with whole backwards", "[schedule]") {
   Dice dice(1);
   const auto pipeline = in_a_row(looped_stages(single_ranks(3), 2));
-  const Synthesised<Uneven> policy{.costs = uneven_times(6, dice), .local = testing::even_layout(pipeline, 6).local,
-                                   .parts_backwards = false};
+  const Synthesised<Uneven> policy{
+      .costs = uneven_times(6, dice), .local = testing::even_layout(pipeline, 6).local, .parts_backwards = false};
   const auto found = policy.synthesise(pipeline, 6);
   for (const auto& turns : found.orders.orders) {
     CHECK(turns.size() == 2 * 6 * 2);
@@ -225,8 +230,8 @@ TEST_CASE("synthesised programs of random batches are accepted and compute the r
                                       : ScheduleKind::kZbV;
     const auto [pipeline, layout] = testing::random_placed_case(seed, kind, 6, 6);
     Dice dice(seed);
-    const Synthesised<Uneven> policy{.costs = uneven_times(pipeline.stages.size(), dice, 0.1), .local = layout.local,
-                                     .budget = 60};
+    const Synthesised<Uneven> policy{
+        .costs = uneven_times(pipeline.stages.size(), dice, 0.1), .local = layout.local, .budget = 60};
     const auto found = policy.synthesise(pipeline, layout.microbatches);
     INFO("seed " << seed);
     for (const Phase phase : {Phase::kStep, Phase::kForward}) {
@@ -243,8 +248,8 @@ TEST_CASE("stages that share some ranks only are ordered, too", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 100; ++seed) {
     const auto [pipeline, layout] = testing::random_chunked_case(seed, 5, 5);
     Dice dice(seed);
-    const Synthesised<Uneven> policy{.costs = uneven_times(pipeline.stages.size(), dice, 0.1), .local = layout.local,
-                                     .budget = 60};
+    const Synthesised<Uneven> policy{
+        .costs = uneven_times(pipeline.stages.size(), dice, 0.1), .local = layout.local, .budget = 60};
     const auto found = policy.synthesise(pipeline, layout.microbatches);
     const auto program = make_program(pipeline, layout, found.orders);
     INFO("seed " << seed);
@@ -255,9 +260,8 @@ TEST_CASE("stages that share some ranks only are ordered, too", "[schedule]") {
 
 TEST_CASE("a limit that no micro-batch fits is refused with both sizes", "[schedule]") {
   const auto pipeline = in_a_row(looped_stages(single_ranks(2), 2));
-  const Synthesised<testing::EqualTimes> policy{.costs = {}, .local = {2, 2},
-                                                .held = {Bytes(3), Bytes(1), Bytes(4), Bytes(1)},
-                                                .limits = {Bytes(6), Bytes(9)}};
+  const Synthesised<testing::EqualTimes> policy{
+      .costs = {}, .local = {2, 2}, .held = {Bytes(3), Bytes(1), Bytes(4), Bytes(1)}, .limits = {Bytes(6), Bytes(9)}};
   CHECK_THROWS_WITH(policy.rank_orders(pipeline, 2), Catch::Matchers::ContainsSubstring("rank 0 may hold 6") &&
                                                          Catch::Matchers::ContainsSubstring("takes 7"));
 }

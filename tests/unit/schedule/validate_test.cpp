@@ -50,7 +50,8 @@ std::vector<Subject> subjects_of(const Case& example) {
   out.push_back({example, Phase::kForward, make_program(pipeline, layout, GPipe{}, Phase::kForward)});
   out.push_back({example, Phase::kBackward, make_program(pipeline, layout, GPipe{}, Phase::kBackward)});
   out.push_back({example, Phase::kStep, make_program(pipeline, layout, testing::RandomOrders{7})});
-  out.push_back({example, Phase::kBackward, make_program(pipeline, layout, testing::RandomOrders{7}, Phase::kBackward)});
+  out.push_back(
+      {example, Phase::kBackward, make_program(pipeline, layout, testing::RandomOrders{7}, Phase::kBackward)});
   out.push_back({example, Phase::kStep, make_program(pipeline, layout, ScheduleKind::kZbH1)});
   return out;
 }
@@ -71,23 +72,41 @@ std::vector<Case> small_cases() {
   return {
       {{1, {{r0}}, {{kSource, s0, kBatched, true}, {s0, kSink, kBatched, true}}, {}}, {{2}, 2}},
       {{2, {{r0, r1}}, {{kSource, s0, kBatched, false}}, {{{r0, r1}, s0, 2}}}, {{2, 3}, 2}},
-      {{2, {{r0}, {r1}}, {{kSource, s0, kBatched, true}, {s0, s1, kBatched, true}, {s1, kSink, kBatched, false}},
-        {{{r0, r1}, StageId::none(), 1}}}, {{3, 2}, 2}},
-      {{3, {{r0}, {r1, r2}}, {{kSource, s0, kBatched, false}, {s0, s1, kBatched, true}, {s0, s1, kReplicated, true}},
-        {{{r1, r2}, s1, 2}}}, {{2, 0, 3}, 2}},
-      {{4, {{r2, r0}, {r1}, {r3}},
-        {{kSource, s0, kBatched, false}, {s0, s1, kPartialSum, true}, {s0, s2, kBatched, true},
-         {s1, s2, kBatched, true}, {kSource, s2, kReplicated, true}},
-        {{{r0, r2}, s0, 1}, {{r0, r2, r3}, StageId::none(), 1}}}, {{1, 2, 0, 1}, 2}},
-      {{2, {{r0}, {r0, r1}, {r1, r0}}, {{kSource, s0, kBatched, false}, {s0, s1, kBatched, true}, {s1, s2, kTotal, true}},
-        {{{r0, r1}, s2, 1}, {{r0, r1}, s1, 1}, {{r0, r1}, StageId::none(), 1}}}, {{2, 0}, 1}},
-      {{2, {{r0}, {r1}, {r0}}, {{s0, s1, kBatched, true}, {s1, s2, kReplicated, true}, {s0, s2, kPartialSum, true}},
-        {{{r0, r1}, StageId::none(), 1}}}, {{1, 1}, 2}},
+      {{2,
+        {{r0}, {r1}},
+        {{kSource, s0, kBatched, true}, {s0, s1, kBatched, true}, {s1, kSink, kBatched, false}},
+        {{{r0, r1}, StageId::none(), 1}}},
+       {{3, 2}, 2}},
+      {{3,
+        {{r0}, {r1, r2}},
+        {{kSource, s0, kBatched, false}, {s0, s1, kBatched, true}, {s0, s1, kReplicated, true}},
+        {{{r1, r2}, s1, 2}}},
+       {{2, 0, 3}, 2}},
+      {{4,
+        {{r2, r0}, {r1}, {r3}},
+        {{kSource, s0, kBatched, false},
+         {s0, s1, kPartialSum, true},
+         {s0, s2, kBatched, true},
+         {s1, s2, kBatched, true},
+         {kSource, s2, kReplicated, true}},
+        {{{r0, r2}, s0, 1}, {{r0, r2, r3}, StageId::none(), 1}}},
+       {{1, 2, 0, 1}, 2}},
+      {{2,
+        {{r0}, {r0, r1}, {r1, r0}},
+        {{kSource, s0, kBatched, false}, {s0, s1, kBatched, true}, {s1, s2, kTotal, true}},
+        {{{r0, r1}, s2, 1}, {{r0, r1}, s1, 1}, {{r0, r1}, StageId::none(), 1}}},
+       {{2, 0}, 1}},
+      {{2,
+        {{r0}, {r1}, {r0}},
+        {{s0, s1, kBatched, true}, {s1, s2, kReplicated, true}, {s0, s2, kPartialSum, true}},
+        {{{r0, r1}, StageId::none(), 1}}},
+       {{1, 1}, 2}},
       {{2, {{r0, r1}}, {{kSource, s0, kBatched, false}}, {{{r0, r1}, s0, 2, 1}}}, {{2, 3}, 2}},
       {{2, {{r0, r1}}, {{kSource, s0, kBatched, true}}, {{{r0, r1}, s0, 2, 2}}}, {{1, 0}, 2}},
       {{3, {{r0}, {r2, r1}}, {{s0, s1, kBatched, true}}, {{{r1, r2}, s1, 2, 3}, {{r0, r1, r2}, StageId::none(), 1, 1}}},
        {{1, 1, 1}, 2}},
-      {{2, {{r0, r1}, {r1, r0}}, {{s0, s1, kBatched, true}}, {{{r0, r1}, s1, 1, 3}, {{r0, r1}, s0, 1, 2}}}, {{1, 2}, 1}},
+      {{2, {{r0, r1}, {r1, r0}}, {{s0, s1, kBatched, true}}, {{{r0, r1}, s1, 1, 3}, {{r0, r1}, s0, 1, 2}}},
+       {{1, 2}, 1}},
   };
 }
 
@@ -101,9 +120,13 @@ std::vector<Subject> small_subjects() {
   const Positions positions{{Rank(1)}, {Rank(0), Rank(2)}};
   for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
     const auto stages = stages_for(kind, positions, 2);
-    const Case example{{3, stages,
-                        {{kSource, s0, kBatched, false}, {s0, s1, kBatched, true}, {s1, s2, kBatched, true},
-                         {s2, s3, kTotal, true}, {s3, kSink, kBatched, true}},
+    const Case example{{3,
+                        stages,
+                        {{kSource, s0, kBatched, false},
+                         {s0, s1, kBatched, true},
+                         {s1, s2, kBatched, true},
+                         {s2, s3, kTotal, true},
+                         {s3, kSink, kBatched, true}},
                         {{{Rank(0), Rank(2)}, kind == ScheduleKind::kZbV ? s2 : s3, 1}, {{Rank(0), Rank(2)}, s1, 1}}},
                        {{1, 2, 0}, 2}};
     for (Subject& subject : placed_subjects_of(kind, example)) out.push_back(std::move(subject));
@@ -231,7 +254,8 @@ TEST_CASE("seeded mutants of random programs are rejected unless equivalent", "[
       const auto kind = placed_kind = dice.chance(50) ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
       subjects = placed_subjects_of(kind, testing::random_placed_case(seed, kind, 6, 6));
     } else {
-      subjects = subjects_of(seed % 3 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5));
+      subjects =
+          subjects_of(seed % 3 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5));
     }
     if (seed % 2 == 1) {
       const auto shared = testing::in_shares(subjects.front().example, seed);
@@ -304,7 +328,6 @@ TEST_CASE("a fault names rank, position and action", "[schedule]") {
                                                         ContainsSubstring("twice"));
   CHECK_THAT(message(moved(good, 1, forward, 0)),
              ContainsSubstring("rank 1, action") && ContainsSubstring("comes after the forward that needs its data"));
-
 }
 
 TEST_CASE("two ranks that wait for each other are named", "[schedule]") {

@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
+#include <autopar/plan/search/chunked_staging.hpp>
 
 #include "html.hpp"
 #include "tool_run.hpp"
@@ -68,8 +68,7 @@ TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
     double waiting = 0;
     int used = 0;
     for (const auto& stage : plan.stages) {
-      for (const Rank rank : stage.ranks)
-        waiting += course.waiting(rank), ++used;
+      for (const Rank rank : stage.ranks) waiting += course.waiting(rank), ++used;
     }
     CHECK(waiting / used == Approx(plan.bubble).margin(1e-12));
     for (const auto& bar : course.bars) {
@@ -95,7 +94,7 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
     const Cluster cluster = test::small_cluster(dice(2, 5), Bytes(64 << 20));
     PlanRequest request;
     request.batch = dice(1, 30);
-    request.runtime = planner_capabilities();
+    request.runtime = runtime_capabilities();
     request.options.zero = dice(0, 3);
     request.options.recompute = dice.chance(50) ? "full" : "none";
     request.options.offload = dice.chance(30) ? "optimizer" : "none";
@@ -134,16 +133,15 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
   }
   CHECK(met["several stages"] > 50);
   CHECK(met["parted"] > 20);
-  for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"})
-    CHECK(met[schedule] > 5);
+  for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) CHECK(met[schedule] > 5);
 }
 
 TEST_CASE("the timeline page is whole in itself and its bars stand where the step has them", "[tool]") {
   const ToolFolder folder("tool_html");
-  REQUIRE(
-      folder
-          .plan({"--batch", "32", "--stages", "2", "--microbatches", "4", "--schedule", "1f1b", "--out", folder.at("plan.json")})
-          .status == 0);
+  REQUIRE(folder
+              .plan({"--batch", "32", "--stages", "2", "--microbatches", "4", "--schedule", "1f1b", "--out",
+                     folder.at("plan.json")})
+              .status == 0);
   const auto result =
       run_tool({"simulate", folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml"), "--html",
                 folder.at("t.html"), "--trace", folder.at("t.json")});
@@ -202,8 +200,8 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
   for (const std::string schedule : {"interleaved", "zb-h1", "zb-v", "synth"}) {
     CAPTURE(schedule);
     REQUIRE(folder
-                .plan({"--all", "--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4",
-                       "--schedule", schedule, "--zero", "2", "--recompute", "layer.0", "--out", folder.at("plan.json")})
+                .plan({"--batch", "32", "--stages", "2", "--replicas", "2", "--microbatches", "4", "--schedule",
+                       schedule, "--zero", "2", "--recompute", "layer.0", "--out", folder.at("plan.json")})
                 .status == 0);
     const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
     const auto with = [&](std::vector<std::string> arguments) {
@@ -220,8 +218,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     const auto course = tool::course_of(plan, folder.model, ProfiledCost(folder.cluster, {}));
     const std::string html = folder.text("t.html");
     std::map<std::string, int> kinds;
-    for (const auto& bar : drawn_bars(html))
-      ++kinds[bar.kind];
+    for (const auto& bar : drawn_bars(html)) ++kinds[bar.kind];
     const auto stages_of_rank = static_cast<int>(course.stages[0].size());
     CHECK(kinds["forward"] == 4 * 4 * stages_of_rank);  // 4 micro-batches on 4 ranks
     CHECK(kinds["backward"] + kinds["backward-input"] == kinds["forward"]);
@@ -256,8 +253,9 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     write_plan(folder.at("other.json"), other);
     const auto differs = run_tool({"diff", folder.at("plan.json"), folder.at("other.json")});
     CHECK(differs.status == 1);
-    CHECK_THAT(differs.out,
-               Catch::Matchers::Contains("ZeRO level: 2 -> 1") && Catch::Matchers::Contains("offloaded: none -> optimizer") && Catch::Matchers::Contains("stage 0: run again"));
+    CHECK_THAT(differs.out, Catch::Matchers::Contains("ZeRO level: 2 -> 1") &&
+                                Catch::Matchers::Contains("offloaded: none -> optimizer") &&
+                                Catch::Matchers::Contains("stage 0: run again"));
     CHECK(run_tool({"check", folder.at("other.json"), files[1], files[2]}).status == 1);
   }
 }

@@ -11,8 +11,8 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/profile_file.hpp>
 
-#include "../plan/random_models.hpp"
 #include "tool.hpp"
+#include "unit/plan/random_models.hpp"
 
 namespace autopar::test {
 

@@ -5,9 +5,10 @@
 #include <torch/torch.h>
 
 #include <autopar/cost/roofline.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/profile.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
+
+#include "torch/capture/capture.hpp"
+#include "torch/cost/profile.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace autopar::test {
 

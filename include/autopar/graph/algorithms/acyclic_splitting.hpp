@@ -33,7 +33,8 @@ class GrowingParts {
   /// Adds to a part unless the quotient would get a cycle.
   [[nodiscard]] bool join(NodeId node, std::size_t part) {
     std::size_t last = position_[part];
-    for (const NodeId before : predecessors_of(graph_, node)) last = std::max(last, position_[part_of_[before.index()]]);
+    for (const NodeId before : predecessors_of(graph_, node))
+      last = std::max(last, position_[part_of_[before.index()]]);
     if (last > position_[part]) {
       const auto follows = followers(part, last);
       for (const NodeId before : predecessors_of(graph_, node)) {
@@ -99,13 +100,13 @@ class GrowingParts {
 /// @param group_of  by node; nodes of one group that is >= 0 may be together, nodes of group -1 are alone
 /// @return parts in a topological order of their quotient, their nodes in the graph's
 /// @throws InvalidArgument if the graph has a cycle, or groups are not given for all of its nodes
-/// @cost O(edges + nodes log nodes) where groups have an acyclic quotient; O(nodes + edges) more for each node whose group
-/// has to be moved or split
+/// @cost O(edges + nodes log nodes) where groups have an acyclic quotient; O(nodes + edges) more for each node whose
+/// group has to be moved or split
 template <BidirectionalGraph G>
 [[nodiscard]] std::vector<std::vector<NodeId>> acyclic_splitting(const G& graph, const std::vector<int>& group_of) {
   if (group_of.size() != graph.node_count()) {
-    throw InvalidArgument("acyclic_splitting: " + std::to_string(group_of.size()) + " groups are given for a graph of " +
-                          std::to_string(graph.node_count()) + " nodes");
+    throw InvalidArgument("acyclic_splitting: " + std::to_string(group_of.size()) +
+                          " groups are given for a graph of " + std::to_string(graph.node_count()) + " nodes");
   }
   detail::GrowingParts<G> parts(graph);
   std::vector<std::pair<bool, std::size_t>> part_of_group;  // whether there is one, the latest

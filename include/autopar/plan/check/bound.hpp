@@ -83,8 +83,7 @@ class BoundChecker {
       }
     }
     Bytes bytes{};
-    for (const ParameterId parameter : trained)
-      bytes += model_.parameters[parameter.index()].bytes;
+    for (const ParameterId parameter : trained) bytes += model_.parameters[parameter.index()].bytes;
     return (seconds + costs_.update(bytes, plan_.optimizer_state_factor).value()) / plan_.world;
   }
 

@@ -90,19 +90,19 @@ class PlanChecker {
   }
 
   void check_host() {
-    if constexpr (!UpdatesOnHost<M>) fault("the plan offloads the optimizer, but these costs do not know what that takes");
+    if constexpr (!UpdatesOnHost<M>)
+      fault("the plan offloads the optimizer, but these costs do not know what that takes");
     const Bytes there = cluster_.host ? cluster_.host->memory : Bytes(0);
     if (plan_.host_memory > there || (plan_.host_memory == Bytes(0)) != (there == Bytes(0))) {
-      fault("the plan counts on " + std::to_string(plan_.host_memory.value()) + " bytes of host memory a rank, there are " +
-            std::to_string(there.value()));
+      fault("the plan counts on " + std::to_string(plan_.host_memory.value()) +
+            " bytes of host memory a rank, there are " + std::to_string(there.value()));
     }
   }
 
   /// @throws InvalidArgument if the plan is too large to be played
   void check_size(const StatedPlan& stated) const {
     double messages = 2.0 * plan_.world;  // and turns
-    for (const StagePlan& stage : plan_.stages)
-      messages += 3.0 * static_cast<double>(stage.ranks.size());
+    for (const StagePlan& stage : plan_.stages) messages += 3.0 * static_cast<double>(stage.ranks.size());
     for (const Crossing& crossing : stated.crossings()) {
       for (const int stage : {crossing.from, crossing.to}) {
         messages += stated.is_stage(stage)
@@ -156,8 +156,7 @@ class PlanChecker {
     int used = 0;
     for (std::size_t r = 0; r < course.ends.size(); ++r) {
       double update = 0;
-      for (const int s : stated.stages_on(r))
-        update += costs.update(s).value();
+      for (const int s : stated.stages_on(r)) update += costs.update(s).value();
       step = std::max(step, course.ends[r] + update);
       busy += course.computing[r] + update;
       used += stated.stages_on(r).empty() ? 0 : 1;

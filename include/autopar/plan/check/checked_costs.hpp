@@ -47,8 +47,7 @@ class CheckedCosts {
   /// One bucket of a gradient sum.
   [[nodiscard]] Seconds sum(const GradientSum& group, Bytes bytes) const {
     std::vector<Rank> members;
-    for (const std::size_t rank : group.ranks)
-      members.push_back(Rank::of(rank));
+    for (const std::size_t rank : group.ranks) members.push_back(Rank::of(rank));
     const Seconds whole = costs_.all_reduce(bytes, members);
     return level() > 0 && group.stage >= 0 ? whole * 0.5 : whole;
   }

@@ -51,14 +51,11 @@ class CheckedOrder {
     written_.assign(orders.size(), 0);
     unclaimed_.resize(orders.size());
     const auto samples = samples_of_turns();
-    for (std::size_t r = 0; r < orders.size(); ++r)
-      add_lane(r, orders[r], samples[r]);
+    for (std::size_t r = 0; r < orders.size(); ++r) add_lane(r, orders[r], samples[r]);
     find_precedence();
-    for (auto& list : turns)
-      list.emplace_back();  // what follows the last turn
+    for (auto& list : turns) list.emplace_back();  // what follows the last turn
     for (int m = 0; m < stated.plan().microbatches; ++m) {
-      for (const Crossing& crossing : stated.crossings())
-        add_messages(crossing, m);
+      for (const Crossing& crossing : stated.crossings()) add_messages(crossing, m);
     }
     play();
   }
@@ -97,8 +94,7 @@ class CheckedOrder {
     std::vector<Samples> out(turns.size());
     for (int s = 0; s < stated_.stages(); ++s) {
       for (int m = 0; m < stated_.plan().microbatches; ++m) {
-        for (const auto& [rank, range] : stated_.holders(s, m))
-          out[rank][{s, m}] = range.size();
+        for (const auto& [rank, range] : stated_.holders(s, m)) out[rank][{s, m}] = range.size();
       }
     }
     return out;
@@ -124,13 +120,11 @@ class CheckedOrder {
     const bool by_stages =
         kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB || kind == ScheduleKind::kZbH1;
     if (!by_stages) {
-      for (std::size_t r = 0; r < lanes_.size(); ++r)
-        precedence_.push_back(r);
+      for (std::size_t r = 0; r < lanes_.size(); ++r) precedence_.push_back(r);
       return;
     }
     for (int s = 0; s < stated_.stages(); ++s) {
-      for (const Rank rank : stated_.ranks_of(s))
-        precedence_.push_back(rank.index());
+      for (const Rank rank : stated_.ranks_of(s)) precedence_.push_back(rank.index());
     }
   }
 
@@ -145,8 +139,7 @@ class CheckedOrder {
     } else {
       std::size_t first = 0;
       for (const auto& [holder, held] : holders) {
-        while (first < readers.size() && readers[first].second.end <= held.begin)
-          ++first;
+        while (first < readers.size() && readers[first].second.end <= held.begin) ++first;
         for (std::size_t i = first; i < readers.size() && readers[i].second.begin < held.end; ++i) {
           const auto& [reader, read] = readers[i];
           ways.emplace_back(holder, reader, std::min(held.end, read.end) - std::max(held.begin, read.begin));
@@ -183,8 +176,7 @@ class CheckedOrder {
 
   void play() {
     for (std::size_t ahead = 0; ahead < kCallersAhead; ++ahead) {
-      for (const std::size_t rank : precedence_)
-        send_for_callers(rank, ahead);
+      for (const std::size_t rank : precedence_) send_for_callers(rank, ahead);
     }
     while (true) {
       long first_start = -1;
@@ -209,21 +201,18 @@ class CheckedOrder {
     if (turn.has_messages()) {
       auto& arrived = unclaimed_[rank][{turn.stage, !turn.is_forward(), turn.microbatch}];
       turn.missing = static_cast<int>(arrived.size());
-      for (const std::size_t id : arrived)
-        messages[id].awaited_by = static_cast<int>(position);
+      for (const std::size_t id : arrived) messages[id].awaited_by = static_cast<int>(position);
       arrived.clear();
     }
     ++written_[rank];
     lane.free_at = start + (turn.kind == ActionKind::kBackward ? 2 : 1);
-    for (const std::size_t id : lane.slots[position].makes)
-      write(id, lane.free_at);
+    for (const std::size_t id : lane.slots[position].makes) write(id, lane.free_at);
     send_for_callers(rank, position + kCallersAhead);
   }
 
   void send_for_callers(std::size_t rank, std::size_t position) {
     if (position >= lanes_[rank].slots.size()) return;
-    for (const std::size_t id : lanes_[rank].slots[position].from_callers)
-      write(id, 0);
+    for (const std::size_t id : lanes_[rank].slots[position].from_callers) write(id, 0);
   }
 
   void write(std::size_t id, long arrival) {

@@ -37,13 +37,11 @@ class CoursePlayer {
     for (auto* list : {&course_.ends, &course_.computing, &course_.communicating, &course_.summing})
       list->assign(ranks_.size(), 0);
     ready_at_.resize(ranks_.size());
-    for (std::size_t r = 0; r < ranks_.size(); ++r)
-      ready_at_[r].assign(order.turns[r].size(), 0);
+    for (std::size_t r = 0; r < ranks_.size(); ++r) ready_at_[r].assign(order.turns[r].size(), 0);
   }
 
   [[nodiscard]] CheckedCourse play(bool sums) && {
-    for (std::size_t r = 0; r < ranks_.size(); ++r)
-      agenda_.insert({0, r});
+    for (std::size_t r = 0; r < ranks_.size(); ++r) agenda_.insert({0, r});
     while (!agenda_.empty()) {
       const auto [now, rank] = *agenda_.begin();
       agenda_.erase(agenda_.begin());
@@ -53,8 +51,7 @@ class CoursePlayer {
       if (ranks_[r].next + 1 < order_.turns[r].size()) throw InvalidArgument("check: the plan never comes to its end");
     }
     if (sums) play_sums();
-    for (const double end : course_.ends)
-      course_.end = std::max(course_.end, end);
+    for (const double end : course_.ends) course_.end = std::max(course_.end, end);
     return std::move(course_);
   }
 
@@ -84,12 +81,10 @@ class CoursePlayer {
     State& state = ranks_[rank];
     const auto& turns = order_.turns[rank];
     while (state.posted < turns.size() && state.posted <= state.next + kReceivesAhead) {
-      for (const std::size_t id : turns[state.posted].receives)
-        issue(id, now);
+      for (const std::size_t id : turns[state.posted].receives) issue(id, now);
       ++state.posted;
     }
-    for (const std::size_t id : turns[state.next].sends)
-      issue(id, now);
+    for (const std::size_t id : turns[state.next].sends) issue(id, now);
     state.waiting = true;
     state.since = now;
     try_turn(rank);

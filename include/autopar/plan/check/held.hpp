@@ -76,7 +76,7 @@ class CheckedMemory {
   struct Flying {
     std::int64_t whole = 0, parted = 0;
   };
-  using Held = std::vector<std::pair<int, Flying>>;  // by stage
+  using Held = std::vector<std::pair<int, Flying>>;                // by stage
   static constexpr std::int64_t kBucket = std::int64_t{32} << 20;  // bytes
 
   /// Results stay until their backward; a gradient of them is in use while the next one arrives.
@@ -146,9 +146,8 @@ class CheckedMemory {
   /// Whether an earlier stage of the same ranks reads a parameter: they hold it once.
   [[nodiscard]] bool is_there(ParameterId id, int s) const {
     const auto readers = readers_of(id);
-    return std::any_of(readers.begin(), readers.end(), [&](int reader) {
-      return reader < s && stated_.ranks_of(reader) == stated_.ranks_of(s);
-    });
+    return std::any_of(readers.begin(), readers.end(),
+                       [&](int reader) { return reader < s && stated_.ranks_of(reader) == stated_.ranks_of(s); });
   }
 
   /// Under ZeRO, shares of what the level shares, and what a parameter's own highest level allows. Several stages share
@@ -278,8 +277,10 @@ class CheckedMemory {
     const bool at_once = again || parts_backwards(stated_.plan().schedule);
     const std::int64_t gradients = std::min(at_once ? shared + unit : 2 * unit, count() * shared);
     switch (level) {
-      case 1: return (unit + stated_.replicas(s) - 1) / stated_.replicas(s);
-      case 2: return gradients;
+      case 1:
+        return (unit + stated_.replicas(s) - 1) / stated_.replicas(s);
+      case 2:
+        return gradients;
       case 3: {
         const std::int64_t units = std::min(largest > kBucket ? 2 * (largest + kBucket) : 3 * unit, shared);
         const double part = shared > 0 ? static_cast<double>(gathered) / static_cast<double>(shared) : 0;
@@ -287,7 +288,8 @@ class CheckedMemory {
         const std::int64_t plain = gathered == shared ? units : smaller;
         return gradients + std::min(plain + checked_read_again(stated_, s).held, gathered);
       }
-      default: return 0;
+      default:
+        return 0;
     }
   }
 
@@ -325,8 +327,8 @@ class CheckedMemory {
     return kept;
   }
 
-  /// [atom of the stage] gradients of parameters that its backward is the first to make, if there are none when a backward
-  /// begins: of the only micro-batch of ranks that sum with nobody and have no other stage.
+  /// [atom of the stage] gradients of parameters that its backward is the first to make, if there are none when a
+  /// backward begins: of the only micro-batch of ranks that sum with nobody and have no other stage.
   [[nodiscard]] std::vector<std::int64_t> gradients_to_come(int s) const {
     const auto& atoms = stated_.plan().stages[static_cast<std::size_t>(s)].atoms;
     std::vector<std::int64_t> bytes(atoms.size(), 0);
@@ -380,8 +382,7 @@ class CheckedMemory {
 
   [[nodiscard]] Held held_at_peak(std::size_t rank, const std::vector<Turn>& order) const {
     Held now;
-    for (const int s : stated_.stages_on(rank))
-      now.emplace_back(s, Flying{stated_.model().loss_mode ? 0 : count(), 0});
+    for (const int s : stated_.stages_on(rank)) now.emplace_back(s, Flying{stated_.model().loss_mode ? 0 : count(), 0});
     if (!stated_.model().loss_mode) return now;  // results leave the call first
     const auto total = [&] {
       std::int64_t sum = 0;

@@ -17,8 +17,8 @@ struct CheckedReadAgain {
   std::int64_t once_more = 0;  ///< let go of behind the second forward, to be gathered once more
 };
 
-/// What atoms outside a segment read as well is held, and all where backwards come in parts; of the rest a segment holds
-/// eight buckets at most.
+/// What atoms outside a segment read as well is held, and all where backwards come in parts; of the rest a segment
+/// holds eight buckets at most.
 [[nodiscard]] inline CheckedReadAgain checked_read_again(const StatedPlan& stated, int stage) {
   const StagePlan& plan = stated.plan().stages[static_cast<std::size_t>(stage)];
   const ModelProfile& model = stated.model();
@@ -40,8 +40,10 @@ struct CheckedReadAgain {
     for (const auto& [id, atoms] : readers(segment)) {
       const ParameterProfile& parameter = model.parameters[id.index()];
       const std::int64_t bytes = (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
-      if (!keeps_backwards_whole(stated.plan().schedule) || atoms != in_stage.at(id)) always[id] = bytes;
-      else alone += bytes;
+      if (!keeps_backwards_whole(stated.plan().schedule) || atoms != in_stage.at(id))
+        always[id] = bytes;
+      else
+        alone += bytes;
     }
     const std::int64_t kept = std::min(alone, 8 * StatedPlan::kBucket);
     most = std::max(most, kept);

@@ -9,12 +9,12 @@
 #include <autopar/core/error.hpp>
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/check/shape.hpp>
-#include <autopar/plan/make_plan.hpp>
-#include <autopar/plan/pipeline_of.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/staging.hpp>
-#include <autopar/plan/workload.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
 
@@ -45,10 +45,10 @@ inline void prove_schedule(const ModelProfile& model, const Plan& plan) {
 
 }  // namespace detail
 
-/// The one place where a plan is looked at that comes from a file or a caller, before anything uses it: it divides this model
-/// (each atom and its operators in one stage, no value back to an earlier one, parameters and their sizes as they are), its
-/// ranks, segments and orders are what its schedule can run, and the program of a step passes the same proof as that of any
-/// plan. Predicted times and memory are statements that nothing but `check_plan` relies on.
+/// The one place where a plan is looked at that comes from a file or a caller, before anything uses it: it divides this
+/// model (each atom and its operators in one stage, no value back to an earlier one, parameters and their sizes as they
+/// are), its ranks, segments and orders are what its schedule can run, and the program of a step passes the same proof
+/// as that of any plan. Predicted times and memory are statements that nothing but `check_plan` relies on.
 /// @pre  plan.model == model.hash
 /// @throws InvalidArgument naming the field of the plan and what is wrong in it
 inline void require_sound(const ModelProfile& model, const Plan& plan) {

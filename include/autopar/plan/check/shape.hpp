@@ -12,8 +12,8 @@
 
 namespace autopar::detail {
 
-/// Why a plan is no division of a model into stages that its schedule could run, by definitions alone. Faults begin with the
-/// field of the plan that they are in.
+/// Why a plan is no division of a model into stages that its schedule could run, by definitions alone. Faults begin
+/// with the field of the plan that they are in.
 class ShapeCheck {
  public:
   ShapeCheck(const ModelProfile& model, const Plan& plan)
@@ -21,9 +21,9 @@ class ShapeCheck {
 
   /// The first fault, empty if there is none.
   [[nodiscard]] std::string run() && {
-    for (const auto part : {&ShapeCheck::of_numbers, &ShapeCheck::of_stages, &ShapeCheck::of_edges,
-                            &ShapeCheck::of_lists, &ShapeCheck::of_ranks, &ShapeCheck::of_segments,
-                            &ShapeCheck::of_orders}) {
+    for (const auto part :
+         {&ShapeCheck::of_numbers, &ShapeCheck::of_stages, &ShapeCheck::of_edges, &ShapeCheck::of_lists,
+          &ShapeCheck::of_ranks, &ShapeCheck::of_segments, &ShapeCheck::of_orders}) {
       if (std::string fault = (this->*part)(); !fault.empty()) return fault;
     }
     return "";
@@ -35,7 +35,9 @@ class ShapeCheck {
     return std::to_string(value);
   }
   static std::string name_of(std::size_t stage) { return "stage " + number(stage); }
-  static std::string field(std::size_t stage, const char* name) { return "stages[" + number(stage) + "]." + name + ": "; }
+  static std::string field(std::size_t stage, const char* name) {
+    return "stages[" + number(stage) + "]." + name + ": ";
+  }
 
   std::string of_numbers() {
     if (plan_.world < 1) return "world: there are " + number(plan_.world) + " ranks";
@@ -55,7 +57,8 @@ class ShapeCheck {
       for (const NodeId atom : stage.atoms) {
         if (!atom.valid() || atom.index() >= stage_of_.size())
           return atoms + name_of(s) + " has atom " + number(atom.value()) + ", which the model has not";
-        if (stage_of_[atom.index()] == static_cast<int>(s)) return atoms + "atom " + number(atom.value()) + " is there twice";
+        if (stage_of_[atom.index()] == static_cast<int>(s))
+          return atoms + "atom " + number(atom.value()) + " is there twice";
         if (stage_of_[atom.index()] >= 0) return atoms + "atom " + number(atom.value()) + " is in two stages";
         stage_of_[atom.index()] = static_cast<int>(s);
         const OpProfile& op = model_.graph[atom];
@@ -67,13 +70,16 @@ class ShapeCheck {
       if (!std::is_sorted(stage.atoms.begin(), stage.atoms.end())) return atoms + "they are not ascending";
     }
     const auto left = std::find(stage_of_.begin(), stage_of_.end(), -1);
-    return left == stage_of_.end() ? "" : "stages[].atoms: atom " + number(left - stage_of_.begin()) + " is in no stage";
+    return left == stage_of_.end() ? ""
+                                   : "stages[].atoms: atom " + number(left - stage_of_.begin()) + " is in no stage";
   }
 
   std::string of_edges() {
     for (const EdgeId edge : model_.graph.edges()) {
       const int from = stage_of_[model_.graph.source(edge).index()], to = stage_of_[model_.graph.target(edge).index()];
-      if (from > to) return field(static_cast<std::size_t>(from), "atoms") + "a value goes from stage " + number(from) + " back to stage " + number(to);
+      if (from > to)
+        return field(static_cast<std::size_t>(from), "atoms") + "a value goes from stage " + number(from) +
+               " back to stage " + number(to);
     }
     return "";
   }
@@ -124,7 +130,8 @@ class ShapeCheck {
         continue;
       }
       for (const Rank rank : ranks) {
-        if (!rank.valid() || rank.value() >= plan_.world) return field(s, "ranks") + name_of(s) + " has a rank outside the world";
+        if (!rank.valid() || rank.value() >= plan_.world)
+          return field(s, "ranks") + name_of(s) + " has a rank outside the world";
         int& place = place_of_rank[rank.index()];
         if (place >= 0) {
           return field(s, "ranks") + "rank " + number(rank.value()) + " runs two stages" +
@@ -172,11 +179,11 @@ class ShapeCheck {
     if (plan_.schedule != ScheduleKind::kSynthesised)
       return plan_.orders.empty() ? "" : "orders: it states some, but its schedule has its own";
     if (plan_.orders.size() != static_cast<std::size_t>(plan_.world))
-      return "orders: it states orders of " + number(plan_.orders.size()) + " ranks for a world of " + number(plan_.world);
+      return "orders: it states orders of " + number(plan_.orders.size()) + " ranks for a world of " +
+             number(plan_.world);
     std::vector<std::vector<std::size_t>> stages_on(plan_.orders.size());
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
-      for (const Rank rank : plan_.stages[s].ranks)
-        stages_on[rank.index()].push_back(s);
+      for (const Rank rank : plan_.stages[s].ranks) stages_on[rank.index()].push_back(s);
     }
     for (std::size_t r = 0; r < plan_.orders.size(); ++r) {
       if (std::string fault = of_order(plan_.orders[r], stages_on[r]); !fault.empty())

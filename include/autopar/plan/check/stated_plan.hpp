@@ -47,13 +47,11 @@ class StatedPlan {
   StatedPlan(const ModelProfile& model, const Plan& plan) : model_(model), plan_(plan) {
     stage_of_.assign(model.graph.node_count(), -1);
     for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-      for (const NodeId atom : plan.stages[s].atoms)
-        stage_of_[atom.index()] = static_cast<int>(s);
+      for (const NodeId atom : plan.stages[s].atoms) stage_of_[atom.index()] = static_cast<int>(s);
     }
     stages_on_.resize(static_cast<std::size_t>(plan.world));
     for (int s = 0; s < stages(); ++s) {
-      for (const Rank rank : ranks_of(s))
-        stages_on_[rank.index()].push_back(s);
+      for (const Rank rank : ranks_of(s)) stages_on_[rank.index()].push_back(s);
       shares_ranks_ = shares_ranks_ || stages_on_[ranks_of(s).front().index()].size() > 1;
     }
     find_crossings();
@@ -102,16 +100,14 @@ class StatedPlan {
   }
   [[nodiscard]] std::int64_t microbatch_size(std::int64_t m) const {
     std::int64_t size = 0;
-    for (std::int64_t r = 0; r < plan_.world; ++r)
-      size += piece(r, m);
+    for (std::int64_t r = 0; r < plan_.world; ++r) size += piece(r, m);
     return size;
   }
   /// Most samples that a replica of a stage runs at a time.
   [[nodiscard]] std::int64_t largest_share(int stage) const {
     std::int64_t largest = 0;
     for (std::int64_t m = 0; m < plan_.microbatches; ++m) {
-      for (const auto& [rank, samples] : holders(stage, m))
-        largest = std::max(largest, samples.size());
+      for (const auto& [rank, samples] : holders(stage, m)) largest = std::max(largest, samples.size());
     }
     return largest;
   }
@@ -170,8 +166,7 @@ class StatedPlan {
     }
     for (const auto& output : model_.outputs)
       add(stage_of_[output.writer.index()], stages(), output.value, output.bytes, !model_.loss_mode, output.kept);
-    for (auto& [key, crossing] : found)
-      crossings_.push_back(crossing);
+    for (auto& [key, crossing] : found) crossings_.push_back(crossing);
   }
 
   /// Trainable parameters by the stages that read them, the last first, in buckets.
@@ -179,8 +174,7 @@ class StatedPlan {
     std::map<std::vector<int>, std::vector<ParameterId>> by_stages;
     std::vector<std::vector<int>> readers(model_.parameters.size());
     for (int s = 0; s < stages(); ++s) {
-      for (const ParameterId parameter : parameters(s))
-        readers[parameter.index()].push_back(s);
+      for (const ParameterId parameter : parameters(s)) readers[parameter.index()].push_back(s);
     }
     for (std::size_t p = readers.size(); p-- > 0;) {
       if (!readers[p].empty() && model_.parameters[p].trainable) by_stages[readers[p]].push_back(ParameterId::of(p));
@@ -190,16 +184,14 @@ class StatedPlan {
       (readers_of_list.size() > 1 ? tied : own).push_back(readers_of_list);
     if (shares_ranks_) std::reverse(own.begin(), own.end());  // a rank is done with its later stage first
     for (const auto* lists : {&own, &tied}) {
-      for (const auto& stages : *lists)
-        add_sum(stages, by_stages.at(stages));
+      for (const auto& stages : *lists) add_sum(stages, by_stages.at(stages));
     }
   }
   void add_sum(const std::vector<int>& stages, const std::vector<ParameterId>& list) {
     GradientSum sum;
     sum.stage = stages.size() == 1 ? stages.front() : -1;
     for (const int s : stages) {
-      for (const Rank rank : ranks_of(s))
-        sum.ranks.push_back(rank.index());
+      for (const Rank rank : ranks_of(s)) sum.ranks.push_back(rank.index());
     }
     std::sort(sum.ranks.begin(), sum.ranks.end());
     sum.ranks.erase(std::unique(sum.ranks.begin(), sum.ranks.end()), sum.ranks.end());

@@ -34,8 +34,7 @@ class TurnScribe {
   }
   void say(std::int64_t times, std::initializer_list<SaidTurn> phrase) {
     for (std::int64_t i = 0; i < times; ++i) {
-      for (const SaidTurn turn : phrase)
-        say(turn);
+      for (const SaidTurn turn : phrase) say(turn);
     }
   }
   [[nodiscard]] std::vector<Turn> written() && { return std::move(turns_); }
@@ -103,8 +102,7 @@ class ScheduleLaws {
     for (int m = 0; m < microbatches_; ++m) {
       const int in_larger = more * (least + 1);
       const int round = m < in_larger ? m / (least + 1) : more + (m - in_larger) / least;
-      for (int c = 0; c < chunks; ++c)
-        passes.emplace_back(round, c, m);
+      for (int c = 0; c < chunks; ++c) passes.emplace_back(round, c, m);
     }
     std::sort(passes.begin(), passes.end());
     const std::size_t largest = static_cast<std::size_t>(least + (more > 0 ? 1 : 0));

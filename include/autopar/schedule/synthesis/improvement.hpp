@@ -43,7 +43,7 @@ class OrderedCourse {
 
   /// Seconds from the start of each turn to the end of all that waits for it, given the orders. @pre play returned true
   [[nodiscard]] std::vector<double> tails() const {
-    std::vector<double> tail(problem_.turns(), 0);  // after the end, until the turn itself is visited
+    std::vector<double> tail(problem_.turns(), 0);   // after the end, until the turn itself is visited
     std::vector<double> behind(orders_->size(), 0);  // on each lane
     for (auto turn = played_.rbegin(); turn != played_.rend(); ++turn) {
       const auto& stage = problem_.stages[turn->stage];
@@ -218,8 +218,10 @@ class OrderSearch {
 
   static void move(std::vector<SynthesisTurn>& order, std::size_t from, std::size_t to) {
     const auto at = [&](std::size_t i) { return order.begin() + static_cast<std::ptrdiff_t>(i); };
-    if (from < to) std::rotate(at(from), at(from + 1), at(to + 1));
-    else std::rotate(at(to), at(from), at(from + 1));
+    if (from < to)
+      std::rotate(at(from), at(from + 1), at(to + 1));
+    else
+      std::rotate(at(to), at(from), at(from + 1));
   }
 
   const SynthesisProblem& problem_;

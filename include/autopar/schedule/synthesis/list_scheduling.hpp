@@ -159,17 +159,28 @@ class ListScheduler {
     const bool forward = turn.kind == ActionKind::kForward, weight = turn.kind == ActionKind::kBackwardWeight;
     int first = 0;  // forwards 1 behind 0 or ahead of 2
     switch (rule_.kinds) {
-      case SynthesisRule::Kinds::kBackwardFirst: first = forward ? 1 : 0; break;
-      case SynthesisRule::Kinds::kForwardFirst: first = forward ? 0 : 1; break;
-      case SynthesisRule::Kinds::kAlternate: first = forward == last_was_forward_[l] ? 1 : 0; break;
-      case SynthesisRule::Kinds::kWeightFirst: first = forward ? 1 : 0; break;
+      case SynthesisRule::Kinds::kBackwardFirst:
+        first = forward ? 1 : 0;
+        break;
+      case SynthesisRule::Kinds::kForwardFirst:
+        first = forward ? 0 : 1;
+        break;
+      case SynthesisRule::Kinds::kAlternate:
+        first = forward == last_was_forward_[l] ? 1 : 0;
+        break;
+      case SynthesisRule::Kinds::kWeightFirst:
+        first = forward ? 1 : 0;
+        break;
     }
     if (weight) first = rule_.kinds == SynthesisRule::Kinds::kWeightFirst ? -1 : 2;
     const int way = forward ? -static_cast<int>(turn.stage) : static_cast<int>(turn.stage);  // furthest first
     switch (rule_.chunks) {
-      case SynthesisRule::Chunks::kFurthest: return {first, way, turn.microbatch};
-      case SynthesisRule::Chunks::kNearest: return {first, -way, turn.microbatch};
-      default: return {first, turn.microbatch, way};
+      case SynthesisRule::Chunks::kFurthest:
+        return {first, way, turn.microbatch};
+      case SynthesisRule::Chunks::kNearest:
+        return {first, -way, turn.microbatch};
+      default:
+        return {first, turn.microbatch, way};
     }
   }
 
@@ -206,8 +217,10 @@ class ListScheduler {
       double need = 0;  // that this micro-batch does not have yet
       for (const std::size_t t : lane.stages) {
         const int forward = passed_[t].forward + (t == s ? 1 : 0);
-        if (m >= forward) need += problem_.stages[t].held;
-        else if (m >= passed_[t].all) own += problem_.stages[t].held;
+        if (m >= forward)
+          need += problem_.stages[t].held;
+        else if (m >= passed_[t].all)
+          own += problem_.stages[t].held;
       }
       if (own + need > lane.limit) return false;
     }
@@ -233,26 +246,29 @@ class ListScheduler {
       stale_[l] = true;
       if (turn.kind != ActionKind::kBackwardWeight) last_was_forward_[l] = turn.kind == ActionKind::kForward;
     }
-    if (shares_lanes_) stale_.assign(stale_.size(), true);
-    else if (turn.kind != ActionKind::kBackwardWeight) wake_neighbours(turn);
+    if (shares_lanes_)
+      stale_.assign(stale_.size(), true);
+    else if (turn.kind != ActionKind::kBackwardWeight)
+      wake_neighbours(turn);
   }
 
   /// Lanes that may have waited for the turn.
   void wake_neighbours(const SynthesisTurn& turn) {
     const Waiting& waiting = waiting_[turn.stage];
-    for (const std::size_t l : turn.kind == ActionKind::kForward ? waiting.forwards : waiting.backwards) stale_[l] = true;
+    for (const std::size_t l : turn.kind == ActionKind::kForward ? waiting.forwards : waiting.backwards)
+      stale_[l] = true;
   }
 
   const SynthesisProblem& problem_;
-  bool shares_lanes_ = false;  // a stage has several lanes, so a turn holds up all that share one of them
+  bool shares_lanes_ = false;     // a stage has several lanes, so a turn holds up all that share one of them
   std::vector<Waiting> waiting_;  // by stage
   std::vector<double> work_;      // seconds, by lane
   SynthesisRule rule_;
   double limit_ = kNever;
   SynthesisCourse course_;
-  std::vector<Passed> passed_;  // by stage
+  std::vector<Passed> passed_;          // by stage
   std::vector<double> free_at_, left_;  // of the work
-  std::vector<int> most_;       // micro-batches in flight, by stage
+  std::vector<int> most_;               // micro-batches in flight, by stage
   std::vector<char> last_was_forward_, stale_;
   std::vector<Choice> choices_;
   mutable std::vector<Choice> candidates_;

@@ -44,10 +44,14 @@ struct SynthesisProblem {
     bool split = false;           // its backwards come in two parts
     [[nodiscard]] double seconds(ActionKind kind) const {
       switch (kind) {
-        case ActionKind::kForward: return forward;
-        case ActionKind::kBackward: return backward;
-        case ActionKind::kBackwardInput: return input;
-        default: return weight;
+        case ActionKind::kForward:
+          return forward;
+        case ActionKind::kBackward:
+          return backward;
+        case ActionKind::kBackwardInput:
+          return input;
+        default:
+          return weight;
       }
     }
     [[nodiscard]] ActionKind first_backward() const {
@@ -246,8 +250,13 @@ class ProblemReader {
     if (route.from == route.to) return 0;
     const auto c = static_cast<int>(&channel - pipeline_.channels.data());
     return costs_
-        .message(route.from, {.kind = ActionKind::kSend, .stage = writer_of(channel, flow), .microbatch = m,
-                              .channel = c, .flow = flow, .peer = route.to, .samples = route.samples})
+        .message(route.from, {.kind = ActionKind::kSend,
+                              .stage = writer_of(channel, flow),
+                              .microbatch = m,
+                              .channel = c,
+                              .flow = flow,
+                              .peer = route.to,
+                              .samples = route.samples})
         .value();
   }
 

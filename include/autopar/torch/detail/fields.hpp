@@ -40,9 +40,9 @@ concept PlainStruct = std::is_aggregate_v<T> && std::is_class_v<T> && !std::is_u
                       (count_fields<T>() <= kMaxFields);
 
 // Structured bindings cannot be counted out by a pack before C++26, hence one line for each number of fields.
-#define AUTOPAR_FIELDS(count, ...)            \
-  else if constexpr (kCount == count) {       \
-    auto& [__VA_ARGS__] = value;              \
+#define AUTOPAR_FIELDS(count, ...)             \
+  else if constexpr (kCount == count) {        \
+    auto& [__VA_ARGS__] = value;               \
     return std::forward_as_tuple(__VA_ARGS__); \
   }
 

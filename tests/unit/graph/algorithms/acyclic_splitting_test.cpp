@@ -71,7 +71,8 @@ TEST_CASE("parts follow one another, and groups are split only where they have t
     const auto graph = random_graphs::random_dag(random, 12);
     const std::size_t groups = 1 + below(random, 4);
     std::vector<int> group_of;
-    for (std::size_t i = 0; i < graph.node_count(); ++i) group_of.push_back(static_cast<int>(below(random, groups + 1)) - 1);
+    for (std::size_t i = 0; i < graph.node_count(); ++i)
+      group_of.push_back(static_cast<int>(below(random, groups + 1)) - 1);
     const auto parts = acyclic_splitting(graph, group_of);
     check_order(graph, parts);
     for (const auto& part : parts) {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/acyclic_coarsening.hpp>
-#include <autopar/graph/algorithms/connected_components.hpp>
 #include <autopar/graph/algorithms/convexity.hpp>
 #include <autopar/graph/algorithms/strongly_connected_components.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
@@ -134,25 +133,4 @@ TEST_CASE("groups that share a node become one, and what lies between goes with 
   CHECK_THROWS_WITH(acyclic_coarsening(graph, {{NodeId(0), NodeId(7)}}),
                     "acyclic_coarsening: a group names node 7, but the graph has 7 nodes");
   CHECK(acyclic_coarsening(chain(100'000), {{NodeId(0), NodeId(99'999)}}).block_count() == 1);
-}
-
-TEST_CASE("connected components ignore the direction of edges", "[graph]") {
-  std::mt19937 random(10);
-  for (int i = 0; i < 200; ++i) {
-    const PlainGraph graph = random_digraph(random, 10);
-    PlainGraph undirected = graph;
-    for (const EdgeId edge : graph.edges()) undirected.add_edge(graph.target(edge), graph.source(edge));
-    const auto paths = brute_force_paths(undirected);
-    const Partition components = connected_components(graph);
-    for (const NodeId a : graph.nodes()) {
-      for (const NodeId b : graph.nodes()) {
-        CHECK((components.block_of(a) == components.block_of(b)) == (a == b || paths[a.index()][b.index()]));
-      }
-    }
-    for (const BlockId block : id_range<BlockId>(components.block_count())) {
-      if (block.value() > 0)
-        CHECK(components.members(BlockId(block.value() - 1)).front() < components.members(block).front());
-    }
-  }
-  CHECK(connected_components(chain(100'000)).block_count() == 1);
 }

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <autopar/graph/algorithms/levels.hpp>
 #include <catch_shim.hpp>
 #include <unit/graph/random_graphs.hpp>
 
@@ -66,7 +65,6 @@ TEST_CASE("a cycle exists exactly where a node reaches itself, and the one found
       CHECK(std::ranges::count(graph.successors((*cycle)[k]), next) > 0);
     }
     CHECK_THROWS_AS(topological_order(graph), InvalidArgument);
-    CHECK_THROWS_AS(levels(graph), InvalidArgument);
   }
   CHECK(cyclic > 100);
   CHECK(cyclic < 400);
@@ -112,7 +110,6 @@ TEST_CASE("hostile shapes are ordered: nothing, no edges, a chain of 100,000", "
   const auto order = topological_order(chain(100'000));
   REQUIRE(order.size() == 100'000);
   CHECK(std::is_sorted(order.begin(), order.end()));
-  CHECK(levels(chain(100'000)).back() == 99'999);
 }
 
 TEST_CASE("an order that is none is refused with the reason", "[graph]") {

@@ -7,13 +7,13 @@
 #include <optional>
 #include <string>
 
-#include <autopar/plan/brute_force.hpp>
-#include <autopar/plan/chunked_staging.hpp>
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/print.hpp>
+#include <autopar/plan/report/print.hpp>
+#include <autopar/plan/search/chunked_staging.hpp>
 
-#include "../random_instances.hpp"
-#include "../random_models.hpp"
+#include "brute_force.hpp"
+#include "unit/plan/random_instances.hpp"
+#include "unit/plan/random_models.hpp"
 
 using namespace autopar;
 using test::Dice;
@@ -45,7 +45,7 @@ CheckedCase random_full_case(int seed) {
   CheckedCase out{test::random_model(dice, 10), test::small_cluster(dice(1, 6), memory), {}};
   if (dice.chance(80)) out.model.loss_mode = true, out.model.outputs[0].bytes = {0, 8};
   out.request.batch = dice(1, 40);
-  out.request.runtime = planner_capabilities();
+  out.request.runtime = runtime_capabilities();
   auto& options = out.request.options;
   options.optimizer_state_factor = dice(0, 4) / 2.0;
   options.max_microbatches = dice(1, 9);
@@ -57,7 +57,7 @@ CheckedCase random_full_case(int seed) {
   const int recompute = dice(0, 2);
   options.recompute = recompute == 0 ? "auto" : recompute == 1 ? "full" : "none";
   const int schedule = dice(0, 7);
-  if (schedule > 1) options.schedule = planner_capabilities().schedules[static_cast<std::size_t>(schedule - 2)];
+  if (schedule > 1) options.schedule = runtime_capabilities().schedules[static_cast<std::size_t>(schedule - 2)];
   const int most = std::min<int>(out.cluster.devices, static_cast<int>(out.model.graph.node_count()));
   const auto once = [&](NodeId n) { return out.model.graph[n].whole_batch || out.model.graph[n].totals > Bytes(0); };
   if (dice.chance(40) && std::ranges::none_of(out.model.graph.nodes(), once)) {
@@ -115,8 +115,7 @@ PlanVerdict verdict_on(const CheckedCase& c, const Plan& plan) {
 
 std::string joined(const std::vector<std::string>& faults) {
   std::string out;
-  for (const auto& fault : faults)
-    out += fault + "; ";
+  for (const auto& fault : faults) out += fault + "; ";
   return out;
 }
 
@@ -133,14 +132,12 @@ struct Tampering {
   }
 };
 
-void raise(Seconds& seconds) {
-  seconds = seconds * 1.001;
-}
+void raise(Seconds& seconds) { seconds = seconds * 1.001; }
 
 /// Eight equal atoms on four ranks with all that the planner has.
 CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string& recompute) {
   CheckedCase c{test::chain(8, 3e5, 40000, 4000), test::small_cluster(4, Bytes(4 << 20)), {.batch = 32}};
-  c.request.runtime = planner_capabilities();
+  c.request.runtime = runtime_capabilities();
   c.request.options.schedule = schedule;
   c.request.options.zero = zero;
   c.request.options.recompute = recompute;
@@ -218,7 +215,7 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
   CHECK(met["offloaded"] > 30);
   CHECK(met["offloaded in place"] > 15);
   CHECK(met["offloaded to fit"] > 5);
-  for (const std::string& schedule : planner_capabilities().schedules) CHECK(met[schedule] > 30);
+  for (const std::string& schedule : runtime_capabilities().schedules) CHECK(met[schedule] > 30);
   for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] > 30);
 }
 
@@ -339,9 +336,8 @@ TEST_CASE("tampered savings are rejected", "[check]") {
   const auto with_totals = planned_by(c, true);
   REQUIRE(with_totals);
   REQUIRE(verdict_on(c, *with_totals).accepted());
-  Tampering{c, *with_totals}("add up once", [&](Plan& p) {
-    p.stages[0].recomputed.push_back({plan->stages[0].recomputed[0][0]});
-  });
+  Tampering{c, *with_totals}("add up once",
+                             [&](Plan& p) { p.stages[0].recomputed.push_back({plan->stages[0].recomputed[0][0]}); });
 }
 
 TEST_CASE("what is offloaded is checked, and tampered statements of it are rejected", "[check]") {
@@ -361,7 +357,8 @@ TEST_CASE("what is offloaded is checked, and tampered statements of it are rejec
   rejected("of its host's", [](Plan& p) { p.host_memory = Bytes(1000); });
   rejected("there are", [](Plan& p) { p.host_memory = Bytes(1 << 30); });
   rejected("there are", [](Plan& p) { p.host_memory = Bytes(0); });
-  rejected("peak memory", [](Plan& p) { p.gradient_copies = 1, p.optimizer_state_factor = 0, p.stages[0].peak_memory += Bytes(4); });
+  rejected("peak memory",
+           [](Plan& p) { p.gradient_copies = 1, p.optimizer_state_factor = 0, p.stages[0].peak_memory += Bytes(4); });
   rejected("host memory", [](Plan& p) { p.gradient_copies = 2; });
   rejected("step", [](Plan& p) { p.zero = 0; });
   CheckedCase cpus = c;  // the same memory
@@ -386,9 +383,8 @@ TEST_CASE("tampered stages and orders of schedules with several stages a rank ar
     const Tampering rejected{c, *plan};
     rejected(schedule == "zb-v" ? "and back" : "come round",
              [](Plan& p) { std::swap(p.stages[0].ranks, p.stages[1].ranks); });
-    rejected(schedule == "zb-v" ? "come round" : "and back", [&](Plan& p) {
-      p.schedule = schedule == "zb-v" ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
-    });
+    rejected(schedule == "zb-v" ? "come round" : "and back",
+             [&](Plan& p) { p.schedule = schedule == "zb-v" ? ScheduleKind::kInterleaved : ScheduleKind::kZbV; });
     for (const auto plain : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB, ScheduleKind::kZbH1})
       rejected("runs two stages", [&](Plan& p) { p.schedule = plain; });
     rejected("in one order", [](Plan& p) { std::swap(p.stages[0].ranks[0], p.stages[0].ranks[1]); });
@@ -477,7 +473,7 @@ TEST_CASE("ZeRO changes nothing where no stage has replicas, tied parameters inc
 TEST_CASE("the bound holds for schedules that put weight gradients off", "[check]") {
   CheckedCase c{test::chain(4, 10, 4, 4), test::small_cluster(4), {.batch = 4}};  // nothing but starts of operators
   for (auto& level : c.cluster.levels) level.link = {Seconds(0), BytesPerSecond(1e30)};
-  c.request.runtime = planner_capabilities();
+  c.request.runtime = runtime_capabilities();
   c.request.options.stages = 4;
   c.request.options.microbatches = 1;
   c.request.options.schedule = "1f1b";
@@ -510,8 +506,7 @@ TEST_CASE("a worse plan passes, with its larger gap", "[check]") {
 
 TEST_CASE("costs without economy of scale have no certificate, and a claimed one is rejected", "[check]") {
   CheckedCase c{test::chain(3, 3e5, 4000, 4000), test::small_cluster(2, Bytes(8 << 20)), {.batch = 8}};
-  for (const NodeId atom : c.model.graph.nodes())
-    c.model.graph[atom].work.front().forward.flops.fixed = -1;
+  for (const NodeId atom : c.model.graph.nodes()) c.model.graph[atom].work.front().forward.flops.fixed = -1;
   auto plan = planned(c);
   REQUIRE(plan);
   CHECK(plan->certificate.lower_bound == Seconds{});

@@ -7,7 +7,7 @@
 
 #include <autopar/plan/planner.hpp>
 
-#include "../random_models.hpp"
+#include "unit/plan/random_models.hpp"
 
 using namespace autopar;
 
@@ -90,7 +90,8 @@ TEST_CASE("orders in which ranks wait for each other for ever are refused", "[ch
   REQUIRE(plan.orders.size() == 2);
   CHECK(refusal(model, plan).empty());
   auto& order = plan.orders[static_cast<std::size_t>(plan.stages.back().ranks[0].value())];
-  for (Turn& turn : order) turn.microbatch = plan.microbatches - 1 - turn.microbatch;  // the last stage's, the other way round
+  for (Turn& turn : order)
+    turn.microbatch = plan.microbatches - 1 - turn.microbatch;  // the last stage's, the other way round
   CAPTURE(refusal(model, plan));
   CHECK_FALSE(refusal(model, plan).empty());
 }

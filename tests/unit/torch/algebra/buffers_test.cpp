@@ -1,6 +1,6 @@
-#include <autopar/torch/batch_algebra.hpp>
-
 #include "share_checks.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
 
 namespace {
 
@@ -9,7 +9,9 @@ using namespace autopar::test;
 
 const Arg kRows{{-1, 4}};
 
-Case with_buffer(Function function, Tensors buffers) { return {{kRows}, {{4}}, std::move(function), std::move(buffers)}; }
+Case with_buffer(Function function, Tensors buffers) {
+  return {{kRows}, {{4}}, std::move(function), std::move(buffers)};
+}
 
 Tensor some() { return torch::tensor({0.5, -1.0, 2.0, 0.25}, torch::kDouble); }
 
@@ -20,13 +22,15 @@ Tensor batch_norm(Net& net, const Tensor& x, bool training) {
 }  // namespace
 
 TEST_CASE("a buffer that follows parameters is updated once a call") {
-  const auto planned = expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    const auto y = in[0] + net.state(0);
-    at::NoGradGuard no_grad;
-    net.state(0).mul_(0.9).add_(net[0] * 0.1);
-    net.state(1).add_(1);
-    return {y};
-  }, {some(), torch::zeros({}, torch::kLong)}));
+  const auto planned = expect_exact(with_buffer(
+      [](Net& net, const Tensors& in) -> Tensors {
+        const auto y = in[0] + net.state(0);
+        at::NoGradGuard no_grad;
+        net.state(0).mul_(0.9).add_(net[0] * 0.1);
+        net.state(1).add_(1);
+        return {y};
+      },
+      {some(), torch::zeros({}, torch::kLong)}));
   REQUIRE(planned.plan.buffer_updates.size() == 2);
   for (const auto& update : planned.plan.buffer_updates) {
     CHECK(update.kind == BufferUpdateKind::kReplicated);
@@ -37,52 +41,62 @@ TEST_CASE("a buffer that follows parameters is updated once a call") {
 }
 
 TEST_CASE("a buffer read after its update is a private copy") {
-  const auto planned = expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    {
-      at::NoGradGuard no_grad;
-      net.state(0).copy_(net.state(0) / net.state(0).norm() + net[0]);
-    }
-    return {in[0] * net.state(0)};
-  }, {some()}));
+  const auto planned = expect_exact(with_buffer(
+      [](Net& net, const Tensors& in) -> Tensors {
+        {
+          at::NoGradGuard no_grad;
+          net.state(0).copy_(net.state(0) / net.state(0).norm() + net[0]);
+        }
+        return {in[0] * net.state(0)};
+      },
+      {some()}));
   REQUIRE(planned.plan.buffer_updates.size() == 1);
   CHECK(planned.plan.treatment(planned.plan.buffer_updates[0].ops.back()).in_stage);
 }
 
 TEST_CASE("a buffer that averages over samples sums its addends") {
-  const auto planned = expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    const auto y = (in[0] * net[0]).tanh();
-    {
-      at::NoGradGuard no_grad;
-      net.state(0).mul_(0.9).add_(y.mean(0), 0.1);
-    }
-    return {y.sum()};
-  }, {some()}));
+  const auto planned = expect_exact(with_buffer(
+      [](Net& net, const Tensors& in) -> Tensors {
+        const auto y = (in[0] * net[0]).tanh();
+        {
+          at::NoGradGuard no_grad;
+          net.state(0).mul_(0.9).add_(y.mean(0), 0.1);
+        }
+        return {y.sum()};
+      },
+      {some()}));
   REQUIRE(planned.plan.buffer_updates.size() == 1);
   CHECK(planned.plan.buffer_updates[0].kind == BufferUpdateKind::kPartialSum);
 }
 
 TEST_CASE("a buffer that follows a statistic of the batch needs the whole batch") {
-  const auto planned = expect_whole(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    const auto y = (in[0] * net[0]).tanh();
-    {
-      at::NoGradGuard no_grad;
-      net.state(0).mul_(0.9).add_(y.var(0), 0.1);
-    }
-    return {y.sum()};
-  }, {some()}), "var");
+  const auto planned = expect_whole(with_buffer(
+                                        [](Net& net, const Tensors& in) -> Tensors {
+                                          const auto y = (in[0] * net[0]).tanh();
+                                          {
+                                            at::NoGradGuard no_grad;
+                                            net.state(0).mul_(0.9).add_(y.var(0), 0.1);
+                                          }
+                                          return {y.sum()};
+                                        },
+                                        {some()}),
+                                    "var");
   REQUIRE(planned.plan.buffer_updates.size() == 1);
   CHECK(planned.plan.buffer_updates[0].kind == BufferUpdateKind::kWholeBatch);
 }
 
 TEST_CASE("a partial sum written into a part of a buffer needs the whole batch") {
-  expect_whole(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    const auto y = (in[0] * net[0]).tanh();
-    {
-      at::NoGradGuard no_grad;
-      net.state(0).select(0, 1).add_(y.sum());
-    }
-    return {y};
-  }, {some()}), "add_", "read elsewhere");
+  expect_whole(with_buffer(
+                   [](Net& net, const Tensors& in) -> Tensors {
+                     const auto y = (in[0] * net[0]).tanh();
+                     {
+                       at::NoGradGuard no_grad;
+                       net.state(0).select(0, 1).add_(y.sum());
+                     }
+                     return {y};
+                   },
+                   {some()}),
+               "add_", "read elsewhere");
 }
 
 TEST_CASE("batch norm in evaluation works element by element") {
@@ -119,25 +133,32 @@ TEST_CASE("instance norm is exact by sample, and its running statistics are mean
     return torch::instance_norm(x, net[0], {}, net.state(0), net.state(1), training, 0.1, 1e-5, false);
   };
   for (const bool training : {true, false}) {
-    expect_exact({{{{-1, 4, 3}}}, {{4}}, [=](Net& net, const Tensors& in) -> Tensors { return {norm(net, in[0], training) * 2}; },
+    expect_exact({{{{-1, 4, 3}}},
+                  {{4}},
+                  [=](Net& net, const Tensors& in) -> Tensors { return {norm(net, in[0], training) * 2}; },
                   {some(), some().abs()}});
   }
   Net net({{4}}, {some(), some().abs()});
-  const Case test{{{{-1, 4, 3}}}, {{4}}, [=](Net& n, const Tensors& in) -> Tensors { return {norm(n, in[0], true)}; },
+  const Case test{{{{-1, 4, 3}}},
+                  {{4}},
+                  [=](Net& n, const Tensors& in) -> Tensors { return {norm(n, in[0], true)}; },
                   {some(), some().abs()}};
   const auto planned = plan_of(test, net);
   REQUIRE(planned.plan.batch_norms.size() == 1);
   CHECK(planned.plan.batch_norms[0].by_sample);
   CHECK_FALSE(planned.plan.normalises_by_share(planned.plan.batch_norms[0].op));
-  expect_whole({{{{3, 4, -1}}}, {{4}}, [=](Net& n, const Tensors& in) -> Tensors { return {norm(n, in[0], true).sum(1)}; },
-                {some(), some().abs()}}, "instance_norm", "over the batch");
+  expect_whole({{{{3, 4, -1}}},
+                {{4}},
+                [=](Net& n, const Tensors& in) -> Tensors { return {norm(n, in[0], true).sum(1)}; },
+                {some(), some().abs()}},
+               "instance_norm", "over the batch");
 }
 
 TEST_CASE("batch norm without running statistics collects none") {
   Net net({{4}}, {});
   const Case test{{{{-1, 4, 3}}}, {{4}}, [](Net& n, const Tensors& in) -> Tensors {
-    return {torch::batch_norm(in[0], n[0], {}, {}, {}, true, 0.1, 1e-5, false)};
-  }};
+                    return {torch::batch_norm(in[0], n[0], {}, {}, {}, true, 0.1, 1e-5, false)};
+                  }};
   const auto planned = plan_of(test, net);
   REQUIRE(planned.plan.batch_norms.size() == 1);
   CHECK_FALSE(planned.plan.batch_norms[0].running_mean.valid());
@@ -145,19 +166,22 @@ TEST_CASE("batch norm without running statistics collects none") {
 }
 
 TEST_CASE("exact batch norm needs the whole batch") {
-  auto test = with_buffer([](Net& net, const Tensors& in) -> Tensors { return {batch_norm(net, in[0] * 2, true).sum(1)}; },
-                          {some(), some().abs()});
+  auto test =
+      with_buffer([](Net& net, const Tensors& in) -> Tensors { return {batch_norm(net, in[0] * 2, true).sum(1)}; },
+                  {some(), some().abs()});
   test.batch_norm = BatchNormMode::kExact;
   const auto planned = expect_whole(test, "batch_norm", "exact");
   CHECK(planned.plan.buffer_updates.size() == 2);
 }
 
 TEST_CASE("a sample counter counts the global batch") {
-  expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    at::NoGradGuard no_grad;
-    net.state(0).add_(in[0].size(0));
-    return {in[0] * 2};
-  }, {torch::zeros({}, torch::kLong)}));
+  expect_exact(with_buffer(
+      [](Net& net, const Tensors& in) -> Tensors {
+        at::NoGradGuard no_grad;
+        net.state(0).add_(in[0].size(0));
+        return {in[0] * 2};
+      },
+      {torch::zeros({}, torch::kLong)}));
 }
 
 namespace {
@@ -182,11 +206,11 @@ Tensors move_codes(Net& net, const Tensors& in, bool overwrite_counts) {
 }  // namespace
 
 TEST_CASE("a buffer that follows completed sums takes its value after the pipeline") {
-  const Tensors states{torch::ones({3}, torch::kDouble), torch::rand({3, 4}, torch::kDouble), torch::rand({3, 4}, torch::kDouble)};
+  const Tensors states{torch::ones({3}, torch::kDouble), torch::rand({3, 4}, torch::kDouble),
+                       torch::rand({3, 4}, torch::kDouble)};
   for (const bool overwrite_counts : {false, true}) {
-    const auto planned = expect_exact(with_buffer([=](Net& net, const Tensors& in) -> Tensors {
-      return {move_codes(net, in, overwrite_counts)[0]};
-    }, states));
+    const auto planned = expect_exact(with_buffer(
+        [=](Net& net, const Tensors& in) -> Tensors { return {move_codes(net, in, overwrite_counts)[0]}; }, states));
     REQUIRE(planned.plan.buffer_updates.size() == 3);
     const std::vector<bool> after_sums{overwrite_counts, false, true};
     for (std::size_t k = 0; k < after_sums.size(); ++k) {
@@ -196,36 +220,46 @@ TEST_CASE("a buffer that follows completed sums takes its value after the pipeli
     }
   }
   // in place, and a result of the new value
-  expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    const auto y = in[0] * net[0];
-    at::NoGradGuard no_grad;
-    net.state(0).add_(y.pow(2).mean(0).sqrt());
-    return {in[0] * 2, net.state(0) * 3};
-  }, {torch::ones({4}, torch::kDouble)}));
+  expect_exact(with_buffer(
+      [](Net& net, const Tensors& in) -> Tensors {
+        const auto y = in[0] * net[0];
+        at::NoGradGuard no_grad;
+        net.state(0).add_(y.pow(2).mean(0).sqrt());
+        return {in[0] * 2, net.state(0) * 3};
+      },
+      {torch::ones({4}, torch::kDouble)}));
   // read again for each sample: the whole batch
-  expect_whole(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    const auto y = in[0] * net[0];
-    at::NoGradGuard no_grad;
-    net.state(0).copy_(y.pow(2).mean(0).sqrt());
-    return {in[0] * net.state(0)};
-  }, {torch::ones({4}, torch::kDouble)}), "sqrt");
+  expect_whole(with_buffer(
+                   [](Net& net, const Tensors& in) -> Tensors {
+                     const auto y = in[0] * net[0];
+                     at::NoGradGuard no_grad;
+                     net.state(0).copy_(y.pow(2).mean(0).sqrt());
+                     return {in[0] * net.state(0)};
+                   },
+                   {torch::ones({4}, torch::kDouble)}),
+               "sqrt");
   // a view that was taken before shows the new value as well
-  expect_whole(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    const auto y = in[0] * net[0];
-    at::NoGradGuard no_grad;
-    const auto view = net.state(0).view({2, 2});
-    net.state(0).copy_(y.pow(2).mean(0).sqrt());
-    return {in[0] * view.reshape({4})};
-  }, {torch::ones({4}, torch::kDouble)}), "sqrt");
+  expect_whole(with_buffer(
+                   [](Net& net, const Tensors& in) -> Tensors {
+                     const auto y = in[0] * net[0];
+                     at::NoGradGuard no_grad;
+                     const auto view = net.state(0).view({2, 2});
+                     net.state(0).copy_(y.pow(2).mean(0).sqrt());
+                     return {in[0] * view.reshape({4})};
+                   },
+                   {torch::ones({4}, torch::kDouble)}),
+               "sqrt");
 }
 
 TEST_CASE("what follows completed sums reads buffers as they were") {
-  expect_exact(with_buffer([](Net& net, const Tensors& in) -> Tensors {
-    const auto scaled = (in[0] * net[0]).mean().exp() * net.state(0).clone();
-    at::NoGradGuard no_grad;
-    net.state(0).add_(in[0].sum(0));
-    return {scaled, in[0] * 2};
-  }, {torch::ones({4}, torch::kDouble)}));
+  expect_exact(with_buffer(
+      [](Net& net, const Tensors& in) -> Tensors {
+        const auto scaled = (in[0] * net[0]).mean().exp() * net.state(0).clone();
+        at::NoGradGuard no_grad;
+        net.state(0).add_(in[0].sum(0));
+        return {scaled, in[0] * 2};
+      },
+      {torch::ones({4}, torch::kDouble)}));
 }
 
 TEST_CASE("what cannot be trained exactly is refused by name") {
@@ -233,9 +267,11 @@ TEST_CASE("what cannot be trained exactly is refused by name") {
                  "neither one row for each sample nor a sum");
   expect_refused({{kRows}, {{4}}, [](Net&, const Tensors& in) -> Tensors { return {torch::arange(in[0].size(0))}; }},
                  "neither one row for each sample nor a sum");
-  expect_refused({{{{-1}, 3}}, {{4, 3}}, [](Net& net, const Tensors& in) -> Tensors {
-    return {torch::embedding(net[0], in[0].abs(), -1, false, true)};
-  }}, "sparse");
+  expect_refused(
+      {{{{-1}, 3}},
+       {{4, 3}},
+       [](Net& net, const Tensors& in) -> Tensors { return {torch::embedding(net[0], in[0].abs(), -1, false, true)}; }},
+      "sparse");
 }
 
 TEST_CASE("loss mode is for one differentiable sum") {

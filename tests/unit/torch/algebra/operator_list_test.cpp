@@ -1,5 +1,3 @@
-#include <autopar/torch/op_table.hpp>
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -17,7 +15,9 @@
 
 #include <catch_shim.hpp>
 
-// include/autopar/torch/OPERATORS.md: what the table makes of each of libtorch's operators.
+#include "torch/ir/op_table.hpp"
+
+// src/torch/OPERATORS.md: what the table makes of each of libtorch's operators.
 namespace {
 namespace operator_list_test {
 
@@ -34,14 +34,20 @@ constexpr std::string_view kPerSample = "per sample", kSums = "sums", kMixes = "
 Chapter chapter_of(OpFamily family) {
   using F = OpFamily;
   switch (family) {
-    case F::kPointwise: return {kPerSample, "element by element; all operands have their samples in one dim"};
-    case F::kCopyValue: return {kPerSample, "the same values"};
+    case F::kPointwise:
+      return {kPerSample, "element by element; all operands have their samples in one dim"};
+    case F::kCopyValue:
+      return {kPerSample, "the same values"};
     case F::kFactory:
-    case F::kLikeFactory: return {kPerSample, "new tensors, alike for all samples; draws differ from share to share"};
+    case F::kLikeFactory:
+      return {kPerSample, "new tensors, alike for all samples; draws differ from share to share"};
     case F::kFill:
-    case F::kCopyInto: return {kPerSample, "overwrites a tensor"};
-    case F::kArange: return {kPerSample, "over the batch: numbers of samples, good for picking each its own; mixes if used otherwise"};
-    case F::kReshape: return {kPerSample, "the new shape has one dim of samples; mixes if it tears samples apart"};
+    case F::kCopyInto:
+      return {kPerSample, "overwrites a tensor"};
+    case F::kArange:
+      return {kPerSample, "over the batch: numbers of samples, good for picking each its own; mixes if used otherwise"};
+    case F::kReshape:
+      return {kPerSample, "the new shape has one dim of samples; mixes if it tears samples apart"};
     case F::kPermute:
     case F::kSqueeze:
     case F::kUnsqueeze:
@@ -49,31 +55,46 @@ Chapter chapter_of(OpFamily family) {
     case F::kBroadcastTensors:
     case F::kRepeat:
     case F::kRepeatInterleave:
-    case F::kAppendDim: return {kPerSample, "other dims; the dim of samples is followed"};
-    case F::kDiagonal: return {kPerSample, "over two dims; mixes if one of them is that of samples"};
+    case F::kAppendDim:
+      return {kPerSample, "other dims; the dim of samples is followed"};
+    case F::kDiagonal:
+      return {kPerSample, "over two dims; mixes if one of them is that of samples"};
     case F::kSelect:
     case F::kSlice:
-    case F::kSplit: return {kPerSample, "along other dims than that of samples, or whole batches that were joined; mixes else"};
-    case F::kReplacePart: return {kPerSample, "along other dims than that of samples; mixes else"};
+    case F::kSplit:
+      return {kPerSample, "along other dims than that of samples, or whole batches that were joined; mixes else"};
+    case F::kReplacePart:
+      return {kPerSample, "along other dims than that of samples; mixes else"};
     case F::kCat:
-    case F::kStack: return {kPerSample, "all pieces have their samples in one dim; batches may be joined along it"};
+    case F::kStack:
+      return {kPerSample, "all pieces have their samples in one dim; batches may be joined along it"};
     case F::kAlongDims:
-    case F::kReduce: return {kPerSample, "along other dims than that of samples; mixes else"};
-    case F::kRows: return {kPerSample, "along the dim of samples; mixes else"};
-    case F::kReduceSum: return {kSums, "over the batch a sum that shares add up; per sample along other dims"};
-    case F::kReduceMean: return {kSums, "over the batch a mean, divided by the global count; per sample along other dims"};
+    case F::kReduce:
+      return {kPerSample, "along other dims than that of samples; mixes else"};
+    case F::kRows:
+      return {kPerSample, "along the dim of samples; mixes else"};
+    case F::kReduceSum:
+      return {kSums, "over the batch a sum that shares add up; per sample along other dims"};
+    case F::kReduceMean:
+      return {kSums, "over the batch a mean, divided by the global count; per sample along other dims"};
     case F::kContraction:
     case F::kLinear:
-      return {kSums, "products: per sample where the dim of samples stays, a sum where it is summed over, mixes where "
-                     "samples multiply samples"};
-    case F::kMatrix: return {kPerSample, "matrices in the last two dims; mixes if one of them is that of samples"};
+      return {kSums,
+              "products: per sample where the dim of samples stays, a sum where it is summed over, mixes where "
+              "samples multiply samples"};
+    case F::kMatrix:
+      return {kPerSample, "matrices in the last two dims; mixes if one of them is that of samples"};
     case F::kTrailing:
-    case F::kLayerNorm: return {kPerSample, "works on its last dims; mixes if one of them is that of samples"};
-    case F::kLeading: return {kPerSample, "samples are dim 0 (convolutions: or groups of channels); mixes else"};
+    case F::kLayerNorm:
+      return {kPerSample, "works on its last dims; mixes if one of them is that of samples"};
+    case F::kLeading:
+      return {kPerSample, "samples are dim 0 (convolutions: or groups of channels); mixes else"};
     case F::kAttention:
-    case F::kRecurrent: return {kPerSample, "rows of a sample with rows of the same sample; mixes else"};
+    case F::kRecurrent:
+      return {kPerSample, "rows of a sample with rows of the same sample; mixes else"};
     case F::kDropout:
-    case F::kFeatureDropout: return {kPerSample, "draws keyed by the first sample of the share"};
+    case F::kFeatureDropout:
+      return {kPerSample, "draws keyed by the first sample of the share"};
     case F::kEmbedding:
     case F::kEmbeddingBag:
     case F::kIndex:
@@ -82,16 +103,21 @@ Chapter chapter_of(OpFamily family) {
     case F::kIndexAdd:
     case F::kGather:
     case F::kScatter:
-      return {kPerSample, "each sample picks from, or writes into, itself or what all share; samples added into what all "
-                          "share are a sum; mixes if samples are picked by number"};
+      return {kPerSample,
+              "each sample picks from, or writes into, itself or what all share; samples added into what all "
+              "share are a sum; mixes if samples are picked by number"};
     case F::kPointwiseLoss:
     case F::kRowLoss:
     case F::kClassLoss:
-    case F::kSequenceLoss: return {kSums, "losses: per sample, summed, or divided by the global count"};
-    case F::kBatchNorm: return {kSums, "statistics of a share or of the whole batch (Options::batch_norm)"};
+    case F::kSequenceLoss:
+      return {kSums, "losses: per sample, summed, or divided by the global count"};
+    case F::kBatchNorm:
+      return {kSums, "statistics of a share or of the whole batch (Options::batch_norm)"};
     case F::kTotal:
-    case F::kMixing: return {kMixes, "whatever the dims: one micro-batch and one replica"};
-    case F::kUnknown: break;
+    case F::kMixing:
+      return {kMixes, "whatever the dims: one micro-batch and one replica"};
+    case F::kUnknown:
+      break;
   }
   return {kUnknown, ""};
 }
@@ -117,9 +143,12 @@ bool takes_no_tensors(const c10::FunctionSchema& schema) {
 Chapter chapter_of_unknown(const std::string& name, const Operators& operators) {
   const auto all = [&](auto holds) { return std::all_of(operators.begin(), operators.end(), holds); };
   const auto any = [&](auto holds) { return std::any_of(operators.begin(), operators.end(), holds); };
-  if (name == "as_strided") return {kApart, "into slices, windows and permutations of dims where these give it; else it mixes samples"};
+  if (name == "as_strided")
+    return {kApart, "into slices, windows and permutations of dims where these give it; else it mixes samples"};
   const bool packs = name == "_pack_padded_sequence" || name == "_pad_packed_sequence" || name == "_unique";
-  if (packs || any([](const auto& op) { return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape); })) {
+  if (packs || any([](const auto& op) {
+        return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+      })) {
     return {kRefused, "sizes or numbers that follow from the values of a tensor, unless it is a constant"};
   }
   if (all([](const auto& op) { return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd); })) {
@@ -130,15 +159,35 @@ Chapter chapter_of_unknown(const std::string& name, const Operators& operators) 
   }
   if (contains_any(name, {"_foreach", "_fused_", "_amp_"})) return {kOther, "steps of optimizers, outside the model"};
   if (all([](const auto& op) { return takes_no_tensors(op.schema()); }) && !contains_any(name, {"sparse", "quant"})) {
-    return {kMixes, "new tensors of patterns, alike for all shares if their sizes are fixed; whole if they follow the batch"};
+    return {kMixes,
+            "new tensors of patterns, alike for all shares if their sizes are fixed; whole if they follow the batch"};
   }
-  if (contains_any(name, {"sparse", "csr", "csc", "bsc", "bsr", "coalesce", "nested", "jagged", "quant", "q_", "qscheme",
-                          "int_repr", "fbgemm", "_indices", "_values", "crow", "ccol", "_nnz", "hspmm", "_dim"})) {
+  if (contains_any(name, {"sparse",  "csr",   "csc",  "bsc",     "bsr",      "coalesce", "nested",
+                          "jagged",  "quant", "q_",   "qscheme", "int_repr", "fbgemm",   "_indices",
+                          "_values", "crow",  "ccol", "_nnz",    "hspmm",    "_dim"})) {
     return {kRefused, "sparse, nested and quantized tensors; only dense strided ones are captured"};
   }
-  if (contains_any(name, {"cudnn", "miopen", "mkldnn", "mps", "cslt", "nnpack", "_cufft", "triton", "_helper", "_flash_",
-                          "_efficient_", "_for_cpu", "mem_eff", "_forward", "_impl", "slow_conv", "conv_depthwise",
-                          "_fallback", "transformer_encoder_layer_fwd", "multi_head_attention", "transform_bias"})) {
+  if (contains_any(name, {"cudnn",
+                          "miopen",
+                          "mkldnn",
+                          "mps",
+                          "cslt",
+                          "nnpack",
+                          "_cufft",
+                          "triton",
+                          "_helper",
+                          "_flash_",
+                          "_efficient_",
+                          "_for_cpu",
+                          "mem_eff",
+                          "_forward",
+                          "_impl",
+                          "slow_conv",
+                          "conv_depthwise",
+                          "_fallback",
+                          "transformer_encoder_layer_fwd",
+                          "multi_head_attention",
+                          "transform_bias"})) {
     return {kOther, "kernels of one device or path that libtorch chooses below what is recorded"};
   }
   if (name.ends_with("_copy")) return {kUnknown, "copies that stand for views; write the view and clone()"};
@@ -198,9 +247,11 @@ std::string operator_list() {
   }
   std::ostringstream out;
   out << "# What each operator of libtorch does to samples\n\n"
-         "Written by a test from libtorch's own list (" TORCH_VERSION ") and `src/torch/algebra/op_table.cpp`; "
+         "Written by a test from libtorch's own list (" TORCH_VERSION
+         ") and `src/torch/algebra/op_table.cpp`; "
          "`test_torch_algebra \"[write-operators]\"`\nwrites it anew. In-place and `out` twins are as their operator. "
-         "What *mixes*, or is *not known*, runs on the whole batch in one\nmicro-batch and one replica, or is refused by "
+         "What *mixes*, or is *not known*, runs on the whole batch in one\nmicro-batch and one replica, or is refused "
+         "by "
          "name where a plan has several. Where no operand has samples, anything may run.\n";
   for (const auto verdict : kOrder) {
     std::size_t count = 0;
@@ -212,7 +263,7 @@ std::string operator_list() {
 }
 
 std::filesystem::path file() {
-  return std::filesystem::path(__FILE__).parent_path() / "../../../../include/autopar/torch/OPERATORS.md";
+  return std::filesystem::path(__FILE__).parent_path() / "../../../../src/torch/OPERATORS.md";
 }
 
 TEST_CASE("the list of operators is what the table says of libtorch's operators") {
@@ -223,9 +274,7 @@ TEST_CASE("the list of operators is what the table says of libtorch's operators"
   CHECK((text == expected));
 }
 
-TEST_CASE("writes the list of operators", "[.][write-operators]") {
-  std::ofstream(file()) << operator_list();
-}
+TEST_CASE("writes the list of operators", "[.][write-operators]") { std::ofstream(file()) << operator_list(); }
 
 }  // namespace operator_list_test
 }  // namespace

@@ -1,4 +1,4 @@
-#include <autopar/torch/profile.hpp>
+#include "torch/cost/profile.hpp"
 
 #include <algorithm>
 #include <array>
@@ -11,12 +11,12 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
-
 #include <catch_shim.hpp>
 
 #include "../profiled.hpp"
+
+#include "torch/capture/capture.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace {
 
@@ -43,8 +43,8 @@ double saved(const ModelProfile& model, std::int64_t batch) {
   return sum.at(static_cast<double>(batch));
 }
 
-/// Counts the bytes that tensors hold while it is the allocator of the process. Kernels that ask for raw memory (oneDNN's)
-/// need context and data to be one pointer, so the size stands before it.
+/// Counts the bytes that tensors hold while it is the allocator of the process. Kernels that ask for raw memory
+/// (oneDNN's) need context and data to be one pointer, so the size stands before it.
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -110,21 +110,24 @@ TEST_CASE("products are counted as multiply-adds, twice") {
 
 TEST_CASE("an input without gradient saves one product of the backward") {
   torch::nn::Linear linear(7, 5);
-  const auto p = profile(*linear, {torch::randn({4, 7})}, [&](const Tensors& in) { return linear->forward(in[0]).sum(); });
+  const auto p =
+      profile(*linear, {torch::randn({4, 7})}, [&](const Tensors& in) { return linear->forward(in[0]).sum(); });
   CHECK(total(p.profile.model, OpClass::kMatmul, false).flops.per_sample <= 2 * 2 * 7 * 5);
   CHECK(total(p.profile.model, OpClass::kMatmul, false).flops.per_sample >= 2 * 7 * 5);
 }
 
 TEST_CASE("convolutions count kernel times result") {
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).padding(1).groups(2).bias(false));
-  const auto p = profile(*conv, {torch::randn({2, 4, 8, 8})}, [&](const Tensors& in) { return conv->forward(in[0]).sum(); });
+  const auto p =
+      profile(*conv, {torch::randn({2, 4, 8, 8})}, [&](const Tensors& in) { return conv->forward(in[0]).sum(); });
   CHECK(total(p.profile.model, OpClass::kConvolution, true).flops == Affine{2.0 * 6 * 64 * (2 * 9), 0});
 }
 
 TEST_CASE("gradients of results that weight gradients wait with are counted") {
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).padding(1));
   const auto put_off = [&](const auto& forward) {
-    const auto p = profile(*conv, {torch::randn({2, 4, 8, 8})}, [&](const Tensors& in) { return forward(in[0]).sum(); });
+    const auto p =
+        profile(*conv, {torch::randn({2, 4, 8, 8})}, [&](const Tensors& in) { return forward(in[0]).sum(); });
     Affine sum;
     for (const auto node : p.profile.model.graph.nodes()) sum += p.profile.model.graph[node].put_off;
     return sum;
@@ -140,7 +143,8 @@ TEST_CASE("equal layers have equal structure, others do not") {
   torch::nn::Sequential net;
   for (int i = 0; i < 3; ++i) net->push_back(torch::nn::Linear(6, 6));
   net->push_back(torch::nn::Linear(6, 4));
-  const auto p = profile(*net, {torch::randn({3, 6})}, [&](const Tensors& in) { return net->forward(in[0].tanh()).sum(); });
+  const auto p =
+      profile(*net, {torch::randn({3, 6})}, [&](const Tensors& in) { return net->forward(in[0].tanh()).sum(); });
   std::vector<std::uint64_t> structures;
   for (const auto node : p.profile.model.graph.nodes()) {
     const auto& atom = p.profile.model.graph[node];
@@ -226,56 +230,62 @@ TEST_CASE("saved bytes are those that autograd keeps") {
     torch::nn::Linear a(64, 96), b(96, 32);
     auto net = std::make_shared<torch::nn::SequentialImpl>(a, b);
     cases.push_back({"mlp", net, {torch::randn({20, 64})}, [=](const Tensors& in) mutable {
-      return b->forward(torch::relu(a->forward(in[0]))).sum();
-    }});
+                       return b->forward(torch::relu(a->forward(in[0]))).sum();
+                     }});
     cases.push_back({"gelu and dropout", net, {torch::randn({20, 64})}, [=](const Tensors& in) mutable {
-      return b->forward(torch::dropout(torch::gelu(a->forward(in[0])), 0.3, true)).tanh().mean();
-    }});
-    cases.push_back({"cross entropy", net, {torch::randn({20, 64}), torch::randint(32, {20}, torch::kLong)},
-                     [=](const Tensors& in) mutable { return F::cross_entropy(b->forward(a->forward(in[0]).sigmoid()), in[1]); }});
+                       return b->forward(torch::dropout(torch::gelu(a->forward(in[0])), 0.3, true)).tanh().mean();
+                     }});
+    cases.push_back(
+        {"cross entropy",
+         net,
+         {torch::randn({20, 64}), torch::randint(32, {20}, torch::kLong)},
+         [=](const Tensors& in) mutable { return F::cross_entropy(b->forward(a->forward(in[0]).sigmoid()), in[1]); }});
     cases.push_back({"arithmetic", net, {torch::randn({20, 64})}, [=](const Tensors& in) mutable {
-      const auto y = a->forward(in[0]);
-      return (y * y.exp() / (y.pow(2) + 1) - y.softmax(1)).sum();
-    }});
+                       const auto y = a->forward(in[0]);
+                       return (y * y.exp() / (y.pow(2) + 1) - y.softmax(1)).sum();
+                     }});
   }
   {
     torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 8, 3).padding(1));
     torch::nn::BatchNorm2d norm(8);
     auto net = std::make_shared<torch::nn::SequentialImpl>(conv, norm);
     cases.push_back({"convolution", net, {torch::randn({6, 3, 16, 16})}, [=](const Tensors& in) mutable {
-      return torch::max_pool2d(torch::relu(norm->forward(conv->forward(in[0]))), {2, 2}).mean();
-    }});
+                       return torch::max_pool2d(torch::relu(norm->forward(conv->forward(in[0]))), {2, 2}).mean();
+                     }});
   }
   {
     torch::nn::Embedding embedding(50, 32);
     torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({32}));
     auto net = std::make_shared<torch::nn::SequentialImpl>(embedding, norm);
-    cases.push_back({"embedding and layer norm", net, {torch::randint(50, {8, 12}, torch::kLong)}, [=](const Tensors& in) mutable {
-      return norm->forward(embedding->forward(in[0])).pow(2).sum();
-    }});
+    cases.push_back(
+        {"embedding and layer norm", net, {torch::randint(50, {8, 12}, torch::kLong)}, [=](const Tensors& in) mutable {
+           return norm->forward(embedding->forward(in[0])).pow(2).sum();
+         }});
     torch::nn::Linear heads(32, 96);
     for (const double dropped : {0.0, 0.2}) {
       for (const bool of_values : {false, true}) {
         const char* name = dropped > 0 ? (of_values ? "attention that drops, of wide values" : "attention that drops")
                                        : (of_values ? "attention of wide values" : "fused attention");
-        cases.push_back({name, heads.ptr(),
-                         {torch::randn({6, 40, 32})}, [=](const Tensors& in) mutable {
-          const auto x = heads->forward(in[0]).view({-1, 40, 2, 48}).transpose(1, 2);
-          const auto v = x.slice(3, of_values ? 24 : 32, 48);
-          return torch::scaled_dot_product_attention(x.slice(3, 0, 16), x.slice(3, 16, 32), v, {}, dropped).sum();
-        }});
+        cases.push_back(
+            {name, heads.ptr(), {torch::randn({6, 40, 32})}, [=](const Tensors& in) mutable {
+               const auto x = heads->forward(in[0]).view({-1, 40, 2, 48}).transpose(1, 2);
+               const auto v = x.slice(3, of_values ? 24 : 32, 48);
+               return torch::scaled_dot_product_attention(x.slice(3, 0, 16), x.slice(3, 16, 32), v, {}, dropped).sum();
+             }});
       }
     }
-    cases.push_back({"attention by products", net, {torch::randint(50, {8, 12}, torch::kLong)}, [=](const Tensors& in) mutable {
-      const auto x = embedding->forward(in[0]);
-      return torch::bmm(torch::bmm(x, x.transpose(1, 2)).softmax(-1), x).sum();
-    }});
+    cases.push_back(
+        {"attention by products", net, {torch::randint(50, {8, 12}, torch::kLong)}, [=](const Tensors& in) mutable {
+           const auto x = embedding->forward(in[0]);
+           return torch::bmm(torch::bmm(x, x.transpose(1, 2)).softmax(-1), x).sum();
+         }});
   }
   {
-    torch::nn::TransformerEncoderLayer layer(torch::nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.1));
+    torch::nn::TransformerEncoderLayer layer(
+        torch::nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.1));
     cases.push_back({"transformer layer", layer.ptr(), {torch::randn({12, 8, 32})}, [=](const Tensors& in) mutable {
-      return layer->forward(in[0].transpose(0, 1)).sum();
-    }});
+                       return layer->forward(in[0].transpose(0, 1)).sum();
+                     }});
   }
   for (auto& kept : cases) {
     INFO(kept.name);
@@ -343,9 +353,8 @@ TEST_CASE("memory is counted as the kernels of the device take it") {
 TEST_CASE("a transformer of more than a thousand operators is analysed and profiled") {
   torch::nn::TransformerEncoder encoder(
       torch::nn::TransformerEncoderOptions(torch::nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32), 32));
-  const auto p = profile(*encoder, {torch::randn({6, 5, 16})}, [&](const Tensors& in) {
-    return encoder->forward(in[0].transpose(0, 1)).sum();
-  });
+  const auto p = profile(*encoder, {torch::randn({6, 5, 16})},
+                         [&](const Tensors& in) { return encoder->forward(in[0].transpose(0, 1)).sum(); });
   CHECK(p.graph.ops.size() > 1000);
   double best = 1e9;
   for (int i = 0; i < 5; ++i) {
@@ -362,8 +371,7 @@ namespace {
 /// Parameters that are read in different ways.
 struct Readers : torch::nn::Module {
   Readers() {
-    for (auto* parameter : {&plain, &averaged, &detached, &stopped})
-      *parameter = torch::randn({3, 3});
+    for (auto* parameter : {&plain, &averaged, &detached, &stopped}) *parameter = torch::randn({3, 3});
     register_parameter("plain", plain);
     register_parameter("averaged", averaged);
     register_parameter("detached", detached);
@@ -385,8 +393,7 @@ TEST_CASE("A parameter is held in shares as far as all that reads it can ask for
   Readers net;
   const auto profiled = profile(net, {torch::randn({4, 3})}, [&](const Tensors& in) { return net.forward(in[0]); });
   std::map<std::string, int> highest;
-  for (const auto& parameter : profiled.profile.model.parameters)
-    highest[parameter.name] = parameter.highest_zero;
+  for (const auto& parameter : profiled.profile.model.parameters) highest[parameter.name] = parameter.highest_zero;
   CHECK(highest.at("plain") == 3);
   CHECK(highest.at("averaged") == 0);
   CHECK(highest.at("detached") == 2);

@@ -5,11 +5,12 @@
 #include <string>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/profile.hpp>
 
 #include "share_interpreter.hpp"
 
 #include <catch_shim.hpp>
+
+#include "torch/cost/profile.hpp"
 
 namespace autopar::test {
 
@@ -57,7 +58,8 @@ Trained train(Net& net, const Case& test, const Tensors& inputs, const Tensors& 
   }
   if (objective.defined() && objective.requires_grad()) objective.backward();
   for (const auto& input : inputs) {
-    if (input.requires_grad()) seen.gradients.push_back(input.grad().defined() ? input.grad().clone() : torch::zeros_like(input));
+    if (input.requires_grad())
+      seen.gradients.push_back(input.grad().defined() ? input.grad().clone() : torch::zeros_like(input));
   }
   for (const auto& parameter : net.parameters()) {
     seen.gradients.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::zeros_like(parameter));
@@ -81,7 +83,8 @@ inline void require_equal(const Tensors& actual, const Tensors& expected, const 
 
 inline std::vector<Share> random_cut(std::int64_t batch, std::int64_t pieces, std::mt19937& random) {
   std::vector<std::int64_t> cuts{0, batch};
-  for (std::int64_t i = 1; i < pieces; ++i) cuts.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(batch + 1)));
+  for (std::int64_t i = 1; i < pieces; ++i)
+    cuts.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(batch + 1)));
   std::sort(cuts.begin(), cuts.end());
   std::vector<Share> shares;
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i) shares.push_back({cuts[i], cuts[i + 1]});
@@ -117,8 +120,9 @@ inline std::vector<int> random_stages(const Planned& planned, int stages, std::m
   return stage_of;
 }
 
-inline void compare(const Case& test, Net& net, const Planned& planned, std::int64_t batch, const std::vector<Share>& ranks,
-                    const std::vector<Share>& shares, const std::vector<int>& stage_of = {}, int stages = 1) {
+inline void compare(const Case& test, Net& net, const Planned& planned, std::int64_t batch,
+                    const std::vector<Share>& ranks, const std::vector<Share>& shares,
+                    const std::vector<int>& stage_of = {}, int stages = 1) {
   Tensors inputs;
   for (const auto& arg : test.args) inputs.push_back(make(arg, batch));
   Tensors cotangents;
@@ -180,16 +184,18 @@ inline Planned expect_whole(const Case& test, const std::string& op, const std::
   CHECK_THAT(planned.plan.treatment(found).reason, Catch::Matchers::Contains(reason));
   CHECK_THROWS_AS(require_splittable(planned.graph, planned.plan), CaptureError);
   std::mt19937 random(7);
-  for (const std::int64_t batch : {4, 9}) compare(test, net, planned, batch, random_cut(batch, 3, random), {{0, batch}});
+  for (const std::int64_t batch : {4, 9})
+    compare(test, net, planned, batch, random_cut(batch, 3, random), {{0, batch}});
   return planned;
 }
 
 inline void expect_refused(const Case& test, const std::string& text) {
   Net net(test.parameters, test.buffers);
-  CHECK_THROWS_MATCHES(plan_of(test, net), CaptureError, Catch::Matchers::Predicate<CaptureError>([&](const CaptureError& error) {
-    UNSCOPED_INFO(error.what());
-    return std::string(error.what()).find(text) != std::string::npos;
-  }));
+  CHECK_THROWS_MATCHES(plan_of(test, net), CaptureError,
+                       Catch::Matchers::Predicate<CaptureError>([&](const CaptureError& error) {
+                         UNSCOPED_INFO(error.what());
+                         return std::string(error.what()).find(text) != std::string::npos;
+                       }));
 }
 
 }  // namespace autopar::test

@@ -11,21 +11,23 @@
 
 #include <torch/torch.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/batch_number.hpp>
-#include <autopar/torch/capture.hpp>
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/ir/batch_number.hpp"
 
 namespace autopar::test {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-/// A module whose parameters and buffers are made by a test: `net[0]` is the first parameter, `net.state(0)` the first buffer.
+/// A module whose parameters and buffers are made by a test: `net[0]` is the first parameter, `net.state(0)` the first
+/// buffer.
 class Net : public torch::nn::Module {
  public:
   Net(const std::vector<std::vector<std::int64_t>>& parameters, const Tensors& buffers) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      parameters_.push_back(register_parameter("p" + std::to_string(i), torch::randn(parameters[i], torch::kDouble) * 0.5));
+      parameters_.push_back(
+          register_parameter("p" + std::to_string(i), torch::randn(parameters[i], torch::kDouble) * 0.5));
     }
     for (std::size_t i = 0; i < buffers.size(); ++i) {
       states_.push_back(register_buffer("s" + std::to_string(i), buffers[i].clone()));
@@ -38,7 +40,8 @@ class Net : public torch::nn::Module {
   Tensors parameters_, states_;
 };
 
-/// A tensor argument: `sizes` with -1 for the batch; `classes` > 0 makes integers below it (one in five is -100 if `holes`).
+/// A tensor argument: `sizes` with -1 for the batch; `classes` > 0 makes integers below it (one in five is -100 if
+/// `holes`).
 struct Arg {
   std::vector<std::int64_t> sizes = {};
   std::int64_t classes = 0;
@@ -131,7 +134,8 @@ class ShareInterpreter {
   void call(const OpNode& node, const OpTreatment& treatment, Environment& values, std::int64_t n) {
     const double weight = static_cast<double>(n) / static_cast<double>(batch_);
     if (treatment.replace_squeeze) {
-      values[node.outputs[0].values[0].index()] = values[node.inputs[0].values[0].index()].squeeze(treatment.squeeze_dims);
+      values[node.outputs[0].values[0].index()] =
+          values[node.inputs[0].values[0].index()].squeeze(treatment.squeeze_dims);
       return;
     }
     torch::jit::Stack stack = node.args;
@@ -146,7 +150,8 @@ class ShareInterpreter {
         stack[at] = list;
       } else {
         c10::List<std::optional<Tensor>> list;
-        for (const auto id : slot.values) list.push_back(id.valid() ? std::optional<Tensor>(value_of(id)) : std::nullopt);
+        for (const auto id : slot.values)
+          list.push_back(id.valid() ? std::optional<Tensor>(value_of(id)) : std::nullopt);
         stack[at] = list;
       }
     }
@@ -165,10 +170,12 @@ class ShareInterpreter {
     });
     for (const auto position : treatment.weighted_arguments) {
       auto& argument = stack[static_cast<std::size_t>(position)];
-      argument = argument.isTensor() ? c10::IValue(argument.toTensor() * weight) : c10::IValue(argument.toScalar().toDouble() * weight);
+      argument = argument.isTensor() ? c10::IValue(argument.toTensor() * weight)
+                                     : c10::IValue(argument.toScalar().toDouble() * weight);
     }
     if (treatment.copy_written) stack[0] = stack[0].toTensor().clone();
-    if (treatment.reduction_argument >= 0) stack[static_cast<std::size_t>(treatment.reduction_argument)] = at::Reduction::Sum;
+    if (treatment.reduction_argument >= 0)
+      stack[static_cast<std::size_t>(treatment.reduction_argument)] = at::Reduction::Sum;
     if (treatment.batch_norm >= 0) {
       observe(treatment.batch_norm, stack[0].toTensor());
       stack[3] = stack[4] = Tensor();
@@ -267,7 +274,8 @@ class ShareInterpreter {
     return values;
   }
 
-  Tensor total(ValueId value, bool weighted, const std::vector<Share>& shares, const std::vector<Environment>& environments) {
+  Tensor total(ValueId value, bool weighted, const std::vector<Share>& shares,
+               const std::vector<Environment>& environments) {
     Tensor sum;
     std::size_t k = 0;
     for (const auto& share : shares) {
@@ -293,16 +301,22 @@ class ShareInterpreter {
     for (const auto op : plan_.epilogue) call(op, late_, batch_);
   }
 
-  Tensor result_of(const OutputPlan& output, const std::vector<Share>& shares, const std::vector<Environment>& environments) {
+  Tensor result_of(const OutputPlan& output, const std::vector<Share>& shares,
+                   const std::vector<Environment>& environments) {
     switch (output.kind) {
-      case OutputKind::kInput: return inputs_.at(static_cast<std::size_t>(graph_.value(output.value).position));
-      case OutputKind::kPrologue: return early_.at(output.value);
-      case OutputKind::kEpilogue: return late_[output.value.index()];
-      case OutputKind::kPartialSum: return total(output.value, false, shares, environments);
+      case OutputKind::kInput:
+        return inputs_.at(static_cast<std::size_t>(graph_.value(output.value).position));
+      case OutputKind::kPrologue:
+        return early_.at(output.value);
+      case OutputKind::kEpilogue:
+        return late_[output.value.index()];
+      case OutputKind::kPartialSum:
+        return total(output.value, false, shares, environments);
       case OutputKind::kReplicated:
         if (output.differentiable) return total(output.value, true, shares, environments);
         return environments.front()[output.value.index()];
-      case OutputKind::kBatched: break;
+      case OutputKind::kBatched:
+        break;
     }
     const auto& type = plan_.type(output.value);
     Tensors pieces;

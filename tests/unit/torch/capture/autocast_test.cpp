@@ -1,5 +1,3 @@
-#include <autopar/torch/capture.hpp>
-
 #include <functional>
 #include <string>
 #include <utility>
@@ -11,10 +9,12 @@
 #include <torch/utils.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/capture/capture.hpp"
+#include "torch/capture/phantom.hpp"
 
 // What autocast on CUDA devices does, as captures record it, which need none.
 namespace autopar::test {
@@ -26,10 +26,12 @@ using at::Tensor;
 OpGraph captured(TestModel& model, c10::DeviceType device, const Tensors& arguments) {
   CaptureOptions options;
   options.autocast = autopar::Autocast{at::kBFloat16, device};
-  return capture(model, specs(arguments), [&](const Tensors& in) { return model.run(in); }, options);
+  return capture(
+      model, specs(arguments), [&](const Tensors& in) { return model.run(in); }, options);
 }
 
-/// The element type of what a function of 16-bit and 32-bit tensors gives inside autocast, before a capture casts results back.
+/// The element type of what a function of 16-bit and 32-bit tensors gives inside autocast, before a capture casts
+/// results back.
 c10::ScalarType type_given(const std::function<Tensor(const Tensor&, const Tensor&)>& function) {
   const auto model = model_of(function);
   const auto graph = captured(*model, c10::DeviceType::CUDA, model->arguments(5));
@@ -56,24 +58,65 @@ const std::vector<Case> kLower{
     {"matmul", [](auto&, auto& x) { return torch::matmul(x, x.t()); }},
     {"mm", [](auto&, auto& x) { return torch::mm(x, x.t()); }},
     {"mv", [](auto&, auto& x) { return torch::mv(x, x.slice(0, 0, 1).view({8})); }},
-    {"addmm", [](auto&, auto& x) { return torch::addmm(x, x, torch::ones({8, 8})); }},
+    {"addmm",
+     [](auto&, auto& x) {
+       return torch::addmm(x, x, torch::ones({8, 8}));
+     }},
     {"addmv", [](auto&, auto& x) { return torch::addmv(x.sum(1), x, torch::ones({8})); }},
     {"addr", [](auto&, auto& x) { return torch::addr(x, x.sum(1), torch::ones({8})); }},
-    {"bmm", [](auto&, auto& x) { return torch::bmm(shaped(x, {2, 4}), shaped(x, {4, 2})); }},
-    {"baddbmm", [](auto&, auto& x) { return torch::baddbmm(shaped(x, {8, 1}), shaped(x, {8, 1}), torch::ones({x.size(0), 1, 1})); }},
-    {"addbmm", [](auto&, auto& x) { return torch::addbmm(torch::ones({2, 2}), shaped(x, {2, 4}), shaped(x, {4, 2})); }},
-    {"chain_matmul", [](auto&, auto& x) { return torch::chain_matmul({x, torch::ones({8, 3}), torch::ones({3, 2})}); }},
-    {"multi_dot", [](auto&, auto& x) { return torch::linalg_multi_dot({x, torch::ones({8, 3}), torch::ones({3, 2})}); }},
-    {"linear", [](auto&, auto& x) { return torch::linear(x, torch::ones({4, 8})); }},
-    {"einsum", [](auto&, auto& x) { return torch::einsum("ni,ij->nj", {x, torch::ones({8, 4})}); }},
-    {"conv1d", [](auto&, auto& x) { return torch::conv1d(shaped(x, {2, 4}), torch::ones({3, 2, 2})); }},
-    {"conv2d", [](auto&, auto& x) { return torch::conv2d(shaped(x, {2, 2, 2}), torch::ones({3, 2, 2, 2})); }},
-    {"conv3d", [](auto&, auto& x) { return torch::conv3d(shaped(x, {1, 2, 2, 2}), torch::ones({3, 1, 2, 2, 2})); }},
-    {"conv_transpose1d", [](auto&, auto& x) { return torch::conv_transpose1d(shaped(x, {2, 4}), torch::ones({2, 3, 2})); }},
-    {"conv_transpose2d", [](auto&, auto& x) { return torch::conv_transpose2d(shaped(x, {2, 2, 2}), torch::ones({2, 3, 2, 2})); }},
+    {"bmm",
+     [](auto&, auto& x) {
+       return torch::bmm(shaped(x, {2, 4}), shaped(x, {4, 2}));
+     }},
+    {"baddbmm",
+     [](auto&, auto& x) {
+       return torch::baddbmm(shaped(x, {8, 1}), shaped(x, {8, 1}), torch::ones({x.size(0), 1, 1}));
+     }},
+    {"addbmm",
+     [](auto&, auto& x) {
+       return torch::addbmm(torch::ones({2, 2}), shaped(x, {2, 4}), shaped(x, {4, 2}));
+     }},
+    {"chain_matmul",
+     [](auto&, auto& x) {
+       return torch::chain_matmul({x, torch::ones({8, 3}), torch::ones({3, 2})});
+     }},
+    {"multi_dot",
+     [](auto&, auto& x) {
+       return torch::linalg_multi_dot({x, torch::ones({8, 3}), torch::ones({3, 2})});
+     }},
+    {"linear",
+     [](auto&, auto& x) {
+       return torch::linear(x, torch::ones({4, 8}));
+     }},
+    {"einsum",
+     [](auto&, auto& x) {
+       return torch::einsum("ni,ij->nj", {x, torch::ones({8, 4})});
+     }},
+    {"conv1d",
+     [](auto&, auto& x) {
+       return torch::conv1d(shaped(x, {2, 4}), torch::ones({3, 2, 2}));
+     }},
+    {"conv2d",
+     [](auto&, auto& x) {
+       return torch::conv2d(shaped(x, {2, 2, 2}), torch::ones({3, 2, 2, 2}));
+     }},
+    {"conv3d",
+     [](auto&, auto& x) {
+       return torch::conv3d(shaped(x, {1, 2, 2, 2}), torch::ones({3, 1, 2, 2, 2}));
+     }},
+    {"conv_transpose1d",
+     [](auto&, auto& x) {
+       return torch::conv_transpose1d(shaped(x, {2, 4}), torch::ones({2, 3, 2}));
+     }},
+    {"conv_transpose2d",
+     [](auto&, auto& x) {
+       return torch::conv_transpose2d(shaped(x, {2, 2, 2}), torch::ones({2, 3, 2, 2}));
+     }},
     {"prelu", [](auto&, auto& x) { return torch::prelu(x, torch::ones({1})); }},
     {"scaled_dot_product_attention",
-     [](auto&, auto& x) { return at::scaled_dot_product_attention(shaped(x, {1, 2, 4}), shaped(x, {1, 2, 4}), shaped(x, {1, 2, 4})); }},
+     [](auto&, auto& x) {
+       return at::scaled_dot_product_attention(shaped(x, {1, 2, 4}), shaped(x, {1, 2, 4}), shaped(x, {1, 2, 4}));
+     }},
 };
 
 // https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
@@ -111,7 +154,10 @@ const std::vector<Case> kFull{
     {"huber_loss", [](auto& x, auto&) { return torch::huber_loss(x, x); }},
     {"kl_div", [](auto& x, auto&) { return torch::kl_div(x, x); }},
     {"poisson_nll_loss", [](auto& x, auto&) { return torch::poisson_nll_loss(x, x, true, false, 1e-8, 1); }},
-    {"soft_margin_loss", [](auto& x, auto&) { return torch::soft_margin_loss(x, torch::ones({x.size(0), 8})); }},
+    {"soft_margin_loss",
+     [](auto& x, auto&) {
+       return torch::soft_margin_loss(x, torch::ones({x.size(0), 8}));
+     }},
     {"binary_cross_entropy_with_logits", [](auto& x, auto&) { return torch::binary_cross_entropy_with_logits(x, x); }},
     {"cross_entropy", [](auto& x, auto&) { return F::cross_entropy(x, torch::zeros({x.size(0)}, torch::kLong)); }},
     {"nll_loss", [](auto& x, auto&) { return torch::nll_loss(x, torch::zeros({x.size(0)}, torch::kLong)); }},
@@ -124,8 +170,14 @@ const std::vector<Case> kPromoting{
     {"addcdiv", [](auto& x, auto& y) { return torch::addcdiv(x, y, x); }},
     {"addcmul", [](auto& x, auto& y) { return torch::addcmul(x, y, x); }},
     {"atan2", [](auto& x, auto& y) { return torch::atan2(x, y); }},
-    {"cat", [](auto& x, auto& y) { return torch::cat({x, y}, 1); }},
-    {"stack", [](auto& x, auto& y) { return torch::stack({x, y}, 1); }},
+    {"cat",
+     [](auto& x, auto& y) {
+       return torch::cat({x, y}, 1);
+     }},
+    {"stack",
+     [](auto& x, auto& y) {
+       return torch::stack({x, y}, 1);
+     }},
 };
 
 TEST_CASE("captures for CUDA cast as the documented lists of autocast on CUDA say", "[autocast]") {
@@ -149,7 +201,8 @@ TEST_CASE("captures for CUDA cast as the documented lists of autocast on CUDA sa
     CHECK(type_given([](auto&, auto& y) { return y.relu(); }) == at::kFloat);
   }
   SECTION("what overflows is refused") {
-    CHECK_THROWS_AS(type_given([](auto& x, auto&) { return torch::binary_cross_entropy(x.sigmoid(), x); }), CaptureError);
+    CHECK_THROWS_AS(type_given([](auto& x, auto&) { return torch::binary_cross_entropy(x.sigmoid(), x); }),
+                    CaptureError);
   }
 }
 
@@ -158,8 +211,10 @@ TEST_CASE("captures for CUDA cast as the documented lists of autocast on CUDA sa
 /// A CUDA tensor to all that only look at it, without memory.
 Tensor on_cuda(const Tensor& like) {
   auto storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), like.nbytes(),
-                                                                    at::DataPtr(nullptr, c10::Device(at::kCUDA, 0)), nullptr, false));
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
+                                                                    at::DataPtr(nullptr, c10::Device(at::kCUDA, 0)),
+                                                                    nullptr, false));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                         c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   return tensor;
 }
@@ -193,7 +248,8 @@ std::string program_of(const OpGraph& graph) {
     });
     for (const auto& argument : graph.ops[i].args) out += argument.isDevice() ? " on " + argument.toDevice().str() : "";
     out += " ->";
-    for_each_output(graph.ops[i], [&](ValueId value) { out += std::string(" ") + c10::toString(graph.value(value).dtype); });
+    for_each_output(graph.ops[i],
+                    [&](ValueId value) { out += std::string(" ") + c10::toString(graph.value(value).dtype); });
     out += "\n";
   }
   return out;

@@ -2,11 +2,12 @@
 #include <functional>
 #include <limits>
 
-#include <autopar/torch/polymorphism.hpp>
-#include <autopar/torch/replay.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/capture/polymorphism.hpp"
+#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {
@@ -30,8 +31,10 @@ void require_solved(const Function& function, NumberForm form, double tolerance 
   for (const auto batch : kOthers) {
     CAPTURE(batch);
     const double expected = function(batch), got = number_at(number, batch);
-    if (tolerance == 0) CHECK(got == expected);
-    else CHECK(std::abs(got - expected) <= tolerance * std::abs(expected));
+    if (tolerance == 0)
+      CHECK(got == expected);
+    else
+      CHECK(std::abs(got - expected) <= tolerance * std::abs(expected));
     CHECK(agrees(number, batch, expected));
     if (std::isfinite(expected) && expected != 0) CHECK_FALSE(agrees(number, batch, expected * (1 + 1e-6)));
   }
@@ -126,9 +129,16 @@ TEST_CASE("A replay makes numbers of the global batch as the forward does", "[po
       const auto x = in[0];
       const auto n = static_cast<double>(x.size(0)), rows = static_cast<double>(x.size(0) * x.size(1));
       const auto table = torch::tensor({1.0 / n, 2.0}, torch::kDouble);
-      return {x.sum() * (1.0 / n), (x * (0.5 / rows)).sum() + 1.0 / n, x.sum() / (0.5 * n), x.pow(1.0 / n).sum(),
-              x.sum() * (1.0f / static_cast<float>(x.size(0))), table[0] * x.sum(), torch::add(x, x, 1.0 / rows).sum(),
-              x.sum() / (x.size(0) * (x.size(0) + 1)), x.sum() * (1.0 / (n * n)), x.sum() - x.size(0) * (x.size(0) - 1) / 2,
+      return {x.sum() * (1.0 / n),
+              (x * (0.5 / rows)).sum() + 1.0 / n,
+              x.sum() / (0.5 * n),
+              x.pow(1.0 / n).sum(),
+              x.sum() * (1.0f / static_cast<float>(x.size(0))),
+              table[0] * x.sum(),
+              torch::add(x, x, 1.0 / rows).sum(),
+              x.sum() / (x.size(0) * (x.size(0) + 1)),
+              x.sum() * (1.0 / (n * n)),
+              x.sum() - x.size(0) * (x.size(0) - 1) / 2,
               x.sum() * (2.0 / (n * (n + 1)))};
     }
     Tensors arguments(std::int64_t n) override { return {torch::rand({n, 3}, torch::kDouble)}; }

@@ -7,11 +7,12 @@
 #include <torch/utils.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/phantom.hpp>
-#include <autopar/torch/replay.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/capture/phantom.hpp"
+#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {
@@ -146,10 +147,18 @@ void require_as_eager(Make make) {
 }  // namespace
 
 TEST_CASE("A recorded construction gives the values of eager construction", "[init]") {
-  SECTION("many layers and initialisers") { require_as_eager([] { return std::make_shared<ManyInits>(); }); }
-  SECTION("ResNet") { require_as_eager([] { return std::make_shared<ResNet>(); }); }
-  SECTION("transformer") { require_as_eager([] { return std::make_shared<Transformer>(500, 12, 64, 4, 3); }); }
-  SECTION("a seed inside the constructor") { require_as_eager([] { return std::make_shared<Reseeded>(); }); }
+  SECTION("many layers and initialisers") {
+    require_as_eager([] { return std::make_shared<ManyInits>(); });
+  }
+  SECTION("ResNet") {
+    require_as_eager([] { return std::make_shared<ResNet>(); });
+  }
+  SECTION("transformer") {
+    require_as_eager([] { return std::make_shared<Transformer>(500, 12, 64, 4, 3); });
+  }
+  SECTION("a seed inside the constructor") {
+    require_as_eager([] { return std::make_shared<Reseeded>(); });
+  }
   SECTION("double") {
     require_as_eager([] {
       auto model = std::make_shared<Mlp>();

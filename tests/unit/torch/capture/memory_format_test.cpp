@@ -1,5 +1,3 @@
-#include <autopar/torch/replay.hpp>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,6 +7,8 @@
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/replay/replay.hpp"
 
 // Strides are part of a value's form: what is captured with channels-last arguments or weights has them as eager has.
 namespace autopar::test {
@@ -37,7 +37,8 @@ struct ChannelsLastUNet : TestModel {
     b = b * torch::sigmoid(squeeze(F::adaptive_avg_pool2d(b, F::AdaptiveAvgPool2dFuncOptions(1))));
     b = torch::where(b > 0, b, b * 0.1) + (b - b).clamp_min(0);
     const auto pooled = F::max_pool2d(a, F::MaxPool2dFuncOptions(2));
-    const auto wide = F::interpolate(pooled, F::InterpolateFuncOptions().scale_factor(std::vector<double>{2, 2}).mode(torch::kNearest));
+    const auto wide = F::interpolate(
+        pooled, F::InterpolateFuncOptions().scale_factor(std::vector<double>{2, 2}).mode(torch::kNearest));
     const auto joined = torch::cat({a, torch::relu(up(b)), wide}, 1);
     return {out(F::pad(joined, F::PadFuncOptions({1, 1, 1, 1}).mode(torch::kReflect)))};
   }
@@ -110,7 +111,9 @@ void check_formats() {
 
 }  // namespace
 
-TEST_CASE("Strides of a captured ResNet are those of eager, channels-last or not", "[replay]") { check_formats<ResNet>(); }
+TEST_CASE("Strides of a captured ResNet are those of eager, channels-last or not", "[replay]") {
+  check_formats<ResNet>();
+}
 TEST_CASE("Strides of a captured UNet are those of eager, channels-last or not", "[replay]") {
   check_formats<ChannelsLastUNet>();
 }

@@ -1,5 +1,5 @@
 // Shape rules against the operators that they stand for.
-#include <autopar/torch/meta_kernels.hpp>
+#include "torch/capture/meta_kernels.hpp"
 
 #include <torch/library.h>
 
@@ -28,7 +28,8 @@ using Function = std::function<Tensors(const Tensors&)>;
 std::string form_of(const Tensors& tensors) {
   std::ostringstream out;
   for (const auto& tensor : tensors) {
-    out << tensor.sizes() << " " << tensor.strides() << " " << tensor.scalar_type() << " " << tensor.requires_grad() << "; ";
+    out << tensor.sizes() << " " << tensor.strides() << " " << tensor.scalar_type() << " " << tensor.requires_grad()
+        << "; ";
   }
   return out.str();
 }
@@ -80,7 +81,9 @@ TEST_CASE("attention has the form that the CPU's kernel gives", "[meta]") {
     if (i % 2 == 1) in[0].set_requires_grad(true);
     if (!causal && i % 3 != 2) {
       const bool of_samples = by_four && i % 8 < 4;
-      auto mask = torch::randn(of_samples ? std::vector<std::int64_t>{batch, 1, length, keys} : std::vector<std::int64_t>{length, keys}, type);
+      auto mask = torch::randn(
+          of_samples ? std::vector<std::int64_t>{batch, 1, length, keys} : std::vector<std::int64_t>{length, keys},
+          type);
       in.push_back(i % 9 < 3 ? mask > -1 : mask);
       if (i % 10 == 9 && in.back().is_floating_point()) in.back().set_requires_grad(true);
     }
@@ -99,15 +102,21 @@ TEST_CASE("what models use has the form that the CPU's kernels give", "[meta]") 
   const auto last = image.contiguous(at::MemoryFormat::ChannelsLast);
   const auto of = [](const std::tuple<Tensor, Tensor>& pair) { return Tensors{std::get<0>(pair), std::get<1>(pair)}; };
   for (const auto& x : {image, image[0]}) {
-    require_same_form("im2col", {x}, [](const Tensors& in) -> Tensors { return {at::im2col(in[0], {3, 2}, {1, 2}, {1, 0}, {2, 1})}; });
+    require_same_form("im2col", {x}, [](const Tensors& in) -> Tensors {
+      return {at::im2col(in[0], {3, 2}, {1, 2}, {1, 0}, {2, 1})};
+    });
   }
   const auto columns = torch::randn({2, 12, 42});
   for (const auto& x : {columns, columns[0]}) {
-    require_same_form("col2im", {x}, [](const Tensors& in) -> Tensors { return {at::col2im(in[0], {8, 7}, {2, 2}, {1, 1}, {0, 0}, {1, 1})}; });
+    require_same_form("col2im", {x}, [](const Tensors& in) -> Tensors {
+      return {at::col2im(in[0], {8, 7}, {2, 2}, {1, 1}, {0, 0}, {1, 1})};
+    });
   }
   for (const auto& x : {image, last}) {
     const auto [pooled, at_most] = at::max_pool2d_with_indices(x, 2);
-    require_same_form("max_unpool2d", {pooled, at_most}, [](const Tensors& in) -> Tensors { return {at::max_unpool2d(in[0], in[1], {9, 7})}; });
+    require_same_form("max_unpool2d", {pooled, at_most}, [](const Tensors& in) -> Tensors {
+      return {at::max_unpool2d(in[0], in[1], {9, 7})};
+    });
   }
   require_same_form("grid_sampler_3d", {volume, torch::rand({2, 2, 3, 4, 3})},
                     [](const Tensors& in) -> Tensors { return {at::grid_sampler_3d(in[0], in[1], 0, 0, false)}; });
@@ -117,33 +126,44 @@ TEST_CASE("what models use has the form that the CPU's kernels give", "[meta]") 
       require_same_form("median", {image}, [&](const Tensors& in) { return of(at::median(in[0], dim, keep)); });
       require_same_form("nanmedian", {image}, [&](const Tensors& in) { return of(at::nanmedian(in[0], dim, keep)); });
       require_same_form("mode", {image}, [&](const Tensors& in) { return of(at::mode(in[0], dim, keep)); });
-      require_same_form("nansum", {image}, [&](const Tensors& in) -> Tensors { return {at::nansum(in[0], dim, keep)}; });
+      require_same_form("nansum", {image},
+                        [&](const Tensors& in) -> Tensors { return {at::nansum(in[0], dim, keep)}; });
     }
-    require_same_form("logcumsumexp", {image}, [&](const Tensors& in) -> Tensors { return {at::logcumsumexp(in[0], dim)}; });
+    require_same_form("logcumsumexp", {image},
+                      [&](const Tensors& in) -> Tensors { return {at::logcumsumexp(in[0], dim)}; });
     require_same_form("cummax", {image}, [&](const Tensors& in) { return of(at::cummax(in[0], dim)); });
     require_same_form("cummin", {image}, [&](const Tensors& in) { return of(at::cummin(in[0], dim)); });
   }
   require_same_form("nansum of all", {image}, [](const Tensors& in) -> Tensors { return {at::nansum(in[0])}; });
   require_same_form("histc", {image}, [](const Tensors& in) -> Tensors { return {at::histc(in[0], 7)}; });
-  require_same_form("searchsorted", {std::get<0>(rows.sort()), rows}, [](const Tensors& in) -> Tensors { return {at::searchsorted(in[0], in[1], true)}; });
+  require_same_form("searchsorted", {std::get<0>(rows.sort()), rows},
+                    [](const Tensors& in) -> Tensors { return {at::searchsorted(in[0], in[1], true)}; });
   require_same_form("addbmm", {torch::randn({5, 3}), torch::randn({2, 5, 4}), torch::randn({2, 4, 3})},
                     [](const Tensors& in) -> Tensors { return {at::addbmm(in[0], in[1], in[2])}; });
-  require_same_form("cdist", {torch::randn({2, 1, 5, 4}), torch::randn({3, 6, 4})}, [](const Tensors& in) -> Tensors { return {at::cdist(in[0], in[1])}; });
+  require_same_form("cdist", {torch::randn({2, 1, 5, 4}), torch::randn({3, 6, 4})},
+                    [](const Tensors& in) -> Tensors { return {at::cdist(in[0], in[1])}; });
   for (const std::int64_t by : {0, 1, 2}) {
-    require_same_form("embedding_bag", {rows, torch::tensor({0, 3, 2, 1, 1}), torch::tensor({0, 2, 4})},
-                      [&](const Tensors& in) -> Tensors { return {std::get<0>(at::embedding_bag(in[0], in[1], in[2], false, by))}; });
+    require_same_form(
+        "embedding_bag", {rows, torch::tensor({0, 3, 2, 1, 1}), torch::tensor({0, 2, 4})},
+        [&](const Tensors& in) -> Tensors { return {std::get<0>(at::embedding_bag(in[0], in[1], in[2], false, by))}; });
   }
   require_same_form("pdist", {rows}, [](const Tensors& in) -> Tensors { return {at::pdist(in[0])}; });
   for (const std::int64_t dim : {0, 1}) {
     const auto g = at::norm_except_dim(rows, 2, dim);
-    require_same_form("weight_norm", {rows, g}, [&](const Tensors& in) -> Tensors { return {at::_weight_norm(in[0], in[1], dim)}; });
+    require_same_form("weight_norm", {rows, g},
+                      [&](const Tensors& in) -> Tensors { return {at::_weight_norm(in[0], in[1], dim)}; });
   }
   for (const std::int64_t reduction : {0, 1, 2}) {
     const auto targets = torch::tensor({0, 1, 2, 3}), several = torch::zeros({4, 6}, torch::kLong);
-    require_same_form("multi_margin_loss", {rows, targets}, [&](const Tensors& in) -> Tensors { return {at::multi_margin_loss(in[0], in[1], 1, 1, {}, reduction)}; });
-    require_same_form("multilabel_margin_loss", {rows, several}, [&](const Tensors& in) -> Tensors { return {at::multilabel_margin_loss(in[0], in[1], reduction)}; });
+    require_same_form("multi_margin_loss", {rows, targets}, [&](const Tensors& in) -> Tensors {
+      return {at::multi_margin_loss(in[0], in[1], 1, 1, {}, reduction)};
+    });
+    require_same_form("multilabel_margin_loss", {rows, several}, [&](const Tensors& in) -> Tensors {
+      return {at::multilabel_margin_loss(in[0], in[1], reduction)};
+    });
   }
-  require_same_form("native_dropout", {last}, [&](const Tensors& in) { return of(at::native_dropout(in[0], 0.3, true)); });
+  require_same_form("native_dropout", {last},
+                    [&](const Tensors& in) { return of(at::native_dropout(in[0], 0.3, true)); });
   require_same_form("rrelu", {image}, [](const Tensors& in) -> Tensors { return {at::rrelu(in[0], 0.1, 0.3, true)}; });
   require_same_form("gamma", {rows.abs()}, [](const Tensors& in) -> Tensors { return {at::_standard_gamma(in[0])}; });
   for (const std::int64_t offset : {-7, -2, 0, 1, 3, 9}) {
@@ -169,7 +189,8 @@ Tensor halved(const Tensor& x) {
 Tensor halved_form(const Tensor& x) { return at::empty({x.size(0), x.size(1) / 2}, x.options()); }
 
 Tensor half_of(const Tensor& x) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("autopar_meta_test::half", "").typed<Tensor(const Tensor&)>();
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("autopar_meta_test::half", "").typed<Tensor(const Tensor&)>();
   return op.call(x);
 }
 

@@ -10,7 +10,7 @@
 #include <torch/nn.h>
 #include <torch/types.h>
 
-#include <autopar/torch/capture.hpp>
+#include "torch/capture/capture.hpp"
 
 namespace autopar::test {
 
@@ -80,8 +80,8 @@ struct EncoderLayer : torch::nn::Module {
   torch::nn::Linear up{nullptr}, down{nullptr};
   torch::nn::Dropout dropout{0.1};
   EncoderLayer(int width, int heads) {
-    attention = register_module("attention", torch::nn::MultiheadAttention(
-                                                 torch::nn::MultiheadAttentionOptions(width, heads).dropout(0.1)));
+    attention = register_module(
+        "attention", torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(width, heads).dropout(0.1)));
     norm1 = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     norm2 = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     up = register_module("up", torch::nn::Linear(width, 4 * width));
@@ -101,7 +101,8 @@ struct Transformer : TestModel {
   torch::nn::Embedding tokens{nullptr}, positions{nullptr};
   torch::nn::ModuleList layers;
   torch::nn::LayerNorm norm{nullptr};
-  Transformer(int vocab = 50, int time = 9, int width = 32, int heads = 4, int depth = 2) : vocabulary(vocab), length(time) {
+  Transformer(int vocab = 50, int time = 9, int width = 32, int heads = 4, int depth = 2)
+      : vocabulary(vocab), length(time) {
     tokens = register_module("tokens", torch::nn::Embedding(vocab, width));
     positions = register_module("positions", torch::nn::Embedding(time, width));
     for (int i = 0; i < depth; ++i) layers->push_back(std::make_shared<EncoderLayer>(width, heads));
@@ -110,7 +111,8 @@ struct Transformer : TestModel {
   }
   Tensors run(const Tensors& in) override {
     const auto n = in[0].size(0), t = in[0].size(1);
-    auto place = torch::arange(t, torch::TensorOptions(torch::kLong).device(in[0].device())).unsqueeze(0).expand({n, t});
+    auto place =
+        torch::arange(t, torch::TensorOptions(torch::kLong).device(in[0].device())).unsqueeze(0).expand({n, t});
     auto x = (tokens(in[0]) + positions(place)).transpose(0, 1);
     auto mask = torch::full({t, t}, -1e9, x.options()).triu(1);
     for (auto& layer : *layers) x = layer->as<EncoderLayer>()->forward(x, mask);

@@ -1,13 +1,13 @@
-#include <autopar/torch/capture.hpp>
-
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/utils.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/polymorphism.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/capture/capture.hpp"
+#include "torch/capture/polymorphism.hpp"
 
 namespace autopar::test {
 namespace {
@@ -80,9 +80,12 @@ TEST_CASE("Reading data in the forward is refused with operator, place and way o
     REQUIRE(r.op == "aten::is_nonzero");
   }
   SECTION("allclose") {
-    REQUIRE(refusal([](Tensor y, Tensor x) { return torch::allclose(y, x) ? y.sum() : -y.sum(); }).op == "aten::allclose");
+    REQUIRE(refusal([](Tensor y, Tensor x) { return torch::allclose(y, x) ? y.sum() : -y.sum(); }).op ==
+            "aten::allclose");
   }
-  SECTION("nonzero") { REQUIRE(refusal([](Tensor y, Tensor) { return y.nonzero().sum(); }).op == "aten::nonzero"); }
+  SECTION("nonzero") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return y.nonzero().sum(); }).op == "aten::nonzero");
+  }
   SECTION("where with one argument") {
     REQUIRE(refusal([](Tensor y, Tensor) { return torch::where(y > 0)[0].sum(); }).op == "aten::where");
   }
@@ -125,15 +128,15 @@ TEST_CASE("What replay could not run is refused by name", "[refusal]") {
   }
   SECTION("hook on a value") {
     REQUIRE(refusal([](Tensor y, Tensor) {
-      y.register_hook([](Tensor g) { return g * 2; });
-      return y.sum();
-    }).op == "register_hook");
+              y.register_hook([](Tensor g) { return g * 2; });
+              return y.sum();
+            }).op == "register_hook");
   }
   SECTION("backward inside") {
     REQUIRE(refusal([](Tensor y, Tensor) {
-      y.sum().backward();
-      return y.sum();
-    }).op == "backward");
+              y.sum().backward();
+              return y.sum();
+            }).op == "backward");
   }
   SECTION("requires_grad_") {
     REQUIRE(refusal([](Tensor y, Tensor) { return y.detach().requires_grad_(true).sum(); }).op == "requires_grad_");
@@ -145,9 +148,9 @@ TEST_CASE("What replay could not run is refused by name", "[refusal]") {
   }
   SECTION("writing a view of the argument") {
     REQUIRE(refusal([](Tensor y, Tensor x) {
-      x.select(1, 0).zero_();
-      return (x + y).sum();
-    }).op == "aten::zero_");
+              x.select(1, 0).zero_();
+              return (x + y).sum();
+            }).op == "aten::zero_");
   }
   SECTION("writing a tensor that is no buffer") {
     const auto counter = torch::zeros({1});
@@ -160,38 +163,40 @@ TEST_CASE("What replay could not run is refused by name", "[refusal]") {
   }
   SECTION("operators that write without returning") {
     REQUIRE(refusal([](Tensor y, Tensor) {
-      std::vector<Tensor> list{y.clone()};
-      at::_foreach_add_(list, 1.0);
-      return list[0].sum();
-    }).op == "aten::_foreach_add_");
+              std::vector<Tensor> list{y.clone()};
+              at::_foreach_add_(list, 1.0);
+              return list[0].sum();
+            }).op == "aten::_foreach_add_");
   }
   SECTION("CUDA autocast") {
     REQUIRE(refusal([](Tensor y, Tensor) {
-      at::autocast::set_autocast_enabled(at::kCUDA, true);
-      struct Off {
-        ~Off() { at::autocast::set_autocast_enabled(at::kCUDA, false); }
-      } off;
-      return y.sum();
-    }).op == "autocast");
+              at::autocast::set_autocast_enabled(at::kCUDA, true);
+              struct Off {
+                ~Off() { at::autocast::set_autocast_enabled(at::kCUDA, false); }
+              } off;
+              return y.sum();
+            }).op == "autocast");
   }
   SECTION("a tensor of an earlier forward") {
     auto kept = std::make_shared<Tensor>();
     REQUIRE_THAT(refusal([kept](Tensor y, Tensor) {
-      auto previous = kept->defined() ? *kept : torch::zeros({8});
-      *kept = y.sum(0);
-      return (y * previous).sum();
-    }).reason, Contains("earlier forward"));
+                   auto previous = kept->defined() ? *kept : torch::zeros({8});
+                   *kept = y.sum(0);
+                   return (y * previous).sum();
+                 }).reason,
+                 Contains("earlier forward"));
   }
   SECTION("lengths of sequences") {
     REQUIRE(refusal([](Tensor y, Tensor) {
-      const auto lengths = torch::full({y.size(0)}, y.size(1), torch::kLong);
-      return std::get<0>(torch::_pack_padded_sequence(y.unsqueeze(-1), lengths, true)).sum();
-    }).op == "aten::_pack_padded_sequence");
+              const auto lengths = torch::full({y.size(0)}, y.size(1), torch::kLong);
+              return std::get<0>(torch::_pack_padded_sequence(y.unsqueeze(-1), lengths, true)).sum();
+            }).op == "aten::_pack_padded_sequence");
   }
   SECTION("a gradient within the forward") {
     REQUIRE_THAT(refusal([](Tensor y, Tensor) {
-      return y + torch::autograd::grad({y.pow(2).sum()}, {y}, {}, true, true)[0];
-    }).reason, Contains("inside the forward"));
+                   return y + torch::autograd::grad({y.pow(2).sum()}, {y}, {}, true, true)[0];
+                 }).reason,
+                 Contains("inside the forward"));
   }
   SECTION("libtorch's own error") {
     const auto r = refusal([](Tensor y, Tensor) { return y.mm(torch::ones({3, 3})); });
@@ -237,7 +242,9 @@ TEST_CASE("Programs that are not a function a * batch + c are refused with the p
     REQUIRE(r.op == "aten::select");  // of the loop, not what follows
     REQUIRE_THAT(r.reason, Contains("loop") && !Contains("12") && !Contains("batch 7"));
   }
-  SECTION("unbind") { REQUIRE(refusal([](Tensor y, Tensor) { return torch::stack(y.unbind(0)).sum(); }).op == "aten::unbind"); }
+  SECTION("unbind") {
+    REQUIRE(refusal([](Tensor y, Tensor) { return torch::stack(y.unbind(0)).sum(); }).op == "aten::unbind");
+  }
   SECTION("halves") {
     (void)refusal([](Tensor y, Tensor) {
       auto halves = y.chunk(2, 0);
@@ -247,15 +254,19 @@ TEST_CASE("Programs that are not a function a * batch + c are refused with the p
   SECTION("a branch") {
     (void)refusal([n](Tensor y, Tensor x) { return n(x) > 8 ? y.relu().sum() : y.tanh().sum(); });
   }
-  SECTION("a slice that the batch outgrows") { (void)refusal([](Tensor y, Tensor) { return y.index({Slice(0, 10)}).sum(); }); }
+  SECTION("a slice that the batch outgrows") {
+    (void)refusal([](Tensor y, Tensor) { return y.index({Slice(0, 10)}).sum(); });
+  }
   SECTION("a correction of the batch") {
-    const auto r = refusal([n](Tensor y, Tensor x) { return y.sum() * (static_cast<double>(n(x)) / static_cast<double>(n(x) - 1)); });
+    const auto r = refusal(
+        [n](Tensor y, Tensor x) { return y.sum() * (static_cast<double>(n(x)) / static_cast<double>(n(x) - 1)); });
     REQUIRE(r.op == "aten::mul");
     REQUIRE_THAT(r.reason, Contains("k / (a * batch + c)"));
   }
   SECTION("a probability made of the batch") {
-    REQUIRE(refusal([n](Tensor y, Tensor x) { return torch::dropout(y, 1.0 / static_cast<double>(n(x)), true).sum(); }).op ==
-            "aten::dropout");
+    REQUIRE(refusal([n](Tensor y, Tensor x) {
+              return torch::dropout(y, 1.0 / static_cast<double>(n(x)), true).sum();
+            }).op == "aten::dropout");
   }
 }
 
@@ -293,7 +304,8 @@ TEST_CASE("A branch that three captures do not see is found at the plan's sizes"
   const auto graph = capture(*model, inputs, forward);
   const std::vector<std::int64_t> good{5, 6, 100}, bad{6, 4};
   REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, good));
-  REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, bad), Contains("batch 4") && Contains("aten::tanh"));
+  REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, bad),
+                      Contains("batch 4") && Contains("aten::tanh"));
 }
 
 TEST_CASE("A state that is made anew for each batch size is found in the next forward of that size", "[polymorphism]") {
@@ -309,8 +321,10 @@ TEST_CASE("A state that is made anew for each batch size is found in the next fo
     const auto inputs = specs(model->arguments(4));
     const auto graph = capture(*model, inputs, forward);
     const std::vector<std::int64_t> sizes{5};
-    if (reads) REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, sizes), Contains("earlier forward"));
-    else REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, sizes));
+    if (reads)
+      REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, sizes), Contains("earlier forward"));
+    else
+      REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, sizes));
   }
 }
 
@@ -345,8 +359,10 @@ TEST_CASE("A view at one size that is a copy at another is refused when somethin
     const auto forward = [&](const Tensors& in) { return model->run(in); };
     const auto inputs = specs(model->arguments(4));
     const auto graph = capture(*model, inputs, forward);
-    if (writes) REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, one), Contains("shares memory"));
-    else REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, one));
+    if (writes)
+      REQUIRE_THROWS_WITH(verify_capture(graph, *model, inputs, forward, one), Contains("shares memory"));
+    else
+      REQUIRE_NOTHROW(verify_capture(graph, *model, inputs, forward, one));
   }
 }
 

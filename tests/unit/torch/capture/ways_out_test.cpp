@@ -1,5 +1,3 @@
-#include <autopar/torch/capture.hpp>
-
 #include <array>
 #include <cmath>
 #include <functional>
@@ -11,14 +9,16 @@
 #include <torch/library.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/torch/batch_algebra.hpp>
 #include <autopar/torch/init_record.hpp>
-#include <autopar/torch/replay.hpp>
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
 #include <says.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/replay/replay.hpp"
 
 // What a refusal says to do is done here: it captures, and computes what the refused forward computes in one process.
 namespace autopar::test {
@@ -82,7 +82,8 @@ std::vector<InputSpec> specs_of(Net& net) {
 }
 
 OpGraph captured(Net& net, const CaptureOptions& options = {}) {
-  return capture(net, specs_of(net), [&](const Tensors& in) { return net.run(in); }, options);
+  return capture(
+      net, specs_of(net), [&](const Tensors& in) { return net.run(in); }, options);
 }
 
 void require_close(const Tensor& got, const Tensor& want, const std::string& what) {
@@ -99,14 +100,18 @@ void require_way_out(const Net::Forward& way_out, const Net::Forward& wanted, st
     INFO("batch " << batch);
     Net fresh(way_out, extra), reference(wanted, extra);
     Replayer replayer(graph, all_ops(graph), graph.outputs, at::kCPU);
-    const auto got = trained(fresh, [&](const Tensors& in) {
-      auto environment = replayer.environment();
-      bind_state(graph, fresh, environment);
-      for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
-      replayer.run(environment, {batch, batch});
-      return environment[graph.outputs.front().index()];
-    }, batch);
-    const auto want = trained(reference, [&](const Tensors& in) { return reference.run(in).front(); }, batch);
+    const auto got = trained(
+        fresh,
+        [&](const Tensors& in) {
+          auto environment = replayer.environment();
+          bind_state(graph, fresh, environment);
+          for (std::size_t i = 0; i < in.size(); ++i) environment[graph.inputs[i].index()] = in[i];
+          replayer.run(environment, {batch, batch});
+          return environment[graph.outputs.front().index()];
+        },
+        batch);
+    const auto want = trained(
+        reference, [&](const Tensors& in) { return reference.run(in).front(); }, batch);
     require_close(got.result, want.result, "result");
     for (std::size_t i = 0; i < want.gradients.size(); ++i) {
       require_close(got.gradients[i], want.gradients[i], "gradient");
@@ -344,11 +349,17 @@ TEST_CASE("The ways out of what autograd cannot replay capture and compute the s
     return y.pow(2).sum();
   };
   const std::vector<Way> ways{
-      {"written with operators", squared, {"write it with operators"},
+      {"written with operators",
+       squared,
+       {"write it with operators"},
        [](Net& net, const Tensors& in) { return net.hidden(in).pow(2).sum(); }},
-      {"registered with an Autograd kernel", squared, {"TORCH_LIBRARY and an Autograd kernel"},
+      {"registered with an Autograd kernel",
+       squared,
+       {"TORCH_LIBRARY and an Autograd kernel"},
        [](Net& net, const Tensors& in) { return square_of(net.hidden(in)).sum(); }},
-      {"operators instead of a hook", hooked, {"register_hook", "x * s + (x * (1 - s)).detach()"},
+      {"operators instead of a hook",
+       hooked,
+       {"register_hook", "x * s + (x * (1 - s)).detach()"},
        [](Net& net, const Tensors& in) {
          const auto x = net.hidden(in);
          const double s = 0.5;
@@ -433,8 +444,10 @@ TEST_CASE("Gradients that a hook on a parameter changed are changed after backwa
   hooked.a->weight.register_hook([](const Tensor& g) { return g * 2; });
   check_says({"near a.weight", "change the gradients after backward"}, [&] { (void)captured(hooked); });
   (void)captured(plain);
-  const auto want = trained(hooked, [&](const Tensors& in) { return hooked.run(in).front(); }, 5);
-  const auto got = trained(plain, [&](const Tensors& in) { return plain.run(in).front(); }, 5);
+  const auto want = trained(
+      hooked, [&](const Tensors& in) { return hooked.run(in).front(); }, 5);
+  const auto got = trained(
+      plain, [&](const Tensors& in) { return plain.run(in).front(); }, 5);
   require_close(got.gradients[0] * 2, want.gradients[0], "gradient of the weight");
 }
 
@@ -478,7 +491,9 @@ TEST_CASE("The ways out of programs that depend on the batch size capture and co
          return net.hidden(in).view({n % 2 == 0 ? n * 4 : n * 8, -1}).sum();
        },
        {"-1 in view"},
-       [](Net& net, const Tensors& in) { return net.hidden(in).view({-1, 2}).sum(); }},
+       [](Net& net, const Tensors& in) {
+         return net.hidden(in).view({-1, 2}).sum();
+       }},
       {"made anew in each forward",
        [](Net& net, const Tensors& in) {
          const auto n = in[0].size(0);
@@ -503,8 +518,8 @@ TEST_CASE("What a call counter gives is passed to forward, or a member that is s
   const std::vector<std::string> says{"call counter", "pass what follows from it to forward as an argument",
                                       "set a member before the call"};
   const Net::Forward thrice = [](Net& net, const Tensors& in) { return net.hidden(in).sum() * 3.0; };
-  require_way({"an argument", counts, says,
-               [](Net& net, const Tensors& in) { return net.hidden(in).sum() * in[1]; }, thrice, 1});
+  require_way({"an argument", counts, says, [](Net& net, const Tensors& in) { return net.hidden(in).sum() * in[1]; },
+               thrice, 1});
   const auto once = [](bool above) -> Net::Forward {
     return [above](Net& net, const Tensors& in) {
       const bool first = net.calls++ == 0;
@@ -515,8 +530,8 @@ TEST_CASE("What a call counter gives is passed to forward, or a member that is s
     require_way({"once", once(above), says,
                  [](Net& net, const Tensors& in) { return net.hidden(in).sum() * net.factor; }, thrice});
   }
-  require_way({"a member", counts, says,
-               [](Net& net, const Tensors& in) { return net.hidden(in).sum() * net.factor; }, thrice});
+  require_way({"a member", counts, says, [](Net& net, const Tensors& in) { return net.hidden(in).sum() * net.factor; },
+               thrice});
 }
 
 Tensor fussy_kernel(const Tensor& x) {
@@ -647,10 +662,16 @@ TEST_CASE("The ways out of tensors of another kind capture and compute the same"
          const auto places = torch::arange(8).remainder(3);
          return torch::zeros({3}).index_add(0, places, net.hidden(in).sum(0)).pow(2).sum();
        }},
-      {"defined results", [](Net&, const Tensors&) { return Tensor(); },
-       {"return those that are defined only, or torch::zeros({}) in its place"}, loss, loss},
-      {"zero in place of no result", [](Net&, const Tensors&) { return Tensor(); }, {"undefined tensor"},
-       [](Net&, const Tensors&) { return torch::zeros({}); }, [](Net&, const Tensors&) { return torch::zeros({}); }},
+      {"defined results",
+       [](Net&, const Tensors&) { return Tensor(); },
+       {"return those that are defined only, or torch::zeros({}) in its place"},
+       loss,
+       loss},
+      {"zero in place of no result",
+       [](Net&, const Tensors&) { return Tensor(); },
+       {"undefined tensor"},
+       [](Net&, const Tensors&) { return torch::zeros({}); },
+       [](Net&, const Tensors&) { return torch::zeros({}); }},
   };
   for (const auto& way : ways) require_way(way);
 }

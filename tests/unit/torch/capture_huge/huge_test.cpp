@@ -11,17 +11,18 @@
 #include <autopar/autopar.hpp>
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/plan/planner.hpp>
-#include <autopar/plan/print.hpp>
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/capture.hpp>
+#include <autopar/plan/report/print.hpp>
 #include <autopar/torch/init_record.hpp>
-#include <autopar/torch/phantom.hpp>
-#include <autopar/torch/profile.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
 #include <catch_shim.hpp>
 #include <resident_memory.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/capture/phantom.hpp"
+#include "torch/cost/profile.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace autopar::test {
 namespace {
@@ -51,8 +52,13 @@ struct Decoder : TestModel {
     torch::nn::LayerNorm before, between;
     torch::nn::Linear qkv, out, up, down;
     Layer(int width, int n)
-        : heads(n), before(torch::nn::LayerNormOptions({width})), between(torch::nn::LayerNormOptions({width})),
-          qkv(width, 3 * width), out(width, width), up(width, 4 * width), down(4 * width, width) {
+        : heads(n),
+          before(torch::nn::LayerNormOptions({width})),
+          between(torch::nn::LayerNormOptions({width})),
+          qkv(width, 3 * width),
+          out(width, width),
+          up(width, 4 * width),
+          down(4 * width, width) {
       register_module("before", before);
       register_module("qkv", qkv);
       register_module("out", out);
@@ -61,7 +67,9 @@ struct Decoder : TestModel {
       register_module("down", down);
     }
     at::Tensor forward(at::Tensor x) {
-      const auto split = [&](const at::Tensor& part) { return part.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2); };
+      const auto split = [&](const at::Tensor& part) {
+        return part.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
+      };
       const auto parts = qkv(before(x)).chunk(3, -1);
       const auto y = at::scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {},
                                                       is_training() ? kDropped : 0, /*is_causal=*/true);
@@ -138,7 +146,8 @@ void require_planned_for_64_devices(const char* cluster, const Allowed& allowed)
   model->prepare(arguments[0], arguments[1]);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   WARN(static_cast<double>(model->parameter_count()) / 1e9 << " billion parameters planned for 64 devices in "
-       << elapsed.count() << " s, peak " << peak_gib() << " GiB\n" << to_text(model->plan()));
+                                                           << elapsed.count() << " s, peak " << peak_gib() << " GiB\n"
+                                                           << to_text(model->plan()));
   REQUIRE(static_cast<double>(model->parameter_count()) >= allowed.parameters);
   REQUIRE(peak_gib() < allowed.gib);
   std::set<Rank> ranks;
@@ -162,13 +171,14 @@ void require_planned_with_everything(Make make, const char* cluster_file, const 
   const Cluster cluster = read_cluster(example_cluster(cluster_file));
   PlanRequest request;
   request.batch = cluster.devices;
-  request.runtime = planner_capabilities();
+  request.runtime = runtime_capabilities();
   const Plan plan = Planner<>{}.plan(profile.model, cluster, request);
   const auto planned = std::chrono::steady_clock::now();
   const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
   WARN(parameters / 1e9 << " billion parameters captured in " << seconds(captured - start) << " s, planned for "
                         << cluster.devices << " devices in " << seconds(planned - captured) << " s, peak " << peak_gib()
-                        << " GiB\n" << to_text(plan));
+                        << " GiB\n"
+                        << to_text(plan));
   REQUIRE(parameters >= allowed.parameters);
   REQUIRE(peak_gib() < allowed.gib);
   for (const auto& stage : plan.stages) REQUIRE(stage.peak_memory <= cluster.device.memory);

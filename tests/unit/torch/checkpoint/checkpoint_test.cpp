@@ -1,4 +1,4 @@
-#include <autopar/torch/checkpoint.hpp>
+#include "torch/checkpoint/checkpoint.hpp"
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
@@ -9,7 +9,8 @@
 #include <torch/torch.h>
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/hyper_parameters.hpp>
+
+#include "torch/parameters/hyper_parameters.hpp"
 
 using namespace autopar;
 
@@ -107,7 +108,8 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
   refused("lacks 'model.c'", [](Fixture& fixture) { fixture.placed[0].name = "c"; });
   refused("the model has no 'model.b'", [](Fixture& fixture) { fixture.placed.pop_back(); });
   refused("sizes [4]", [](Fixture& fixture) { fixture.placed[1].handle = torch::ones({5}); });
-  refused("is Adam, this one is SGD", [](Fixture&) {}, false);
+  refused(
+      "is Adam, this one is SGD", [](Fixture&) {}, false);
   std::filesystem::remove_all(folder / "state");
   refused("cannot open", [](Fixture&) {});
 }

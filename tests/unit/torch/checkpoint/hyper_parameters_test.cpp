@@ -1,4 +1,4 @@
-#include <autopar/torch/hyper_parameters.hpp>
+#include "torch/parameters/hyper_parameters.hpp"
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
@@ -9,9 +9,10 @@
 #include <torch/torch.h>
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/checkpoint.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
+
+#include "torch/checkpoint/checkpoint.hpp"
 
 namespace hyper_parameters_test {
 
@@ -28,7 +29,9 @@ std::vector<optim::OptimizerParamGroup> groups_of(const Tensors& tensors, const 
   return groups;
 }
 
-Tensors two_parameters() { return {torch::ones({3}).set_requires_grad(true), torch::ones({2}).set_requires_grad(true)}; }
+Tensors two_parameters() {
+  return {torch::ones({3}).set_requires_grad(true), torch::ones({2}).set_requires_grad(true)};
+}
 
 template <class Optimizer>
 void two_steps(Optimizer& optimizer, const Tensors& tensors) {
@@ -84,7 +87,8 @@ TEST_CASE("hyper-parameters of each group come back as torch::optim's own archiv
   check_as_torch_does<optim::SGD>(sgd, optim::SGDOptions(0.3).momentum(0.5).dampening(-0.25), optim::SGDOptions(1));
   check_as_torch_does<autopar::optim::SGD>(sgd, optim::SGDOptions(0.3), optim::SGDOptions(1).momentum(0.1));
   const auto adam = optim::AdamOptions(0.1).betas({0.7, 0.9}).eps(1e-3).weight_decay(0.02).amsgrad(true);
-  check_as_torch_does<optim::Adam>(adam, optim::AdamOptions(0.01).betas({0.1, 0.2}).amsgrad(true), optim::AdamOptions(1));
+  check_as_torch_does<optim::Adam>(adam, optim::AdamOptions(0.01).betas({0.1, 0.2}).amsgrad(true),
+                                   optim::AdamOptions(1));
   const auto adamw = optim::AdamWOptions(0.1).betas({0.7, 0.9}).eps(1e-3).weight_decay(0.02).amsgrad(true);
   check_as_torch_does<optim::AdamW>(adamw, optim::AdamWOptions(1.0 / 3), optim::AdamWOptions(1));
   check_as_torch_does<optim::RMSprop>(
@@ -92,9 +96,11 @@ TEST_CASE("hyper-parameters of each group come back as torch::optim's own archiv
       optim::RMSpropOptions(0.2), optim::RMSpropOptions(1));
   check_as_torch_does<optim::Adagrad>(
       optim::AdagradOptions(0.1).lr_decay(0.1).weight_decay(0.1).initial_accumulator_value(0.2).eps(1e-3),
-      optim::AdagradOptions(0.2).initial_accumulator_value(0.2), optim::AdagradOptions(1).initial_accumulator_value(0.2));
-  check_as_torch_does<autopar::optim::LAMB>(autopar::optim::LAMBOptions(0.1).betas({0.7, 0.9}).eps(1e-3).weight_decay(0.02),
-                                            autopar::optim::LAMBOptions(0.2), autopar::optim::LAMBOptions(1));
+      optim::AdagradOptions(0.2).initial_accumulator_value(0.2),
+      optim::AdagradOptions(1).initial_accumulator_value(0.2));
+  check_as_torch_does<autopar::optim::LAMB>(
+      autopar::optim::LAMBOptions(0.1).betas({0.7, 0.9}).eps(1e-3).weight_decay(0.02), autopar::optim::LAMBOptions(0.2),
+      autopar::optim::LAMBOptions(1));
 }
 
 TEST_CASE("options that torch::optim refuses, or that are not numbers, are refused by name") {

@@ -1,5 +1,3 @@
-#include <autopar/torch/checkpoint.hpp>
-
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
 
@@ -20,7 +18,9 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/safetensors.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/hyper_parameters.hpp>
+
+#include "torch/checkpoint/checkpoint.hpp"
+#include "torch/parameters/hyper_parameters.hpp"
 
 // What a load that fails leaves behind: nothing. And what makes it fail.
 namespace load_test {
@@ -206,9 +206,8 @@ TEST_CASE("a load that is refused has changed nothing on any rank, and the ranks
     });
     refused("with sizes [2, 3]", [&](File& file) { resize(file, "model.own", DType::kF64, {2, 3}); });
     refused("'model.count' is", [&](File& file) { resize(file, "model.count", DType::kI32, {}); });
-    refused("lacks 'optimizer.own.exp_avg'", [&](File& file) {
-      rename(file, "optimizer.own.exp_avg", "optimizer.own.other");
-    });
+    refused("lacks 'optimizer.own.exp_avg'",
+            [&](File& file) { rename(file, "optimizer.own.exp_avg", "optimizer.own.other"); });
   }
   SECTION("of other optimizers") {
     metadata("its optimizer is SGD, this one is Adam", "autopar.optimizer.0", "SGD");

@@ -1,15 +1,15 @@
-#include <autopar/torch/engine/class_loss.hpp>
+#include "torch/interpret/class_loss.hpp"
 
 #include <limits>
 #include <vector>
 
 #include <torch/torch.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
-
 #include <catch_shim.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/interpret/op_interpreter.hpp"
 
 namespace autopar::test {
 namespace class_loss_test {
@@ -41,7 +41,7 @@ Replayed replayed(Classifier& net, const at::Tensor& logits, const at::Tensor& t
   for (std::size_t i = 0; i < out.graph.ops.size(); ++i)
     out.in_place = out.in_place || makes_gradient_in_place(out.graph, OpId::of(i));
   const auto plan = analyze_batch(out.graph);
-  OpRunner runner(out.graph, plan, all_ops(out.graph), out.graph.outputs, c10::kCPU);
+  OpInterpreter runner(out.graph, plan, all_ops(out.graph), out.graph.outputs, c10::kCPU);
   auto values = runner.environment();
   bind_state(out.graph, net, values);
   values[out.graph.inputs[0].index()] = logits;
@@ -57,11 +57,14 @@ Replayed replayed(Classifier& net, const at::Tensor& logits, const at::Tensor& t
 }
 
 /// The replayed sum, or losses, and their gradient against libtorch's.
-void require_same(F::CrossEntropyFuncOptions options, const at::Tensor& logits, const at::Tensor& target, bool in_place = true) {
+void require_same(F::CrossEntropyFuncOptions options, const at::Tensor& logits, const at::Tensor& target,
+                  bool in_place = true) {
   Classifier net(options);
-  const auto theirs = logits.detach().clone().set_requires_grad(true), ours = logits.detach().clone().set_requires_grad(true);
+  const auto theirs = logits.detach().clone().set_requires_grad(true),
+             ours = logits.detach().clone().set_requires_grad(true);
   auto summed = options;
-  if (std::holds_alternative<torch::enumtype::kMean>(summed.reduction())) summed.reduction(torch::kSum);  // a plan divides
+  if (std::holds_alternative<torch::enumtype::kMean>(summed.reduction()))
+    summed.reduction(torch::kSum);  // a plan divides
   const auto expected = F::cross_entropy(theirs * net.scale, target, summed);
   const auto weights = torch::rand(expected.sizes(), torch::kDouble);
   const auto reference = torch::autograd::grad({(expected * weights).sum()}, {theirs, net.scale});
@@ -71,7 +74,8 @@ void require_same(F::CrossEntropyFuncOptions options, const at::Tensor& logits, 
   const auto kept = torch::autograd::grad({(found.loss * weights).sum()}, {ours, net.scale}, {}, /*retain_graph=*/true);
   const auto last = torch::autograd::grad({(found.loss * weights).sum()}, {ours, net.scale});
   for (const auto& gradients : {kept, last}) {
-    for (std::size_t i = 0; i < 2; ++i) CHECK(torch::allclose(gradients[i], reference[i], 0, 1e-13, /*equal_nan=*/true));
+    for (std::size_t i = 0; i < 2; ++i)
+      CHECK(torch::allclose(gradients[i], reference[i], 0, 1e-13, /*equal_nan=*/true));
   }
 }
 
@@ -84,8 +88,9 @@ TEST_CASE("a cross entropy's gradient made in place is libtorch's") {
   auto ignored_pixels = pixels.clone();
   ignored_pixels[1][0][2] = 3;
   const auto weight = torch::rand({5}, torch::kDouble) + 0.2;
-  for (const auto& reduction : {F::CrossEntropyFuncOptions::reduction_t(torch::kSum), F::CrossEntropyFuncOptions::reduction_t(torch::kMean),
-                                F::CrossEntropyFuncOptions::reduction_t(torch::kNone)}) {
+  for (const auto& reduction :
+       {F::CrossEntropyFuncOptions::reduction_t(torch::kSum), F::CrossEntropyFuncOptions::reduction_t(torch::kMean),
+        F::CrossEntropyFuncOptions::reduction_t(torch::kNone)}) {
     F::CrossEntropyFuncOptions plain;
     plain.reduction(reduction);
     for (const auto& to : {target, ignoring, ignoring_all}) require_same(plain, logits, to);
@@ -97,8 +102,10 @@ TEST_CASE("a cross entropy's gradient made in place is libtorch's") {
 TEST_CASE("cross entropies with other targets keep libtorch's history") {
   torch::manual_seed(4);
   const auto logits = torch::randn({6, 4}, torch::kDouble);
-  require_same(F::CrossEntropyFuncOptions().reduction(torch::kNone).label_smoothing(0.1), logits, torch::randint(4, {6}), false);
-  require_same(F::CrossEntropyFuncOptions().reduction(torch::kNone), logits, torch::rand({6, 4}, torch::kDouble), false);
+  require_same(F::CrossEntropyFuncOptions().reduction(torch::kNone).label_smoothing(0.1), logits,
+               torch::randint(4, {6}), false);
+  require_same(F::CrossEntropyFuncOptions().reduction(torch::kNone), logits, torch::rand({6, 4}, torch::kDouble),
+               false);
 }
 
 TEST_CASE("impossible logits give the same nothing") {

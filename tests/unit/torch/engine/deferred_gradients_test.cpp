@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/deferred_gradients.hpp>
+#include "torch/interpret/deferred_gradients.hpp"
 
 #include <vector>
 

@@ -9,8 +9,8 @@
 
 namespace {
 
-using autopar::Flattenable;
 using autopar::flatten;
+using autopar::Flattenable;
 using autopar::with_tensors;
 
 enum class Mode { kFast, kExact };
@@ -86,7 +86,8 @@ TEST_CASE("structure text tells constants, lengths, optionals and nesting apart"
 
 TEST_CASE("structure text does not confuse neighbouring constants", "[flatten]") {
   CHECK(flatten(1, 23).structure != flatten(12, 3).structure);
-  CHECK(flatten(std::string("a\""), std::string("b")).structure != flatten(std::string("a"), std::string("\"b")).structure);
+  CHECK(flatten(std::string("a\""), std::string("b")).structure !=
+        flatten(std::string("a"), std::string("\"b")).structure);
   CHECK(flatten(0.1).structure != flatten(0.1 + 1e-17 * 3).structure);
   CHECK(flatten(std::vector<at::Tensor>{number(0)}, number(1)).structure !=
         flatten(std::vector<at::Tensor>{number(0), number(1)}).structure);

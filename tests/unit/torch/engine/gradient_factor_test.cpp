@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/gradient_factor.hpp>
+#include "torch/gradients/gradient_factor.hpp"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/loss_scaler.hpp>
+#include "torch/gradients/loss_scaler.hpp"
 
 #include <catch_shim.hpp>
 

@@ -1,4 +1,4 @@
-#include <autopar/torch/engine/view_parts.hpp>
+#include "torch/interpret/view_parts.hpp"
 
 #include <map>
 #include <string>
@@ -7,12 +7,12 @@
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/engine/op_runner.hpp>
-#include <autopar/torch/rewrite/select_fold.hpp>
-
 #include <catch_shim.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/capture/capture.hpp"
+#include "torch/interpret/op_interpreter.hpp"
+#include "torch/rewrite/select_fold.hpp"
 
 namespace autopar::test {
 namespace view_parts_test {
@@ -30,7 +30,10 @@ struct Heads : torch::nn::Module {
     const auto all = product->forward(x).view({x.size(0), x.size(1), 3, 2, 4}).permute({2, 0, 3, 1, 4});
     if (way == Way::kUnbind) {
       const auto parts = all.unbind(0);
-      return torch::scaled_dot_product_attention(parts[0], parts[1], parts[2]).transpose(1, 2).reshape({x.size(0), -1}).sum(1);
+      return torch::scaled_dot_product_attention(parts[0], parts[1], parts[2])
+          .transpose(1, 2)
+          .reshape({x.size(0), -1})
+          .sum(1);
     }
     if (way == Way::kChunk) {
       const auto parts = all.chunk(3, 0);
@@ -83,7 +86,7 @@ struct Run {
 
 Run run_graph(Heads& net, const OpGraph& graph, const at::Tensor& x) {
   const auto plan = analyze_batch(graph);
-  OpRunner runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU);
+  OpInterpreter runner(graph, plan, all_ops(graph), graph.outputs, at::kCPU);
   auto values = runner.environment();
   bind_state(graph, net, values);
   values[graph.inputs[0].index()] = x;

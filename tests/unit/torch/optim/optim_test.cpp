@@ -16,12 +16,13 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/checkpoint.hpp>
 #include <autopar/torch/optim/fused.hpp>
 #include <autopar/torch/optim/lamb.hpp>
 
-// The multi-tensor optimizers are torch::optim's, step by step: parameters of every layout, options of every kind, groups
-// with options of their own, gradients that come and go, files that go from one to the other.
+#include "torch/checkpoint/checkpoint.hpp"
+
+// The multi-tensor optimizers are torch::optim's, step by step: parameters of every layout, options of every kind,
+// groups with options of their own, gradients that come and go, files that go from one to the other.
 namespace optim_test {
 
 namespace ap = autopar;
@@ -67,8 +68,8 @@ Tensors twins_of(const Tensors& parameters) {
   Tensors twins;
   for (const auto& parameter : parameters) {
     const torch::NoGradGuard no_grad;
-    const auto whole = at::empty({std::max<int64_t>(1, parameter.storage().nbytes() / parameter.itemsize())},
-                                 parameter.options());
+    const auto whole =
+        at::empty({std::max<int64_t>(1, parameter.storage().nbytes() / parameter.itemsize())}, parameter.options());
     twins.push_back(whole.as_strided(parameter.sizes(), parameter.strides(), parameter.storage_offset()));
     twins.back().copy_(parameter);
     twins.back().set_requires_grad(true);
@@ -197,7 +198,9 @@ TEST_CASE("one group may hold several element types") {
   for (std::size_t i = 0; i < ours.size(); ++i) {
     const auto dtype = ours[i].scalar_type();
     require_close(ours[i].to(at::kDouble), theirs[i].to(at::kDouble),
-                  dtype == at::kDouble ? kTolerance : dtype == at::kFloat ? 1e-5 : 0.02);
+                  dtype == at::kDouble  ? kTolerance
+                  : dtype == at::kFloat ? 1e-5
+                                        : 0.02);
   }
 }
 
@@ -250,7 +253,8 @@ TEST_CASE("closures, later groups, missing, sparse and complex gradients") {
 
 TEST_CASE("the planner and checkpoints know them") {
   const Tensors parameters{torch::ones({2}).set_requires_grad(true)};
-  const ap::optim::SGD plain(parameters, optim::SGDOptions(0.1)), heavy(parameters, optim::SGDOptions(0.1).momentum(0.9));
+  const ap::optim::SGD plain(parameters, optim::SGDOptions(0.1)),
+      heavy(parameters, optim::SGDOptions(0.1).momentum(0.9));
   const ap::optim::Adam adam(parameters);
   const ap::optim::AdamW adamw(parameters, optim::AdamWOptions().amsgrad(true));
   const ap::optim::LAMB lamb(parameters);
@@ -327,7 +331,8 @@ TEST_CASE("files of torch::optim's optimizers and ours are interchangeable") {
 /// Algorithm 2 of You et al. 2020, parameter by parameter, on plain vectors of doubles.
 class ReferenceLamb {
  public:
-  ReferenceLamb(Tensor parameter, ap::optim::LAMBOptions options) : x_(std::move(parameter)), options_(std::move(options)) {}
+  ReferenceLamb(Tensor parameter, ap::optim::LAMBOptions options)
+      : x_(std::move(parameter)), options_(std::move(options)) {}
 
   void step(const Tensor& gradient, double rate) {
     const auto [beta1, beta2] = options_.betas();

@@ -1,4 +1,4 @@
-#include <autopar/torch/profiler.hpp>
+#include "torch/cost/measured/profiler.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -10,12 +10,13 @@
 
 #include <autopar/cost/profiled.hpp>
 #include <autopar/runtime/loopback.hpp>
-#include <autopar/torch/capture.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
 
 #include <catch_shim.hpp>
 
 #include "../profiled.hpp"
+
+#include "torch/capture/capture.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace profiler_test {
 
@@ -137,7 +138,8 @@ TEST_CASE("ranks share the atoms out and all know all", "[profiler]") {
   CHECK(by_rank[2] == by_rank[0]);
 }
 
-TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and all ranks go by one clock", "[profiler]") {
+TEST_CASE("optimizers with no, one and two numbers a parameter are measured, and all ranks go by one clock",
+          "[profiler]") {
   std::mutex mutex;
   std::vector<std::map<int, FittedLine>> by_rank(2);
   loopback::run(2, [&](World& world) {

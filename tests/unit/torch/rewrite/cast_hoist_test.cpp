@@ -1,14 +1,15 @@
-#include <autopar/torch/rewrite/cast_hoist.hpp>
+#include "torch/rewrite/cast_hoist.hpp"
 
 #include <torch/utils.h>
 
-#include <autopar/torch/batch_algebra.hpp>
-#include <autopar/torch/profile.hpp>
-#include <autopar/torch/replay.hpp>
-#include <autopar/torch/rewrite/linear_fold.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/cost/profile.hpp"
+#include "torch/replay/replay.hpp"
+#include "torch/rewrite/linear_fold.hpp"
 
 namespace autopar::test {
 namespace {
@@ -28,7 +29,8 @@ class BFloat16Autocast {
 OpGraph captured_in_bf16(TestModel& model, c10::DeviceType device = c10::DeviceType::CPU) {
   CaptureOptions options;
   options.autocast = autopar::Autocast{at::kBFloat16, device};
-  return capture(model, specs(model.arguments(5)), [&](const Tensors& in) { return model.run(in); }, options);
+  return capture(
+      model, specs(model.arguments(5)), [&](const Tensors& in) { return model.run(in); }, options);
 }
 
 std::vector<at::Tensor> gradients_of(TestModel& model) {
@@ -101,7 +103,8 @@ struct Slices : TestModel {
   Tensors run(const Tensors& in) override {
     const auto x = in[0];
     const auto a = x.matmul(w.slice(0, 0, 4).t()), b = x.matmul(w.slice(0, 4, 12).t());
-    return {torch::nn::functional::mse_loss(a, b.slice(1, 0, 4)) + x.slice(1, 0, 4).matmul(w.slice(1, 0, 4).t()).pow(2).sum()};
+    return {torch::nn::functional::mse_loss(a, b.slice(1, 0, 4)) +
+            x.slice(1, 0, 4).matmul(w.slice(1, 0, 4).t()).pow(2).sum()};
   }
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 8})}; }
 };
@@ -145,7 +148,8 @@ TEST_CASE("Casts of parameters run once and are counted once", "[rewrite]") {
   Mlp model;
   const auto hoisted = hoist_parameter_casts(captured_in_bf16(model));
   const auto unfolded = analyze_batch(hoisted);
-  for (std::size_t i = 0; i < hoisted.ops.size(); ++i) CHECK(unfolded.ops[i].once == casts_parameter(hoisted, OpId::of(i)));
+  for (std::size_t i = 0; i < hoisted.ops.size(); ++i)
+    CHECK(unfolded.ops[i].once == casts_parameter(hoisted, OpId::of(i)));
   const auto graph = fold_linear(hoisted);
   const auto plan = analyze_batch(graph);
   std::int64_t bytes = 0, elements = 0;
@@ -154,7 +158,7 @@ TEST_CASE("Casts of parameters run once and are counted once", "[rewrite]") {
   for (const auto node : profile.model.graph.nodes()) {
     const auto& atom = profile.model.graph[node];
     CHECK(atom.resident == Bytes(0));  // all are read as copies alone
-    CHECK(atom.saved.fixed < 1000);  // no weight among the activations
+    CHECK(atom.saved.fixed < 1000);    // no weight among the activations
   }
   for (const auto& parameter : model.parameters()) elements += parameter.numel();
   for (const auto& parameter : profile.model.parameters) bytes += parameter.copy.value();
@@ -197,7 +201,8 @@ std::size_t count_of(const OpGraph& graph, const std::string& name) {
 
 }  // namespace
 
-// libtorch's layer adds a bias in single precision to the product's 16 bits: one rounding more than the folded one, and a pass.
+// libtorch's layer adds a bias in single precision to the product's 16 bits: one rounding more than the folded one, and
+// a pass.
 TEST_CASE("Linear layers of sequences fold under autocast, no further from the truth", "[rewrite]") {
   torch::manual_seed(1);
   Sequence model;
@@ -221,7 +226,9 @@ TEST_CASE("Linear layers of sequences fold under autocast, no further from the t
   exact[0].square().sum().backward();
   for (auto& gradient : gradients_of(model)) exact.push_back(gradient);
   for (std::size_t i = 0; i < exact.size(); ++i) {
-    const auto error = [&](const Tensors& from) { return (from[i].to(torch::kDouble) - exact[i]).norm().item<double>(); };
+    const auto error = [&](const Tensors& from) {
+      return (from[i].to(torch::kDouble) - exact[i]).norm().item<double>();
+    };
     INFO(i << ": " << error(ours) << " after " << error(plain));
     CHECK(ours[i].scalar_type() == plain[i].scalar_type());
     CHECK(error(ours) <= 1.5 * error(plain));

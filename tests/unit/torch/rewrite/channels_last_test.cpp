@@ -1,4 +1,4 @@
-#include <autopar/torch/rewrite/channels_last.hpp>
+#include "torch/rewrite/channels_last.hpp"
 
 #include <functional>
 #include <memory>
@@ -8,10 +8,10 @@
 
 #include <catch_shim.hpp>
 
-#include <autopar/torch/replay.hpp>
-#include <autopar/torch/rewrite/cast_hoist.hpp>
-
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/replay/replay.hpp"
+#include "torch/rewrite/cast_hoist.hpp"
 
 namespace autopar::test {
 namespace {
@@ -69,7 +69,8 @@ void require_equal(TestModel& model) {
     bind_state(graph, model, environment);
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const bool image = arguments[i].dim() == 4;
-      environment[graph.inputs[i].index()] = image ? arguments[i].contiguous(at::MemoryFormat::ChannelsLast) : arguments[i];
+      environment[graph.inputs[i].index()] =
+          image ? arguments[i].contiguous(at::MemoryFormat::ChannelsLast) : arguments[i];
     }
     const auto eager = model.run(arguments);
     replayer.run(environment, {batch, batch});
@@ -87,7 +88,8 @@ void require_equal(TestModel& model) {
 
 }  // namespace
 
-TEST_CASE("Programs of channels-last images compute what plain ones do, and every image in them is channels-last", "[rewrite]") {
+TEST_CASE("Programs of channels-last images compute what plain ones do, and every image in them is channels-last",
+          "[rewrite]") {
   torch::manual_seed(1);
   ResNet net;
   net.eval();

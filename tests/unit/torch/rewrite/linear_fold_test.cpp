@@ -1,11 +1,12 @@
-#include <autopar/torch/rewrite/linear_fold.hpp>
+#include "torch/rewrite/linear_fold.hpp"
 
 #include <torch/utils.h>
 
-#include <autopar/torch/replay.hpp>
 #include <catch_shim.hpp>
 
 #include "unit/torch/capture/models.hpp"
+
+#include "torch/replay/replay.hpp"
 
 namespace autopar::test {
 namespace {
@@ -30,7 +31,8 @@ std::vector<at::Tensor> results_and_gradients(TestModel& model, const OpGraph& g
     if (environment[output.index()].requires_grad()) total = total + environment[output.index()].sum();
   }
   total.backward();
-  for (auto& parameter : model.parameters()) result.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
+  for (auto& parameter : model.parameters())
+    result.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
   model.zero_grad();
   return result;
 }
@@ -52,8 +54,10 @@ void require_same(TestModel& model, std::size_t linears, double tolerance) {
     INFO(i);
     REQUIRE(a[i].defined() == b[i].defined());
     if (!a[i].defined()) continue;
-    if (tolerance == 0) REQUIRE(torch::equal(a[i], b[i]));
-    else REQUIRE((a[i] - b[i]).abs().max().item<double>() <= tolerance * (1 + a[i].abs().max().item<double>()));
+    if (tolerance == 0)
+      REQUIRE(torch::equal(a[i], b[i]));
+    else
+      REQUIRE((a[i] - b[i]).abs().max().item<double>() <= tolerance * (1 + a[i].abs().max().item<double>()));
   }
 }
 
@@ -84,8 +88,10 @@ struct HandWritten : TestModel {
   }
   Tensors run(const Tensors& in) override {
     const auto x = in[0], rows = x.select(1, 0);
-    const auto plus = x.matmul(w.t()) + b, swapped = b + plus.tanh().matmul(square.t()), bare = swapped.matmul(square.t());
-    return {(bare * plus).sum(), torch::addmm(b, rows, w.t()).tanh().matmul(square.t()).sum(), (rows.matmul(w.t()) + b).sin()};
+    const auto plus = x.matmul(w.t()) + b, swapped = b + plus.tanh().matmul(square.t()),
+               bare = swapped.matmul(square.t());
+    return {(bare * plus).sum(), torch::addmm(b, rows, w.t()).tanh().matmul(square.t()).sum(),
+            (rows.matmul(w.t()) + b).sin()};
   }
   Tensors arguments(std::int64_t n) override { return {torch::randn({n, 3, 4})}; }
 };
@@ -110,7 +116,10 @@ TEST_CASE("What is no linear layer stays as it is", "[rewrite]") {
   using at::Tensor;
   const auto w = torch::randn({8, 8});
   SECTION("a transpose used twice") {
-    REQUIRE(unchanged([w](Tensor y, Tensor) { auto t = w.t(); return torch::addmm(torch::ones({8}), y, t).sum() + t.sum(); }));
+    REQUIRE(unchanged([w](Tensor y, Tensor) {
+      auto t = w.t();
+      return torch::addmm(torch::ones({8}), y, t).sum() + t.sum();
+    }));
   }
   SECTION("scaled addmm") {
     REQUIRE(unchanged([w](Tensor y, Tensor) { return torch::addmm(torch::ones({8}), y, w.t(), 0.5, 2).sum(); }));

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include <autopar/bottleneck/fold.hpp>
+#include <autopar/bottleneck/light_nodes.hpp>
+#include <autopar/bottleneck/objective.hpp>
+#include <autopar/bottleneck/search.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// The tables with their nodes in one order only: its plans are plans of the tables, its bound is none.
+[[nodiscard]] inline VariantTables in_a_line(VariantTables tables) {
+  const auto order = topological_order(tables.graph);
+  for (std::size_t i = 0; i + 1 < order.size(); ++i) {
+    tables.graph.add_edge(order[i], order[i + 1], 0);
+    for (auto& variants : tables.variants[order[i].index()]) {
+      for (NodeVariant& v : variants) v.out.push_back(0);
+    }
+    for (auto& variants : tables.variants[order[i + 1].index()]) {
+      for (NodeVariant& v : variants) v.in.push_back(0);
+    }
+  }
+  return tables;
+}
+
+}  // namespace detail
+
+/// The pipeline with the fastest slowest stage, with its proof, or the best that the budget allows and how far it may
+/// be from the fastest. Nodes that cost nothing, or next to nothing at an end of the graph, are folded away; the best
+/// plan along one order is found first.
+/// @cost bounded by `max_states`, about 30 to 60 ns each
+struct ExactBottleneckStaging {
+  using policy_category = staging_policy_tag;
+  std::int64_t max_states = 9'000'000;
+  std::size_t max_tails = 200'000;  ///< graphs with more cuts are planned along one order only
+
+  [[nodiscard]] BottleneckResult search(const SlowestStage& objective) const {
+    const VariantTables& tables = objective.tables();
+    const detail::LightNodes light(tables);
+    if (light.empty()) return plan(tables, {});
+    BottleneckResult result = plan(light.without_costs(), {});
+    if (!result.stages.empty()) {
+      if (light.settle(result.stages)) {
+        result.seconds = slowest_of(tables, result.stages);
+        return result;
+      }
+      result.stages.clear();  // what they hold was too much after all: with them, then
+      result.seconds = std::numeric_limits<double>::infinity();
+      return plan(tables, std::move(result));
+    }
+    return result;
+  }
+
+ private:
+  /// @param start  no plan, but a bound that holds
+  [[nodiscard]] BottleneckResult plan(const VariantTables& all, BottleneckResult start) const {
+    const detail::FreeNodes free(all);
+    const VariantTables& tables = free.folded();
+    const double bound = start.lower_bound;
+    auto tails = tails_of(tables, max_tails);
+    if (!tails || tails->size() > 2 * tables.graph.node_count()) {
+      const VariantTables line = detail::in_a_line(tables);
+      const auto line_tails = tails_of(line, tables.graph.node_count() + 1);
+      start = BottleneckSearch(line, *line_tails).solve(std::move(start), tails ? max_states / 10 : max_states);
+    }
+    start.lower_bound = std::max(bound, even_share(tables));  // not of that order only
+    if (tails) start = BottleneckSearch(tables, *tails).solve(std::move(start), max_states);
+    start.stages = free.unfold(start.stages);
+    return start;
+  }
+};
+static_assert(StagingPolicy<ExactBottleneckStaging, SlowestStage>);
+
+/// The same for tables at hand.
+/// @throws InvalidArgument as `check_tables`
+[[nodiscard]] inline BottleneckResult solve_bottleneck(const VariantTables& tables,
+                                                       const ExactBottleneckStaging& staging = {}) {
+  return staging.search(SlowestStage(tables));
+}
+
+}  // namespace autopar

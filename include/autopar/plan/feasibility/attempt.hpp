@@ -1,0 +1,107 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include <autopar/core/error.hpp>
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/model/constraints.hpp>
+#include <autopar/plan/model/segments.hpp>
+#include <autopar/plan/multilevel/coarsened.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/search/effort.hpp>
+#include <autopar/plan/search/least_memory.hpp>
+
+namespace autopar::detail {
+
+/// A staging that fits, for messages.
+struct Fit {
+  Staging staging;
+  Bytes peak{};
+  StageId stage;  ///< the one that needs most
+
+  [[nodiscard]] static Fit of(const Candidate& candidate) {
+    const auto& stages = candidate.terms.stages;
+    const auto most = std::max_element(stages.begin(), stages.end(), [](const StageTerms& a, const StageTerms& b) {
+      return a.memory.total() < b.memory.total();
+    });
+    return {candidate.staging, StepObjective::peak(candidate.terms),
+            StageId::of(static_cast<std::size_t>(most - stages.begin()))};
+  }
+};
+
+/// The answer to a request that may not fit.
+struct Trial {
+  std::optional<Fit> fit;
+  bool certain = true;     ///< where nothing fits: the planner would find nothing either
+  std::int64_t steps = 0;  ///< elementary ones, about ten nanoseconds each
+};
+
+/// Requests on clusters, for the same workload. What a request contradicts does not fit.
+using Trials = std::function<Trial(const PlanRequest&, const Cluster&)>;
+
+/// A request with everything that is made for it on the way to a plan.
+template <class StagingSearch, class Coarsening>
+class Attempt {
+ public:
+  /// @pre the arguments outlive it @throws what `resolve` throws
+  Attempt(const StagingSearch& staging, const Coarsening& coarsening, Workload& work, const Cluster& cluster,
+          const PlanRequest& request)
+      : staging_(staging),
+        constraints_(resolve(request, work, cluster)),
+        samples_(std::max<std::int64_t>(1, constraints_.batch / constraints_.world)),
+        coarse_(work, coarsening.coarsen(work, samples_, std::max(1, constraints_.stages)), cluster, constraints_) {
+    set_segments(work, coarse_.work, coarse_.blocks, constraints_, samples_);
+  }
+
+  [[nodiscard]] const Constraints& constraints() const { return constraints_; }
+  [[nodiscard]] const Coarsened& coarse() const { return coarse_; }
+
+  [[nodiscard]] SearchResult search() const { return staging_.search(coarse_.objective); }
+
+  /// The staging that needs least, where a search has found none that fits, is the planner's answer if it fits.
+  [[nodiscard]] std::optional<LeastMemory> offer_least(SearchResult& found) const {
+    // The schedules that a search leaves out do not change it.
+    auto least = found.least ? std::optional(*found.least) : least_memory(coarse_.objective);
+    if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
+      found.candidates.offer({least->staging, coarse_.objective(least->staging)});
+    return least;
+  }
+
+  /// Whether `search` and `offer_least` would come to something that fits, without searching for what is fast.
+  [[nodiscard]] Trial trial() const {
+    const auto least = least_memory(coarse_.objective);
+    Trial out;
+    out.certain = least && least->proven;
+    if (least) out.steps = least->steps;
+    if (least && has_closed_form(least->staging.schedule) && least->fits(coarse_.constraints)) {
+      out.fit = Fit{least->staging, least->peak, least->stage};
+      return out;
+    }
+    SearchResult found = beyond(out.certain);
+    if (least && !found.candidates.any_fits() && !has_closed_form(least->staging.schedule))
+      found.candidates.offer({least->staging, coarse_.objective(least->staging)});
+    out.certain = true;
+    if (found.candidates.any_fits()) out.fit = Fit::of(found.candidates.best());
+    out.steps += found.states * kStepsAState + kStepsASearch;
+    return out;
+  }
+
+ private:
+  [[nodiscard]] SearchResult beyond(bool least_is_proven) const {
+    if constexpr (requires { staging_.search_beyond_plain(coarse_.objective); }) {
+      if (least_is_proven) return staging_.search_beyond_plain(coarse_.objective);
+    }
+    return search();
+  }
+
+  const StagingSearch& staging_;
+  Constraints constraints_;
+  std::int64_t samples_;
+  Coarsened coarse_;
+};
+
+}  // namespace autopar::detail

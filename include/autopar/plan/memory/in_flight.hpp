@@ -1,0 +1,98 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/schedule/action.hpp>
+#include <autopar/schedule/gpipe.hpp>
+#include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/one_f_one_b.hpp>
+
+namespace autopar {
+
+/// Micro-batches that a stage has begun and not ended.
+struct InFlight {
+  int whole = 0;    ///< forward, not yet backward
+  int waiting = 0;  ///< backward, but for gradients of parameters
+  friend bool operator==(const InFlight&, const InFlight&) = default;
+};
+
+/// Most micro-batches of a stage that are forward and not yet backward, by the schedule's own law; an estimate for
+/// schedules of several stages a rank and for synthesised ones, whose orders must be counted (`in_flight_of`).
+[[nodiscard]] inline int peak_in_flight(ScheduleKind schedule, bool loss_mode, int stage, int stages,
+                                        int microbatches) {
+  if (schedule == ScheduleKind::kGPipe || !loss_mode)
+    return GPipe{}.peak_activations(StageId(stage), stages, microbatches);
+  return OneFOneB{}.peak_activations(StageId(stage), stages, microbatches);
+}
+
+/// Whether that alone says what a stage holds, without the orders of turns.
+[[nodiscard]] constexpr bool has_closed_form(ScheduleKind schedule) {
+  return schedule == ScheduleKind::kGPipe || schedule == ScheduleKind::kOneFOneB;
+}
+
+/// Micro-batches that each stage holds at the peak. @pre the schedule has a law
+[[nodiscard]] inline std::vector<InFlight> in_flight_by_law(const Workload& work, const Staging& staging) {
+  std::vector<InFlight> out;
+  for (int s = 0; s < staging.stages(); ++s)
+    out.push_back({peak_in_flight(staging.schedule, work.loss_mode, s, staging.stages(), staging.microbatches)});
+  return out;
+}
+
+/// Bytes that a micro-batch in flight takes, by stage.
+struct HeldByMicrobatch {
+  std::vector<Bytes> whole, waiting;
+  std::vector<Bytes> read;  ///< in either case; those of the next one are there as well, if there is one
+  int microbatches = 1;
+
+  [[nodiscard]] Bytes of(std::size_t stage, const InFlight& now) const {
+    return whole[stage] * now.whole + waiting[stage] * now.waiting +
+           read[stage] * std::min(now.whole + now.waiting + 1, microbatches);
+  }
+};
+
+/// Micro-batches of each stage in flight when their ranks hold most; of a stage's replicas the one that holds most.
+/// @param orders  [rank]
+[[nodiscard]] inline std::vector<InFlight> in_flight_of(const std::vector<std::vector<Turn>>& orders,
+                                                        const HeldByMicrobatch& bytes) {
+  std::vector<InFlight> most(bytes.whole.size());
+  std::vector<Bytes> most_of(most.size(), Bytes(-1));
+  for (const auto& turns : orders) {
+    std::vector<InFlight> now(most.size()), at_peak = now;
+    Bytes sum{}, peak{-1};
+    for (const Turn turn : turns) {
+      const std::size_t s = turn.stage.index();
+      sum -= bytes.of(s, now[s]);
+      switch (turn.kind) {
+        case ActionKind::kForward:
+          ++now[s].whole;
+          break;
+        case ActionKind::kBackwardInput:
+          --now[s].whole, ++now[s].waiting;
+          break;
+        case ActionKind::kBackwardWeight:
+          --now[s].waiting;
+          break;
+        default:
+          --now[s].whole;
+      }
+      sum += bytes.of(s, now[s]);
+      if (sum <= peak) continue;
+      peak = sum;
+      at_peak = now;
+    }
+    for (std::size_t s = 0; s < most.size(); ++s) {
+      if (bytes.of(s, at_peak[s]) <= most_of[s]) continue;
+      most_of[s] = bytes.of(s, at_peak[s]);
+      most[s] = at_peak[s];
+    }
+  }
+  return most;
+}
+
+}  // namespace autopar

@@ -1,0 +1,291 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/memory/in_flight.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/stage_memory.hpp>
+#include <autopar/plan/memory/turn_memory.hpp>
+#include <autopar/plan/memory/zero_memory.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/request.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// Gradients of values of other stages that a stage holds: one in use, and the next one arrives.
+[[nodiscard]] constexpr int gradients_arriving(int microbatches) { return microbatches < 2 ? microbatches : 2; }
+/// Gradients that a stage made for others: the last one is on its way; the next is in the operators' workspace.
+[[nodiscard]] constexpr int gradients_going(int microbatches) { return microbatches < 2 ? 0 : 1; }
+
+/// Values wait for the backward of their micro-batch at their maker's, unless it would keep them anyway, and where they
+/// are read until gradients of parameters are made (one more arrives ahead of its use); within a rank one that travels
+/// alone is the same memory on both sides.
+inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& sized,
+                         const std::vector<std::int64_t>& share, const std::vector<InFlight>& in_flight,
+                         int microbatches) {
+  const auto& stages = sized.pipeline.stages;
+  for (std::size_t c = 0; c < sized.channels.size(); ++c) {
+    const auto [from, to] = std::pair(sized.pipeline.channels[c].from, sized.pipeline.channels[c].to);
+    const SizedPipeline::ChannelSize& size = sized.channels[c];
+    if (from.valid()) {
+      const std::size_t s = from.index();
+      memory[s].boundary += bytes_at(size.held, share[s]) * in_flight[s].whole +
+                            bytes_at(size.gradient, share[s]) * gradients_arriving(microbatches);
+    }
+    const bool within = from.valid() && to.valid() && stages[from.index()] == stages[to.index()];
+    if (!to.valid() || (within && size.values == 1)) continue;
+    const std::size_t s = to.index();
+    const int begun = in_flight[s].whole + in_flight[s].waiting;
+    memory[s].boundary += bytes_at(size.value, share[s]) * std::min(microbatches, begun + 1) +
+                          bytes_at(size.gradient, share[s]) * gradients_going(microbatches);
+  }
+}
+
+/// What a call hands to its caller of a rank's samples, who has it until their backward is over: copies, wherever they
+/// were made.
+[[nodiscard]] inline Bytes results_of(const Workload& work, std::int64_t samples) {
+  Bytes sum{};
+  std::set<std::int32_t> values;
+  for (const OutputProfile& output : work.outputs) {
+    if (output.bytes.per_sample != 0 && values.insert(output.value).second) sum += bytes_at(output.bytes, samples);
+  }
+  return sum;
+}
+
+/// Of stages that share their ranks the one whose turns need most room states it, and the others use the same room. All
+/// are updated when no turn is left, a parameter at a time: the one whose update takes most states by how much that is
+/// more than what their turns take.
+/// @param stages  of one position
+inline void take_turns(std::vector<StageMemory>& stages) {
+  const auto working = std::ranges::max_element(stages, {}, &StageMemory::transient);
+  const auto summing = std::ranges::max_element(stages, {}, &StageMemory::summed);
+  const auto updating = std::ranges::max_element(stages, {}, &StageMemory::update);
+  for (auto stage = stages.begin(); stage != stages.end(); ++stage) {
+    if (stage != working) stage->workspace = stage->gathered = stage->brought = Bytes(0);
+    if (stage != summing) stage->summed = Bytes(0);
+    if (stage == updating) continue;
+    stage->update = Bytes(0);
+    updating->update -= std::min(updating->update, stage->running());
+  }
+}
+
+/// Of all positions.
+inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging) {
+  if (staging.position_of.empty()) return;
+  for (const auto& stages : stages_of_positions(staging)) {
+    std::vector<StageMemory> own;
+    for (const std::size_t s : stages) own.push_back(memory[s]);
+    take_turns(own);
+    for (std::size_t i = 0; i < stages.size(); ++i) memory[stages[i]] = own[i];
+  }
+}
+
+}  // namespace detail
+
+/// What the parameters of each stage take, and whatever else does not depend on the batch.
+[[nodiscard]] inline std::vector<StageMemory> fixed_memory(const Workload& work, const Constraints& constraints,
+                                                           const Staging& staging, int zero,
+                                                           Offload offload = Offload::kNone) {
+  const auto nodes = nodes_by_stage(staging);
+  const detail::Sharing sharing(work, staging, zero);
+  Bytes of_all{};
+  for (const NodeId node : work.graph.nodes()) of_all = std::max(of_all, work.graph[node].largest_trained);
+  const Bytes results = detail::results_of(work, constraints.largest_local_batch());
+  std::vector<StageMemory> memory(nodes.size());
+  std::vector<std::size_t> counted(work.parameters.size(), nodes.size());  // the last stage in which it was
+  std::set<std::pair<std::size_t, int>> there;  // on ranks with several stages, which hold it once: its position
+  // Of a parameter with several readers one's gradient waits for the next one's, and both for their sum.
+  std::vector<std::map<std::size_t, Bytes>> waiting(nodes.size());
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    Bytes largest{}, landing{};
+    detail::GatheredUnits units{.of_all = of_all};
+    for (const NodeId node : nodes[s]) {
+      for (const ParameterId parameter : work.graph[node].parameters) {
+        const ParameterProfile& profile = work.parameters[parameter.index()];
+        if (counted[parameter.index()] == s) {
+          if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
+          continue;
+        }
+        counted[parameter.index()] = s;
+        if (!staging.position_of.empty() && !there.emplace(parameter.index(), staging.position_of[s]).second) continue;
+        const auto level = sharing.of(parameter, s);
+        const StageMemory one = parameter_memory(profile, constraints, level.zero, level.ranks, offload);
+        memory[s].host += one.host;
+        memory[s].parameters += one.parameters;
+        memory[s].gradients += one.gradients;
+        memory[s].optimizer += one.optimizer;
+        const bool is_shared = profile.trainable && profile.highest_zero > 0;
+        if (is_shared && !level.tied) {
+          units.owned += profile.bytes;
+          units.computed_with += profile.computed_with();
+        }
+        if (is_shared && profile.copy > Bytes(0))
+          landing += detail::updated_bytes(profile.bytes, level.zero, static_cast<std::size_t>(level.ranks));
+      }
+      for (const ParameterId parameter : work.graph[node].read_again) {
+        const ParameterProfile& profile = work.parameters[parameter.index()];
+        if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
+      }
+      largest = std::max(largest, work.graph[node].largest_trained);
+      memory[s].parameters += work.graph[node].resident;
+    }
+    for (const auto& [parameter, bytes] : waiting[s]) {
+      memory[s].workspace += bytes;
+      const bool is_shared = work.parameters[parameter].highest_zero > 0;
+      units.read_again = units.read_again || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
+    }
+    memory[s].workspace += results;
+    memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
+    if (offload == Offload::kOptimizer && constraints.host_memory)
+      memory[s].host += std::exchange(memory[s].update, std::min(landing, kLandingBytes));
+    units.largest = largest;
+    units.add_to(memory[s], zero, staging, staging.replicas[s]);
+  }
+  return memory;
+}
+
+namespace detail {
+
+/// Samples that the largest replica of each stage runs at a time.
+[[nodiscard]] inline std::vector<std::int64_t> largest_shares(const Staging& staging, const ShareTable& shares) {
+  std::vector<std::int64_t> share;
+  for (const int replicas : staging.replicas)
+    share.push_back(shares.at(staging.microbatches, replicas, staging.stages()).largest);
+  return share;
+}
+
+/// With segments that run again and, under ZeRO 3, hold some of what they gather.
+inline void add_read_again(StageMemory& memory, const StageMemory& fixed, const ReadAgain& read) {
+  memory.brought = std::min(fixed.in_shares, fixed.brought + read.held());
+}
+
+/// What turns of a stage with so many micro-batches in flight take.
+inline void add_turns(StageMemory& memory, const TurnMemory& turn, const InFlight& in_flight) {
+  memory.saved = turn.kept * in_flight.whole + turn.put_off * in_flight.waiting;
+  memory.workspace += turn.work;
+}
+
+/// Nothing is run again, and each stage has its ranks for itself.
+/// @param memory  `fixed_memory`
+[[nodiscard]] inline std::vector<StageMemory> memory_apart(const Workload& work, const Staging& staging,
+                                                           const SizedPipeline& sized, const ShareTable& shares,
+                                                           const std::vector<InFlight>& in_flight,
+                                                           std::vector<StageMemory> memory) {
+  const auto nodes = nodes_by_stage(staging);
+  const auto share = largest_shares(staging, shares);
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    const auto& costs = work.node_costs(share[s]);
+    const auto made = gradients_made(work, staging, s, nodes[s]);
+    TurnMemory turn;
+    for (std::size_t i = 0; i < nodes[s].size(); ++i) {
+      const NodeId node = nodes[s][i];
+      const Bytes gradients = made.empty() ? Bytes(0) : made[i];
+      turn = turn.with(TurnMemory::of(work.graph[node], costs[node.index()], staging.schedule, gradients),
+                       staging.schedule);
+    }
+    add_turns(memory[s], turn, in_flight[s]);
+  }
+  add_boundary(memory, sized, share, in_flight, staging.microbatches);
+  return memory;
+}
+
+/// What each stage takes less and more with some of its segments run again.
+inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload& work, const Staging& staging,
+                                const ShareTable& shares, const std::vector<InFlight>& in_flight,
+                                const std::vector<StageMemory>& fixed, const Savings& savings) {
+  if (!savings.recomputes()) return;
+  const auto nodes = nodes_by_stage(staging);
+  const auto share = largest_shares(staging, shares);
+  const auto pieces = measured_pieces(work, staging, savings.recomputed, share);
+  for (std::size_t s = 0; s < memory.size(); ++s) {
+    if (pieces[s].empty()) continue;
+    StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule,
+                   gradients_made(work, staging, s, nodes[s]));
+    for (const SegmentPiece& piece : pieces[s]) turn.run_again(piece);
+    if (fixed[s].brought > Bytes(0)) {
+      ReadAgain read(work, nodes[s], keeps_backwards_whole(staging.schedule));
+      for (const SegmentPiece& piece : pieces[s]) read.add(piece.nodes);
+      add_read_again(memory[s], fixed[s], read);
+    }
+    memory[s].workspace = fixed[s].workspace;
+    add_turns(memory[s], turn.memory(), in_flight[s]);
+  }
+}
+
+}  // namespace detail
+
+/// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
+/// @param savings  nothing by default
+/// @param fixed    `fixed_memory` of the same staging, ZeRO level and offload
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Staging& staging,
+                                                             const SizedPipeline& sized, const ShareTable& shares,
+                                                             const std::vector<InFlight>& in_flight,
+                                                             const Savings& savings,
+                                                             const std::vector<StageMemory>& fixed) {
+  auto memory = detail::memory_apart(work, staging, sized, shares, in_flight, fixed);
+  detail::apply_recomputation(memory, work, staging, shares, in_flight, fixed, savings);
+  detail::take_turns(memory, staging);
+  return memory;
+}
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
+                                                             const Staging& staging, const SizedPipeline& sized,
+                                                             const ShareTable& shares,
+                                                             const std::vector<InFlight>& in_flight,
+                                                             const Savings& savings = {}) {
+  return predict_memory(work, staging, sized, shares, in_flight, savings,
+                        fixed_memory(work, constraints, staging, savings.zero, savings.offload));
+}
+
+/// The same under a schedule with a law.
+[[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
+                                                             const Staging& staging, const SizedPipeline& sized,
+                                                             const ShareTable& shares) {
+  return predict_memory(work, constraints, staging, sized, shares, in_flight_by_law(work, staging));
+}
+
+/// What a micro-batch in flight takes: the difference that it makes.
+[[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const Workload& work, const Staging& staging,
+                                                         const SizedPipeline& sized, const ShareTable& shares,
+                                                         const Savings& savings = {}) {
+  const std::vector<StageMemory> fixed(staging.replicas.size());  // does not change
+  const auto memory = [&](InFlight each) {
+    const std::vector<InFlight> in_flight(staging.replicas.size(), each);
+    return predict_memory(work, staging, sized, shares, in_flight, savings, fixed);
+  };
+  const auto none = memory({}), whole = memory({1, 0}), waiting = memory({0, 1});
+  HeldByMicrobatch out;
+  out.microbatches = staging.microbatches;
+  for (std::size_t s = 0; s < none.size(); ++s) {
+    out.whole.push_back(whole[s].saved + whole[s].boundary - waiting[s].boundary);
+    out.waiting.push_back(waiting[s].saved);
+    out.read.push_back(waiting[s].boundary - none[s].boundary);
+  }
+  return out;
+}
+
+/// Peak bytes of the rank that needs most: stages that share it are added.
+/// @param ranks  [stage][replica]
+/// @param bytes_of  peak bytes of a stage, by its position in `ranks`
+template <class BytesOf>
+[[nodiscard]] Bytes peak_of_ranks(const std::vector<std::vector<Rank>>& ranks, const BytesOf& bytes_of) {
+  std::vector<Bytes> of_rank;
+  for (std::size_t s = 0; s < ranks.size(); ++s) {
+    for (const Rank rank : ranks[s]) {
+      if (rank.index() >= of_rank.size()) of_rank.resize(rank.index() + 1);
+      of_rank[rank.index()] += bytes_of(s);
+    }
+  }
+  return of_rank.empty() ? Bytes{} : *std::max_element(of_rank.begin(), of_rank.end());
+}
+
+}  // namespace autopar

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/memory/in_flight.hpp>
+#include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/turn_memory.hpp>
+#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+
+namespace autopar::detail {
+
+/// Segments of each stage.
+using StageSegments = std::vector<std::vector<std::vector<NodeId>>>;
+
+/// What every stage runs again: the pieces that free most bytes a second first, as few as fit.
+class RecomputeChoice {
+ public:
+  /// @param segments  that may be run again
+  /// @param fixed     `fixed_memory` of the staging
+  RecomputeChoice(const Workload& work, const Staging& staging, const SizedPipeline& sized, const ShareTable& shares,
+                  const StageSegments& segments, const std::vector<InFlight>& in_flight,
+                  const std::vector<StageMemory>& fixed)
+      : work_(work),
+        staging_(staging),
+        share_(largest_shares(staging, shares)),
+        nodes_(nodes_by_stage(staging)),
+        pieces_(measured_pieces(work, staging, segments, share_)),
+        in_flight_(in_flight),
+        fixed_(fixed),
+        plain_(memory_apart(work, staging, sized, shares, in_flight, fixed)),
+        positions_(stages_of_positions(staging)) {}
+
+  [[nodiscard]] StageSegments to_fit(Bytes memory) const {
+    return chosen([&](const std::vector<Item>& items, const std::vector<std::size_t>& stages) {
+      return fewest(items, stages, memory);
+    });
+  }
+  [[nodiscard]] StageSegments everything() const {
+    return chosen([](const std::vector<Item>& items, const auto&) { return items.size(); }, true);
+  }
+
+ private:
+  struct Item {
+    std::size_t stage, piece;
+    Bytes freed{};       ///< by all micro-batches in flight
+    double seconds = 0;  ///< of a micro-batch
+  };
+
+  template <class HowMany>
+  [[nodiscard]] StageSegments chosen(const HowMany& how_many, bool useless = false) const {
+    StageSegments out(pieces_.size());
+    for (const auto& stages : positions_) {
+      std::vector<Item> items;
+      for (const std::size_t s : stages) {
+        for (std::size_t p = 0; p < pieces_[s].size(); ++p) {
+          const SegmentPiece& piece = pieces_[s][p];
+          if (useless || piece.freed() > Bytes(0))
+            items.push_back({s, p, piece.freed() * in_flight_[s].whole, piece.forward.value()});
+        }
+      }
+      std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+        return static_cast<double>(a.freed.value()) * b.seconds > static_cast<double>(b.freed.value()) * a.seconds;
+      });
+      const std::size_t count = how_many(items, stages);
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto& item = items[i];
+        out[item.stage].push_back(pieces_[item.stage][item.piece].nodes);
+      }
+    }
+    for (auto& segments : out) std::sort(segments.begin(), segments.end());
+    return out;
+  }
+
+  /// With which what these stages hold together fits; if none does, with which it is least.
+  [[nodiscard]] std::size_t fewest(const std::vector<Item>& items, const std::vector<std::size_t>& stages,
+                                   Bytes memory) const {
+    std::vector<StageMemory> now;  // by number in `stages`
+    std::vector<StageTurn> turns;
+    std::map<std::size_t, ReadAgain> read;  // of stages that gather
+    for (const std::size_t s : stages) {
+      now.push_back(plain_[s]);
+      turns.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule,
+                         gradients_made(work_, staging_, s, nodes_[s]));
+      if (fixed_[s].brought > Bytes(0)) read.try_emplace(s, work_, nodes_[s], keeps_backwards_whole(staging_.schedule));
+    }
+    std::size_t best = 0;
+    Bytes least = total(now);
+    for (std::size_t count = 0; count <= items.size(); ++count) {
+      if (count > 0) {
+        const auto [s, piece, freed, seconds] = items[count - 1];
+        const auto own = static_cast<std::size_t>(std::ranges::find(stages, s) - stages.begin());
+        turns[own].run_again(pieces_[s][piece]);
+        if (const auto gathers = read.find(s); gathers != read.end()) {
+          gathers->second.add(pieces_[s][piece].nodes);
+          add_read_again(now[own], fixed_[s], gathers->second);
+        }
+        now[own].workspace = fixed_[s].workspace;
+        add_turns(now[own], turns[own].memory(), in_flight_[s]);
+      }
+      const Bytes held = total(now);
+      if (held <= memory) return count;
+      if (held >= least) continue;
+      least = held;
+      best = count;
+    }
+    return best;
+  }
+
+  /// Of stages that share their ranks.
+  [[nodiscard]] static Bytes total(std::vector<StageMemory> stages) {
+    take_turns(stages);
+    Bytes sum{};
+    for (const StageMemory& stage : stages) sum += stage.total();
+    return sum;
+  }
+
+  const Workload& work_;
+  const Staging& staging_;
+  std::vector<std::int64_t> share_;         // samples
+  std::vector<std::vector<NodeId>> nodes_;  // by stage
+  std::vector<std::vector<SegmentPiece>> pieces_;
+  const std::vector<InFlight>& in_flight_;
+  const std::vector<StageMemory>& fixed_;
+  std::vector<StageMemory> plain_;                   // of each stage apart
+  std::vector<std::vector<std::size_t>> positions_;  // by the ranks that they share
+};
+
+}  // namespace autopar::detail

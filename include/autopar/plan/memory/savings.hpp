@@ -1,0 +1,164 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+
+namespace autopar {
+
+/// Of offloaded parameters that stages read in a smaller element type, so many bytes are on the device as they are on
+/// the host at a time, when new values come from there.
+inline constexpr Bytes kLandingBytes{8 << 20};
+
+/// What the stages of a staging pay time for to hold less memory.
+struct Savings {
+  /// ZeRO level of all stages, among the replicas of each. 1: optimizer state in shares, what was updated is gathered;
+  /// 2: gradients as well, summed into shares after every micro-batch; 3: parameters as well, gathered for every
+  /// micro-batch ahead of its forward and of its backward.
+  /// @source Rajbhandari et al., "ZeRO", SC 2020
+  int zero = 0;
+  /// [stage][segment]: nodes that keep what enters them alone and run their forward again before their backward, which
+  /// is whole under every schedule.
+  std::vector<std::vector<std::vector<NodeId>>> recomputed{};
+  /// Of all stages. Each rank's gradients go to its host when they are complete, the optimizer steps there, on the
+  /// rank's share under ZeRO, and what it changed comes back before the next forward.
+  /// @source Ren et al., "ZeRO-Offload", USENIX ATC 2021
+  Offload offload = Offload::kNone;
+
+  [[nodiscard]] bool recomputes() const {
+    return std::any_of(recomputed.begin(), recomputed.end(), [](const auto& segments) { return !segments.empty(); });
+  }
+  friend bool operator==(const Savings&, const Savings&) = default;
+};
+
+/// The savings that a plan describes, by the atoms of the model.
+[[nodiscard]] inline Savings savings_of(const Plan& plan) {
+  Savings savings{plan.zero, {}, plan.offload};
+  for (const StagePlan& stage : plan.stages) savings.recomputed.push_back(stage.recomputed);
+  if (!savings.recomputes()) savings.recomputed.clear();
+  return savings;
+}
+
+namespace detail {
+
+/// What one rank of several updates, under ZeRO its share.
+[[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
+  const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
+  return Bytes((trainable.value() + parts - 1) / parts);
+}
+
+}  // namespace detail
+
+/// " (ZeRO 1, optimizer offloaded, 12 segments run again)", or nothing.
+[[nodiscard]] inline std::string describe(const Savings& savings) {
+  std::string text;
+  if (savings.zero > 0) text = "ZeRO " + std::to_string(savings.zero);
+  if (savings.offload == Offload::kOptimizer) text += text.empty() ? "optimizer offloaded" : ", optimizer offloaded";
+  std::size_t segments = 0;
+  for (const auto& stage : savings.recomputed) segments += stage.size();
+  if (segments > 0) {
+    text += (text.empty() ? "" : ", ") + std::to_string(segments) + (segments == 1 ? " segment" : " segments") +
+            " run again";
+  }
+  return text.empty() ? "" : " (" + text + ")";
+}
+
+namespace detail {
+
+[[nodiscard]] inline Bytes bytes_at(const Affine& size, std::int64_t samples) {
+  return Bytes(static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples))))));
+}
+
+/// Bytes of what is computed with in place of so many bytes of a stage's parameters.
+[[nodiscard]] constexpr Bytes in_proportion(Bytes bytes, Bytes computed_with, Bytes trained) {
+  if (computed_with == trained) return bytes;
+  const double smaller = static_cast<double>(computed_with.value()) / static_cast<double>(trained.value());
+  return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
+}
+
+/// The part of a segment that is in one stage, and what it takes to run it again.
+struct SegmentPiece {
+  std::vector<NodeId> nodes;  ///< ascending
+  Bytes saved{};              ///< what its nodes keep of a micro-batch unless it is run again, and its second run makes
+  Bytes entering{};           ///< values of other nodes of the stage that it reads and that their makers do not keep
+  Bytes leaving{};            ///< what its nodes keep of values that others read, which stays
+  Seconds forward{};
+
+  /// Bytes of a micro-batch in flight that running it again saves; may be negative.
+  [[nodiscard]] Bytes freed() const { return saved - entering - leaving; }
+};
+
+/// [stage][segment]: the segments that may be run again, as far as they are in one stage. Nodes that take totals over
+/// the whole batch are in none.
+[[nodiscard]] inline std::vector<std::vector<std::vector<NodeId>>> segments_in_stages(const Workload& work,
+                                                                                      const Staging& staging) {
+  std::vector<std::map<int, std::vector<NodeId>>> by_segment(staging.replicas.size());
+  for (const NodeId node : work.graph.nodes()) {
+    const int segment = work.segment_of.empty() ? node.value() : work.segment_of[node.index()];
+    if (segment < 0 || work.graph[node].totals > Bytes(0)) continue;
+    by_segment[static_cast<std::size_t>(staging.stage_of[node.index()])][segment].push_back(node);
+  }
+  std::vector<std::vector<std::vector<NodeId>>> out(by_segment.size());
+  for (std::size_t s = 0; s < out.size(); ++s) {
+    for (auto& [segment, nodes] : by_segment[s]) out[s].push_back(std::move(nodes));
+  }
+  return out;
+}
+
+/// [stage][segment] at the stage's largest share.
+/// @param share  [stage] samples
+[[nodiscard]] inline std::vector<std::vector<SegmentPiece>> measured_pieces(
+    const Workload& work, const Staging& staging, const std::vector<std::vector<std::vector<NodeId>>>& segments,
+    const std::vector<std::int64_t>& share) {
+  std::vector<std::vector<SegmentPiece>> pieces(segments.size());
+  std::vector<SegmentPiece*> piece_of(work.graph.node_count(), nullptr);
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    const auto& costs = work.node_costs(share[s]);
+    pieces[s].resize(segments[s].size());
+    for (std::size_t i = 0; i < segments[s].size(); ++i) {
+      SegmentPiece& piece = pieces[s][i];
+      piece.nodes = segments[s][i];
+      for (const NodeId node : piece.nodes) {
+        piece_of[node.index()] = &piece;
+        piece.saved += costs[node.index()].saved;
+        piece.forward += costs[node.index()].forward;
+      }
+    }
+  }
+  std::map<SegmentPiece*, std::vector<std::int32_t>> entered, left;
+  const auto add = [&](SegmentPiece* piece, auto& values, Bytes& sum, const auto& value, int stage) {
+    auto& known = values[piece];
+    if (std::find(known.begin(), known.end(), value.value) != known.end()) return;
+    known.push_back(value.value);
+    sum += bytes_at(value.bytes, share[static_cast<std::size_t>(stage)]);
+  };
+  for (const EdgeId edge : work.graph.edges()) {
+    const std::size_t from = work.graph.source(edge).index(), to = work.graph.target(edge).index();
+    if (piece_of[from] != nullptr && piece_of[from] == piece_of[to]) continue;
+    const ValueProfile& value = work.graph[edge];
+    const int maker = staging.stage_of[from], reader = staging.stage_of[to];
+    if (value.kept && piece_of[from] != nullptr) add(piece_of[from], left, piece_of[from]->leaving, value, maker);
+    if (!value.kept && piece_of[to] != nullptr && maker == reader)
+      add(piece_of[to], entered, piece_of[to]->entering, value, reader);
+  }
+  for (const OutputProfile& output : work.outputs) {
+    SegmentPiece* const piece = piece_of[output.writer.index()];
+    if (output.kept && piece != nullptr)
+      add(piece, left, piece->leaving, output, staging.stage_of[output.writer.index()]);
+  }
+  return pieces;
+}
+
+}  // namespace detail
+
+}  // namespace autopar

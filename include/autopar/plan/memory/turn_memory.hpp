@@ -1,0 +1,118 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/schedule/kind.hpp>
+
+namespace autopar {
+
+/// What one micro-batch takes of a stage's memory. A stage runs its nodes in their order in the captured graph, and
+/// their backwards in the reverse order: while a node works, those behind it keep nothing yet, or nothing any more, and
+/// those before it have made no gradients of parameters yet.
+struct TurnMemory {
+  Bytes kept{};     ///< from the forward until the backward
+  Bytes put_off{};  ///< of a backward in two parts, from the first until the second
+  Bytes work{};  ///< beside `kept` and all gradients of parameters, of the node that takes most when it works; may be
+                 ///< negative, as not all of these are there at once
+  Bytes made{};  ///< gradients of parameters that were not there before, see `gradients_made`
+
+  /// Nodes of the captured graph that take it, from the first to the last.
+  NodeId first{std::numeric_limits<std::int32_t>::max()}, last{-1};
+
+  /// Of a node that runs once.
+  [[nodiscard]] static TurnMemory of(const WorkNode& node, const NodeCost& cost, ScheduleKind schedule,
+                                     Bytes made = Bytes(0)) {
+    const bool parts = !keeps_backwards_whole(schedule);
+    return {cost.saved,         parts ? cost.put_off : Bytes(0), cost.workspace, made, node.members.front(),
+            node.members.back()};
+  }
+
+  /// Both. Where some of one's nodes come between the other's, or where the first part of a backward leaves what the
+  /// second needs, all that both keep is there while either works.
+  [[nodiscard]] TurnMemory with(const TurnMemory& next, ScheduleKind schedule) const {
+    const bool in_turn = last < next.first && keeps_backwards_whole(schedule);
+    const Bytes earlier = in_turn ? work - next.kept : work, later = in_turn ? next.work - made : next.work;
+    return {kept + next.kept, put_off + next.put_off,      std::max(earlier, later),
+            made + next.made, std::min(first, next.first), std::max(last, next.last)};
+  }
+};
+
+/// Gradients of parameters that the backward of each node of a stage is the first to make, while activations go. Of a
+/// parameter, that of its last reader. None where gradients are there when a backward begins, of another micro-batch or
+/// of another stage of the rank, or where replicas sum them in memory of its own.
+/// @param nodes  of the stage, ascending
+/// @return by position in `nodes`; empty = none
+[[nodiscard]] inline std::vector<Bytes> gradients_made(const Workload& work, const Staging& staging, std::size_t stage,
+                                                       const std::vector<NodeId>& nodes) {
+  if (staging.microbatches != 1 || staging.replicas[stage] != 1 || !staging.position_of.empty()) return {};
+  std::vector<Bytes> made(nodes.size());
+  std::vector<bool> read(work.parameters.size(), false);
+  for (std::size_t i = nodes.size(); i-- > 0;) {
+    for (const ParameterId parameter : work.graph[nodes[i]].parameters) {
+      if (read[parameter.index()]) continue;
+      read[parameter.index()] = true;
+      const ParameterProfile& profile = work.parameters[parameter.index()];
+      if (profile.trainable) made[i] += profile.bytes;
+    }
+  }
+  return made;
+}
+
+namespace detail {
+
+/// What one micro-batch takes of a stage, as more and more of its segments are run again.
+class StageTurn {
+ public:
+  /// @param nodes  of the stage, ascending
+  /// @param costs  of all nodes, for the stage's share
+  /// @param made   `gradients_made`
+  StageTurn(const Workload& work, const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs,
+            ScheduleKind schedule, const std::vector<Bytes>& made = {})
+      : nodes_(&nodes), costs_(&costs), schedule_(schedule), leaves_(std::bit_ceil(nodes.size())) {
+    tree_.resize(2 * leaves_);
+    for (std::size_t i = 0; i < nodes.size(); ++i)
+      tree_[leaves_ + i] =
+          TurnMemory::of(work.graph[nodes[i]], costs[nodes[i].index()], schedule, made.empty() ? Bytes(0) : made[i]);
+    for (std::size_t at = leaves_; at-- > 1;) join(at);
+  }
+
+  /// The piece keeps what enters and what leaves it. When its backward comes, its nodes fill up with what they keep,
+  /// and nothing of it is put off.
+  void run_again(const SegmentPiece& piece) {
+    Bytes outside = piece.entering + piece.leaving, inside{};
+    for (const NodeId node : piece.nodes) {
+      const auto place = std::lower_bound(nodes_->begin(), nodes_->end(), node) - nodes_->begin();
+      const NodeCost& cost = (*costs_)[node.index()];
+      inside += cost.saved;
+      TurnMemory& leaf = tree_[leaves_ + static_cast<std::size_t>(place)];
+      leaf.kept = std::exchange(outside, Bytes(0));
+      leaf.put_off = Bytes(0);
+      leaf.work = inside + cost.workspace;
+      for (std::size_t at = (leaves_ + static_cast<std::size_t>(place)) / 2; at > 0; at /= 2) join(at);
+    }
+  }
+
+  [[nodiscard]] const TurnMemory& memory() const { return tree_[1]; }
+
+ private:
+  void join(std::size_t at) { tree_[at] = tree_[2 * at].with(tree_[2 * at + 1], schedule_); }
+
+  const std::vector<NodeId>* nodes_;
+  const std::vector<NodeCost>* costs_;
+  ScheduleKind schedule_;
+  std::size_t leaves_;
+  std::vector<TurnMemory> tree_;  // the root is 1, the children of i are 2 i and 2 i + 1
+};
+
+}  // namespace detail
+
+}  // namespace autopar

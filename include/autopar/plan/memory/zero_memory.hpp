@@ -1,0 +1,141 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <set>
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/stage_memory.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// How a parameter is held under ZeRO: among the replicas of the stage that reads it; if several stages do, their ranks
+/// have shares of its optimizer state alone.
+class Sharing {
+ public:
+  Sharing(const Workload& work, const Staging& staging, int zero)
+      : staging_(staging), zero_(zero), readers_(zero > 0 ? stages_of_parameters(work, staging) : ReadingStages{}) {}
+
+  struct Level {
+    int zero = 0, ranks = 1;
+    bool tied = false;
+  };
+  [[nodiscard]] Level of(ParameterId parameter, std::size_t stage) const {
+    if (zero_ == 0) return {};
+    const auto tied = readers_.tied.find(parameter.index());
+    if (tied == readers_.tied.end()) return {zero_, staging_.replicas[stage], false};
+    std::map<int, int> replicas;  // by position
+    int most = 0;
+    for (const int s : tied->second) {
+      replicas[staging_.position(s)] = staging_.replicas[static_cast<std::size_t>(s)];
+      most = std::max(most, staging_.replicas[static_cast<std::size_t>(s)]);
+    }
+    int ranks = 0;
+    for (const auto& [position, count] : replicas) ranks += count;
+    return {most > 1 ? 1 : 0, ranks, true};
+  }
+
+ private:
+  const Staging& staging_;
+  int zero_;
+  ReadingStages readers_;
+};
+
+/// What segments of a stage gather when they run again under ZeRO 3. A segment keeps up to kKeptForBackward of it for
+/// its backward, and lets go of the rest, to gather it once more; not of what other nodes of the stage read as well,
+/// which stays from the first of their backwards to the last. The input half of a backward in two parts lets go of
+/// nothing.
+class ReadAgain {
+ public:
+  /// @param stage  its nodes
+  ReadAgain(const Workload& work, const std::vector<NodeId>& stage, bool whole_backwards)
+      : work_(work), whole_backwards_(whole_backwards) {
+    for (const NodeId node : stage) {
+      for (const ParameterId id : read_by(node)) ++readers_[id];
+    }
+  }
+
+  void add(const std::vector<NodeId>& segment) {
+    std::map<ParameterId, int> inside;
+    for (const NodeId node : segment) {
+      for (const ParameterId id : read_by(node)) ++inside[id];
+    }
+    Bytes own{};
+    for (const auto& [id, count] : inside) {
+      const Bytes bytes = work_.parameters[id.index()].computed_with();
+      if (whole_backwards_ && count == readers_[id])
+        own += bytes;
+      else if (stays_.insert(id).second)
+        stay_ += bytes;
+    }
+    most_kept_ = std::max(most_kept_, std::min(own, kKeptForBackward));
+    once_more_ += own - std::min(own, kKeptForBackward);
+  }
+
+  [[nodiscard]] Bytes held() const { return stay_ + most_kept_; }        ///< at a time
+  [[nodiscard]] Bytes gathered_once_more() const { return once_more_; }  ///< by a micro-batch
+
+ private:
+  /// Of parameters that are in shares.
+  [[nodiscard]] std::set<ParameterId> read_by(NodeId node) const {
+    std::set<ParameterId> read;
+    for (const ParameterId id : work_.graph[node].parameters) {
+      const ParameterProfile& parameter = work_.parameters[id.index()];
+      if (parameter.trainable && parameter.highest_zero >= 3) read.insert(id);
+    }
+    return read;
+  }
+
+  const Workload& work_;
+  bool whole_backwards_;
+  std::map<ParameterId, int> readers_;
+  std::set<ParameterId> stays_;
+  Bytes stay_{}, most_kept_{}, once_more_{};
+};
+
+/// Units of parameters are gathered and summed at a time: as large as a bucket or, from level 2 on, as what the
+/// operator reads that reads most; or of one parameter. Under 1 a rank has its share of a sum beside the sum, when the
+/// backward is over if the stage has one unit; from 2 on one unit of gradients fills while the one before is on its
+/// way; under 3 an operator reads parameters of two units at most, of which one is no larger than a bucket, and the
+/// next operator's are on their way. A unit with a parameter that several operators read fills first and is full last,
+/// and the others wait for it, while one of the turn before is on its way. The input half of a parted backward, which
+/// gives no gradients of parameters, ends with all that it gathered, and the other half begins with units for what was
+/// not put off. What is gathered is what stages compute with.
+struct GatheredUnits {
+  Bytes largest{};          ///< trainable bytes that one operator of the stage reads at most
+  Bytes of_all{};           ///< likewise, of any stage
+  Bytes owned{};            ///< trainable bytes of the stage that are held in shares
+  Bytes computed_with{};    ///< in their place
+  bool read_again = false;  ///< some of them by several operators
+
+  /// Of a stage with several replicas.
+  void add_to(StageMemory& memory, int zero, const Staging& staging, int replicas) const {
+    if (zero == 0 || replicas < 2) return;
+    const Bytes bucket = zero == 1 ? kBucketBytes : std::min(kBucketBytes, of_all);
+    const Bytes unit = std::min(owned, largest > kBucketBytes ? largest : bucket);
+    if (zero == 1) {
+      (unit == owned ? memory.summed : memory.gathered) = Bytes((unit.value() + replicas - 1) / replicas);
+      return;
+    }
+    const bool at_once = read_again || !keeps_backwards_whole(staging.schedule);
+    const Bytes gradients = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches);
+    const Bytes parameters = largest > kBucketBytes ? (largest + kBucketBytes) * 2 : unit * 3;
+    memory.gathered = gradients;
+    if (zero < 3) return;
+    memory.in_shares = computed_with;
+    memory.brought = owned > Bytes(0) ? in_proportion(std::min(parameters, owned), computed_with, owned) : Bytes(0);
+  }
+};
+
+}  // namespace detail
+
+}  // namespace autopar

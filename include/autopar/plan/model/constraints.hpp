@@ -1,0 +1,330 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/core/error.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/options.hpp>
+#include <autopar/plan/request.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+[[noreturn]] inline void refuse(const std::string& what) { throw InvalidArgument(what); }
+
+[[nodiscard]] inline std::string listed(const std::vector<int>& values) {
+  std::string out;
+  for (const int value : values) out += (out.empty() ? "" : ",") + std::to_string(value);
+  return "{" + out + "}";
+}
+
+inline void check_not_run_yet(const Options& options, const Capabilities& runtime) {
+  const auto setting = [](const std::string& key, const auto& value) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>)
+      return key + " = " + std::to_string(value);
+    else
+      return key + " = " + value;
+  };
+  if (options.tensor_parallel < 0)
+    refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
+  if (options.tensor_parallel > runtime.max_tensor_parallel) {
+    refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
+           std::to_string(runtime.max_tensor_parallel) + "; leave it at 0");
+  }
+  if (options.zero < -1 || options.zero > 3) refuse(setting("zero", options.zero) + " is not a level; use -1 or 0");
+  if (options.zero > runtime.max_zero) {
+    refuse(setting("zero", options.zero) + " is not run by this version, which has at most " +
+           std::to_string(runtime.max_zero) + "; leave it at -1");
+  }
+  if (options.recompute != "auto" && options.recompute != "none" && !runtime.recompute) {
+    refuse(setting("recompute", options.recompute) + " is not run by this version; use 'auto' or 'none'");
+  }
+  if (options.recompute.empty())
+    refuse("recompute is empty; use 'auto', 'none', 'full' or names of modules, with commas between them");
+  if (options.offload != "auto" && options.offload != "none" && options.offload != "optimizer") {
+    refuse(setting("offload", options.offload) + " is unknown; use 'auto', 'none' or 'optimizer'");
+  }
+  if (options.offload == "optimizer" && !runtime.offload) {
+    refuse(setting("offload", options.offload) + " is not run by this version; use 'auto' or 'none'");
+  }
+  if (options.precision != "module" && options.precision != "tf32" && options.precision != "bf16" &&
+      options.precision != "fp16") {
+    refuse(setting("precision", options.precision) + " is unknown; use 'module', 'tf32', 'bf16' or 'fp16'");
+  }
+  if (options.precision != "module" && !runtime.precision) {
+    refuse(setting("precision", options.precision) + " is not run by this version; use 'module'");
+  }
+  if (options.batch_norm != "microbatch" && options.batch_norm != "exact") {
+    refuse(setting("batch_norm", options.batch_norm) + " is unknown; use 'microbatch' or 'exact'");
+  }
+}
+
+[[nodiscard]] inline std::vector<ScheduleKind> allowed_schedules(const Options& options, const Capabilities& runtime) {
+  const auto runs = [&](const std::string& name) {
+    return std::find(runtime.schedules.begin(), runtime.schedules.end(), name) != runtime.schedules.end();
+  };
+  std::vector<ScheduleKind> kinds;
+  for (const auto kind : {ScheduleKind::kOneFOneB, ScheduleKind::kGPipe, ScheduleKind::kInterleaved,
+                          ScheduleKind::kZbH1, ScheduleKind::kZbV, ScheduleKind::kSynthesised}) {
+    if ((options.schedule == "auto" || options.schedule == name_of(kind)) && runs(name_of(kind))) kinds.push_back(kind);
+  }
+  if (kinds.empty()) {
+    std::string known = "'auto'";
+    for (const auto& name : runtime.schedules) known += ", '" + name + "'";
+    refuse("schedule = " + options.schedule + " is not run by this runtime; use one of " + known);
+  }
+  return kinds;
+}
+
+[[nodiscard]] inline std::vector<int> allowed_zero(const Options& options, const Capabilities& runtime) {
+  if (options.zero >= 0) return {options.zero};
+  std::vector<int> levels;
+  for (int level = 0; level <= runtime.max_zero; ++level) levels.push_back(level);
+  return levels;
+}
+
+/// Where the host has no memory of its own nothing is gained by it, so only who asks for it gets it.
+inline void apply_offload(const Options& options, const Capabilities& runtime, const Workload& work,
+                          const Cluster& cluster, Constraints& constraints) {
+  if (cluster.host) {
+    if (cluster.host->memory <= Bytes(0)) {
+      refuse("the host memory of cluster '" + cluster.name + "' is " + std::to_string(cluster.host->memory.value()) +
+             " bytes a device; state it, or leave the host out");
+    }
+    const double share = 1 - options.memory_margin;
+    constraints.host_memory =
+        Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(cluster.host->memory.value()) * share)));
+  }
+  if (options.offload == "optimizer" && !work.offloaded_update)
+    refuse("offload = optimizer, but the cost model does not say what an update on the host takes; use 'none'");
+  if (options.offload == "optimizer") constraints.offloads = {Offload::kOptimizer};
+  const bool may = options.offload == "auto" && runtime.offload && work.offloaded_update;
+  if (may && cluster.host) constraints.offloads.push_back(Offload::kOptimizer);
+}
+
+/// "full" or names of modules, with commas between them.
+inline void apply_recompute(const Options& options, const Capabilities& runtime, const Workload& work,
+                            Constraints& constraints) {
+  if (options.recompute == "none") return;
+  if (options.recompute == "auto") {
+    constraints.recompute = runtime.recompute ? Recompute::kToFit : Recompute::kNever;
+    return;
+  }
+  constraints.recompute = Recompute::kAlways;
+  if (options.recompute == "full") return;
+  for (std::size_t begin = 0; begin <= options.recompute.size();) {
+    const auto end = std::min(options.recompute.find(',', begin), options.recompute.size());
+    const std::string module = options.recompute.substr(begin, end - begin);
+    if (std::ranges::none_of(work.graph.nodes(),
+                             [&](NodeId node) { return is_within(work.graph[node].path, module); })) {
+      refuse("recompute = " + options.recompute + " names '" + module +
+             "', but no operator of the model belongs to such a module; use 'auto', 'none', 'full' or modules' names");
+    }
+    constraints.recomputed_modules.push_back(module);
+    begin = end + 1;
+  }
+}
+
+inline void check_shape(const Options& options, int world, std::size_t nodes) {
+  if (options.stages < 0)
+    refuse("stages = " + std::to_string(options.stages) + " is negative; 0 lets the planner choose");
+  for (const int replicas : options.replicas) {
+    if (replicas < 1) refuse("replicas = " + listed(options.replicas) + ": every stage needs at least one replica");
+  }
+  if (options.stages > 0 && options.replicas.size() > 1 && options.replicas.size() != std::size_t(options.stages)) {
+    refuse("stages = " + std::to_string(options.stages) + " contradicts replicas = " + listed(options.replicas) +
+           ", which names " + std::to_string(options.replicas.size()) +
+           " stages; give one number a stage, or a single one for all of them");
+  }
+  const auto same_for_all = options.replicas.size() == 1 ? std::max(options.stages, 1) : 1;
+  const int used = same_for_all * std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
+  if (used > world) {
+    refuse("replicas = " + listed(options.replicas) +
+           (same_for_all > 1 ? " for each of stages = " + std::to_string(options.stages) : "") + " need " +
+           std::to_string(used) + " ranks, but the world has " + std::to_string(world) +
+           "; start more ranks or ask for fewer replicas");
+  }
+  const auto stages = std::max(static_cast<std::size_t>(options.stages),
+                               options.replicas.size() > 1 ? options.replicas.size() : std::size_t{1});
+  if (stages > static_cast<std::size_t>(world)) {
+    refuse("stages = " + std::to_string(stages) + " need as many ranks, but the world has " + std::to_string(world) +
+           "; start more ranks or ask for fewer stages");
+  }
+  if (stages > nodes) {
+    refuse("stages = " + std::to_string(stages) + ", but the model has only " + std::to_string(nodes) +
+           " operators that can be separated; ask for fewer stages");
+  }
+}
+
+/// 1, 2, 3, 4, 6, 8, 12, 16, 24, … within the limits, the limits themselves, and what divides the largest local
+/// batch.
+[[nodiscard]] inline std::vector<int> microbatch_candidates(int low, int high, std::int64_t largest_local) {
+  std::vector<int> out{low, high};
+  for (int m = low; m <= high; ++m) {
+    if (largest_local % m == 0) out.push_back(m);
+  }
+  for (int power = 1; power > 0 && power <= high; power *= 2) {
+    for (const int m : {power, power + power / 2}) {
+      if (m >= low && m <= high) out.push_back(m);
+    }
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+/// More micro-batches than `largest_count` are not tried unless they are asked for.
+[[nodiscard]] inline std::vector<int> allowed_microbatches(const Options& options, std::int64_t largest_count,
+                                                           std::int64_t largest_local) {
+  const auto text = [](int value) { return std::to_string(value); };
+  if (options.microbatches < 0) refuse("microbatches = " + text(options.microbatches) + " is negative");
+  if (options.min_microbatches < 1) refuse("min_microbatches = " + text(options.min_microbatches) + " is below 1");
+  if (options.max_microbatches < options.min_microbatches) {
+    refuse("min_microbatches = " + text(options.min_microbatches) +
+           " is above max_microbatches = " + text(options.max_microbatches));
+  }
+  if (options.microbatches > 0) {
+    const Options defaults;
+    if (options.min_microbatches != defaults.min_microbatches && options.microbatches < options.min_microbatches) {
+      refuse("microbatches = " + text(options.microbatches) +
+             " is below min_microbatches = " + text(options.min_microbatches));
+    }
+    if (options.max_microbatches != defaults.max_microbatches && options.microbatches > options.max_microbatches) {
+      refuse("microbatches = " + text(options.microbatches) +
+             " is above max_microbatches = " + text(options.max_microbatches));
+    }
+    return {options.microbatches};
+  }
+  const auto high =
+      std::max<std::int64_t>(options.min_microbatches, std::min<std::int64_t>(options.max_microbatches, largest_count));
+  return microbatch_candidates(options.min_microbatches, static_cast<int>(high), largest_local);
+}
+
+/// One for each sample of the whole batch: more would only be empty. Statistics should not get ever fewer samples for
+/// it.
+[[nodiscard]] inline std::int64_t most_microbatches(const Workload& work, const Constraints& constraints) {
+  for (const NodeId node : work.graph.nodes()) {
+    if (work.graph[node].batch_statistic) return constraints.largest_local_batch();
+  }
+  return constraints.batch;
+}
+
+/// Of one device, before anything is taken off.
+[[nodiscard]] inline Bytes device_memory(const Options& options, const Cluster& cluster) {
+  return options.device_memory > Bytes(0) ? options.device_memory : cluster.device.memory;
+}
+
+[[nodiscard]] inline Bytes usable_memory(const Options& options, const Cluster& cluster) {
+  if (options.device_memory < Bytes(0)) {
+    refuse("device_memory = " + std::to_string(options.device_memory.value()) + " bytes is negative");
+  }
+  if (!(options.memory_margin >= 0 && options.memory_margin < 1)) {
+    refuse("memory_margin = " + std::to_string(options.memory_margin) + " is not a share; use 0 <= memory_margin < 1");
+  }
+  const Bytes whole = device_memory(options, cluster);
+  if (whole <= Bytes(0)) {
+    refuse("the memory of device '" + cluster.device.name + "' is not known; set device_memory");
+  }
+  return Bytes(static_cast<std::int64_t>(std::floor(static_cast<double>(whole.value()) * (1 - options.memory_margin))));
+}
+
+/// Operators that need the whole batch at a time: one micro-batch; and their stage one replica, unless replicas can add
+/// up what they need.
+inline void apply_whole_batch(const Workload& work, const Options& options, Constraints& constraints) {
+  bool noted = false;
+  for (const NodeId node : work.graph.nodes()) {
+    const WorkNode& unit = work.graph[node];
+    if (!unit.whole_batch && unit.totals == Bytes(0)) continue;
+    const std::string needs =
+        unit.whole_batch ? "mixes the samples of a batch" : "takes sums over the whole batch (batch_norm = exact)";
+    const std::string with = unit.whole_batch ? "one micro-batch and one replica" : "one micro-batch";
+    const auto impossible = [&](const std::string& option) {
+      throw CaptureError(
+          unit.name, unit.path,
+          needs + ", so it is exact only with " + with + ", but " + option + "; leave that to the planner");
+    };
+    if (constraints.microbatches.front() > 1) {
+      impossible(options.microbatches > 1 ? "microbatches = " + std::to_string(options.microbatches)
+                                          : "min_microbatches = " + std::to_string(options.min_microbatches));
+    }
+    const auto& replicas = constraints.replicas;
+    const bool none_single = !replicas.empty() && std::find(replicas.begin(), replicas.end(), 1) == replicas.end();
+    if (unit.whole_batch && (none_single || constraints.replicas_of_each > 1)) {
+      impossible("replicas = " + listed(options.replicas) + " give no stage a single replica");
+    }
+    if (!noted) {
+      constraints.notes.push_back(unit.name + (unit.path.empty() ? "" : " (near " + unit.path + ")") + " " + needs +
+                                  ": " + with +
+                                  (unit.whole_batch ? " for its stage" : ", and replicas wait for one another"));
+    }
+    noted = true;
+  }
+  if (noted) constraints.microbatches = {1};
+}
+
+}  // namespace detail
+
+/// Checks a request against the work and the cluster.
+/// @throws InvalidArgument if options contradict one another, the world, the work or the runtime, naming both values
+/// @throws CaptureError if a forced number of micro-batches or replicas cannot run an operator that mixes samples
+[[nodiscard]] inline Constraints resolve(const PlanRequest& request, const Workload& work, const Cluster& cluster) {
+  const Options& options = request.options;
+  Constraints out;
+  if (cluster.devices < 1)
+    detail::refuse("cluster '" + cluster.name + "' has " + std::to_string(cluster.devices) + " devices");
+  out.world = request.world == 0 ? cluster.devices : request.world;
+  if (out.world < 1) detail::refuse("a world of " + std::to_string(out.world) + " ranks; at least 1 is needed");
+  if (out.world > cluster.devices) {
+    detail::refuse("a world of " + std::to_string(out.world) + " ranks does not fit cluster '" + cluster.name +
+                   "' with " + std::to_string(cluster.devices) + " devices");
+  }
+  if (request.batch < 1)
+    detail::refuse("a batch of " + std::to_string(request.batch) + " samples; at least 1 is needed");
+  out.batch = request.batch;
+  detail::check_not_run_yet(options, request.runtime);
+  detail::check_shape(options, out.world, work.graph.node_count());
+  if (options.replicas.size() == 1 && options.stages == 0) {
+    out.replicas_of_each = options.replicas.front();
+  } else if (options.replicas.size() == 1) {
+    out.replicas.assign(static_cast<std::size_t>(options.stages), options.replicas.front());
+  } else {
+    out.replicas = options.replicas;
+  }
+  out.stages = std::max(options.stages, static_cast<int>(out.replicas.size()));
+  out.schedules = detail::allowed_schedules(options, request.runtime);
+  out.microbatches =
+      detail::allowed_microbatches(options, detail::most_microbatches(work, out), out.largest_local_batch());
+  out.memory = detail::usable_memory(options, cluster);
+  if (!(options.optimizer_state_factor >= 0 && options.optimizer_state_factor < 1e6)) {
+    detail::refuse("optimizer_state_factor = " + std::to_string(options.optimizer_state_factor) +
+                   " is not a size ratio; "
+                   "use 0 for plain SGD, 2 for Adam");
+  }
+  out.optimizer_state_factor = options.optimizer_state_factor;
+  // The sum that backwards add to becomes `.grad`, unless there is one already.
+  out.gradient_copies = options.gradient_accumulation ? 2 : 1;
+  if (!work.loss_mode) {
+    if (options.schedule == "auto") {
+      out.schedules = {ScheduleKind::kGPipe};
+    } else if (options.schedule != "gpipe") {
+      out.notes.push_back(
+          "results leave the call before its backwards start: schedule = " + options.schedule +
+          " orders the forwards among themselves, and the backwards; train_step(loss, inputs, targets), "
+          "or a loss that forward returns, lets it mix them");
+    }
+  }
+  out.zero_levels = detail::allowed_zero(options, request.runtime);
+  detail::apply_offload(options, request.runtime, work, cluster, out);
+  detail::apply_recompute(options, request.runtime, work, out);
+  detail::apply_whole_batch(work, options, out);
+  return out;
+}
+
+}  // namespace autopar

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/plan.hpp>
+
+namespace autopar {
+
+/// One point of the search: who runs what, in which order. Stages are numbered in pipeline order, none is empty.
+struct Staging {
+  std::vector<int> stage_of;  ///< by node of the workload
+  std::vector<int> replicas;  ///< by stage
+  int microbatches = 1;
+  ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  /// By stage, where several share their ranks: which ranks, numbered by their first stages; empty = each its own.
+  std::vector<int> position_of{};
+
+  [[nodiscard]] int stages() const { return static_cast<int>(replicas.size()); }
+  [[nodiscard]] int position(int stage) const {
+    return position_of.empty() ? stage : position_of[static_cast<std::size_t>(stage)];
+  }
+  /// Of the ranks that stages may share.
+  [[nodiscard]] std::vector<int> replicas_of_positions() const {
+    std::vector<int> out;
+    for (int s = 0; s < stages(); ++s) {
+      if (position(s) == static_cast<int>(out.size())) out.push_back(replicas[static_cast<std::size_t>(s)]);
+    }
+    return out;
+  }
+  [[nodiscard]] int ranks() const {
+    const auto positions = position_of.empty() ? replicas : replicas_of_positions();
+    return std::accumulate(positions.begin(), positions.end(), 0);
+  }
+  friend bool operator==(const Staging&, const Staging&) = default;
+};
+
+/// Nodes of each stage, ascending.
+[[nodiscard]] inline std::vector<std::vector<NodeId>> nodes_by_stage(const Staging& staging) {
+  std::vector<std::vector<NodeId>> nodes(staging.replicas.size());
+  for (std::size_t node = 0; node < staging.stage_of.size(); ++node) {
+    nodes[static_cast<std::size_t>(staging.stage_of[node])].push_back(NodeId::of(node));
+  }
+  return nodes;
+}
+
+/// Stages of each position, ascending: those that share ranks.
+[[nodiscard]] inline std::vector<std::vector<std::size_t>> stages_of_positions(const Staging& staging) {
+  std::vector<std::vector<std::size_t>> stages;
+  for (int s = 0; s < staging.stages(); ++s) {
+    const auto position = static_cast<std::size_t>(staging.position(s));
+    if (position >= stages.size()) stages.resize(position + 1);
+    stages[position].push_back(static_cast<std::size_t>(s));
+  }
+  return stages;
+}
+
+/// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b"
+[[nodiscard]] inline std::string describe(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule) {
+  const auto counted = [](std::size_t n, const char* one, const char* many) {
+    return std::to_string(n) + " " + (n == 1 ? one : many);
+  };
+  const bool equal = std::adjacent_find(replicas.begin(), replicas.end(), std::not_equal_to<>()) == replicas.end();
+  std::string counts;
+  if (!equal) {
+    for (const int r : replicas) counts += (counts.empty() ? "" : "+") + std::to_string(r);
+  }
+  std::string text = counted(replicas.size(), "stage", "stages") + " x ";
+  text += equal ? counted(static_cast<std::size_t>(replicas.front()), "replica", "replicas") : counts + " replicas";
+  text += ", " + counted(static_cast<std::size_t>(microbatches), "micro-batch", "micro-batches");
+  if (replicas.size() > 1) text += ", " + std::string(to_string(schedule));
+  return text;
+}
+
+/// Ranks of each replica of each stage of a plan.
+[[nodiscard]] inline std::vector<std::vector<Rank>> ranks_of(const Plan& plan) {
+  std::vector<std::vector<Rank>> ranks;
+  for (const StagePlan& stage : plan.stages) ranks.push_back(stage.ranks);
+  return ranks;
+}
+
+/// Which neighbours in rank order work together.
+enum class Placement : std::uint8_t {
+  kReplicasTogether,  ///< consecutive ranks are replicas of one stage: gradient sums stay near
+  kStagesTogether,    ///< consecutive ranks are successive stages: activations stay near
+};
+
+/// Ranks of each replica of each stage, from rank 0 on without gaps.
+[[nodiscard]] inline std::vector<std::vector<Rank>> place(const std::vector<int>& replicas, Placement placement) {
+  std::vector<std::vector<Rank>> ranks(replicas.size());
+  if (placement == Placement::kReplicasTogether) {
+    std::size_t next = 0;
+    for (std::size_t s = 0; s < replicas.size(); ++s) {
+      for (int q = 0; q < replicas[s]; ++q) ranks[s].push_back(Rank::of(next++));
+    }
+    return ranks;
+  }
+  std::vector<std::pair<double, std::size_t>> turns;  // (position of the replica in its stage, stage)
+  for (std::size_t s = 0; s < replicas.size(); ++s) {
+    for (int q = 0; q < replicas[s]; ++q) {
+      turns.emplace_back(static_cast<double>(q) / replicas[s], s);
+    }
+  }
+  std::sort(turns.begin(), turns.end());
+  for (std::size_t i = 0; i < turns.size(); ++i) ranks[turns[i].second].push_back(Rank::of(i));
+  return ranks;
+}
+
+/// Ranks of each replica of each stage of a staging, stages that share their ranks on the same ones.
+[[nodiscard]] inline std::vector<std::vector<Rank>> place(const Staging& staging, Placement placement) {
+  const auto positions = place(staging.replicas_of_positions(), placement);
+  std::vector<std::vector<Rank>> ranks;
+  for (int s = 0; s < staging.stages(); ++s) ranks.push_back(positions[static_cast<std::size_t>(staging.position(s))]);
+  return ranks;
+}
+
+/// The placements worth comparing: one if all ranks in use are joined by one level of links, or only one stage or only
+/// single replicas are used, so that they are the same.
+[[nodiscard]] inline std::vector<Placement> placements(const std::vector<int>& replicas, const Cluster& cluster) {
+  const int used = std::accumulate(replicas.begin(), replicas.end(), 0);
+  const bool same = replicas.size() == 1 || used == static_cast<int>(replicas.size());
+  const bool one_level = cluster.levels.empty() || cluster.levels.front().span >= used;
+  if (same || one_level) return {Placement::kReplicasTogether};
+  return {Placement::kReplicasTogether, Placement::kStagesTogether};
+}
+
+}  // namespace autopar

@@ -1,0 +1,388 @@
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/assert.hpp>
+#include <autopar/core/error.hpp>
+#include <autopar/cost/concepts.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/graph/algorithms/quotient.hpp>
+#include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/graph/graph.hpp>
+#include <autopar/graph/iteration.hpp>
+
+namespace autopar {
+
+/// One unit of work for a planner: a node of the user's graph, or several that coarsening put together.
+struct WorkNode {
+  std::string name;                     ///< for messages
+  std::string path;                     ///< for messages, may be empty
+  std::vector<ParameterId> parameters;  ///< read by it, ascending, each once
+  Bytes resident{};                     ///< held all the time besides parameters
+  bool whole_batch = false;             ///< exact only with one micro-batch and one replica
+  Bytes totals{};                       ///< sums over the whole batch that it takes: one micro-batch, see OpProfile
+  bool batch_statistic = false;         ///< normalises by the samples that it sees at a time
+  bool economy_of_scale = false;        ///< costs no less a sample in a small share than in a large one
+  Bytes largest_trained{};              ///< trainable bytes of the member that reads most
+  std::vector<ParameterId> read_again;  ///< those of `parameters` that several members read, ascending
+  std::vector<NodeId> members;          ///< nodes of the original graph, ascending
+};
+
+/// What a planner knows of a task graph: values only, the types of graph and cost model are gone. Coarsening gives a
+/// workload again, with the same costs for the same sets of original nodes.
+struct Workload {
+  Graph<WorkNode, ValueProfile> graph;
+  std::vector<ParameterProfile> parameters;  ///< by ParameterId
+  std::vector<InputProfile> inputs;          ///< readers are nodes of `graph`
+  std::vector<OutputProfile> outputs;        ///< writers are nodes of `graph`
+  bool loss_mode = true;                     ///< forwards and backwards may be interleaved
+  std::uint64_t hash = 0;
+  /// By node: what may be run again before its backward, together, as far as it is in one stage; -1 = never. Empty =
+  /// each node by itself.
+  std::vector<int> segment_of;
+
+  /// By node, where a cost model is known to look at values alone: equal nodes have equal classes. Empty otherwise.
+  std::vector<int> class_of;
+  /// Costs of the classes of nodes, if there are any.
+  std::function<const std::vector<NodeCost>&(std::int64_t samples)> class_costs;
+
+  /// Costs of one node for a share of `samples` > 0, worked out anew.
+  std::function<NodeCost(NodeId, std::int64_t samples)> node_cost;
+  /// Costs of all nodes of `graph` for a share of `samples` > 0; the reference stays valid as long as the workload.
+  std::function<const std::vector<NodeCost>&(std::int64_t samples)> node_costs;
+  std::function<Seconds(Bytes, Rank, Rank)> transfer;
+  std::function<Seconds(Bytes, std::span<const Rank>)> all_reduce;
+  std::function<Seconds(Bytes, double)> update;
+  /// Of what is offloaded, no less than `update`; empty if the cost model does not know.
+  std::function<Seconds(Bytes, double)> offloaded_update;
+  std::function<Seconds(Bytes, int)> least_all_reduce;  ///< a lower bound, wherever the replicas are
+  std::function<Seconds(Bytes)> least_transfer;         ///< a lower bound, whatever the ranks
+};
+
+/// Whether a node's path is that of a module or of something in it.
+[[nodiscard]] inline bool is_within(const std::string& path, const std::string& module) {
+  return path == module || (path.starts_with(module) && path.size() > module.size() && path[module.size()] == '.');
+}
+
+namespace detail {
+
+/// @throws InvalidArgument if a cost is no amount of time or bytes
+[[nodiscard]] inline const NodeCost& checked(const NodeCost& cost, NodeId node, std::int64_t samples) {
+  const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
+  const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
+  if (!legal(cost.forward) || !legal(cost.backward) || !parts || cost.saved < Bytes(0) || cost.workspace < Bytes(0) ||
+      cost.put_off < Bytes(0)) {
+    throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
+                          " samples is negative, infinite or not a number; correct the cost model");
+  }
+  return cost;
+}
+
+/// The costs of nodes change with the share alone: each share is asked for once, all nodes together.
+[[nodiscard]] inline std::function<const std::vector<NodeCost>&(std::int64_t)> tabulated(
+    std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost) {
+  auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
+  return [nodes, cost = std::move(cost), rows](std::int64_t samples) -> const std::vector<NodeCost>& {
+    auto& row = (*rows)[samples];
+    if (!row.empty()) return row;
+    row.reserve(nodes);
+    for (const NodeId node : id_range<NodeId>(nodes)) row.push_back(cost(node, samples));
+    return row;
+  };
+}
+
+template <class M>
+void set_link_costs(Workload& work, const M& model) {
+  work.transfer = [&model](Bytes bytes, Rank from, Rank to) { return model.transfer(bytes, from, to); };
+  work.all_reduce = [&model](Bytes bytes, std::span<const Rank> ranks) { return model.all_reduce(bytes, ranks); };
+  work.update = [&model](Bytes bytes, double factor) { return model.update(bytes, factor); };
+  if constexpr (UpdatesOnHost<M>) {
+    work.offloaded_update = [&model](Bytes bytes, double factor) {
+      return std::max(model.update(bytes, factor), model.offloaded_update(bytes, factor));
+    };
+  }
+  work.least_all_reduce = [&model](Bytes bytes, int replicas) -> Seconds {
+    if constexpr (BoundsAllReduce<M>) return model.least_all_reduce(bytes, replicas);
+    return {};
+  };
+  work.least_transfer = [&model](Bytes bytes) -> Seconds {
+    if constexpr (BoundsTransfer<M>) return model.least_transfer(bytes);
+    return {};
+  };
+}
+
+}  // namespace detail
+
+/// A workload that refers to `graph` and `model`, which must outlive it: any graph with any cost model.
+/// @throws InvalidArgument if the graph is empty or has a cycle (named)
+template <BidirectionalGraph G, CostModel<G> M>
+[[nodiscard]] Workload make_workload(const G& graph, const M& model) {
+  expect(graph.node_count() > 0, "the graph to plan has no node; there is nothing to divide");
+  (void)topological_order(graph);
+  Workload work;
+  work.graph.reserve(graph.node_count(), graph.edge_count());
+  for (const NodeId node : nodes_of(graph)) {
+    WorkNode unit;
+    unit.name = "node " + std::to_string(node.value());
+    unit.members = {node};
+    if constexpr (HasResidentBytes<M, G>) unit.resident = model.resident(graph, node);
+    if constexpr (HasEconomyOfScale<M, G>) unit.economy_of_scale = model.economy_of_scale(graph, node);
+    work.graph.add_node(std::move(unit));
+  }
+  for (const EdgeId edge : edges_of(graph)) {
+    work.graph.add_edge(graph.source(edge), graph.target(edge), model.value(graph, edge));
+  }
+  work.node_cost = [&graph, &model](NodeId node, std::int64_t samples) {
+    return detail::checked(model.node(graph, node, static_cast<double>(samples)), node, samples);
+  };
+  work.node_costs = detail::tabulated(graph.node_count(), work.node_cost);
+  detail::set_link_costs(work, model);
+  return work;
+}
+
+namespace detail {
+
+/// From so many nodes or parameters on, equal nodes are asked for once and parameters are put together.
+inline constexpr std::size_t kMany = 4096;
+
+/// [node] class of equal operators, numbered as they come; a structure is only a hint.
+[[nodiscard]] inline std::vector<int> classes_of(const Graph<OpProfile, ValueProfile>& graph,
+                                                 std::vector<NodeId>& representatives) {
+  std::unordered_multimap<std::uint64_t, int> known;
+  std::vector<int> class_of;
+  class_of.reserve(graph.node_count());
+  for (const NodeId node : graph.nodes()) {
+    const OpProfile& op = graph[node];
+    const auto equal = [&](const auto& entry) {
+      const OpProfile& other = graph[representatives[static_cast<std::size_t>(entry.second)]];
+      return op.work == other.work && op.saved == other.saved && op.workspace == other.workspace &&
+             op.put_off == other.put_off && op.parameters.empty() == other.parameters.empty();
+    };
+    const auto [begin, end] = known.equal_range(op.structure);
+    const auto found = std::find_if(begin, end, equal);
+    class_of.push_back(found != end ? found->second : static_cast<int>(representatives.size()));
+    if (found != end) continue;
+    // Structures that tell nothing apart must not make this quadratic.
+    if (std::distance(begin, end) < 8) known.emplace(op.structure, class_of.back());
+    representatives.push_back(node);
+  }
+  return class_of;
+}
+
+/// Costs of many nodes by their classes, if that is less work.
+inline void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& graph) {
+  if (graph.node_count() < kMany) return;
+  auto representatives = std::make_shared<std::vector<NodeId>>();
+  work.class_of = classes_of(graph, *representatives);
+  if (2 * representatives->size() > graph.node_count()) {
+    work.class_of.clear();
+    return;
+  }
+  work.class_costs = tabulated(representatives->size(),
+                               [node_cost = work.node_cost, representatives](NodeId one, std::int64_t samples) {
+                                 return node_cost((*representatives)[one.index()], samples);
+                               });
+  auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
+  work.node_costs = [rows, class_of = work.class_of,
+                     of_classes = work.class_costs](std::int64_t samples) -> const std::vector<NodeCost>& {
+    auto& row = (*rows)[samples];
+    if (!row.empty()) return row;
+    const auto& costs = of_classes(samples);
+    row.reserve(class_of.size());
+    for (const int one : class_of) row.push_back(costs[static_cast<std::size_t>(one)]);
+    return row;
+  };
+}
+
+}  // namespace detail
+
+/// A workload of a captured model; refers to `profile` and `model`, which must outlive it.
+/// @throws InvalidArgument if the graph is empty or has a cycle, or a parameter, reader or writer does not exist
+template <CostModel<Graph<OpProfile, ValueProfile>> M>
+[[nodiscard]] Workload make_workload(const ModelProfile& profile, const M& model) {
+  Workload work = make_workload(profile.graph, model);
+  for (const NodeId node : profile.graph.nodes()) {
+    const OpProfile& op = profile.graph[node];
+    WorkNode& unit = work.graph[node];
+    unit.name = op.name;
+    unit.path = op.path;
+    unit.whole_batch = op.whole_batch;
+    unit.totals = op.totals;
+    unit.batch_statistic = op.batch_statistic;
+    unit.parameters = op.parameters;
+    std::sort(unit.parameters.begin(), unit.parameters.end());
+    unit.parameters.erase(std::unique(unit.parameters.begin(), unit.parameters.end()), unit.parameters.end());
+    for (const ParameterId parameter : unit.parameters) {
+      expect(parameter.index() < profile.parameters.size(), "an atom reads a parameter that the profile does not list");
+      const ParameterProfile& read = profile.parameters[parameter.index()];
+      if (read.trainable) unit.largest_trained += read.bytes;
+    }
+  }
+  work.parameters = profile.parameters;
+  work.inputs = profile.inputs;
+  work.outputs = profile.outputs;
+  for (const auto& input : work.inputs) {
+    for (const NodeId reader : input.readers) {
+      expect(reader.index() < profile.graph.node_count(), "an input of the profile has a reader that does not exist");
+    }
+  }
+  for (const auto& output : work.outputs) {
+    expect(output.writer.index() < profile.graph.node_count(), "an output of the profile has no writer");
+  }
+  work.loss_mode = profile.loss_mode;
+  work.hash = profile.hash;
+  if constexpr (CostsByValue<M>) detail::set_classes(work, profile.graph);
+  return work;
+}
+
+namespace detail {
+
+[[nodiscard]] inline WorkNode merged(const Graph<WorkNode, ValueProfile>& graph, const std::vector<NodeId>& members) {
+  WorkNode block = graph[members.front()];
+  for (const NodeId member : std::span(members).subspan(1)) {
+    const WorkNode& node = graph[member];
+    block.parameters.insert(block.parameters.end(), node.parameters.begin(), node.parameters.end());
+    block.read_again.insert(block.read_again.end(), node.read_again.begin(), node.read_again.end());
+    block.members.insert(block.members.end(), node.members.begin(), node.members.end());
+    block.resident += node.resident;
+    block.totals += node.totals;
+    block.batch_statistic = block.batch_statistic || node.batch_statistic;
+    block.largest_trained = std::max(block.largest_trained, node.largest_trained);
+    if (node.whole_batch && !block.whole_batch) {
+      block.whole_batch = true;
+      block.name = node.name;
+      block.path = node.path;
+    }
+  }
+  std::sort(block.parameters.begin(), block.parameters.end());
+  for (std::size_t i = 1; i < block.parameters.size(); ++i) {
+    if (block.parameters[i] == block.parameters[i - 1]) block.read_again.push_back(block.parameters[i]);
+  }
+  block.parameters.erase(std::unique(block.parameters.begin(), block.parameters.end()), block.parameters.end());
+  std::sort(block.read_again.begin(), block.read_again.end());
+  block.read_again.erase(std::unique(block.read_again.begin(), block.read_again.end()), block.read_again.end());
+  std::sort(block.members.begin(), block.members.end());
+  return block;
+}
+
+/// Sums over the members of a block, as far as costs are sums.
+[[nodiscard]] inline std::function<NodeCost(NodeId, std::int64_t)> block_cost(const Workload& fine,
+                                                                              const Partition& partition) {
+  const auto add = [](NodeCost& sum, const NodeCost& cost, double times) {
+    sum.forward += cost.forward * times;
+    sum.backward += cost.backward * times;
+    sum.backward_weight += cost.backward_weight * times;
+    sum.saved += cost.saved * static_cast<std::int64_t>(times);
+    sum.put_off += cost.put_off * static_cast<std::int64_t>(times);
+    sum.workspace = std::max(sum.workspace, cost.workspace);
+  };
+  if (fine.class_of.empty()) {
+    return [&fine, partition, add](NodeId block, std::int64_t samples) {
+      NodeCost sum;
+      for (const NodeId member : partition.members(BlockId(block.value())))
+        add(sum, fine.node_cost(member, samples), 1);
+      return sum;
+    };
+  }
+  std::vector<std::map<int, int>> counts(partition.block_count());  // (class, nodes) of each block
+  for (const NodeId node : fine.graph.nodes()) ++counts[partition.block_of(node).index()][fine.class_of[node.index()]];
+  return [&fine, counts = std::move(counts), add](NodeId block, std::int64_t samples) {
+    const auto& costs = fine.class_costs(samples);
+    NodeCost sum;
+    for (const auto& [one, times] : counts[block.index()]) add(sum, costs[static_cast<std::size_t>(one)], times);
+    return sum;
+  };
+}
+
+/// Puts parameters together that one node alone reads, neighbours of one kind, until they fill a bucket of gradients:
+/// of very many parameters most of the work would be to count them.
+inline void bundle_parameters(Workload& work, Bytes bundle) {
+  constexpr int kSeveral = -2;
+  std::vector<int> reader(work.parameters.size(), -1);
+  for (const NodeId node : work.graph.nodes()) {
+    for (const ParameterId parameter : work.graph[node].parameters) {
+      int& known = reader[parameter.index()];
+      known = known == -1 ? node.value() : kSeveral;
+    }
+    for (const ParameterId parameter : work.graph[node].read_again) reader[parameter.index()] = kSeveral;
+  }
+  std::vector<ParameterProfile> bundles;
+  std::vector<ParameterId> bundle_of(work.parameters.size());
+  std::map<std::tuple<int, bool, bool, int>, std::size_t>
+      open;                                                 // by reader, whether it is trained, read as a copy, shared
+  for (std::size_t p = work.parameters.size(); p-- > 0;) {  // gradients fill buckets from the last
+    ParameterProfile& parameter = work.parameters[p];
+    const auto key = std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0), parameter.highest_zero);
+    const auto place = open.find(key);
+    if (reader[p] >= 0 && place != open.end() && bundles[place->second].bytes < bundle) {
+      bundles[place->second].bytes += parameter.bytes;
+      bundles[place->second].elements += parameter.elements;
+      bundles[place->second].copy += parameter.copy;
+      bundle_of[p] = ParameterId::of(place->second);
+      continue;
+    }
+    if (reader[p] >= 0) open.insert_or_assign(key, bundles.size());
+    bundle_of[p] = ParameterId::of(bundles.size());
+    bundles.push_back(std::move(parameter));
+  }
+  const std::size_t last = bundles.size() - 1;
+  std::reverse(bundles.begin(), bundles.end());
+  for (const NodeId node : work.graph.nodes()) {
+    auto& parameters = work.graph[node].parameters;
+    for (auto* ids : {&parameters, &work.graph[node].read_again}) {
+      for (ParameterId& parameter : *ids) parameter = ParameterId::of(last - bundle_of[parameter.index()].index());
+    }
+    std::sort(parameters.begin(), parameters.end());
+    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
+  }
+  work.parameters = std::move(bundles);
+}
+
+}  // namespace detail
+
+/// The workload with the blocks of `partition` as nodes. Refers to `fine`, which must outlive it.
+/// @param bundle  of very many parameters, those that one block reads are put together up to this size: then memory
+/// that
+///                is shared among replicas is rounded once, and not for each of them
+/// @throws InvalidArgument if the blocks depend on one another in a circle
+[[nodiscard]] inline Workload contracted(const Workload& fine, const Partition& partition, Bytes bundle = Bytes(0)) {
+  const QuotientGraph blocks = quotient(fine.graph, partition);
+  Workload coarse;
+  for (const NodeId block : blocks.nodes()) coarse.graph.add_node(detail::merged(fine.graph, blocks[block]));
+  for (const EdgeId edge : blocks.edges()) {
+    for (const EdgeId original : blocks[edge]) {
+      coarse.graph.add_edge(blocks.source(edge), blocks.target(edge), fine.graph[original]);
+    }
+  }
+  coarse.parameters = fine.parameters;
+  coarse.inputs = fine.inputs;
+  for (auto& input : coarse.inputs) {
+    for (NodeId& reader : input.readers) reader = node_of(partition.block_of(reader));
+  }
+  coarse.outputs = fine.outputs;
+  for (auto& output : coarse.outputs) output.writer = node_of(partition.block_of(output.writer));
+  coarse.loss_mode = fine.loss_mode;
+  coarse.hash = fine.hash;
+  coarse.node_cost = detail::block_cost(fine, partition);
+  coarse.node_costs = detail::tabulated(partition.block_count(), coarse.node_cost);
+  coarse.transfer = fine.transfer;
+  coarse.all_reduce = fine.all_reduce;
+  coarse.update = fine.update;
+  coarse.offloaded_update = fine.offloaded_update;
+  coarse.least_all_reduce = fine.least_all_reduce;
+  coarse.least_transfer = fine.least_transfer;
+  if (bundle > Bytes(0) && fine.parameters.size() >= detail::kMany) detail::bundle_parameters(coarse, bundle);
+  return coarse;
+}
+
+}  // namespace autopar

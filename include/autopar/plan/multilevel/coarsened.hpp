@@ -1,0 +1,100 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <autopar/graph/partition.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/step/objective.hpp>
+
+namespace autopar::detail {
+
+/// A workload with the blocks of a partition as nodes, and the objective for stagings of them.
+struct Coarsened {
+  Partition blocks;
+  Workload work;
+  Constraints constraints;  ///< under which nothing that fits in blocks does not fit in nodes
+  StepObjective objective;
+
+  /// @pre the arguments outlive it
+  Coarsened(const Workload& fine, Partition partition, const Cluster& cluster, const Constraints& of_nodes)
+      : blocks(is_whole(partition) ? Partition::singletons(partition.node_count()) : std::move(partition)),
+        work(whole() ? fine : contracted(fine, blocks, kBucketBytes)),
+        constraints(of_nodes),
+        objective(work, cluster, constraints) {
+    constraints.memory -= rounding(fine);
+    if (constraints.host_memory) *constraints.host_memory -= rounding(fine);
+  }
+  Coarsened(const Coarsened&) = delete;  // the objective refers to the other members
+  Coarsened& operator=(const Coarsened&) = delete;
+
+  /// Each node is its own block.
+  [[nodiscard]] bool whole() const { return is_whole(blocks); }
+
+  /// Bytes by which a rank may hold more than blocks say whose parameters were put together.
+  [[nodiscard]] Bytes rounding(const Workload& fine) const {
+    if (work.parameters.size() == fine.parameters.size()) return {};
+    const int owners = constraints.offloads.back() == Offload::kOptimizer ? 1 : 0;  // of the optimizer's own
+    return Bytes(static_cast<std::int64_t>(fine.parameters.size()) * (constraints.gradient_copies + 2 + owners));
+  }
+
+ private:
+  [[nodiscard]] static bool is_whole(const Partition& partition) {
+    return partition.block_count() == partition.node_count();
+  }
+};
+
+/// A staging of blocks as one of their nodes.
+[[nodiscard]] inline Staging projected(const Staging& staging, const Partition& blocks) {
+  Staging fine = staging;
+  fine.stage_of.assign(blocks.node_count(), 0);
+  for (std::size_t node = 0; node < fine.stage_of.size(); ++node)
+    fine.stage_of[node] = staging.stage_of[blocks.block_of(NodeId::of(node)).index()];
+  return fine;
+}
+
+/// A staging of nodes as one of blocks. @pre no block is in two stages
+[[nodiscard]] inline Staging restricted(const Staging& staging, const Partition& blocks) {
+  Staging coarse = staging;
+  coarse.stage_of.assign(blocks.block_count(), 0);
+  for (std::size_t block = 0; block < coarse.stage_of.size(); ++block)
+    coarse.stage_of[block] = staging.stage_of[blocks.members(BlockId::of(block)).front().index()];
+  return coarse;
+}
+
+/// Segments of blocks as ones of their nodes.
+[[nodiscard]] inline Savings projected(Savings savings, const Partition& blocks) {
+  for (auto& segments : savings.recomputed) {
+    for (auto& segment : segments) {
+      std::vector<NodeId> nodes;
+      for (const NodeId block : segment) {
+        const auto& members = blocks.members(BlockId(block.value()));
+        nodes.insert(nodes.end(), members.begin(), members.end());
+      }
+      std::sort(nodes.begin(), nodes.end());
+      segment = std::move(nodes);
+    }
+  }
+  return savings;
+}
+
+/// Segments of nodes as ones of blocks: those with nodes in them.
+[[nodiscard]] inline Savings restricted(Savings savings, const Partition& blocks) {
+  for (auto& segments : savings.recomputed) {
+    for (auto& segment : segments) {
+      for (NodeId& node : segment) node = node_of(blocks.block_of(node));
+      std::sort(segment.begin(), segment.end());
+      segment.erase(std::unique(segment.begin(), segment.end()), segment.end());
+    }
+  }
+  return savings;
+}
+
+}  // namespace autopar::detail

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/multilevel/coarsened.hpp>
+#include <autopar/plan/multilevel/pieces.hpp>
+#include <autopar/plan/search/refine.hpp>
+#include <autopar/plan/step/objective.hpp>
+
+namespace autopar::detail {
+
+/// From stagings of blocks to stagings of their nodes, the best of them improved on the way; of very many nodes in
+/// pieces of the blocks.
+class Uncoarsening {
+ public:
+  /// @param objective  of the nodes @pre the arguments outlive it
+  Uncoarsening(const StepObjective& objective, const Coarsened& coarse)
+      : objective_(objective), work_(objective.work()), constraints_(objective.constraints()), coarse_(coarse) {
+    if (coarse.whole() || (work_.graph.node_count() < kMany && coarse.rounding(work_) == Bytes(0))) return;
+    pieces_.emplace(work_, cut_into_pieces(work_, coarse.blocks, kPieces), objective.cluster(), constraints_);
+    if (work_.segment_of.empty()) return;
+    for (const NodeId piece : pieces_->work.graph.nodes()) {
+      const NodeId first = pieces_->blocks.members(BlockId(piece.value())).front();
+      pieces_->work.segment_of.push_back(work_.segment_of[first.index()]);
+    }
+  }
+
+  /// What a search found, in nodes.
+  [[nodiscard]] Candidates refined(const SearchResult& found) const {
+    return pieces_ ? refined_in_pieces(found) : refined_in_nodes(found);
+  }
+
+  /// An objective with which a candidate for the nodes is soon compared with others, and the candidate for it.
+  [[nodiscard]] const StepObjective& comparing() const { return pieces_ ? pieces_->objective : objective_; }
+  [[nodiscard]] Candidate comparable(Candidate fine) const {
+    if (!pieces_) return fine;
+    return {restricted(fine.staging, pieces_->blocks), with(std::move(fine.terms), [this](Savings savings) {
+              return restricted(std::move(savings), pieces_->blocks);
+            })};
+  }
+
+ private:
+  static constexpr std::size_t kRefined = 4;  // of the best
+  static constexpr double kHopeless = 1.5;    // times the best step: moving parts of blocks does not make up for that
+  static constexpr int kEstimates = 1500;
+  static constexpr int kEstimatesOfPieces = 300;
+  static constexpr std::size_t kPieces = 640;
+
+  template <class Change>
+  [[nodiscard]] static StepTerms with(StepTerms terms, Change change) {
+    terms.savings = change(std::move(terms.savings));
+    return terms;
+  }
+  [[nodiscard]] static Candidate projected_from(const Partition& blocks, Candidate candidate) {
+    return {projected(candidate.staging, blocks),
+            with(std::move(candidate.terms), [&](Savings savings) { return projected(std::move(savings), blocks); })};
+  }
+
+  [[nodiscard]] Candidates refined_in_nodes(const SearchResult& found) const {
+    Candidates fine(constraints_.memory);
+    LocalSearch local(objective_);
+    const Seconds hopeless = found.candidates.best_step() * kHopeless;
+    std::size_t rank = 0;
+    for (const Candidate& candidate : found.candidates.ranked()) {
+      Candidate own = projected_from(coarse_.blocks, candidate);
+      // Moving nodes and ranks knows nothing of stages that share ranks.
+      const bool improvable = candidate.staging.position_of.empty() && candidate.terms.step <= hopeless;
+      if (!coarse_.whole() && improvable && rank++ < kRefined) {
+        const Staging better = local.improve(own.staging, kEstimates).first;
+        if (better != own.staging)
+          fine.offer({better, predicted(better, std::min(found.candidates.best_step(), fine.best_step()))});
+      }
+      // Blocks do not know the modules of their nodes, nor in which order they run.
+      if (!coarse_.whole()) {
+        own.terms = constraints_.recomputed_modules.empty() ? objective_.of_nodes(own.staging, std::move(own.terms))
+                                                            : objective_(own.staging);
+      }
+      fine.offer(std::move(own));
+    }
+    return fine;
+  }
+
+  /// @param limit  as the objective's. Of many actions orders are synthesised on the ranks and at the ZeRO level of the
+  ///               schedule that they start from.
+  [[nodiscard]] StepTerms predicted(const Staging& staging, Seconds limit) const {
+    const bool many = objective_.actions(staging) > StepObjective::kManyActions;
+    if (!many || staging.schedule != ScheduleKind::kSynthesised) return objective_(staging, limit);
+    Staging start = staging;
+    start.schedule = ScheduleKind::kZbH1;
+    StepTerms terms = objective_.folded(start);
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(terms.ranks), constraints_.world);
+    terms = objective_.folded(staging, sized, std::move(terms.savings));
+    if (terms.step > limit * (1 + StepObjective::kFoldedAbove)) return terms;
+    return objective_.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));
+  }
+
+  /// The best stagings are improved in pieces, the best of all is predicted with all nodes. The others keep what was
+  /// predicted of them in blocks, of which the nodes' own differs by where buckets end, and are not better than the
+  /// best.
+  [[nodiscard]] Candidates refined_in_pieces(const SearchResult& found) const {
+    std::vector<Candidate> ranked = found.candidates.ranked();
+    std::vector<Candidate> finalists;
+    LocalSearch local(pieces_->objective);
+    for (std::size_t rank = 0; rank < std::min(kRefined, ranked.size()); ++rank) {
+      const Candidate& candidate = ranked[rank];
+      if (!found.candidates.fits(candidate) || candidate.terms.step > found.candidates.best_step() * kHopeless) break;
+      finalists.push_back(projected_from(coarse_.blocks, candidate));
+      // Moving nodes and ranks knows nothing of stages that share ranks, comparing nothing of synthesised orders.
+      if (!candidate.staging.position_of.empty() || candidate.staging.schedule == ScheduleKind::kSynthesised) continue;
+      const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
+      Staging better = local.improve(staging, kEstimatesOfPieces).first;
+      if (better == staging) continue;
+      StepTerms terms = pieces_->objective(better, found.candidates.best_step());
+      finalists.push_back(projected_from(pieces_->blocks, {std::move(better), std::move(terms)}));
+    }
+    std::stable_sort(finalists.begin(), finalists.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.terms.step < b.terms.step; });
+    Candidates fine(constraints_.memory);
+    for (Candidate& finalist : finalists) {
+      StepTerms terms = with_all_nodes(finalist);
+      fine.offer({std::move(finalist.staging), std::move(terms)});
+      if (fine.any_fits()) break;
+    }
+    for (Candidate& candidate : ranked) {
+      if (found.candidates.fits(candidate) && candidate.terms.step <= fine.best_step()) continue;
+      candidate.staging.stage_of.clear();  // only the best one's is asked for
+      candidate.terms.savings.recomputed.clear();
+      fine.offer(std::move(candidate));
+    }
+    return fine;
+  }
+
+  [[nodiscard]] StepTerms with_all_nodes(const Candidate& candidate) const {
+    // Blocks do not know the modules of their nodes.
+    if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
+    const SizedPipeline sized = make_pipeline(work_, candidate.staging, candidate.terms.ranks, constraints_.world);
+    return objective_.evaluate(candidate.staging, sized, candidate.terms.savings, candidate.terms.orders);
+  }
+
+  const StepObjective& objective_;
+  const Workload& work_;
+  const Constraints& constraints_;
+  const Coarsened& coarse_;
+  std::optional<Coarsened> pieces_;
+};
+
+}  // namespace autopar::detail

@@ -1,0 +1,140 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/request.hpp>
+
+namespace autopar {
+
+/// Bounds the step of every plan of a workload from below, whatever its stages, replicas and schedule, case by case of
+/// its micro-batches.
+///
+/// With m micro-batches no share is larger than a whole micro-batch, so that the economy of scale gives the least work
+/// of all ranks together: it grows with m. And the first micro-batch that has samples must go down the longest chain of
+/// atoms and the gradients of its inputs back up, in shares that are no smaller than 1/m of the smallest local batch;
+/// weight gradients, which can be put off, follow where the way up ends. That shrinks with m. Where the two cross is
+/// the bound.
+/// @cost O((nodes + edges) * log(samples of a rank))
+class StepBound {
+ public:
+  StepBound(const Workload& work, const Constraints& constraints)
+      : work_(work), constraints_(constraints), order_(topological_order(work.graph)) {
+    std::vector<bool> counted(work.parameters.size(), false);
+    for (const NodeId node : work.graph.nodes()) {
+      count_work(node);
+      mixes_ = mixes_ || work.graph[node].whole_batch;
+      once_ = once_ || mixes_ || work.graph[node].totals > Bytes(0);
+      for (const ParameterId parameter : work.graph[node].parameters) {
+        if (counted[parameter.index()]) continue;
+        counted[parameter.index()] = true;
+        if (work.parameters[parameter.index()].trainable) trainable_ += work.parameters[parameter.index()].bytes;
+      }
+    }
+  }
+
+  /// Cases that cover every number of micro-batches; none if no node is known to have economy of scale.
+  [[nodiscard]] std::vector<BoundCase> cases() const {
+    if (std::all_of(scaling_.begin(), scaling_.end(), [](int nodes) { return nodes == 0; })) return {};
+    if (once_) {
+      const Seconds work = work_seconds(1), path = path_seconds(1);
+      return {work >= path ? BoundCase{BoundKind::kWork, 1, 1, work} : BoundCase{BoundKind::kPath, 1, 1, path}};
+    }
+    // Smallest number of micro-batches for which work bounds more than the path.
+    int low = 1, high = static_cast<int>(std::min<std::int64_t>(constraints_.largest_local_batch(), kMost)) + 1;
+    const int beyond = high;
+    while (low < high) {
+      const int middle = low + (high - low) / 2;
+      if (work_seconds(middle) >= path_seconds(middle))
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    std::vector<BoundCase> out;
+    if (low == beyond) return {{BoundKind::kPath, 1, 0, path_seconds(kMost)}};
+    if (low > 1) out.push_back({BoundKind::kPath, 1, low - 1, path_seconds(low - 1)});
+    out.push_back({BoundKind::kWork, low, 0, work_seconds(low)});
+    return out;
+  }
+
+ private:
+  static constexpr int kMost = 1 << 30;  // micro-batches: as good as any number
+
+  /// Device-seconds of the whole batch in shares as large as can be, over all ranks.
+  [[nodiscard]] Seconds work_seconds(int microbatches) const {
+    std::int64_t largest = 0;
+    for (const auto local : constraints_.local_batches()) largest += (local + microbatches - 1) / microbatches;
+    const auto& costs = costs_of_classes(largest);
+    double sum = 0;
+    for (std::size_t one = 0; one < scaling_.size(); ++one) {
+      if (scaling_[one] > 0) sum += scaling_[one] * (costs[one].forward + costs[one].backward).value();
+    }
+    sum *= static_cast<double>(constraints_.batch) / static_cast<double>(largest);
+    sum += work_.update(trainable_, constraints_.optimizer_state_factor).value();
+    return Seconds(sum / constraints_.world);
+  }
+
+  /// Longest way of one micro-batch down and up again.
+  [[nodiscard]] Seconds path_seconds(int microbatches) const {
+    const std::int64_t least = std::max<std::int64_t>(1, constraints_.batch / constraints_.world / microbatches);
+    const auto& costs = costs_of_classes(least);
+    const auto* whole = mixes_ ? &costs_of_classes(constraints_.batch) : nullptr;
+    std::vector<double> down(order_.size(), 0), up(order_.size(), 0);
+    double longest = 0;
+    for (const NodeId node : order_) {
+      double before = 0, after = 0;
+      for (const EdgeId edge : work_.graph.in_edges(node)) {
+        const std::size_t source = work_.graph.source(edge).index();
+        before = std::max(before, down[source]);
+        if (work_.graph[edge].differentiable) after = std::max(after, up[source]);
+      }
+      const NodeCost& cost = (work_.graph[node].whole_batch ? *whole : costs)[class_of(node)];
+      down[node.index()] = before + cost.forward.value();
+      const double weights = cost.backward_weight.value();
+      up[node.index()] = cost.backward.value() - weights + std::max(after, weights);
+      longest = std::max(longest, down[node.index()] + up[node.index()]);
+    }
+    return Seconds(longest);
+  }
+
+  /// Each node is its own class where nothing is known of equal ones.
+  [[nodiscard]] std::size_t class_of(NodeId node) const {
+    return work_.class_of.empty() ? node.index() : static_cast<std::size_t>(work_.class_of[node.index()]);
+  }
+  [[nodiscard]] const std::vector<NodeCost>& costs_of_classes(std::int64_t samples) const {
+    return work_.class_of.empty() ? work_.node_costs(samples) : work_.class_costs(samples);
+  }
+  void count_work(NodeId node) {
+    const std::size_t one = class_of(node);
+    if (one >= scaling_.size()) scaling_.resize(one + 1, 0);
+    scaling_[one] += work_.graph[node].economy_of_scale ? 1 : 0;
+  }
+
+  const Workload& work_;
+  const Constraints& constraints_;
+  std::vector<NodeId> order_;
+  std::vector<int> scaling_;  // nodes of each class that have economy of scale
+  Bytes trainable_{};
+  bool mixes_ = false;  // an atom needs all samples on one rank
+  bool once_ = false;   // one micro-batch only
+};
+
+/// The certificate of a plan with this step, without what the search claims.
+[[nodiscard]] inline Certificate make_certificate(const Workload& work, const Constraints& constraints, Seconds step) {
+  Certificate out;
+  out.cases = StepBound(work, constraints).cases();
+  for (const BoundCase& one : out.cases) {
+    out.lower_bound = out.lower_bound == Seconds{} ? one.seconds : std::min(out.lower_bound, one.seconds);
+  }
+  if (out.lower_bound > Seconds{}) out.gap = step / out.lower_bound - 1;
+  return out;
+}
+
+[[nodiscard]] inline std::string name_of(BoundKind kind) { return kind == BoundKind::kWork ? "work" : "path"; }
+
+}  // namespace autopar

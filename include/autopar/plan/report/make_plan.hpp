@@ -1,0 +1,256 @@
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/multilevel/coarsened.hpp>
+#include <autopar/plan/multilevel/uncoarsen.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/report/certificate.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/text.hpp>
+
+namespace autopar {
+
+/// The staging that a plan describes, for a graph of `nodes` nodes.
+/// @throws InvalidArgument unless the plan puts each node into one stage
+[[nodiscard]] inline Staging staging_of(const Plan& plan, std::size_t nodes) {
+  Staging staging{std::vector<int>(nodes, -1), {}, plan.microbatches, plan.schedule};
+  std::vector<const std::vector<Rank>*> positions;
+  for (const StagePlan& stage : plan.stages) {
+    const auto same =
+        std::find_if(positions.begin(), positions.end(), [&](const auto* ranks) { return *ranks == stage.ranks; });
+    staging.position_of.push_back(static_cast<int>(same - positions.begin()));
+    if (same == positions.end()) positions.push_back(&stage.ranks);
+  }
+  if (positions.size() == plan.stages.size()) staging.position_of.clear();
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    staging.replicas.push_back(static_cast<int>(plan.stages[s].ranks.size()));
+    for (const NodeId atom : plan.stages[s].atoms) {
+      if (atom.index() >= nodes || staging.stage_of[atom.index()] >= 0) {
+        throw InvalidArgument("the plan puts atom " + std::to_string(atom.value()) + " of " + std::to_string(nodes) +
+                              " into a second stage, or the model has no such atom");
+      }
+      staging.stage_of[atom.index()] = static_cast<int>(s);
+    }
+  }
+  if (std::find(staging.stage_of.begin(), staging.stage_of.end(), -1) != staging.stage_of.end()) {
+    throw InvalidArgument("the plan leaves out an atom of the model; it was made for another one");
+  }
+  return staging;
+}
+
+namespace detail {
+
+[[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
+  std::vector<int> replicas;
+  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
+  return replicas;
+}
+
+/// Turns what a search found into a plan that explains itself.
+class PlanMaker {
+ public:
+  PlanMaker(const Workload& work, const Cluster& cluster, const PlanRequest& request, const Constraints& constraints)
+      : work_(work), cluster_(cluster), request_(request), constraints_(constraints) {}
+
+  /// @param found  stagings of the blocks of `coarse` @pre any fits
+  [[nodiscard]] Plan make(const Coarsened& coarse, const SearchResult& found) const {
+    const StepObjective objective(work_, cluster_, constraints_);
+    const Uncoarsening uncoarsening(objective, coarse);
+    Plan plan = describe_best(uncoarsening.refined(found), uncoarsening);
+    add_proof(plan, found, coarse);
+    return plan;
+  }
+
+ private:
+  [[nodiscard]] Plan describe_best(const Candidates& candidates, const Uncoarsening& uncoarsening) const {
+    const Candidate& best = candidates.best();
+    Plan plan;
+    plan.model = work_.hash;
+    plan.world = constraints_.world;
+    plan.batch = constraints_.batch;
+    plan.microbatches = best.staging.microbatches;
+    plan.schedule = best.staging.schedule;
+    plan.orders = best.terms.orders;
+    plan.zero = best.terms.savings.zero;
+    plan.offload = best.terms.savings.offload;
+    plan.precision = request_.options.precision;
+    plan.device = cluster_.device.name;
+    plan.device_memory = constraints_.memory;
+    plan.host_memory = plan.offload == Offload::kNone ? Bytes(0) : constraints_.host_memory.value_or(Bytes(0));
+    plan.gradient_copies = constraints_.gradient_copies;
+    plan.optimizer_state_factor = constraints_.optimizer_state_factor;
+    plan.step = best.terms.step;
+    plan.bubble = best.terms.bubble;
+    add_stages(plan, best);
+    add_runners_up(plan, candidates);
+    plan.binding = binding(candidates, uncoarsening);
+    plan.notes = constraints_.notes;
+    add_idle_note(plan, candidates);
+    return plan;
+  }
+
+  void add_stages(Plan& plan, const Candidate& best) const {
+    const auto nodes = nodes_by_stage(best.staging);
+    for (std::size_t s = 0; s < nodes.size(); ++s) {
+      const StageTerms& terms = best.terms.stages[s];
+      StagePlan stage;
+      stage.atoms = members_of(nodes[s]);
+      for (const NodeId node : nodes[s]) {
+        const WorkNode& unit = work_.graph[node];
+        stage.parameters.insert(stage.parameters.end(), unit.parameters.begin(), unit.parameters.end());
+      }
+      std::sort(stage.parameters.begin(), stage.parameters.end());
+      stage.parameters.erase(std::unique(stage.parameters.begin(), stage.parameters.end()), stage.parameters.end());
+      for (const ParameterId parameter : stage.parameters) {
+        stage.parameter_elements += work_.parameters[parameter.index()].elements;
+        stage.parameter_bytes += work_.parameters[parameter.index()].bytes;
+      }
+      stage.ranks = best.terms.ranks[s];
+      if (!best.terms.savings.recomputed.empty()) {
+        for (const auto& segment : best.terms.savings.recomputed[s]) stage.recomputed.push_back(members_of(segment));
+      }
+      stage.forward = terms.forward;
+      stage.backward = terms.backward;
+      stage.communication = terms.communication;
+      stage.reduction = terms.reduction;
+      stage.peak_memory = terms.memory.total();
+      stage.host_memory = terms.memory.host;
+      plan.stages.push_back(std::move(stage));
+    }
+  }
+
+  [[nodiscard]] std::vector<NodeId> members_of(const std::vector<NodeId>& nodes) const {
+    std::vector<NodeId> members;
+    for (const NodeId node : nodes) {
+      const auto& more = work_.graph[node].members;
+      members.insert(members.end(), more.begin(), more.end());
+    }
+    std::sort(members.begin(), members.end());
+    return members;
+  }
+
+  /// The next shapes, and always the one that everybody knows: one stage on all ranks.
+  void add_runners_up(Plan& plan, const Candidates& candidates) const {
+    const Candidate& best = candidates.best();
+    std::vector<Candidate> others = candidates.ranked();
+    std::erase_if(others, [&](const Candidate& c) {
+      return c.staging.replicas == best.staging.replicas && c.staging.position_of == best.staging.position_of;
+    });
+    const auto replicated = std::find_if(others.begin(), others.end(), [&](const Candidate& c) {
+      return c.staging.stages() == 1 && c.staging.ranks() == constraints_.world;
+    });
+    for (auto other = others.begin(); other != others.end(); ++other) {
+      const bool among_first = candidates.fits(*other) && plan.runners_up.size() < 3;
+      if (!among_first && other != replicated) continue;
+      plan.runners_up.push_back(
+          {describe(other->staging.replicas, other->staging.microbatches, other->staging.schedule) +
+               describe(other->terms.savings),
+           candidates.fits(*other) ? why_slower(*other, best) : why_not(*other), other->terms.step});
+    }
+  }
+
+  [[nodiscard]] std::string why_not(const Candidate& other) const {
+    if (StepObjective::peak(other.terms) <= constraints_.memory)
+      return "does not fit: its hosts do not hold what is offloaded";
+    return "does not fit: needs " + readable(StepObjective::peak(other.terms)) + " of " +
+           readable(constraints_.memory) + " a rank";
+  }
+
+  [[nodiscard]] static std::string why_slower(const Candidate& other, const Candidate& best) {
+    const double ratio = other.terms.step / best.terms.step;
+    if (ratio < 1.005) return "as fast, within 0.5 %";
+    const double computing = (other.terms.computing - best.terms.computing).value();
+    const double summing = (other.terms.summing - best.terms.summing).value();
+    const double waiting = (other.terms.step - other.terms.computing - best.terms.step + best.terms.computing).value();
+    std::string why;
+    if (computing >= std::max(summing, waiting)) {
+      why = "its busiest rank computes " + readable(other.terms.computing) + " instead of " +
+            readable(best.terms.computing);
+    } else if (summing >= 0.5 * waiting) {
+      why = "gradient sums take " + readable(other.terms.summing) + " instead of " + readable(best.terms.summing);
+    } else {
+      why = "bubble " + percent(other.terms.bubble) + " instead of " + percent(best.terms.bubble);
+    }
+    return formatted("%.2f", ratio) + " x slower: " + why;
+  }
+
+  /// Memory if a faster shape does not fit; else the largest part of the average rank's step: computing,
+  /// what free links would save, or the rest, which is waiting for other stages.
+  [[nodiscard]] Binding binding(const Candidates& candidates, const Uncoarsening& uncoarsening) const {
+    const Candidate& best = candidates.best();
+    for (const Candidate& other : candidates.ranked()) {
+      if (!candidates.fits(other) && other.terms.step < best.terms.step) return Binding::kMemory;
+    }
+    const StepObjective& objective = uncoarsening.comparing();
+    Workload free_links = objective.work();
+    free_links.transfer = [](Bytes, Rank, Rank) { return Seconds{}; };
+    free_links.all_reduce = [](Bytes, std::span<const Rank>) { return Seconds{}; };
+    const StepObjective free(free_links, cluster_, objective.constraints());
+    const auto [staging, terms] = uncoarsening.comparable(best);
+    const bool many = objective.actions(staging) > StepObjective::kManyActions || !terms.orders.empty();
+    const SizedPipeline sized = make_pipeline(free_links, staging, terms.ranks, constraints_.world);
+    const StepTerms unhindered =
+        many ? free.folded(staging, sized, terms.savings, terms.orders) : free.evaluate(staging, terms.ranks);
+    const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
+    const double bubble = best.terms.bubble - links;
+    if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;
+    return links >= bubble ? Binding::kBandwidth : Binding::kBubble;
+  }
+
+  void add_idle_note(Plan& plan, const Candidates& candidates) const {
+    std::vector<bool> used(static_cast<std::size_t>(constraints_.world), false);
+    for (const auto& stage : plan.stages) {
+      for (const Rank rank : stage.ranks) used[rank.index()] = true;
+    }
+    std::vector<int> idle;
+    for (std::size_t r = 0; r < used.size(); ++r) {
+      if (!used[r]) idle.push_back(static_cast<int>(r));
+    }
+    if (idle.empty()) return;
+    plan.notes.push_back((idle.size() == 1 ? "rank " : "ranks ") + ranges(idle) +
+                         " idle: " + why_idle(candidates, constraints_.world - static_cast<int>(idle.size())));
+  }
+
+  [[nodiscard]] std::string why_idle(const Candidates& candidates, int used) const {
+    if (!constraints_.replicas.empty()) return "the replicas asked for leave them over";
+    bool fit = false, found = false;
+    for (const Candidate& other : candidates.ranked()) {
+      if (other.staging.ranks() <= used) continue;
+      found = true;
+      fit = fit || candidates.fits(other);
+    }
+    if (fit) return "plans that use more ranks are slower";
+    return found ? "plans that use more ranks and were looked at do not fit"
+                 : "no plan that uses more ranks came out of the search";
+  }
+
+  void add_proof(Plan& plan, const SearchResult& found, const Coarsened& coarse) const {
+    const bool whole = coarse.whole();
+    plan.certificate = make_certificate(work_, constraints_, plan.step);
+    plan.certificate.searched_to_end = found.proven && whole;
+    if (whole) plan.certificate.searched_bound = found.proven ? plan.step : found.lower_bound;
+    const std::string scope =
+        whole ? "" : " of " + std::to_string(coarse.blocks.block_count()) + " blocks of operators";
+    if (found.proven) {
+      plan.notes.push_back("searched to the end: no plan" + scope + " has a shorter predicted step");
+    } else if (found.lower_bound > Seconds(0)) {
+      plan.notes.push_back("searched " + std::to_string(found.states) + " states, not to the end: no plan" + scope +
+                           " has a predicted step below " + readable(found.lower_bound));
+    }
+  }
+
+  const Workload& work_;
+  const Cluster& cluster_;
+  const PlanRequest& request_;
+  const Constraints& constraints_;
+};
+
+}  // namespace detail
+
+}  // namespace autopar

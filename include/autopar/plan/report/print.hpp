@@ -1,0 +1,140 @@
+#pragma once
+
+#include <algorithm>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/text.hpp>
+
+namespace autopar {
+
+[[nodiscard]] inline std::string name_of(Binding binding) {
+  switch (binding) {
+    case Binding::kCompute:
+      return "compute";
+    case Binding::kBandwidth:
+      return "bandwidth";
+    case Binding::kBubble:
+      return "bubble";
+    case Binding::kMemory:
+      return "memory";
+  }
+  return "unknown";
+}
+
+namespace detail {
+
+/// Rows of cells as lines, columns as wide as their widest cell; the first row is the head.
+[[nodiscard]] inline std::string aligned(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t c = 0; c < row.size(); ++c) line += "  " + std::string(widths[c] - row[c].size(), ' ') + row[c];
+    text += line + "\n";
+  }
+  return text;
+}
+
+/// A count where it is known (captured models), else what they take.
+[[nodiscard]] inline std::string parameters_of(const StagePlan& stage) {
+  return stage.parameter_elements > 0 ? readable_count(stage.parameter_elements) : readable(stage.parameter_bytes);
+}
+
+/// Of the operators that it runs again: how many of all.
+[[nodiscard]] inline std::string run_again(const StagePlan& stage) {
+  std::size_t atoms = 0;
+  for (const auto& segment : stage.recomputed) atoms += segment.size();
+  return percent(stage.atoms.empty() ? 0 : static_cast<double>(atoms) / static_cast<double>(stage.atoms.size()));
+}
+
+[[nodiscard]] inline std::vector<std::string> cells(const StagePlan& stage, std::size_t index, Bytes available) {
+  std::vector<int> ranks;
+  for (const Rank rank : stage.ranks) ranks.push_back(rank.value());
+  std::sort(ranks.begin(), ranks.end());
+  // A graph that was not captured has atoms only.
+  const auto operators = stage.ops.empty() ? stage.atoms.size() : stage.ops.size();
+  const double share = available > Bytes(0) ? stage.peak_memory / available : 0;
+  return {std::to_string(index),
+          std::to_string(operators),
+          parameters_of(stage),
+          std::to_string(stage.ranks.size()),
+          ranges(ranks),
+          readable(stage.forward),
+          readable(stage.backward),
+          readable(stage.communication),
+          readable(stage.reduction),
+          readable(stage.peak_memory),
+          percent(share)};
+}
+
+/// One line on the bound, empty without one.
+[[nodiscard]] inline std::string proof_of(const Plan& plan) {
+  const Certificate& certificate = plan.certificate;
+  if (certificate.lower_bound <= Seconds{}) return "";
+  const auto least = std::min_element(certificate.cases.begin(), certificate.cases.end(),
+                                      [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+  const bool work = least != certificate.cases.end() && least->kind == BoundKind::kWork;
+  return "certificate: no plan takes less than " + readable(certificate.lower_bound) + " (" +
+         (work ? "all the work, evenly on all ranks" : "one micro-batch down and up the longest chain") + "); gap " +
+         formatted("%.3g", 100 * certificate.gap) + " %\n";
+}
+
+}  // namespace detail
+
+/// A plan as a table for people: what runs where, what it costs, what binds, what was almost as good. It is
+/// `printable`.
+[[nodiscard]] inline std::string to_text(const Plan& plan) {
+  std::vector<int> replicas;
+  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
+  if (replicas.empty()) return "empty plan\n";
+  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(savings_of(plan)) +
+                     (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
+                     (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " +
+                     std::to_string(plan.batch) + "\n";
+  text += "predicted: step " + readable(plan.step);
+  if (plan.step > Seconds(0)) {
+    text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
+  }
+  text += ", bound by " + name_of(plan.binding) + ", ranks in use wait " + percent(plan.bubble) + " of it\n";
+  const Bytes most = peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
+  text += "memory: " + readable(most) + " used of " + readable(plan.device_memory) +
+          " available a rank (margin taken off), optimizer state " +
+          detail::formatted("%g", plan.optimizer_state_factor) + " x parameters\n";
+  if (plan.host_memory > Bytes(0)) {
+    const Bytes offloaded =
+        peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].host_memory; });
+    text += "host memory: " + readable(offloaded) + " used of " + readable(plan.host_memory) +
+            " available a rank (margin taken off): gradients, optimizer state and the parameters that it steps\n";
+  }
+  std::vector<std::vector<std::string>> rows{{"stage", "ops", "parameters", "replicas", "ranks", "forward", "backward",
+                                              "messages", "gradient sums", "peak memory", "of available"}};
+  const bool again = savings_of(plan).recomputes();
+  if (again) rows.front().push_back("run again");
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    rows.push_back(detail::cells(plan.stages[s], s, plan.device_memory));
+    if (again) rows.back().push_back(detail::run_again(plan.stages[s]));
+  }
+  text += detail::aligned(rows);
+  text += "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n";
+  text += detail::proof_of(plan);
+  for (const auto& other : plan.runners_up) {
+    text += "runner-up: " + other.summary + ": " + readable(other.step) + ", " + other.reason + "\n";
+  }
+  for (const auto& note : plan.notes) text += "note: " + note + "\n";
+  return printable(text);
+}
+
+/// Writes `to_text`.
+inline std::ostream& operator<<(std::ostream& out, const Plan& plan) { return out << to_text(plan); }
+
+}  // namespace autopar

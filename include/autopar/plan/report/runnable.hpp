@@ -1,0 +1,73 @@
+#pragma once
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include <autopar/core/error.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/schedule/schedule.hpp>
+#include <autopar/schedule/turn_checks.hpp>
+
+namespace autopar {
+
+/// Whether a plan's schedule runs backwards in two parts.
+[[nodiscard]] inline bool parts_backwards(const Plan& plan) {
+  if (plan.schedule != ScheduleKind::kSynthesised) return !keeps_backwards_whole(plan.schedule);
+  return std::ranges::any_of(plan.orders, [](const auto& turns) {
+    return std::ranges::any_of(turns, [](Turn turn) { return turn.kind == ActionKind::kBackwardInput; });
+  });
+}
+
+/// The stages of a plan where they lie, with nothing between them.
+[[nodiscard]] inline Pipeline stages_of(const Plan& plan) {
+  Pipeline pipeline;
+  pipeline.ranks = plan.world;
+  for (const auto& stage : plan.stages) pipeline.stages.push_back(stage.ranks);
+  return pipeline;
+}
+
+namespace detail {
+
+/// @throws InvalidArgument unless what each stage runs again are atoms of its own, each in one segment
+inline void check_segments(const Plan& plan) {
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    std::set<NodeId> left(plan.stages[s].atoms.begin(), plan.stages[s].atoms.end());
+    for (const auto& segment : plan.stages[s].recomputed) {
+      for (const NodeId atom : segment) {
+        if (left.erase(atom) == 1) continue;
+        throw InvalidArgument("the plan lets stage " + std::to_string(s) + " run atom " + std::to_string(atom.value()) +
+                              " again, which is not in that stage or is in another segment already; plan again");
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
+/// Refuses a plan, from a file or a caller, that asks for more than a runtime can do, or whose stages do not lie where
+/// its schedule wants them.
+/// @throws InvalidArgument that names what it asks for, or what is wrong
+inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
+  const auto refuse = [](const std::string& what) {
+    throw InvalidArgument("the plan asks for " + what + ", which this version does not run yet; plan again without it");
+  };
+  const auto& known = runtime.schedules;
+  if (std::find(known.begin(), known.end(), name_of(plan.schedule)) == known.end())
+    refuse("schedule " + name_of(plan.schedule));
+  if (plan.zero > runtime.max_zero) refuse("ZeRO " + std::to_string(plan.zero));
+  if (!runtime.recompute && savings_of(plan).recomputes()) refuse("recomputation");
+  if (!runtime.offload && plan.offload != Offload::kNone) refuse("offload = optimizer");
+  detail::check_segments(plan);
+  const auto check = [&]<SchedulePolicy Policy>(const Policy& policy) {
+    if constexpr (RankOrderPolicy<Policy>) {
+      const Pipeline stages = stages_of(plan);
+      detail::check_rank_orders(stages, policy.rank_orders(stages, plan.microbatches), plan.microbatches);
+    }
+  };
+  with_policy(plan.schedule, check, {plan.orders, plan.microbatches});
+}
+
+}  // namespace autopar

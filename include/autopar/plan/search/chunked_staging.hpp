@@ -1,0 +1,281 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/search/uniform_staging.hpp>
+
+namespace autopar {
+
+/// The schedules that give a rank several stages, part backwards or synthesise orders, on equal stages: for each number
+/// of positions and of stages a position (in loops, or there and back) the cut with the smallest bottleneck, simulated.
+/// Where that is too much, the shapes that would be fastest with equal stages are compared with one rank a position,
+/// and only the best of them simulated. Synthesised orders are tried where the others were fastest. Not exact. The
+/// plain schedules are for other policies.
+struct ChunkedStaging {
+  using policy_category = staging_policy_tag;
+  int max_chunks = 4;                        ///< stages a position
+  int synthesised = 6;                       ///< stagings for which orders are synthesised
+  std::int64_t simulated = 300'000;          ///< actions of all shapes up to which all are simulated
+  std::int64_t compared = 300'000;           ///< actions of shapes that are compared otherwise, one rank a position
+  std::int64_t simulated_of_best = 150'000;  ///< actions of the best of those, which are simulated
+  bool only_fits = false;  ///< what does not fit is of no interest: only whether anything does, as otherwise
+
+  [[nodiscard]] static bool is_plain(ScheduleKind kind) {
+    return kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB;
+  }
+
+  [[nodiscard]] SearchResult search(const StepObjective& objective) const {
+    SearchResult result{Candidates(objective.constraints().memory)};
+    add_to(result, objective);
+    return result;
+  }
+
+  /// Offers what it finds to a search that is done with the plain schedules.
+  void add_to(SearchResult& result, const StepObjective& objective) const {
+    const Shapes shapes(objective);
+    std::vector<Shape> all = shapes.all(max_chunks);
+    std::int64_t actions = 0;
+    for (const Shape& shape : all) actions += shape.actions(objective.constraints().world);
+    if (actions <= simulated)
+      simulate_all(shapes, all, objective, result);
+    else
+      simulate_best(shapes, std::move(all), objective, result);
+  }
+
+ private:
+  /// Equal stages, as many at each position.
+  struct Shape {
+    int positions, chunks, microbatches;
+    ScheduleKind kind;
+    double promise = 0;  ///< about the seconds of a step if nothing stood in the way
+    [[nodiscard]] std::int64_t actions(int ranks) const { return std::int64_t{6} * chunks * microbatches * ranks; }
+  };
+
+  [[nodiscard]] static bool allows(const Constraints& constraints, ScheduleKind kind) {
+    return std::find(constraints.schedules.begin(), constraints.schedules.end(), kind) != constraints.schedules.end();
+  }
+  [[nodiscard]] static bool synthesises(const StepObjective& objective) {
+    return allows(objective.constraints(), ScheduleKind::kSynthesised);
+  }
+
+  class Shapes;
+
+  void simulate_all(const Shapes& shapes, const std::vector<Shape>& all, const StepObjective& objective,
+                    SearchResult& result) const {
+    const Constraints& constraints = objective.constraints();
+    std::vector<Candidate> tried;
+    for (const Shape& shape : all) {
+      auto staging = shapes.make(shape);
+      if (!staging) continue;
+      const bool allowed = allows(constraints, shape.kind);
+      if (allowed && !meets(constraints, objective.work(), *staging)) continue;
+      if (only_fits && !synthesises(objective) && !objective.may_fit(*staging)) continue;
+      tried.push_back({*staging, objective(*staging)});
+      if (!allowed) continue;
+      ++result.states;
+      result.candidates.offer(tried.back());
+    }
+    if (!synthesises(objective)) return;
+    Candidates::rank(tried, objective.constraints().memory);
+    if (static_cast<int>(tried.size()) > synthesised) tried.resize(static_cast<std::size_t>(synthesised));
+    for (Candidate& candidate : tried) {
+      candidate.staging.schedule = ScheduleKind::kSynthesised;
+      if (!meets(constraints, objective.work(), candidate.staging)) continue;
+      if (only_fits && !objective.may_fit(candidate.staging)) continue;
+      ++result.states;
+      result.candidates.offer({candidate.staging, objective(candidate.staging)});
+    }
+  }
+
+  /// Less promising shapes than this part more than the best are not looked at.
+  static constexpr double kHopeless = 1.05;
+
+  void simulate_best(const Shapes& shapes, std::vector<Shape> all, const StepObjective& objective,
+                     SearchResult& result) const {
+    std::stable_sort(all.begin(), all.end(), [](const Shape& a, const Shape& b) { return a.promise < b.promise; });
+    std::vector<Candidate> tried;
+    double best = result.candidates.best_step().value();
+    std::int64_t left = compared;
+    for (const Shape& shape : all) {
+      if (left <= 0 || shape.promise > best * kHopeless) break;
+      auto staging = shapes.make(shape);
+      if (!staging) continue;
+      left -= objective.comparison(*staging);
+      ++result.states;
+      tried.push_back({*staging, objective.folded(*staging)});
+      if (objective.fits(tried.back().terms)) best = std::min(best, tried.back().terms.step.value());
+    }
+    Candidates::rank(tried, objective.constraints().memory);
+    offer_best(tried, objective, result);
+    if (synthesises(objective)) synthesise_best(std::move(tried), objective, result);
+  }
+
+  /// One at least, so that there is something to say if nothing fits.
+  void offer_best(const std::vector<Candidate>& tried, const StepObjective& objective, SearchResult& result) const {
+    std::int64_t left = simulated_of_best;
+    for (const Candidate& candidate : tried) {
+      const Staging& staging = candidate.staging;
+      if (left <= 0 || candidate.terms.step > result.candidates.best_step() * kHopeless) break;
+      if (!allows(objective.constraints(), staging.schedule)) continue;
+      if (!meets(objective.constraints(), objective.work(), staging)) continue;
+      left -= objective.actions(staging);
+      ++result.states;
+      result.candidates.offer({staging, objective.simulated(staging, candidate.terms, result.candidates.best_step())});
+    }
+  }
+
+  /// On the ranks and with the savings of the schedule that they start from.
+  void synthesise_best(std::vector<Candidate> tried, const StepObjective& objective, SearchResult& result) const {
+    std::int64_t left = simulated_of_best;
+    int count = 0;
+    const Seconds limit = result.candidates.best_step() * kHopeless;
+    for (Candidate& candidate : tried) {
+      if (left <= 0 || count == synthesised || candidate.terms.step > limit) break;
+      Staging& staging = candidate.staging;
+      staging.schedule = ScheduleKind::kSynthesised;
+      if (!meets(objective.constraints(), objective.work(), staging)) continue;
+      left -= objective.actions(staging);
+      ++count;
+      ++result.states;
+      const SizedPipeline sized =
+          make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks), objective.constraints().world);
+      StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.savings));
+      if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
+        terms = objective.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));
+      result.candidates.offer({std::move(staging), std::move(terms)});
+    }
+  }
+
+  /// Equal stagings of each shape.
+  class Shapes {
+   public:
+    explicit Shapes(const StepObjective& objective) : objective_(objective), cuts_(objective) {}
+
+    /// Of all schedules that are allowed, or, if orders are to be synthesised, that these could start from.
+    [[nodiscard]] std::vector<Shape> all(int max_chunks) const {
+      const Constraints& constraints = objective_.constraints();
+      const int nodes = static_cast<int>(objective_.work().graph.node_count());
+      std::vector<Shape> out;
+      // On one position there is nothing to fill a wait with: a plain schedule is as fast.
+      const bool plain_too = std::ranges::any_of(constraints.schedules, is_plain);
+      for (int positions = plain_too ? 2 : 1; positions <= std::min(constraints.world, nodes); ++positions) {
+        if (constraints.stages > 0 && positions != constraints.stages) continue;
+        const auto replicas = of_positions(positions);
+        if (static_cast<int>(replicas.size()) != positions) continue;
+        if (std::accumulate(replicas.begin(), replicas.end(), 0) > constraints.world) continue;
+        for (const int microbatches : constraints.microbatches) {
+          for (const ScheduleKind kind : {ScheduleKind::kZbH1, ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
+            if (!allows(constraints, kind) && !synthesises(objective_)) continue;
+            for (int chunks = 1; chunks <= max_chunks; ++chunks) {
+              const bool has_shape = kind == ScheduleKind::kZbH1  ? chunks == 1
+                                     : kind == ScheduleKind::kZbV ? chunks == 2
+                                                                  : chunks >= 2;
+              if (!has_shape || positions * chunks > nodes) continue;
+              out.push_back({positions, chunks, microbatches, kind});
+              out.back().promise = promise(out.back(), *std::min_element(replicas.begin(), replicas.end()));
+            }
+          }
+        }
+      }
+      return out;
+    }
+
+    /// Nothing if the nodes allow no such cut.
+    [[nodiscard]] std::optional<Staging> make(const Shape& shape) const {
+      const auto [positions, chunks, microbatches, kind, promised] = shape;
+      const bool v_shaped = kind == ScheduleKind::kZbV;
+      const auto replicas_of = of_positions(positions);
+      std::vector<int> replicas, position_of;
+      for (int s = 0; s < positions * chunks; ++s) {
+        const int position = v_shaped ? std::min(s, 2 * positions - 1 - s) : s % positions;
+        position_of.push_back(position);
+        replicas.push_back(replicas_of[static_cast<std::size_t>(position)]);
+      }
+      auto cut = cuts_.cut(replicas, microbatches, kind);
+      if (!cut) return std::nullopt;
+      if (chunks > 1) cut->staging.position_of = std::move(position_of);
+      return std::move(cut->staging);
+    }
+
+   private:
+    [[nodiscard]] std::vector<int> of_positions(int positions) const {
+      const Constraints& constraints = objective_.constraints();
+      return constraints.replicas_are_fixed() ? constraints.fixed_replicas(positions)
+                                              : detail::even_replicas(constraints.world, positions);
+    }
+
+    /// All micro-batches through one of equal positions, and the bubble of the schedule's closed form.
+    [[nodiscard]] double promise(const Shape& shape, int replicas) const {
+      const Shares& shares = objective_.shares().at(shape.microbatches, replicas, shape.positions * shape.chunks);
+      const auto [entry, added] = times_.try_emplace(shares.largest);
+      NodeCost& whole = entry->second;
+      if (added) {
+        for (const NodeCost& cost : objective_.work().node_costs(shares.largest)) {
+          whole.forward += cost.forward;
+          whole.backward += cost.backward;
+          whole.backward_weight += cost.backward_weight;
+        }
+      }
+      const double each = (whole.forward + whole.backward).value() / shape.positions;
+      const double parted = std::max(0.0, each - 2 * whole.backward_weight.value() / shape.positions);
+      const double bubble = shape.kind == ScheduleKind::kInterleaved ? each / shape.chunks
+                            : shape.kind == ScheduleKind::kZbV       ? parted / 2
+                                                                     : parted;
+      return shares.busy_times() * each + (shape.positions - 1) * bubble + after(shape.positions, replicas);
+    }
+
+    /// The slowest sum of any position, where that is fastest, and the update.
+    [[nodiscard]] double after(int positions, int replicas) const {
+      const auto [entry, added] = after_.try_emplace(positions, std::numeric_limits<double>::infinity());
+      if (!added) return entry->second;
+      const Workload& work = objective_.work();
+      const auto counts = of_positions(positions);
+      const Bytes trained(objective_.trainable().value() / positions);
+      for (const Placement placement : placements(counts, objective_.cluster())) {
+        double slowest = 0;
+        for (const auto& ranks : place(counts, placement)) {
+          if (ranks.size() > 1) slowest = std::max(slowest, work.all_reduce(trained, ranks).value());
+        }
+        entry->second = std::min(entry->second, slowest);
+      }
+      const bool in_shares = objective_.constraints().zero_levels.back() > 0;
+      const double update = detail::least_update(work, objective_.constraints(), trained).value();
+      return entry->second += update / (in_shares ? replicas : 1);
+    }
+
+    const StepObjective& objective_;
+    detail::LinearCuts cuts_;
+    mutable std::map<std::int64_t, NodeCost> times_;  // of all nodes, by share
+    mutable std::map<int, double> after_;             // by positions
+  };
+};
+static_assert(StagingPolicy<ChunkedStaging>);
+
+namespace detail {
+
+/// Runs a search on the plain schedules, then ChunkedStaging on the others, if any is allowed.
+template <class Search>
+[[nodiscard]] SearchResult search_all_schedules(const StepObjective& objective, const Search& search,
+                                                const ChunkedStaging& others = {}) {
+  Constraints plain = objective.constraints();
+  std::erase_if(plain.schedules, [](ScheduleKind kind) { return !ChunkedStaging::is_plain(kind); });
+  if (plain.schedules.size() == objective.constraints().schedules.size()) return search(objective);
+  SearchResult result{Candidates(plain.memory)};
+  if (!plain.schedules.empty()) result = search(StepObjective(objective.work(), objective.cluster(), plain));
+  others.add_to(result, objective);
+  result.proven = false;
+  result.lower_bound = {};
+  return result;
+}
+
+}  // namespace detail
+
+}  // namespace autopar

@@ -1,0 +1,234 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <autopar/plan/step/objective.hpp>
+
+namespace autopar {
+
+/// A quick guess at StepObjective for comparing stagings of large problems: all replicas of a stage are one, links are
+/// never contended, the memory of boundaries is left out, what must run again to fit takes about its part of the
+/// forward. Guides local search, never decides.
+/// @cost O(nodes + edges + stages^2 + stages * microbatches) a call
+class QuickEstimate {
+ public:
+  explicit QuickEstimate(const StepObjective& objective)
+      : objective_(objective),
+        work_(objective.work()),
+        held_of_(work_.graph.node_count()),
+        trained_by_(work_.graph.node_count()) {
+    std::vector<std::vector<NodeId>> readers(work_.parameters.size());
+    for (const NodeId node : work_.graph.nodes()) {
+      held_of_[node.index()].whole = work_.graph[node].resident.value();
+      for (const ParameterId parameter : work_.graph[node].parameters) readers[parameter.index()].push_back(node);
+    }
+    for (std::size_t p = 0; p < readers.size(); ++p) {
+      if (readers[p].empty()) continue;
+      const ParameterProfile& parameter = work_.parameters[p];
+      const LeastHeld held = least_held(parameter, objective.constraints(), readers[p].size());
+      const Bytes trained = parameter.trainable ? parameter.bytes : Bytes(0);
+      if (readers[p].size() > 1) {
+        tied_.push_back({std::move(readers[p]), held, trained});
+        continue;
+      }
+      held_of_[readers[p].front().index()] += held;
+      trained_by_[readers[p].front().index()] += trained;
+    }
+  }
+
+  /// Seconds of a step; infinite if a stage does not fit, or if its turns and updates alone take `limit` or longer.
+  [[nodiscard]] double operator()(const Staging& staging, double limit = std::numeric_limits<double>::infinity()) {
+    const auto stages = static_cast<std::size_t>(staging.stages());
+    stages_.assign(stages, {});
+    for (std::size_t s = 0; s < stages; ++s) {
+      stages_[s].share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      stages_[s].costs = &work_.node_costs(stages_[s].share);
+    }
+    add_nodes(staging);
+    add_tied(staging);
+    if (!make_fit(staging) || busiest(staging.microbatches) * (1 - 1e-9) >= limit)
+      return std::numeric_limits<double>::infinity();
+    add_messages(staging);
+    return course(staging);
+  }
+
+ private:
+  struct Stage {
+    std::int64_t share = 0;
+    const std::vector<NodeCost>* costs = nullptr;
+    double forward = 0, backward = 0;
+    Bytes saved{}, workspace{}, trainable{};
+    LeastHeld held;
+  };
+
+  void add_nodes(const Staging& staging) {
+    for (std::size_t node = 0; node < staging.stage_of.size(); ++node) {
+      Stage& stage = stages_[static_cast<std::size_t>(staging.stage_of[node])];
+      const NodeCost& cost = (*stage.costs)[node];
+      stage.forward += cost.forward.value();
+      stage.backward += cost.backward.value();
+      stage.saved += cost.saved;
+      stage.workspace = std::max(stage.workspace - cost.saved, cost.workspace);
+      stage.held += held_of_[node];
+      stage.trainable += trained_by_[node];
+    }
+  }
+
+  /// Parameters that several nodes read.
+  void add_tied(const Staging& staging) {
+    for (const Tied& tied : tied_) {
+      for (std::size_t i = 0; i < tied.readers.size(); ++i) {
+        const int stage = staging.stage_of[tied.readers[i].index()];
+        const auto same = [&](NodeId earlier) { return staging.stage_of[earlier.index()] == stage; };
+        if (std::any_of(tied.readers.begin(), tied.readers.begin() + static_cast<std::ptrdiff_t>(i), same)) continue;
+        Stage& holder = stages_[static_cast<std::size_t>(stage)];
+        holder.held += tied.held;
+        holder.trainable += tied.trained;
+      }
+    }
+  }
+
+  /// @return whether all stages fit, with longer backwards if need be
+  [[nodiscard]] bool make_fit(const Staging& staging) {
+    const Constraints& constraints = objective_.constraints();
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      const int in_flight = peak_in_flight(staging.schedule, work_.loss_mode, static_cast<int>(s), staging.stages(),
+                                           staging.microbatches);
+      Stage& stage = stages_[s];
+      const Bytes saved = stage.saved * in_flight;
+      const bool in_turn = staging.microbatches == 1 && staging.replicas[s] == 1;  // see gradients_made
+      const Bytes apart = in_turn ? std::min(saved, stage.trainable) : Bytes(0);
+      const Bytes over =
+          Bytes(stage.held.at(staging.replicas[s])) + saved - apart + stage.workspace - constraints.memory;
+      if (over <= Bytes(0)) continue;
+      if (constraints.recompute == Recompute::kNever || over >= saved) return false;
+      stage.backward += stage.forward * (static_cast<double>(over.value()) / static_cast<double>(saved.value()));
+    }
+    return true;
+  }
+
+  /// Turns and update of one stage.
+  [[nodiscard]] double busiest(int microbatches) const {
+    double most = 0;
+    for (const Stage& stage : stages_) {
+      const Seconds update = detail::least_update(work_, objective_.constraints(), stage.trainable);
+      most = std::max(most, microbatches * (stage.forward + stage.backward) + update.value());
+    }
+    return most;
+  }
+
+  void add_messages(const Staging& staging) {
+    const std::size_t n = stages_.size();
+    bytes_.assign(n * n, 0);
+    for (const EdgeId edge : work_.graph.edges()) {
+      const auto from = static_cast<std::size_t>(staging.stage_of[work_.graph.source(edge).index()]);
+      const auto to = static_cast<std::size_t>(staging.stage_of[work_.graph.target(edge).index()]);
+      if (from == to) continue;
+      const auto share = std::max(stages_[from].share, stages_[to].share);
+      bytes_[from * n + to] += std::max(1.0, work_.graph[edge].bytes.at(static_cast<double>(share)));
+    }
+    if (placed_ == staging.replicas) return;
+    placed_ = staging.replicas;
+    ranks_ = place(placed_, placements(placed_, objective_.cluster()).back());
+  }
+
+  /// Plays the stages' orders against each other, then adds sums and update.
+  [[nodiscard]] double course(const Staging& staging) {
+    const std::size_t n = stages_.size();
+    delay_.assign(n * n, -1);
+    for (std::size_t i = 0; i < n; ++i) {
+      for (std::size_t j = i + 1; j < n; ++j) {
+        if (bytes_[i * n + j] <= 0) continue;
+        delay_[i * n + j] =
+            work_.transfer(Bytes(static_cast<std::int64_t>(bytes_[i * n + j])), ranks_[i].front(), ranks_[j].front())
+                .value();
+      }
+    }
+    const int microbatches = staging.microbatches;
+    forward_end_.assign(n * static_cast<std::size_t>(microbatches), 0);
+    backward_end_.assign(forward_end_.size(), 0);
+    free_at_.assign(n, 0);
+    play(staging, microbatches);
+    double step = 0;
+    for (std::size_t s = 0; s < n; ++s) {
+      const Stage& stage = stages_[s];
+      const double sum = ranks_[s].size() > 1 ? work_.all_reduce(stage.trainable, ranks_[s]).value() : 0;
+      const double hidden = stage.trainable > kBucketBytes ? stage.backward : 0;  // sums start as buckets fill
+      const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);
+      step = std::max(step, summed + detail::least_update(work_, objective_.constraints(), stage.trainable).value());
+    }
+    return step;
+  }
+
+  /// A forward needs those of earlier stages, a backward those of later ones; visiting turns by 1F1B's or GPipe's
+  /// order, wave by wave, meets no turn before what it needs.
+  void play(const Staging& staging, int microbatches) {
+    const int n = staging.stages();
+    const bool gpipe = staging.schedule == ScheduleKind::kGPipe || !work_.loss_mode;
+    std::vector<int> forwards(static_cast<std::size_t>(n), 0), backwards(forwards);
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int i = 0; i < 2 * n; ++i) {
+        const int s = i < n ? i : 2 * n - 1 - i;
+        const auto u = static_cast<std::size_t>(s);
+        const int ahead = gpipe ? microbatches : std::min(microbatches, n - s);
+        if (i < n) {
+          while (forwards[u] < microbatches && forwards[u] - backwards[u] < ahead &&
+                 (s == 0 || forwards[u] < forwards[u - 1])) {
+            run_forward(s, forwards[u]++, microbatches);
+            moved = true;
+          }
+        } else {
+          while (backwards[u] < forwards[u] &&
+                 (gpipe ? forwards[u] == microbatches : forwards[u] >= std::min(microbatches, backwards[u] + ahead)) &&
+                 (s == n - 1 || backwards[u] < backwards[u + 1])) {
+            run_backward(s, backwards[u]++, microbatches);
+            moved = true;
+            if (!gpipe && forwards[u] < microbatches) break;
+          }
+        }
+      }
+    }
+  }
+
+  void run_forward(int s, int m, int microbatches) {
+    const std::size_t n = stages_.size(), u = static_cast<std::size_t>(s);
+    double start = free_at_[u];
+    for (std::size_t j = 0; j < u; ++j) {
+      if (delay_[j * n + u] >= 0) start = std::max(start, forward_end_[at(j, m, microbatches)] + delay_[j * n + u]);
+    }
+    free_at_[u] = forward_end_[at(u, m, microbatches)] = start + stages_[u].forward;
+  }
+  void run_backward(int s, int m, int microbatches) {
+    const std::size_t n = stages_.size(), u = static_cast<std::size_t>(s);
+    double start = free_at_[u];
+    for (std::size_t j = u + 1; j < n; ++j) {
+      if (delay_[u * n + j] >= 0) start = std::max(start, backward_end_[at(j, m, microbatches)] + delay_[u * n + j]);
+    }
+    free_at_[u] = backward_end_[at(u, m, microbatches)] = start + stages_[u].backward;
+  }
+  static std::size_t at(std::size_t stage, int m, int microbatches) {
+    return stage * static_cast<std::size_t>(microbatches) + static_cast<std::size_t>(m);
+  }
+
+  const StepObjective& objective_;
+  const Workload& work_;
+  struct Tied {
+    std::vector<NodeId> readers;
+    LeastHeld held;
+    Bytes trained{};
+  };
+  std::vector<LeastHeld> held_of_;  // by node: its own parameters, and what it holds besides
+  std::vector<Bytes> trained_by_;   // by node: those of its own parameters that are trainable
+  std::vector<Tied> tied_;
+  std::vector<Stage> stages_;
+  std::vector<int> placed_;  // replicas that are on `ranks_`
+  std::vector<std::vector<Rank>> ranks_;
+  std::vector<double> bytes_, delay_;  // [from * stages + to]
+  std::vector<double> forward_end_, backward_end_, free_at_;
+};
+
+}  // namespace autopar

@@ -1,0 +1,211 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/search/boundary.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// What a cut makes small: the slowest stage, or the one that needs the most memory.
+enum class CutGoal : std::uint8_t { kTime, kMemory };
+
+/// Cuts a topological order into consecutive stages with the smallest bottleneck (forward + backward of the largest
+/// share, and of what must run again to fit about its part of the forward), among the cuts whose stages fit by
+/// themselves; if none fit, the smallest bottleneck of all.
+class LinearCuts {
+ public:
+  explicit LinearCuts(const StepObjective& objective)
+      : objective_(objective), order_(topological_order(objective.work().graph)) {
+    const Workload& work = objective.work();
+    const std::size_t n = order_.size();
+    held_.assign((n + 1) * (n + 1), {});
+    std::vector<std::size_t> readers(work.parameters.size(), 0);
+    for (const NodeId node : work.graph.nodes()) {
+      for (const ParameterId p : work.graph[node].parameters) ++readers[p.index()];
+    }
+    std::vector<std::size_t> seen(work.parameters.size());
+    for (std::size_t i = 0; i < n; ++i) {
+      std::fill(seen.begin(), seen.end(), n);
+      LeastHeld held;
+      for (std::size_t j = i; j < n; ++j) {
+        const WorkNode& node = work.graph[order_[j]];
+        held.whole += node.resident.value();
+        for (const ParameterId p : node.parameters) {
+          if (seen[p.index()] == i) continue;
+          seen[p.index()] = i;
+          held += least_held(work.parameters[p.index()], objective.constraints(), readers[p.index()]);
+        }
+        held_[i * (n + 1) + j + 1] = held;
+      }
+    }
+    if (n <= kBoundaries) add_boundaries();
+  }
+
+  struct Cut {
+    Staging staging;
+    double bottleneck = 0;  ///< seconds or, for CutGoal::kMemory, bytes: no more than the true peak
+  };
+
+  /// @return the best cut for these replicas, micro-batches and schedule; nothing if there are more stages than nodes
+  [[nodiscard]] std::optional<Cut> cut(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule,
+                                       CutGoal goal = CutGoal::kTime) const {
+    if (replicas.size() > order_.size()) return std::nullopt;
+    Cut cut{{std::vector<int>(order_.size()), replicas, microbatches, schedule}};
+    if (goal == CutGoal::kTime && fill(cut, goal, true)) return cut;
+    if (!fill(cut, goal, false)) return std::nullopt;
+    return cut;
+  }
+
+ private:
+  // Boundaries of all pairs take O(nodes^2 * edges); with more nodes they are small against what stages hold.
+  static constexpr std::size_t kBoundaries = 100;
+
+  struct Sums {
+    std::vector<double> time, forward;
+    std::vector<std::int64_t> saved, workspace;  // workspace: of each node
+  };
+
+  /// What flows over the borders of the stage [begin, end), each value once a side.
+  void add_boundaries() {
+    const auto& work = objective_.work();
+    const std::size_t n = order_.size();
+    const auto position = positions_in(work.graph, order_);
+    boundary_.resize((n + 1) * (n + 1));
+    for (std::size_t begin = 0; begin < n; ++begin) {
+      for (std::size_t end = begin + 1; end <= n; ++end) {
+        boundary_[begin * (n + 1) + end] = boundary_of(
+            work, [&](NodeId node) { return position[node.index()] >= begin && position[node.index()] < end; });
+      }
+    }
+  }
+
+  [[nodiscard]] Sums sums(std::int64_t share) const {
+    const auto& costs = objective_.work().node_costs(share);
+    Sums out{{0}, {0}, {0}, {}};
+    for (const NodeId node : order_) {
+      out.forward.push_back(out.forward.back() + costs[node.index()].forward.value());
+      out.time.push_back(out.time.back() + (costs[node.index()].forward + costs[node.index()].backward).value());
+      out.saved.push_back(out.saved.back() + costs[node.index()].saved.value());
+      out.workspace.push_back(costs[node.index()].workspace.value());
+    }
+    return out;
+  }
+
+  bool fill(Cut& cut, CutGoal goal, bool must_fit) const {
+    Staging& staging = cut.staging;
+    constexpr double kNever = std::numeric_limits<double>::infinity();
+    const std::size_t n = order_.size(), stages = staging.replicas.size();
+    std::vector<double> best(n + 1, kNever);
+    best[0] = 0;
+    std::vector<std::vector<std::size_t>> from(stages, std::vector<std::size_t>(n + 1, n));
+    for (std::size_t s = 0; s < stages; ++s) {
+      const auto share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      const Sums total = sums(share);
+      const int in_flight = peak_in_flight(staging.schedule, objective_.work().loss_mode, static_cast<int>(s),
+                                           staging.stages(), staging.microbatches);
+      std::vector<double> next(n + 1, kNever);
+      for (std::size_t j = s + 1; j + (stages - s - 1) <= n; ++j) {
+        std::int64_t workspace = 0;
+        for (std::size_t i = j; i-- > s;) {
+          // Of each node, beside what it and those before it keep.
+          workspace = std::max(workspace, total.workspace[i] - (total.saved[j] - total.saved[i + 1]));
+          if (best[i] == kNever) continue;
+          const std::int64_t saved = (total.saved[j] - total.saved[i]) * in_flight;
+          const std::int64_t held = held_[i * (n + 1) + j].at(staging.replicas[s]) + workspace +
+                                    boundary_bytes(i, j, share, in_flight, staging.microbatches);
+          const double again = recomputes() ? recomputed(held, saved) : 0;
+          const double own = goal == CutGoal::kTime
+                                 ? total.time[j] - total.time[i] + again * (total.forward[j] - total.forward[i])
+                                 : static_cast<double>(recomputes() ? held : held + saved);
+          const double bottleneck = std::max(best[i], own);
+          if (bottleneck >= next[j]) continue;
+          const bool fits = recomputes() ? again < 1 : held + saved <= objective_.constraints().memory.value();
+          if (must_fit && !fits) continue;
+          if (mixes_samples(i, j) && staging.replicas[s] > 1) continue;
+          next[j] = bottleneck;
+          from[s][j] = i;
+        }
+      }
+      best = std::move(next);
+    }
+    if (best[n] == kNever) return false;
+    cut.bottleneck = best[n];
+    for (std::size_t s = stages, end = n; s-- > 0; end = from[s][end]) {
+      for (std::size_t i = from[s][end]; i < end; ++i) staging.stage_of[order_[i].index()] = static_cast<int>(s);
+    }
+    return true;
+  }
+
+  [[nodiscard]] bool recomputes() const { return objective_.constraints().recompute != Recompute::kNever; }
+  /// The part of what is saved that there is no room for, at most all of it.
+  [[nodiscard]] double recomputed(std::int64_t held, std::int64_t saved) const {
+    const std::int64_t over = held + saved - objective_.constraints().memory.value();
+    if (over <= 0) return 0;
+    return over < saved ? static_cast<double>(over) / static_cast<double>(saved) : 1;
+  }
+
+  /// As predict_memory counts them.
+  [[nodiscard]] std::int64_t boundary_bytes(std::size_t begin, std::size_t end, std::int64_t share, int in_flight,
+                                            int microbatches) const {
+    if (boundary_.empty()) return 0;
+    return boundary_[begin * (order_.size() + 1) + end].bytes(share, in_flight, microbatches);
+  }
+
+  [[nodiscard]] bool mixes_samples(std::size_t begin, std::size_t end) const {
+    return std::any_of(order_.begin() + static_cast<std::ptrdiff_t>(begin),
+                       order_.begin() + static_cast<std::ptrdiff_t>(end),
+                       [&](NodeId node) { return objective_.work().graph[node].whole_batch; });
+  }
+
+  const StepObjective& objective_;
+  std::vector<NodeId> order_;
+  std::vector<Boundary> boundary_;  // [begin * (n + 1) + end], empty if not counted
+  std::vector<LeastHeld> held_;     // [begin * (n + 1) + end] parameters, gradients, states
+};
+
+/// As equal as they can be, the last stages not smaller: micro-batches wait longest in the first ones.
+[[nodiscard]] inline std::vector<int> even_replicas(int world, int stages) {
+  std::vector<int> replicas;
+  for (int s = 0; s < stages; ++s) replicas.push_back((s + 1) * world / stages - s * world / stages);
+  return replicas;
+}
+
+}  // namespace detail
+
+/// Equal stages: for each number of stages equal replicas, cut for the smallest bottleneck along one topological order.
+/// What one would do by hand; a baseline, and the start of better searches.
+struct UniformStaging {
+  using policy_category = staging_policy_tag;
+
+  [[nodiscard]] SearchResult search(const StepObjective& objective) const {
+    const Constraints& constraints = objective.constraints();
+    SearchResult result{Candidates(constraints.memory)};
+    detail::LinearCuts cuts(objective);
+    const int most = std::min<int>(constraints.world, static_cast<int>(objective.work().graph.node_count()));
+    for (int stages = 1; stages <= most; ++stages) {
+      if (constraints.stages > 0 && stages != constraints.stages) continue;
+      auto replicas = constraints.fixed_replicas(stages);
+      if (replicas.empty()) replicas.assign(static_cast<std::size_t>(stages), constraints.world / stages);
+      for (const int microbatches : constraints.microbatches) {
+        for (const ScheduleKind schedule : constraints.schedules) {
+          const auto cut = cuts.cut(replicas, microbatches, schedule);
+          if (!cut || !meets(constraints, objective.work(), cut->staging)) continue;
+          ++result.states;
+          result.candidates.offer({cut->staging, objective(cut->staging)});
+        }
+      }
+    }
+    return result;
+  }
+};
+static_assert(StagingPolicy<UniformStaging>);
+
+}  // namespace autopar

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <vector>
+
+#include <autopar/plan/step/staging_costs.hpp>
+#include <autopar/schedule/given_orders.hpp>
+#include <autopar/schedule/program.hpp>
+#include <autopar/schedule/schedule.hpp>
+#include <autopar/schedule/simulate.hpp>
+
+namespace autopar::detail {
+
+/// The phases that a call consists of.
+[[nodiscard]] inline std::vector<Phase> phases(bool loss_mode) {
+  if (loss_mode) return {Phase::kStep};
+  return {Phase::kForward, Phase::kBackward};
+}
+
+/// Phases one after the other, without the optimizer's update.
+struct Course {
+  explicit Course(std::size_t ranks) : busy(ranks), end(ranks), communicating(ranks), summing(ranks) {}
+
+  void add(const Program& actions, const Timeline& timeline) {
+    const Seconds before = step;
+    step += timeline.step;
+    for (std::size_t r = 0; r < busy.size(); ++r) {
+      busy[r] += timeline.busy[r];
+      end[r] = before;
+      for (std::size_t i = 0; i < timeline.spans[r].size(); ++i) {
+        const Span& span = timeline.spans[r][i];
+        const ActionKind kind = actions.ranks[r][i].kind;
+        end[r] = std::max(end[r], before + span.end);
+        if (kind == ActionKind::kSend || kind == ActionKind::kReceive) communicating[r] += span.end - span.start;
+        if (kind == ActionKind::kReduce) summing[r] += span.end - span.start;
+      }
+    }
+  }
+
+  Seconds step{};
+  std::vector<Seconds> busy, end, communicating, summing;  // by rank
+};
+
+/// The programs of a pipeline, played through once; gradient sums are added for costs whose turns last as long.
+class PlayedPipeline {
+ public:
+  /// @pre pipeline and workload of the costs outlive it
+  PlayedPipeline(bool loss_mode, const Pipeline& pipeline, const BatchLayout& layout, ScheduleKind schedule,
+                 const GivenOrders& orders, const StagingCosts& costs)
+      : ranks_(layout.local.size()), costs_(costs) {
+    for (const Phase phase : phases(loss_mode)) {
+      programs_.push_back(make_program(pipeline, layout, schedule, phase, orders));
+      simulations_.emplace_back(pipeline, programs_.back(), costs_).play();
+    }
+  }
+  PlayedPipeline(const PlayedPipeline&) = delete;  // simulations refer to its programs and costs
+  PlayedPipeline& operator=(const PlayedPipeline&) = delete;
+
+  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.turns_last_as_long(costs); }
+
+  /// With gradient sums at these costs.
+  [[nodiscard]] Course course(const StagingCosts& costs) {
+    Course course(ranks_);
+    for (std::size_t p = 0; p < programs_.size(); ++p) course.add(programs_[p], simulations_[p].sum(costs));
+    return course;
+  }
+
+ private:
+  std::size_t ranks_;
+  StagingCosts costs_;  // with which it was played
+  std::deque<Program> programs_;
+  std::deque<Simulation<StagingCosts>> simulations_;
+};
+
+}  // namespace autopar::detail

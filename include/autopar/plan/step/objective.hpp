@@ -1,0 +1,498 @@
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/memory/recompute_choice.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/plan/step/course.hpp>
+#include <autopar/plan/step/folded.hpp>
+#include <autopar/plan/step/staging_costs.hpp>
+#include <autopar/plan/step/step_terms.hpp>
+#include <autopar/schedule/program.hpp>
+#include <autopar/schedule/schedule.hpp>
+#include <autopar/schedule/simulate.hpp>
+#include <autopar/schedule/synthesised.hpp>
+#include <autopar/schedule/zb_h1.hpp>
+
+namespace autopar {
+
+/// Marks what a planner may minimise, see `Objective`.
+struct objective_policy_tag {};
+struct SearchResult;
+
+/// Predicted seconds of one optimizer step: the program of an even batch on the simulator, gradient sums and the
+/// optimizer's update included; and the peak memory of every stage. Refers to its arguments, which must outlive it.
+/// @cost of a call: O(actions of the program), tens of microseconds for a few ranks, milliseconds for 64
+class StepObjective {
+ public:
+  using policy_category = objective_policy_tag;
+  using Solution = Staging;
+  using Found = SearchResult;
+
+  StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
+      : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {
+    std::int64_t count = 0;
+    for (const ParameterProfile& parameter : work.parameters) {
+      trainable_ += parameter.trainable ? parameter.bytes : Bytes(0);
+      count += parameter.trainable ? 1 : 0;
+    }
+    buckets_ = std::min(count, trainable_.value() / kBucketBytes.value() + 1);
+  }
+
+  [[nodiscard]] const Workload& work() const { return work_; }
+  [[nodiscard]] const Cluster& cluster() const { return cluster_; }
+  [[nodiscard]] const Constraints& constraints() const { return constraints_; }
+  [[nodiscard]] const ShareTable& shares() const { return shares_; }
+
+  /// Time and memory under the best placement and the best savings, also of stagings that do not fit. Of many actions
+  /// the placement and the ZeRO level that are best when the replicas of each stage are one.
+  /// @param limit  steps that are longer are of interest only roughly: of many actions as `folded` says
+  [[nodiscard]] StepTerms operator()(const Staging& staging,
+                                     Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
+    if (is_compared_first(staging)) return simulated(staging, folded(staging), limit);
+    std::optional<StepTerms> best;
+    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_))
+      keep_better(best, evaluate(staging, place(staging, placement)));
+    return std::move(*best);
+  }
+
+  /// The same of a staging that was compared. @param choice  what `folded` said of it
+  [[nodiscard]] StepTerms simulated(const Staging& staging, StepTerms choice,
+                                    Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
+    if (!is_compared_first(staging)) return (*this)(staging, limit);
+    if (choice.step > limit * (1 + kFoldedAbove)) return choice;
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.ranks), constraints_.world);
+    return evaluate(staging, sized, std::move(choice.savings));
+  }
+
+  /// Time and memory on given ranks, under the best savings.
+  ///
+  /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are run again, those first that
+  /// free most bytes a second; as no turn gets shorter by running more again, no longer run of them is faster.
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<std::vector<Rank>> ranks) const {
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
+    std::optional<StepTerms> best;
+    std::optional<detail::PlayedPipeline> played;
+    keep_best_savings(best, staging, sized,
+                      [&](Savings savings) { return evaluate(staging, sized, std::move(savings), {}, played); });
+    return std::move(*best);
+  }
+
+  using Orders = std::vector<std::vector<Turn>>;
+
+  /// Time and memory on given ranks, under given savings.
+  /// @param orders  [rank] of a synthesised schedule; where there are none, they are synthesised
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings,
+                                   Orders orders = {}) const {
+    std::optional<detail::PlayedPipeline> played;
+    return evaluate(staging, sized, std::move(savings), std::move(orders), played);
+  }
+
+  /// What was predicted of a staging of blocks, with the memory of their nodes: no more than that of the blocks.
+  [[nodiscard]] StepTerms of_nodes(const Staging& staging, StepTerms terms) const {
+    set_memory(terms, staging, make_pipeline(work_, staging, terms.ranks, constraints_.world));
+    return terms;
+  }
+
+  /// Memory as it is, and a step in which each stage's replicas are one, whose messages are those of the replica that
+  /// has most, the callers' too. For comparing many stagings on many ranks: within a few per cent of the step, but for
+  /// replicas that wait for one another where shares of neighbouring stages do not align: those may make the step half
+  /// as long again.
+  /// @pre the schedule is not synthesised
+  /// @cost O(actions of one rank a position)
+  [[nodiscard]] StepTerms folded(const Staging& staging) const {
+    std::optional<StepTerms> best;
+    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
+      const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
+      std::optional<detail::FoldedCourse> course;
+      keep_best_savings(best, staging, sized,
+                        [&](Savings savings) { return folded(staging, sized, std::move(savings), {}, course); });
+    }
+    return std::move(*best);
+  }
+
+  /// The same on given ranks, under given savings; the schedule may be synthesised.
+  /// @param orders  as for `evaluate`
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings,
+                                 Orders orders = {}) const {
+    std::optional<detail::FoldedCourse> course;
+    return folded(staging, sized, std::move(savings), std::move(orders), course);
+  }
+
+  /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them
+  /// smallest.
+  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero,
+                                Offload offload = Offload::kNone) const {
+    return savings(staging, sized, zero, offload, constraints_.memory);
+  }
+
+  /// About how many actions one simulation of a staging has: turns with their messages, and gradient sums.
+  [[nodiscard]] std::int64_t actions(const Staging& staging) const {
+    const auto positions = staging.replicas_of_positions();
+    const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / positions.size());
+    return (6 * chunks * staging.microbatches + buckets_ / static_cast<std::int64_t>(positions.size())) *
+           std::accumulate(positions.begin(), positions.end(), std::int64_t{0});
+  }
+
+  /// How many savings and places are predicted for a staging at most, of which the best counts.
+  [[nodiscard]] std::int64_t variants(const Staging& staging) const {
+    return static_cast<std::int64_t>(zero_levels(staging).size() * constraints_.offloads.size() *
+                                     placements(staging.replicas_of_positions(), cluster_).size());
+  }
+
+  /// Elementary steps of `folded`, in which there are as many.
+  [[nodiscard]] std::int64_t comparison(const Staging& staging) const {
+    return 6 * std::int64_t{staging.microbatches} * staging.stages() + 4 * staging.ranks() + buckets_;
+  }
+  /// Bytes of all parameters that are trained.
+  [[nodiscard]] Bytes trainable() const { return trainable_; }
+
+  /// By how much of the step `folded` may be above it, unless replicas are very uneven.
+  static constexpr double kFoldedAbove = 0.02;
+  /// By how much of it the step is longer at most where shares align.
+  static constexpr double kFoldedClose = 0.05;
+
+  /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
+  static constexpr std::int64_t kManyActions = 30'000;
+
+  /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank; nothing
+  /// is offloaded that the host cannot hold, unless it must be.
+  [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
+    const auto ranks = place(staging, Placement::kReplicasTogether);
+    const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
+    const auto worst = [](const std::vector<StageMemory>& memory) {
+      Bytes most{};
+      for (const StageMemory& stage : memory) most = std::max(most, stage.total());
+      return most;
+    };
+    const auto in_flight = in_flight_by_law(work_, staging);
+    std::vector<StageMemory> least;  // units that are whole may take more than shares save
+    std::pair<bool, Bytes> least_of{};
+    for (const Offload offload : constraints_.offloads) {
+      for (const int level : zero_levels(staging)) {
+        auto memory = memory_of(staging, sized, in_flight, savings(staging, sized, level, offload, Bytes(0)));
+        const std::pair own(!host_holds(ranks, memory), worst(memory));
+        if (!least.empty() && !(own < least_of)) continue;
+        least = std::move(memory);
+        least_of = own;
+      }
+    }
+    return least;
+  }
+
+  /// False if the staging does not fit under any savings that would be tried, without working out what it takes; of
+  /// synthesised orders, if it fits under none.
+  [[nodiscard]] bool may_fit(const Staging& staging) const {
+    const auto ranks = place(staging, Placement::kReplicasTogether);
+    const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
+    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+    for (const int level : zero_levels(staging)) {
+      for (const Offload offload : constraints_.offloads) {
+        const Savings own = savings(staging, sized, level, offload);
+        const auto in_flight =
+            synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_of_positions(staging, sized, own);
+        const auto memory = memory_of(staging, sized, in_flight, own);
+        const auto total = [&](std::size_t stage) { return memory[stage].total(); };
+        if (peak_of_ranks(ranks, total) <= constraints_.memory && host_holds(ranks, memory)) return true;
+      }
+    }
+    return false;
+  }
+
+  [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
+  /// Largest peak of any rank.
+  [[nodiscard]] static Bytes peak(const StepTerms& terms) {
+    return peak_of_ranks(terms.ranks, [&](std::size_t stage) { return terms.stages[stage].memory.total(); });
+  }
+  /// Likewise in the memory of its host.
+  [[nodiscard]] static Bytes host_peak(const StepTerms& terms) {
+    return peak_of_ranks(terms.ranks, [&](std::size_t stage) { return terms.stages[stage].memory.host; });
+  }
+  [[nodiscard]] static bool fits(const StepTerms& terms, Bytes memory) {
+    return terms.host_holds && peak(terms) <= memory;
+  }
+  [[nodiscard]] bool fits(const StepTerms& terms) const { return fits(terms, constraints_.memory); }
+  /// Whether what these stages offload has room in their hosts' memory.
+  [[nodiscard]] bool host_holds(const std::vector<std::vector<Rank>>& ranks,
+                                const std::vector<StageMemory>& stages) const {
+    return !constraints_.host_memory ||
+           peak_of_ranks(ranks, [&](std::size_t stage) { return stages[stage].host; }) <= *constraints_.host_memory;
+  }
+
+ private:
+  /// What `terms_of` makes of the best savings. Offloading what fits as it is takes no less time.
+  template <class TermsOf>
+  void keep_best_savings(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
+                         const TermsOf& terms_of) const {
+    for (const int level : zero_levels(staging)) {
+      bool fits_as_it_is = false;
+      for (const Offload offload : constraints_.offloads) {
+        if (fits_as_it_is) break;
+        StepTerms terms = terms_of(savings(staging, sized, level, offload));
+        fits_as_it_is = fits(terms) && !terms.savings.recomputes();
+        keep_better(best, std::move(terms));
+      }
+    }
+  }
+
+  [[nodiscard]] bool is_compared_first(const Staging& staging) const {
+    return actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised;
+  }
+
+  /// Levels that differ: without replicas there is nobody to share with.
+  [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
+    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
+    return std::span(constraints_.zero_levels).first(shares ? constraints_.zero_levels.size() : 1);
+  }
+
+  /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
+                                   std::optional<detail::PlayedPipeline>& played) const {
+    const StagingCosts costs(work_, staging, sized, savings);
+    const BatchLayout layout{shares_.local(), staging.microbatches};
+    StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
+    if (!terms.orders.empty() || !played || !played->holds_for(costs)) {
+      const GivenOrders given{terms.orders, staging.microbatches};
+      played.emplace(work_.loss_mode, sized.pipeline, layout, staging.schedule, given, costs);
+    }
+    explain(terms, staging, sized, costs, played->course(costs));
+    return terms;
+  }
+
+  /// @param course  of the same staging on the same ranks; is played anew unless its turns last as long
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
+                                 std::optional<detail::FoldedCourse>& course) const {
+    const StagingCosts costs(work_, staging, sized, savings);
+    StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
+    if (!terms.orders.empty() || !course || !course->holds_for(costs))
+      course.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging), terms.orders,
+                     costs);
+    explain(terms, staging, sized, costs, course->course(costs));
+    return terms;
+  }
+
+  /// Memory and, of a synthesised schedule, orders.
+  [[nodiscard]] StepTerms untimed(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
+                                  Savings savings, Orders orders) const {
+    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+    StepTerms terms;
+    terms.ranks = sized.pipeline.stages;
+    if (synthesised) terms.orders = orders.empty() ? orders_of(staging, sized, costs, savings) : std::move(orders);
+    terms.savings = std::move(savings);
+    terms.stages.resize(terms.ranks.size());
+    set_memory(terms, staging, sized);
+    return terms;
+  }
+
+  /// Of what else the terms say.
+  void set_memory(StepTerms& terms, const Staging& staging, const SizedPipeline& sized) const {
+    // Results that leave the call are all forward before the first backward, whatever the orders.
+    const auto in_flight =
+        terms.orders.empty() || !work_.loss_mode
+            ? in_flight_of_positions(staging, sized, terms.savings)
+            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, shares_, terms.savings));
+    const auto stages = memory_of(staging, sized, in_flight, terms.savings);
+    terms.host_holds = host_holds(terms.ranks, stages);
+    for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
+  }
+
+  /// Of micro-batches, of the replica that has samples of most.
+  [[nodiscard]] int busy_times(const Staging& staging) const {
+    int times = 1;
+    for (const int replicas : staging.replicas)
+      times = std::max(times, shares_.at(staging.microbatches, replicas, staging.stages()).busy_times());
+    return times;
+  }
+
+  /// What fits before what does not, then the shorter step, then what came first.
+  void keep_better(std::optional<StepTerms>& best, StepTerms terms) const {
+    if (!best || is_better(terms, *best)) best = std::move(terms);
+  }
+  [[nodiscard]] bool is_better(const StepTerms& a, const StepTerms& b) const {
+    return std::pair(!fits(a), a.step) < std::pair(!fits(b), b.step);
+  }
+
+  /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
+  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero, Offload offload,
+                                Bytes memory) const {
+    Savings out{zero, {}, offload};
+    if (constraints_.recompute == Recompute::kNever) return out;
+    const auto in_flight = in_flight_of_positions(staging, sized, out);
+    if (constraints_.recompute == Recompute::kToFit &&
+        positions_fit(staging, memory_of(staging, sized, in_flight, out), memory))
+      return out;
+    const auto segments = detail::segments_in_stages(work_, staging);
+    const detail::RecomputeChoice choice(work_, staging, sized, shares_, segments, in_flight, fixed_of(staging, out));
+    out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
+    return out;
+  }
+
+  /// Whether the stages of each position fit together.
+  [[nodiscard]] static bool positions_fit(const Staging& staging, const std::vector<StageMemory>& stages,
+                                          Bytes memory) {
+    std::vector<Bytes> held(staging.replicas_of_positions().size());
+    for (int s = 0; s < staging.stages(); ++s) {
+      Bytes& sum = held[static_cast<std::size_t>(staging.position(s))];
+      sum += stages[static_cast<std::size_t>(s)].total();
+      if (sum > memory) return false;
+    }
+    return true;
+  }
+
+  /// States that a synthesiser may use on one staging.
+  static constexpr std::int64_t kSynthesisBudget = 200;
+
+  /// Micro-batches that each stage holds; of a synthesised schedule, about. Its replicas run alike.
+  [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
+                                                             const Savings& savings) const {
+    if (has_closed_form(staging.schedule) || staging.schedule == ScheduleKind::kSynthesised || !work_.loss_mode)
+      return in_flight_by_law(work_, staging);
+    Pipeline positions;
+    positions.ranks = static_cast<int>(staging.replicas_of_positions().size());
+    for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
+    return in_flight_of(fixed_orders(staging, positions).orders,
+                        held_by_microbatch(work_, staging, sized, shares_, savings));
+  }
+
+  /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
+  [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
+                                                   const std::vector<InFlight>& in_flight,
+                                                   const Savings& savings) const {
+    return predict_memory(work_, staging, sized, shares_, in_flight, savings, fixed_of(staging, savings));
+  }
+  [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging, const Savings& savings) const {
+    if (fixed_.staging != staging) fixed_ = {staging, {}};
+    const auto [entry, added] = fixed_.by_savings.try_emplace({savings.zero, savings.offload});
+    if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero, savings.offload);
+    return entry->second;
+  }
+
+  /// Orders that follow from the shape of the pipeline alone; none where each stage has its own law.
+  [[nodiscard]] static GivenOrders fixed_orders(const Staging& staging, const Pipeline& pipeline) {
+    const int microbatches = staging.microbatches;
+    switch (staging.schedule) {
+      case ScheduleKind::kZbH1: {
+        GivenOrders orders{std::vector<std::vector<Turn>>(pipeline.stages.size()), microbatches};
+        const int stages = static_cast<int>(pipeline.stages.size());
+        for (int s = 0; s < stages; ++s) {
+          auto& order = orders.orders[pipeline.stages[static_cast<std::size_t>(s)].front().index()];
+          order = ZbH1{}.order(StageId(s), stages, microbatches);
+          for (Turn& turn : order) turn.stage = StageId(s);
+        }
+        return orders;
+      }
+      case ScheduleKind::kInterleaved:
+        return {Interleaved{}.rank_orders(pipeline, microbatches), microbatches};
+      case ScheduleKind::kZbV:
+        return {ZbV{}.rank_orders(pipeline, microbatches), microbatches};
+      default:
+        return {};
+    }
+  }
+
+  /// Of the ranks, synthesised.
+  [[nodiscard]] Orders orders_of(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
+                                 const Savings& savings) const {
+    const Pipeline& pipeline = sized.pipeline;
+    const int microbatches = staging.microbatches;
+    if (actions(staging) <= kFewActions)
+      return synthesised(staging, sized, savings, pipeline, {shares_.local(), microbatches}, costs);
+    // Replicas take their turns in the same order, so one of each decides it.
+    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_shares(staging, shares_), microbatches,
+                                        costs);
+    const Orders of_positions = synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
+    Orders orders(static_cast<std::size_t>(pipeline.ranks));
+    for (int s = 0; s < staging.stages(); ++s) {
+      for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)])
+        orders[rank.index()] = of_positions[static_cast<std::size_t>(staging.position(s))];
+    }
+    return orders;
+  }
+
+  /// With more than that, many simulations to synthesise one order would take too long.
+  static constexpr std::int64_t kFewActions = 4'000;
+
+  /// @param pipeline  of the staging itself, or with one rank a position
+  template <SplitBackwardCosts Costs>
+  [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
+                                   const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
+    Synthesised<Costs> policy{.costs = costs, .local = layout.local, .held = {}, .budget = kSynthesisBudget};
+    const auto bytes = held_by_microbatch(work_, staging, sized, shares_, savings);
+    for (std::size_t s = 0; s < bytes.read.size(); ++s)
+      policy.held.push_back(std::max(bytes.whole[s], bytes.waiting[s]) + bytes.read[s]);
+    const std::vector<InFlight> none(staging.replicas.size());
+    const auto fixed = memory_of(staging, sized, none, savings);
+    policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
+    std::vector<Bytes> least(policy.limits.size());
+    for (std::size_t s = 0; s < fixed.size(); ++s) {
+      for (const Rank rank : pipeline.stages[s]) {
+        policy.limits[rank.index()] -= fixed[s].total();
+        least[rank.index()] += policy.held[s];
+      }
+    }
+    for (std::size_t r = 0; r < least.size(); ++r) {  // it cannot fit: the time that it would take is still of interest
+      if (least[r] > policy.limits[r]) policy.limits.clear();
+      if (policy.limits.empty()) break;
+    }
+    return policy.synthesise(pipeline, layout.microbatches).orders.orders;
+  }
+
+  void explain(StepTerms& terms, const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
+               const detail::Course& course) const {
+    terms.step = course.step;
+    std::vector<Seconds> updates(course.busy.size());  // of all stages of a rank
+    for (std::size_t s = 0; s < terms.stages.size(); ++s) {
+      StageTerms& stage = terms.stages[s];
+      const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      stage.forward = costs.forward(StageId::of(s), share);
+      stage.backward = costs.backward(StageId::of(s), share);
+      stage.update = costs.update(StageId::of(s), constraints_.optimizer_state_factor);
+      for (const Rank rank : sized.pipeline.stages[s]) updates[rank.index()] += stage.update;
+    }
+    double busy = 0;
+    int used = 0;
+    std::vector<bool> counted(updates.size(), false);
+    for (std::size_t s = 0; s < terms.stages.size(); ++s) {
+      StageTerms& stage = terms.stages[s];
+      for (const Rank rank : sized.pipeline.stages[s]) {
+        const std::size_t r = rank.index();
+        stage.communication = std::max(stage.communication, course.communicating[r] / staging.microbatches);
+        stage.reduction = std::max(stage.reduction, course.summing[r]);
+        if (counted[r]) continue;
+        counted[r] = true;
+        terms.step = std::max(terms.step, course.end[r] + updates[r]);
+        terms.computing = std::max(terms.computing, course.busy[r] + updates[r]);
+        busy += (course.busy[r] + updates[r]).value();
+        ++used;
+      }
+      terms.summing = std::max(terms.summing, stage.reduction);
+    }
+    terms.bubble = terms.step.value() > 0 ? std::max(0.0, 1 - busy / (used * terms.step.value())) : 0;
+  }
+
+  const Workload& work_;
+  const Cluster& cluster_;
+  const Constraints& constraints_;
+  ShareTable shares_;
+  struct Fixed {
+    Staging staging;
+    std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_savings;
+  };
+  mutable Fixed fixed_;  // of the last staging
+  Bytes trainable_{};
+  std::int64_t buckets_ = 0;  // of gradients, about
+};
+
+}  // namespace autopar

@@ -1,0 +1,202 @@
+#pragma once
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/zero_memory.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/request.hpp>
+#include <autopar/schedule/simulate.hpp>
+
+namespace autopar {
+
+namespace detail {
+
+/// Bytes of the trainable parameters that a stage reads, and of what it computes with in their place.
+struct TrainedBytes {
+  Bytes trained{}, computed_with{};
+};
+[[nodiscard]] inline std::vector<TrainedBytes> trained_by_stage(const Workload& work, const Staging& staging) {
+  std::vector<TrainedBytes> bytes(staging.replicas.size());
+  std::vector<int> counted(work.parameters.size(), -1);
+  const auto nodes = nodes_by_stage(staging);
+  for (std::size_t s = 0; s < nodes.size(); ++s) {
+    for (const NodeId node : nodes[s]) {
+      for (const ParameterId parameter : work.graph[node].parameters) {
+        const ParameterProfile& profile = work.parameters[parameter.index()];
+        if (counted[parameter.index()] == static_cast<int>(s) || !profile.trainable) continue;
+        counted[parameter.index()] = static_cast<int>(s);
+        bytes[s].trained += profile.bytes;
+        bytes[s].computed_with += profile.computed_with();
+      }
+    }
+  }
+  return bytes;
+}
+
+/// An update takes no less under any savings that the constraints leave.
+[[nodiscard]] inline Seconds least_update(const Workload& work, const Constraints& constraints, Bytes bytes) {
+  const double factor = constraints.optimizer_state_factor;
+  const bool always = constraints.offloads.front() == Offload::kOptimizer;
+  return always ? work.offloaded_update(bytes, factor) : work.update(bytes, factor);
+}
+
+/// Summing into shares and gathering shares are the two halves of a sum that everyone gets. Gathered is what stages
+/// compute with, which may be of a smaller element type.
+inline constexpr double kHalfOfASum = 0.5;
+
+}  // namespace detail
+
+/// Costs of one staging as the simulator asks for them.
+class StagingCosts {
+ public:
+  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized, const Savings& savings = {})
+      : work_(work),
+        sized_(sized),
+        zero_(savings.zero),
+        offload_(savings.offload),
+        whole_backwards_(keeps_backwards_whole(staging.schedule)),
+        nodes_(nodes_by_stage(staging)),
+        again_(savings.recomputed),
+        parameters_(detail::trained_by_stage(work, staging)),
+        known_(nodes_.size()) {}
+
+  [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
+  [[nodiscard]] Seconds backward(StageId stage, std::int64_t samples) const { return at(stage, samples).backward; }
+  [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t samples) const {
+    return at(stage, samples).backward - at(stage, samples).backward_weight;
+  }
+  [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t samples) const {
+    return at(stage, samples).backward_weight;
+  }
+  [[nodiscard]] Seconds message(Rank from, const Action& action) const {
+    const auto& size = sized_.channels[static_cast<std::size_t>(action.channel)];
+    return work_.transfer(
+        detail::bytes_at(action.flow == Flow::kValue ? size.value : size.gradient, action.samples.size()), from,
+        action.peer);
+  }
+  [[nodiscard]] Seconds reduce(const Action& action) const {
+    const auto group = static_cast<std::size_t>(action.group);
+    const Bytes bytes = sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)];
+    if (sums_.empty()) sums_.resize(sized_.pipeline.groups.size(), {Bytes(-1), {}});
+    auto& [of_bytes, sum] = sums_[group];  // neighbouring buckets are often equal
+    if (of_bytes != bytes) {
+      sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
+      of_bytes = bytes;
+    }
+    return in_shares(group) ? sum * detail::kHalfOfASum : sum;
+  }
+  /// Sum of so many gradient bytes over a group.
+  [[nodiscard]] Seconds sum_of(std::size_t group, Bytes bytes) const {
+    const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
+    return in_shares(group) ? sum * detail::kHalfOfASum : sum;
+  }
+  /// Whether all turns that these costs were asked for take as long under others.
+  [[nodiscard]] bool turns_last_as_long(const StagingCosts& others) const {
+    for (std::size_t s = 0; s < known_.size(); ++s) {
+      for (const Known& known : known_[s]) {
+        const Known& other = others.at(StageId::of(s), known.samples);
+        if (std::tie(known.forward, known.backward, known.backward_weight) !=
+            std::tie(other.forward, other.backward, other.backward_weight)) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+  /// The optimizer's step, on the host with the copies there and back, and what must follow it before the next one's
+  /// first forward.
+  [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
+    const auto& parameters = parameters_[stage.index()];
+    const auto replicas = sized_.pipeline.stages[stage.index()].size();
+    const Bytes updated = detail::updated_bytes(parameters.trained, zero_, replicas);
+    const Seconds own = offload_ == Offload::kOptimizer ? work_.offloaded_update(updated, state_factor)
+                                                        : work_.update(updated, state_factor);
+    return zero_ == 1 || zero_ == 2 ? own + half_of_a_sum(stage, parameters.computed_with) : own;
+  }
+
+ private:
+  /// Gradients of parameters tied across stages go to every holder whole, for each stage has shares of its own.
+  [[nodiscard]] bool in_shares(std::size_t group) const {
+    return zero_ > 0 && sized_.pipeline.groups[group].stage.valid();
+  }
+
+  struct Known {
+    std::int64_t samples;
+    Seconds forward, backward, backward_weight;
+  };
+  [[nodiscard]] const Known& at(StageId stage, std::int64_t samples) const {
+    auto& row = known_[stage.index()];
+    for (const Known& known : row) {
+      if (known.samples == samples) return known;
+    }
+    Known sum{samples, {}, {}, {}};
+    const auto& costs = work_.node_costs(samples);
+    for (const NodeId node : nodes_[stage.index()]) {
+      const Seconds totals = add_totals(stage, work_.graph[node].totals);
+      sum.forward += costs[node.index()].forward + totals;
+      sum.backward += costs[node.index()].backward + totals;
+      sum.backward_weight += costs[node.index()].backward_weight;
+    }
+    if (!again_.empty()) {
+      for (const auto& segment : again_[stage.index()]) {
+        for (const NodeId node : segment) {
+          sum.backward += costs[node.index()].forward;
+          sum.backward_weight = std::max(Seconds{}, sum.backward_weight - costs[node.index()].backward_weight);
+        }
+      }
+    }
+    // Gathered and summed beside the computing, bucket by bucket: it waits for the first that is gathered, the last sum
+    // waits for it, and where they take longer they decide.
+    if (zero_ >= 2) {
+      const auto [trained, computed_with] = parameters_[stage.index()];
+      const Bytes unit = std::min(trained, kBucketBytes);
+      const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
+      const bool gathers = zero_ >= 3;
+      const Seconds gathering = gathers ? half_of_a_sum(stage, computed_with) : Seconds{};
+      const Seconds first =
+          gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
+      if (gathers) sum.forward = std::max(sum.forward + first, gathering);
+      const Seconds again = gathers ? half_of_a_sum(stage, gathered_again(stage)) : Seconds{};
+      sum.backward = std::max(sum.backward + (first + last), gathering + again + summing);
+    }
+    return row.emplace_back(sum);
+  }
+
+  /// What segments that run again let go of before their backwards.
+  [[nodiscard]] Bytes gathered_again(StageId stage) const {
+    if (again_.empty() || again_[stage.index()].empty() || !whole_backwards_) return {};
+    detail::ReadAgain read(work_, nodes_[stage.index()], whole_backwards_);
+    for (const auto& segment : again_[stage.index()]) read.add(segment);
+    return read.gathered_once_more();
+  }
+
+  [[nodiscard]] Seconds half_of_a_sum(StageId stage, Bytes bytes) const {
+    const auto& ranks = sized_.pipeline.stages[stage.index()];
+    return ranks.size() > 1 && bytes > Bytes(0) ? work_.all_reduce(bytes, ranks) * detail::kHalfOfASum : Seconds{};
+  }
+
+  [[nodiscard]] Seconds add_totals(StageId stage, Bytes bytes) const {
+    const auto& ranks = sized_.pipeline.stages[stage.index()];
+    return bytes > Bytes(0) && ranks.size() > 1 ? work_.all_reduce(bytes, ranks) : Seconds{};
+  }
+
+  const Workload& work_;
+  const SizedPipeline& sized_;
+  int zero_;
+  Offload offload_;
+  bool whole_backwards_;
+  std::vector<std::vector<NodeId>> nodes_;
+  std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
+  std::vector<detail::TrainedBytes> parameters_;         // by stage
+  mutable std::vector<std::vector<Known>> known_;        // by stage; a handful of different shares
+  mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
+};
+static_assert(SplitBackwardCosts<StagingCosts>);
+
+}  // namespace autopar

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/memory/savings.hpp>
+#include <autopar/schedule/concepts.hpp>
+
+namespace autopar {
+
+/// What a stage contributes to a step.
+struct StageTerms {
+  Seconds forward{};  ///< of the largest share of a micro-batch
+  Seconds backward{};
+  Seconds communication{};  ///< messages of one micro-batch, of the rank that has the most, both ways
+  Seconds reduction{};      ///< its gradient sums, one after the other
+  Seconds update{};  ///< optimizer step, copies to and from the host included; under ZeRO 1 and 2 also gathering what
+                     ///< it changed
+  StageMemory memory;
+};
+
+/// Predicted step of one staging, with the terms that explain it.
+struct StepTerms {
+  Seconds step{};
+  double bubble = 0;    ///< share of the step in which the average rank in use does not compute
+  Seconds computing{};  ///< of the busiest rank, update included
+  Seconds summing{};    ///< gradient sums of the rank that has the most
+  std::vector<StageTerms> stages;
+  std::vector<std::vector<Rank>> ranks;   ///< [stage][replica]
+  std::vector<std::vector<Turn>> orders;  ///< [rank] of a synthesised schedule
+  bool host_holds = true;                 ///< what is offloaded
+  Savings savings;                        ///< with which it was predicted
+};
+
+}  // namespace autopar

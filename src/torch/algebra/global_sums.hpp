@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// A value that every share adds to, and that is complete when all ranks' sums are added.
+struct GlobalSum {
+  /// How a share's value enters the sum.
+  enum class Share : std::uint8_t {
+    kAddend,    ///< as it is
+    kWeighted,  ///< times n/N: the same on every share, counted once
+    kFirst      ///< that of the share with the first sample of the batch; the others add nothing
+  };
+  ValueId value;
+  Share share = Share::kAddend;
+};
+
+/// Sums that a call of the graph completes over all ranks: results that are not batched, and inputs of the epilogue.
+/// Each value once, ascending.
+[[nodiscard]] std::vector<GlobalSum> global_sums(const OpGraph& graph, const BatchPlan& plan);
+
+}  // namespace autopar

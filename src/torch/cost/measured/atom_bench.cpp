@@ -1,0 +1,236 @@
+#include "torch/cost/measured/atom_bench.hpp"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "torch/cost/measured/stopwatch.hpp"
+#include "torch/interpret/draws.hpp"
+#include "torch/ir/tensor_form.hpp"
+
+namespace autopar::detail {
+
+namespace {
+
+constexpr std::uint64_t kInputSeed = 20;
+
+// A device that works asynchronously hides the start of one run behind the run before, if the run is long enough to be
+// started in that time; long runs are not worth the memory of several.
+int runs_in_a_row(c10::Device device, double seconds) {
+  constexpr double kEnough = 1e-3;
+  return device.is_cpu() ? 1 : static_cast<int>(std::clamp(kEnough / std::max(seconds, 1e-6), 1.0, 8.0));
+}
+
+std::vector<ValueId> made_for_others(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops) {
+  std::vector<bool> wanted(graph.values.size(), false);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    if (next < ops.size() && ops[next].index() == i) {
+      ++next;
+      continue;
+    }
+    for_each_input(graph.ops[i], [&](ValueId value) { wanted[value.index()] = true; });
+  }
+  for (const auto value : graph.outputs) wanted[value.index()] = true;
+  for (const auto& input : plan.epilogue_inputs) wanted[input.value.index()] = true;
+  std::vector<ValueId> result;
+  for (const auto op : ops) {
+    for_each_output(graph.op(op), [&](ValueId value) {
+      if (wanted[value.index()]) result.push_back(value);
+    });
+  }
+  return result;
+}
+
+std::vector<OpId> run_for_each_share(const BatchPlan& plan, std::vector<OpId> ops) {
+  std::erase_if(ops, [&](OpId op) { return plan.treatment(op).once; });
+  return ops;
+}
+
+/// What a run leaves to differentiate.
+struct Roots {
+  std::vector<at::Tensor> values, gradients;
+};
+
+Roots roots_among(const Environment& values, const std::vector<ValueId>& outgoing) {
+  Roots roots;
+  for (const auto value : outgoing) {
+    const auto& tensor = values[value.index()];
+    if (!tensor.defined() || !tensor.requires_grad()) continue;
+    roots.values.push_back(tensor);
+    roots.gradients.push_back(at::ones_like(tensor.detach()));
+  }
+  return roots;
+}
+
+}  // namespace
+
+AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device)
+    : graph_(graph),
+      plan_(plan),
+      device_(device),
+      outgoing_(made_for_others(graph, plan, ops)),
+      runner_(graph, plan, run_for_each_share(plan, ops), outgoing_, device) {
+  find_boundary(ops);
+  for (const auto op : ops) {
+    if (plan.treatment(op).once) casts_.push_back(op);
+    const auto& treatment = plan.treatment(op);
+    whole_batch_ = whole_batch_ || treatment.whole_batch || treatment.total;
+  }
+}
+
+void AtomBench::find_boundary(const std::vector<OpId>& ops) {
+  std::set<ValueId> known;
+  for (const auto op : ops) {
+    for_each_input(graph_.op(op), [&](ValueId value) {
+      if (graph_.value(value).kind != ValueKind::kConstant && known.insert(value).second) incoming_.push_back(value);
+    });
+    for_each_output(graph_.op(op), [&](ValueId value) { known.insert(value); });
+  }
+}
+
+bool AtomBench::differentiable(ValueId value) const {
+  return graph_.value(value).has_gradient() && !plan_.is_prologue(value);
+}
+
+at::Tensor AtomBench::make_input(ValueId value, std::int64_t samples) const {
+  const auto& info = graph_.value(value);
+  const auto sizes = sizes_at(info, samples);
+  const auto options = options_of(info, device_);
+  const auto generator = make_generator(device_, kInputSeed);
+  at::Tensor made;
+  switch (info.dtype) {
+    case c10::ScalarType::Half:
+    case c10::ScalarType::BFloat16:
+    case c10::ScalarType::Float:
+    case c10::ScalarType::Double:
+      made = at::empty(sizes, options).uniform_(0, 1, generator);
+      break;
+    case c10::ScalarType::ComplexFloat:
+    case c10::ScalarType::ComplexDouble:
+      made = at::empty(sizes, options);
+      at::view_as_real(made).uniform_(0, 1, generator);
+      break;
+    default:
+      made = at::zeros(sizes, options);
+  }
+  return in_captured_layout(made, info, samples);
+}
+
+void AtomBench::bring(std::int64_t samples) {
+  if (samples_ == samples) return;
+  const at::NoGradGuard no_grad;
+  inputs_.clear();
+  for (const auto value : incoming_) inputs_.push_back(make_input(value, samples));
+  counts_.assign(plan_.counts.size(),
+                 at::full({}, static_cast<double>(samples), at::TensorOptions().dtype(at::kDouble).device(device_)));
+  samples_ = samples;
+  latest_ = 1;
+}
+
+// Activations get a gradient of their own in each run; the gradients of parameters are there to be added to.
+Environment AtomBench::fresh_environment() const {
+  Environment values = runner_.environment();
+  for (std::size_t i = 0; i < incoming_.size(); ++i) {
+    auto leaf = inputs_[i].detach();
+    if (differentiable(incoming_[i])) {
+      leaf.set_requires_grad(true);
+      if (graph_.value(incoming_[i]).kind == ValueKind::kParameter) leaf.mutable_grad() = at::zeros_like(inputs_[i]);
+    }
+    values[incoming_[i].index()] = std::move(leaf);
+  }
+  for (const auto op : casts_) {
+    const auto copy = graph_.output(op);
+    values[copy.index()] = values[graph_.input(op, 0).index()].to(graph_.value(copy).dtype);
+  }
+  return values;
+}
+
+ShareContext AtomBench::share(std::int64_t samples) const {
+  ShareContext context;
+  context.samples = samples;
+  context.batch = whole_batch_ ? samples : 2 * samples;  // as a part of the batch, where it may be one
+  context.counts = &counts_;
+  return context;
+}
+
+void AtomBench::pass_through_caches(Bytes elsewhere, const std::vector<at::Tensor>& fresh) {
+  if (!device_.is_cpu()) return;  // runs in a row find what the first one left, as later micro-batches do
+  const at::NoGradGuard no_grad;
+  const auto floats = std::min(elsewhere.value(), kCacheBytes) / static_cast<std::int64_t>(sizeof(float));
+  if (!others_.defined() || others_.numel() != floats) {
+    others_ = at::empty({floats}, at::TensorOptions().dtype(at::kFloat).device(device_));
+  }
+  others_.fill_(latest_);
+  for (const auto& tensor : fresh) static_cast<void>(tensor.clone());
+}
+
+std::vector<at::Tensor> AtomBench::made_by_others() const {
+  std::vector<at::Tensor> made;
+  for (std::size_t i = 0; i < incoming_.size(); ++i) {
+    if (graph_.value(incoming_[i]).kind != ValueKind::kParameter) made.push_back(inputs_[i]);
+  }
+  return made;
+}
+
+AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere) {
+  const at::AutoGradMode with_grad(true);
+  bring(samples);
+  const auto runs = static_cast<std::size_t>(runs_in_a_row(device_, latest_));
+  const auto context = share(samples);
+  std::vector<Environment> values;
+  for (std::size_t i = 0; i < runs; ++i) values.push_back(fresh_environment());
+  std::vector<NormSample> statistics(plan_.batch_norms.size());
+
+  Times times;
+  pass_through_caches(elsewhere, made_by_others());
+  times.forward = busy_seconds_of(device_, [&] {
+    for (auto& environment : values) runner_.run(environment, context, statistics);
+  });
+  times.forward /= static_cast<double>(runs);
+  latest_ = times.forward;
+  std::vector<Roots> roots;
+  for (const auto& environment : values) roots.push_back(roots_among(environment, outgoing_));
+  times.has_backward = !roots.front().values.empty();
+  if (!times.has_backward) return times;
+  pass_through_caches(elsewhere, roots.front().gradients);
+  times.backward = busy_seconds_of(device_, [&] {
+    for (auto& [tensors, gradients] : roots) torch::autograd::backward(tensors, gradients);
+  });
+  times.backward /= static_cast<double>(runs);
+  return times;
+}
+
+double start_of_backward(c10::Device device) {
+  constexpr int kRuns = 31;
+  const at::AutoGradMode with_grad(true);
+  const auto runs = runs_in_a_row(device, 0);
+  std::vector<double> times;
+  for (int run = 0; run < kRuns; ++run) {
+    std::vector<Roots> roots;
+    for (int i = 0; i < runs; ++i) {
+      const auto leaf = at::ones({1}, at::TensorOptions().device(device)).set_requires_grad(true);
+      roots.push_back({{at::alias(leaf)}, {at::ones({1}, at::TensorOptions().device(device))}});
+    }
+    times.push_back(busy_seconds_of(device,
+                                    [&] {
+                                      for (auto& [tensors, gradients] : roots)
+                                        torch::autograd::backward(tensors, gradients);
+                                    }) /
+                    runs);
+  }
+  return median(times);
+}
+
+}  // namespace autopar::detail

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <autopar/core/units.hpp>
+
+#include "torch/cost/partition.hpp"
+#include "torch/interpret/op_interpreter.hpp"
+
+namespace autopar::detail {
+
+/// One atom with everything that it needs to be run alone.
+class AtomBench {
+ public:
+  struct Times {
+    double forward = 0;   ///< seconds
+    double backward = 0;  ///< seconds, with the start of the backward
+    bool has_backward = false;
+  };
+
+  /// `graph` and `plan` must outlive it
+  AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device);
+
+  /// Runs it on `samples` samples and takes the time of one run.
+  /// @param elsewhere  bytes that the model's other atoms move between two turns of this one: a CPU's caches hold as
+  /// much
+  ///                   less of its parameters and of what it saved
+  [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere);
+
+ private:
+  void find_boundary(const std::vector<OpId>& ops);
+  [[nodiscard]] at::Tensor make_input(ValueId value, std::int64_t samples) const;
+  [[nodiscard]] bool differentiable(ValueId value) const;
+  void bring(std::int64_t samples);
+  [[nodiscard]] Environment fresh_environment() const;
+  [[nodiscard]] ShareContext share(std::int64_t samples) const;
+  /// Leaves in a CPU's caches what a step leaves there when a turn comes to the atom: what others moved, then `fresh`.
+  void pass_through_caches(Bytes elsewhere, const std::vector<at::Tensor>& fresh);
+  [[nodiscard]] std::vector<at::Tensor> made_by_others() const;
+
+  const OpGraph& graph_;
+  const BatchPlan& plan_;
+  c10::Device device_;
+  std::vector<ValueId> incoming_;  ///< what the ops take and do not make, constants left out
+  std::vector<ValueId> outgoing_;  ///< what others take
+  bool whole_batch_ = false;
+  std::vector<OpId> casts_;  ///< of parameters: made before each run, as they are before each call
+  OpInterpreter runner_;
+  std::vector<at::Tensor> counts_;
+  std::vector<at::Tensor> inputs_;  ///< like incoming_, for the samples of the latest run
+  at::Tensor others_;               ///< stands for the memory of other atoms
+  std::int64_t samples_ = 0;
+  double latest_ = 1;  ///< seconds of the latest forward; much until one is known
+};
+
+/// Seconds that starting a backward takes, whatever it consists of.
+[[nodiscard]] double start_of_backward(c10::Device device);
+
+}  // namespace autopar::detail

@@ -1,0 +1,78 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include "torch/cost/measured/profiler.hpp"
+#include "torch/cost/measured/stopwatch.hpp"
+
+namespace autopar {
+
+namespace {
+
+constexpr std::array<std::int64_t, 3> kTensorBytes{1 << 10, 1 << 17, 1 << 22};
+constexpr std::int64_t kMostBytes = 16 << 20;  // in all tensors of a probe
+constexpr int kMostTensors = 32;
+constexpr int kUpdateRepetitions = 7;
+
+using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+
+std::unique_ptr<torch::optim::Optimizer> make_sgd(std::vector<at::Tensor> parameters, double momentum) {
+  return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(1e-3).momentum(momentum));
+}
+std::unique_ptr<torch::optim::Optimizer> make_adam(std::vector<at::Tensor> parameters) {
+  return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(1e-3));
+}
+
+/// Seconds of one tensor of so many bytes.
+double seconds_of_update(const MakeOptimizer& make, std::int64_t bytes, c10::Device device) {
+  const auto count = std::clamp<std::int64_t>(kMostBytes / bytes, 1, kMostTensors);
+  std::vector<at::Tensor> tensors;
+  for (std::int64_t i = 0; i < count; ++i) {
+    auto& tensor = tensors.emplace_back(at::ones({bytes / 4}, at::TensorOptions().dtype(at::kFloat).device(device)));
+    tensor.set_requires_grad(true);
+    tensor.mutable_grad() = at::ones({bytes / 4}, at::TensorOptions().dtype(at::kFloat).device(device));
+  }
+  const auto optimizer = make(tensors);
+  static_cast<void>(optimizer->step());  // makes the state
+  auto rest_of_step = at::empty({detail::kCacheBytes / 4}, at::TensorOptions().dtype(at::kFloat).device(device));
+  std::vector<double> times;
+  for (int i = 0; i < kUpdateRepetitions; ++i) {
+    rest_of_step.fill_(i);  // what a step does before its update leaves nothing of the parameters in caches
+    times.push_back(detail::busy_seconds_of(device, [&] { static_cast<void>(optimizer->step()); }));
+  }
+  return detail::median(times) / static_cast<double>(count);
+}
+
+}  // namespace
+
+std::map<int, FittedLine> measure_updates(World& world, c10::Device device) {
+  const std::array<MakeOptimizer, 3> by_state_factor{
+      [](std::vector<at::Tensor> parameters) { return make_sgd(std::move(parameters), 0); },
+      [](std::vector<at::Tensor> parameters) { return make_sgd(std::move(parameters), 0.9); }, make_adam};
+  std::array<FittedLine, by_state_factor.size()> lines;
+  world.barrier("measuring optimizers");
+  for (std::size_t factor = 0; factor < lines.size(); ++factor) {
+    std::vector<MeasuredPoint> points;
+    for (const auto bytes : kTensorBytes) {
+      points.push_back({static_cast<double>(bytes), seconds_of_update(by_state_factor[factor], bytes, device)});
+    }
+    lines[factor] = fit_line(points);
+  }
+  const auto mine = std::as_bytes(std::span(lines));
+  const auto shared = world.broadcast(Blob(mine.begin(), mine.end()), Rank(0), "sharing measured optimizers");
+  std::memcpy(lines.data(), shared.data(), std::min(shared.size(), sizeof(lines)));
+  std::map<int, FittedLine> updates;
+  for (std::size_t factor = 0; factor < lines.size(); ++factor) updates[static_cast<int>(factor)] = lines[factor];
+  return updates;
+}
+
+}  // namespace autopar

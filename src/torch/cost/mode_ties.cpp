@@ -1,0 +1,170 @@
+#include "torch/cost/mode_ties.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <autopar/graph/algorithms/acyclic_coarsening.hpp>
+#include <autopar/graph/graph.hpp>
+
+namespace autopar {
+namespace {
+
+/// Atoms by the name of the parameter or buffer that they read, ascending.
+using Readers = std::map<std::string, std::vector<std::size_t>>;
+
+/// The atoms of one mode.
+struct Atoms {
+  explicit Atoms(const ModeOfModel& mode) : partition(partition_into_atoms(mode.graph, mode.plan)) {
+    before.resize(partition.atoms.size());
+    for (std::size_t atom = 0; atom < before.size(); ++atom) {
+      for (const auto op : partition.atoms[atom]) {
+        for_each_input(mode.graph.op(op), [&](ValueId value) { add_read(mode, atom, value); });
+      }
+      std::sort(before[atom].begin(), before[atom].end());
+      before[atom].erase(std::unique(before[atom].begin(), before[atom].end()), before[atom].end());
+    }
+  }
+
+  AtomPartition partition;
+  std::vector<std::vector<std::size_t>> before;  ///< [atom] those whose values it reads, ascending
+  Readers readers;
+
+ private:
+  void add_read(const ModeOfModel& mode, std::size_t atom, ValueId value) {
+    const auto& info = mode.graph.value(value);
+    if (mode.plan.is_prologue(value)) return;
+    if (info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer) {
+      auto& known = readers[info.name];
+      if (known.empty() || known.back() != atom) known.push_back(atom);
+    } else if (info.definer.valid()) {
+      const auto maker = partition.atom_of[info.definer.index()];
+      if (maker.valid() && maker.index() != atom) before[atom].push_back(maker.index());
+    }
+  }
+};
+
+/// Both modes in one graph, of whose nodes the first are the atoms of the mode that is divided.
+class JointModes {
+ public:
+  JointModes(const ModeOfModel& mode, const ModeOfModel& other) : mode_(mode), other_(other) {
+    const auto nodes = count() + other_.before.size();
+    for (std::size_t node = 0; node < nodes; ++node) joint_.add_node();
+    for (std::size_t atom = 0; atom < count(); ++atom) {
+      for (const auto from : mode_.before[atom]) joint_.add_edge(NodeId::of(from), NodeId::of(atom));
+    }
+    for (std::size_t atom = 0; atom < other_.before.size(); ++atom) {
+      for (const auto from : other_.before[atom]) joint_.add_edge(of_other(from), of_other(atom));
+    }
+    match();
+  }
+
+  std::vector<std::vector<OpId>> ties() && {
+    do {
+      const auto blocks = acyclic_coarsening(joint_, groups_);
+      block_of_.resize(joint_.node_count());
+      for (std::size_t node = 0; node < block_of_.size(); ++node)
+        block_of_[node] = blocks.block_of(NodeId::of(node)).index();
+      members_.assign(blocks.block_count(), {});
+      for (std::size_t atom = 0; atom < count(); ++atom) members_[block_of_[atom]].push_back(atom);
+      find_order();
+    } while (add_missing_order());
+    std::vector<std::vector<OpId>> ties;
+    for (const auto& atoms : members_) {
+      if (atoms.size() < 2) continue;
+      auto& tie = ties.emplace_back();
+      for (const auto atom : atoms) tie.push_back(mode_.partition.atoms[atom].front());
+    }
+    return ties;
+  }
+
+ private:
+  [[nodiscard]] std::size_t count() const { return mode_.before.size(); }
+  [[nodiscard]] NodeId of_other(std::size_t atom) const { return NodeId::of(count() + atom); }
+
+  /// An atom of the other mode runs where what it reads is read. One that runs a layer again may not tie all that lies
+  /// between its runs, which the divided mode does not have.
+  void match() {
+    for (const auto& [name, readers] : other_.readers) {
+      const auto own = mode_.readers.find(name);
+      if (own == mode_.readers.end()) continue;
+      const auto& matching = own->second;
+      if (matching.size() != 1 && matching.size() != readers.size()) continue;
+      for (std::size_t i = 0; i < matching.size(); ++i) {
+        groups_.push_back({NodeId::of(matching[i]), of_other(readers[i])});
+      }
+    }
+  }
+
+  /// Which blocks come right before which in the divided mode.
+  void find_order() {
+    before_.assign(members_.size(), {});
+    for (std::size_t atom = 0; atom < count(); ++atom) {
+      for (const auto from : mode_.before[atom]) {
+        if (block_of_[from] != block_of_[atom]) before_[block_of_[atom]].insert(block_of_[from]);
+      }
+    }
+  }
+
+  /// Two atoms that the other mode alone puts in order share a stage. @return whether there are such
+  bool add_missing_order() {
+    bool added = false;
+    std::vector<std::set<std::size_t>> nearest(
+        members_.size());                                    // blocks of the divided mode before one of the other alone
+    std::vector<std::pair<std::size_t, std::size_t>> edges;  // in the order of the blocks that they lead to
+    for (std::size_t atom = 0; atom < other_.before.size(); ++atom) {
+      const auto to = block_of_[count() + atom];
+      for (const auto from : other_.before[atom]) edges.emplace_back(to, block_of_[count() + from]);
+    }
+    std::sort(edges.begin(), edges.end());
+    for (const auto& [to, from] : edges) {
+      if (to == from) continue;
+      const auto sources = members_[from].empty() ? nearest[from] : std::set<std::size_t>{from};
+      if (members_[to].empty()) {
+        nearest[to].insert(sources.begin(), sources.end());
+        continue;
+      }
+      for (const auto source : sources) {
+        if (is_before(source, to)) continue;
+        groups_.push_back({NodeId::of(members_[source].front()), NodeId::of(members_[to].front())});
+        added = true;
+      }
+    }
+    return added;
+  }
+
+  /// Whether the divided mode itself puts the blocks in this order. Blocks are numbered in an order of both modes.
+  [[nodiscard]] bool is_before(std::size_t block, std::size_t later) const {
+    if (before_[later].count(block) > 0) return true;
+    std::set<std::size_t> seen{later};
+    std::vector<std::size_t> open{later};
+    while (!open.empty()) {
+      const auto at = open.back();
+      open.pop_back();
+      for (auto from = before_[at].lower_bound(block); from != before_[at].end(); ++from) {
+        if (*from == block) return true;
+        if (seen.insert(*from).second) open.push_back(*from);
+      }
+    }
+    return false;
+  }
+
+  struct Nothing {};
+
+  const Atoms mode_, other_;
+  Graph<Nothing, Nothing> joint_;
+  std::vector<std::vector<NodeId>> groups_;
+  std::vector<std::size_t> block_of_;              ///< by node
+  std::vector<std::vector<std::size_t>> members_;  ///< [block] atoms of the divided mode
+  std::vector<std::set<std::size_t>> before_;      ///< [block]
+};
+
+}  // namespace
+
+std::vector<std::vector<OpId>> ties_to_other_mode(const ModeOfModel& mode, const ModeOfModel& other) {
+  return JointModes(mode, other).ties();
+}
+
+}  // namespace autopar

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// The ops of the pipeline in atoms: sets of ops that may not be separated. Every set of atoms that is convex in the
+/// quotient graph is a legal stage.
+struct AtomPartition {
+  std::vector<std::vector<OpId>> atoms;  ///< in a topological order of the quotient; ops ascending
+  std::vector<NodeId> atom_of;           ///< by OpId; none for ops outside the pipeline (prologue, epilogue, no effect)
+};
+
+/// Ops stay together
+///  - with all ops that touch a memory up to its last in-place write (a stage cannot write what an earlier one made),
+///  - with all ops that touch a buffer that the forward writes,
+///  - with the readers of a value that may not leave its share (sample indices, statistics),
+///  - if they compute from parameters only, with the op that applies the parameter to samples, so that the parameter
+///  has
+///    one owner; if from constants only, with their first reader; views and casts of a parameter with their own reader,
+///  - with the others of their tie,
+///  - with what closes a circle between such groups.
+/// @param ties  groups of ops of the pipeline (see ties_to_other_mode)
+/// @cost O((ops + values) log ops)
+[[nodiscard]] AtomPartition partition_into_atoms(const OpGraph& graph, const BatchPlan& plan,
+                                                 const std::vector<std::vector<OpId>>& ties = {});
+
+}  // namespace autopar

@@ -1,0 +1,372 @@
+#include "torch/cost/profile.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "torch/algebra/parameter_reads.hpp"
+#include "torch/cost/work.hpp"
+#include "torch/cost/workspace.hpp"
+#include "torch/interpret/split_backward.hpp"
+#include "torch/ir/graph_hash.hpp"
+#include "torch/ir/shown_name.hpp"
+#include "torch/rewrite/channels_last.hpp"
+
+namespace autopar {
+namespace {
+
+using algebra::OpContext;
+
+/// FNV-1a over numbers and text.
+class StructureHash {
+ public:
+  void add(std::uint64_t number) {
+    for (int i = 0; i < 8; ++i) byte(static_cast<unsigned char>(number >> (8 * i)));
+  }
+  void add(std::string_view text) {
+    for (const char c : text) byte(static_cast<unsigned char>(c));
+    byte(0);
+  }
+  void add(const std::vector<SizeExpr>& sizes) {
+    add(sizes.size());
+    for (const auto size : sizes) {
+      add(static_cast<std::uint64_t>(size.per_sample));
+      add(static_cast<std::uint64_t>(size.fixed));
+    }
+  }
+  void add(const c10::IValue& value) {
+    if (value.isInt())
+      add(static_cast<std::uint64_t>(value.toInt()));
+    else if (value.isBool())
+      add(std::uint64_t{value.toBool()});
+    else if (value.isDouble())
+      add(std::bit_cast<std::uint64_t>(value.toDouble()));
+    else if (value.isString())
+      add(std::string_view(value.toStringRef()));
+    else if (value.isIntList())
+      for (const auto element : value.toIntVector()) add(static_cast<std::uint64_t>(element));
+    else
+      add(std::string_view(value.isNone() ? "none" : "other"));
+  }
+  [[nodiscard]] std::uint64_t value() const { return state_; }
+
+ private:
+  void byte(unsigned char value) { state_ = (state_ ^ value) * 0x100000001b3ULL; }
+  std::uint64_t state_ = 0xcbf29ce484222325ULL;
+};
+
+class Profiler {
+ public:
+  Profiler(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device)
+      : graph_(graph),
+        plan_(plan),
+        options_{.device = device},
+        reads_(parameter_reads(graph, plan)),
+        highest_zero_(highest_zero_levels(graph, plan, {})) {}
+
+  GraphProfile run(const std::vector<std::vector<OpId>>& ties) && {
+    profile_.atoms = partition_into_atoms(graph_, plan_, ties);
+    list_parameters();
+    creator_.assign(static_cast<std::size_t>(graph_.storage_count), OpId::none());
+    saved_.resize(graph_.ops.size());
+    kept_.assign(static_cast<std::size_t>(graph_.storage_count), false);
+    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {  // is no activation
+      if (plan_.ops[i].once) kept_[graph_.value(graph_.output(OpId::of(i))).storage.index()] = true;
+    }
+    for (const auto& ops : profile_.atoms.atoms) add_atom(ops);
+    for (const auto& ops : profile_.atoms.atoms) add_saved(ops);
+    add_workspaces();
+    add_edges();
+    add_inputs();
+    add_outputs();
+    model().loss_mode = plan_.loss_mode;
+    model().hash = hash_with(ties);
+    return std::move(profile_);
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t hash_with(const std::vector<std::vector<OpId>>& ties) const {
+    if (ties.empty()) return detail::hash_without_strides(graph_);
+    StructureHash hash;
+    hash.add(detail::hash_without_strides(graph_));
+    for (const auto& tie : ties) {
+      hash.add(tie.size());
+      for (const auto op : tie) hash.add(static_cast<std::uint64_t>(op.value()));
+    }
+    return hash.value();
+  }
+
+  ModelProfile& model() { return profile_.model; }
+  [[nodiscard]] OpContext context(OpId id) const { return {graph_, plan_.values, options_, id}; }
+
+  void list_parameters() {
+    profile_.parameter_ids.assign(graph_.values.size(), ParameterId::none());
+    const bool trains =
+        std::any_of(graph_.ops.begin(), graph_.ops.end(), [](const OpNode& op) { return op.grad_enabled; });
+    const auto list = [&](const std::vector<NamedValue>& names, bool parameters) {
+      for (const auto& named : names) {
+        auto& id = profile_.parameter_ids[named.value.index()];
+        if (id.valid()) continue;
+        id = ParameterId::of(profile_.parameter_values.size());
+        profile_.parameter_values.push_back(named.value);
+        const auto bytes = algebra::bytes_of(graph_, named.value);
+        const auto count = algebra::elements(graph_.value(named.value).sizes);
+        model().parameters.push_back({named.name, Bytes(static_cast<std::int64_t>(bytes.fixed)),
+                                      parameters && trains && graph_.value(named.value).requires_grad,
+                                      parameters ? static_cast<std::int64_t>(count.fixed) : 0,
+                                      Bytes(parameters ? copy_bytes(named.value) : 0),
+                                      highest_zero_[named.value.index()]});
+      }
+    };
+    list(graph_.parameters, true);
+    list(graph_.buffers, false);
+  }
+
+  /// Of the smaller copy that all read in place of a parameter.
+  [[nodiscard]] std::int64_t copy_bytes(ValueId parameter) const {
+    const auto& info = graph_.value(parameter);
+    const auto type = reads_[parameter.index()].smaller_copy(info.dtype);
+    if (!type) return 0;
+    return static_cast<std::int64_t>(algebra::elements(info.sizes).fixed) *
+           static_cast<std::int64_t>(c10::elementSize(*type));
+  }
+
+  // What is added up in the atom that uses the total cannot travel between replicas.
+  void add_total(OpProfile& atom, const std::vector<OpId>& ops, const OpContext& op) const {
+    const auto addend = op.first_tensor();
+    atom.totals += Bytes(static_cast<std::int64_t>(algebra::bytes_of(graph_, addend).fixed));
+    atom.whole_batch = atom.whole_batch || std::binary_search(ops.begin(), ops.end(), graph_.value(addend).definer);
+  }
+
+  void add_atom(const std::vector<OpId>& ops) {
+    OpProfile atom;
+    atom.name = shown_name(graph_, heaviest(ops));
+    atom.path = graph_.op(heaviest(ops)).path;
+    StructureHash structure;
+    for (const auto id : ops) {
+      const auto op = context(id);
+      if (plan_.treatment(id).once) {
+        const bool counts_with_parameter = copy_bytes(graph_.input(id, 0)) > 0;
+        const auto bytes = static_cast<std::int64_t>(algebra::bytes_of(graph_, op.results().front()).fixed);
+        if (!counts_with_parameter) atom.resident += Bytes(bytes);
+      } else {
+        add_work(atom, algebra::work_of(op));
+      }
+      add_structure(structure, op, ops);
+      atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
+      if (plan_.treatment(id).total) add_total(atom, ops, op);
+      atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_share(id);
+      atom.ops.push_back(id.value());
+      for (const auto value : op.tensors()) {
+        if (const auto parameter = profile_.parameter_ids[value.index()];
+            parameter.valid() && !plan_.is_prologue(value)) {
+          atom.parameters.push_back(parameter);
+        }
+      }
+      for (const auto value : op.results()) {
+        const auto storage = graph_.value(value).storage;
+        if (storage.valid() && !creator_[storage.index()].valid()) creator_[storage.index()] = id;
+      }
+    }
+    std::sort(atom.parameters.begin(), atom.parameters.end());
+    atom.parameters.erase(std::unique(atom.parameters.begin(), atom.parameters.end()), atom.parameters.end());
+    atom.structure = structure.value();
+    model().graph.add_node(std::move(atom));
+  }
+
+  /// The op that an atom is named after: the one with most work, the first of equals.
+  [[nodiscard]] OpId heaviest(const std::vector<OpId>& ops) const {
+    OpId best = ops.front();
+    double most = -1;
+    for (const auto id : ops) {
+      if (plan_.treatment(id).once) continue;
+      const auto work = algebra::work_of(context(id)).forward;
+      const double weight = work.flops.at(1) + work.bytes.at(1);
+      if (weight <= most) continue;
+      most = weight;
+      best = id;
+    }
+    return best;
+  }
+
+  static void add_work(OpProfile& atom, const WorkItem& item) {
+    if (item.forward == Work{} && item.backward == Work{}) return;
+    for (auto& known : atom.work) {
+      if (known.op_class != item.op_class || known.dtype != item.dtype) continue;
+      known.forward += item.forward;
+      known.backward += item.backward;
+      return;
+    }
+    atom.work.push_back(item);
+  }
+
+  void add_structure(StructureHash& hash, const OpContext& op, const std::vector<OpId>& ops) const {
+    hash.add(std::string_view(graph_.name(op.id())));
+    hash.add(std::string_view(op.overload()));
+    for (const auto& argument : op.node().args) hash.add(argument);
+    for (const auto& integer : op.node().integers) {
+      hash.add(static_cast<std::uint64_t>(integer.expr.per_sample));
+      hash.add(static_cast<std::uint64_t>(integer.expr.fixed));
+      hash.add(static_cast<std::uint64_t>(integer.form));
+      hash.add(std::bit_cast<std::uint64_t>(integer.factor));
+    }
+    for (const auto value : op.tensors()) {
+      const auto& info = graph_.value(value);
+      const auto made = std::lower_bound(ops.begin(), ops.end(), info.definer);
+      const bool inside = info.definer.valid() && made != ops.end() && *made == info.definer;
+      hash.add(inside ? static_cast<std::uint64_t>(made - ops.begin()) : ~std::uint64_t{0});
+      hash.add(static_cast<std::uint64_t>(info.dtype));
+      hash.add(info.sizes);
+      hash.add(std::uint64_t{info.requires_grad});
+      hash.add(std::uint64_t{is_channels_last(info)});  // kernels of convolutions and norms take another time
+    }
+    const auto& treatment = plan_.treatment(op.id());
+    hash.add(std::uint64_t{treatment.whole_batch});
+    hash.add(std::uint64_t{treatment.scale_output});
+  }
+
+  // A memory is kept once, however many ops need it, and counted where it is made.
+  void add_saved(const std::vector<OpId>& ops) {
+    for (const auto id : ops) {
+      const auto saved = algebra::saved_by(context(id));
+      add_saved(id, saved.internal);
+      for (const auto value : saved.values) {
+        const auto storage = graph_.value(value).storage;
+        if (!storage.valid() || kept_[storage.index()] || plan_.is_prologue(value)) continue;
+        const auto creator = creator_[storage.index()];
+        if (!creator.valid()) continue;
+        kept_[storage.index()] = true;
+        add_saved(creator, memory_of(storage, value));
+      }
+    }
+  }
+  void add_saved(OpId op, const Affine& bytes) {
+    saved_[op.index()] += bytes;
+    atom_of(op).saved += bytes;
+  }
+
+  /// An op works beside what those before it have saved.
+  void add_workspaces() {
+    const algebra::Workspaces workspaces(graph_, plan_, kept_);
+    std::vector<bool> waits(kept_.size(), false);
+    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+      const auto id = OpId::of(i);
+      if (plan_.ops[i].once || !profile_.atoms.atom_of[i].valid()) continue;
+      const auto op = context(id);
+      const auto need = workspaces.of(op);
+      auto& sum = atom_of(id).workspace;
+      sum = {std::max(sum.per_sample - saved_[i].per_sample, need.per_sample),
+             std::max(sum.fixed - saved_[i].fixed, need.fixed)};
+      add_put_off(op, waits);
+    }
+  }
+
+  /// Gradients of parameters are computed from those of results and from what the op read, which wait for that.
+  void add_put_off(const OpContext& op, std::vector<bool>& waits) {
+    const auto split = split_backward_of(graph_, plan_, op.id());
+    if (!split || !graph_.value(split->weight).requires_grad) return;
+    atom_of(op.id()).put_off += algebra::bytes_of(graph_, op.results().front());
+    const auto read = graph_.input(op.id(), split->x_at);
+    const auto storage = graph_.value(read).storage;
+    if (!storage.valid() || !kept_[storage.index()] || waits[storage.index()]) return;
+    const auto creator = creator_[storage.index()];
+    if (!creator.valid() || plan_.is_prologue(read)) return;
+    waits[storage.index()] = true;
+    atom_of(creator).put_off += memory_of(storage, read);
+  }
+  [[nodiscard]] OpProfile& atom_of(OpId op) { return model().graph[profile_.atoms.atom_of[op.index()]]; }
+
+  /// Bytes of a memory: those of the value that it was made for, else of the given view.
+  [[nodiscard]] Affine memory_of(StorageId storage, ValueId view) {
+    if (makers_.empty()) {
+      makers_.assign(static_cast<std::size_t>(graph_.storage_count), ValueId::none());
+      for (std::size_t i = 0; i < graph_.values.size(); ++i) {
+        const auto at = graph_.values[i].storage;
+        if (at.valid() && !makers_[at.index()].valid()) makers_[at.index()] = ValueId::of(i);
+      }
+    }
+    const auto maker = makers_[storage.index()];
+    return algebra::bytes_of(graph_, maker.valid() ? maker : view);
+  }
+
+  /// Whether a value's memory is in what the atom keeps.
+  [[nodiscard]] bool is_kept_by(NodeId atom, ValueId value) const {
+    const auto storage = graph_.value(value).storage;
+    if (!storage.valid() || !kept_[storage.index()]) return false;
+    const auto creator = creator_[storage.index()];
+    return creator.valid() && profile_.atoms.atom_of[creator.index()] == atom;
+  }
+
+  void add_edges() {
+    for (std::size_t k = 0; k < profile_.atoms.atoms.size(); ++k) {
+      std::vector<ValueId> seen;
+      for (const auto id : profile_.atoms.atoms[k]) {
+        for_each_input(graph_.op(id), [&](ValueId value) {
+          const auto& info = graph_.value(value);
+          if (!info.definer.valid() || plan_.is_prologue(value)) return;
+          const auto from = profile_.atoms.atom_of[info.definer.index()];
+          if (!from.valid() || from == NodeId::of(k)) return;
+          if (std::find(seen.begin(), seen.end(), value) != seen.end()) return;
+          seen.push_back(value);
+          model().graph.add_edge(
+              from, NodeId::of(k),
+              {value.value(), algebra::bytes_of(graph_, value), info.requires_grad, is_kept_by(from, value)});
+        });
+      }
+    }
+  }
+
+  void add_inputs() {
+    std::vector<InputProfile> by_value(graph_.values.size());
+    for (std::size_t k = 0; k < profile_.atoms.atoms.size(); ++k) {
+      for (const auto id : profile_.atoms.atoms[k]) {
+        for_each_input(graph_.op(id), [&](ValueId value) {
+          if (graph_.value(value).kind != ValueKind::kInput) return;
+          auto& readers = by_value[value.index()].readers;
+          if (readers.empty() || readers.back() != NodeId::of(k)) readers.push_back(NodeId::of(k));
+        });
+      }
+    }
+    for (const auto value : graph_.inputs) {
+      auto& input = by_value[value.index()];
+      model().inputs.push_back({value.value(), algebra::bytes_of(graph_, value), graph_.value(value).requires_grad,
+                                std::move(input.readers)});
+    }
+  }
+
+  void add_outputs() {
+    const auto add = [&](ValueId value) {
+      const auto definer = graph_.value(value).definer;
+      if (!definer.valid()) return;
+      const auto writer = profile_.atoms.atom_of[definer.index()];
+      if (!writer.valid()) return;
+      model().outputs.push_back({value.value(), algebra::bytes_of(graph_, value), writer, is_kept_by(writer, value)});
+    };
+    for (const auto& output : plan_.outputs) {
+      if (output.kind == OutputKind::kBatched || output.kind == OutputKind::kPartialSum ||
+          output.kind == OutputKind::kReplicated) {
+        add(output.value);
+      }
+    }
+    for (const auto& input : plan_.epilogue_inputs) add(input.value);
+  }
+
+  const OpGraph& graph_;
+  const BatchPlan& plan_;
+  const AlgebraOptions options_;
+  GraphProfile profile_;
+  std::vector<ParameterReads> reads_;  ///< by value
+  std::vector<int> highest_zero_;      ///< likewise
+  std::vector<OpId> creator_;          ///< by storage
+  std::vector<Affine> saved_;          ///< by op: of what it makes, what some op keeps
+  std::vector<bool> kept_;             ///< by storage
+  std::vector<ValueId> makers_;        ///< by storage: first value
+};
+
+}  // namespace
+
+GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan, c10::DeviceType device,
+                           const std::vector<std::vector<OpId>>& ties) {
+  return Profiler(graph, plan, device).run(ties);
+}
+
+}  // namespace autopar

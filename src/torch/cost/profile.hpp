@@ -1,0 +1,35 @@
+#pragma once
+
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/cost/model_profile.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/cost/partition.hpp"
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// What the planner knows of a captured model, and how its ids lead back to the captured graph.
+struct GraphProfile {
+  ModelProfile model;
+  AtomPartition atoms;                     ///< atom k is node k of `model.graph`
+  std::vector<ValueId> parameter_values;   ///< by ParameterId: parameters in named order, then buffers
+  std::vector<ParameterId> parameter_ids;  ///< by ValueId; none for other values
+};
+
+/// Counts work and memory of the captured program by rule; nothing is run.
+///
+/// Flops: 2mnk for products, the same for convolutions and attention, one an element else. Bytes: operands and results
+/// once. Backward: the products that the gradients need; twice the forward traffic for memory-bound ops. Saved bytes:
+/// what libtorch's derivative formulas keep, once a memory, at the atom that makes the memory; what comes from another
+/// stage or the caller is not counted (the planner counts it as boundary). Ops of prologue and epilogue are left out.
+/// @param device  whose kernels will run: masks of dropout, scores of attention and copies for convolutions differ
+/// @param ties    see partition_into_atoms; with some the hash is another, as the atoms are
+/// @cost O((ops + values) log ops), a few microseconds an op
+[[nodiscard]] GraphProfile profile_graph(const OpGraph& graph, const BatchPlan& plan,
+                                         c10::DeviceType device = c10::DeviceType::CPU,
+                                         const std::vector<std::vector<OpId>>& ties = {});
+
+}  // namespace autopar

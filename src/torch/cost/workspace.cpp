@@ -1,0 +1,132 @@
+#include "torch/cost/workspace.hpp"
+
+#include <algorithm>
+
+#include "torch/cost/work.hpp"
+#include "torch/interpret/class_loss.hpp"
+#include "torch/interpret/split_backward.hpp"
+#include "torch/rewrite/channels_last.hpp"
+
+namespace autopar::algebra {
+namespace {
+
+/// Of both, in each of their parts.
+Affine larger(const Affine& a, const Affine& b) {
+  return {std::max(a.per_sample, b.per_sample), std::max(a.fixed, b.fixed)};
+}
+
+/// Whether the gradient of the result is that of each operand: nothing is made.
+bool hands_gradient_on(const OpContext& op) {
+  if (op.base_name() != "add") return false;
+  const auto operands = op.tensors();
+  return std::all_of(operands.begin(), operands.end(),
+                     [&](ValueId operand) { return op.sizes(operand) == op.result_sizes(); });
+}
+
+}  // namespace
+
+Workspaces::Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept)
+    : graph_(graph), plan_(plan), kept_(kept), passing_(graph.ops.size() + 1), waiting_(graph.ops.size() + 1) {
+  struct Life {
+    ValueId first = ValueId::none();
+    std::size_t last = 0;
+  };
+  std::vector<Life> lives(static_cast<std::size_t>(graph.storage_count));
+  maker_.assign(lives.size(), OpId::none());
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    if (plan.ops[i].once) continue;
+    for_each_input(graph.ops[i], [&](ValueId value) {
+      const auto storage = graph.value(value).storage;
+      if (storage.valid()) lives[storage.index()].last = i;
+    });
+    for_each_output(graph.ops[i], [&](ValueId value) {
+      const auto storage = graph.value(value).storage;
+      if (!storage.valid() || lives[storage.index()].first.valid() || plan.is_prologue(value)) return;
+      lives[storage.index()].first = value;
+      maker_[storage.index()] = OpId::of(i);
+    });
+  }
+  const auto add = [](std::vector<Affine>& sums, std::size_t begin, std::size_t end, const Affine& bytes) {
+    if (begin >= end) return;
+    sums[begin] += bytes;
+    sums[end] -= bytes;
+  };
+  for (std::size_t s = 0; s < lives.size(); ++s) {
+    if (!maker_[s].valid()) continue;
+    const auto bytes = bytes_of(graph, lives[s].first);
+    const auto after = maker_[s].index() + 1;
+    if (!kept[s]) add(passing_, after, lives[s].last + 1, bytes);
+    if (graph.value(lives[s].first).has_gradient()) add(waiting_, after, lives[s].last, bytes);
+  }
+  for (std::size_t i = 1; i < passing_.size(); ++i) {
+    passing_[i] += passing_[i - 1];
+    waiting_[i] += waiting_[i - 1];
+  }
+}
+
+Affine Workspaces::of(const OpContext& op) const {
+  if (op.traits().op_class == OpClass::kView) return copies_in_backward(op.traits().family) ? backward(op) : Affine{};
+  if (op.traits().family == OpFamily::kRecurrent) {
+    const auto own = recurrent_memory(op);
+    return larger(forward(op) + own.forward, backward(op) + own.backward);
+  }
+  if (op.traits().op_class == OpClass::kAttention) {
+    const auto own = attention_memory(op);
+    return larger(forward(op) + own.forward, backward(op) + own.backward);
+  }
+  return larger(forward(op), backward(op)) + copies_of_convolution(op);
+}
+
+// Kernels lay out anew what they read and write, those of CUDA in 16 bits nothing but weights where images are
+// channels-last already. In single precision an H200 held a layer's activations more than that.
+Affine Workspaces::copies_of_convolution(const OpContext& op) const {
+  Affine copies;
+  if (op.traits().op_class != OpClass::kConvolution) return copies;
+  const auto result = op.results().front();
+  const auto& form = graph_.value(result);
+  const bool as_it_is = op.on_cuda() && is_channels_last(form) && c10::isReducedFloatingType(form.dtype);
+  for (const auto value : op.tensors()) {
+    if (!as_it_is || !op.type(value).has_samples()) copies += bytes_of(graph_, value);
+  }
+  return as_it_is ? copies : copies + bytes_of(graph_, result);
+}
+
+Affine Workspaces::forward(const OpContext& op) const {
+  Affine bytes = passing_[op.id().index()];
+  for (const auto value : op.results()) {
+    const auto storage = graph_.value(value).storage;
+    if (!storage.valid() || kept_[storage.index()]) continue;
+    if (maker_[storage.index()] == op.id()) bytes += bytes_of(graph_, value);
+  }
+  return bytes;
+}
+
+Affine Workspaces::backward(const OpContext& op) const {
+  if (!is_differentiable(op)) return {};
+  Affine bytes = waiting_[op.id().index()];
+  std::vector<ValueId>
+      seen;  // views of one memory have gradients of their own, as attention's queries, keys and values
+  const auto add = [&](ValueId value) {
+    if (!graph_.value(value).has_gradient() || std::find(seen.begin(), seen.end(), value) != seen.end()) return;
+    seen.push_back(value);
+    bytes += bytes_of(graph_, value);
+  };
+  for (const auto value : op.results()) add(value);
+  if (makes_gradient_in_place(graph_, op.id())) return bytes;
+  if (!hands_gradient_on(op)) {
+    for (const auto value : op.tensors()) add(value);
+  }
+  // libtorch makes that of a batch norm's operand twice on CPUs, one after the other.
+  if (!op.on_cuda() && op.traits().family == OpFamily::kBatchNorm && graph_.value(op.tensors().front()).has_gradient())
+    bytes += bytes_of(graph_, op.tensors().front());
+  // The gradient of a log-softmax that only the op knows is there while that of its operand is made.
+  if (op.traits().family == OpFamily::kClassLoss) bytes += saved_by(op).internal;
+  const auto split = split_backward_of(graph_, plan_, op.id());
+  if (split && split->of_cast) {  // gradients of parameters are summed in single precision, of copies in it
+    bytes += (bytes_of(graph_, op.results().front()) + bytes_of(graph_, graph_.input(op.id(), split->x_at))) * 2.0;
+    bytes += bytes_of(graph_, split->weight);
+  }
+  return bytes;
+}
+
+}  // namespace autopar::algebra

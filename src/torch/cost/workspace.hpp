@@ -1,0 +1,32 @@
+#pragma once
+
+#include <vector>
+
+#include "torch/algebra/op_context.hpp"
+
+namespace autopar::algebra {
+
+/// What is in memory while an operator or its backward runs, beside what operators keep for their backwards: results
+/// and operands that nobody keeps, gradients, and what waits for other readers.
+class Workspaces {
+ public:
+  /// @param kept  [storage] whether an operator keeps it
+  Workspaces(const OpGraph& graph, const BatchPlan& plan, const std::vector<bool>& kept);
+
+  /// Bytes of the one of both that takes more.
+  [[nodiscard]] Affine of(const OpContext& op) const;
+
+ private:
+  [[nodiscard]] Affine forward(const OpContext& op) const;
+  [[nodiscard]] Affine backward(const OpContext& op) const;
+  [[nodiscard]] Affine copies_of_convolution(const OpContext& op) const;
+
+  const OpGraph& graph_;
+  const BatchPlan& plan_;
+  const std::vector<bool>& kept_;
+  std::vector<OpId> maker_;      ///< by storage: the first operator with a result in it
+  std::vector<Affine> passing_;  ///< by operator: made before, read by it or later, and kept by nobody
+  std::vector<Affine> waiting_;  ///< by operator: gradients of what is made before and read again later
+};
+
+}  // namespace autopar::algebra

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "torch/engine/stage.hpp"
+#include "torch/gradients/gradient_buckets.hpp"
+#include "torch/parameters/shards.hpp"
+#include "torch/staging/staged_graph.hpp"
+
+namespace autopar {
+
+/// The stages of a captured program on one rank (none, one or several), prepared once and used by every call (see
+/// TorchEngine), and their gradients, which they share where they read the same parameter.
+class RankRuntime {
+ public:
+  /// @param leaves  see Stage
+  /// @param splits_backwards  whether programs have backwards in two parts
+  /// @param recomputed        what stages run again before its backward
+  /// @param shared            by reduction group: what it shares; empty: nothing
+  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
+              const Stage::Leaves& leaves, bool splits_backwards = false, RecomputedAtoms recomputed = {},
+              std::vector<ShardedGroup> shared = {});
+  /// With owner handles alone.
+  RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
+              const Stage::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {})
+      : RankRuntime(graph, plan, division, rank, device, Stage::Leaves{.handle = lookup}, splits_backwards,
+                    std::move(recomputed)) {}
+  RankRuntime(const RankRuntime&) = delete;
+  RankRuntime& operator=(const RankRuntime&) = delete;
+
+  [[nodiscard]] const DividedProgram& program() const { return program_; }
+  [[nodiscard]] const OpGraph& graph() const { return *program_.graph; }
+  [[nodiscard]] const BatchPlan& plan() const { return *program_.plan; }
+  [[nodiscard]] const Pipeline& pipeline() const { return program_.pipeline; }
+  [[nodiscard]] c10::Device device() const { return program_.device; }
+  [[nodiscard]] Rank rank() const { return rank_; }
+
+  [[nodiscard]] const std::vector<std::unique_ptr<Stage>>& stages() const { return stages_; }  ///< ascending
+  /// Follows handles whose memory or requires_grad changed since. O(parameters of the rank).
+  void refresh_leaves();
+  /// Lets go of casts of parameters, which each call makes anew. What backwards need of them stays.
+  void drop_casts();
+
+  /// Read by a stage of this rank, or in a reduction group of it; ascending.
+  [[nodiscard]] const std::vector<ValueId>& parameters() const { return parameters_; }
+  /// Position in parameters(). @pre it is one of them
+  [[nodiscard]] std::size_t position_of(ValueId parameter) const { return position_[parameter.index()]; }
+  /// A copy of what the user's handle of a parameter refers to now. @pre it is one of parameters()
+  [[nodiscard]] const at::Tensor& handle(ValueId parameter) const;
+
+  [[nodiscard]] const std::vector<BucketLayout>& bucket_layouts() const { return bucket_layouts_; }  ///< by group
+  /// Whether this rank takes part in the group's reductions.
+  [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
+  /// This rank's memory of the unit whose gradients the group sums into shares; null if it sums them whole.
+  [[nodiscard]] ShardMemory* shards_of(int group) const {
+    return shared_.empty() ? nullptr : shared_[static_cast<std::size_t>(group)].memory.get();
+  }
+  /// Where a parameter of `bucket_layouts()[group]` lies in this rank's part. @pre shards_of(group)
+  [[nodiscard]] Interval within_part(int group, const BucketLayout::Place& place) const;
+  /// ZeRO level of a group.
+  [[nodiscard]] int zero_of(int group) const { return program_.pipeline.groups[static_cast<std::size_t>(group)].zero; }
+
+ private:
+  void find_parameters(const StagedGraph& division, const std::vector<StageId>& own, const Stage::Lookup& handle);
+  void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters);
+  void find_gathers(const StagedGraph& division, const std::vector<StageId>& own);
+  [[nodiscard]] BucketLayout layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const;
+
+  DividedProgram program_;
+  Rank rank_;
+  std::vector<ValueId> parameters_;
+  std::vector<std::size_t> position_;  ///< by ValueId, of parameters
+  std::vector<BucketLayout> bucket_layouts_;
+  std::vector<bool> member_;
+  std::vector<ShardedGroup> shared_;  ///< by group; or empty
+  std::vector<bool> reduced_;         ///< by ValueId: a parameter in a reduction group of this rank
+  std::vector<std::unique_ptr<Stage>> stages_;
+  std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
+};
+
+}  // namespace autopar

@@ -1,0 +1,321 @@
+#include "torch/engine/stage.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <autopar/core/assert.hpp>
+
+#include "torch/interpret/side_stream.hpp"
+#include "torch/rewrite/channels_last.hpp"
+
+namespace autopar {
+
+Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves, const std::vector<bool>& reduced)
+    : program_(program), stage_(stage), reduced_(reduced), compute_(leaves.compute), copy_(leaves.copy) {
+  find_boundary();
+  find_sums();
+  find_casts();
+  auto kept = outgoing_;
+  for (const auto& sum : sums_) kept.push_back(sum.value);
+  for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
+  const auto parts = parts_of_stage(graph(), each_share_, program_.recomputed);
+  find_readers_of_casts(parts);
+  // What is reduced is added to buckets, on the caller's stream.
+  const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
+                                               [&](ValueId parameter) { return reduced[parameter.index()]; });
+  if (device().is_cuda() && !any_reduced) side_ = std::make_shared<SideStream>(device());
+  runner_ = std::make_unique<SegmentInterpreter>(graph(), plan(), parts, kept, device(), program_.splits_backwards,
+                                                 hooks(parts), side_);
+  environment_ = runner_->environment();
+  handles_.resize(environment_.size());
+  find_leaves(leaves.handle);
+  refresh_leaves();
+}
+
+namespace {
+
+/// Before a node of the backward runs: what its operator read is brought back.
+class NeedHook : public torch::autograd::FunctionPreHook {
+ public:
+  NeedHook(std::shared_ptr<ParameterNeeds> needs, std::vector<int> groups)
+      : needs_(std::move(needs)), groups_(std::move(groups)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    for (const int group : groups_) {
+      if (needs_->need) needs_->need(group);
+    }
+    return gradients;
+  }
+
+ private:
+  std::shared_ptr<ParameterNeeds> needs_;
+  std::vector<int> groups_;
+};
+
+void add_need(const at::Tensor& result, const std::shared_ptr<ParameterNeeds>& needs, const std::vector<int>& groups) {
+  if (!result.defined() || !result.requires_grad() || !result.grad_fn()) return;
+  result.grad_fn()->add_pre_hook(std::make_unique<NeedHook>(needs, groups));
+}
+
+}  // namespace
+
+OpHooks Stage::hooks(const std::vector<StagePart>& parts) {
+  OpHooks hooks;
+  std::map<int, OpId> last;  // reader of each group, in the order of the run
+  for (const auto& part : parts) {
+    for (const auto op : part.ops) {
+      if (casts_read_by_.contains(op)) hooks.ops.insert(op);
+      const auto groups = program_.gathered_by.find(op);
+      if (groups == program_.gathered_by.end()) continue;
+      hooks.ops.insert(op);
+      for (const int group : groups->second) last[group] = op;
+    }
+  }
+  std::map<OpId, std::vector<int>> last_read_by;
+  for (const auto& [group, op] : last) last_read_by[op].push_back(group);
+  hooks.before = [this, needs = needs_](OpId op) {
+    const auto groups = program_.gathered_by.find(op);
+    if (groups != program_.gathered_by.end()) {
+      for (const int group : groups->second) needs->need(group);
+    }
+    const auto casts = casts_read_by_.find(op);
+    if (casts == casts_read_by_.end()) return;
+    for (const auto cast : casts->second) make_cast(cast);
+  };
+  hooks.after = [this, needs = needs_, last_read_by](OpId op, const torch::jit::Stack& results) {
+    const auto groups = program_.gathered_by.find(op);
+    if (groups == program_.gathered_by.end()) return;
+    for (const auto& result : results) {
+      if (result.isTensor()) add_need(result.toTensor(), needs, groups->second);
+      if (!result.isTensorList()) continue;
+      for (const at::Tensor& each : result.toTensorVector()) add_need(each, needs, groups->second);
+    }
+    const auto& releases = needs->backward ? program_.lets_go : last_read_by;
+    const auto no_more = releases.find(op);
+    if (no_more == releases.end()) return;
+    for (const int group : no_more->second) needs->release(group);
+  };
+  return hooks;
+}
+
+void Stage::find_boundary() {
+  std::set<ValueId> in, out;
+  for (std::size_t c = 0; c < program_.pipeline.channels.size(); ++c) {
+    const auto& channel = program_.pipeline.channels[c];
+    const auto& values = program_.channel_values[c];
+    if (channel.to == stage()) in.insert(values.begin(), values.end());
+    if (channel.from == stage()) out.insert(values.begin(), values.end());
+  }
+  incoming_.assign(in.begin(), in.end());
+  outgoing_.assign(out.begin(), out.end());
+}
+
+// A sum belongs to the stage that makes it; a parameter that is one, to the first stage that reads it.
+void Stage::find_sums() {
+  const auto reads = [&](StageId stage, ValueId parameter) {
+    const auto read = parameters_read(graph(), program_.stage_ops[stage.index()]);
+    return std::binary_search(read.begin(), read.end(), parameter);
+  };
+  for (const auto& sum : global_sums(graph(), plan())) {
+    const auto& info = graph().value(sum.value);
+    bool own = info.definer.valid() && std::binary_search(ops().begin(), ops().end(), info.definer);
+    if (info.kind == ValueKind::kParameter) {
+      own = reads(stage_, sum.value);
+      for (StageId before(0); own && before < stage_; before = StageId(before.value() + 1))
+        own = !reads(before, sum.value);
+    }
+    if (own) sums_.push_back(sum);
+  }
+}
+
+void Stage::find_leaves(const Lookup& lookup) {
+  std::set<ValueId> read;
+  for (const auto op : ops()) {
+    for_each_input(graph().op(op), [&](ValueId value) {
+      if (graph().value(value).is_leaf()) read.insert(value);
+    });
+  }
+  for (const auto leaf : read) {
+    const auto& info = graph().value(leaf);
+    if (info.kind != ValueKind::kParameter && info.kind != ValueKind::kBuffer) continue;
+    handles_[leaf.index()] = lookup(leaf);
+    state_.push_back(leaf);
+    if (info.kind == ValueKind::kParameter) parameters_.push_back(leaf);
+  }
+  for (const auto& update : plan().buffer_updates) {
+    if (read.count(update.buffer)) private_buffers_.push_back(update.buffer);
+  }
+}
+
+void Stage::refresh_leaves() {
+  for (const auto value : state_) {
+    const auto& handle = handles_[value.index()];
+    auto& leaf = environment_[value.index()];
+    if (graph().value(value).kind == ValueKind::kBuffer) {
+      leaf = handle;
+      continue;
+    }
+    const auto memory = compute_memory(value);
+    const bool same_memory = leaf.defined() && leaf.is_alias_of(memory) && leaf.sizes() == memory.sizes() &&
+                             leaf.storage_offset() == memory.storage_offset();
+    if (same_memory && leaf.requires_grad() == handle.requires_grad()) continue;
+    leaf = memory.detach();
+    leaf.set_requires_grad(handle.requires_grad());
+    accumulators_.erase(value);
+    if (leaf.requires_grad()) hold_accumulator(value);
+  }
+}
+
+at::Tensor Stage::compute_memory(ValueId parameter) const {
+  auto memory = compute_(parameter);
+  return memory.defined() ? memory : handles_[parameter.index()];
+}
+
+bool Stage::defers(ValueId parameter) const {
+  return std::binary_search(runner_->deferrable().begin(), runner_->deferrable().end(), parameter);
+}
+
+void Stage::find_casts() {
+  for (const auto& info : graph().values) {
+    resident_.push_back(info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer ||
+                        info.kind == ValueKind::kConstant);
+  }
+  for (const auto op : ops()) {
+    const bool once = plan().treatment(op).once;
+    (once ? casts_ : each_share_).push_back(op);
+    if (once) resident_[graph().output(op).index()] = true;
+  }
+}
+
+// Segments keep what enters them before they run, and of lists no element can be missing: their casts are made first.
+void Stage::find_readers_of_casts(const std::vector<StagePart>& parts) {
+  const auto cast_behind = [&](ValueId value) {
+    const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
+    return definer.valid() && plan().treatment(definer).once ? definer : OpId::none();
+  };
+  const bool has_segments = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
+  std::set<OpId> first;
+  for (const auto op : each_share_) {
+    for (const auto& slot : graph().op(op).inputs) {
+      for (const auto value : slot.values) {
+        const auto cast = cast_behind(value);
+        if (!cast.valid()) continue;
+        if (has_segments || slot.kind != SlotKind::kTensor)
+          first.insert(cast);
+        else
+          casts_read_by_[op].push_back(cast);
+      }
+    }
+  }
+  made_first_.assign(first.begin(), first.end());
+}
+
+namespace {
+
+/// Of nodes that run as soon as their gradients are there. Autograd takes first what was made last, and casts are made
+/// first: the gradients of all of them would wait for the end of a backward.
+constexpr std::uint64_t kAtOnce = std::numeric_limits<std::uint64_t>::max();
+
+/// The history of a parameter's copy that was made elsewhere.
+class CopyNode : public torch::autograd::Node {
+ public:
+  explicit CopyNode(const at::Tensor& parameter)
+      : Node(torch::autograd::collect_next_edges(parameter)), type_(parameter.scalar_type()) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    auto& gradient = gradients[0];
+    return {gradient.defined() ? gradient.to(type_) : gradient};
+  }
+  std::string name() const override { return "CopyOfParameterBackward"; }
+
+ private:
+  c10::ScalarType type_;
+};
+
+}  // namespace
+
+at::Tensor Stage::cast(ValueId parameter, const ValueInfo& form) const {
+  const auto& leaf = environment_[parameter.index()];
+  const auto copy = copy_(parameter);
+  const auto type = form.dtype;
+  if (!copy.defined()) {
+    auto cast = leaf.to(type, false, false,
+                        is_channels_last(form) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Preserve);
+    if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(kAtOnce);
+    return cast;
+  }
+  AUTOPAR_ASSERT(copy.scalar_type() == type, "a parameter is gathered in another element type than it is read in");
+  auto cast = copy.detach();
+  if (!leaf.requires_grad() || !at::GradMode::is_enabled()) return cast;
+  const std::shared_ptr<CopyNode> node(new CopyNode(leaf), torch::autograd::deleteNode);
+  node->set_sequence_nr(kAtOnce);
+  torch::autograd::set_history(cast, node);
+  return cast;
+}
+
+void Stage::start_casts(bool differentiate) {
+  differentiates_ = differentiate;
+  for (const auto op : made_first_) make_cast(op);
+}
+
+// A parameter that is cast for several readers is cast once.
+void Stage::make_cast(OpId op) {
+  auto& copy = environment_[graph().output(op).index()];
+  if (copy.defined()) return;
+  const bool with_history = differentiates_ && graph().op(op).grad_enabled;
+  const at::AutoGradMode mode(with_history);
+  const auto parameter = graph().input(op, 0);
+  const auto& form = graph().value(graph().output(op));
+  auto& known = made_casts_[{parameter, form.dtype, with_history}];
+  if (!known.defined()) known = cast(parameter, form);
+  copy = known;
+}
+
+void Stage::drop_casts() {
+  for (const auto op : casts_) environment_[graph().output(op).index()].reset();
+  made_casts_.clear();
+}
+
+bool Stage::is_resident(ValueId value) const { return resident_[value.index()]; }
+
+void Stage::backward(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients) {
+  try {
+    torch::autograd::backward(roots, gradients);
+  } catch (...) {
+    if (side_) side_->drop();
+    throw;
+  }
+  if (side_) side_->join();
+}
+
+void Stage::clear_environment() {
+  for (std::size_t i = 0; i < environment_.size(); ++i) {
+    if (!is_resident(ValueId::of(i))) environment_[i].reset();
+  }
+}
+
+void Stage::hold_accumulator(ValueId parameter) {
+  auto& accumulator = accumulators_[parameter];
+  accumulator = torch::autograd::impl::grad_accumulator(environment_[parameter.index()]);
+  if (!reduced_[parameter.index()]) return;
+  const auto tell = [added = gradient_added_, parameter](const torch::autograd::variable_list& outputs,
+                                                         const torch::autograd::variable_list&) {
+    if (*added) (*added)(parameter);
+    return outputs;
+  };
+  accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(tell));
+}
+
+}  // namespace autopar

@@ -1,0 +1,258 @@
+#include "torch/engine/stage_execution.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <autopar/core/assert.hpp>
+
+namespace autopar {
+
+namespace {
+
+/// Whether nothing else refers to the tensor or to any part of its memory.
+bool is_only_owner(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1 &&
+         tensor.storage().nbytes() == tensor.nbytes() && tensor.is_contiguous() && !tensor.is_conj() &&
+         !tensor.is_neg();
+}
+
+}  // namespace
+
+StageExecution::StageExecution(Stage& stage, const CallContext& context)
+    : stage_(stage), context_(context), shares_(static_cast<std::size_t>(context.split.microbatches())) {
+  for (int m = 0; m < context_.split.microbatches(); ++m) forwards_left_ += own_share(m).empty() ? 0 : 1;
+  backwards_left_ = forwards_left_;
+}
+
+Interval StageExecution::own_share(int microbatch) const {
+  const auto& ranks = stage_.program().pipeline.stages[stage_.stage().index()];
+  const auto replica = std::find(ranks.begin(), ranks.end(), context_.rank) - ranks.begin();
+  return context_.split.share(stage_.stage(), static_cast<int>(replica), microbatch);
+}
+
+ShareContext StageExecution::share_context(const Action& action) const {
+  ShareContext context;
+  context.samples = action.samples.size();
+  context.batch = context_.batch;
+  context.first_sample = context_.split.first_global_sample(action.microbatch, action.samples);
+  context.draws = context_.draws;
+  context.counts = &context_.counts;
+  return context;
+}
+
+void StageExecution::forward(const Action& action) {
+  auto& share = this->share(action);
+  share.samples = action.samples;
+  const auto context = share_context(action);
+  if (!std::exchange(has_casts_, true)) stage_.start_casts(context_.differentiate);
+  const at::AutoGradMode mode(context_.differentiate);
+  try {
+    bring_inputs(share, context);
+    std::vector<NormSample> norms(stage_.plan().batch_norms.size());
+    if (context_.differentiate && stage_.program().splits_backwards) {
+      share.deferred = std::make_shared<DeferredGradients>();
+    }
+    stage_.runner().run(stage_.environment(), context, norms, share.deferred);
+    pool(norms);
+    keep_results(share, context);
+  } catch (...) {
+    stage_.clear_environment();
+    throw;
+  }
+  --forwards_left_;
+  // Backwards let go of them one after the other. On CPUs plans count them until the call ends.
+  if (forwards_left_ == 0 && stage_.device().is_cuda()) stage_.drop_casts();
+  if (!context_.differentiate) sent_share_ = action.microbatch;
+}
+
+void StageExecution::bring_inputs(Share& share, const ShareContext& context) {
+  auto& values = stage_.environment();
+  for (const auto buffer : stage_.private_buffers()) {
+    values[buffer.index()] = stage_.handle(buffer).detach().clone();
+  }
+  for (const auto& [value, tensor] : context_.prologue) values[value.index()] = tensor;
+  for (const auto value : stage_.incoming()) {
+    const auto& info = stage_.graph().value(value);
+    auto arrived = share.arriving[value].take();
+    if (!arrived.defined()) arrived = zeros_of(form_of(info, context.samples), stage_.device());
+    auto leaf = in_captured_layout(arrived.detach(), info, context.samples);
+    const bool differentiable =
+        info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
+    if (differentiable) {
+      leaf.set_requires_grad(true);
+      share.leaves[value] = leaf;
+    }
+    values[value.index()] = std::move(leaf);
+  }
+  share.arriving.clear();
+}
+
+void StageExecution::keep_results(Share& share, const ShareContext& context) {
+  const at::NoGradGuard no_grad;
+  auto& values = stage_.environment();
+  for (const auto& sum : stage_.sums()) {
+    const auto& made = values[sum.value.index()];
+    const auto value = made.detach().to(sum_type(made.scalar_type()));
+    auto& total = sums_[sum.value];
+    if (sum.share == GlobalSum::Share::kFirst) {
+      if (context.first_sample == 0) total = value.clone();
+      continue;
+    }
+    const auto addend = sum.share == GlobalSum::Share::kWeighted ? value.mul(context.weight()) : value;
+    total = total.defined() ? total.add(addend) : addend.clone();
+  }
+  for (const auto& update : stage_.plan().buffer_updates) {
+    const auto& result = values[update.result.index()];
+    if (update.kind == BufferUpdateKind::kReplicated || !result.defined()) continue;
+    if (update.kind == BufferUpdateKind::kWholeBatch && context.first_sample != 0) continue;
+    buffer_results_[update.result].push_back(result.detach());
+  }
+  // What autograd needs it holds itself; the roots of the backward are needed here.
+  for (const auto value : stage_.outgoing()) share.results[value] = values[value.index()];
+  if (context_.differentiate) {
+    for (const auto& sum : stage_.sums()) share.results[sum.value] = values[sum.value.index()];
+  }
+  const auto drop = [&](ValueId value) {
+    if (!stage_.is_resident(value)) values[value.index()].reset();
+  };
+  for (const auto value : stage_.outgoing()) drop(value);
+  for (const auto value : stage_.incoming()) drop(value);
+  for (const auto& sum : stage_.sums()) drop(sum.value);
+  for (const auto& update : stage_.plan().buffer_updates) drop(update.result);
+  for (const auto& known : context_.prologue) drop(known.first);
+}
+
+BackwardRoots StageExecution::begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients) {
+  auto& share = this->share(action);
+  BackwardRoots roots;
+  const auto add = [&](const at::Tensor& value, at::Tensor gradient) {
+    if (!value.defined() || !value.requires_grad()) return;
+    roots.values.push_back(value);
+    roots.gradients.push_back(std::move(gradient));
+  };
+  for (const auto value : stage_.outgoing()) {
+    const auto arrived = share.arriving.find(value);
+    if (arrived == share.arriving.end() || arrived->second.empty()) continue;
+    add(share.results[value], arrived->second.take());
+  }
+  for (const auto& sum : stage_.sums()) {
+    const auto given = sum_gradients.find(sum.value);
+    if (given == sum_gradients.end() || sum.share == GlobalSum::Share::kFirst) continue;
+    const bool weighted = sum.share == GlobalSum::Share::kWeighted;
+    add(share.results[sum.value], weighted ? given->second.mul(share_context(action).weight()) : given->second);
+  }
+  share.arriving.clear();
+  share.results.clear();
+  return roots;
+}
+
+// Messages follow their producer directly, so at the rank's next turn they have been packed.
+void StageExecution::release_sent() {
+  if (sent_share_ < 0) return;
+  auto& share = shares_[static_cast<std::size_t>(sent_share_)];
+  share.results.clear();
+  for (auto& [value, leaf] : share.leaves) {  // nodes that are kept until the call ends still refer to them
+    leaf.mutable_grad().reset();
+    leaf.set_data(at::empty({0}, leaf.options().requires_grad(false)));
+  }
+  share.leaves.clear();
+  sent_share_ = -1;
+}
+
+// ---------------------------------------------------------------- messages
+
+at::Tensor StageExecution::departing(const Action& action, const Channel& channel, ValueId value) {
+  auto& share = this->share(action);
+  const auto& type = stage_.plan().type(value);
+  const bool batched = channel.kind == ChannelKind::kBatched;
+  const auto samples = share.samples.size();
+  const Interval part{action.samples.begin - share.samples.begin, action.samples.end - share.samples.begin};
+  if (action.flow == Flow::kValue) {
+    const auto& tensor = share.results[value];
+    return batched ? samples_of(tensor, type, samples, part) : tensor;
+  }
+  const auto leaf = share.leaves.find(value);
+  AUTOPAR_ASSERT(leaf != share.leaves.end(), "a gradient is sent for a value that has none");
+  const auto gradient = leaf->second.grad().defined()
+                            ? leaf->second.grad()
+                            : at::zeros(leaf->second.sizes(), leaf->second.options().requires_grad(false));
+  return batched ? samples_of(gradient, type, samples, part) : gradient;
+}
+
+bool StageExecution::goes_to_stages(ValueId value) const {
+  const auto& program = stage_.program();
+  const auto& channels = program.pipeline.channels;
+  for (std::size_t c = 0; c < channels.size(); ++c) {
+    if (channels[c].from != stage_.stage() || channels[c].to == kSink) continue;
+    const auto& values = program.channel_values[c];
+    if (std::binary_search(values.begin(), values.end(), value)) return true;
+  }
+  return false;
+}
+
+// What the operator made for nobody else is the result; its autograd node keeps the shape alone.
+at::Tensor StageExecution::departing_result(const Action& action, const Channel& channel, ValueId value,
+                                            std::int64_t samples) {
+  const bool whole = channel.kind != ChannelKind::kBatched || action.samples.size() == samples;
+  const bool all_made = channel.kind != ChannelKind::kBatched || action.samples.size() == share(action).samples.size();
+  const auto& made = share(action).results[value];
+  if (whole && all_made && is_only_owner(made) && !goes_to_stages(value)) return with_own_version(made);
+  const auto piece = departing(action, channel, value).detach();
+  return whole ? piece.clone() : piece;
+}
+
+void StageExecution::arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
+  auto& share = this->share(action);
+  if (channel.kind != ChannelKind::kBatched) {
+    share.arriving[value].add(piece);
+    return;
+  }
+  const auto whole = own_share(action.microbatch);
+  const Interval part{action.samples.begin - whole.begin, action.samples.end - whole.begin};
+  share.arriving[value].put(piece, stage_.plan().type(value), form_of(stage_.graph().value(value), whole.size()),
+                            whole.size(), part, action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
+}
+
+// ---------------------------------------------------------------- results
+
+at::Tensor StageExecution::sum(ValueId value) const {
+  const auto found = sums_.find(value);
+  return found == sums_.end() ? at::Tensor() : found->second;
+}
+
+void StageExecution::add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const {
+  if (batch_norm < norms_.size() && norms_[batch_norm].count > 0) samples.push_back(norms_[batch_norm]);
+}
+
+// One after the other, so that memory does not grow with micro-batches. The squares around the common mean are those
+// around each mean and what lies between the means (Chan, Golub, LeVeque 1979), which no large mean spoils.
+void StageExecution::pool(const std::vector<NormSample>& norms) {
+  const at::NoGradGuard no_grad;
+  norms_.resize(norms.size());
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    const NormSample& next = norms[i];
+    NormSample& seen = norms_[i];
+    if (next.count == 0) continue;
+    if (seen.count == 0) {
+      seen = next;
+      continue;
+    }
+    const double part = next.count / (seen.count + next.count);
+    const auto apart = next.mean.sub(seen.mean);
+    seen.mean = seen.mean.add(apart, part);
+    seen.variance = seen.variance.mul(1 - part).add(next.variance, part);
+    if (!stage_.plan().batch_norms[i].by_sample) seen.variance.add_(apart.square_(), part * (1 - part));
+    seen.count += next.count;
+  }
+}
+
+void StageExecution::add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const {
+  const auto found = buffer_results_.find(result);
+  if (found != buffer_results_.end()) results.insert(results.end(), found->second.begin(), found->second.end());
+}
+
+}  // namespace autopar

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <autopar/core/dtype.hpp>
+#include <autopar/core/units.hpp>
+
+namespace autopar {
+
+/// Gradients are summed over replicas in flat pieces of about this size.
+inline constexpr Bytes kGradientBucket{32 << 20};
+
+/// Form of one gradient. `key` is what the owner of the layout calls it.
+struct GradientForm {
+  std::size_t key = 0;
+  std::vector<std::int64_t> sizes;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  std::vector<std::int64_t> strides{};  ///< of memory without gaps; empty: contiguous
+};
+
+/// How the gradients of one reduction group lie in flat buckets: in the order given, a new bucket when the element type
+/// changes or the bucket is full. The same forms give the same layout on every rank.
+class BucketLayout {
+ public:
+  struct Place {
+    GradientForm form;
+    int bucket = 0;
+    std::int64_t offset = 0;  ///< in elements
+  };
+  struct Bucket {
+    c10::ScalarType dtype = c10::ScalarType::Float;
+    std::int64_t elements = 0;
+  };
+
+  enum class Fill : std::uint8_t { kUntilFull, kNotBeyond };
+  /// @param fill  whether a bucket may be larger than `limit` although it holds several gradients
+  explicit BucketLayout(const std::vector<GradientForm>& forms, Bytes limit = kGradientBucket,
+                        Fill fill = Fill::kUntilFull);
+  /// One bucket that is laid out already.
+  BucketLayout(Bucket bucket, std::vector<Place> places) : places_(std::move(places)), buckets_{bucket} {}
+
+  /// Elements up to where the next part may start.
+  [[nodiscard]] static std::int64_t aligned(std::int64_t elements);
+
+  [[nodiscard]] const std::vector<Place>& places() const { return places_; }
+  [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
+
+ private:
+  std::vector<Place> places_;
+  std::vector<Bucket> buckets_;
+};
+
+/// The elements of `flat` from `offset` on, with these sizes: shares memory, but is no view to autograd, so that it may
+/// become a `.grad` (optimizers detach gradients in place, which views refuse).
+/// @param strides  without gaps; empty: contiguous
+[[nodiscard]] at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
+                                 at::IntArrayRef strides = {});
+
+/// Zeroed memory for one group's gradients of one call.
+class GradientBuckets {
+ public:
+  GradientBuckets(const BucketLayout& layout, c10::Device device);
+
+  /// By position in `layout.places()`: a part of its bucket, of the gradient's sizes.
+  [[nodiscard]] const std::vector<at::Tensor>& views() const { return views_; }
+  [[nodiscard]] const at::Tensor& flat(int bucket) const { return flat_[static_cast<std::size_t>(bucket)]; }
+
+ private:
+  std::vector<at::Tensor> flat_;
+  std::vector<at::Tensor> views_;
+};
+
+/// Element type for sums over ranks: a complex number is two real ones.
+[[nodiscard]] DType reduction_dtype(c10::ScalarType dtype);
+/// @throws InvalidArgument for types that autopar does not know, naming it
+[[nodiscard]] DType dtype_of(c10::ScalarType dtype);
+[[nodiscard]] c10::ScalarType scalar_type_of(DType dtype);
+
+}  // namespace autopar

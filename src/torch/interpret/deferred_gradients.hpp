@@ -1,0 +1,37 @@
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// Gradients of parameters that the input backward of a share put off until its weight backward.
+class DeferredGradients {
+ public:
+  /// Gradients of one call of an operator.
+  struct Task {
+    std::vector<ValueId> parameters;  ///< each once
+    /// Like `parameters`, in fresh memory; keeps what it needs alive
+    std::function<std::vector<at::Tensor>()> compute;
+  };
+
+  /// From whichever thread runs the input backward.
+  void put_off(Task task);
+
+  /// Computes what was put off, in the order in which the backward came by, and lets go of it. `add` is called for each
+  /// parameter when its last gradient is there, with their sum: what autograd would add, with the same rounding. `need`
+  /// is called with the parameters of a task before it is computed.
+  void compute(const std::function<void(ValueId parameter, at::Tensor sum)>& add,
+               const std::function<void(const std::vector<ValueId>& parameters)>& need = {});
+
+ private:
+  std::mutex mutex_;
+  std::vector<Task> tasks_;
+};
+
+}  // namespace autopar

@@ -1,0 +1,294 @@
+#include "torch/interpret/op_interpreter.hpp"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/_fused_dropout.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/squeeze.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <autopar/core/assert.hpp>
+
+#include "torch/interpret/class_loss.hpp"
+#include "torch/interpret/draws.hpp"
+#include "torch/interpret/view_parts.hpp"
+#include "torch/ir/last_writes.hpp"
+#include "torch/ir/tensor_form.hpp"
+
+namespace autopar {
+
+namespace {
+
+bool is_treated(const OpTreatment& treatment) {
+  return !treatment.weighted_arguments.empty() || treatment.scale_output || treatment.count >= 0 ||
+         treatment.reduction_argument >= 0 || treatment.replace_squeeze || treatment.draw != Draw::kNone ||
+         treatment.batch_norm >= 0;
+}
+
+c10::IValue& argument(ReplayCall& call, std::int32_t position) {
+  return call.stack[static_cast<std::size_t>(position)];
+}
+
+std::int32_t argument_named(const OpNode& node, const char* name) {
+  const auto position = node.op.schema().argumentIndexWithName(name);
+  return position ? static_cast<std::int32_t>(*position) : -1;
+}
+
+void weigh_arguments(ReplayCall& call, const OpTreatment& treatment, double weight) {
+  for (const auto position : treatment.weighted_arguments) {
+    auto& weighted = argument(call, position);
+    if (weighted.isTensor()) {
+      weighted = weighted.toTensor().mul(weight);
+    } else {
+      weighted = weighted.toScalar().to<double>() * weight;
+    }
+  }
+}
+
+/// Applies `change` to every floating or complex tensor that the call returned.
+template <class Change>
+void change_results(torch::jit::Stack& stack, Change&& change) {
+  for (auto& result : stack) {
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    const auto tensor = result.toTensor();
+    if (tensor.is_floating_point() || tensor.is_complex()) result = change(tensor);
+  }
+}
+
+/// By op: whether it makes memory that other values are views of. They were captured with the strides that the CPU's
+/// kernels give it; another device's may lay it out otherwise (attention on CUDA does), and a view would fail or see
+/// other elements.
+std::vector<bool> makes_viewed_memory(const OpGraph& graph) {
+  std::vector<int> values(static_cast<std::size_t>(graph.storage_count), 0);
+  for (const auto& value : graph.values) {
+    if (value.storage.valid()) ++values[value.storage.index()];
+  }
+  std::vector<bool> makes(graph.ops.size(), false);
+  const auto creators = graph.storage_creators();
+  for (std::size_t storage = 0; storage < creators.size(); ++storage) {
+    if (creators[storage].valid() && values[storage] > 1) makes[creators[storage].index()] = true;
+  }
+  return makes;
+}
+
+/// Whether a product alone adds to the gradients of its parameters.
+bool is_only_reader(const OpGraph& graph, const std::vector<std::vector<OpId>>& uses, OpId op,
+                    const SplitBackward& split) {
+  const auto alone = [&](ValueId value) {
+    return uses[value.index()].size() == 1 && std::ranges::find(graph.outputs, value) == graph.outputs.end();
+  };
+  const auto adds_alone = [&](int position, ValueId parameter) {
+    return !parameter.valid() || (alone(parameter) && alone(graph.input(op, position)));
+  };
+  return graph.is(op, "aten::linear") && adds_alone(split.weight_at, split.weight) &&
+         adds_alone(split.bias_at, split.bias);
+}
+
+/// Elements that a statistic takes in a row of many, aligned for any kernel.
+std::int64_t places_of(std::int64_t channels) {
+  constexpr std::int64_t kAligned = 64;
+  return (channels + kAligned - 1) / kAligned * kAligned;
+}
+
+}  // namespace
+
+OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops,
+                             const std::vector<ValueId>& keep, c10::Device device, bool splits_backwards,
+                             const std::vector<OpId>& whole, OpHooks hooks, std::shared_ptr<SideStream> side)
+    : graph_(graph),
+      plan_(plan),
+      device_(device),
+      hooks_(std::move(hooks)),
+      side_(std::move(side)),
+      layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
+      count_(ops.size()),
+      replayer_(graph, ops, keep, device) {
+  const auto last_writes = detail::last_writes(graph);
+  const auto uses = side_ ? graph.uses() : std::vector<std::vector<OpId>>();
+  for (const auto op : ops) {
+    const auto norm = plan.treatment(op).batch_norm;
+    const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
+    if (running.valid()) statistics_places_ += 2 * places_of(sizes_at(graph.value(running), 1).at(0));
+    const bool runs_again = std::binary_search(whole.begin(), whole.end(), op);
+    const bool may_defer = splits_backwards && !runs_again;
+    auto split = split_backward_of(graph, plan, op);
+    if (split && side_ && !runs_again) split->may_be_beside = is_only_reader(graph, uses, op, *split);
+    if (split && !may_defer && !split->of_cast && !split->may_be_beside) split.reset();
+    if (split && may_defer) {
+      deferrable_.push_back(split->weight);
+      if (split->bias.valid()) deferrable_.push_back(split->bias);
+    }
+    const bool apart = takes_apart(graph, op) && last_writes[graph.value(graph.input(op, 0)).storage.index()] < op;
+    if (apart) histories_[op] = &proceed_in_parts;
+    if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
+    const bool treated = is_treated(plan.treatment(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
+    if (split || treated || histories_.contains(op)) {
+      replayer_.treat(op, [this, split = std::move(split)](ReplayCall& call) { treat(call, split); });
+    }
+  }
+  std::sort(deferrable_.begin(), deferrable_.end());
+  deferrable_.erase(std::unique(deferrable_.begin(), deferrable_.end()), deferrable_.end());
+}
+
+void OpInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+                        std::shared_ptr<DeferredGradients> deferred) {
+  run(values, share, statistics, std::move(deferred), {0, count_});
+}
+
+void OpInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+                        std::shared_ptr<DeferredGradients> deferred, OpRange ops) {
+  const c10::impl::ExcludeDispatchKeyGuard as_captured(c10::autocast_dispatch_keyset);
+  share_ = &share;
+  statistics_ = &statistics;
+  zeros_.reset();
+  deferred_ = std::move(deferred);
+  replayer_.run(values, {share.samples, share.batch}, ops.first, ops.last);
+  deferred_.reset();
+}
+
+void OpInterpreter::treat(ReplayCall& call, const std::optional<SplitBackward>& split) {
+  const auto& treatment = plan_.treatment(call.id);
+  const bool hooked = hooks_.ops.count(call.id) > 0;
+  if (hooked) {
+    hooks_.before(call.id);
+    read_again(call);
+  }
+  if (treatment.reduction_argument >= 0) {
+    argument(call, treatment.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
+  }
+  weigh_arguments(call, treatment, share_->weight());
+  if (treatment.batch_norm >= 0) {
+    const auto index = static_cast<std::size_t>(treatment.batch_norm);
+    call_batch_norm(call, plan_.batch_norms[index], (*statistics_)[index]);
+  } else if (treatment.replace_squeeze) {
+    auto squeezed = at::squeeze(call.stack[0].toTensor(), treatment.squeeze_dims);
+    call.stack.clear();
+    call.stack.emplace_back(std::move(squeezed));
+  } else if (treatment.draw != Draw::kNone) {
+    call_random(call, treatment.draw);
+  } else if (const auto history = histories_.find(call.id); history != histories_.end()) {
+    history->second(call);
+  } else if (split) {
+    proceed_splitting(call, *split, deferred_, side_);
+  } else {
+    call.proceed();
+  }
+  if (treatment.count >= 0) {
+    AUTOPAR_ASSERT(share_->counts != nullptr, "a loss was run before its targets were counted");
+    const auto& count = (*share_->counts)[static_cast<std::size_t>(treatment.count)];
+    change_results(call.stack, [&](const at::Tensor& result) { return result.div(count.to(result.scalar_type())); });
+  }
+  if (treatment.scale_output && share_->samples != share_->batch) {
+    change_results(call.stack, [&](const at::Tensor& result) { return result.mul(share_->weight()); });
+  }
+  if (layout_matters_[call.id.index()]) restore_layout(call);
+  if (hooked) hooks_.after(call.id, call.stack);
+}
+
+void OpInterpreter::restore_layout(ReplayCall& call) const {
+  for (const auto& output : call.node.outputs) {
+    if (output.kind != SlotKind::kTensor || !output.values[0].valid()) continue;
+    auto& result = call.stack[static_cast<std::size_t>(output.position)];
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    result = in_captured_layout(result.toTensor(), graph_.value(output.values[0]), share_->samples);
+  }
+}
+
+void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
+  const auto seed = draw_seed(share_->draws, call.id, draw == Draw::kPerShare ? share_->first_sample : -1);
+  if (const auto position = argument_named(call.node, "generator"); position >= 0) {
+    argument(call, position) = make_generator(device_, seed);
+    call.proceed();
+    return;
+  }
+  const auto& name = call.node.op.schema().name();
+  const bool in_place = name == "aten::dropout_";
+  const bool is_dropout = in_place || name == "aten::dropout";
+  const auto p = is_dropout ? call.stack[1].toDouble() : 0;
+  const bool drops = is_dropout && call.stack[2].toBool() && p > 0 && call.stack[0].toTensor().numel() > 0;
+  if (is_dropout && !drops) {
+    call.proceed();
+    return;
+  }
+  if (!is_dropout) {
+    const DefaultGeneratorGuard guard(device_, seed);
+    call.proceed();
+    return;
+  }
+  // libtorch's own kernels and formula (aten/src/ATen/native/Dropout.cpp), with a generator of our own.
+  const auto input = call.stack[0].toTensor();
+  if (input.is_cuda() && !in_place && p < 1) {
+    auto dropped = std::get<0>(at::_fused_dropout(input, 1 - p, make_generator(device_, seed)));
+    call.stack.clear();
+    call.stack.emplace_back(std::move(dropped));
+    return;
+  }
+  const auto keep = p == 1 ? at::zeros_like(input)
+                           : at::empty_like(input).bernoulli_(1 - p, make_generator(device_, seed)).div_(1 - p);
+  call.stack.clear();
+  call.stack.emplace_back(in_place ? input.mul_(keep) : input.mul(keep));
+}
+
+// Arguments that a hook has made.
+void OpInterpreter::read_again(ReplayCall& call) {
+  for (const auto& slot : call.node.inputs) {
+    const auto value = slot.values.front();
+    if (slot.kind != SlotKind::kTensor || !value.valid()) continue;
+    auto& given = argument(call, slot.position);
+    if (given.isTensor() && !given.toTensor().defined()) given = call.environment[value.index()];
+  }
+}
+
+// Those of all norms of a run are one memory: a fill for each took the host as long as an operator.
+at::Tensor OpInterpreter::zeros_for_statistic(const at::Tensor& like) {
+  const auto places = places_of(like.numel());
+  const bool fits =
+      zeros_.defined() && zeros_.scalar_type() == like.scalar_type() && given_zeros_ + places <= zeros_.numel();
+  if (!fits) {
+    zeros_ = at::zeros({std::max(places, statistics_places_)}, like.options());
+    given_zeros_ = 0;
+  }
+  const auto part = zeros_.narrow(0, given_zeros_, like.numel());
+  given_zeros_ += places;
+  return with_own_version(part);
+}
+
+// With momentum 1 the operator leaves the share's own statistics in its running buffers, at no cost.
+void OpInterpreter::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) {
+  if (!norm.running_mean.valid()) {
+    call.proceed();
+    return;
+  }
+  const auto mean_at = argument_named(call.node, "running_mean"), var_at = argument_named(call.node, "running_var");
+  const auto momentum_at = argument_named(call.node, "momentum");
+  AUTOPAR_ASSERT(mean_at >= 0 && var_at >= 0 && momentum_at >= 0, "a batch norm has no running statistics to replace");
+  const auto mean = zeros_for_statistic(argument(call, mean_at).toTensor());
+  const auto variance = zeros_for_statistic(mean);
+  argument(call, mean_at) = mean;
+  argument(call, var_at) = variance;
+  argument(call, momentum_at) = 1.0;
+  call.proceed();
+
+  sample.count = static_cast<double>(norm.samples.at(share_->samples));
+  if (share_->samples == share_->batch && mean.scalar_type() != at::kDouble) {  // there may be nothing to pool
+    sample.mean = mean;
+    sample.variance = variance;
+    return;
+  }
+  sample.mean = mean.to(at::kDouble);
+  if (norm.by_sample) {
+    sample.variance = variance.to(at::kDouble);
+    return;
+  }
+  // The operator's is the unbiased one, which one element does not have. Autograd keeps it: it is not written to.
+  sample.variance =
+      sample.count > 1 ? variance.to(at::kDouble).mul((sample.count - 1) / sample.count) : at::zeros_like(sample.mean);
+}
+
+}  // namespace autopar

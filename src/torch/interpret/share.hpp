@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace autopar {
+
+/// What the random draws of one call have in common: the same on every rank.
+struct DrawKey {
+  std::uint64_t seed = 0;
+  std::uint64_t call = 0;
+};
+
+/// The samples that an operator sees, and how they lie in the whole batch.
+struct ShareContext {
+  std::int64_t samples = 0;       ///< n, of this share; at least 1
+  std::int64_t batch = 0;         ///< N, of the call, over all ranks
+  std::int64_t first_sample = 0;  ///< position of its first sample in the global batch
+  DrawKey draws;
+  const std::vector<at::Tensor>* counts = nullptr;  ///< by BatchPlan::counts: 0-dim f64, over the whole batch
+
+  /// n / N: what a mean over the share, or a term that counts once, contributes.
+  [[nodiscard]] double weight() const { return static_cast<double>(samples) / static_cast<double>(batch); }
+};
+
+/// Statistics of one batch norm over one share. Those of a share that is the whole batch are as the operator gave them
+/// where its type is less than f64: unbiased, for running statistics at once.
+struct NormSample {
+  at::Tensor mean;  ///< per channel, f64 but for a whole batch
+  /// Per channel, biased, f64 likewise; of an instance norm the mean of its samples' unbiased ones
+  at::Tensor variance;
+  double count = 0;  ///< elements per channel; of an instance norm, samples
+};
+
+}  // namespace autopar

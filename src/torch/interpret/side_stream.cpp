@@ -1,0 +1,54 @@
+#include "torch/interpret/side_stream.hpp"
+
+#include <cstddef>
+#include <utility>
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace autopar {
+
+namespace {
+
+constexpr std::size_t kTogether = 4;
+
+c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+}  // namespace
+
+SideStream::SideStream(c10::Device device)
+    : stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)),
+      ready_(device.type()),
+      done_(device.type()) {}
+
+void SideStream::put(std::function<void()> work) {
+  waiting_.push_back(std::move(work));
+  if (waiting_.size() == kTogether) start();
+}
+
+void SideStream::start() {
+  ready_.record(current_stream(stream_.device()));
+  ready_.block(stream_);
+  {
+    const c10::StreamGuard here(stream_);
+    for (const auto& work : waiting_) work();
+  }
+  // Memory that is let go of is used again in the order of the current stream.
+  if (!running_.empty()) done_.block(current_stream(stream_.device()));
+  running_ = std::exchange(waiting_, {});
+  done_.record(stream_);
+}
+
+void SideStream::join() {
+  if (!waiting_.empty()) start();
+  if (!running_.empty()) done_.block(current_stream(stream_.device()));
+  running_.clear();
+}
+
+void SideStream::drop() {
+  waiting_.clear();
+  if (!running_.empty()) done_.block(current_stream(stream_.device()));
+  running_.clear();
+}
+
+}  // namespace autopar

@@ -1,0 +1,259 @@
+#include "torch/interpret/split_backward.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include "torch/interpret/side_stream.hpp"
+#include "torch/interpret/sum_type.hpp"
+
+namespace autopar {
+
+namespace {
+
+using torch::autograd::variable_list;
+
+/// The history of a split call's result: of x, and of the parameters unless their gradients are put off.
+class SplitNode : public torch::autograd::Node {
+ public:
+  SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight, bool with_bias,
+            std::shared_ptr<DeferredGradients> deferred)
+      : split_(split), with_bias_(with_bias), x_(x, false), weight_(weight, false), deferred_(std::move(deferred)) {}
+
+  /// Adds the parameters' gradients to those of `leaves` itself, on the side stream if these have none yet.
+  void add_beside(std::shared_ptr<SideStream> side, std::vector<at::Tensor> leaves) {
+    side_ = std::move(side);
+    leaves_ = std::move(leaves);
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const at::AutoDispatchBelowADInplaceOrView no_history;
+    variable_list of_x(num_outputs());
+    const auto& gradient = gradients[0];
+    if (!gradient.defined()) return of_x;
+    const auto x = x_.unpack().detach(), weight = weight_.unpack().detach();
+    if (split_.input && task_should_compute_output(0)) of_x[0] = split_.input(gradient, x, weight);
+    auto make = [weights = &split_.weights, with_bias = with_bias_, gradient, x, weight] {
+      return (*weights)(gradient, x, weight, with_bias);
+    };
+    if (deferred_) {
+      std::vector<ValueId> parameters{split_.weight};
+      if (with_bias_) parameters.push_back(split_.bias);
+      deferred_->put_off({std::move(parameters), std::move(make)});
+    } else if (side_) {
+      if (has_gradient(leaves_))
+        add(leaves_, make());
+      else
+        side_->put([leaves = leaves_, make = std::move(make)] { add(leaves, make()); });
+    } else {
+      auto own = make();
+      std::move(own.begin(), own.end(), of_x.begin() + 1);
+    }
+    return of_x;
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    x_.reset_data();
+    weight_.reset_data();
+  }
+
+  std::string name() const override { return "SplitBackward"; }
+
+ private:
+  static bool has_gradient(const std::vector<at::Tensor>& leaves) {
+    return std::ranges::any_of(leaves, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
+  }
+  static void add(const std::vector<at::Tensor>& leaves, variable_list gradients) {
+    const at::AutoDispatchBelowADInplaceOrView no_history;
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      auto& sum = leaves[i].mutable_grad();
+      if (sum.defined())
+        sum.add_(gradients[i]);
+      else
+        sum = std::move(gradients[i]);
+    }
+  }
+
+  const SplitBackward& split_;  // of the runner, which outlives its runs
+  bool with_bias_;
+  torch::autograd::SavedVariable x_, weight_;
+  std::shared_ptr<DeferredGradients> deferred_;
+  std::shared_ptr<SideStream> side_;
+  std::vector<at::Tensor> leaves_;
+};
+
+// ---------------------------------------------------------------- formulas
+
+/// a^T b, with the sums of 16-bit numbers left in single precision.
+at::Tensor product_over_rows(const at::Tensor& a, const at::Tensor& b) {
+  const auto type = sum_type(a.scalar_type());
+  if (type == a.scalar_type()) return a.t().mm(b);
+  return a.is_cuda() ? at::mm(a.t(), b, type) : a.to(type).t().mm(b.to(type));
+}
+
+void make_linear(SplitBackward& split) {
+  split.input = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
+    return gradient.reshape({-1, weight.size(0)}).mm(weight).view(x.sizes());
+  };
+  split.weights = [](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
+    const auto rows = gradient.reshape({-1, weight.size(0)});
+    std::vector<at::Tensor> gradients{product_over_rows(rows, x.reshape({-1, weight.size(1)}))};
+    if (with_bias) gradients.push_back(rows.sum(0, false, sum_type(rows.scalar_type())));
+    return gradients;
+  };
+}
+
+void make_embedding(SplitBackward& split, const std::vector<c10::IValue>& args) {
+  split.x_at = 1;
+  split.weight_at = 0;
+  split.bias_at = -1;
+  split.weights = [padding = args[2].toInt(), by_frequency = args[3].toBool()](
+                      const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool) {
+    return std::vector{at::embedding_dense_backward(gradient, x, weight.size(0), padding, by_frequency)};
+  };
+}
+
+/// What a convolution is besides its tensors.
+struct ConvolutionForm {
+  std::vector<std::int64_t> stride, padding, dilation, output_padding;
+  bool transposed = false;
+  std::int64_t groups = 1;
+  bool has_bias = false;
+
+  [[nodiscard]] auto backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                              std::array<bool, 3> wanted) const {
+    const std::int64_t outputs[] = {gradient.size(1)};
+    const auto bias_sizes = has_bias ? at::OptionalIntArrayRef(outputs) : at::OptionalIntArrayRef();
+    return at::convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed,
+                                    output_padding, groups, wanted);
+  }
+};
+
+void make_convolution(SplitBackward& split, ConvolutionForm form) {
+  split.input = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight) {
+    return std::get<0>(form.backward(gradient, x, weight, {true, false, false}));
+  };
+  split.weights = [form](const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight, bool with_bias) {
+    const auto type = sum_type(gradient.scalar_type());
+    const bool widens = type != gradient.scalar_type() && gradient.is_cpu();
+    const auto wide = [&](const at::Tensor& tensor) { return widens ? tensor.to(type) : tensor; };
+    auto [none, of_weight, of_bias] = form.backward(wide(gradient), wide(x), wide(weight), {false, true, with_bias});
+    std::vector<at::Tensor> gradients{std::move(of_weight)};
+    if (with_bias) gradients.push_back(std::move(of_bias));
+    return gradients;
+  };
+}
+
+bool make_formulas(SplitBackward& split, const OpNode& node, bool has_bias) {
+  const std::string_view name = node.op.schema().name(), overload = node.op.schema().overload_name();
+  const auto& args = node.args;
+  if (name == "aten::linear") {
+    make_linear(split);
+  } else if (name == "aten::embedding" && !args[4].toBool()) {
+    make_embedding(split, args);
+  } else if ((name == "aten::conv1d" || name == "aten::conv2d" || name == "aten::conv3d") && overload.empty()) {
+    const auto none = std::vector<std::int64_t>(args[3].toIntVector().size(), 0);
+    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), none, false,
+                             args[6].toInt(), has_bias});
+  } else if (name == "aten::conv_transpose1d" || name == "aten::conv_transpose2d" || name == "aten::conv_transpose3d") {
+    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[7].toIntVector(), args[5].toIntVector(),
+                             true, args[6].toInt(), has_bias});
+  } else if (name == "aten::convolution") {
+    make_convolution(split, {args[3].toIntVector(), args[4].toIntVector(), args[5].toIntVector(), args[7].toIntVector(),
+                             args[6].toBool(), args[8].toInt(), has_bias});
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool is_convolution(const SplitBackward& split, const OpNode& node) {
+  return split.bias_at >= 0 && node.op.schema().name() != "aten::linear";
+}
+
+/// A product of few rows waits for its weight to come from memory. Two such products at a time use more of the memory's
+/// bandwidth than one: on an H200, 64 rows and weights of 5000 x 5000 in TF32, a step takes 0.94 of its time. What is
+/// kept for the second is little beside the gradient.
+bool waits_for_memory(const at::Tensor& x, const at::Tensor& weight) {
+  constexpr std::int64_t kFewRows = 256, kLargeWeight = 1 << 20, kLittle = 16;
+  const auto rows = x.numel() / weight.size(1);
+  return weight.numel() >= kLargeWeight && rows <= kFewRows &&
+         kLittle * rows * (weight.size(0) + weight.size(1)) <= weight.numel();
+}
+
+/// The parameters, if their gradients are made on a side stream; else nothing. Of their own type and layout, so that
+/// they are put in place as they are.
+std::vector<at::Tensor> leaves_beside(const ReplayCall& call, const SplitBackward& split, const at::Tensor& x,
+                                      const at::Tensor& weight, bool with_bias) {
+  if (!split.may_be_beside || !waits_for_memory(x, weight)) return {};
+  std::vector<at::Tensor> leaves{call.environment[split.weight.index()]};
+  if (with_bias) leaves.push_back(call.environment[split.bias.index()]);
+  const bool fit = std::ranges::all_of(leaves, [&](const at::Tensor& leaf) {
+    return leaf.is_contiguous() && leaf.scalar_type() == sum_type(weight.scalar_type()) && !leaf.is_same(x);
+  });
+  return fit ? leaves : std::vector<at::Tensor>();
+}
+
+}  // namespace
+
+std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op) {
+  const auto& node = graph.op(op);
+  if (!node.grad_enabled || !plan.treatment(op).weighted_arguments.empty()) return std::nullopt;
+  SplitBackward split;
+  if (!make_formulas(split, node, node.args.size() > 2 && graph.input(op, 2).valid())) return std::nullopt;
+  const auto weight = graph.input(op, split.weight_at);
+  split.weight = plan.parameter_behind(graph, weight);
+  if (!split.weight.valid()) return std::nullopt;
+  split.of_cast = split.weight != weight;
+  const auto bias = split.bias_at >= 0 ? graph.input(op, split.bias_at) : ValueId::none();
+  split.bias = plan.parameter_behind(graph, bias);
+  return bias.valid() && !split.bias.valid() ? std::nullopt : std::optional(split);
+}
+
+void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
+                       const std::shared_ptr<SideStream>& side) {
+  const auto at = [&](int position) { return call.stack[static_cast<std::size_t>(position)].toTensor(); };
+  const auto x = at(split.x_at), weight = at(split.weight_at);
+  const bool in_batches = !is_convolution(split, call.node) || x.dim() == weight.dim();
+  const bool real = weight.is_floating_point() && (!split.input || x.scalar_type() == weight.scalar_type());
+  const bool with_bias = split.bias.valid() && at(split.bias_at).requires_grad();
+  auto leaves = deferred == nullptr && side != nullptr ? leaves_beside(call, split, x, weight, with_bias)
+                                                       : std::vector<at::Tensor>();
+  const bool beside = !leaves.empty();
+  const bool parts = deferred != nullptr || split.of_cast || beside;
+  if (!parts || !at::GradMode::is_enabled() || !weight.requires_grad() || !real || !in_batches) {
+    call.proceed();
+    return;
+  }
+  {
+    const at::AutoDispatchBelowADInplaceOrView no_history;
+    call.proceed();
+  }
+  const std::shared_ptr<SplitNode> node(new SplitNode(split, x, weight, with_bias, deferred),
+                                        torch::autograd::deleteNode);
+  if (deferred || beside) {
+    node->set_next_edges(torch::autograd::collect_next_edges(x));
+    if (beside) node->add_beside(side, std::move(leaves));
+  } else {  // to the parameters themselves, not through their casts
+    const auto& parameter = call.environment[split.weight.index()];
+    const auto bias = with_bias ? call.environment[split.bias.index()] : at::Tensor();
+    node->set_next_edges(torch::autograd::collect_next_edges(x, parameter, bias));
+  }
+  auto result = call.stack[0].toTensor();
+  torch::autograd::set_history(result, node);
+}
+
+}  // namespace autopar

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/interpret/deferred_gradients.hpp"
+#include "torch/ir/op_graph.hpp"
+#include "torch/replay/replay.hpp"
+
+namespace autopar {
+
+class SideStream;
+
+/// An operator y = f(x, weight, bias) whose backward can be run in two parts: the gradient of x, and later those of the
+/// parameters. Linear layers, convolutions and embeddings have such formulas (those of libtorch's own backwards).
+struct SplitBackward {
+  /// The gradient of x from that of y; empty if x never has one (indices).
+  std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight)> input;
+  /// The gradient of the weight and, if wanted, that of the bias. Those of 16-bit operands are sums over the share in
+  /// single precision: rounded to 16 bits, they would add a rounding for each share (a convolution's on CUDA are
+  /// rounded).
+  std::function<std::vector<at::Tensor>(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+                                        bool with_bias)>
+      weights;
+  int x_at = 0, weight_at = 1, bias_at = 2;  ///< positions of the arguments, -1 = has none
+  bool of_cast = false;                      ///< what is read is a cast of the weight
+  bool may_be_beside = false;                ///< a product, and nothing else adds to the gradients of its parameters
+  ValueId weight, bias;  ///< the parameters, or those whose casts are read; no bias if the call has none
+};
+
+/// How the backward of an operator of the graph is split, nothing if it has to stay whole: another operator, a weight
+/// that is computed from parameters, or one that the batch algebra changes.
+[[nodiscard]] std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op);
+
+/// Runs the operator like `call.proceed()`, with the same result. In the backward it gives the gradient of x and puts
+/// off those of the parameters; without `deferred` it gives those too, past the cast. Plain where nothing is gained:
+/// without gradients, with a frozen weight, with complex numbers.
+/// @param side  where weight gradients of products of few rows are made, beside the gradient of x; null: nowhere.
+/// Whoever
+///              gives it joins it before anyone reads a gradient
+void proceed_splitting(ReplayCall& call, const SplitBackward& split, const std::shared_ptr<DeferredGradients>& deferred,
+                       const std::shared_ptr<SideStream>& side = nullptr);
+
+}  // namespace autopar

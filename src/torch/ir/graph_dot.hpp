@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include <autopar/plan/plan.hpp>
+
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// The captured operators in Graphviz's dot, a box around each stage of the plan; an edge shows the sizes of its value
+/// (B is the batch). O(ops + edges).
+[[nodiscard]] std::string to_dot(const OpGraph& graph, const Plan& plan);
+
+}  // namespace autopar

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// The operator as its user knows it, for messages: what a capture records in place of another goes by that one's name.
+[[nodiscard]] inline std::string shown_name(const OpGraph& graph, OpId op) {
+  const auto& name = graph.name(op);
+  return name == "autopar::total" ? "aten::batch_norm" : name;
+}
+
+}  // namespace autopar

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <autopar/core/ids.hpp>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace autopar {
+
+/// A parameter or buffer of the user's module: one tensor, all its names, and where it lives.
+struct StateTensor {
+  std::vector<std::string> names;   ///< in the module's order; several when tied
+  at::Tensor handle;                ///< the user's; its data are flat where it is held in shares
+  std::vector<std::int64_t> sizes;  ///< of the whole
+  bool is_parameter = true;
+  std::vector<StageId> stages;  ///< that hold it, ascending; set at deployment
+  std::vector<Rank> holders;    ///< ranks that hold it, or shares of it, ascending; set at deployment
+  int unit = -1;                ///< of shards, or of what is offloaded, that it is in; -1 = every holder has the whole
+
+  [[nodiscard]] const std::string& name() const { return names.front(); }
+};
+
+/// Parameters, then buffers, of a module, in its own order: the same on every rank.
+class StateRegistry {
+ public:
+  explicit StateRegistry(const torch::nn::Module& module);
+
+  [[nodiscard]] std::vector<StateTensor>& tensors() { return tensors_; }
+  [[nodiscard]] const std::vector<StateTensor>& tensors() const { return tensors_; }
+  /// @throws InvalidArgument if the module has no such parameter or buffer
+  [[nodiscard]] const StateTensor& named(const std::string& name) const;
+  [[nodiscard]] StateTensor& named(const std::string& name);
+  [[nodiscard]] StateTensor& of(const at::Tensor& handle);
+  [[nodiscard]] const StateTensor& of(const at::Tensor& handle) const;
+  [[nodiscard]] bool has(const at::Tensor& handle) const;
+
+ private:
+  std::vector<StateTensor> tensors_;
+  std::unordered_map<std::string, std::size_t> by_name_;
+  std::unordered_map<const void*, std::size_t> by_impl_;
+};
+
+}  // namespace autopar

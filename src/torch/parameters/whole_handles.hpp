@@ -1,0 +1,27 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "torch/parameters/state_registry.hpp"
+
+namespace autopar {
+
+/// While it lives, handles that refer to shares have the sizes of their parameters and neither data nor gradient: a
+/// capture sees the model as the user wrote it.
+class WholeHandles {
+ public:
+  explicit WholeHandles(const StateRegistry& registry);
+  ~WholeHandles();
+  WholeHandles(const WholeHandles&) = delete;
+  WholeHandles& operator=(const WholeHandles&) = delete;
+
+ private:
+  struct Kept {
+    at::Tensor handle, data, gradient;
+  };
+  std::vector<Kept> kept_;
+};
+
+}  // namespace autopar

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// Whether the op makes a copy of a parameter in another floating element type, and nothing else: `aten::to` of it.
+[[nodiscard]] bool casts_parameter(const OpGraph& graph, OpId op);
+
+/// Moves casts of views of a parameter before the views: autocast casts what an operator is given, such as the
+/// transposed weight of a linear layer; after the pass it is the parameter itself that is cast, as often as before, and
+/// the copy may be made once for all micro-batches. Only where the view of the copy lies in memory as the copy of the
+/// view did.
+///
+/// Exact: the same elements are rounded in the same way. Values and ops are renumbered. O(graph).
+[[nodiscard]] OpGraph hoist_parameter_casts(OpGraph graph);
+
+}  // namespace autopar

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/runtime/any_transport.hpp>
+
+#include "torch/parameters/shards.hpp"
+#include "torch/parameters/state_registry.hpp"
+
+namespace autopar {
+
+/// A gradient of this rank, and the user's handle that it belongs to.
+struct HandleGradient {
+  at::Tensor handle;
+  at::Tensor gradient;
+};
+
+/// Where gradients of parameters are summed over the ranks that hold them.
+struct GradientSums {
+  AnyTransport& wire;
+  const std::map<std::vector<Rank>, GroupId>& groups;  ///< by holders, of all that there are
+  const StateRegistry& registry;
+  const std::vector<ShardUnit>& units;
+  const std::vector<std::shared_ptr<ShardMemory>>& shards;  ///< by unit; null where this rank is no member
+};
+
+/// Gradients of this rank that are not in `.grad` yet, by handle: those that calls inside no_sync accumulate, then
+/// their sums over ranks, until they are taken.
+class GradientStore {
+ public:
+  /// @param may_take  nobody else uses the tensor: it may become the sum
+  void accumulate(const at::Tensor& handle, const at::Tensor& gradient, bool may_take);
+  [[nodiscard]] bool has_accumulated() const { return !accumulated_.empty(); }
+  [[nodiscard]] Bytes accumulated() const;
+
+  /// Sums what was accumulated over ranks. Collective: holders of a parameter accumulate it in the same calls.
+  void reduce(GradientSums sums);
+  /// Waits for them.
+  [[nodiscard]] bool reduced_are_finite(c10::Device device) const;
+  /// Leaves none.
+  [[nodiscard]] std::vector<HandleGradient> take_reduced();
+  void drop_reduced() { reduced_.clear(); }
+  /// Of both kinds.
+  void drop();
+
+ private:
+  void reduce_whole(GradientSums& sums);
+  void reduce_into_shards(GradientSums& sums);
+
+  std::map<const void*, HandleGradient> accumulated_, reduced_;
+};
+
+}  // namespace autopar

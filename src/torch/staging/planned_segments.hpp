@@ -1,0 +1,34 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <autopar/plan/plan.hpp>
+
+#include "torch/cost/partition.hpp"
+#include "torch/interpret/stage_parts.hpp"
+#include "torch/ir/op_graph.hpp"
+
+namespace autopar {
+
+/// What a plan runs again, found in every captured program of the model.
+///
+/// The plan names atoms of the program that it was made for. A program with the same operators atom by atom (other
+/// sizes) runs the same atoms again. In others (another mode), an atom that reads parameters goes with the segment that
+/// reads them, and one that reads none with the atom before it.
+class PlannedSegments {
+ public:
+  PlannedSegments() = default;
+  /// @param graph, atoms  of the program that the plan was made for
+  PlannedSegments(const Plan& plan, const OpGraph& graph, const AtomPartition& atoms);
+
+  [[nodiscard]] RecomputedAtoms in(const OpGraph& graph, const AtomPartition& atoms) const;
+
+ private:
+  std::vector<int> segment_of_;              ///< by atom of the plan's program; empty = nothing runs again
+  std::vector<std::string> operators_;       ///< by atom: their names
+  std::map<std::string, int> by_parameter_;  ///< the first segment that reads it
+};
+
+}  // namespace autopar

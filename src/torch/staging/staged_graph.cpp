@@ -1,0 +1,568 @@
+#include "torch/staging/staged_graph.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include <autopar/core/error.hpp>
+
+#include "torch/algebra/global_sums.hpp"
+#include "torch/algebra/parameter_reads.hpp"
+#include "torch/ir/shown_name.hpp"
+
+namespace autopar {
+
+namespace {
+
+class Divider {
+ public:
+  Divider(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages)
+      : graph_(graph), plan_(plan), stages_(stages) {}
+
+  StagedGraph divide(int world) && {
+    division_.pipeline.ranks = world;
+    division_.pipeline.stages = stages_.stage_ranks;
+    division_.stage_ops.resize(stages_.stage_ranks.size());
+    for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
+      if (plan_.ops[i].in_stage) add_op(OpId::of(i));
+    }
+    for (const auto& output : plan_.outputs) {
+      if (output.kind == OutputKind::kBatched) {
+        add_value(stage_of_value(output.value), kSink, output.value, ChannelKind::kBatched);
+      }
+    }
+    move_channels();
+    add_groups();
+    return std::move(division_);
+  }
+
+ private:
+  [[nodiscard]] StageId stage_of_value(ValueId value) const {
+    const auto definer = graph_.value(value).definer;
+    if (!definer.valid()) return kSource;
+    return stages_.stage_of[definer.index()];
+  }
+
+  void add_op(OpId op) {
+    const auto stage = stages_.stage_of[op.index()];
+    division_.stage_ops[stage.index()].push_back(op);
+    for_each_input(graph_.op(op), [&](ValueId value) {
+      const auto& info = graph_.value(value);
+      if (info.kind == ValueKind::kParameter) last_reads_[value][stage] = op;
+      if (info.is_leaf() && info.kind != ValueKind::kInput) return;
+      if (plan_.is_prologue(value)) return;
+      const auto from = stage_of_value(value);
+      const bool total = plan_.treatment(op).total && plan_.type(value).is(Spread::kPartialSum);
+      if (from != stage) add_value(from, stage, value, total ? ChannelKind::kTotal : kind_of(value));
+    });
+  }
+
+  void add_value(StageId from, StageId to, ValueId value, ChannelKind kind) {
+    if (from.valid() && to.valid() && from > to) {
+      throw InvalidArgument("stage " + std::to_string(to.value()) + " would read a value of " +
+                            graph_.describe(graph_.value(value).definer) + ", which the later stage " +
+                            std::to_string(from.value()) + " makes; this plan does not belong to this model");
+    }
+    channels_[{from == kSource ? -1 : from.value(), to == kSink ? 1 << 20 : to.value(), kind}].insert(value);
+  }
+
+  [[nodiscard]] ChannelKind kind_of(ValueId value) const {
+    const auto& type = plan_.type(value);
+    switch (type.spread) {
+      case Spread::kBatched:
+        return ChannelKind::kBatched;
+      case Spread::kPartialSum:
+        return ChannelKind::kPartialSum;
+      case Spread::kReplicated:
+      case Spread::kWhole:
+        return ChannelKind::kReplicated;
+      default:
+        break;
+    }
+    throw InvalidArgument("a value of " + graph_.describe(graph_.value(value).definer) + " (" +
+                          std::string(name_of(type.spread)) + ") may not leave its stage; use another plan");
+  }
+
+  void move_channels() {
+    for (auto& [key, values] : channels_) {
+      const auto [from, to, kind] = key;
+      const bool differentiable =
+          std::any_of(values.begin(), values.end(), [&](ValueId value) { return graph_.value(value).has_gradient(); });
+      division_.pipeline.channels.push_back(
+          {from < 0 ? kSource : StageId(from), to >= 1 << 20 ? kSink : StageId(to), kind, differentiable});
+      division_.channel_values.emplace_back(values.begin(), values.end());
+    }
+  }
+
+  // Stage groups first, the last stage's before the others', because where a rank runs several its backward ends first;
+  // then the unions of tied parameters: the order in which they are issued.
+  void add_groups() {
+    const auto later_first = [](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first < b.first : b.second < a.second;
+    };
+    std::map<std::pair<std::size_t, std::vector<StageId>>, std::vector<std::pair<OpId, ValueId>>, decltype(later_first)>
+        groups(later_first);
+    for (const auto& [parameter, reads] : last_reads_) {
+      if (!graph_.value(parameter).requires_grad) continue;
+      std::vector<StageId> stages;
+      OpId last;
+      for (const auto& [stage, op] : reads) {
+        stages.push_back(stage);
+        last = std::max(last, op);
+      }
+      const auto count = std::min<std::size_t>(stages.size(), 2);
+      groups[{count, std::move(stages)}].emplace_back(last, parameter);
+    }
+    for (auto& [key, parameters] : groups) {
+      std::set<Rank> ranks;
+      for (const auto stage : key.second) {
+        const auto& replicas = division_.pipeline.stages[stage.index()];
+        ranks.insert(replicas.begin(), replicas.end());
+      }
+      if (ranks.size() < 2) continue;
+      std::sort(parameters.rbegin(), parameters.rend());
+      auto& ordered = division_.group_parameters.emplace_back();
+      for (const auto& [op, parameter] : parameters) ordered.push_back(parameter);
+      division_.pipeline.groups.push_back(
+          {{ranks.begin(), ranks.end()}, key.second.size() == 1 ? key.second.front() : StageId::none(), 1});
+    }
+  }
+
+  const OpGraph& graph_;
+  const BatchPlan& plan_;
+  const StageMap& stages_;
+  StagedGraph division_;
+  std::map<std::tuple<int, int, ChannelKind>, std::set<ValueId>> channels_;
+  std::map<ValueId, std::map<StageId, OpId>> last_reads_;  // of parameters, by stage
+};
+
+}  // namespace
+
+StagedGraph divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world) {
+  return Divider(graph, plan, stages).divide(world);
+}
+
+void include_holders(StagedGraph& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders) {
+  std::map<ValueId, std::set<Rank>> readers;  // of trained parameters
+  for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
+    const auto& replicas = division.pipeline.stages[s];
+    for (const auto op : division.stage_ops[s]) {
+      for_each_input(graph.op(op), [&](ValueId value) {
+        const auto& info = graph.value(value);
+        if (info.kind != ValueKind::kParameter || !info.requires_grad) return;
+        readers[value].insert(replicas.begin(), replicas.end());
+      });
+    }
+  }
+  std::map<std::vector<Rank>, std::vector<ValueId>> wider;
+  std::set<ValueId> moved;
+  for (const auto& [parameter, ranks] : readers) {
+    const auto& of_parameter = holders[parameter.index()];
+    if (of_parameter.size() <= ranks.size()) continue;
+    wider[of_parameter].push_back(parameter);
+    moved.insert(parameter);
+  }
+  auto& groups = division.pipeline.groups;
+  for (std::size_t g = groups.size(); g-- > 0;) {
+    auto& parameters = division.group_parameters[g];
+    std::erase_if(parameters, [&](ValueId parameter) { return moved.count(parameter) > 0; });
+    if (!parameters.empty()) continue;
+    groups.erase(groups.begin() + static_cast<std::ptrdiff_t>(g));
+    division.group_parameters.erase(division.group_parameters.begin() + static_cast<std::ptrdiff_t>(g));
+  }
+  for (auto& [ranks, parameters] : wider) {
+    groups.push_back({ranks, StageId::none(), 1});
+    division.group_parameters.push_back(std::move(parameters));
+  }
+}
+
+namespace {
+
+/// A reduction group to be, and its place among the others.
+struct PlannedGroup {
+  ReduceGroup group;
+  std::vector<ValueId> parameters;
+  int unit = -1;
+  OpId last;  ///< that reads one of its parameters
+};
+
+/// Stage groups first, later stages before earlier ones, what is read last before the rest; then tied parameters.
+bool is_issued_before(const PlannedGroup& a, const PlannedGroup& b) {
+  const auto key = [](const PlannedGroup& each) {
+    return std::tuple(!each.group.stage.valid(), -each.group.stage.value(),
+                      -static_cast<std::int64_t>(each.last.value()));
+  };
+  return key(a) < key(b);
+}
+
+}  // namespace
+
+namespace {
+
+// A view of a parameter is read like the parameter itself, and so is a copy that is gathered in its place.
+std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGraph& division, const OpGraph& graph,
+                                                                 const BatchPlan& plan,
+                                                                 const SharedParameters& shared) {
+  std::map<int, int> group_of;  // by unit
+  for (std::size_t g = 0; g < division.group_units.size(); ++g) {
+    if (division.group_units[g] >= 0) group_of[division.group_units[g]] = static_cast<int>(g);
+  }
+  std::map<StorageId, StagedGraph::InGroup> out;
+  for (const auto& [name, value] : graph.parameters) {
+    const auto group = group_of.find(shared.unit_of[value.index()]);
+    if (group != group_of.end()) out[graph.value(value).storage] = {group->second, value};
+  }
+  if (out.empty()) return out;
+  const auto copied = copied_parameters(graph, plan);
+  for (std::size_t storage = 0; storage < copied.size(); ++storage) {
+    if (!copied[storage].valid()) continue;
+    const auto parameter = out.find(graph.value(copied[storage]).storage);
+    if (parameter != out.end()) out[StorageId::of(storage)] = parameter->second;
+  }
+  return out;
+}
+
+}  // namespace
+
+void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& batch_plan,
+                  const SharedParameters& shared) {
+  auto last_read = last_reads(graph, batch_plan);
+  std::map<int, std::set<StageId>> readers;  // by unit
+  std::map<int, std::set<ValueId>> trained;  // likewise
+  for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
+    for (const auto op : division.stage_ops[s]) {
+      for_each_input(graph.op(op), [&](ValueId value) {
+        if (graph.value(value).kind != ValueKind::kParameter) return;
+        const int unit = shared.unit_of[value.index()];
+        if (unit < 0) return;
+        readers[unit].insert(StageId::of(s));
+        if (graph.value(value).requires_grad) trained[unit].insert(value);
+      });
+    }
+  }
+  std::vector<PlannedGroup> planned;
+  const auto plan = [&](ReduceGroup group, std::vector<ValueId> parameters, int unit) {
+    OpId last;
+    for (const auto parameter : parameters) last = std::max(last, last_read[parameter]);
+    planned.push_back({std::move(group), std::move(parameters), unit, last});
+  };
+  for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
+    std::vector<ValueId> whole;
+    for (const auto parameter : division.group_parameters[g]) {
+      if (shared.unit_of[parameter.index()] < 0) whole.push_back(parameter);
+    }
+    if (!whole.empty()) plan(division.pipeline.groups[g], std::move(whole), -1);
+  }
+  for (const auto& [unit, stages] : readers) {
+    const auto& of_unit = shared.units[static_cast<std::size_t>(unit)];
+    const auto stage = stages.size() == 1 ? *stages.begin() : StageId::none();
+    auto replicas = stage.valid() ? division.pipeline.stages[stage.index()] : std::vector<Rank>{};
+    std::sort(replicas.begin(), replicas.end());
+    if (of_unit.zero >= 3 && replicas != of_unit.ranks) {
+      throw InvalidArgument(
+          "parameter '" + of_unit.places.front().names.front() +
+          "' is gathered within the turns of one stage (ZeRO 3), but in this mode or with these arguments "
+          "several parts of the model read it; call the model in this mode first, or set zero = 2");
+    }
+    plan({of_unit.ranks, stage, 1, replicas == of_unit.ranks ? of_unit.zero : 1},
+         {trained[unit].rbegin(), trained[unit].rend()}, unit);
+  }
+  std::stable_sort(planned.begin(), planned.end(), is_issued_before);
+  division.pipeline.groups.clear();
+  division.group_parameters.clear();
+  division.group_units.clear();
+  for (auto& each : planned) {
+    division.pipeline.groups.push_back(std::move(each.group));
+    division.group_parameters.push_back(std::move(each.parameters));
+    division.group_units.push_back(each.unit);
+  }
+  division.parameter_of_storage = parameters_of_storages(division, graph, batch_plan, shared);
+}
+
+namespace {
+
+/// Plays a whole backward of one stage.
+class BackwardOfStage {
+ public:
+  BackwardOfStage(StagedGraph& division, StageId stage, const OpGraph& graph, const BatchPlan& plan,
+                  const SharedParameters& shared, Bytes kept)
+      : division_(division),
+        groups_(division.pipeline.groups),
+        stage_(stage),
+        graph_(graph),
+        shared_(shared),
+        kept_(kept) {
+    const auto& channels = division.pipeline.channels;
+    for (std::size_t c = 0; c < channels.size(); ++c) {
+      if (channels[c].from != stage) continue;
+      for (const auto value : division.channel_values[c]) leaves(value);
+    }
+    for (const auto& sum : global_sums(graph, plan)) leaves(sum.value);
+    for (const auto& update : plan.buffer_updates) leaves(update.result);
+  }
+
+  void add_part(const StagePart& part) {
+    for (const auto op : part.ops) {
+      for_each_input(graph_.op(op), [&](ValueId value) {
+        const auto* read = find(value);
+        if (read == nullptr) return;
+        reads_[op].insert(read->group);
+        const auto [at, is_new] = part_of_.emplace(read->parameter, parts_.size());
+        if (!is_new && at->second != parts_.size()) elsewhere_.insert(read->group);
+      });
+    }
+    parts_.push_back(part);
+  }
+
+  void play() {
+    for (std::size_t p = parts_.size(); p-- > 0;) {
+      if (parts_[p].again)
+        play_again(parts_[p].ops);
+      else
+        play_once(parts_[p].ops);
+    }
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const bool is_here = groups_[g].stage == stage_ && gathers(static_cast<int>(g));
+      if (is_here) gather(static_cast<int>(g));  // if nothing reads it: last
+    }
+    division_.pipeline.backward_gathers[stage_.index()] = std::move(order_);
+  }
+
+ private:
+  [[nodiscard]] const ReduceGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
+  [[nodiscard]] bool gathers(int g) const { return gathers_in_turns(group(g)); }
+  /// The parameter behind a value if it is in a group of this stage.
+  [[nodiscard]] const StagedGraph::InGroup* find(ValueId value) const {
+    const auto found = division_.parameter_of_storage.find(graph_.value(value).storage);
+    const bool is_here = found != division_.parameter_of_storage.end() && group(found->second.group).stage == stage_;
+    return is_here ? &found->second : nullptr;
+  }
+  void leaves(ValueId value) {
+    if (const auto* parameter = find(value)) elsewhere_.insert(parameter->group);
+  }
+  [[nodiscard]] Bytes bytes_of(int g) const {
+    const auto& unit = shared_.units[static_cast<std::size_t>(division_.group_units[static_cast<std::size_t>(g)])];
+    return Bytes(unit.elements * static_cast<std::int64_t>(c10::elementSize(unit.gathered)));
+  }
+
+  void play_once(const std::vector<OpId>& ops) {
+    for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+      gather_for(*op);
+      for (const int g : reads_[*op]) fill(g);
+    }
+  }
+  // What something else reads as well gets its gradients from a segment when all of its backward is over.
+  void play_again(const std::vector<OpId>& ops) {
+    for (const auto op : ops) gather_for(op);
+    let_go_of(ops);
+    std::set<int> at_end;
+    for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+      gather_for(*op);
+      for (const int g : reads_[*op]) {
+        if (elsewhere_.count(g) > 0)
+          at_end.insert(g);
+        else
+          fill(g);
+      }
+    }
+    for (const int g : at_end) fill(g);
+  }
+
+  void gather(int g) {
+    if (there_.insert(g).second) order_.push_back(g);
+  }
+  void gather_for(OpId op) {
+    for (const int g : reads_[op]) {
+      if (gathers(g)) gather(g);
+    }
+  }
+  void fill(int g) {
+    if (sums_in_turns(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
+  }
+  /// Of what a segment has read: its backward needs the last first.
+  void let_go_of(const std::vector<OpId>& ops) {
+    std::set<int> seen;
+    Bytes kept{};
+    for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+      for (const int g : reads_[*op]) {
+        if (!gathers(g) || elsewhere_.count(g) > 0 || !seen.insert(g).second) continue;
+        kept += bytes_of(g);
+        if (kept <= kept_ || seen.size() == 1) continue;
+        division_.lets_go[*op].push_back(g);
+        there_.erase(g);
+      }
+    }
+  }
+
+  StagedGraph& division_;
+  std::vector<ReduceGroup>& groups_;
+  StageId stage_;
+  const OpGraph& graph_;
+  const SharedParameters& shared_;
+  Bytes kept_;
+  std::vector<StagePart> parts_;            // in the order of the run
+  std::map<OpId, std::set<int>> reads_;     // groups
+  std::map<ValueId, std::size_t> part_of_;  // by parameter: the first that reads it
+  std::set<int> elsewhere_;                 // groups with a parameter that several parts read, or that leaves the stage
+  std::set<int> there_;
+  std::vector<int> order_;
+};
+
+}  // namespace
+
+void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,
+                            const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept) {
+  division.pipeline.backward_gathers.assign(division.stage_ops.size(), {});
+  for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
+    const auto& groups = division.pipeline.groups;
+    const auto gathers = [&](const ReduceGroup& group) {
+      return group.stage == StageId::of(s) && gathers_in_turns(group);
+    };
+    if (std::none_of(groups.begin(), groups.end(), gathers)) continue;
+    std::vector<OpId> each_share;
+    for (const auto op : division.stage_ops[s]) {
+      if (!plan.treatment(op).once) each_share.push_back(op);
+    }
+    BackwardOfStage backward(division, StageId::of(s), graph, plan, shared, kept);
+    for (const auto& part : parts_of_stage(graph, each_share, recomputed)) backward.add_part(part);
+    backward.play();
+  }
+}
+
+StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+                       const StageMap& stages) {
+  std::vector<int> level(atoms.atoms.size(), 0);
+  std::map<std::pair<StageId, int>, StageId> parts;  // by stage and level
+  std::vector<std::pair<StageId, int>> part_of(atoms.atoms.size());
+  for (std::size_t atom = 0; atom < level.size(); ++atom) {
+    const auto stage = stages.stage_of[atoms.atoms[atom].front().index()];
+    const bool several = stages.stage_ranks[stage.index()].size() > 1;
+    for (const auto op : atoms.atoms[atom]) {
+      for_each_input(graph.op(op), [&](ValueId value) {
+        const auto definer = graph.value(value).definer;
+        if (!definer.valid() || !atoms.atom_of[definer.index()].valid()) return;
+        const bool total = plan.treatment(op).total && plan.type(value).is(Spread::kPartialSum);
+        const auto from = atoms.atom_of[definer.index()].index();
+        if (from != atom) {
+          level[atom] = std::max(level[atom], level[from] + (total ? 1 : 0));
+        } else if (total && several) {
+          throw CaptureError(
+              shown_name(graph, definer), graph.op(definer).path,
+              "replicas cannot add it up, because memory that is written later holds it and what follows "
+              "from it; write into a copy, or use one replica");
+        }
+      });
+    }
+    part_of[atom] = {stage, several ? level[atom] : 0};
+    parts.emplace(part_of[atom], StageId::none());
+  }
+  StageMap cut{stages.stage_of, {}, std::vector<std::vector<StageId>>(stages.stage_ranks.size())};
+  for (auto& [part, id] : parts) {
+    id = StageId::of(cut.stage_ranks.size());
+    cut.parts[part.first.index()].push_back(id);
+    cut.stage_ranks.push_back(stages.stage_ranks[part.first.index()]);
+  }
+  for (std::size_t i = 0; i < cut.stage_of.size(); ++i) {
+    if (const auto atom = atoms.atom_of[i]; atom.valid()) cut.stage_of[i] = parts.at(part_of[atom.index()]);
+  }
+  return cut;
+}
+
+namespace {
+
+/// Places atoms one by one; atoms and their ops come in topological order.
+class AtomPlacer {
+ public:
+  AtomPlacer(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+             const std::vector<std::vector<StageId>>& home)
+      : graph_(graph), plan_(plan), atoms_(atoms), home_(home), stage_(atoms.atoms.size()), free_(atoms.atoms.size()) {}
+
+  std::vector<StageId> place(int stages) && {
+    for (std::size_t atom = 0; atom < stage_.size(); ++atom) place_after_inputs(atom);
+    const auto uses = graph_.uses();
+    for (std::size_t atom = stage_.size(); atom-- > 0;) {
+      if (free_[atom]) move_to_first_reader(atom, uses, StageId(stages - 1));
+    }
+    std::vector<StageId> stage_of(graph_.ops.size());
+    for (std::size_t i = 0; i < stage_of.size(); ++i) {
+      if (atoms_.atom_of[i].valid()) stage_of[i] = stage_[atoms_.atom_of[i].index()];
+    }
+    return stage_of;
+  }
+
+ private:
+  void place_after_inputs(std::size_t atom) {
+    StageId earliest(0);
+    std::vector<StageId> homes;  // stages that hold all parameters of the atom
+    OpId reader;
+    for (const auto op : atoms_.atoms[atom]) {
+      for_each_input(graph_.op(op), [&](ValueId value) {
+        const auto& info = graph_.value(value);
+        const auto& at = home_[value.index()];
+        if (!at.empty() && !plan_.is_prologue(value)) {
+          homes = reader.valid() ? common(homes, at) : at;
+          reader = op;
+        } else if (info.definer.valid() && atoms_.atom_of[info.definer.index()].valid()) {
+          const auto maker = atoms_.atom_of[info.definer.index()].index();
+          if (maker != atom) earliest = std::max(earliest, stage_[maker]);
+        }
+      });
+    }
+    free_[atom] = !reader.valid() && earliest == StageId(0);
+    stage_[atom] = earliest;
+    if (!reader.valid()) return;
+    const auto found = std::lower_bound(homes.begin(), homes.end(), earliest);
+    if (found == homes.end()) refuse(reader, earliest);
+    stage_[atom] = *found;
+  }
+
+  static std::vector<StageId> common(const std::vector<StageId>& a, const std::vector<StageId>& b) {
+    std::vector<StageId> both;
+    std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+    return both;
+  }
+
+  void move_to_first_reader(std::size_t atom, const std::vector<std::vector<OpId>>& uses, StageId last) {
+    StageId first = last;
+    bool read = false;
+    for (const auto op : atoms_.atoms[atom]) {
+      for_each_output(graph_.op(op), [&](ValueId value) {
+        for (const auto use : uses[value.index()]) {
+          const auto reader = atoms_.atom_of[use.index()];
+          if (!reader.valid() || reader.index() == atom) continue;
+          first = std::min(first, stage_[reader.index()]);
+          read = true;
+        }
+      });
+    }
+    if (read) stage_[atom] = first;
+  }
+
+  [[noreturn]] void refuse(OpId op, StageId earliest) const {
+    throw CaptureError(
+        shown_name(graph_, op), graph_.op(op).path,
+        "in this mode or with these arguments it reads values of stage " + std::to_string(earliest.value()) +
+            ", but its parameters were put in an earlier stage, or in different ones, by the first capture; "
+            "make the first call in this mode, or use one stage");
+  }
+
+  const OpGraph& graph_;
+  const BatchPlan& plan_;
+  const AtomPartition& atoms_;
+  const std::vector<std::vector<StageId>>& home_;
+  std::vector<StageId> stage_;
+  std::vector<bool> free_;  // reads neither parameters nor another stage's values
+};
+
+}  // namespace
+
+std::vector<StageId> place_by_parameters(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+                                         const std::vector<std::vector<StageId>>& home, int stages) {
+  return AtomPlacer(graph, plan, atoms, home).place(stages);
+}
+
+}  // namespace autopar

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include <autopar/core/ids.hpp>
+#include <autopar/core/units.hpp>
+#include <autopar/schedule/pipeline.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/cost/partition.hpp"
+#include "torch/interpret/stage_parts.hpp"
+#include "torch/ir/op_graph.hpp"
+#include "torch/parameters/shards.hpp"
+
+namespace autopar {
+
+/// A captured program cut into stages, and what travels between them. A pure function of graph, plan and stages, so the
+/// same on every rank.
+struct StagedGraph {
+  Pipeline pipeline;
+  std::vector<std::vector<OpId>> stage_ops;            ///< ascending
+  std::vector<std::vector<ValueId>> channel_values;    ///< by channel, ascending
+  std::vector<std::vector<ValueId>> group_parameters;  ///< by reduction group, last read first
+  std::vector<int> group_units;  ///< by reduction group: unit of shards, -1 = none; empty: none at all
+  struct InGroup {
+    int group;
+    ValueId parameter;
+  };
+  /// Of those in units: what they, their views and their copies have
+  std::map<StorageId, InGroup> parameter_of_storage;
+  /// Operators of segments that run again in a whole backward: groups that are let go of behind them and gathered once
+  /// more.
+  std::map<OpId, std::vector<int>> lets_go;
+};
+
+/// Stages of ops and the ranks of each stage.
+struct StageMap {
+  std::vector<StageId> stage_of;               ///< by OpId; ops outside the pipeline are not looked at
+  std::vector<std::vector<Rank>> stage_ranks;  ///< [stage][replica]
+  std::vector<std::vector<StageId>> parts;     ///< [stage of the plan] what it was cut into, ascending
+};
+
+/// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
+[[nodiscard]] StagedGraph divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world);
+
+/// Cuts every stage that has several replicas once more before each level of totals, so that what the replicas add up
+/// can travel between them: several stages of the result then run on the same ranks. Stages without ops are left out.
+/// @param stages  those of the plan; `parts` is not looked at
+/// @throws CaptureError if a total and its addend may not be separated
+[[nodiscard]] StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+                                     const StageMap& stages);
+
+/// Sums gradients over all ranks that hold a parameter, also those that this program does not need it on: another one
+/// reads it there, or the prologue does, and optimizers must step all copies alike.
+/// @param holders  by ValueId: of parameters, ascending, at least the ranks whose stages read it; of others not looked
+/// at
+void include_holders(StagedGraph& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders);
+
+/// Where parameters lie in units of shards.
+struct SharedParameters {
+  std::vector<ShardUnit> units;
+  std::vector<int> unit_of;  ///< by ValueId; -1 = held whole
+};
+
+/// Sums the gradients of units into shares, each in a group of its own; groups of the other parameters stay. Units that
+/// no stage reads are left out.
+void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
+
+/// Plays a whole backward of each stage that gathers within turns: it goes through what the stage runs from the end,
+/// and through a segment that runs again first from its beginning and then from its end; what others read as well gets
+/// its gradients behind that. States in which order groups are gathered (Pipeline::backward_gathers), when their
+/// buckets are full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when it has
+/// run again: not what its backward needs first, and not what others read as well.
+/// @pre backwards are whole
+/// @param shared  with which the groups were made
+void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,
+                            const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept);
+
+/// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
+/// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.
+/// @param home  by ValueId: the stages that hold a parameter or buffer leaf, ascending
+/// @return by OpId
+/// @throws CaptureError naming the op that would need a value from a later stage
+[[nodiscard]] std::vector<StageId> place_by_parameters(const OpGraph& graph, const BatchPlan& plan,
+                                                       const AtomPartition& atoms,
+                                                       const std::vector<std::vector<StageId>>& home, int stages);
+
+}  // namespace autopar

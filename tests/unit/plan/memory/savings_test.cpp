@@ -1,0 +1,524 @@
+#include <autopar/plan/memory/savings.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include <catch_shim.hpp>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/plan/model/segments.hpp>
+#include <autopar/plan/planner.hpp>
+#include <autopar/plan/report/runnable.hpp>
+
+#include "brute_force.hpp"
+#include "unit/plan/random_instances.hpp"
+
+using namespace autopar;
+using test::Dice;
+
+namespace {
+
+/// A staging of consecutive nodes, and everything that it refers to.
+struct Staged {
+  explicit Staged(std::uint64_t seed, bool has_host = false)
+      : dice(seed), model(test::random_model(dice, 6)), cluster(small_cluster(has_host)), cost(cluster) {
+    for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= 20;
+    work = make_workload(model, cost);
+    constraints.world = cluster.devices;
+    constraints.batch = dice(1, 24);
+    constraints.memory = Bytes(dice(50, 800) * 1000);
+    constraints.recompute = Recompute::kToFit;
+    constraints.zero_levels = {0, 1, 2, 3};
+    if (has_host) constraints.offloads.push_back(Offload::kOptimizer);
+    if (has_host) constraints.host_memory = Bytes(dice(50, 800) * 1000);
+    work.segment_of = recompute_segments(work, constraints, 2);
+    const int n = static_cast<int>(work.graph.node_count());
+    const int stages = dice(1, std::min(n, 2));
+    for (int i = 0; i < n; ++i) staging.stage_of.push_back(i * stages / n);
+    for (int s = 0; s < stages; ++s) staging.replicas.push_back(dice(1, 4 / stages));
+    staging.microbatches = dice(1, 4);
+    staging.schedule = dice.chance(50) ? ScheduleKind::kGPipe : ScheduleKind::kOneFOneB;
+  }
+
+  static Cluster small_cluster(bool has_host) {
+    Cluster cluster = test::small_cluster(4);
+    if (has_host) cluster.host = test::small_host(Bytes(1 << 20));
+    return cluster;
+  }
+
+  Dice dice;
+  ModelProfile model;
+  Cluster cluster;
+  RooflineCost cost;
+  Workload work;
+  Constraints constraints;
+  Staging staging;
+};
+
+using Segments = std::vector<std::vector<NodeId>>;
+
+/// Every set of segments of every stage, at every level, offloaded or not: the shortest step that fits.
+std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& objective) {
+  const auto ranks = place(staged.staging, Placement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(staged.work, staged.staging, ranks, staged.constraints.world);
+  const auto all = detail::segments_in_stages(staged.work, staged.staging);
+  std::vector<std::pair<std::size_t, std::size_t>> pieces;
+  for (std::size_t s = 0; s < all.size(); ++s) {
+    for (std::size_t i = 0; i < all[s].size(); ++i) pieces.emplace_back(s, i);
+  }
+  std::optional<Seconds> best;
+  for (const int zero : staged.constraints.zero_levels) {
+    for (const Offload offload : staged.constraints.offloads) {
+      for (std::uint32_t set = 0; set < 1u << pieces.size(); ++set) {
+        Savings savings{zero, std::vector<Segments>(all.size()), offload};
+        for (std::size_t p = 0; p < pieces.size(); ++p) {
+          if ((set >> p & 1u) != 0)
+            savings.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
+        }
+        const StepTerms terms = objective.evaluate(staged.staging, sized, savings);
+        if (objective.fits(terms) && (!best || terms.step < *best)) best = terms.step;
+      }
+    }
+  }
+  return best;
+}
+
+ModelProfile deep(double saved) {
+  ModelProfile model = test::chain(12, 1e6, 1000, 400);
+  for (const NodeId node : model.graph.nodes()) model.graph[node].saved = {saved, 0};
+  return model;
+}
+
+PlanRequest saving_request(std::int64_t batch) {
+  PlanRequest request;
+  request.batch = batch;
+  request.runtime = runtime_capabilities();
+  request.options.memory_margin = 0;
+  return request;
+}
+
+}  // namespace
+
+TEST_CASE("running as little as fits again is as fast as the best of all sets, level by level", "[laws]") {
+  int judged = 0, recomputed = 0, sharded = 0, offloaded = 0, best_found = 0;
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    CAPTURE(seed);
+    const Staged staged(seed + 3'000'000, seed % 2 == 1);
+    const StepObjective objective(staged.work, staged.cluster, staged.constraints);
+    const auto ranks = place(staged.staging, Placement::kReplicasTogether);
+    const StepTerms chosen = objective.evaluate(staged.staging, ranks);
+    const auto best = best_of_all(staged, objective);
+    // A greedy choice may need one piece more than a knapsack, but never claims to fit where nothing does.
+    if (!best) {
+      CHECK_FALSE(objective.fits(chosen));
+      continue;
+    }
+    if (!objective.fits(chosen)) continue;
+    ++judged;
+    CHECK(chosen.step >= *best * (1 - 1e-12));
+    best_found += chosen.step <= *best * (1 + 1e-9) ? 1 : 0;
+    recomputed += chosen.savings.recomputes() ? 1 : 0;
+    sharded += chosen.savings.zero > 0 ? 1 : 0;
+    offloaded += chosen.savings.offload == Offload::kOptimizer ? 1 : 0;
+  }
+  CHECK(judged > 250);
+  CHECK(recomputed > 40);
+  CHECK(sharded > 40);
+  CHECK(offloaded > 10);
+  CHECK(best_found > judged * 9 / 10);
+}
+
+TEST_CASE("what runs again trades its activations for what enters it, and its forward for time") {
+  const ModelProfile model = deep(4000);
+  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  const RooflineCost cost(cluster);
+  Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 1;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  // Two micro-batches: all gradients of parameters are there while the second works.
+  const Staging staging{std::vector<int>(12, 0), {1}, 2, ScheduleKind::kGPipe};
+  const StepObjective objective(work, cluster, constraints);
+  const SizedPipeline sized = make_pipeline(work, staging, place({1}, Placement::kReplicasTogether), 1);
+  const StepTerms plain = objective.evaluate(staging, sized, {});
+  const Segments halves{{NodeId(0), NodeId(1), NodeId(2), NodeId(3), NodeId(4), NodeId(5)},
+                        {NodeId(6), NodeId(7), NodeId(8), NodeId(9), NodeId(10), NodeId(11)}};
+  const StepTerms again = objective.evaluate(staging, sized, {0, {halves}});
+  CHECK(plain.stages[0].memory.saved == Bytes(12 * 4000 * 8));
+  CHECK(again.stages[0].memory.saved == Bytes(400 * 8));  // the value between the halves; the input is the boundary's
+  const Bytes workspace = plain.stages[0].memory.workspace;
+  CHECK(again.stages[0].memory.workspace == workspace + Bytes(6 * 4000 * 4));
+  CHECK(again.stages[0].backward.value() ==
+        Approx((plain.stages[0].backward + plain.stages[0].forward).value()).epsilon(1e-12));
+  CHECK(again.stages[0].forward == plain.stages[0].forward);
+}
+
+TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering") {
+  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  constraints.optimizer_state_factor = 2;
+  const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
+  const StepObjective objective(work, cluster, constraints);
+  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
+  const Bytes whole(4 * 40'000);
+  std::vector<StepTerms> levels;
+  for (int zero = 0; zero <= 3; ++zero) levels.push_back(objective.evaluate(staging, sized, {zero, {}}));
+  for (int zero = 0; zero <= 3; ++zero) {
+    CAPTURE(zero);
+    const StageMemory& memory = levels[static_cast<std::size_t>(zero)].stages[0].memory;
+    CHECK(memory.optimizer == (zero >= 1 ? whole * 2 / 4 : whole * 2));
+    CHECK(memory.gradients == (zero >= 2 ? whole / 4 : whole));
+    CHECK(memory.parameters == (zero >= 3 ? whole / 4 : whole));
+    // 1: a share of all sums, which are one bucket. 2: two units of gradients. 3: and three of parameters.
+    CHECK(memory.summed == (zero == 1 ? whole / 4 : Bytes(0)));
+    CHECK(memory.gathered == (zero >= 2 ? Bytes(2 * 40'000) : Bytes(0)));
+    CHECK(memory.brought == (zero == 3 ? Bytes(3 * 40'000) : Bytes(0)));
+  }
+  // The same bytes travel, half of them after a quarter of the update.
+  const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
+  CHECK(levels[1].stages[0].update.value() == Approx((work.update(whole / 4, 2) + half).value()).epsilon(1e-12));
+  CHECK(levels[1].stages[0].reduction.value() == Approx(levels[0].stages[0].reduction.value() / 2).epsilon(1e-12));
+  CHECK(levels[3].stages[0].update.value() == Approx(work.update(whole / 4, 2).value()).epsilon(1e-12));
+  CHECK(levels[3].stages[0].forward >= half);
+  CHECK(levels[3].stages[0].backward >= half * 2);
+}
+
+namespace {
+
+/// Terms of a model whose one stage four ranks have, under ZeRO 3.
+StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<NodeId>> again,
+                            ScheduleKind schedule = ScheduleKind::kGPipe) {
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  const Staging staging{std::vector<int>(model.graph.node_count(), 0), {4}, 1, schedule};
+  const Workload work = make_workload(model, cost);
+  const StepObjective objective(work, cluster, constraints);
+  const SizedPipeline sized = make_pipeline(work, staging, place({4}, Placement::kReplicasTogether), 4);
+  return objective.evaluate(staging, sized, {3, {std::move(again)}}).stages[0];
+}
+
+}  // namespace
+
+TEST_CASE("parameters of a segment that runs again are whole until their gradients are made") {
+  ModelProfile model = test::chain(12, 1e6, 40'000, 400);
+  const auto brought = [&](std::vector<std::vector<NodeId>> again) {
+    return gathered_by_four(model, std::move(again)).memory.brought;
+  };
+  const std::vector<NodeId> few{NodeId(2), NodeId(3)}, many{NodeId(4), NodeId(5), NodeId(6), NodeId(7), NodeId(8)};
+  CHECK(brought({}) == Bytes(3 * 40'000));
+  CHECK(brought({few}) == Bytes(5 * 40'000));
+  CHECK(brought({few, many}) == Bytes(8 * 40'000));
+  std::vector<NodeId> all;
+  for (const NodeId node : model.graph.nodes()) all.push_back(node);
+  CHECK(brought({all}) == Bytes(12 * 40'000));
+  for (auto& parameter : model.parameters) parameter.copy = parameter.bytes / 2;
+  CHECK(brought({}) == Bytes(3 * 20'000));
+  CHECK(brought({few, many}) == Bytes(8 * 20'000));
+}
+
+TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and the rest is gathered once more") {
+  constexpr std::int64_t kMiB = 1 << 20;
+  ModelProfile model = test::chain(12, 1e6, 64 * kMiB, 400);
+  std::vector<NodeId> few, most, all;
+  for (const NodeId node : model.graph.nodes()) {
+    all.push_back(node);
+    if (node.index() < 3)
+      few.push_back(node);
+    else
+      most.push_back(node);
+  }
+  const std::int64_t units = 2 * (64 + 32);  // of the operator that runs and of the next, each with a bucket
+  const auto brought = [&](ScheduleKind schedule, const std::vector<std::vector<NodeId>>& again) {
+    return gathered_by_four(model, again, schedule).memory.brought.value() / kMiB;
+  };
+  CHECK(brought(ScheduleKind::kGPipe, {}) == units);
+  CHECK(brought(ScheduleKind::kGPipe, {few}) == units + 3 * 64);
+  CHECK(brought(ScheduleKind::kGPipe, {all}) == units + 256);
+  CHECK(brought(ScheduleKind::kGPipe, {few, most}) == units + 256);
+  // The input half of a backward in two parts ends with all of it.
+  CHECK(brought(ScheduleKind::kZbH1, {few}) == units + 3 * 64);
+  CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
+  // All of it takes longer than computing.
+  const RooflineCost cost(test::small_cluster(4));
+  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto half_of_sum = [&](std::int64_t mib) { return cost.all_reduce(Bytes(mib * kMiB), ranks[0]).value() * 0.5; };
+  const auto backward = [&](const std::vector<std::vector<NodeId>>& again) {
+    return gathered_by_four(model, again).backward.value();
+  };
+  CHECK(backward({few}) == Approx(2 * half_of_sum(12 * 64)).epsilon(1e-9));
+  CHECK(backward({few, most}) == Approx(2 * half_of_sum(12 * 64) + half_of_sum(9 * 64 - 256)).epsilon(1e-9));
+  CHECK(backward({all}) == Approx(2 * half_of_sum(12 * 64) + half_of_sum(12 * 64 - 256)).epsilon(1e-9));
+  // What others read as well is not let go of.
+  model.graph[NodeId(0)].parameters.push_back(ParameterId(11));
+  CHECK(brought(ScheduleKind::kGPipe, {most}) == units + 256 + 64 + (2 * 64));
+}
+
+TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
+  ModelProfile model = test::chain(4, 1e6, 40'000'000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  const RooflineCost cost(cluster);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
+  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto stage_of = [&](int zero) {
+    const Workload work = make_workload(model, cost);
+    const StepObjective objective(work, cluster, constraints);
+    return objective.evaluate(staging, make_pipeline(work, staging, ranks, 4), {zero, {}}).stages[0];
+  };
+  const Bytes whole(4 * 40'000'000);
+  const auto half_of_sum = [&](Bytes bytes) { return cost.all_reduce(bytes, ranks[0]).value() * 0.5; };
+  const double update = cost.update(whole / 4, constraints.optimizer_state_factor).value();
+  for (const int copied : {0, 1}) {
+    CAPTURE(copied);
+    for (auto& parameter : model.parameters) parameter.copy = copied == 1 ? parameter.bytes / 2 : Bytes(0);
+    const Bytes gathered = copied == 1 ? whole / 2 : whole;
+    CHECK(stage_of(1).update.value() == Approx(update + half_of_sum(gathered)).epsilon(1e-12));
+    CHECK(stage_of(2).update.value() == Approx(update + half_of_sum(gathered)).epsilon(1e-12));
+    CHECK(stage_of(3).update.value() == Approx(update).epsilon(1e-12));
+    // Both take longer than computing.
+    CHECK(stage_of(3).forward.value() == Approx(half_of_sum(gathered)).epsilon(1e-12));
+    CHECK(stage_of(3).backward.value() == Approx(half_of_sum(gathered) + half_of_sum(whole)).epsilon(1e-12));
+    CHECK(stage_of(2).backward.value() == Approx(half_of_sum(whole)).epsilon(1e-12));
+    CHECK(stage_of(1).reduction.value() == Approx(half_of_sum(whole)).epsilon(0.01));
+  }
+}
+
+TEST_CASE(
+    "what is offloaded is on the host, in shares under ZeRO, and its update takes as long as the host and its link") {
+  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
+  Cluster cluster = test::small_cluster(4);
+  cluster.host = test::small_host(Bytes(1 << 30));
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.world = 4;
+  constraints.batch = 8;
+  constraints.memory = cluster.device.memory;
+  constraints.host_memory = cluster.host->memory;
+  constraints.gradient_copies = 2;
+  const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
+  const StepObjective objective(work, cluster, constraints);
+  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
+  const Bytes whole(4 * 40'000), largest(40'000);
+  const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
+  for (int zero = 0; zero <= 3; ++zero) {
+    CAPTURE(zero);
+    const StepTerms here = objective.evaluate(staging, sized, {zero, {}}),
+                    there = objective.evaluate(staging, sized, {zero, {}, Offload::kOptimizer});
+    const StageMemory& memory = there.stages[0].memory;
+    const Bytes stepped = zero > 0 ? whole / 4 : whole;
+    CHECK(memory.optimizer == Bytes(0));
+    CHECK(memory.update == Bytes(0));
+    CHECK(memory.gradients == (zero >= 2 ? whole / 4 : whole) * 2);
+    CHECK(memory.parameters == here.stages[0].memory.parameters);
+    CHECK(memory.host == stepped * (1 + 2 + 2) + (zero > 0 ? largest / 4 : largest) * 2);
+    const double bytes = static_cast<double>(stepped.value());
+    const double copies = 2 * (3e-6 + bytes / 6e8), stepping = bytes * (3 + 2 * 2) / (4e8 * cluster.device.efficiency);
+    CHECK(there.stages[0].update.value() ==
+          Approx(copies + stepping + (zero == 1 || zero == 2 ? half.value() : 0)).epsilon(1e-12));
+    CHECK(there.stages[0].forward == here.stages[0].forward);
+    CHECK(there.stages[0].reduction == here.stages[0].reduction);
+    CHECK(there.step > here.step);
+  }
+}
+
+TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says so") {
+  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
+  Cluster cluster = test::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
+  PlanRequest request = saving_request(8);
+  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), !Catch::Contains("offload"));  // these are CPUs
+  cluster.host = test::small_host(Bytes(1 << 20));
+  const Plan plan = Planner<>{}.plan(model, cluster, request);
+  CHECK(plan.offload == Offload::kOptimizer);
+  CHECK(plan.host_memory == cluster.host->memory);
+  CHECK(plan.stages[0].peak_memory <= plan.device_memory);
+  CHECK(plan.stages[0].host_memory == Bytes(4 * 40'000 * (1 + 1 + 2) + 2 * 40'000));
+  CHECK(describe(savings_of(plan)) == " (optimizer offloaded)");
+  CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("offload = optimizer"));
+  CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
+  request.options.offload = "none";
+  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), Catch::Contains("offload = optimizer instead of none"));
+  request.options.offload = "auto";
+  cluster.device.memory = Bytes(1 << 20);  // where it fits as it is, it stays
+  CHECK(Planner<>{}.plan(model, cluster, request).offload == Offload::kNone);
+  cluster.device.memory = Bytes(600'000);
+  cluster.host->memory = Bytes(500'000);
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+}
+
+TEST_CASE("segments cover every node once, and the cuts between them are cheap", "[laws]") {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    Dice dice(seed + 900);
+    const ModelProfile model = test::random_model(dice, 30);
+    const RooflineCost cost(test::small_cluster(2));
+    const Workload work = make_workload(model, cost);
+    Constraints constraints;
+    CHECK(recompute_segments(work, constraints, 4).empty());
+    constraints.recompute = Recompute::kToFit;
+    const auto segment_of = recompute_segments(work, constraints, 4);
+    REQUIRE(segment_of.size() == work.graph.node_count());
+    const std::set<int> segments(segment_of.begin(), segment_of.end());
+    CHECK(*segments.begin() == 0);
+    CHECK(*segments.rbegin() == static_cast<int>(segments.size()) - 1);
+    // Runs of one topological order: numbered along every edge, so that none depends on itself through another.
+    for (const EdgeId edge : work.graph.edges())
+      CHECK(segment_of[work.graph.source(edge).index()] <= segment_of[work.graph.target(edge).index()]);
+  }
+  const ModelProfile model = deep(4000);
+  const RooflineCost cost(test::small_cluster(1));
+  const Workload work = make_workload(model, cost);
+  Constraints constraints;
+  constraints.recompute = Recompute::kToFit;
+  const auto segment_of = recompute_segments(work, constraints, 1);
+  // 12 atoms of 4000 bytes with 400 between them: twelve segments keep 11 x 400 and rebuild 4000, no other number is
+  // less.
+  CHECK(std::set<int>(segment_of.begin(), segment_of.end()).size() == 12);
+}
+
+TEST_CASE("a plan that would not fit fits by running segments again, and says so") {
+  const ModelProfile model = deep(40'000);
+  const Cluster cluster = test::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
+  PlanRequest request = saving_request(8);
+  request.options.microbatches = 1;
+  const Plan plan = Planner<>{}.plan(model, cluster, request);
+  REQUIRE(plan.stages.size() == 1);
+  const auto& segments = plan.stages[0].recomputed;
+  CHECK(segments.size() > 6);
+  CHECK(segments.size() < 12);  // as few as fit
+  CHECK(plan.stages[0].peak_memory <= plan.device_memory);
+  CHECK(describe(savings_of(plan)) == " (" + std::to_string(segments.size()) + " segments run again)");
+  request.runtime = {};
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  request.runtime = runtime_capabilities();
+  request.options.recompute = "none";
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("recomputation"));
+  CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
+}
+
+TEST_CASE("the user chooses what runs again: everything, or modules by name") {
+  const ModelProfile model = deep(400);
+  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  PlanRequest request = saving_request(8);
+  request.options.microbatches = 1;
+  const auto run_again = [&](const std::string& recompute) {
+    request.options.recompute = recompute;
+    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    std::vector<NodeId> atoms;
+    for (const auto& segment : plan.stages[0].recomputed) atoms.insert(atoms.end(), segment.begin(), segment.end());
+    std::sort(atoms.begin(), atoms.end());
+    return atoms;
+  };
+  CHECK(run_again("auto").empty());
+  CHECK(run_again("none").empty());
+  CHECK(run_again("full").size() == 12);
+  const auto one_segment_each = [&](const std::string& recompute) {
+    request.options.recompute = recompute;
+    return Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
+  };
+  CHECK(one_segment_each("layer").size() == 1);
+  CHECK(run_again("layer.3,layer.10") == std::vector<NodeId>{NodeId(3), NodeId(10)});
+  CHECK(run_again("layer").size() == 12);
+  CHECK_THROWS_WITH(run_again("layer.99"), Catch::Contains("layer.99") && Catch::Contains("modules"));
+  CHECK_THROWS_WITH(run_again("layer.1,"), Catch::Contains("''"));
+  CHECK_THROWS_AS(run_again(""), InvalidArgument);
+}
+
+TEST_CASE("a segment that something outside leads back into is two, and so are its prices") {
+  ModelProfile model = deep(400);
+  model.graph[NodeId(5)].path = "between.0";
+  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  PlanRequest request = saving_request(8);
+  request.options.microbatches = 1;
+  request.options.recompute = "layer";
+  const auto segments = Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
+  REQUIRE(segments.size() == 2);
+  CHECK(segments[0].size() == 5);
+  CHECK(segments[1].front() == NodeId(6));
+}
+
+TEST_CASE("what runs again has its backward at one stretch, and nothing of it waits") {
+  ModelProfile model = deep(40'000);
+  for (const NodeId node : model.graph.nodes()) model.graph[node].put_off = {10'000, 0};
+  const Cluster cluster = test::small_cluster(2, Bytes(1 << 30));
+  const RooflineCost cost(cluster);
+  Workload work = make_workload(model, cost);
+  Staging staging;
+  for (int i = 0; i < 12; ++i) staging.stage_of.push_back(i < 6 ? 0 : 1);
+  staging.replicas = {1, 1};
+  staging.microbatches = 4;
+  staging.schedule = ScheduleKind::kZbH1;
+  Constraints constraints;
+  constraints.world = 2;
+  constraints.batch = 8;
+  const SizedPipeline sized = make_pipeline(work, staging, {{Rank(0)}, {Rank(1)}}, 2);
+  const Savings again{0, {{{NodeId(0), NodeId(1), NodeId(2)}}, {}}};
+  const ShareTable shares(constraints);
+  const std::vector<InFlight> in_flight{{2, 0}, {1, 1}};
+  const auto plain = predict_memory(work, constraints, staging, sized, shares, in_flight);
+  const auto saving = predict_memory(work, constraints, staging, sized, shares, in_flight, again);
+  const auto share = shares.at(4, 1, 2).largest;
+  CHECK((plain[0].saved - saving[0].saved).value() == 3 * 40'000 * share * 2);
+  CHECK((saving[0].workspace - plain[0].workspace).value() == 3 * 40'000 * share);
+  CHECK(plain[1].saved.value() == (6 * 40'000 + 6 * 10'000) * share);
+  CHECK(saving[1] == plain[1]);
+  const StagingCosts before(work, staging, sized), after(work, staging, sized, again);
+  CHECK(after.backward_weight(StageId(0), 1).value() == Approx(before.backward_weight(StageId(0), 1).value() / 2));
+  CHECK(after.backward_weight(StageId(1), 1) == before.backward_weight(StageId(1), 1));
+  CHECK(after.backward(StageId(0), 1).value() ==
+        Approx((before.backward(StageId(0), 1) + before.forward(StageId(0), 1) * 0.5).value()));
+}
+
+TEST_CASE("a plan whose segments are not of its stages is refused") {
+  Plan plan;
+  plan.world = 1;
+  plan.stages.resize(1);
+  plan.stages[0].ranks = {Rank(0)};
+  plan.stages[0].atoms = {NodeId(0), NodeId(1)};
+  plan.stages[0].recomputed = {{NodeId(0)}, {NodeId(1)}};
+  CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
+  plan.stages[0].recomputed = {{NodeId(0)}, {NodeId(1), NodeId(0)}};
+  CHECK_THROWS_WITH(require_runnable(plan, runtime_capabilities()), Catch::Contains("atom 0"));
+  plan.stages[0].recomputed = {{NodeId(2)}};
+  CHECK_THROWS_WITH(require_runnable(plan, runtime_capabilities()), Catch::Contains("atom 2"));
+}
+
+TEST_CASE("ZeRO levels are chosen, fixed or refused by name") {
+  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
+  const Cluster cluster = test::small_cluster(4);
+  PlanRequest request = saving_request(16);
+  request.options.replicas = {4};
+  for (int zero = 0; zero <= 3; ++zero) {
+    request.options.zero = zero;
+    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    CHECK(plan.zero == zero);
+    CHECK(describe(savings_of(plan)) == (zero == 0 ? "" : " (ZeRO " + std::to_string(zero) + ")"));
+    if (zero > 0) CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("ZeRO"));
+  }
+  request.options.zero = 4;
+  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InvalidArgument);
+  request.options.zero = 1;
+  request.runtime = {};
+  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), Catch::Contains("zero = 1"));
+}

@@ -1,0 +1,187 @@
+#include <catch_shim.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <autopar/plan/memory/turn_memory.hpp>
+
+#include "unit/plan/random_models.hpp"
+
+namespace turn_memory_test {
+
+using namespace autopar;
+using test::Dice;
+
+/// A workload of nodes without edges, each of so many nodes of a captured graph, and what they cost.
+struct Nodes {
+  Workload work;
+  std::vector<NodeId> ids;
+  std::vector<NodeCost> costs;
+  std::vector<Bytes> made;  ///< gradients of parameters; none if it is empty
+
+  void add(std::vector<NodeId> members, const NodeCost& cost) {
+    WorkNode node;
+    node.members = std::move(members);
+    ids.push_back(work.graph.add_node(std::move(node)));
+    costs.push_back(cost);
+  }
+  [[nodiscard]] TurnMemory turn(ScheduleKind schedule) const {
+    TurnMemory sum;
+    for (const NodeId id : ids) {
+      const Bytes own = made.empty() ? Bytes(0) : made[id.index()];
+      sum = sum.with(TurnMemory::of(work.graph[id], costs[id.index()], schedule, own), schedule);
+    }
+    return sum;
+  }
+};
+
+NodeCost drawn(Dice& dice) {
+  NodeCost cost;
+  cost.saved = Bytes(dice.chance(20) ? 0 : dice(1, 100));
+  cost.workspace = Bytes(dice.chance(20) ? 0 : dice(1, 150));
+  cost.put_off = Bytes(dice.chance(50) ? 0 : dice(1, 150));
+  return cost;
+}
+
+Nodes drawn_nodes(Dice& dice) {
+  Nodes nodes;
+  const int count = dice(1, 9);
+  for (int i = 0; i < count; ++i) nodes.add({NodeId(3 * i + dice(0, 2))}, drawn(dice));
+  return nodes;
+}
+
+/// Runs of nodes, some of which run again.
+std::vector<detail::SegmentPiece> drawn_pieces(Dice& dice, const Nodes& nodes) {
+  std::vector<detail::SegmentPiece> pieces;
+  for (std::size_t begin = 0; begin < nodes.ids.size();) {
+    const std::size_t end = std::min(nodes.ids.size(), begin + static_cast<std::size_t>(dice(1, 4)));
+    if (dice.chance(60)) {
+      detail::SegmentPiece& piece = pieces.emplace_back();
+      for (std::size_t i = begin; i < end; ++i) piece.nodes.push_back(nodes.ids[i]);
+      piece.entering = Bytes(dice(0, 40));
+      piece.leaving = Bytes(dice(0, 40));
+    }
+    begin = end;
+  }
+  return pieces;
+}
+
+/// Plays a forward and a backward, byte by byte.
+struct Played {
+  std::int64_t held = 0, peak = 0, kept = 0;
+  std::int64_t gradients = 0;  ///< of parameters, which stay
+
+  Played(const Nodes& nodes, const std::vector<detail::SegmentPiece>& again) {
+    std::vector<const detail::SegmentPiece*> piece_of(nodes.ids.size(), nullptr);
+    for (const auto& piece : again) {
+      for (const NodeId id : piece.nodes) piece_of[id.index()] = &piece;
+    }
+    const auto at_work = [&](std::size_t i) {
+      peak = std::max(peak, held + nodes.costs[i].workspace.value() + gradients);
+    };
+    const auto first = [&](std::size_t i) { return piece_of[i]->nodes.front().index() == i; };
+    for (std::size_t i = 0; i < nodes.ids.size(); ++i) {
+      if (piece_of[i] != nullptr && first(i)) held += (piece_of[i]->entering + piece_of[i]->leaving).value();
+      if (piece_of[i] == nullptr) held += nodes.costs[i].saved.value();
+      at_work(i);
+    }
+    kept = held;
+    for (std::size_t i = nodes.ids.size(); i-- > 0;) {
+      if (piece_of[i] != nullptr && piece_of[i]->nodes.back().index() == i) {
+        for (const NodeId id : piece_of[i]->nodes) {
+          held += nodes.costs[id.index()].saved.value();
+          at_work(id.index());
+        }
+      }
+      if (!nodes.made.empty()) gradients += nodes.made[i].value();
+      at_work(i);
+      held -= nodes.costs[i].saved.value();
+      if (piece_of[i] != nullptr && first(i)) held -= (piece_of[i]->entering + piece_of[i]->leaving).value();
+    }
+  }
+};
+
+TEST_CASE("a turn takes what a forward and a backward played byte by byte take, with any segments run again",
+          "[laws]") {
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    CAPTURE(seed);
+    Dice dice(seed);
+    Nodes nodes = drawn_nodes(dice);
+    if (seed % 2 == 1) {
+      for (std::size_t i = 0; i < nodes.ids.size(); ++i) nodes.made.emplace_back(dice.chance(30) ? 0 : dice(1, 200));
+    }
+    const Played plain(nodes, {});
+    const TurnMemory turn = nodes.turn(ScheduleKind::kOneFOneB);
+    REQUIRE(plain.held == 0);
+    REQUIRE(turn.kept == Bytes(plain.kept));
+    REQUIRE(turn.made == Bytes(plain.gradients));
+    REQUIRE(turn.made + turn.kept + turn.work == Bytes(plain.peak));
+    REQUIRE(turn.put_off == Bytes(0));
+    detail::StageTurn stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB, nodes.made);
+    REQUIRE(stage.memory().work == turn.work);
+    std::vector<detail::SegmentPiece> again;
+    for (const auto& piece : drawn_pieces(dice, nodes)) {
+      again.push_back(piece);
+      stage.run_again(piece);
+      const Played played(nodes, again);
+      REQUIRE(played.held == 0);
+      REQUIRE(stage.memory().kept == Bytes(played.kept));
+      REQUIRE(stage.memory().made + stage.memory().kept + stage.memory().work == Bytes(played.peak));
+    }
+  }
+}
+
+TEST_CASE("blocks of nodes take no less than their nodes, and as much in order with one node each", "[laws]") {
+  int equal = 0, more = 0;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    CAPTURE(seed);
+    Dice dice(seed + 1000);
+    const Nodes nodes = drawn_nodes(dice);
+    for (const ScheduleKind schedule : {ScheduleKind::kGPipe, ScheduleKind::kZbH1}) {
+      std::vector<std::vector<std::size_t>> members(static_cast<std::size_t>(dice(1, 4)));
+      for (std::size_t i = 0; i < nodes.ids.size(); ++i)
+        members[static_cast<std::size_t>(dice(0, static_cast<int>(members.size()) - 1))].push_back(i);
+      Nodes blocks;
+      for (const auto& block : members) {
+        if (block.empty()) continue;
+        NodeCost sum;
+        std::vector<NodeId> originals;
+        for (const std::size_t i : block) {
+          originals.push_back(nodes.work.graph[nodes.ids[i]].members.front());
+          sum.saved += nodes.costs[i].saved;
+          sum.put_off += nodes.costs[i].put_off;
+          sum.workspace = std::max(sum.workspace, nodes.costs[i].workspace);
+        }
+        blocks.add(originals, sum);
+      }
+      const TurnMemory fine = nodes.turn(schedule), coarse = blocks.turn(schedule);
+      REQUIRE(coarse.kept == fine.kept);
+      REQUIRE(coarse.put_off == fine.put_off);
+      REQUIRE(coarse.work >= fine.work);
+      ++(coarse.work == fine.work ? equal : more);
+    }
+  }
+  CHECK(equal > 100);
+  CHECK(more > 50);
+}
+
+TEST_CASE("where backwards are parted all that is kept is there at work, and what is run again puts nothing off") {
+  Nodes nodes;
+  nodes.add({NodeId(0)}, {.saved = Bytes(10), .workspace = Bytes(100), .put_off = Bytes(7)});
+  nodes.add({NodeId(1)}, {.saved = Bytes(30), .workspace = Bytes(20), .put_off = Bytes(5)});
+  CHECK(nodes.turn(ScheduleKind::kOneFOneB).work == Bytes(70));
+  const TurnMemory parted = nodes.turn(ScheduleKind::kZbH1);
+  CHECK(parted.work == Bytes(100));
+  CHECK(parted.put_off == Bytes(12));
+  detail::StageTurn stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kZbH1);
+  detail::SegmentPiece piece;
+  piece.nodes = {nodes.ids[1]};
+  piece.entering = Bytes(3);
+  stage.run_again(piece);
+  CHECK(stage.memory().put_off == Bytes(7));
+  CHECK(stage.memory().kept == Bytes(13));
+  CHECK(stage.memory().work == Bytes(100));
+}
+
+}  // namespace turn_memory_test

@@ -1,0 +1,48 @@
+#include <autopar/plan/model/shares.hpp>
+
+#include <catch_shim.hpp>
+
+#include <autopar/schedule/batch_split.hpp>
+
+#include "unit/plan/random_models.hpp"
+
+using namespace autopar;
+
+TEST_CASE("shares are those that the program's arithmetic gives") {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    test::Dice dice(seed);
+    Constraints constraints;
+    constraints.world = dice(1, 5);
+    constraints.batch = dice(1, 40);
+    const int microbatches = dice(1, 6), replicas = dice(1, constraints.world);
+    const int stages = replicas == constraints.world || dice.chance(50) ? 1 : 2;
+    Pipeline pipeline{constraints.world, {{}}, {}, {}};
+    for (int q = 0; q < replicas; ++q) pipeline.stages[0].push_back(Rank(q));
+    if (stages == 2) pipeline.stages.push_back({Rank(replicas)});
+    const BatchSplit split(pipeline, {constraints.local_batches(), microbatches});
+    std::int64_t smallest = 0, largest = 0, total = 0, most = 0;
+    bool regular = true;
+    for (int q = 0; q < replicas; ++q) {
+      std::int64_t mine = 0;
+      for (int m = 0; m < microbatches; ++m) {
+        const auto n = split.share(StageId(0), q, m).size();
+        mine += n;
+        regular = regular && n > 0;
+        largest = std::max(largest, n);
+        if (n > 0) smallest = smallest == 0 ? n : std::min(smallest, n);
+      }
+      total += mine;
+      most = std::max(most, mine);
+    }
+    const ShareTable table(constraints);
+    const Shares& shares = table.at(microbatches, replicas, stages);
+    CHECK(total == constraints.batch);
+    CHECK(shares.smallest == smallest);
+    CHECK(shares.largest == largest);
+    CHECK(shares.regular == regular);
+    std::int64_t heaviest = 0;
+    for (const auto& [samples, times] : shares.heaviest) heaviest += samples * times;
+    CHECK(heaviest == most);
+  }
+}

@@ -1,0 +1,66 @@
+#include <autopar/plan/report/print.hpp>
+
+#include <catch_shim.hpp>
+
+#include <sstream>
+
+using namespace autopar;
+
+TEST_CASE("quantities read well") {
+  CHECK(readable(Bytes(0)) == "0 B");
+  CHECK(readable(Bytes(999)) == "999 B");
+  CHECK(readable(Bytes(1024)) == "1.00 KiB");
+  CHECK(readable(Bytes(std::int64_t{36} << 30)) == "36.0 GiB");
+  CHECK(readable(Seconds(1.5e-3)) == "1.50 ms");
+  CHECK(readable(Seconds(12)) == "12.0 s");
+  CHECK(readable(Seconds(0)) == "0");
+  CHECK(readable_count(999) == "999");
+  CHECK(readable_count(2'630'000) == "2.63 M");
+  CHECK(readable_count(999'999) == "1.00 M");
+  CHECK(readable_count(175'000'000'000) == "175 G");
+  CHECK(ranges({0, 1, 2, 3, 6}) == "0-3,6");
+  CHECK(ranges({4, 5}) == "4,5");
+  CHECK(ranges({}) == "");
+}
+
+TEST_CASE("a plan prints as a table with what binds, the runner-up and the notes") {
+  Plan plan;
+  plan.world = 4;
+  plan.batch = 256;
+  plan.device = "A100-40";
+  plan.device_memory = Bytes(std::int64_t{36} << 30);
+  plan.optimizer_state_factor = 2;
+  plan.microbatches = 8;
+  plan.step = Seconds(0.128);
+  plan.bubble = 0.21;
+  plan.binding = Binding::kMemory;
+  StagePlan stage;
+  stage.atoms = {NodeId(0), NodeId(1)};
+  stage.ops = {0, 1, 2};
+  stage.ranks = {Rank(0), Rank(1), Rank(2)};
+  stage.parameter_bytes = Bytes(std::int64_t{9} << 30);
+  stage.forward = Seconds(0.004);
+  stage.peak_memory = Bytes(std::int64_t{18} << 30);
+  plan.stages.push_back(stage);
+  stage.ranks = {Rank(3)};
+  stage.parameter_elements = 2'415'919'104;
+  plan.stages.push_back(stage);
+  plan.runners_up.push_back({"1 stage x 4 replicas", "does not fit", Seconds(0.1)});
+  plan.notes.push_back("one note");
+  std::ostringstream out;
+  out << plan;
+  const std::string expected =
+      "plan: 2 stages x 3+1 replicas, 8 micro-batches, 1f1b; 4 ranks of A100-40, batch 256\n"
+      "predicted: step 128 ms (2000 samples/s), bound by memory, ranks in use wait 21 % of it\n"
+      "memory: 18.0 GiB used of 36.0 GiB available a rank (margin taken off), optimizer state 2 x parameters\n"
+      "  stage  ops  parameters  replicas  ranks  forward  backward  messages  gradient sums  peak memory  of "
+      "available\n"
+      "      0    3    9.00 GiB         3    0-2  4.00 ms         0         0              0     18.0 GiB          50 "
+      "%\n"
+      "      1    3      2.42 G         1      3  4.00 ms         0         0              0     18.0 GiB          50 "
+      "%\n"
+      "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n"
+      "runner-up: 1 stage x 4 replicas: 100 ms, does not fit\n"
+      "note: one note\n";
+  CHECK(out.str() == expected);
+}

@@ -1,0 +1,36 @@
+#include <autopar/plan/search/boundary_masks.hpp>
+
+#include <catch_shim.hpp>
+
+#include <autopar/cost/roofline.hpp>
+
+#include "unit/plan/random_models.hpp"
+
+using namespace autopar;
+
+TEST_CASE("what flows over a stage's borders is the same by masks as edge by edge", "[equality]") {
+  int differing = 0;
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    CAPTURE(seed);
+    test::Dice dice(seed + 400'000);
+    ModelProfile model = test::random_model(dice, 10);
+    for (const EdgeId edge : model.graph.edges()) model.graph[edge].kept = dice.chance(20);
+    // A value that callers get as well, and users' graphs whose values have no names.
+    if (dice.chance(30)) model.outputs.push_back({100, {dice(1, 9) * 100.0, 0}, NodeId(0), dice.chance(50)});
+    if (dice.chance(10)) {
+      for (const EdgeId edge : model.graph.edges()) model.graph[edge].value = -1;
+    }
+    const RooflineCost cost(test::small_cluster(2));
+    const Workload work = make_workload(model, cost);
+    const detail::BoundaryMasks masks(work);
+    for (int draw = 0; draw < 20; ++draw) {
+      detail::NodeMask stage = 0;
+      for (const NodeId node : work.graph.nodes()) stage |= dice.chance(50) ? detail::bit(node) : 0;
+      const auto by_edges = detail::boundary_of(work, [&](NodeId node) { return (stage & detail::bit(node)) != 0; });
+      REQUIRE(masks(stage) == by_edges);
+      differing += by_edges == detail::Boundary{} ? 0 : 1;
+      for (const std::int64_t share : {1, 7}) REQUIRE(masks.most().bytes(share, 2, 3) >= by_edges.bytes(share, 2, 3));
+    }
+  }
+  CHECK(differing > 10'000);
+}
