@@ -47,8 +47,7 @@ void SideStream::join() {
 
 void SideStream::drop() {
   waiting_.clear();
-  if (!running_.empty()) done_.block(current_stream(stream_.device()));
-  running_.clear();
+  join();
 }
 
 }  // namespace autopar

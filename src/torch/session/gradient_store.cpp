@@ -33,13 +33,17 @@ void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memor
 
 }  // namespace
 
+void add_to(at::Tensor& sum, const at::Tensor& gradient, bool may_take) {
+  if (sum.defined())
+    sum.add_(gradient);
+  else
+    sum = may_take ? gradient : gradient.clone();
+}
+
 void GradientStore::accumulate(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
   auto& sum = accumulated_[handle.unsafeGetTensorImpl()];
   sum.handle = handle;
-  if (sum.gradient.defined())
-    sum.gradient.add_(gradient);
-  else
-    sum.gradient = may_take ? gradient : gradient.clone();
+  add_to(sum.gradient, gradient, may_take);
 }
 
 Bytes GradientStore::accumulated() const {
@@ -54,21 +58,16 @@ void GradientStore::reduce(GradientSums sums) {
   reduce_into_shards(sums);
   for (auto& [impl, sum] : std::exchange(accumulated_, {})) {
     auto& waiting = reduced_[impl];
-    if (waiting.gradient.defined())
-      waiting.gradient.add_(sum.gradient);
-    else
-      waiting = std::move(sum);
+    waiting.handle = sum.handle;
+    add_to(waiting.gradient, sum.gradient, /*may_take=*/true);
   }
 }
 
 void GradientStore::reduce_whole(GradientSums& sums) {
-  const auto is_sharded = [&](const StateTensor& tensor) {
-    return tensor.unit >= 0 && sums.units[static_cast<std::size_t>(tensor.unit)].zero > 0;
-  };
   std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
   for (const auto& tensor : sums.registry.tensors()) {
     const auto found = accumulated_.find(tensor.handle.unsafeGetTensorImpl());
-    if (found == accumulated_.end() || is_sharded(tensor)) continue;
+    if (found == accumulated_.end() || in_shares(tensor, sums.units)) continue;
     groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
   }
   for (auto& [key, members] : groups) {

@@ -22,6 +22,10 @@ struct HandleGradient {
   at::Tensor gradient;
 };
 
+/// Adds to a sum that may be undefined yet.
+/// @param may_take  nobody else uses the gradient: it may become the sum
+void add_to(at::Tensor& sum, const at::Tensor& gradient, bool may_take);
+
 /// Where gradients of parameters are summed over the ranks that hold them.
 struct GradientSums {
   AnyTransport& wire;
@@ -35,7 +39,7 @@ struct GradientSums {
 /// their sums over ranks, until they are taken.
 class GradientStore {
  public:
-  /// @param may_take  nobody else uses the tensor: it may become the sum
+  /// @param may_take  see `add_to`
   void accumulate(const at::Tensor& handle, const at::Tensor& gradient, bool may_take);
   [[nodiscard]] bool has_accumulated() const { return !accumulated_.empty(); }
   [[nodiscard]] Bytes accumulated() const;

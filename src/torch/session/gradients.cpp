@@ -1,11 +1,9 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -16,19 +14,6 @@
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
-
-namespace {
-
-/// Adds to `.grad`. A tensor that nobody else uses may become the gradient itself.
-void add_to_grad(const at::Tensor& handle, const at::Tensor& gradient, bool may_take) {
-  auto& grad = handle.mutable_grad();
-  if (grad.defined())
-    grad.add_(gradient);
-  else
-    grad = may_take ? gradient : gradient.clone();
-}
-
-}  // namespace
 
 StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId>& roots) {
   const auto& runtime = *call.program->runtime;
@@ -78,7 +63,7 @@ void Session::Impl::flush_reduced() {
 void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
                                  LeavingGradients& leaving) {
   watch_.note_gradient(handle, units_.empty());
-  if (gradient.device() == handle.device()) return add_to_grad(handle, gradient, may_take);
+  if (gradient.device() == handle.device()) return add_to(handle.mutable_grad(), gradient, may_take);
   constexpr bool kNonBlocking = true;
   const auto& tensor = registry_.of(handle);
   auto& memory = *shards_[static_cast<std::size_t>(tensor.unit)];
@@ -94,7 +79,7 @@ void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   DeviceEvent copied;
   copied.set(device_);
   copied.wait();
-  for (const auto& [handle, gradient] : leaving.copies) add_to_grad(handle, gradient, true);
+  for (const auto& [handle, gradient] : leaving.copies) add_to(handle.mutable_grad(), gradient, true);
 }
 
 void Session::Impl::reduce_accumulated() { gradients_.reduce({wire_, groups_, registry_, units_, shards_}); }

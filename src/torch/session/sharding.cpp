@@ -211,9 +211,7 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
 }
 
 /// Whether holders have shares of it, and not all of it.
-bool Session::Impl::in_shares(const StateTensor& tensor) const {
-  return tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero > 0;
-}
+bool Session::Impl::in_shares(const StateTensor& tensor) const { return autopar::in_shares(tensor, units_); }
 
 // A host may hold far less than what the ranks of a unit have together: whole tensors are made as few at a time as one
 // large one takes.
