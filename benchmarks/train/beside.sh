@@ -28,7 +28,7 @@ for work in $works; do row "$work" "$train" "$work" "$@"; done
 case " $* " in *" --device cpu "*)
   for work in $works; do
     row "$work, 2 ranks" mpiexec -n 2 "$train" "$work" "$@"
-    "$python" -c 'import torch' 2> /dev/null && row "$work, DDP" "$python" "$here/ddp.py" "$work"
+    "$python" -c 'import torch' 2> /dev/null && row "$work, DDP" "$python" "$here/peers.py" "$work" --mode ddp --ranks 2 "$@"
   done ;;
 esac
 exit $failed

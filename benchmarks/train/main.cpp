@@ -4,12 +4,12 @@
 //   train gpt                                  both halves, each in a process of its own
 //   train resnet50 --mode libtorch --trace     one of them, with its kernels by class
 //   train bert24 --small --device cpu          seconds on two cores; there the halves take turns step by step
-//   mpiexec -n 2 train mlp --small             several ranks: autopar alone, beside ddp.py
+//   mpiexec -n 2 train mlp --small             several ranks: autopar alone, beside peers.py
 //
 // step_ms: the median over steps, the device waited for after each. loop_ms: a step of a loop that waits at its end
 // alone, as trainings do: what comes before a step's first kernel is hidden there. peak_gib: during the steps after the
-// first two (setup_peak_gib: before). setup_s: construction and the first step. Options of plans: AUTOPAR_ZERO,
-// AUTOPAR_RECOMPUTE, …
+// first two, of the rank that holds most (setup_peak_gib: before). setup_s: construction and the first step. Options of
+// plans: AUTOPAR_ZERO, AUTOPAR_RECOMPUTE, …
 
 #include <algorithm>
 #include <array>
@@ -17,6 +17,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -158,8 +159,17 @@ std::optional<double> peak_flops(const std::string& name, const std::string& pre
   return std::nullopt;
 }
 
-nlohmann::json finished(Half& half, const Work& work, const Job& job, const std::string& mode, int ranks,
+/// The most that a rank held. All ranks call it.
+double peak_gib(ap::World& world, c10::Device device) {
+  std::vector<double> of_ranks(static_cast<std::size_t>(world.size()));
+  of_ranks[static_cast<std::size_t>(world.rank())] = train::PeakMemory{device}.gib();
+  world.all_reduce_sum(std::span(of_ranks), "peak memory");
+  return *std::max_element(of_ranks.begin(), of_ranks.end());
+}
+
+nlohmann::json finished(ap::World& world, Half& half, const Work& work, const Job& job, const std::string& mode,
                         const std::string& device) {
+  const int ranks = world.size();
   if (half.device.is_cuda()) half.timed_loop(job.steps);
   auto& line = half.line;
   const double step = train::median(half.seconds);
@@ -177,7 +187,7 @@ nlohmann::json finished(Half& half, const Work& work, const Job& job, const std:
   line["issue_ms"] = train::median(half.issue_seconds) * 1e3;
   if (half.loop_seconds > 0) line["loop_ms"] = half.loop_seconds * 1e3;
   line["samples_s"] = static_cast<double>(work.batch * ranks) / step;
-  line["peak_gib"] = train::PeakMemory{half.device}.gib();
+  line["peak_gib"] = peak_gib(world, half.device);
   line["loss"] = half.loss.defined() ? half.loss.item<double>() : 0;
   if (const auto peak = peak_flops(device, work.precision)) {
     line["mfu"] = work.flops * static_cast<double>(work.batch) / step / *peak;
@@ -233,7 +243,7 @@ void run_unwrapped(ap::World& world, const Job& job) {
       serve_steps(half);
     else
       for (int i = 0; i < job.steps; ++i) half.timed_step();
-    std::cout << finished(half, work, job, "libtorch", 1, device_name(world, half.device)).dump() << std::endl;
+    std::cout << finished(world, half, work, job, "libtorch", device_name(world, half.device)).dump() << std::endl;
   });
 }
 
@@ -270,7 +280,7 @@ void run_wrapped(ap::World& world, const Job& job, const std::vector<std::string
       if (other) ratios.push_back(before / own);
     }
     if (other) other_line = ended(other);
-    auto line = finished(half, work, job, "autopar", world.size(), device_name(world, half.device));
+    auto line = finished(world, half, work, job, "autopar", device_name(world, half.device));
     if (!other_line.is_null()) compare(line, other_line, ratios);
     if (world.rank() == 0) std::cout << line.dump() << std::endl;
   });
@@ -292,6 +302,7 @@ int main(int argc, char** argv) try {
       ->check(CLI::IsMember({"module", "tf32", "bf16", "fp16"}));
   app.add_option("--threads", job.threads, "of a rank on CPUs; as many as there are cores without it")
       ->check(CLI::PositiveNumber);
+  app.add_flag("--written-attention", job.request.written_attention, "of gpt and bert: no kernel that does it all");
   app.add_flag("--small", job.request.small, "a size that two cores train in seconds");
   app.add_flag("--trace", job.trace, "one more step, its kernels by class");
   app.add_flag("--on-demand", job.on_demand, "a step for each line that comes in; for --mode both")->group("");

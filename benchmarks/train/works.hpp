@@ -31,6 +31,7 @@ struct Request {
   std::string work, precision;
   std::int64_t batch = 0;  ///< 0: the work's own
   bool small = false;      ///< seconds on two cores
+  bool written_attention = false;
   c10::Device device = c10::kCPU;
 };
 
@@ -89,10 +90,11 @@ inline Work mlp_work(const Request& request, std::int64_t width, std::int64_t la
 
 inline models::TransformerSize transformer_size(const Request& request) {
   models::TransformerSize size;
-  if (request.work == "bert24") size = {30'522, 2048, 24, 32, 512, false, 0.1};
+  if (request.work != "gpt") size = {30'522, 2048, request.work == "bert" ? 96 : 24, 32, 512, false, 0.1};
+  size.written_attention = request.written_attention;
   if (request.small) {
     const auto [words, width, layers, heads, length] = std::array<std::int64_t, 5>{1000, 256, 4, 4, 128};
-    size = {words, width, layers, heads, length, size.causal, size.dropout};
+    size = {words, width, layers, heads, length, size.causal, size.dropout, size.written_attention};
   }
   return size;
 }
@@ -100,12 +102,12 @@ inline models::TransformerSize transformer_size(const Request& request) {
 inline models::ResNetSize resnet_size(const Request& request) {
   if (request.small) return {{1, 1, 1, 1}, request.work == "resnet50" ? 16 : 32, 100};
   if (request.work == "resnet50") return {};
-  return {{3, 8, 36, 3}, 4 * 64, 1000};
+  return {{3, 8, 36, 3}, (request.work == "resnet152x8" ? 8 : 4) * 64, 1000};
 }
 
 }  // namespace detail
 
-inline const std::vector<std::string> kWorks{"gpt", "bert24", "resnet50", "resnet152x4", "mlp"};
+inline const std::vector<std::string> kWorks{"gpt", "bert24", "bert", "resnet50", "resnet152x4", "resnet152x8", "mlp"};
 
 /// Calls `run(work, make)`, where `make()` gives a module whose forward takes `work.x` and `work.y`. Low precision is
 /// that of the reference on GPUs; on CPUs the modules' own, unless asked for.
@@ -119,14 +121,14 @@ void with_work(const Request& request, const Run& run) {
   if (request.work == "mlp") {
     const std::int64_t width = request.small ? 512 : 5000, layers = request.small ? 10 : 100;
     run(settled(detail::mlp_work(request, width, layers, 64)), [=] { return models::Mlp(width, layers); });
-  } else if (request.work == "gpt" || request.work == "bert24") {
+  } else if (request.work == "gpt" || request.work == "bert24" || request.work == "bert") {
     const auto size = detail::transformer_size(request);
     run(settled(detail::transformer_work(request, size, 8)), [=] { return models::Transformer(size); });
   } else {
     const auto size = detail::resnet_size(request);
-    const std::int64_t batch = request.small                ? 16
-                               : request.work == "resnet50" ? 256
-                                                            : 32,
+    const std::int64_t batch = request.small || request.work == "resnet152x8" ? 16
+                               : request.work == "resnet50"                   ? 256
+                                                                              : 32,
                        pixels = request.small ? 64 : 224;
     run(settled(detail::resnet_work(request, size, batch, pixels)), [=] { return models::ResNet(size); });
   }

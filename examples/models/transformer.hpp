@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include <torch/nn.h>
 
@@ -9,14 +11,16 @@ namespace models {
 struct TransformerSize {
   std::int64_t words = 50'304, width = 2048, layers = 24, heads = 16, length = 1024;
   bool causal = true;
-  double dropout = 0;  ///< of attention and of what is added to the residuals
+  double dropout = 0;              ///< of attention and of what is added to the residuals
+  bool written_attention = false;  ///< products, a softmax and dropout in place of libtorch's own kernel
 };
 
-/// A layer of a transformer: norms first, attention by libtorch's own kernel.
+/// A layer of a transformer: norms first.
 struct BlockImpl : torch::nn::Module {
   std::int64_t heads;
   bool causal;
   double dropout;
+  bool written_attention;
   torch::nn::LayerNorm ln1, ln2;
   torch::nn::Linear qkv, proj, fc1, fc2;
 
@@ -24,6 +28,7 @@ struct BlockImpl : torch::nn::Module {
       : heads(size.heads),
         causal(size.causal),
         dropout(size.dropout),
+        written_attention(size.written_attention),
         ln1(torch::nn::LayerNormOptions({size.width})),
         ln2(torch::nn::LayerNormOptions({size.width})),
         qkv(size.width, 3 * size.width),
@@ -40,13 +45,23 @@ struct BlockImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     const auto samples = x.size(0), length = x.size(1), width = x.size(2);
     const auto parts = qkv(ln1(x)).view({samples, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
-    const auto attended =
-        at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, is_training() ? dropout : 0.0, causal);
+    const auto attended = attention(parts[0], parts[1], parts[2]);
     const auto y = x + dropped(proj(attended.transpose(1, 2).reshape({samples, length, width})));
     return y + dropped(fc2(torch::gelu(fc1(ln2(y)))));
   }
 
  private:
+  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
+    if (!written_attention) {
+      return at::scaled_dot_product_attention(q, k, v, {}, is_training() ? dropout : 0.0, causal);
+    }
+    auto scores = torch::matmul(q * (1 / std::sqrt(static_cast<double>(q.size(3)))), k.transpose(2, 3));
+    if (causal) {
+      const auto later = torch::ones({q.size(2), k.size(2)}, q.options().dtype(torch::kBool)).triu(1);
+      scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+    }
+    return torch::matmul(dropped(torch::softmax(scores, -1)), v);
+  }
   at::Tensor dropped(const at::Tensor& x) const { return torch::dropout(x, dropout, is_training()); }
 };
 TORCH_MODULE(Block);
