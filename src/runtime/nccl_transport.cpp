@@ -310,20 +310,22 @@ class NcclTransport final : public TransportBackend {
     check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(communicator.stream(), operation->event.get(), 0), rank());
     communicator.settle(action.c_str(), call());
     check_cuda("cudaEventRecord", cudaEventRecord(operation->event.get(), communicator.stream()), rank());
-    in_flight_.push_back(operation);
+    in_flight_[communicator.stream()].push_back(operation);
     return operation;
   }
 
   /// Gives back the buffers of operations that have ended. On the caller's thread: memory is freed where it was made.
+  /// A stream's end in order, so this asks of each stream for one that has not ended: a host that runs ahead has
+  /// hundreds under way, and a step may ask thousands of times.
   void release_finished() {
     std::vector<std::shared_ptr<NcclOperation>> ended;
     {
       const std::lock_guard lock(mutex_);
-      std::erase_if(in_flight_, [&](const std::shared_ptr<NcclOperation>& operation) {
-        if (!operation->event.passed()) return false;
-        ended.push_back(operation);
-        return true;
-      });
+      for (auto& [stream, operations] : in_flight_) {
+        for (; !operations.empty() && operations.front()->event.passed(); operations.pop_front()) {
+          ended.push_back(std::move(operations.front()));
+        }
+      }
     }
     for (const auto& operation : ended) operation->buffer = {};
   }
@@ -350,9 +352,10 @@ class NcclTransport final : public TransportBackend {
   [[nodiscard]] bool all_arrive() {
     const auto deadline = Clock::now() + kFlushLimit;
     while (!health_->failed() && Clock::now() < deadline) {
-      if (std::all_of(in_flight_.begin(), in_flight_.end(), [](const auto& each) { return each->event.passed(); })) {
-        return true;
-      }
+      const auto is_over = [](const auto& of_stream) {
+        return of_stream.second.empty() || of_stream.second.back()->event.passed();
+      };
+      if (std::all_of(in_flight_.begin(), in_flight_.end(), is_over)) return true;
       std::this_thread::sleep_for(100us);
     }
     return false;
@@ -383,7 +386,9 @@ class NcclTransport final : public TransportBackend {
   void look_for_stalls() {
     const auto now = Clock::now();
     const StallLimits limits = health_->limits();
-    for (const auto& operation : in_flight_) {
+    for (const auto& [stream, operations] : in_flight_) {
+      if (operations.empty()) continue;
+      const auto& operation = operations.front();  // those behind it wait for it
       const Seconds age{std::chrono::duration<double>(now - operation->begin).count()};
       if (age < limits.warning || operation->event.passed()) continue;
       const std::string whom = operation->peer.valid() ? name(operation->peer) : "another member";
@@ -407,7 +412,7 @@ class NcclTransport final : public TransportBackend {
   std::mutex mutex_;
   std::map<std::pair<Rank, Rank>, std::unique_ptr<NcclCommunicator>> pairs_;
   std::vector<std::unique_ptr<NcclCommunicator>> groups_;  ///< [group]; null where this rank is no member
-  std::deque<std::shared_ptr<NcclOperation>> in_flight_;
+  std::map<cudaStream_t, std::deque<std::shared_ptr<NcclOperation>>> in_flight_;  ///< in their order
   std::atomic<bool> stopping_{false};
   std::thread watch_;
 };
