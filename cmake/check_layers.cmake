@@ -26,7 +26,7 @@ set(runtime_may_see
 set(mpi_headers include/autopar/runtime/mpi_comm.hpp)
 # The folders of a layer, each of which knows those before it. Files beside them (plan.hpp below, planner.hpp above) are free.
 set(rooms_plan model memory step search multilevel feasibility report check)
-set(rooms_torch detail optim ir replay capture init rewrite algebra interpret device gradients parameters cost staging engine
+set(rooms_torch detail optim ir device replay capture init rewrite algebra interpret gradients parameters cost staging engine
   checkpoint session)
 set(violations)
 

@@ -15,6 +15,7 @@
 #include <array>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -120,10 +121,13 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
     optimizer->step();
     if (!std::exchange(predicted, true)) {
       const auto& plan = model->plan();
-      double most = 0;
-      for (const auto& stage : plan.stages) most = std::max(most, static_cast<double>(stage.peak_memory.value()));
+      std::map<ap::Rank, double> bytes;  // a rank may run several stages
+      for (const auto& stage : plan.stages) {
+        for (const auto rank : stage.ranks) bytes[rank] += static_cast<double>(stage.peak_memory.value());
+      }
+      const auto most = std::ranges::max_element(bytes, {}, [](const auto& each) { return each.second; });
       half.line["predicted_ms"] = plan.step.value() * 1e3;
-      half.line["predicted_gib"] = most / (1 << 30);
+      half.line["predicted_gib"] = most->second / (1 << 30);
       half.line["plan"] = ap::describe(ap::detail::replicas_of(plan), plan.microbatches, plan.schedule) +
                           ap::describe(ap::savings_of(plan));
     }

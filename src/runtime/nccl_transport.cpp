@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -74,7 +75,7 @@ class NcclTransport final : public TransportBackend {
       : world_(world),
         health_(world.shared_health()),
         device_(options.device),
-        compute_(static_cast<cudaStream_t>(options.compute_stream)),
+        compute_stream_(options.compute_stream),
         logger_(world.log().logger(LogModule::kTransport)) {
     check_device();
     watch_ = std::thread([this] { watch(); });
@@ -203,12 +204,17 @@ class NcclTransport final : public TransportBackend {
     auto& operation = static_cast<NcclOperation&>(*ticket);
     health_->check(operation.action);
     const DeviceGuard guard(device_);
-    check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(compute_, operation.event.get(), 0), rank());
+    check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(compute_stream(), operation.event.get(), 0), rank());
     operation.buffer = {};
     release_finished();
   }
 
  private:
+  /// That on which this thread makes and reads buffers now: calls of a model may come under different ones.
+  [[nodiscard]] cudaStream_t compute_stream() const {
+    return compute_stream_ ? static_cast<cudaStream_t>(compute_stream_()) : nullptr;
+  }
+
   void check_device() {
     int devices = 0;
     const cudaError_t code = cudaGetDeviceCount(&devices);
@@ -306,7 +312,7 @@ class NcclTransport final : public TransportBackend {
     auto operation = std::make_shared<NcclOperation>(rank(), action, std::move(buffer), peer);
     const std::lock_guard lock(mutex_);
     health_->check(action);  // the watch aborts communicators under the same lock
-    check_cuda("cudaEventRecord", cudaEventRecord(operation->event.get(), compute_), rank());
+    check_cuda("cudaEventRecord", cudaEventRecord(operation->event.get(), compute_stream()), rank());
     check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(communicator.stream(), operation->event.get(), 0), rank());
     communicator.settle(action.c_str(), call());
     check_cuda("cudaEventRecord", cudaEventRecord(operation->event.get(), communicator.stream()), rank());
@@ -405,7 +411,7 @@ class NcclTransport final : public TransportBackend {
   WorldBackend& world_;
   const std::shared_ptr<Health> health_;
   const int device_;
-  const cudaStream_t compute_;
+  const std::function<void*()> compute_stream_;
   const Logger logger_;
 
   /// Guards what follows against the watch; calls of NCCL are made under it, too.

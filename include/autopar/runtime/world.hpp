@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,8 +34,10 @@ struct WorldOptions {
 /// How `World::make_transport` moves bytes.
 struct TransportOptions {
   TransportKind kind = TransportKind::kHost;
-  int device = 0;                  ///< kNccl: CUDA device of this rank
-  void* compute_stream = nullptr;  ///< kNccl: the cudaStream_t that makes and reads the buffers
+  int device = 0;  ///< kNccl: CUDA device of this rank
+  /// kNccl: the cudaStream_t on which the calling thread makes and reads buffers, asked for at each operation; null,
+  /// or what gives null, is CUDA's default stream.
+  std::function<void*()> compute_stream{};
 };
 
 namespace detail {

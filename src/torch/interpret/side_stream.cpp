@@ -6,13 +6,13 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "torch/device/device_context.hpp"
+
 namespace autopar {
 
 namespace {
 
 constexpr std::size_t kTogether = 4;
-
-c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
 }  // namespace
 

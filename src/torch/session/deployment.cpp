@@ -19,9 +19,7 @@
 #include <autopar/plan/report/runnable.hpp>
 #include <autopar/torch/device.hpp>
 
-#ifdef AUTOPAR_TORCH_CUDA
-#include <c10/cuda/CUDAStream.h>
-
+#include "torch/device/device_context.hpp"
 #include "torch/device/host_memory.hpp"
 #include "torch/ir/shown_name.hpp"
 #include "torch/parameters/whole_handles.hpp"
@@ -29,7 +27,6 @@
 #include "torch/rewrite/channels_last.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 #include "torch/rewrite/select_fold.hpp"
-#endif
 
 namespace autopar {
 
@@ -385,13 +382,13 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
 
 AnyTransport Session::Impl::new_transport() {
   TransportOptions options;
-#ifdef AUTOPAR_TORCH_CUDA
   if (device_.is_cuda()) {
     options.kind = TransportKind::kNccl;
     options.device = device_.index();
-    options.compute_stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
+    options.compute_stream = [&context = context_of(device_.type()), index = device_.index()] {
+      return context.current_stream(index);
+    };
   }
-#endif
   return world_.make_transport(options);
 }
 

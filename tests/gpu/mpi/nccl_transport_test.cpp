@@ -53,7 +53,7 @@ std::vector<std::byte> on_host(const Buffer& buffer, const Stream& stream) {
 }
 
 AnyTransport nccl(World& world, const Stream& stream) {
-  return world.make_transport({TransportKind::kNccl, world.local_rank(), stream.get()});
+  return world.make_transport({TransportKind::kNccl, world.local_rank(), [raw = stream.get()] { return raw; }});
 }
 
 std::vector<DirectedPair> all_pairs(int ranks) {
@@ -175,6 +175,33 @@ TEST_CASE("nccl: laws of the transport hold under random traffic between process
   for (std::uint32_t seed = 1; seed <= 3; ++seed) REQUIRE_NOTHROW(random_traffic_arrives(world, seed));
 }
 
+TEST_CASE("nccl: an operation follows the stream that the thread is on when it starts") {
+  World world(0, nullptr);
+  const Stream first(world.local_rank()), second(world.local_rank());
+  const Stream* now = &first;
+  AnyTransport transport =
+      world.make_transport({TransportKind::kNccl, world.local_rank(), [&now] { return now->get(); }});
+  transport.connect({{Rank(0), Rank(1)}});
+  constexpr std::size_t kBytes = 1 << 20, kBusy = 64 << 20;
+  const auto content = transport_laws::pattern(5, kBytes);
+  now = &second;
+  if (world.rank() == 0) {
+    const Buffer busy = on_device(std::vector<std::byte>(kBusy), second);
+    const Buffer buffer = on_device(std::vector<std::byte>(kBytes), second);
+    second.synchronise();
+    for (int i = 0; i < 500; ++i) check(cudaMemsetAsync(busy.data, i, kBusy, second.get()));  // milliseconds
+    const Buffer late = on_device(content, second);
+    check(cudaMemcpyAsync(buffer.data, late.data, kBytes, cudaMemcpyDeviceToDevice, second.get()));
+    transport.wait(transport.send(buffer, Rank(1), {}));
+    second.synchronise();
+  } else if (world.rank() == 1) {
+    const Buffer buffer = on_device(std::vector<std::byte>(kBytes), second);
+    transport.wait(transport.receive(buffer, Rank(0), {}));
+    REQUIRE(on_host(buffer, second) == content);
+  }
+  world.barrier();
+}
+
 TEST_CASE("nccl: no operation blocks the host") {
   World world(0, nullptr);
   const Stream stream(world.local_rank());
@@ -239,7 +266,8 @@ TEST_CASE("nccl: a failure frees a device that waits for a message") {
 TEST_CASE("nccl: a device that is not there is named") {
   World world(0, nullptr);
   const Stream stream(world.local_rank());
-  REQUIRE_THROWS_AS(world.make_transport({TransportKind::kNccl, 99, stream.get()}), InvalidArgument);
+  const TransportOptions beyond{TransportKind::kNccl, 99, [raw = stream.get()] { return raw; }};
+  REQUIRE_THROWS_AS(world.make_transport(beyond), InvalidArgument);
 }
 
 #else

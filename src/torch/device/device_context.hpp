@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Stream.h>
+
+#include <autopar/core/cluster.hpp>
+
+namespace autopar {
+
+/// What a kind of devices has beside the operators of libtorch. One object a kind, without state that a caller sees;
+/// any thread may use it. Builds without CUDA have that of CPUs alone.
+class DeviceContext {
+ public:
+  DeviceContext() = default;
+  DeviceContext(const DeviceContext&) = delete;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+  virtual ~DeviceContext() = default;
+
+  /// Devices of this host. @throws InvalidArgument if there are some that cannot be used
+  [[nodiscard]] virtual int count() const = 0;
+  /// Rates and memory of one, as data sheets and drivers have them. @param ranks_here  that share the host
+  [[nodiscard]] virtual Device describe(c10::DeviceIndex index, int ranks_here) const = 0;
+  /// Between two of this host, until it is measured.
+  [[nodiscard]] virtual Link link_within_host() const = 0;
+  /// The driver's handle of the stream that this thread queues on now; null where nothing is queued.
+  [[nodiscard]] virtual void* current_stream(c10::DeviceIndex index) const = 0;
+  /// See `autopar::host_memory`.
+  [[nodiscard]] virtual at::Tensor host_memory(std::int64_t elements, c10::ScalarType dtype,
+                                               c10::DeviceIndex index) const = 0;
+  /// See `autopar::multiply_unless_one`. @param factor  of this kind of devices
+  virtual void multiply_unless_one(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) const = 0;
+};
+
+/// @throws InvalidArgument for a kind of devices that this build does not know
+[[nodiscard]] const DeviceContext& context_of(c10::DeviceType type);
+/// Null in a build without CUDA.
+[[nodiscard]] const DeviceContext* cuda_context();
+
+/// The stream of the device that this thread queues on now.
+[[nodiscard]] c10::Stream current_stream(c10::Device device);
+
+/// Multiplies each by a factor of one element on its device; 16-bit tensors by the factor as it is, not rounded to
+/// them.
+void multiply_each(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
+
+}  // namespace autopar
