@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include <autopar/io/file.hpp>
+#include <autopar/schedule/traits.hpp>
 
 #include "json_reader.hpp"
 
@@ -28,9 +29,11 @@ constexpr double kMaxStateFactor = 1e3;
 
 Seconds read_seconds(JsonReader& reader, const char* key) { return Seconds(reader.number(key, 0, kMaxSeconds)); }
 
-const std::vector<std::pair<ScheduleKind, const char*>> kSchedules{
-    {ScheduleKind::kGPipe, "gpipe"}, {ScheduleKind::kOneFOneB, "1f1b"}, {ScheduleKind::kInterleaved, "interleaved"},
-    {ScheduleKind::kZbH1, "zb-h1"},  {ScheduleKind::kZbV, "zb-v"},      {ScheduleKind::kSynthesised, "synth"}};
+const std::vector<std::pair<ScheduleKind, const char*>> kSchedules = [] {
+  std::vector<std::pair<ScheduleKind, const char*>> words;
+  for (const ScheduleTraits& row : kScheduleTraits) words.emplace_back(row.kind, row.name.data());
+  return words;
+}();
 /// What a rank of a synthesised schedule does in turn: "F2.0" is the forward of stage 2, micro-batch 0; D a whole
 /// backward, B that of inputs, W that of weights.
 constexpr std::string_view kTurnLetters = "FDBW";
@@ -191,7 +194,7 @@ std::string to_json(const Plan& plan) {
                    {"runners_up", std::move(runners_up)},
                    {"notes", plan.notes},
                    {"certificate", certificate_json(plan.certificate)}};
-  if (plan.schedule == ScheduleKind::kSynthesised) root["orders"] = orders_json(plan.orders);
+  if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
 
@@ -224,7 +227,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   if (std::find(kPrecisions.begin(), kPrecisions.end(), plan.precision) == kPrecisions.end()) {
     reader.fail("precision", "'" + plan.precision + "' is none of module, tf32, bf16, fp16");
   }
-  if (plan.schedule == ScheduleKind::kSynthesised) plan.orders = read_orders(reader);
+  if (traits_of(plan.schedule).orders_in_plan) plan.orders = read_orders(reader);
   reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });
   if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");
   plan.device = reader.text("device");

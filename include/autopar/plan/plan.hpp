@@ -91,7 +91,7 @@ struct Plan {
   std::int64_t batch = 0;   ///< samples of a step it was made for, all ranks together
   std::vector<StagePlan> stages;
   int microbatches = 1;
-  ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  ScheduleKind schedule = kDefaultSchedule;
   int zero = 0;  ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
   std::string precision = "module";       ///< Options::precision that it was made for

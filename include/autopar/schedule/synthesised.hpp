@@ -18,14 +18,15 @@
 #include <autopar/schedule/synthesis/improvement.hpp>
 #include <autopar/schedule/synthesis/list_scheduling.hpp>
 #include <autopar/schedule/synthesis/problem.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
 /// What a synthesiser found.
 struct Synthesis {
   GivenOrders orders;
-  ScheduleKind origin = ScheduleKind::kSynthesised;  ///< the fixed schedule that was best, or improved
-  Seconds step{};                                    ///< simulated
+  ScheduleKind origin = kSynthesisedSchedule;  ///< the fixed schedule that was best, or improved
+  Seconds step{};                              ///< simulated
   Seconds best_fixed{};     ///< of the fixed schedules that run on this pipeline and fit; infinite if there is none
   Seconds lower_bound{};    ///< of any order on this pipeline
   std::int64_t states = 0;  ///< orders that were played through
@@ -110,7 +111,7 @@ struct Synthesised {
     struct Start {
       double makespan;
       Orders orders;
-      ScheduleKind origin = ScheduleKind::kSynthesised;
+      ScheduleKind origin = kSynthesisedSchedule;
     };
     static constexpr std::size_t kStarts = 6;  // that are worth more work
     static constexpr int kSharpenings = 6;     // of each
@@ -118,7 +119,7 @@ struct Synthesised {
     [[nodiscard]] bool is_bound(double step) const { return step <= best_.lower_bound.value() * (1 + 1e-9); }
 
     void try_fixed(ScheduleKind kind) {
-      if (kind == ScheduleKind::kSynthesised || (!policy_.parts_backwards && !keeps_backwards_whole(kind))) return;
+      if (traits_of(kind).orders_in_plan || (!policy_.parts_backwards && !keeps_backwards_whole(kind))) return;
       auto orders = fixed_orders(kind);
       if (!orders) return;
       for (std::size_t l = 0; l < orders->size(); ++l) {
@@ -140,10 +141,7 @@ struct Synthesised {
         for (const std::size_t l : stage.lanes) lanes.stages.back().push_back(Rank::of(l));
         if (wants_chunks(kind) && stage.lanes.size() > 1) return std::nullopt;
       }
-      if (wants_chunks(kind)) {
-        const ChunkLayout chunks = chunk_layout(lanes);
-        if (kind == ScheduleKind::kZbV ? !chunks.is_v_shaped() : !chunks.is_looped()) return std::nullopt;
-      }
+      if (wants_chunks(kind) && !lies_in(traits_of(kind).layout, chunk_layout(lanes))) return std::nullopt;
       for (Channel channel : pipeline_.channels) {
         channel.kind = ChannelKind::kTotal;
         if (channel.from.valid() && channel.to.valid()) lanes.channels.push_back(channel);
@@ -193,7 +191,7 @@ struct Synthesised {
     void keep(detail::SynthesisCourse course) {
       if (course.makespan == std::numeric_limits<double>::infinity()) return;  // given up
       for (const Start& start : starts_) {
-        if (start.makespan == course.makespan && start.origin == ScheduleKind::kSynthesised) return;
+        if (start.makespan == course.makespan && start.origin == kSynthesisedSchedule) return;
       }
       starts_.push_back({course.makespan, std::move(course.orders)});
       std::stable_sort(starts_.begin(), starts_.end(),

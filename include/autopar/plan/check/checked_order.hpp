@@ -10,6 +10,7 @@
 
 #include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -116,10 +117,7 @@ class CheckedOrder {
   /// Who goes first of ranks that could start at the same time: by stages where each stage has an order of its own,
   /// by ranks where each rank has one.
   void find_precedence() {
-    const ScheduleKind kind = stated_.plan().schedule;
-    const bool by_stages =
-        kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB || kind == ScheduleKind::kZbH1;
-    if (!by_stages) {
+    if (traits_of(stated_.plan().schedule).layout != StageLayout::kStraight) {
       for (std::size_t r = 0; r < lanes_.size(); ++r) precedence_.push_back(r);
       return;
     }

@@ -13,6 +13,7 @@
 #include <autopar/plan/check/read_again.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -274,7 +275,7 @@ class CheckedMemory {
       limit = std::min(limit, most);
     }
     const std::int64_t unit = std::min(shared, largest > kBucket ? largest : limit);
-    const bool at_once = again || parts_backwards(stated_.plan().schedule);
+    const bool at_once = again || traits_of(stated_.plan().schedule).splits_backwards;
     const std::int64_t gradients = std::min(at_once ? shared + unit : 2 * unit, count() * shared);
     switch (level) {
       case 1:
@@ -296,10 +297,6 @@ class CheckedMemory {
   /// What stages compute with in place of a parameter.
   [[nodiscard]] static std::int64_t read_as(const ParameterProfile& parameter) {
     return (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
-  }
-
-  [[nodiscard]] static bool parts_backwards(ScheduleKind kind) {
-    return kind == ScheduleKind::kZbH1 || kind == ScheduleKind::kZbV || kind == ScheduleKind::kSynthesised;
   }
 
   /// What a segment keeps that runs again: what enters it from the stage, unless that is kept there, and what is kept
@@ -350,7 +347,7 @@ class CheckedMemory {
   void add_atoms(int s) {
     Stage& stage = of(s);
     const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(s)];
-    const bool parted = parts_backwards(stated_.plan().schedule);
+    const bool parted = traits_of(stated_.plan().schedule).splits_backwards;
     std::map<NodeId, std::size_t> segment_of;
     for (std::size_t i = 0; i < plan.recomputed.size(); ++i) {
       for (const NodeId atom : plan.recomputed[i]) segment_of[atom] = i;

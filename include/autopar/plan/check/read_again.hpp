@@ -7,7 +7,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
-#include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 

@@ -9,6 +9,7 @@
 
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -116,8 +117,7 @@ class ShapeCheck {
 
   /// Stages have ranks of their own, or share all of them with others.
   std::string of_ranks() {
-    const bool may_share = plan_.schedule == ScheduleKind::kInterleaved || plan_.schedule == ScheduleKind::kZbV ||
-                           plan_.schedule == ScheduleKind::kSynthesised;
+    const bool may_share = traits_of(plan_.schedule).layout != StageLayout::kStraight;
     std::vector<int> place_of_rank(static_cast<std::size_t>(plan_.world), -1);
     std::vector<std::size_t> place_of_stage, first;  // numbered by their first stages
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
@@ -146,12 +146,13 @@ class ShapeCheck {
 
   [[nodiscard]] std::string of_places(const std::vector<std::size_t>& place_of_stage, std::size_t places) const {
     const std::size_t stages = place_of_stage.size();
+    const StageLayout layout = traits_of(plan_.schedule).layout;
+    const std::string schedule(to_string(plan_.schedule));
     for (std::size_t s = 0; s < stages; ++s) {
-      if (plan_.schedule == ScheduleKind::kInterleaved && (stages % places != 0 || place_of_stage[s] != s % places))
-        return field(s, "ranks") + name_of(s) + " is not where interleaved stages come round";
-      if (plan_.schedule == ScheduleKind::kZbV &&
-          (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
-        return field(s, "ranks") + name_of(s) + " is not where zb-v's stages go to the last ranks and back";
+      if (layout == StageLayout::kLooped && (stages % places != 0 || place_of_stage[s] != s % places))
+        return field(s, "ranks") + name_of(s) + " is not where " + schedule + " stages come round";
+      if (layout == StageLayout::kVShaped && (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
+        return field(s, "ranks") + name_of(s) + " is not where " + schedule + "'s stages go to the last ranks and back";
     }
     return "";
   }
@@ -176,7 +177,7 @@ class ShapeCheck {
   }
 
   std::string of_orders() {
-    if (plan_.schedule != ScheduleKind::kSynthesised)
+    if (!traits_of(plan_.schedule).orders_in_plan)
       return plan_.orders.empty() ? "" : "orders: it states some, but its schedule has its own";
     if (plan_.orders.size() != static_cast<std::size_t>(plan_.world))
       return "orders: it states orders of " + number(plan_.orders.size()) + " ranks for a world of " +

@@ -1,162 +1,29 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <initializer_list>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <autopar/plan/check/stated_plan.hpp>
-#include <autopar/schedule/action.hpp>
+#include <autopar/schedule/restated_orders.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
-/// One turn of a rank, the micro-batch left open.
-struct SaidTurn {
-  ActionKind kind = ActionKind::kForward;
-  std::size_t chunk = 0;  ///< which of the rank's stages
-};
-
-/// Writes a rank's turns down: each said turn is of the next micro-batch of its kind and stage, and is left out when
-/// there is none left.
-class TurnScribe {
- public:
-  TurnScribe(const std::vector<int>& stages, int microbatches)
-      : stages_(stages), microbatches_(microbatches), next_(stages.size()) {}
-
-  void say(SaidTurn turn) {
-    const auto kind = turn.kind == ActionKind::kForward ? 0u : turn.kind == ActionKind::kBackwardWeight ? 2u : 1u;
-    int& microbatch = next_[turn.chunk].of_kind[kind];
-    if (microbatch >= microbatches_) return;
-    turns_.push_back({turn.kind, microbatch++, StageId(stages_[turn.chunk])});
-  }
-  void say(std::int64_t times, std::initializer_list<SaidTurn> phrase) {
-    for (std::int64_t i = 0; i < times; ++i) {
-      for (const SaidTurn turn : phrase) say(turn);
-    }
-  }
-  [[nodiscard]] std::vector<Turn> written() && { return std::move(turns_); }
-
- private:
-  struct Next {
-    int of_kind[3] = {0, 0, 0};
-  };
-  const std::vector<int>& stages_;
-  int microbatches_;
-  std::vector<Next> next_;
-  std::vector<Turn> turns_;
-};
-
-/// The laws of the schedules that need no evidence, phrase by phrase, for rank number `place` of `places` in a row
-/// (replicas count once). Derived from the papers, not from the planner's schedules.
-class ScheduleLaws {
- public:
-  ScheduleLaws(int place, int places, int microbatches, TurnScribe& scribe)
-      : place_(place), places_(places), microbatches_(microbatches), scribe_(scribe) {}
-
-  /// @source Huang et al., NeurIPS 2019, arXiv:1811.06965
-  void gpipe() {
-    scribe_.say(microbatches_, {kF});
-    scribe_.say(microbatches_, {kB});
-  }
-  /// As many forwards ahead as there are stages behind. @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2
-  void one_f_one_b() {
-    scribe_.say(std::min(after(), microbatches_), {kF});
-    scribe_.say(microbatches_, {kF, kB});
-  }
-  /// 1F1B in which weights lag behind by as many micro-batches as there are stages before.
-  /// @source Qi et al., ICLR 2024, arXiv:2401.10241, section 2.1
-  void zb_h1() {
-    const int lag = std::min(place_, microbatches_);
-    scribe_.say(std::min(after(), microbatches_), {kF});
-    scribe_.say(lag, {kF, kI});
-    scribe_.say(microbatches_ - lag, {kF, kI, kW});
-    scribe_.say(lag, {kW});
-  }
-  /// Without a gap at equal times: every rank starts when the first forward comes and has something to do until its
-  /// end. With fewer micro-batches than fill it, those that are not there are left out.
-  /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
-  void zb_v() {
-    constexpr SaidTurn up{ActionKind::kForward, 1}, input{ActionKind::kBackwardInput, 1},
-        weight{ActionKind::kBackwardWeight, 1};
-    const int from_here = places_ - place_, filled = std::max(microbatches_, 2 * places_ - 1);
-    scribe_.say(2 * from_here - 1, {kF});                            // until the first comes back up
-    scribe_.say(place_, {up, kF});                                   // until its gradient comes
-    scribe_.say(from_here, {up, input, weight});                     // until that comes down the second time
-    scribe_.say(filled - places_, {kF, kI, kW, up, input, weight});  // one of all in turn
-    scribe_.say(place_, {kI, input});                                // the last gradients are waited for above
-    scribe_.say(from_here, {kI, kW});
-    scribe_.say(place_, {weight});
-    scribe_.say(place_, {kW});
-  }
-  /// 1F1B over all chunks: rounds of micro-batches go through the chunks one after the other, forwards up the chunks,
-  /// backwards down. There are as many rounds as have at least one micro-batch a place; the first ones are larger by
-  /// one.
-  /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
-  void interleaved(int chunks) {
-    const int rounds = std::max(1, microbatches_ / places_), least = microbatches_ / rounds,
-              more = microbatches_ % rounds;
-    std::vector<std::tuple<int, int, int>> passes;  // round, chunk, micro-batch
-    for (int m = 0; m < microbatches_; ++m) {
-      const int in_larger = more * (least + 1);
-      const int round = m < in_larger ? m / (least + 1) : more + (m - in_larger) / least;
-      for (int c = 0; c < chunks; ++c) passes.emplace_back(round, c, m);
-    }
-    std::sort(passes.begin(), passes.end());
-    const std::size_t largest = static_cast<std::size_t>(least + (more > 0 ? 1 : 0));
-    const std::size_t behind = static_cast<std::size_t>(after()), depth = static_cast<std::size_t>(chunks);
-    const std::size_t ahead = chunks == 1 ? behind : 2 * behind + (depth - 1) * largest;
-    for (std::size_t k = 0; k < passes.size() + ahead; ++k) {
-      if (k < passes.size()) scribe_.say({ActionKind::kForward, static_cast<std::size_t>(std::get<1>(passes[k]))});
-      if (k < ahead || k - ahead >= passes.size()) continue;
-      const auto chunk = static_cast<std::size_t>(std::get<1>(passes[k - ahead]));
-      scribe_.say({ActionKind::kBackward, depth - 1 - chunk});
-    }
-  }
-
- private:
-  static constexpr SaidTurn kF{ActionKind::kForward}, kB{ActionKind::kBackward}, kI{ActionKind::kBackwardInput},
-      kW{ActionKind::kBackwardWeight};
-
-  [[nodiscard]] int after() const { return places_ - place_ - 1; }
-
-  int place_, places_, microbatches_;
-  TurnScribe& scribe_;
-};
-
-/// In which order each rank takes its turns, [rank]; of a synthesised schedule as the plan states it.
+/// In which order each rank takes its turns, [rank]: by the schedule's law, or as the plan states it.
 [[nodiscard]] inline std::vector<std::vector<Turn>> turn_orders(const StatedPlan& stated) {
   const Plan& plan = stated.plan();
-  if (plan.schedule == ScheduleKind::kSynthesised) return plan.orders;
+  const ScheduleTraits& schedule = traits_of(plan.schedule);
+  if (schedule.orders_in_plan) return plan.orders;
   std::vector<std::vector<Turn>> orders(static_cast<std::size_t>(plan.world));
-  const std::size_t chunks = stated.stages_on(stated.ranks_of(0).front().index()).size();
-  const int places = stated.stages() / static_cast<int>(chunks);
+  const auto chunks = static_cast<int>(stated.stages_on(stated.ranks_of(0).front().index()).size());
+  const int places = stated.stages() / chunks;
   for (std::size_t r = 0; r < orders.size(); ++r) {
     const auto& stages = stated.stages_on(r);
     if (stages.empty()) continue;
     TurnScribe scribe(stages, plan.microbatches);
-    ScheduleLaws laws(stages.front(), places, plan.microbatches, scribe);
-    switch (plan.schedule) {
-      case ScheduleKind::kGPipe:
-        laws.gpipe();
-        break;
-      case ScheduleKind::kOneFOneB:
-        laws.one_f_one_b();
-        break;
-      case ScheduleKind::kInterleaved:
-        laws.interleaved(static_cast<int>(chunks));
-        break;
-      case ScheduleKind::kZbH1:
-        laws.zb_h1();
-        break;
-      case ScheduleKind::kZbV:
-        laws.zb_v();
-        break;
-      case ScheduleKind::kSynthesised:
-        break;
-    }
+    ScheduleLaws laws(stages.front(), places, chunks, plan.microbatches, scribe);
+    (laws.*schedule.restated)();
     orders[r] = std::move(scribe).written();
   }
   return orders;

@@ -17,6 +17,7 @@
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 

@@ -13,6 +13,7 @@
 #include <autopar/plan/model/shares.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 

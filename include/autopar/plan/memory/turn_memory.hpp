@@ -12,6 +12,7 @@
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 

@@ -10,6 +10,8 @@
 #include <autopar/core/cluster.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -18,7 +20,7 @@ struct Staging {
   std::vector<int> stage_of;  ///< by node of the workload
   std::vector<int> replicas;  ///< by stage
   int microbatches = 1;
-  ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  ScheduleKind schedule = kDefaultSchedule;
   /// By stage, where several share their ranks: which ranks, numbered by their first stages; empty = each its own.
   std::vector<int> position_of{};
 

@@ -12,6 +12,7 @@
 #include <autopar/plan/multilevel/pieces.hpp>
 #include <autopar/plan/search/refine.hpp>
 #include <autopar/plan/step/objective.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -86,13 +87,17 @@ class Uncoarsening {
     return fine;
   }
 
+  /// Whose backwards come in two parts, as in synthesised orders.
+  static constexpr ScheduleKind kSplitStraight =
+      first_schedule([](const auto& row) { return row.layout == StageLayout::kStraight && row.splits_backwards; });
+
   /// @param limit  as the objective's. Of many actions orders are synthesised on the ranks and at the ZeRO level of the
   ///               schedule that they start from.
   [[nodiscard]] StepTerms predicted(const Staging& staging, Seconds limit) const {
     const bool many = objective_.actions(staging) > StepObjective::kManyActions;
-    if (!many || staging.schedule != ScheduleKind::kSynthesised) return objective_(staging, limit);
+    if (!many || !traits_of(staging.schedule).orders_in_plan) return objective_(staging, limit);
     Staging start = staging;
-    start.schedule = ScheduleKind::kZbH1;
+    start.schedule = kSplitStraight;
     StepTerms terms = objective_.folded(start);
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(terms.ranks), constraints_.world);
     terms = objective_.folded(staging, sized, std::move(terms.savings));
@@ -112,7 +117,7 @@ class Uncoarsening {
       if (!found.candidates.fits(candidate) || candidate.terms.step > found.candidates.best_step() * kHopeless) break;
       finalists.push_back(projected_from(coarse_.blocks, candidate));
       // Moving nodes and ranks knows nothing of stages that share ranks, comparing nothing of synthesised orders.
-      if (!candidate.staging.position_of.empty() || candidate.staging.schedule == ScheduleKind::kSynthesised) continue;
+      if (!candidate.staging.position_of.empty() || traits_of(candidate.staging.schedule).orders_in_plan) continue;
       const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
       Staging better = local.improve(staging, kEstimatesOfPieces).first;
       if (better == staging) continue;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <autopar/plan/step/objective.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -167,14 +168,14 @@ class QuickEstimate {
   /// order, wave by wave, meets no turn before what it needs.
   void play(const Staging& staging, int microbatches) {
     const int n = staging.stages();
-    const bool gpipe = staging.schedule == ScheduleKind::kGPipe || !work_.loss_mode;
+    const bool forwards_first = puts_forwards_first(staging.schedule) || !work_.loss_mode;
     std::vector<int> forwards(static_cast<std::size_t>(n), 0), backwards(forwards);
     for (bool moved = true; moved;) {
       moved = false;
       for (int i = 0; i < 2 * n; ++i) {
         const int s = i < n ? i : 2 * n - 1 - i;
         const auto u = static_cast<std::size_t>(s);
-        const int ahead = gpipe ? microbatches : std::min(microbatches, n - s);
+        const int ahead = forwards_first ? microbatches : std::min(microbatches, n - s);
         if (i < n) {
           while (forwards[u] < microbatches && forwards[u] - backwards[u] < ahead &&
                  (s == 0 || forwards[u] < forwards[u - 1])) {
@@ -183,11 +184,12 @@ class QuickEstimate {
           }
         } else {
           while (backwards[u] < forwards[u] &&
-                 (gpipe ? forwards[u] == microbatches : forwards[u] >= std::min(microbatches, backwards[u] + ahead)) &&
+                 (forwards_first ? forwards[u] == microbatches
+                                 : forwards[u] >= std::min(microbatches, backwards[u] + ahead)) &&
                  (s == n - 1 || backwards[u] < backwards[u + 1])) {
             run_backward(s, backwards[u]++, microbatches);
             moved = true;
-            if (!gpipe && forwards[u] < microbatches) break;
+            if (!forwards_first && forwards[u] < microbatches) break;
           }
         }
       }

@@ -15,6 +15,7 @@
 #include <autopar/plan/search/cut_tables.hpp>
 #include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_cuts.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -23,7 +24,7 @@ namespace detail {
 /// What is the same for all stages of a staging.
 struct MemoryVariant {
   int microbatches = 1;
-  ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  ScheduleKind schedule = kDefaultSchedule;
   int zero = 0;
   Offload offload = Offload::kNone;
 };
@@ -344,12 +345,12 @@ class LeastStaging {
     }
   }
 
-  /// 1F1B holds no more than any other schedule whose law is known.
+  /// One stage behind for each micro-batch ahead is the least of the laws.
   [[nodiscard]] std::vector<MemoryVariant> variants() const {
     const Constraints& constraints = objective_.constraints();
     std::vector<ScheduleKind> schedules;
     for (const ScheduleKind kind : constraints.schedules) {
-      if (kind == ScheduleKind::kOneFOneB) {
+      if (traits_of(kind).in_flight == InFlightLaw::kStagesBehind) {
         schedules = {kind};
         break;
       }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <autopar/plan/search/cut_tables.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -39,7 +40,7 @@ class LowerBound {
         objective_(objective),
         microbatches_(microbatches),
         message_(tables.least_message()),
-        gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode),
+        forwards_first_(puts_forwards_first(schedule) || !objective.work().loss_mode),
         is_gathered_as_it_is_(std::ranges::all_of(objective.work().parameters, [](const ParameterProfile& parameter) {
           return parameter.computed_with() == parameter.bytes;
         })) {}
@@ -137,8 +138,8 @@ class LowerBound {
   [[nodiscard]] double of_stage(const ChosenStage& stage, double head, double foot, int later, bool regular) const {
     double bound = head + stage.busy + std::max(foot, stage.after);
     if (!regular) return bound;  // with an empty share there is nothing to wait for
-    const int forwards_before = gpipe_ ? microbatches_ : std::min(later + 1, microbatches_);
-    const double forwards = gpipe_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
+    const int forwards_before = forwards_first_ ? microbatches_ : std::min(later + 1, microbatches_);
+    const double forwards = forwards_first_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
     const double round = forwards * stage.forward + stage.below + microbatches_ * stage.backward;
     return std::max(bound, head + round + std::max(foot, stage.after));
   }
@@ -147,7 +148,7 @@ class LowerBound {
   const StepObjective& objective_;
   int microbatches_;
   double message_;
-  bool gpipe_;
+  bool forwards_first_;
   bool is_gathered_as_it_is_;  // and not in a smaller element type
   std::vector<double> heads_, feet_;
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <autopar/plan/search/cut_tables.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -82,7 +83,7 @@ class RestBottleneck {
         objective_(&objective),
         microbatches_(microbatches),
         schedule_(schedule),
-        gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode),
+        forwards_first_(puts_forwards_first(schedule) || !objective.work().loss_mode),
         world_(objective.constraints().world),
         depth_(std::min<int>(world_, static_cast<int>(tables.tails().node_count()))) {
     for (int replicas = 1; replicas <= world_; ++replicas) {
@@ -165,8 +166,8 @@ class RestBottleneck {
                                int later) const {
     const double bound = around.head + busy + around.foot;
     if (!regular_) return bound;  // with an empty share there is nothing to wait for
-    const int forwards_before = gpipe_ ? microbatches_ : std::min(later + 1, microbatches_);
-    const double forwards = gpipe_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
+    const int forwards_before = forwards_first_ ? microbatches_ : std::min(later + 1, microbatches_);
+    const double forwards = forwards_first_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
     const double round = forwards * forward + around.round_below + microbatches_ * backward + around.foot;
     return std::max({bound, around.head + round, around.head + microbatches_ * forward + around.forward_below});
   }
@@ -200,7 +201,7 @@ class RestBottleneck {
   const StepObjective* objective_;
   int microbatches_;
   ScheduleKind schedule_;
-  bool gpipe_;
+  bool forwards_first_;
   bool regular_ = true;
   int world_, depth_;
   std::int64_t work_ = 0;

@@ -24,7 +24,7 @@
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
 #include <autopar/schedule/synthesised.hpp>
-#include <autopar/schedule/zb_h1.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -197,7 +197,7 @@ class StepObjective {
   [[nodiscard]] bool may_fit(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
-    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+    const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     for (const int level : zero_levels(staging)) {
       for (const Offload offload : constraints_.offloads) {
         const Savings own = savings(staging, sized, level, offload);
@@ -248,7 +248,7 @@ class StepObjective {
   }
 
   [[nodiscard]] bool is_compared_first(const Staging& staging) const {
-    return actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised;
+    return actions(staging) > kManyActions && !traits_of(staging.schedule).orders_in_plan;
   }
 
   /// Levels that differ: without replicas there is nobody to share with.
@@ -286,7 +286,7 @@ class StepObjective {
   /// Memory and, of a synthesised schedule, orders.
   [[nodiscard]] StepTerms untimed(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
                                   Savings savings, Orders orders) const {
-    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+    const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
     if (synthesised) terms.orders = orders.empty() ? orders_of(staging, sized, costs, savings) : std::move(orders);
@@ -357,13 +357,14 @@ class StepObjective {
   /// Micro-batches that each stage holds; of a synthesised schedule, about. Its replicas run alike.
   [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
                                                              const Savings& savings) const {
-    if (has_closed_form(staging.schedule) || staging.schedule == ScheduleKind::kSynthesised || !work_.loss_mode)
+    if (has_closed_form(staging.schedule) || traits_of(staging.schedule).orders_in_plan || !work_.loss_mode)
       return in_flight_by_law(work_, staging);
     Pipeline positions;
     positions.ranks = static_cast<int>(staging.replicas_of_positions().size());
     for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
-    return in_flight_of(fixed_orders(staging, positions).orders,
-                        held_by_microbatch(work_, staging, sized, shares_, savings));
+    const auto orders = with_policy(
+        staging.schedule, [&](const auto& policy) { return rank_orders_of(policy, positions, staging.microbatches); });
+    return in_flight_of(orders, held_by_microbatch(work_, staging, sized, shares_, savings));
   }
 
   /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
@@ -377,29 +378,6 @@ class StepObjective {
     const auto [entry, added] = fixed_.by_savings.try_emplace({savings.zero, savings.offload});
     if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero, savings.offload);
     return entry->second;
-  }
-
-  /// Orders that follow from the shape of the pipeline alone; none where each stage has its own law.
-  [[nodiscard]] static GivenOrders fixed_orders(const Staging& staging, const Pipeline& pipeline) {
-    const int microbatches = staging.microbatches;
-    switch (staging.schedule) {
-      case ScheduleKind::kZbH1: {
-        GivenOrders orders{std::vector<std::vector<Turn>>(pipeline.stages.size()), microbatches};
-        const int stages = static_cast<int>(pipeline.stages.size());
-        for (int s = 0; s < stages; ++s) {
-          auto& order = orders.orders[pipeline.stages[static_cast<std::size_t>(s)].front().index()];
-          order = ZbH1{}.order(StageId(s), stages, microbatches);
-          for (Turn& turn : order) turn.stage = StageId(s);
-        }
-        return orders;
-      }
-      case ScheduleKind::kInterleaved:
-        return {Interleaved{}.rank_orders(pipeline, microbatches), microbatches};
-      case ScheduleKind::kZbV:
-        return {ZbV{}.rank_orders(pipeline, microbatches), microbatches};
-      default:
-        return {};
-    }
   }
 
   /// Of the ranks, synthesised.

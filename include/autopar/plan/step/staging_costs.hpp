@@ -12,6 +12,7 @@
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/schedule/simulate.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
