@@ -464,7 +464,7 @@ TEST_CASE("the trace has every action once, with its span", "[executor]") {
   }
 }
 
-TEST_CASE("turns are traced in the program's order, which is that of the simulated course, under every schedule",
+TEST_CASE("turns are traced in the program's order, which is that of the simulated timeline, under every schedule",
           "[executor]") {
   for (const auto kind : kScheduleKinds) {
     for (std::uint32_t seed = 0; seed < 12; ++seed) {
@@ -492,15 +492,15 @@ TEST_CASE("turns are traced in the program's order, which is that of the simulat
       });
       INFO(to_string(kind) << ", seed " << seed);
       CHECK(traced == testing::turns_of(program));
-      const auto course = simulate(pipeline, program, testing::EqualTimes{});
+      const auto timeline = simulate(pipeline, program, testing::EqualTimes{});
       for (std::size_t r = 0; r < traced.size(); ++r) {
         Seconds before{};
         std::vector<Turn> simulated;
         for (std::size_t i = 0; i < program.ranks[r].size(); ++i) {
           const Action& action = program.ranks[r][i];
           if (!is_turn(action.kind)) continue;
-          CHECK(course.spans[r][i].start >= before);
-          before = course.spans[r][i].end;
+          CHECK(timeline.spans[r][i].start >= before);
+          before = timeline.spans[r][i].end;
           simulated.push_back({action.kind, action.microbatch, action.stage});
         }
         CHECK(traced[r] == simulated);

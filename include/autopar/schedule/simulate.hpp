@@ -43,7 +43,7 @@ struct Span {
   Seconds end{};
 };
 
-/// Predicted course of a program.
+/// Predicted timeline of a program.
 struct Timeline {
   std::vector<std::vector<Span>> spans;  ///< [rank][position], as in the program
   std::vector<Seconds> busy;             ///< [rank] computing
@@ -186,7 +186,7 @@ class Simulation {
     }
   }
 
-  /// The course with gradient sums that cost this; may be called again with other costs.
+  /// The timeline with gradient sums that cost this; may be called again with other costs.
   const Timeline& sum(const Costs& costs) {
     run_reductions(costs);
     timeline_.step = {};
@@ -371,7 +371,7 @@ class Simulation {
 
 }  // namespace detail
 
-/// Predicts a program's course as the executor runs it: a rank computes one action after the other; messages travel
+/// Predicts a program's timeline as the executor runs it: a rank computes one action after the other; messages travel
 /// beside that, one at a time out of a rank and one at a time into it, once both ends are issued (the receive
 /// kReceivesAhead turns before its use); an action waits only for its own messages; a stage's buckets
 /// are summed one after the other as they fill during its last backward. Copies within a rank take no time.

@@ -35,12 +35,11 @@ struct Synthesis {
 /// A schedule made for unequal turns, messages that take time, and a limit on what each rank may hold, for a step in
 /// which the optimizer waits for all ranks.
 ///
-/// List scheduling under a few dozen rules, then under the urgency that the best courses show, then local search on the
-/// longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the result
-/// is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a stage in
-/// the same order, which they keep whatever shares are empty). Deterministic. The bubble has no
-/// closed form; `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit
-/// allows.
+/// List scheduling under a few dozen rules, then under the urgency that the best timelines show, then local search on
+/// the longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the
+/// result is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a
+/// stage in the same order, which they keep whatever shares are empty). Deterministic. The bubble has no closed form;
+/// `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit allows.
 ///
 /// Replicas of a stage, also unequal ones, take their turns in the same order.
 /// @source rules and lower bound after Qi et al., ICLR 2024, arXiv:2401.10241, section 3; memory by Dijkstra's banker
@@ -125,9 +124,9 @@ struct Synthesised {
       for (std::size_t l = 0; l < orders->size(); ++l) {
         if (detail::peak_held(problem_, (*orders)[l]) > problem_.lanes[l].limit) return;
       }
-      detail::OrderedCourse course(problem_);
-      if (!course.play(*orders)) return;
-      starts_.push_back({course.makespan(), std::move(*orders), kind});
+      detail::OrderedTimeline timeline(problem_);
+      if (!timeline.play(*orders)) return;
+      starts_.push_back({timeline.makespan(), std::move(*orders), kind});
       judge(starts_.back());
     }
 
@@ -182,33 +181,33 @@ struct Synthesised {
                                [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
     }
 
-    /// Slower courses are not kept.
+    /// Slower timelines are not kept.
     [[nodiscard]] double slowest_kept() const {
       return starts_.size() < kStarts ? std::numeric_limits<double>::infinity() : starts_.back().makespan;
     }
 
-    /// Keeps the fastest courses, each makespan once.
-    void keep(detail::SynthesisCourse course) {
-      if (course.makespan == std::numeric_limits<double>::infinity()) return;  // given up
+    /// Keeps the fastest timelines, each makespan once.
+    void keep(detail::SynthesisTimeline timeline) {
+      if (timeline.makespan == std::numeric_limits<double>::infinity()) return;  // given up
       for (const Start& start : starts_) {
-        if (start.makespan == course.makespan && start.origin == kSynthesisedSchedule) return;
+        if (start.makespan == timeline.makespan && start.origin == kSynthesisedSchedule) return;
       }
-      starts_.push_back({course.makespan, std::move(course.orders)});
+      starts_.push_back({timeline.makespan, std::move(timeline.orders)});
       std::stable_sort(starts_.begin(), starts_.end(),
                        [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
       if (starts_.size() > kStarts) starts_.pop_back();
     }
 
-    /// Lists again with what each turn of a course has behind it.
+    /// Lists again with what each turn of a timeline has behind it.
     void sharpen() {
       detail::ListScheduler scheduler(problem_);
-      detail::OrderedCourse course(problem_);
+      detail::OrderedTimeline timeline(problem_);
       const std::vector<Start> starts = starts_;
       for (const Start& start : starts) {
         Orders orders = start.orders;
         for (int i = 0; i < kSharpenings && budget_ > policy_.budget / 4; ++i) {
-          if (!course.play(orders)) break;
-          const auto urgency = course.tails();
+          if (!timeline.play(orders)) break;
+          const auto urgency = timeline.tails();
           --budget_;
           auto listed = scheduler.run({.patience = i % 2 == 0 ? 0.0 : 1.0, .urgency = &urgency});
           orders = listed.orders;

@@ -50,13 +50,13 @@ inline BatchLayout even_layout(const Pipeline& pipeline, int microbatches) {
   return {std::vector<std::int64_t>(static_cast<std::size_t>(pipeline.ranks), microbatches), microbatches};
 }
 
-struct Course {
+struct EqualTimeline {
   double step = 0, idle = 0;
   std::vector<int> peaks;  // of each rank: chunks of micro-batches held
 };
 
 template <SchedulePolicy Policy>
-Course course_of(const Pipeline& pipeline, int microbatches, const Policy& policy) {
+EqualTimeline timeline_of(const Pipeline& pipeline, int microbatches, const Policy& policy) {
   const auto program = make_program(pipeline, even_layout(pipeline, microbatches), policy);
   const auto timeline = simulate(pipeline, program, EqualTimes{});
   return {timeline.step.value(), timeline.idle_share(),

@@ -95,7 +95,7 @@ TEST_CASE("positions with many ranks and equal times have the bubble of position
     const auto one = testing::in_a_row(stages_for(kind, testing::single_ranks(3), 2));
     const auto many = testing::in_a_row(stages_for(kind, testing::positions_of({2, 1, 3}), 2));
     with_policy(kind, [&](const auto& policy) {
-      CHECK(testing::course_of(many, 7, policy).step == Approx(testing::course_of(one, 7, policy).step));
+      CHECK(testing::timeline_of(many, 7, policy).step == Approx(testing::timeline_of(one, 7, policy).step));
     });
   }
 }

@@ -101,7 +101,7 @@ Task random_task(Dice& dice) {
 /// The shortest makespan of any order of a row of stages, one a rank, within the limits.
 class BruteForce {
  public:
-  explicit BruteForce(const detail::SynthesisProblem& problem) : problem_(problem), course_(problem) {
+  explicit BruteForce(const detail::SynthesisProblem& problem) : problem_(problem), timeline_(problem) {
     orders_.resize(problem.lanes.size());
   }
   double run() {
@@ -112,7 +112,7 @@ class BruteForce {
  private:
   void extend(std::size_t lane) {
     if (lane == orders_.size()) {
-      if (course_.play(orders_)) best_ = std::min(best_, course_.makespan());
+      if (timeline_.play(orders_)) best_ = std::min(best_, timeline_.makespan());
       return;
     }
     auto& order = orders_[lane];
@@ -135,7 +135,7 @@ class BruteForce {
   }
 
   const detail::SynthesisProblem& problem_;
-  detail::OrderedCourse course_;
+  detail::OrderedTimeline timeline_;
   std::vector<std::vector<detail::SynthesisTurn>> orders_;
   double best_ = std::numeric_limits<double>::infinity();
 };
@@ -208,7 +208,7 @@ TEST_CASE("with half of ZB-V's memory no fixed schedule fits; a synthesised one 
   const auto found = policy.synthesise(pipeline, 32);
   CHECK(found.best_fixed.value() == std::numeric_limits<double>::infinity());
   CHECK(found.step.value() <= 226);
-  for (const int peak : testing::course_of(pipeline, 32, found.orders).peaks) CHECK(peak <= 8);
+  for (const int peak : testing::timeline_of(pipeline, 32, found.orders).peaks) CHECK(peak <= 8);
 }
 
 TEST_CASE("a runtime that keeps backwards whole gets orders with whole backwards", "[schedule]") {

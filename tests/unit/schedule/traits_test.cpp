@@ -158,14 +158,14 @@ TEST_CASE("a position holds at its peak what the row's closed form says", "[sche
 TEST_CASE("the simulated bubble is the row's closed form", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
     if (sizes.microbatches < row.filled_by(sizes.positions)) return;
-    const auto course = with_policy(row.kind, [&](const auto& policy) {
-      return testing::course_of(laid_out(row, sizes), sizes.microbatches, policy);
+    const auto timeline = with_policy(row.kind, [&](const auto& policy) {
+      return testing::timeline_of(laid_out(row, sizes), sizes.microbatches, policy);
     });
     // A second for each of a forward, an input and a weight backward.
     const double pass = 3.0 * sizes.chunks, weight = 1.0 * sizes.chunks;
     const double bubble = (sizes.positions - 1) * row.bubble(pass, weight, sizes.chunks);
-    REQUIRE(course.step == Approx(sizes.microbatches * pass + bubble));
-    REQUIRE(course.idle == Approx(bubble / course.step).margin(1e-12));
+    REQUIRE(timeline.step == Approx(sizes.microbatches * pass + bubble));
+    REQUIRE(timeline.idle == Approx(bubble / timeline.step).margin(1e-12));
   });
 }
 

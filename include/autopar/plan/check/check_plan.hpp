@@ -15,10 +15,10 @@
 #include <autopar/plan/check/bound.hpp>
 #include <autopar/plan/check/checked_costs.hpp>
 #include <autopar/plan/check/checked_order.hpp>
-#include <autopar/plan/check/course.hpp>
 #include <autopar/plan/check/held.hpp>
 #include <autopar/plan/check/shape.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/plan/check/timeline.hpp>
 #include <autopar/plan/check/turn_orders.hpp>
 
 namespace autopar {
@@ -119,7 +119,7 @@ class PlanChecker {
   /// @return whether the step comes to its end
   bool check_step(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders,
                   const CheckedCosts<M>& costs) {
-    std::optional<CheckedCourse> whole = played(stated, orders, costs, true, model_.loss_mode);
+    std::optional<CheckedTimeline> whole = played(stated, orders, costs, true, model_.loss_mode);
     if (!whole) return false;
     if (!model_.loss_mode) {
       const auto backwards = played(stated, orders, costs, false, true);
@@ -137,9 +137,9 @@ class PlanChecker {
   }
 
   /// Nothing, and a fault, if the ranks wait for each other.
-  [[nodiscard]] std::optional<CheckedCourse> played(const StatedPlan& stated,
-                                                    const std::vector<std::vector<Turn>>& orders,
-                                                    const CheckedCosts<M>& costs, bool forwards, bool backwards) {
+  [[nodiscard]] std::optional<CheckedTimeline> played(const StatedPlan& stated,
+                                                      const std::vector<std::vector<Turn>>& orders,
+                                                      const CheckedCosts<M>& costs, bool forwards, bool backwards) {
     CheckedOrder order(stated, orders, forwards, backwards);
     if (const int rank = order.stuck(); rank >= 0) {
       const CheckedTurn& turn = order.next_turn(rank);
@@ -148,25 +148,25 @@ class PlanChecker {
             ", micro-batch " + std::to_string(turn.microbatch));
       return std::nullopt;
     }
-    return CoursePlayer<CheckedCosts<M>>(stated, order, costs).play(backwards);
+    return TimelinePlayer<CheckedCosts<M>>(stated, order, costs).play(backwards);
   }
 
-  void compare(const StatedPlan& stated, const CheckedCosts<M>& costs, const CheckedCourse& course) {
-    double step = course.end, busy = 0;
+  void compare(const StatedPlan& stated, const CheckedCosts<M>& costs, const CheckedTimeline& timeline) {
+    double step = timeline.end, busy = 0;
     int used = 0;
-    for (std::size_t r = 0; r < course.ends.size(); ++r) {
+    for (std::size_t r = 0; r < timeline.ends.size(); ++r) {
       double update = 0;
       for (const int s : stated.stages_on(r)) update += costs.update(s).value();
-      step = std::max(step, course.ends[r] + update);
-      busy += course.computing[r] + update;
+      step = std::max(step, timeline.ends[r] + update);
+      busy += timeline.computing[r] + update;
       used += stated.stages_on(r).empty() ? 0 : 1;
     }
     for (int s = 0; s < stated.stages(); ++s) {
       const StagePlan& stage = plan_.stages[static_cast<std::size_t>(s)];
       double communication = 0, summing = 0;
       for (const Rank rank : stage.ranks) {
-        communication = std::max(communication, course.communicating[rank.index()] / plan_.microbatches);
-        summing = std::max(summing, course.summing[rank.index()]);
+        communication = std::max(communication, timeline.communicating[rank.index()] / plan_.microbatches);
+        summing = std::max(summing, timeline.summing[rank.index()]);
       }
       const NodeCost& cost = costs.of_stage(s, stated.largest_share(s));
       const std::string name = "stage " + std::to_string(s) + "'s ";

@@ -53,7 +53,7 @@ class QuickEstimate {
     if (!make_fit(staging) || busiest(staging.microbatches) * (1 - 1e-9) >= limit)
       return std::numeric_limits<double>::infinity();
     add_messages(staging);
-    return course(staging);
+    return makespan(staging);
   }
 
  private:
@@ -137,7 +137,7 @@ class QuickEstimate {
   }
 
   /// Plays the stages' orders against each other, then adds sums and update.
-  [[nodiscard]] double course(const Staging& staging) {
+  [[nodiscard]] double makespan(const Staging& staging) {
     const std::size_t n = stages_.size();
     delay_.assign(n * n, -1);
     for (std::size_t i = 0; i < n; ++i) {

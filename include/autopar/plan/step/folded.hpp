@@ -12,8 +12,8 @@
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
-#include <autopar/plan/step/course.hpp>
 #include <autopar/plan/step/staging_costs.hpp>
+#include <autopar/plan/step/timeline.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
@@ -135,14 +135,14 @@ class FoldedPipeline {
 };
 static_assert(SplitBackwardCosts<FoldedPipeline>);
 
-/// The course of a folded pipeline, to which gradient sums are added: buckets are taken as equal.
-class FoldedCourse {
+/// The timeline of a folded pipeline, to which gradient sums are added: buckets are taken as equal.
+class FoldedTimeline {
  public:
   /// @param orders  [rank] of a synthesised schedule, else none
   /// @pre the workload, the staging and its pipeline outlive it
-  FoldedCourse(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-               std::vector<std::int64_t> share, int microbatches, const std::vector<std::vector<Turn>>& orders,
-               const StagingCosts& costs)
+  FoldedTimeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
+                 std::vector<std::int64_t> share, int microbatches, const std::vector<std::vector<Turn>>& orders,
+                 const StagingCosts& costs)
       : staging_(staging),
         sized_(sized),
         costs_(costs),
@@ -160,7 +160,7 @@ class FoldedCourse {
   [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.turns_last_as_long(costs); }
 
   /// With these gradient sums; every rank does what its position does.
-  [[nodiscard]] Course course(const StagingCosts& costs) const {
+  [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) const {
     std::vector<double> free_at(positions_.size(), 0), summing(positions_.size(), 0);
     const std::vector<std::size_t> position_of = positions_of_ranks();
     for (std::size_t g = 0; g < sized_.pipeline.groups.size(); ++g) {
@@ -219,9 +219,9 @@ class FoldedCourse {
     begin_ += timeline.step.value();
   }
 
-  [[nodiscard]] Course of_ranks(const std::vector<std::size_t>& position_of, const std::vector<double>& free_at,
-                                const std::vector<double>& summing) const {
-    Course out(position_of.size());
+  [[nodiscard]] CallTimeline of_ranks(const std::vector<std::size_t>& position_of, const std::vector<double>& free_at,
+                                      const std::vector<double>& summing) const {
+    CallTimeline out(position_of.size());
     for (const auto& ranks : sized_.pipeline.stages) {
       for (const Rank rank : ranks) {
         const std::size_t r = rank.index(), p = position_of[r];

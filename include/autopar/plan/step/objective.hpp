@@ -16,10 +16,10 @@
 #include <autopar/plan/model/shares.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/step/course.hpp>
 #include <autopar/plan/step/folded.hpp>
 #include <autopar/plan/step/staging_costs.hpp>
 #include <autopar/plan/step/step_terms.hpp>
+#include <autopar/plan/step/timeline.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
@@ -116,9 +116,9 @@ class StepObjective {
     std::optional<StepTerms> best;
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
       const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
-      std::optional<detail::FoldedCourse> course;
+      std::optional<detail::FoldedTimeline> timeline;
       keep_best_savings(best, staging, sized,
-                        [&](Savings savings) { return folded(staging, sized, std::move(savings), {}, course); });
+                        [&](Savings savings) { return folded(staging, sized, std::move(savings), {}, timeline); });
     }
     return std::move(*best);
   }
@@ -127,8 +127,8 @@ class StepObjective {
   /// @param orders  as for `evaluate`
   [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings,
                                  Orders orders = {}) const {
-    std::optional<detail::FoldedCourse> course;
-    return folded(staging, sized, std::move(savings), std::move(orders), course);
+    std::optional<detail::FoldedTimeline> timeline;
+    return folded(staging, sized, std::move(savings), std::move(orders), timeline);
   }
 
   /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them
@@ -267,19 +267,19 @@ class StepObjective {
       const GivenOrders given{terms.orders, staging.microbatches};
       played.emplace(work_.loss_mode, sized.pipeline, layout, staging.schedule, given, costs);
     }
-    explain(terms, staging, sized, costs, played->course(costs));
+    explain(terms, staging, sized, costs, played->timeline(costs));
     return terms;
   }
 
-  /// @param course  of the same staging on the same ranks; is played anew unless its turns last as long
+  /// @param timeline  of the same staging on the same ranks; is played anew unless its turns last as long
   [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
-                                 std::optional<detail::FoldedCourse>& course) const {
+                                 std::optional<detail::FoldedTimeline>& timeline) const {
     const StagingCosts costs(work_, staging, sized, savings);
     StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
-    if (!terms.orders.empty() || !course || !course->holds_for(costs))
-      course.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging), terms.orders,
-                     costs);
-    explain(terms, staging, sized, costs, course->course(costs));
+    if (!terms.orders.empty() || !timeline || !timeline->holds_for(costs))
+      timeline.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging),
+                       terms.orders, costs);
+    explain(terms, staging, sized, costs, timeline->timeline(costs));
     return terms;
   }
 
@@ -428,9 +428,9 @@ class StepObjective {
   }
 
   void explain(StepTerms& terms, const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
-               const detail::Course& course) const {
-    terms.step = course.step;
-    std::vector<Seconds> updates(course.busy.size());  // of all stages of a rank
+               const detail::CallTimeline& timeline) const {
+    terms.step = timeline.step;
+    std::vector<Seconds> updates(timeline.busy.size());  // of all stages of a rank
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
       StageTerms& stage = terms.stages[s];
       const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
@@ -446,13 +446,13 @@ class StepObjective {
       StageTerms& stage = terms.stages[s];
       for (const Rank rank : sized.pipeline.stages[s]) {
         const std::size_t r = rank.index();
-        stage.communication = std::max(stage.communication, course.communicating[r] / staging.microbatches);
-        stage.reduction = std::max(stage.reduction, course.summing[r]);
+        stage.communication = std::max(stage.communication, timeline.communicating[r] / staging.microbatches);
+        stage.reduction = std::max(stage.reduction, timeline.summing[r]);
         if (counted[r]) continue;
         counted[r] = true;
-        terms.step = std::max(terms.step, course.end[r] + updates[r]);
-        terms.computing = std::max(terms.computing, course.busy[r] + updates[r]);
-        busy += (course.busy[r] + updates[r]).value();
+        terms.step = std::max(terms.step, timeline.end[r] + updates[r]);
+        terms.computing = std::max(terms.computing, timeline.busy[r] + updates[r]);
+        busy += (timeline.busy[r] + updates[r]).value();
         ++used;
       }
       terms.summing = std::max(terms.summing, stage.reduction);

@@ -13,9 +13,9 @@
 namespace autopar::detail {
 
 /// Plays fixed orders of lanes and looks for what holds the last turn up.
-class OrderedCourse {
+class OrderedTimeline {
  public:
-  explicit OrderedCourse(const SynthesisProblem& problem) : problem_(problem) {}
+  explicit OrderedTimeline(const SynthesisProblem& problem) : problem_(problem) {}
 
   /// Every turn as early as its lane and its data allow. @return false if the orders wait for each other
   bool play(const std::vector<std::vector<SynthesisTurn>>& orders) {
@@ -167,17 +167,17 @@ class OrderedCourse {
 /// places ahead, or the turn before it some places back. The first move that helps is taken.
 class OrderSearch {
  public:
-  explicit OrderSearch(const SynthesisProblem& problem) : problem_(problem), course_(problem) {}
+  explicit OrderSearch(const SynthesisProblem& problem) : problem_(problem), timeline_(problem) {}
 
   /// @param budget  of orders that are played; what is left of it on return @return the makespan
   double improve(std::vector<std::vector<SynthesisTurn>>& orders, std::int64_t& budget) {
-    if (!course_.play(orders)) return std::numeric_limits<double>::infinity();
-    double best = course_.makespan();
+    if (!timeline_.play(orders)) return std::numeric_limits<double>::infinity();
+    double best = timeline_.makespan();
     bool improved = true;
     while (improved && budget > 0) {
       improved = false;
-      (void)course_.play(orders);
-      for (const auto& [lane, at] : course_.held_up()) {
+      (void)timeline_.play(orders);
+      for (const auto& [lane, at] : timeline_.held_up()) {
         improved = improve_at(orders, lane, at, best, budget);
         if (improved || budget <= 0) break;
       }
@@ -207,8 +207,8 @@ class OrderSearch {
     move(order, from, to);
     if (budget > 0 && peak_held(problem_, order) <= problem_.lanes[lane].limit) {
       --budget;
-      if (course_.play(orders) && course_.makespan() < best * (1 - 1e-9)) {
-        best = course_.makespan();
+      if (timeline_.play(orders) && timeline_.makespan() < best * (1 - 1e-9)) {
+        best = timeline_.makespan();
         return true;
       }
     }
@@ -225,7 +225,7 @@ class OrderSearch {
   }
 
   const SynthesisProblem& problem_;
-  OrderedCourse course_;
+  OrderedTimeline timeline_;
 };
 
 }  // namespace autopar::detail

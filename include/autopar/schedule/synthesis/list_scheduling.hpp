@@ -13,8 +13,8 @@
 
 namespace autopar::detail {
 
-/// Orders of all lanes with their course.
-struct SynthesisCourse {
+/// Orders of all lanes with their timeline.
+struct SynthesisTimeline {
   std::vector<std::vector<SynthesisTurn>> orders;  // [lane]
   std::vector<double> start, end;                  // by SynthesisProblem::index
   double makespan = std::numeric_limits<double>::infinity();
@@ -54,7 +54,7 @@ class ListScheduler {
   }
 
   /// @param limit  nothing is wanted whose makespan is this or more: it is given up, its makespan infinite
-  [[nodiscard]] SynthesisCourse run(const SynthesisRule& rule, double limit = kNever) {
+  [[nodiscard]] SynthesisTimeline run(const SynthesisRule& rule, double limit = kNever) {
     reset(rule);
     limit_ = limit * (1 + 1e-9);  // what is left is a sum in another order
     for (;;) {
@@ -66,9 +66,9 @@ class ListScheduler {
       }
       if (next == choices_.size()) break;
       perform(choices_[next]);
-      if (course_.makespan == kNever) break;
+      if (timeline_.makespan == kNever) break;
     }
-    return std::move(course_);
+    return std::move(timeline_);
   }
 
  private:
@@ -88,11 +88,11 @@ class ListScheduler {
   void reset(const SynthesisRule& rule) {
     rule_ = rule;
     const std::size_t lanes = problem_.lanes.size();
-    course_ = {};
-    course_.orders.resize(lanes);
-    course_.start.assign(problem_.turns(), kNever);
-    course_.end.assign(problem_.turns(), kNever);
-    course_.makespan = 0;
+    timeline_ = {};
+    timeline_.orders.resize(lanes);
+    timeline_.start.assign(problem_.turns(), kNever);
+    timeline_.end.assign(problem_.turns(), kNever);
+    timeline_.makespan = 0;
     passed_.assign(problem_.stages.size(), {});
     free_at_.assign(lanes, 0);
     left_ = work_;
@@ -187,14 +187,14 @@ class ListScheduler {
   [[nodiscard]] double forward_ready(std::size_t s, int m) const {
     double ready = 0;
     for (const auto& link : problem_.stages[s].values) {
-      ready = std::max(ready, course_.end[problem_.index(link.stage, ActionKind::kForward, m)] + link.delay);
+      ready = std::max(ready, timeline_.end[problem_.index(link.stage, ActionKind::kForward, m)] + link.delay);
     }
     return ready;
   }
   [[nodiscard]] double backward_ready(std::size_t s, int m) const {
-    double ready = course_.end[problem_.index(s, ActionKind::kForward, m)];
+    double ready = timeline_.end[problem_.index(s, ActionKind::kForward, m)];
     for (const auto& link : problem_.stages[s].gradients) {
-      ready = std::max(ready, course_.end[problem_.index(link.stage, ActionKind::kBackward, m)] + link.delay);
+      ready = std::max(ready, timeline_.end[problem_.index(link.stage, ActionKind::kBackward, m)] + link.delay);
     }
     return ready;
   }
@@ -231,18 +231,18 @@ class ListScheduler {
     const SynthesisTurn turn = choice.turn;
     const auto& stage = problem_.stages[turn.stage];
     const double end = choice.start + stage.seconds(turn.kind);
-    course_.start[problem_.index(turn)] = choice.start;
-    course_.end[problem_.index(turn)] = end;
-    course_.makespan = std::max(course_.makespan, end);
+    timeline_.start[problem_.index(turn)] = choice.start;
+    timeline_.end[problem_.index(turn)] = end;
+    timeline_.makespan = std::max(timeline_.makespan, end);
     Passed& passed = passed_[turn.stage];
     if (turn.kind == ActionKind::kForward) ++passed.forward;
     if (gives_input_gradients(turn.kind)) ++passed.backward;
     if (gives_weight_gradients(turn.kind)) ++passed.all;
     for (const std::size_t l : stage.lanes) {
-      course_.orders[l].push_back(turn);
+      timeline_.orders[l].push_back(turn);
       free_at_[l] = end;
       left_[l] -= end - choice.start;
-      if (end + left_[l] >= limit_) course_.makespan = kNever;
+      if (end + left_[l] >= limit_) timeline_.makespan = kNever;
       stale_[l] = true;
       if (turn.kind != ActionKind::kBackwardWeight) last_was_forward_[l] = turn.kind == ActionKind::kForward;
     }
@@ -265,7 +265,7 @@ class ListScheduler {
   std::vector<double> work_;      // seconds, by lane
   SynthesisRule rule_;
   double limit_ = kNever;
-  SynthesisCourse course_;
+  SynthesisTimeline timeline_;
   std::vector<Passed> passed_;          // by stage
   std::vector<double> free_at_, left_;  // of the work
   std::vector<int> most_;               // micro-batches in flight, by stage

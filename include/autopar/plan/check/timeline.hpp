@@ -16,7 +16,7 @@
 namespace autopar::detail {
 
 /// Predicted seconds of each rank in one phase of a step.
-struct CheckedCourse {
+struct CheckedTimeline {
   double end = 0;                                               ///< of all ranks
   std::vector<double> ends, computing, communicating, summing;  ///< by rank
 };
@@ -25,22 +25,22 @@ struct CheckedCourse {
 /// are issued, one at a time out of a rank and into it, and its turn waits for it; receives are issued `kReceivesAhead`
 /// turns early; buckets are summed as they fill during the last backward of their stage.
 template <class Costs>
-class CoursePlayer {
+class TimelinePlayer {
  public:
   /// @param costs  see `CheckedCosts`
-  CoursePlayer(const StatedPlan& stated, CheckedOrder& order, const Costs& costs)
+  TimelinePlayer(const StatedPlan& stated, CheckedOrder& order, const Costs& costs)
       : stated_(stated),
         order_(order),
         costs_(costs),
         ranks_(order.turns.size()),
         issued_(order.messages.size(), false) {
-    for (auto* list : {&course_.ends, &course_.computing, &course_.communicating, &course_.summing})
+    for (auto* list : {&timeline_.ends, &timeline_.computing, &timeline_.communicating, &timeline_.summing})
       list->assign(ranks_.size(), 0);
     ready_at_.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) ready_at_[r].assign(order.turns[r].size(), 0);
   }
 
-  [[nodiscard]] CheckedCourse play(bool sums) && {
+  [[nodiscard]] CheckedTimeline play(bool sums) && {
     for (std::size_t r = 0; r < ranks_.size(); ++r) agenda_.insert({0, r});
     while (!agenda_.empty()) {
       const auto [now, rank] = *agenda_.begin();
@@ -51,8 +51,8 @@ class CoursePlayer {
       if (ranks_[r].next + 1 < order_.turns[r].size()) throw InvalidArgument("check: the plan never comes to its end");
     }
     if (sums) play_sums();
-    for (const double end : course_.ends) course_.end = std::max(course_.end, end);
-    return std::move(course_);
+    for (const double end : timeline_.ends) timeline_.end = std::max(timeline_.end, end);
+    return std::move(timeline_);
   }
 
  private:
@@ -104,8 +104,8 @@ class CoursePlayer {
       sender.out_free = receiver.in_free = end;
     }
     for (const std::size_t rank : {message.from, message.to}) {
-      course_.ends[rank] = std::max(course_.ends[rank], end);
-      course_.communicating[rank] += end - start;
+      timeline_.ends[rank] = std::max(timeline_.ends[rank], end);
+      timeline_.communicating[rank] += end - start;
     }
     if (message.awaited_by < 0) return;
     const auto turn = static_cast<std::size_t>(message.awaited_by);
@@ -122,8 +122,8 @@ class CoursePlayer {
     const double end = begin + takes;
     state.waiting = false;
     state.last[turn.stage] = {begin, end};
-    course_.computing[rank] += takes;
-    course_.ends[rank] = std::max(course_.ends[rank], end);
+    timeline_.computing[rank] += takes;
+    timeline_.ends[rank] = std::max(timeline_.ends[rank], end);
     ++state.next;
     agenda_.insert({end, rank});
   }
@@ -155,8 +155,8 @@ class CoursePlayer {
         const double takes = costs_.sum(sum, Bytes(sum.buckets[b])).value();
         for (const std::size_t rank : sum.ranks) {
           free_at[rank] = start + takes;
-          course_.summing[rank] += takes;
-          course_.ends[rank] = std::max(course_.ends[rank], free_at[rank]);
+          timeline_.summing[rank] += takes;
+          timeline_.ends[rank] = std::max(timeline_.ends[rank], free_at[rank]);
         }
       }
     }
@@ -169,7 +169,7 @@ class CoursePlayer {
   std::vector<bool> issued_;
   std::vector<std::vector<double>> ready_at_;
   std::set<std::pair<double, std::size_t>> agenda_;
-  CheckedCourse course_;
+  CheckedTimeline timeline_;
 };
 
 }  // namespace autopar::detail

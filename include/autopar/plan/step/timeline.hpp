@@ -20,8 +20,8 @@ namespace autopar::detail {
 }
 
 /// Phases one after the other, without the optimizer's update.
-struct Course {
-  explicit Course(std::size_t ranks) : busy(ranks), end(ranks), communicating(ranks), summing(ranks) {}
+struct CallTimeline {
+  explicit CallTimeline(std::size_t ranks) : busy(ranks), end(ranks), communicating(ranks), summing(ranks) {}
 
   void add(const Program& actions, const Timeline& timeline) {
     const Seconds before = step;
@@ -61,10 +61,10 @@ class PlayedPipeline {
   [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.turns_last_as_long(costs); }
 
   /// With gradient sums at these costs.
-  [[nodiscard]] Course course(const StagingCosts& costs) {
-    Course course(ranks_);
-    for (std::size_t p = 0; p < programs_.size(); ++p) course.add(programs_[p], simulations_[p].sum(costs));
-    return course;
+  [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) {
+    CallTimeline timeline(ranks_);
+    for (std::size_t p = 0; p < programs_.size(); ++p) timeline.add(programs_[p], simulations_[p].sum(costs));
+    return timeline;
   }
 
  private:
