@@ -13,7 +13,7 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/report/print.hpp>

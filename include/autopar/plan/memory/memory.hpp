@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <autopar/plan/memory/in_flight.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/stage_memory.hpp>
 #include <autopar/plan/memory/turn_memory.hpp>
 #include <autopar/plan/memory/zero_memory.hpp>
@@ -203,11 +203,11 @@ inline void add_turns(StageMemory& memory, const TurnMemory& turn, const InFligh
 /// What each stage takes less and more with some of its segments run again.
 inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload& work, const Staging& staging,
                                 const ShareTable& shares, const std::vector<InFlight>& in_flight,
-                                const std::vector<StageMemory>& fixed, const Savings& savings) {
-  if (!savings.recomputes()) return;
+                                const std::vector<StageMemory>& fixed, const MemoryOptimizations& optimizations) {
+  if (!optimizations.recomputes()) return;
   const auto nodes = nodes_by_stage(staging);
   const auto share = largest_shares(staging, shares);
-  const auto pieces = measured_pieces(work, staging, savings.recomputed, share);
+  const auto pieces = measured_pieces(work, staging, optimizations.recomputed, share);
   for (std::size_t s = 0; s < memory.size(); ++s) {
     if (pieces[s].empty()) continue;
     StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule,
@@ -226,15 +226,15 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 }  // namespace detail
 
 /// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
-/// @param savings  nothing by default
+/// @param optimizations  nothing by default
 /// @param fixed    `fixed_memory` of the same staging, ZeRO level and offload
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Staging& staging,
                                                              const SizedPipeline& sized, const ShareTable& shares,
                                                              const std::vector<InFlight>& in_flight,
-                                                             const Savings& savings,
+                                                             const MemoryOptimizations& optimizations,
                                                              const std::vector<StageMemory>& fixed) {
   auto memory = detail::memory_apart(work, staging, sized, shares, in_flight, fixed);
-  detail::apply_recomputation(memory, work, staging, shares, in_flight, fixed, savings);
+  detail::apply_recomputation(memory, work, staging, shares, in_flight, fixed, optimizations);
   detail::take_turns(memory, staging);
   return memory;
 }
@@ -242,9 +242,9 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
                                                              const Staging& staging, const SizedPipeline& sized,
                                                              const ShareTable& shares,
                                                              const std::vector<InFlight>& in_flight,
-                                                             const Savings& savings = {}) {
-  return predict_memory(work, staging, sized, shares, in_flight, savings,
-                        fixed_memory(work, constraints, staging, savings.zero, savings.offload));
+                                                             const MemoryOptimizations& optimizations = {}) {
+  return predict_memory(work, staging, sized, shares, in_flight, optimizations,
+                        fixed_memory(work, constraints, staging, optimizations.zero, optimizations.offload));
 }
 
 /// The same under a schedule with a law.
@@ -257,11 +257,11 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 /// What a micro-batch in flight takes: the difference that it makes.
 [[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const Workload& work, const Staging& staging,
                                                          const SizedPipeline& sized, const ShareTable& shares,
-                                                         const Savings& savings = {}) {
+                                                         const MemoryOptimizations& optimizations = {}) {
   const std::vector<StageMemory> fixed(staging.replicas.size());  // does not change
   const auto memory = [&](InFlight each) {
     const std::vector<InFlight> in_flight(staging.replicas.size(), each);
-    return predict_memory(work, staging, sized, shares, in_flight, savings, fixed);
+    return predict_memory(work, staging, sized, shares, in_flight, optimizations, fixed);
   };
   const auto none = memory({}), whole = memory({1, 0}), waiting = memory({0, 1});
   HeldByMicrobatch out;

@@ -8,7 +8,7 @@
 
 #include <autopar/plan/memory/in_flight.hpp>
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/turn_memory.hpp>
 #include <autopar/plan/model/shares.hpp>
 #include <autopar/plan/model/staging.hpp>

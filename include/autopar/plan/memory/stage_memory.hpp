@@ -7,7 +7,7 @@
 
 #include <autopar/core/units.hpp>
 #include <autopar/cost/model_profile.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/request.hpp>
 
 namespace autopar {
@@ -79,8 +79,8 @@ struct StageMemory {
   return memory;
 }
 
-/// What one parameter costs a rank at least, whatever the savings that are allowed: this, and so much of every
-/// replica's share.
+/// What one parameter costs a rank at least, whatever the memory optimizations that are allowed: this, and so much of
+/// every replica's share.
 struct LeastHeld {
   std::int64_t whole = 0, shared = 0;  ///< bytes
 

@@ -8,7 +8,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/schedule/kind.hpp>

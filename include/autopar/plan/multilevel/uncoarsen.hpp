@@ -41,8 +41,9 @@ class Uncoarsening {
   [[nodiscard]] const StepObjective& comparing() const { return pieces_ ? pieces_->objective : objective_; }
   [[nodiscard]] Candidate comparable(Candidate fine) const {
     if (!pieces_) return fine;
-    return {restricted(fine.staging, pieces_->blocks), with(std::move(fine.terms), [this](Savings savings) {
-              return restricted(std::move(savings), pieces_->blocks);
+    return {restricted(fine.staging, pieces_->blocks),
+            with(std::move(fine.terms), [this](MemoryOptimizations optimizations) {
+              return restricted(std::move(optimizations), pieces_->blocks);
             })};
   }
 
@@ -55,12 +56,13 @@ class Uncoarsening {
 
   template <class Change>
   [[nodiscard]] static StepTerms with(StepTerms terms, Change change) {
-    terms.savings = change(std::move(terms.savings));
+    terms.optimizations = change(std::move(terms.optimizations));
     return terms;
   }
   [[nodiscard]] static Candidate projected_from(const Partition& blocks, Candidate candidate) {
     return {projected(candidate.staging, blocks),
-            with(std::move(candidate.terms), [&](Savings savings) { return projected(std::move(savings), blocks); })};
+            with(std::move(candidate.terms),
+                 [&](MemoryOptimizations optimizations) { return projected(std::move(optimizations), blocks); })};
   }
 
   [[nodiscard]] Candidates refined_in_nodes(const SearchResult& found) const {
@@ -100,9 +102,9 @@ class Uncoarsening {
     start.schedule = kSplitStraight;
     StepTerms terms = objective_.folded(start);
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(terms.ranks), constraints_.world);
-    terms = objective_.folded(staging, sized, std::move(terms.savings));
+    terms = objective_.folded(staging, sized, std::move(terms.optimizations));
     if (terms.step > limit * (1 + StepObjective::kFoldedAbove)) return terms;
-    return objective_.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));
+    return objective_.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
   }
 
   /// The best stagings are improved in pieces, the best of all is predicted with all nodes. The others keep what was
@@ -135,7 +137,7 @@ class Uncoarsening {
     for (Candidate& candidate : ranked) {
       if (found.candidates.fits(candidate) && candidate.terms.step <= fine.best_step()) continue;
       candidate.staging.stage_of.clear();  // only the best one's is asked for
-      candidate.terms.savings.recomputed.clear();
+      candidate.terms.optimizations.recomputed.clear();
       fine.offer(std::move(candidate));
     }
     return fine;
@@ -145,7 +147,7 @@ class Uncoarsening {
     // Blocks do not know the modules of their nodes.
     if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
     const SizedPipeline sized = make_pipeline(work_, candidate.staging, candidate.terms.ranks, constraints_.world);
-    return objective_.evaluate(candidate.staging, sized, candidate.terms.savings, candidate.terms.orders);
+    return objective_.evaluate(candidate.staging, sized, candidate.terms.optimizations, candidate.terms.orders);
   }
 
   const StepObjective& objective_;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/text.hpp>
@@ -97,10 +97,10 @@ namespace detail {
   std::vector<int> replicas;
   for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
   if (replicas.empty()) return "empty plan\n";
-  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(savings_of(plan)) +
-                     (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
-                     (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " +
-                     std::to_string(plan.batch) + "\n";
+  std::string text =
+      "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(memory_optimizations_of(plan)) +
+      (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
+      (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " + std::to_string(plan.batch) + "\n";
   text += "predicted: step " + readable(plan.step);
   if (plan.step > Seconds(0)) {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
@@ -118,7 +118,7 @@ namespace detail {
   }
   std::vector<std::vector<std::string>> rows{{"stage", "ops", "parameters", "replicas", "ranks", "forward", "backward",
                                               "messages", "gradient sums", "peak memory", "of available"}};
-  const bool again = savings_of(plan).recomputes();
+  const bool again = memory_optimizations_of(plan).recomputes();
   if (again) rows.front().push_back("run again");
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     rows.push_back(detail::cells(plan.stages[s], s, plan.device_memory));

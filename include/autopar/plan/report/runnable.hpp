@@ -5,7 +5,7 @@
 #include <string>
 
 #include <autopar/core/error.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/schedule/schedule.hpp>
@@ -59,7 +59,7 @@ inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
   if (std::find(known.begin(), known.end(), name_of(plan.schedule)) == known.end())
     refuse("schedule " + name_of(plan.schedule));
   if (plan.zero > runtime.max_zero) refuse("ZeRO " + std::to_string(plan.zero));
-  if (!runtime.recompute && savings_of(plan).recomputes()) refuse("recomputation");
+  if (!runtime.recompute && memory_optimizations_of(plan).recomputes()) refuse("recomputation");
   if (!runtime.offload && plan.offload != Offload::kNone) refuse("offload = optimizer");
   detail::check_segments(plan);
   const auto check = [&]<SchedulePolicy Policy>(const Policy& policy) {

@@ -131,7 +131,7 @@ struct ChunkedStaging {
     }
   }
 
-  /// On the ranks and with the savings of the schedule that they start from.
+  /// On the ranks and with the memory optimizations of the schedule that they start from.
   void synthesise_best(std::vector<Candidate> tried, const StepObjective& objective, SearchResult& result) const {
     std::int64_t left = simulated_of_best;
     int count = 0;
@@ -146,9 +146,9 @@ struct ChunkedStaging {
       ++result.states;
       const SizedPipeline sized =
           make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks), objective.constraints().world);
-      StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.savings));
+      StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.optimizations));
       if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
-        terms = objective.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));
+        terms = objective.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
       result.candidates.offer({std::move(staging), std::move(terms)});
     }
   }

@@ -38,12 +38,12 @@ struct MemoryVariant {
                                                               const std::vector<StageMemory>& fixed,
                                                               const StageSegments& segments) {
   const Recompute recompute = objective.constraints().recompute;
-  Savings savings{variant.zero, {}, variant.offload};
+  MemoryOptimizations optimizations{variant.zero, {}, variant.offload};
   if (recompute != Recompute::kNever) {
     const RecomputeChoice choice(objective.work(), staging, sized, objective.shares(), segments, in_flight, fixed);
-    savings.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
+    optimizations.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
   }
-  return predict_memory(objective.work(), staging, sized, objective.shares(), in_flight, savings, fixed);
+  return predict_memory(objective.work(), staging, sized, objective.shares(), in_flight, optimizations, fixed);
 }
 
 /// What a stage holds at least, whatever the stages around it: the planner's own prediction, with everything else in
@@ -396,8 +396,8 @@ class LeastStaging {
 }  // namespace detail
 
 /// The staging with one stage a rank that needs the least memory: over all convex cuts, replicas, micro-batches and
-/// savings where they are few enough, and then proven; else along one topological order (on more than eight ranks: with
-/// even replicas). Nothing if the constraints leave no such staging.
+/// memory optimizations where they are few enough, and then proven; else along one topological order (on more than
+/// eight ranks: with even replicas). Nothing if the constraints leave no such staging.
 [[nodiscard]] inline std::optional<LeastMemory> least_memory(const StepObjective& objective) {
   auto start = detail::LeastMemoryCuts(objective).best();
   const auto& constraints = objective.constraints();

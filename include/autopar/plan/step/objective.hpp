@@ -56,8 +56,8 @@ class StepObjective {
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const ShareTable& shares() const { return shares_; }
 
-  /// Time and memory under the best placement and the best savings, also of stagings that do not fit. Of many actions
-  /// the placement and the ZeRO level that are best when the replicas of each stage are one.
+  /// Time and memory under the best placement and the best memory optimizations, also of stagings that do not fit. Of
+  /// many actions the placement and the ZeRO level that are best when the replicas of each stage are one.
   /// @param limit  steps that are longer are of interest only roughly: of many actions as `folded` says
   [[nodiscard]] StepTerms operator()(const Staging& staging,
                                      Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
@@ -74,10 +74,10 @@ class StepObjective {
     if (!is_compared_first(staging)) return (*this)(staging, limit);
     if (choice.step > limit * (1 + kFoldedAbove)) return choice;
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.ranks), constraints_.world);
-    return evaluate(staging, sized, std::move(choice.savings));
+    return evaluate(staging, sized, std::move(choice.optimizations));
   }
 
-  /// Time and memory on given ranks, under the best savings.
+  /// Time and memory on given ranks, under the best memory optimizations.
   ///
   /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are run again, those first that
   /// free most bytes a second; as no turn gets shorter by running more again, no longer run of them is faster.
@@ -85,19 +85,20 @@ class StepObjective {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
     std::optional<StepTerms> best;
     std::optional<detail::PlayedPipeline> played;
-    keep_best_savings(best, staging, sized,
-                      [&](Savings savings) { return evaluate(staging, sized, std::move(savings), {}, played); });
+    keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
+      return evaluate(staging, sized, std::move(optimizations), {}, played);
+    });
     return std::move(*best);
   }
 
   using Orders = std::vector<std::vector<Turn>>;
 
-  /// Time and memory on given ranks, under given savings.
+  /// Time and memory on given ranks, under given memory optimizations.
   /// @param orders  [rank] of a synthesised schedule; where there are none, they are synthesised
-  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings,
-                                   Orders orders = {}) const {
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
+                                   MemoryOptimizations optimizations, Orders orders = {}) const {
     std::optional<detail::PlayedPipeline> played;
-    return evaluate(staging, sized, std::move(savings), std::move(orders), played);
+    return evaluate(staging, sized, std::move(optimizations), std::move(orders), played);
   }
 
   /// What was predicted of a staging of blocks, with the memory of their nodes: no more than that of the blocks.
@@ -117,25 +118,26 @@ class StepObjective {
     for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
       const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
       std::optional<detail::FoldedTimeline> timeline;
-      keep_best_savings(best, staging, sized,
-                        [&](Savings savings) { return folded(staging, sized, std::move(savings), {}, timeline); });
+      keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
+        return folded(staging, sized, std::move(optimizations), {}, timeline);
+      });
     }
     return std::move(*best);
   }
 
-  /// The same on given ranks, under given savings; the schedule may be synthesised.
+  /// The same on given ranks, under given memory optimizations; the schedule may be synthesised.
   /// @param orders  as for `evaluate`
-  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings,
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
                                  Orders orders = {}) const {
     std::optional<detail::FoldedTimeline> timeline;
-    return folded(staging, sized, std::move(savings), std::move(orders), timeline);
+    return folded(staging, sized, std::move(optimizations), std::move(orders), timeline);
   }
 
   /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them
   /// smallest.
-  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero,
-                                Offload offload = Offload::kNone) const {
-    return savings(staging, sized, zero, offload, constraints_.memory);
+  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
+                                                  Offload offload = Offload::kNone) const {
+    return optimizations(staging, sized, zero, offload, constraints_.memory);
   }
 
   /// About how many actions one simulation of a staging has: turns with their messages, and gradient sums.
@@ -146,7 +148,7 @@ class StepObjective {
            std::accumulate(positions.begin(), positions.end(), std::int64_t{0});
   }
 
-  /// How many savings and places are predicted for a staging at most, of which the best counts.
+  /// How many memory optimizations and places are predicted for a staging at most, of which the best counts.
   [[nodiscard]] std::int64_t variants(const Staging& staging) const {
     return static_cast<std::int64_t>(zero_levels(staging).size() * constraints_.offloads.size() *
                                      placements(staging.replicas_of_positions(), cluster_).size());
@@ -167,8 +169,8 @@ class StepObjective {
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
   static constexpr std::int64_t kManyActions = 30'000;
 
-  /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank; nothing
-  /// is offloaded that the host cannot hold, unless it must be.
+  /// Memory of each stage under the memory optimizations that leave least, by the laws of schedules with one stage a
+  /// rank; nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
@@ -182,7 +184,7 @@ class StepObjective {
     std::pair<bool, Bytes> least_of{};
     for (const Offload offload : constraints_.offloads) {
       for (const int level : zero_levels(staging)) {
-        auto memory = memory_of(staging, sized, in_flight, savings(staging, sized, level, offload, Bytes(0)));
+        auto memory = memory_of(staging, sized, in_flight, optimizations(staging, sized, level, offload, Bytes(0)));
         const std::pair own(!host_holds(ranks, memory), worst(memory));
         if (!least.empty() && !(own < least_of)) continue;
         least = std::move(memory);
@@ -192,15 +194,15 @@ class StepObjective {
     return least;
   }
 
-  /// False if the staging does not fit under any savings that would be tried, without working out what it takes; of
-  /// synthesised orders, if it fits under none.
+  /// False if the staging does not fit under any memory optimizations that would be tried, without working out what it
+  /// takes; of synthesised orders, if it fits under none.
   [[nodiscard]] bool may_fit(const Staging& staging) const {
     const auto ranks = place(staging, Placement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     for (const int level : zero_levels(staging)) {
       for (const Offload offload : constraints_.offloads) {
-        const Savings own = savings(staging, sized, level, offload);
+        const MemoryOptimizations own = optimizations(staging, sized, level, offload);
         const auto in_flight =
             synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_of_positions(staging, sized, own);
         const auto memory = memory_of(staging, sized, in_flight, own);
@@ -232,16 +234,16 @@ class StepObjective {
   }
 
  private:
-  /// What `terms_of` makes of the best savings. Offloading what fits as it is takes no less time.
+  /// What `terms_of` makes of the best memory optimizations. Offloading what fits as it is takes no less time.
   template <class TermsOf>
-  void keep_best_savings(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
-                         const TermsOf& terms_of) const {
+  void keep_best_optimizations(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
+                               const TermsOf& terms_of) const {
     for (const int level : zero_levels(staging)) {
       bool fits_as_it_is = false;
       for (const Offload offload : constraints_.offloads) {
         if (fits_as_it_is) break;
-        StepTerms terms = terms_of(savings(staging, sized, level, offload));
-        fits_as_it_is = fits(terms) && !terms.savings.recomputes();
+        StepTerms terms = terms_of(optimizations(staging, sized, level, offload));
+        fits_as_it_is = fits(terms) && !terms.optimizations.recomputes();
         keep_better(best, std::move(terms));
       }
     }
@@ -258,11 +260,12 @@ class StepObjective {
   }
 
   /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long
-  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
+                                   MemoryOptimizations optimizations, Orders orders,
                                    std::optional<detail::PlayedPipeline>& played) const {
-    const StagingCosts costs(work_, staging, sized, savings);
+    const StagingCosts costs(work_, staging, sized, optimizations);
     const BatchLayout layout{shares_.local(), staging.microbatches};
-    StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
+    StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !played || !played->holds_for(costs)) {
       const GivenOrders given{terms.orders, staging.microbatches};
       played.emplace(work_.loss_mode, sized.pipeline, layout, staging.schedule, given, costs);
@@ -272,10 +275,10 @@ class StepObjective {
   }
 
   /// @param timeline  of the same staging on the same ranks; is played anew unless its turns last as long
-  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
-                                 std::optional<detail::FoldedTimeline>& timeline) const {
-    const StagingCosts costs(work_, staging, sized, savings);
-    StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
+                                 Orders orders, std::optional<detail::FoldedTimeline>& timeline) const {
+    const StagingCosts costs(work_, staging, sized, optimizations);
+    StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !timeline || !timeline->holds_for(costs))
       timeline.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging),
                        terms.orders, costs);
@@ -285,12 +288,13 @@ class StepObjective {
 
   /// Memory and, of a synthesised schedule, orders.
   [[nodiscard]] StepTerms untimed(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
-                                  Savings savings, Orders orders) const {
+                                  MemoryOptimizations optimizations, Orders orders) const {
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
-    if (synthesised) terms.orders = orders.empty() ? orders_of(staging, sized, costs, savings) : std::move(orders);
-    terms.savings = std::move(savings);
+    if (synthesised)
+      terms.orders = orders.empty() ? orders_of(staging, sized, costs, optimizations) : std::move(orders);
+    terms.optimizations = std::move(optimizations);
     terms.stages.resize(terms.ranks.size());
     set_memory(terms, staging, sized);
     return terms;
@@ -301,9 +305,9 @@ class StepObjective {
     // Results that leave the call are all forward before the first backward, whatever the orders.
     const auto in_flight =
         terms.orders.empty() || !work_.loss_mode
-            ? in_flight_of_positions(staging, sized, terms.savings)
-            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, shares_, terms.savings));
-    const auto stages = memory_of(staging, sized, in_flight, terms.savings);
+            ? in_flight_of_positions(staging, sized, terms.optimizations)
+            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, shares_, terms.optimizations));
+    const auto stages = memory_of(staging, sized, in_flight, terms.optimizations);
     terms.host_holds = host_holds(terms.ranks, stages);
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
   }
@@ -325,9 +329,9 @@ class StepObjective {
   }
 
   /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
-  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero, Offload offload,
-                                Bytes memory) const {
-    Savings out{zero, {}, offload};
+  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
+                                                  Offload offload, Bytes memory) const {
+    MemoryOptimizations out{zero, {}, offload};
     if (constraints_.recompute == Recompute::kNever) return out;
     const auto in_flight = in_flight_of_positions(staging, sized, out);
     if (constraints_.recompute == Recompute::kToFit &&
@@ -356,7 +360,7 @@ class StepObjective {
 
   /// Micro-batches that each stage holds; of a synthesised schedule, about. Its replicas run alike.
   [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
-                                                             const Savings& savings) const {
+                                                             const MemoryOptimizations& optimizations) const {
     if (has_closed_form(staging.schedule) || traits_of(staging.schedule).orders_in_plan || !work_.loss_mode)
       return in_flight_by_law(work_, staging);
     Pipeline positions;
@@ -364,33 +368,34 @@ class StepObjective {
     for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
     const auto orders = with_policy(
         staging.schedule, [&](const auto& policy) { return rank_orders_of(policy, positions, staging.microbatches); });
-    return in_flight_of(orders, held_by_microbatch(work_, staging, sized, shares_, savings));
+    return in_flight_of(orders, held_by_microbatch(work_, staging, sized, shares_, optimizations));
   }
 
   /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<InFlight>& in_flight,
-                                                   const Savings& savings) const {
-    return predict_memory(work_, staging, sized, shares_, in_flight, savings, fixed_of(staging, savings));
+                                                   const MemoryOptimizations& optimizations) const {
+    return predict_memory(work_, staging, sized, shares_, in_flight, optimizations, fixed_of(staging, optimizations));
   }
-  [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging, const Savings& savings) const {
+  [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging,
+                                                         const MemoryOptimizations& optimizations) const {
     if (fixed_.staging != staging) fixed_ = {staging, {}};
-    const auto [entry, added] = fixed_.by_savings.try_emplace({savings.zero, savings.offload});
-    if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero, savings.offload);
+    const auto [entry, added] = fixed_.by_optimizations.try_emplace({optimizations.zero, optimizations.offload});
+    if (added) entry->second = fixed_memory(work_, constraints_, staging, optimizations.zero, optimizations.offload);
     return entry->second;
   }
 
   /// Of the ranks, synthesised.
   [[nodiscard]] Orders orders_of(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
-                                 const Savings& savings) const {
+                                 const MemoryOptimizations& optimizations) const {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
     if (actions(staging) <= kFewActions)
-      return synthesised(staging, sized, savings, pipeline, {shares_.local(), microbatches}, costs);
+      return synthesised(staging, sized, optimizations, pipeline, {shares_.local(), microbatches}, costs);
     // Replicas take their turns in the same order, so one of each decides it.
     const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_shares(staging, shares_), microbatches,
                                         costs);
-    const Orders of_positions = synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
+    const Orders of_positions = synthesised(staging, sized, optimizations, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {
       for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)])
@@ -404,14 +409,15 @@ class StepObjective {
 
   /// @param pipeline  of the staging itself, or with one rank a position
   template <SplitBackwardCosts Costs>
-  [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
-                                   const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
+  [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized,
+                                   const MemoryOptimizations& optimizations, const Pipeline& pipeline,
+                                   const BatchLayout& layout, const Costs& costs) const {
     Synthesised<Costs> policy{.costs = costs, .local = layout.local, .held = {}, .budget = kSynthesisBudget};
-    const auto bytes = held_by_microbatch(work_, staging, sized, shares_, savings);
+    const auto bytes = held_by_microbatch(work_, staging, sized, shares_, optimizations);
     for (std::size_t s = 0; s < bytes.read.size(); ++s)
       policy.held.push_back(std::max(bytes.whole[s], bytes.waiting[s]) + bytes.read[s]);
     const std::vector<InFlight> none(staging.replicas.size());
-    const auto fixed = memory_of(staging, sized, none, savings);
+    const auto fixed = memory_of(staging, sized, none, optimizations);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
     std::vector<Bytes> least(policy.limits.size());
     for (std::size_t s = 0; s < fixed.size(); ++s) {
@@ -466,7 +472,7 @@ class StepObjective {
   ShareTable shares_;
   struct Fixed {
     Staging staging;
-    std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_savings;
+    std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_optimizations;
   };
   mutable Fixed fixed_;  // of the last staging
   Bytes trainable_{};

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/zero_memory.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/staging.hpp>
@@ -40,7 +40,7 @@ struct TrainedBytes {
   return bytes;
 }
 
-/// An update takes no less under any savings that the constraints leave.
+/// An update takes no less under any memory optimizations that the constraints leave.
 [[nodiscard]] inline Seconds least_update(const Workload& work, const Constraints& constraints, Bytes bytes) {
   const double factor = constraints.optimizer_state_factor;
   const bool always = constraints.offloads.front() == Offload::kOptimizer;
@@ -56,14 +56,15 @@ inline constexpr double kHalfOfASum = 0.5;
 /// Costs of one staging as the simulator asks for them.
 class StagingCosts {
  public:
-  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized, const Savings& savings = {})
+  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized,
+               const MemoryOptimizations& optimizations = {})
       : work_(work),
         sized_(sized),
-        zero_(savings.zero),
-        offload_(savings.offload),
+        zero_(optimizations.zero),
+        offload_(optimizations.offload),
         whole_backwards_(keeps_backwards_whole(staging.schedule)),
         nodes_(nodes_by_stage(staging)),
-        again_(savings.recomputed),
+        again_(optimizations.recomputed),
         parameters_(detail::trained_by_stage(work, staging)),
         known_(nodes_.size()) {}
 

@@ -5,7 +5,7 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/schedule/concepts.hpp>
 
 namespace autopar {
@@ -31,7 +31,7 @@ struct StepTerms {
   std::vector<std::vector<Rank>> ranks;   ///< [stage][replica]
   std::vector<std::vector<Turn>> orders;  ///< [rank] of a synthesised schedule
   bool host_holds = true;                 ///< what is offloaded
-  Savings savings;                        ///< with which it was predicted
+  MemoryOptimizations optimizations;      ///< with which it was predicted
 };
 
 }  // namespace autopar

@@ -38,7 +38,7 @@ CheckedCase random_case(int seed) {
   return out;
 }
 
-/// All that the planner has: savings and schedules in turn, memory that is sometimes short.
+/// All that the planner has: memory optimizations and schedules in turn, memory that is sometimes short.
 CheckedCase random_full_case(int seed) {
   Dice dice(static_cast<std::uint64_t>(seed) + 4711);
   const Bytes memory(dice.chance(50) ? 1 << 20 : dice(150, 700) * 1000);
@@ -191,7 +191,7 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
     CHECK(verdict.step.value() == Approx(plan->step.value()).epsilon(1e-9));
     CHECK(verdict.gap >= -1e-9);
     const auto zero = "zero " + std::to_string(plan->zero);
-    const Savings savings = savings_of(*plan);
+    const MemoryOptimizations optimizations = memory_optimizations_of(*plan);
     const bool replicated = std::ranges::any_of(plan->stages, [](const auto& stage) { return stage.ranks.size() > 1; });
     ++met["all"], ++met[name_of(plan->schedule)];
     if (replicated) ++met[zero];
@@ -202,10 +202,10 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
       const bool lets_go = detail::checked_read_again(detail::StatedPlan(c.model, *plan), s).once_more > 0;
       if (lets_go && plan->stages[static_cast<std::size_t>(s)].ranks.size() > 1) ++met["gathers once more"];
     }
-    if (savings.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
-    if (savings.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
-    if (savings.recomputes()) ++met["recomputed"];
-    if (savings.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
+    if (optimizations.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
+    if (optimizations.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
+    if (optimizations.recomputes()) ++met["recomputed"];
+    if (optimizations.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
   }
   CHECK(met["all"] > 400);
   CHECK(met["recomputed"] > 100);
@@ -299,7 +299,7 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   rejected("step", [](Plan& p) { p.batch += 4; });
 }
 
-TEST_CASE("tampered savings are rejected", "[check]") {
+TEST_CASE("tampered memory optimizations are rejected", "[check]") {
   CheckedCase c = eight_atoms("1f1b", 2, "full");
   c.model.parameters[0].bytes += Bytes(400);  // of equal parameters half a stage's are as much as two of its buckets
   const auto plan = planned_by(c, true);

@@ -1,4 +1,4 @@
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -74,12 +74,12 @@ std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& ob
   for (const int zero : staged.constraints.zero_levels) {
     for (const Offload offload : staged.constraints.offloads) {
       for (std::uint32_t set = 0; set < 1u << pieces.size(); ++set) {
-        Savings savings{zero, std::vector<Segments>(all.size()), offload};
+        MemoryOptimizations optimizations{zero, std::vector<Segments>(all.size()), offload};
         for (std::size_t p = 0; p < pieces.size(); ++p) {
           if ((set >> p & 1u) != 0)
-            savings.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
+            optimizations.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
         }
-        const StepTerms terms = objective.evaluate(staged.staging, sized, savings);
+        const StepTerms terms = objective.evaluate(staged.staging, sized, optimizations);
         if (objective.fits(terms) && (!best || terms.step < *best)) best = terms.step;
       }
     }
@@ -93,7 +93,7 @@ ModelProfile deep(double saved) {
   return model;
 }
 
-PlanRequest saving_request(std::int64_t batch) {
+PlanRequest optimizing_request(std::int64_t batch) {
   PlanRequest request;
   request.batch = batch;
   request.runtime = runtime_capabilities();
@@ -121,9 +121,9 @@ TEST_CASE("running as little as fits again is as fast as the best of all sets, l
     ++judged;
     CHECK(chosen.step >= *best * (1 - 1e-12));
     best_found += chosen.step <= *best * (1 + 1e-9) ? 1 : 0;
-    recomputed += chosen.savings.recomputes() ? 1 : 0;
-    sharded += chosen.savings.zero > 0 ? 1 : 0;
-    offloaded += chosen.savings.offload == Offload::kOptimizer ? 1 : 0;
+    recomputed += chosen.optimizations.recomputes() ? 1 : 0;
+    sharded += chosen.optimizations.zero > 0 ? 1 : 0;
+    offloaded += chosen.optimizations.offload == Offload::kOptimizer ? 1 : 0;
   }
   CHECK(judged > 250);
   CHECK(recomputed > 40);
@@ -345,7 +345,7 @@ TEST_CASE(
 TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says so") {
   const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
   Cluster cluster = test::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
-  PlanRequest request = saving_request(8);
+  PlanRequest request = optimizing_request(8);
   CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), !Catch::Contains("offload"));  // these are CPUs
   cluster.host = test::small_host(Bytes(1 << 20));
   const Plan plan = Planner<>{}.plan(model, cluster, request);
@@ -353,7 +353,7 @@ TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says
   CHECK(plan.host_memory == cluster.host->memory);
   CHECK(plan.stages[0].peak_memory <= plan.device_memory);
   CHECK(plan.stages[0].host_memory == Bytes(4 * 40'000 * (1 + 1 + 2) + 2 * 40'000));
-  CHECK(describe(savings_of(plan)) == " (optimizer offloaded)");
+  CHECK(describe(memory_optimizations_of(plan)) == " (optimizer offloaded)");
   CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("offload = optimizer"));
   CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
   request.options.offload = "none";
@@ -399,7 +399,7 @@ TEST_CASE("segments cover every node once, and the cuts between them are cheap",
 TEST_CASE("a plan that would not fit fits by running segments again, and says so") {
   const ModelProfile model = deep(40'000);
   const Cluster cluster = test::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
-  PlanRequest request = saving_request(8);
+  PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   const Plan plan = Planner<>{}.plan(model, cluster, request);
   REQUIRE(plan.stages.size() == 1);
@@ -407,7 +407,7 @@ TEST_CASE("a plan that would not fit fits by running segments again, and says so
   CHECK(segments.size() > 6);
   CHECK(segments.size() < 12);  // as few as fit
   CHECK(plan.stages[0].peak_memory <= plan.device_memory);
-  CHECK(describe(savings_of(plan)) == " (" + std::to_string(segments.size()) + " segments run again)");
+  CHECK(describe(memory_optimizations_of(plan)) == " (" + std::to_string(segments.size()) + " segments run again)");
   request.runtime = {};
   CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
   request.runtime = runtime_capabilities();
@@ -420,7 +420,7 @@ TEST_CASE("a plan that would not fit fits by running segments again, and says so
 TEST_CASE("the user chooses what runs again: everything, or modules by name") {
   const ModelProfile model = deep(400);
   const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
-  PlanRequest request = saving_request(8);
+  PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   const auto run_again = [&](const std::string& recompute) {
     request.options.recompute = recompute;
@@ -449,7 +449,7 @@ TEST_CASE("a segment that something outside leads back into is two, and so are i
   ModelProfile model = deep(400);
   model.graph[NodeId(5)].path = "between.0";
   const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
-  PlanRequest request = saving_request(8);
+  PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   request.options.recompute = "layer";
   const auto segments = Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
@@ -473,7 +473,7 @@ TEST_CASE("what runs again has its backward at one stretch, and nothing of it wa
   constraints.world = 2;
   constraints.batch = 8;
   const SizedPipeline sized = make_pipeline(work, staging, {{Rank(0)}, {Rank(1)}}, 2);
-  const Savings again{0, {{{NodeId(0), NodeId(1), NodeId(2)}}, {}}};
+  const MemoryOptimizations again{0, {{{NodeId(0), NodeId(1), NodeId(2)}}, {}}};
   const ShareTable shares(constraints);
   const std::vector<InFlight> in_flight{{2, 0}, {1, 1}};
   const auto plain = predict_memory(work, constraints, staging, sized, shares, in_flight);
@@ -507,13 +507,13 @@ TEST_CASE("a plan whose segments are not of its stages is refused") {
 TEST_CASE("ZeRO levels are chosen, fixed or refused by name") {
   const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
   const Cluster cluster = test::small_cluster(4);
-  PlanRequest request = saving_request(16);
+  PlanRequest request = optimizing_request(16);
   request.options.replicas = {4};
   for (int zero = 0; zero <= 3; ++zero) {
     request.options.zero = zero;
     const Plan plan = Planner<>{}.plan(model, cluster, request);
     CHECK(plan.zero == zero);
-    CHECK(describe(savings_of(plan)) == (zero == 0 ? "" : " (ZeRO " + std::to_string(zero) + ")"));
+    CHECK(describe(memory_optimizations_of(plan)) == (zero == 0 ? "" : " (ZeRO " + std::to_string(zero) + ")"));
     if (zero > 0) CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("ZeRO"));
   }
   request.options.zero = 4;

@@ -21,7 +21,7 @@ namespace autopar {
 inline constexpr Bytes kLandingBytes{8 << 20};
 
 /// What the stages of a staging pay time for to hold less memory.
-struct Savings {
+struct MemoryOptimizations {
   /// ZeRO level of all stages, among the replicas of each. 1: optimizer state in shares, what was updated is gathered;
   /// 2: gradients as well, summed into shares after every micro-batch; 3: parameters as well, gathered for every
   /// micro-batch ahead of its forward and of its backward.
@@ -38,15 +38,15 @@ struct Savings {
   [[nodiscard]] bool recomputes() const {
     return std::any_of(recomputed.begin(), recomputed.end(), [](const auto& segments) { return !segments.empty(); });
   }
-  friend bool operator==(const Savings&, const Savings&) = default;
+  friend bool operator==(const MemoryOptimizations&, const MemoryOptimizations&) = default;
 };
 
-/// The savings that a plan describes, by the atoms of the model.
-[[nodiscard]] inline Savings savings_of(const Plan& plan) {
-  Savings savings{plan.zero, {}, plan.offload};
-  for (const StagePlan& stage : plan.stages) savings.recomputed.push_back(stage.recomputed);
-  if (!savings.recomputes()) savings.recomputed.clear();
-  return savings;
+/// The memory optimizations that a plan describes, by the atoms of the model.
+[[nodiscard]] inline MemoryOptimizations memory_optimizations_of(const Plan& plan) {
+  MemoryOptimizations optimizations{plan.zero, {}, plan.offload};
+  for (const StagePlan& stage : plan.stages) optimizations.recomputed.push_back(stage.recomputed);
+  if (!optimizations.recomputes()) optimizations.recomputed.clear();
+  return optimizations;
 }
 
 namespace detail {
@@ -60,12 +60,13 @@ namespace detail {
 }  // namespace detail
 
 /// " (ZeRO 1, optimizer offloaded, 12 segments run again)", or nothing.
-[[nodiscard]] inline std::string describe(const Savings& savings) {
+[[nodiscard]] inline std::string describe(const MemoryOptimizations& optimizations) {
   std::string text;
-  if (savings.zero > 0) text = "ZeRO " + std::to_string(savings.zero);
-  if (savings.offload == Offload::kOptimizer) text += text.empty() ? "optimizer offloaded" : ", optimizer offloaded";
+  if (optimizations.zero > 0) text = "ZeRO " + std::to_string(optimizations.zero);
+  if (optimizations.offload == Offload::kOptimizer)
+    text += text.empty() ? "optimizer offloaded" : ", optimizer offloaded";
   std::size_t segments = 0;
-  for (const auto& stage : savings.recomputed) segments += stage.size();
+  for (const auto& stage : optimizations.recomputed) segments += stage.size();
   if (segments > 0) {
     text += (text.empty() ? "" : ", ") + std::to_string(segments) + (segments == 1 ? " segment" : " segments") +
             " run again";
