@@ -16,8 +16,8 @@ struct NodeCost {
   Seconds backward{};         ///< of inputs and parameters together; 0 in a graph that is only run forwards
   Bytes saved{};              ///< kept from the node's forward until its backward
   Bytes workspace{};          ///< extra bytes while it or its backward runs, beside what it keeps
-  Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be put off
-  Bytes put_off{};            ///< kept in the place of `saved` when that part is put off, until it is done
+  Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be deferred
+  Bytes deferred_weight{};    ///< kept in the place of `saved` when that part is deferred, until it is done
   friend bool operator==(const NodeCost&, const NodeCost&) = default;
 };
 

@@ -256,22 +256,22 @@ class Profiler {
       auto& sum = atom_of(id).workspace;
       sum = {std::max(sum.per_sample - saved_[i].per_sample, need.per_sample),
              std::max(sum.fixed - saved_[i].fixed, need.fixed)};
-      add_put_off(op, waits);
+      add_deferred_weight(op, waits);
     }
   }
 
   /// Gradients of parameters are computed from those of results and from what the op read, which wait for that.
-  void add_put_off(const OpContext& op, std::vector<bool>& waits) {
+  void add_deferred_weight(const OpContext& op, std::vector<bool>& waits) {
     const auto split = split_backward_of(graph_, plan_, op.id());
     if (!split || !graph_.value(split->weight).requires_grad) return;
-    atom_of(op.id()).put_off += algebra::bytes_of(graph_, op.results().front());
+    atom_of(op.id()).deferred_weight += algebra::bytes_of(graph_, op.results().front());
     const auto read = graph_.input(op.id(), split->x_at);
     const auto storage = graph_.value(read).storage;
     if (!storage.valid() || !kept_[storage.index()] || waits[storage.index()]) return;
     const auto creator = creator_[storage.index()];
     if (!creator.valid() || plan_.is_prologue(read)) return;
     waits[storage.index()] = true;
-    atom_of(creator).put_off += memory_of(storage, read);
+    atom_of(creator).deferred_weight += memory_of(storage, read);
   }
   [[nodiscard]] OpProfile& atom_of(OpId op) { return model().graph[profile_.atoms.atom_of[op.index()]]; }
 

@@ -48,7 +48,7 @@ class StageExecution {
   /// Lets go of what the messages of the last turn took along. Before the rank's next turn, whichever stage's it is.
   void release_sent();
 
-  /// What the share's backward put off; null where backwards are whole.
+  /// What the share's backward deferred; null where backwards are whole.
   [[nodiscard]] DeferredGradients* deferred(const Action& action) { return share(action).deferred.get(); }
 
   /// Counts a share's backward as ended, as far as parameters are concerned. @return whether it was the last

@@ -142,7 +142,7 @@ void TorchEngine::run_backward(StageExecution& run, const Action& action, bool l
   run.end_backward(action);
 }
 
-// What is put off is added last: only then is a bucket full.
+// What is deferred is added last: only then is a bucket full.
 void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool last) {
   auto* deferred = run.deferred(action);
   if (deferred == nullptr) return;
@@ -256,7 +256,7 @@ void TorchEngine::bind_gradients(Stage& stage) {
 }
 
 // Autograd takes a first gradient as it is, and of one sample that of p in x + p.unsqueeze(0) is a view of x's. Further
-// gradients are added into its memory, so it must be nobody else's: what is put off, or on its way to another rank,
+// gradients are added into its memory, so it must be nobody else's: what is deferred, or on its way to another rank,
 // would change.
 void TorchEngine::unbind_gradients(Stage& stage) {
   for (const auto parameter : stage.parameters()) {

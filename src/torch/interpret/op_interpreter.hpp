@@ -37,8 +37,8 @@ class OpInterpreter {
  public:
   /// @param ops   see Replayer; `graph` and `plan` must outlive the runner
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
-  /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put
-  /// off to
+  /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to defer
+  /// to
   /// @param whole  operators whose backwards are not split all the same, ascending
   /// @param side   see `proceed_splitting`
   OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
@@ -60,7 +60,7 @@ class OpInterpreter {
   void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
            std::shared_ptr<DeferredGradients> deferred, OpRange ops);
 
-  /// Parameters with gradients that may be put off, ascending, each once.
+  /// Parameters with gradients that may be deferred, ascending, each once.
   [[nodiscard]] const std::vector<ValueId>& deferrable() const { return deferrable_; }
 
  private:

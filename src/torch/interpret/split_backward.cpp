@@ -24,7 +24,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// The history of a split call's result: of x, and of the parameters unless their gradients are put off.
+/// The history of a split call's result: of x, and of the parameters unless their gradients are deferred.
 class SplitNode : public torch::autograd::Node {
  public:
   SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight, bool with_bias,
@@ -51,7 +51,7 @@ class SplitNode : public torch::autograd::Node {
     if (deferred_) {
       std::vector<ValueId> parameters{split_.weight};
       if (with_bias_) parameters.push_back(split_.bias);
-      deferred_->put_off({std::move(parameters), std::move(make)});
+      deferred_->defer({std::move(parameters), std::move(make)});
     } else if (side_) {
       if (has_gradient(leaves_))
         add(leaves_, make());

@@ -101,7 +101,7 @@ class CheckedCosts {
         sum.backward += one.forward;
         continue;
       }
-      sum.backward_weight += one.backward_weight;  // of what runs again nothing is put off
+      sum.backward_weight += one.backward_weight;  // of what runs again nothing is deferred
     }
     if (level() < 2) return sum;
     const Bytes all = stated_.trainable_bytes(stage), gathered = gathered_bytes(stage);

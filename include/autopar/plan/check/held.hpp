@@ -363,7 +363,7 @@ class CheckedMemory {
         needs.push_back(filled->second + cost.workspace.value());
         continue;
       }
-      if (parted) stage.parted += cost.put_off.value();
+      if (parted) stage.parted += cost.deferred_weight.value();
       keeps.push_back(cost.saved.value());
       needs.push_back(cost.workspace.value());
     }

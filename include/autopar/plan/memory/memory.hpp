@@ -172,7 +172,7 @@ inline void add_read_again(StageMemory& memory, const StageMemory& fixed, const 
 
 /// What turns of a stage with so many micro-batches in flight take.
 inline void add_turns(StageMemory& memory, const TurnMemory& turn, const InFlight& in_flight) {
-  memory.saved = turn.kept * in_flight.whole + turn.put_off * in_flight.waiting;
+  memory.saved = turn.kept * in_flight.whole + turn.deferred_weight * in_flight.waiting;
   memory.workspace += turn.work;
 }
 

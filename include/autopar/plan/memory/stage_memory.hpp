@@ -18,7 +18,7 @@ struct StageMemory {
                        ///< tied one counts once on each rank, in the first stage that reads it
   Bytes gradients{};   ///< `gradient_copies` x trainable
   Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
-  Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is put off
+  Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is deferred
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
   Bytes workspace{};   ///< what a turn takes beside them, see TurnMemory: less than nothing, where `gradients` come as
                        ///< `saved` goes. And gradients of parameters that wait for those of their other readers, and

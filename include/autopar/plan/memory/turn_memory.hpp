@@ -20,8 +20,8 @@ namespace autopar {
 /// their backwards in the reverse order: while a node works, those behind it keep nothing yet, or nothing any more, and
 /// those before it have made no gradients of parameters yet.
 struct TurnMemory {
-  Bytes kept{};     ///< from the forward until the backward
-  Bytes put_off{};  ///< of a backward in two parts, from the first until the second
+  Bytes kept{};             ///< from the forward until the backward
+  Bytes deferred_weight{};  ///< of a backward in two parts, from the first until the second
   Bytes work{};  ///< beside `kept` and all gradients of parameters, of the node that takes most when it works; may be
                  ///< negative, as not all of these are there at once
   Bytes made{};  ///< gradients of parameters that were not there before, see `gradients_made`
@@ -33,7 +33,7 @@ struct TurnMemory {
   [[nodiscard]] static TurnMemory of(const WorkNode& node, const NodeCost& cost, ScheduleKind schedule,
                                      Bytes made = Bytes(0)) {
     const bool parts = !keeps_backwards_whole(schedule);
-    return {cost.saved,         parts ? cost.put_off : Bytes(0), cost.workspace, made, node.members.front(),
+    return {cost.saved,         parts ? cost.deferred_weight : Bytes(0), cost.workspace, made, node.members.front(),
             node.members.back()};
   }
 
@@ -42,8 +42,12 @@ struct TurnMemory {
   [[nodiscard]] TurnMemory with(const TurnMemory& next, ScheduleKind schedule) const {
     const bool in_turn = last < next.first && keeps_backwards_whole(schedule);
     const Bytes earlier = in_turn ? work - next.kept : work, later = in_turn ? next.work - made : next.work;
-    return {kept + next.kept, put_off + next.put_off,      std::max(earlier, later),
-            made + next.made, std::min(first, next.first), std::max(last, next.last)};
+    return {kept + next.kept,
+            deferred_weight + next.deferred_weight,
+            std::max(earlier, later),
+            made + next.made,
+            std::min(first, next.first),
+            std::max(last, next.last)};
   }
 };
 
@@ -87,7 +91,7 @@ class StageTurn {
   }
 
   /// The piece keeps what enters and what leaves it. When its backward comes, its nodes fill up with what they keep,
-  /// and nothing of it is put off.
+  /// and nothing of it is deferred.
   void run_again(const SegmentPiece& piece) {
     Bytes outside = piece.entering + piece.leaving, inside{};
     for (const NodeId node : piece.nodes) {
@@ -96,7 +100,7 @@ class StageTurn {
       inside += cost.saved;
       TurnMemory& leaf = tree_[leaves_ + static_cast<std::size_t>(place)];
       leaf.kept = std::exchange(outside, Bytes(0));
-      leaf.put_off = Bytes(0);
+      leaf.deferred_weight = Bytes(0);
       leaf.work = inside + cost.workspace;
       for (std::size_t at = (leaves_ + static_cast<std::size_t>(place)) / 2; at > 0; at /= 2) join(at);
     }

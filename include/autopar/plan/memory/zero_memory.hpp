@@ -110,7 +110,7 @@ class ReadAgain {
 /// next operator's are on their way. A unit with a parameter that several operators read fills first and is full last,
 /// and the others wait for it, while one of the turn before is on its way. The input half of a parted backward, which
 /// gives no gradients of parameters, ends with all that it gathered, and the other half begins with units for what was
-/// not put off. What is gathered is what stages compute with.
+/// not deferred. What is gathered is what stages compute with.
 struct GatheredUnits {
   Bytes largest{};          ///< trainable bytes that one operator of the stage reads at most
   Bytes of_all{};           ///< likewise, of any stage

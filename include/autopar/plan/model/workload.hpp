@@ -81,7 +81,7 @@ namespace detail {
   const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
   const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
   if (!legal(cost.forward) || !legal(cost.backward) || !parts || cost.saved < Bytes(0) || cost.workspace < Bytes(0) ||
-      cost.put_off < Bytes(0)) {
+      cost.deferred_weight < Bytes(0)) {
     throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
                           " samples is negative, infinite or not a number; correct the cost model");
   }
@@ -166,7 +166,7 @@ inline constexpr std::size_t kMany = 4096;
     const auto equal = [&](const auto& entry) {
       const OpProfile& other = graph[representatives[static_cast<std::size_t>(entry.second)]];
       return op.work == other.work && op.saved == other.saved && op.workspace == other.workspace &&
-             op.put_off == other.put_off && op.parameters.empty() == other.parameters.empty();
+             op.deferred_weight == other.deferred_weight && op.parameters.empty() == other.parameters.empty();
     };
     const auto [begin, end] = known.equal_range(op.structure);
     const auto found = std::find_if(begin, end, equal);
@@ -283,7 +283,7 @@ namespace detail {
     sum.backward += cost.backward * times;
     sum.backward_weight += cost.backward_weight * times;
     sum.saved += cost.saved * static_cast<std::int64_t>(times);
-    sum.put_off += cost.put_off * static_cast<std::int64_t>(times);
+    sum.deferred_weight += cost.deferred_weight * static_cast<std::int64_t>(times);
     sum.workspace = std::max(sum.workspace, cost.workspace);
   };
   if (fine.class_of.empty()) {

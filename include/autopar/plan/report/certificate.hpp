@@ -18,7 +18,7 @@ namespace autopar {
 /// With m micro-batches no share is larger than a whole micro-batch, so that the economy of scale gives the least work
 /// of all ranks together: it grows with m. And the first micro-batch that has samples must go down the longest chain of
 /// atoms and the gradients of its inputs back up, in shares that are no smaller than 1/m of the smallest local batch;
-/// weight gradients, which can be put off, follow where the way up ends. That shrinks with m. Where the two cross is
+/// weight gradients, which can be deferred, follow where the way up ends. That shrinks with m. Where the two cross is
 /// the bound.
 /// @cost O((nodes + edges) * log(samples of a rank))
 class StepBound {

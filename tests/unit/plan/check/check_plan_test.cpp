@@ -401,7 +401,7 @@ TEST_CASE("tampered stages and orders of schedules with several stages a rank ar
       p.device_memory = std::ranges::max(p.stages, {}, &StagePlan::peak_memory).peak_memory + Bytes(1000);
     });
   }
-  const CheckedCase h1 = eight_atoms("zb-h1", 3, "layer.0,layer.5");  // of what runs again nothing is put off
+  const CheckedCase h1 = eight_atoms("zb-h1", 3, "layer.0,layer.5");  // of what runs again nothing is deferred
   const auto parted = planned_by(h1, true);
   REQUIRE(parted);
   REQUIRE(verdict_on(h1, *parted).accepted());

@@ -460,7 +460,7 @@ TEST_CASE("a segment that something outside leads back into is two, and so are i
 
 TEST_CASE("what runs again has its backward at one stretch, and nothing of it waits") {
   ModelProfile model = deep(40'000);
-  for (const NodeId node : model.graph.nodes()) model.graph[node].put_off = {10'000, 0};
+  for (const NodeId node : model.graph.nodes()) model.graph[node].deferred_weight = {10'000, 0};
   const Cluster cluster = test::small_cluster(2, Bytes(1 << 30));
   const RooflineCost cost(cluster);
   Workload work = make_workload(model, cost);

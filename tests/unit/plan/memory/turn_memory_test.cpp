@@ -40,7 +40,7 @@ NodeCost drawn(Dice& dice) {
   NodeCost cost;
   cost.saved = Bytes(dice.chance(20) ? 0 : dice(1, 100));
   cost.workspace = Bytes(dice.chance(20) ? 0 : dice(1, 150));
-  cost.put_off = Bytes(dice.chance(50) ? 0 : dice(1, 150));
+  cost.deferred_weight = Bytes(dice.chance(50) ? 0 : dice(1, 150));
   return cost;
 }
 
@@ -117,7 +117,7 @@ TEST_CASE("a turn takes what a forward and a backward played byte by byte take, 
     REQUIRE(turn.kept == Bytes(plain.kept));
     REQUIRE(turn.made == Bytes(plain.gradients));
     REQUIRE(turn.made + turn.kept + turn.work == Bytes(plain.peak));
-    REQUIRE(turn.put_off == Bytes(0));
+    REQUIRE(turn.deferred_weight == Bytes(0));
     detail::StageTurn stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB, nodes.made);
     REQUIRE(stage.memory().work == turn.work);
     std::vector<detail::SegmentPiece> again;
@@ -150,14 +150,14 @@ TEST_CASE("blocks of nodes take no less than their nodes, and as much in order w
         for (const std::size_t i : block) {
           originals.push_back(nodes.work.graph[nodes.ids[i]].members.front());
           sum.saved += nodes.costs[i].saved;
-          sum.put_off += nodes.costs[i].put_off;
+          sum.deferred_weight += nodes.costs[i].deferred_weight;
           sum.workspace = std::max(sum.workspace, nodes.costs[i].workspace);
         }
         blocks.add(originals, sum);
       }
       const TurnMemory fine = nodes.turn(schedule), coarse = blocks.turn(schedule);
       REQUIRE(coarse.kept == fine.kept);
-      REQUIRE(coarse.put_off == fine.put_off);
+      REQUIRE(coarse.deferred_weight == fine.deferred_weight);
       REQUIRE(coarse.work >= fine.work);
       ++(coarse.work == fine.work ? equal : more);
     }
@@ -166,20 +166,20 @@ TEST_CASE("blocks of nodes take no less than their nodes, and as much in order w
   CHECK(more > 50);
 }
 
-TEST_CASE("where backwards are parted all that is kept is there at work, and what is run again puts nothing off") {
+TEST_CASE("where backwards are parted all that is kept is there at work, and what is run again defers nothing") {
   Nodes nodes;
-  nodes.add({NodeId(0)}, {.saved = Bytes(10), .workspace = Bytes(100), .put_off = Bytes(7)});
-  nodes.add({NodeId(1)}, {.saved = Bytes(30), .workspace = Bytes(20), .put_off = Bytes(5)});
+  nodes.add({NodeId(0)}, {.saved = Bytes(10), .workspace = Bytes(100), .deferred_weight = Bytes(7)});
+  nodes.add({NodeId(1)}, {.saved = Bytes(30), .workspace = Bytes(20), .deferred_weight = Bytes(5)});
   CHECK(nodes.turn(ScheduleKind::kOneFOneB).work == Bytes(70));
   const TurnMemory parted = nodes.turn(ScheduleKind::kZbH1);
   CHECK(parted.work == Bytes(100));
-  CHECK(parted.put_off == Bytes(12));
+  CHECK(parted.deferred_weight == Bytes(12));
   detail::StageTurn stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kZbH1);
   detail::SegmentPiece piece;
   piece.nodes = {nodes.ids[1]};
   piece.entering = Bytes(3);
   stage.run_again(piece);
-  CHECK(stage.memory().put_off == Bytes(7));
+  CHECK(stage.memory().deferred_weight == Bytes(7));
   CHECK(stage.memory().kept == Bytes(13));
   CHECK(stage.memory().work == Bytes(100));
 }

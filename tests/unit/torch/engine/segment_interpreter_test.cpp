@@ -334,7 +334,7 @@ TEST_CASE("a parameter gathers its gradient once in a backward") {
   }
 }
 
-TEST_CASE("of segments nothing is put off") {
+TEST_CASE("of segments nothing is deferred") {
   const auto x = samples({5, 6});
   const auto program = perceptron(x, 3);
   auto segments = program.all_in_runs_of(100);
@@ -342,7 +342,7 @@ TEST_CASE("of segments nothing is put off") {
   CHECK(all.runner().deferrable().empty());
   all.forward(x);
   const auto whole = all.backward();
-  all.deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be put off"); });
+  all.deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be deferred"); });
   check_same(whole, train(program, {}, x), 0);
 
   std::fill(segments.begin() + static_cast<std::ptrdiff_t>(segments.size() / 2), segments.end(), -1);
