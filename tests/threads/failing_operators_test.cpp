@@ -18,8 +18,9 @@
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
 
-// An operator that throws, wherever a rank is: capturing, in the prologue, in a turn, between turns, in the epilogue,
-// in the optimizer. The rank has its own error, all others one that names it, nobody hangs, and the process goes on.
+// An operator that throws, wherever a rank is: capturing, in the prologue, in a compute action, between compute
+// actions, in the epilogue, in the optimizer. The rank has its own error, all others one that names it, nobody hangs,
+// and the process goes on.
 namespace failing_operators_test {
 
 namespace ap = autopar;

@@ -94,10 +94,11 @@ struct Plan {
   ScheduleKind schedule = kDefaultSchedule;
   int zero = 0;  ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
-  std::string precision = "module";       ///< Options::precision that it was made for
-  std::vector<std::vector<Turn>> orders;  ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
-  std::string device;                     ///< name of the device model the predictions come from
-  Bytes device_memory{};                  ///< what a stage may use: memory less margin
+  std::string precision = "module";  ///< Options::precision that it was made for
+  std::vector<std::vector<ComputeAction>>
+      orders;               ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
+  std::string device;       ///< name of the device model the predictions come from
+  Bytes device_memory{};    ///< what a stage may use: memory less margin
   Bytes host_memory{};      ///< what a rank may use of its host's, less margin; 0 = that is the device's own
   int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak (Options::gradient_accumulation)
   double optimizer_state_factor = 0;

@@ -187,21 +187,21 @@ inline void check_backward_gathers(const Pipeline& pipeline) {
     const auto& listed = pipeline.backward_gathers[s];
     if (listed.empty()) continue;
     const auto gathers = [&](std::size_t g) {
-      return pipeline.groups[g].stage == StageId::of(s) && gathers_in_turns(pipeline.groups[g]);
+      return pipeline.groups[g].stage == StageId::of(s) && gathers_in_computes(pipeline.groups[g]);
     };
     std::vector<bool> is_listed(pipeline.groups.size(), false);
     for (const int group : listed) {
       const auto g = static_cast<std::size_t>(group);
       if (group < 0 || g >= pipeline.groups.size() || !gathers(g)) {
         throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " are to gather group " +
-                              std::to_string(group) + ", which is not gathered within its turns");
+                              std::to_string(group) + ", which is not gathered within its compute actions");
       }
       is_listed[g] = true;
     }
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
       if (!gathers(g) || is_listed[g]) continue;
       throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " leave out group " +
-                            std::to_string(g) + ", which is gathered within its turns");
+                            std::to_string(g) + ", which is gathered within its compute actions");
     }
   }
 }

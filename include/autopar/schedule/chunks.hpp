@@ -127,9 +127,9 @@ enum class StageLayout : std::uint8_t {
 namespace detail {
 
 /// The orders of positions as those of their ranks.
-[[nodiscard]] inline std::vector<std::vector<Turn>> orders_of_ranks(const Pipeline& pipeline, const ChunkLayout& layout,
-                                                                    const std::vector<std::vector<Turn>>& orders) {
-  std::vector<std::vector<Turn>> out(static_cast<std::size_t>(pipeline.ranks));
+[[nodiscard]] inline std::vector<std::vector<ComputeAction>> orders_of_ranks(
+    const Pipeline& pipeline, const ChunkLayout& layout, const std::vector<std::vector<ComputeAction>>& orders) {
+  std::vector<std::vector<ComputeAction>> out(static_cast<std::size_t>(pipeline.ranks));
   for (std::size_t d = 0; d < orders.size(); ++d) {
     for (const Rank rank : layout.positions[d]) out[rank.index()] = orders[d];
   }

@@ -14,31 +14,31 @@
 
 namespace autopar::detail {
 
-/// One turn of a rank, the micro-batch left open.
-struct SaidTurn {
+/// One compute action of a rank, the micro-batch left open.
+struct SaidAction {
   ActionKind kind = ActionKind::kForward;
   std::size_t chunk = 0;  ///< which of the rank's stages
 };
 
-/// Writes a rank's turns down: each said turn is of the next micro-batch of its kind and stage, and is left out when
-/// there is none left.
-class TurnScribe {
+/// Writes a rank's compute actions down: each said compute action is of the next micro-batch of its kind and stage, and
+/// is left out when there is none left.
+class ActionScribe {
  public:
-  TurnScribe(const std::vector<int>& stages, int microbatches)
+  ActionScribe(const std::vector<int>& stages, int microbatches)
       : stages_(stages), microbatches_(microbatches), next_(stages.size()) {}
 
-  void say(SaidTurn turn) {
-    const auto kind = turn.kind == ActionKind::kForward ? 0u : turn.kind == ActionKind::kBackwardWeight ? 2u : 1u;
-    int& microbatch = next_[turn.chunk].of_kind[kind];
+  void say(SaidAction compute) {
+    const auto kind = compute.kind == ActionKind::kForward ? 0u : compute.kind == ActionKind::kBackwardWeight ? 2u : 1u;
+    int& microbatch = next_[compute.chunk].of_kind[kind];
     if (microbatch >= microbatches_) return;
-    turns_.push_back({turn.kind, microbatch++, StageId(stages_[turn.chunk])});
+    computes_.push_back({compute.kind, microbatch++, StageId(stages_[compute.chunk])});
   }
-  void say(std::int64_t times, std::initializer_list<SaidTurn> phrase) {
+  void say(std::int64_t times, std::initializer_list<SaidAction> phrase) {
     for (std::int64_t i = 0; i < times; ++i) {
-      for (const SaidTurn turn : phrase) say(turn);
+      for (const SaidAction compute : phrase) say(compute);
     }
   }
-  [[nodiscard]] std::vector<Turn> written() && { return std::move(turns_); }
+  [[nodiscard]] std::vector<ComputeAction> written() && { return std::move(computes_); }
 
  private:
   struct Next {
@@ -47,7 +47,7 @@ class TurnScribe {
   const std::vector<int>& stages_;
   int microbatches_;
   std::vector<Next> next_;
-  std::vector<Turn> turns_;
+  std::vector<ComputeAction> computes_;
 };
 
 /// The orders of the schedules said a second time, phrase by phrase, for rank number `place` of `places` in a row
@@ -55,7 +55,7 @@ class TurnScribe {
 /// no code with who made it.
 class ScheduleLaws {
  public:
-  ScheduleLaws(int place, int places, int chunks, int microbatches, TurnScribe& scribe)
+  ScheduleLaws(int place, int places, int chunks, int microbatches, ActionScribe& scribe)
       : place_(place), places_(places), chunks_(chunks), microbatches_(microbatches), scribe_(scribe) {}
 
   /// @source Huang et al., NeurIPS 2019, arXiv:1811.06965
@@ -81,7 +81,7 @@ class ScheduleLaws {
   /// end. With fewer micro-batches than fill it, those that are not there are left out.
   /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
   void zb_v() {
-    constexpr SaidTurn up{ActionKind::kForward, 1}, input{ActionKind::kBackwardInput, 1},
+    constexpr SaidAction up{ActionKind::kForward, 1}, input{ActionKind::kBackwardInput, 1},
         weight{ActionKind::kBackwardWeight, 1};
     const int from_here = places_ - place_, filled = std::max(microbatches_, 2 * places_ - 1);
     scribe_.say(2 * from_here - 1, {kF});                            // until the first comes back up
@@ -119,13 +119,13 @@ class ScheduleLaws {
   }
 
  private:
-  static constexpr SaidTurn kF{ActionKind::kForward}, kB{ActionKind::kBackward}, kI{ActionKind::kBackwardInput},
+  static constexpr SaidAction kF{ActionKind::kForward}, kB{ActionKind::kBackward}, kI{ActionKind::kBackwardInput},
       kW{ActionKind::kBackwardWeight};
 
   [[nodiscard]] int after() const { return places_ - place_ - 1; }
 
   int place_, places_, chunks_, microbatches_;
-  TurnScribe& scribe_;
+  ActionScribe& scribe_;
 };
 
 /// Has a rank's order written down by its law.

@@ -47,19 +47,19 @@ decltype(auto) with_policy(ScheduleKind kind, Use&& use, const GivenOrders& orde
       kind, [&](const auto& policy) { return make_program(pipeline, layout, policy, phase); }, orders);
 }
 
-/// In which order each rank runs the turns of its stages, [rank]. Where a policy orders stages, nominal times would say
-/// how those of one rank mix: here it has the order of the last.
+/// In which order each rank runs the compute actions of its stages, [rank]. Where a policy orders stages, nominal times
+/// would say how those of one rank mix: here it has the order of the last.
 template <SchedulePolicy Policy>
-[[nodiscard]] std::vector<std::vector<Turn>> rank_orders_of(const Policy& policy, const Pipeline& pipeline,
-                                                            int microbatches) {
+[[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders_of(const Policy& policy, const Pipeline& pipeline,
+                                                                     int microbatches) {
   if constexpr (RankOrderPolicy<Policy>) {
     return policy.rank_orders(pipeline, microbatches);
   } else {
-    std::vector<std::vector<Turn>> orders(static_cast<std::size_t>(pipeline.ranks));
+    std::vector<std::vector<ComputeAction>> orders(static_cast<std::size_t>(pipeline.ranks));
     const int stages = static_cast<int>(pipeline.stages.size());
     for (int s = 0; s < stages; ++s) {
       auto order = policy.order(StageId(s), stages, microbatches);
-      for (Turn& turn : order) turn.stage = StageId(s);
+      for (ComputeAction& compute : order) compute.stage = StageId(s);
       for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)]) orders[rank.index()] = order;
     }
     return orders;

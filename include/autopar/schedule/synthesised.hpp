@@ -32,8 +32,8 @@ struct Synthesis {
   std::int64_t states = 0;  ///< orders that were played through
 };
 
-/// A schedule made for unequal turns, messages that take time, and a limit on what each rank may hold, for a step in
-/// which the optimizer waits for all ranks.
+/// A schedule made for unequal compute actions, messages that take time, and a limit on what each rank may hold, for a
+/// step in which the optimizer waits for all ranks.
 ///
 /// List scheduling under a few dozen rules, then under the urgency that the best timelines show, then local search on
 /// the longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the
@@ -41,7 +41,7 @@ struct Synthesis {
 /// stage in the same order, which they keep whatever shares are empty). Deterministic. The bubble has no closed form;
 /// `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit allows.
 ///
-/// Replicas of a stage, also unequal ones, take their turns in the same order.
+/// Replicas of a stage, also unequal ones, run their compute actions in the same order.
 /// @source rules and lower bound after Qi et al., ICLR 2024, arXiv:2401.10241, section 3; memory by Dijkstra's banker
 template <SplitBackwardCosts Costs>
 struct Synthesised {
@@ -55,11 +55,11 @@ struct Synthesised {
   std::int64_t budget = 2000;       ///< states: orders that are played through
 
   /// @throws InvalidArgument if one micro-batch in all stages of a rank does not fit its limit
-  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline& pipeline, int microbatches) const {
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
     return synthesise(pipeline, microbatches).orders.orders;
   }
 
-  /// @cost O(budget * turns of all stages)
+  /// @cost O(budget * compute actions of all stages)
   [[nodiscard]] Synthesis synthesise(const Pipeline& pipeline, int microbatches) const {
     expect(held.empty() || held.size() == pipeline.stages.size(), "Synthesised: `held` needs one entry a stage");
     expect(limits.empty() || limits.size() == static_cast<std::size_t>(pipeline.ranks),
@@ -106,7 +106,7 @@ struct Synthesised {
     }
 
    private:
-    using Orders = std::vector<std::vector<detail::SynthesisTurn>>;  // by lane
+    using Orders = std::vector<std::vector<detail::SynthesisAction>>;  // by lane
     struct Start {
       double makespan;
       Orders orders;
@@ -151,7 +151,7 @@ struct Synthesised {
       const Program program = make_program(lanes, full, kind);
       for (std::size_t l = 0; l < orders.size(); ++l) {
         for (const Action& action : program.ranks[l]) {
-          if (is_turn(action.kind)) orders[l].push_back({action.stage.index(), action.kind, action.microbatch});
+          if (is_compute(action.kind)) orders[l].push_back({action.stage.index(), action.kind, action.microbatch});
         }
       }
       return orders;
@@ -198,7 +198,7 @@ struct Synthesised {
       if (starts_.size() > kStarts) starts_.pop_back();
     }
 
-    /// Lists again with what each turn of a timeline has behind it.
+    /// Lists again with what each compute action of a timeline has behind it.
     void sharpen() {
       detail::ListScheduler scheduler(problem_);
       detail::OrderedTimeline timeline(problem_);
@@ -227,16 +227,17 @@ struct Synthesised {
     }
 
     void judge(const Start& start) {
-      std::vector<std::vector<Turn>> ranks(layout_.local.size());
+      std::vector<std::vector<ComputeAction>> ranks(layout_.local.size());
       for (std::size_t l = 0; l < start.orders.size(); ++l) {
-        std::vector<Turn> turns;
-        for (const auto& turn : start.orders[l]) turns.push_back({turn.kind, turn.microbatch, StageId::of(turn.stage)});
-        for (const Rank rank : problem_.lanes[l].ranks) ranks[rank.index()] = turns;
+        std::vector<ComputeAction> computes;
+        for (const auto& compute : start.orders[l])
+          computes.push_back({compute.kind, compute.microbatch, StageId::of(compute.stage)});
+        for (const Rank rank : problem_.lanes[l].ranks) ranks[rank.index()] = computes;
       }
       offer(std::move(ranks), start.origin);
     }
 
-    void offer(std::vector<std::vector<Turn>> ranks, ScheduleKind origin) {
+    void offer(std::vector<std::vector<ComputeAction>> ranks, ScheduleKind origin) {
       GivenOrders orders{std::move(ranks), layout_.microbatches};
       const Seconds step = simulate(pipeline_, make_program(pipeline_, layout_, orders), policy_.costs).step;
       if (step >= best_.step) return;

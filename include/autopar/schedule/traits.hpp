@@ -167,7 +167,8 @@ static_assert(std::ranges::equal(kScheduleTraits, kScheduleKinds, {}, &ScheduleT
   return layout == StageLayout::kLooped || layout == StageLayout::kVShaped;
 }
 
-/// Whether `peak` alone says what a stage holds, without the orders of turns; bounds know how such schedules run, too.
+/// Whether `peak` alone says what a stage holds, without the orders of compute actions; bounds know how such schedules
+/// run, too.
 [[nodiscard]] constexpr bool has_closed_form(ScheduleKind kind) {
   return traits_of(kind).in_flight != InFlightLaw::kCounted;
 }

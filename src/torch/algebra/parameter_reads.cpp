@@ -54,8 +54,8 @@ std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& pla
   return read;
 }
 
-std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
-                                   const std::vector<std::vector<ValueId>>& travelling) {
+std::vector<bool> read_after_computes(const OpGraph& graph, const BatchPlan& plan,
+                                      const std::vector<std::vector<ValueId>>& travelling) {
   const auto copied = copied_parameters(graph, plan);
   const auto memory_behind = [&](ValueId value) {
     const auto storage = graph.value(value).storage;
@@ -86,7 +86,7 @@ std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
 
 std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan,
                                      const std::vector<std::vector<ValueId>>& travelling) {
-  const auto outside = read_outside_stages(graph, plan), late = read_after_turns(graph, plan, travelling);
+  const auto outside = read_outside_stages(graph, plan), late = read_after_computes(graph, plan, travelling);
   const auto reads = parameter_reads(graph, plan);
   std::vector<int> levels(graph.values.size(), 3);
   for (const auto& [name, value] : graph.parameters) {

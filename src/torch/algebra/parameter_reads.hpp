@@ -35,11 +35,11 @@ struct ParameterReads {
 [[nodiscard]] std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& plan);
 
 /// By ValueId: parameters whose memory, or a view or a copy of it, is read where no one could ask for it: when the
-/// turns of its stage are over, or by nodes of a backward that do not lead to its gradient, or that autograd wraps in
-/// others.
+/// compute actions of its stage are over, or by nodes of a backward that do not lead to its gradient, or that autograd
+/// wraps in others.
 /// @param travelling  values that leave their stages, by channel
-[[nodiscard]] std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
-                                                 const std::vector<std::vector<ValueId>>& travelling);
+[[nodiscard]] std::vector<bool> read_after_computes(const OpGraph& graph, const BatchPlan& plan,
+                                                    const std::vector<std::vector<ValueId>>& travelling);
 
 /// By ValueId, of parameters: the highest ZeRO level at which ranks can hold it in shares (see ParameterProfile).
 /// @param travelling  as above

@@ -37,13 +37,13 @@ struct DividedProgram {
   c10::Device device = c10::Device(c10::kCPU);
   bool splits_backwards = false;  ///< backwards of its stages come in two parts
   RecomputedAtoms recomputed;     ///< what stages run again before its backward
-  /// Reduction groups whose parameters are gathered for turns (ZeRO 3): by op, those that it reads, directly or through
-  /// views.
+  /// Reduction groups whose parameters are gathered for compute actions (ZeRO 3): by op, those that it reads, directly
+  /// or through views.
   std::map<OpId, std::vector<int>> gathered_by;
   std::map<OpId, std::vector<int>> lets_go;  ///< see StagedGraph
 };
 
-/// Who brings parameters that are not always there, and takes them away; during a turn.
+/// Who brings parameters that are not always there, and takes them away; during a compute action.
 struct ParameterNeeds {
   std::function<void(int group)> need, release;
   bool backward = false;  ///< what runs does so again
@@ -95,7 +95,7 @@ class Stage {
   [[nodiscard]] bool defers(ValueId parameter) const;
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
-  /// Whom to ask for parameters that are gathered for turns, while one runs.
+  /// Whom to ask for parameters that are gathered for compute actions, while one runs.
   void set_needs(ParameterNeeds needs) { *needs_ = std::move(needs); }
   /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
   /// O(parameters of the stage).

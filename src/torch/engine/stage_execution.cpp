@@ -150,7 +150,7 @@ BackwardRoots StageExecution::begin_backward(const Action& action, const std::ma
   return roots;
 }
 
-// Messages follow their producer directly, so at the rank's next turn they have been packed.
+// Messages follow their producer directly, so at the rank's next compute action they have been packed.
 void StageExecution::release_sent() {
   if (sent_share_ < 0) return;
   auto& share = shares_[static_cast<std::size_t>(sent_share_)];

@@ -45,7 +45,8 @@ class StageExecution {
   [[nodiscard]] BackwardRoots begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients);
   /// The share's gradients are there.
   void end_backward(const Action& action) { sent_share_ = action.microbatch; }
-  /// Lets go of what the messages of the last turn took along. Before the rank's next turn, whichever stage's it is.
+  /// Lets go of what the messages of the last compute action took along. Before the rank's next compute action,
+  /// whichever stage's it is.
   void release_sent();
 
   /// What the share's backward deferred; null where backwards are whole.
@@ -95,7 +96,7 @@ class StageExecution {
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
   bool has_casts_ = false;                      ///< of this call, see Stage::start_casts
   int forwards_left_ = 0, backwards_left_ = 0;  ///< of shares with samples
-  int sent_share_ = -1;                         ///< its messages have all been packed before the next turn
+  int sent_share_ = -1;                         ///< its messages have all been packed before the next compute action
 };
 
 }  // namespace autopar

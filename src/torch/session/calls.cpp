@@ -243,7 +243,7 @@ void Session::Impl::execute(Call& call, Phase phase) {
       const auto since_start = [this](ExecutorHooks::Clock::time_point time) {
         return Seconds(std::chrono::duration<double>(time - trace_start_).count());
       };
-      trace_.push_back({world_.rank_id(), is_turn(action.kind) ? "compute" : "communication", describe(action),
+      trace_.push_back({world_.rank_id(), is_compute(action.kind) ? "compute" : "communication", describe(action),
                         since_start(begin), since_start(end)});
     };
   }

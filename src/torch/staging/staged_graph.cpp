@@ -265,7 +265,7 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
     if (of_unit.zero >= 3 && replicas != of_unit.ranks) {
       throw InvalidArgument(
           "parameter '" + of_unit.places.front().names.front() +
-          "' is gathered within the turns of one stage (ZeRO 3), but in this mode or with these arguments "
+          "' is gathered within the compute actions of one stage (ZeRO 3), but in this mode or with these arguments "
           "several parts of the model read it; call the model in this mode first, or set zero = 2");
     }
     plan({of_unit.ranks, stage, 1, replicas == of_unit.ranks ? of_unit.zero : 1},
@@ -334,7 +334,7 @@ class BackwardOfStage {
 
  private:
   [[nodiscard]] const ReduceGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
-  [[nodiscard]] bool gathers(int g) const { return gathers_in_turns(group(g)); }
+  [[nodiscard]] bool gathers(int g) const { return gathers_in_computes(group(g)); }
   /// The parameter behind a value if it is in a group of this stage.
   [[nodiscard]] const StagedGraph::InGroup* find(ValueId value) const {
     const auto found = division_.parameter_of_storage.find(graph_.value(value).storage);
@@ -381,7 +381,7 @@ class BackwardOfStage {
     }
   }
   void fill(int g) {
-    if (sums_in_turns(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
+    if (sums_in_computes(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
   }
   /// Of what a segment has read: its backward needs the last first.
   void let_go_of(const std::vector<OpId>& ops) {
@@ -420,7 +420,7 @@ void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const B
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& groups = division.pipeline.groups;
     const auto gathers = [&](const ReduceGroup& group) {
-      return group.stage == StageId::of(s) && gathers_in_turns(group);
+      return group.stage == StageId::of(s) && gathers_in_computes(group);
     };
     if (std::none_of(groups.begin(), groups.end(), gathers)) continue;
     std::vector<OpId> each_share;

@@ -64,26 +64,26 @@ EqualTimeline timeline_of(const Pipeline& pipeline, int microbatches, const Poli
 }
 
 /// What a program has its ranks compute, in order.
-inline std::vector<std::vector<Turn>> turns_of(const Program& program) {
-  std::vector<std::vector<Turn>> out(program.ranks.size());
+inline std::vector<std::vector<ComputeAction>> computes_of(const Program& program) {
+  std::vector<std::vector<ComputeAction>> out(program.ranks.size());
   for (std::size_t r = 0; r < out.size(); ++r) {
     for (const Action& action : program.ranks[r]) {
-      if (is_turn(action.kind)) out[r].push_back({action.kind, action.microbatch, action.stage});
+      if (is_compute(action.kind)) out[r].push_back({action.kind, action.microbatch, action.stage});
     }
   }
   return out;
 }
 
 /// "F00 F01 B00 W00 …": kind, stage, micro-batch; b for whole backwards.
-inline std::string spelled(const std::vector<Turn>& turns) {
+inline std::string spelled(const std::vector<ComputeAction>& computes) {
   std::string out;
-  for (const Turn turn : turns) {
-    const char* kind = turn.kind == ActionKind::kForward         ? "F"
-                       : turn.kind == ActionKind::kBackward      ? "b"
-                       : turn.kind == ActionKind::kBackwardInput ? "B"
-                                                                 : "W";
-    out += (out.empty() ? "" : " ") + std::string(kind) + std::to_string(turn.stage.value()) +
-           std::to_string(turn.microbatch);
+  for (const ComputeAction compute : computes) {
+    const char* kind = compute.kind == ActionKind::kForward         ? "F"
+                       : compute.kind == ActionKind::kBackward      ? "b"
+                       : compute.kind == ActionKind::kBackwardInput ? "B"
+                                                                    : "W";
+    out += (out.empty() ? "" : " ") + std::string(kind) + std::to_string(compute.stage.value()) +
+           std::to_string(compute.microbatch);
   }
   return out;
 }

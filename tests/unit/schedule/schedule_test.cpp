@@ -66,11 +66,11 @@ TEST_CASE("every rank of a program computes in the policy's order, less its empt
       const auto& [pipeline, layout] = example;
       INFO(to_string(kind) << ", seed " << seed);
       const BatchSplit split(pipeline, layout);
-      std::vector<std::vector<Turn>> orders(static_cast<std::size_t>(pipeline.ranks));
+      std::vector<std::vector<ComputeAction>> orders(static_cast<std::size_t>(pipeline.ranks));
       if (kind == ScheduleKind::kZbH1) {
         for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
           auto order = ZbH1{}.order(StageId::of(s), static_cast<int>(pipeline.stages.size()), layout.microbatches);
-          for (Turn& turn : order) turn.stage = StageId::of(s);
+          for (ComputeAction& compute : order) compute.stage = StageId::of(s);
           for (const Rank rank : pipeline.stages[s]) orders[rank.index()] = order;
         }
       } else {
@@ -78,13 +78,13 @@ TEST_CASE("every rank of a program computes in the policy's order, less its empt
                                             : Interleaved{}.rank_orders(pipeline, layout.microbatches);
       }
       for (std::size_t r = 0; r < orders.size(); ++r) {
-        std::erase_if(orders[r], [&](const Turn turn) {
-          const auto& ranks = pipeline.stages[turn.stage.index()];
+        std::erase_if(orders[r], [&](const ComputeAction compute) {
+          const auto& ranks = pipeline.stages[compute.stage.index()];
           const auto q = std::find(ranks.begin(), ranks.end(), Rank::of(r)) - ranks.begin();
-          return split.share(turn.stage, static_cast<int>(q), turn.microbatch).empty();
+          return split.share(compute.stage, static_cast<int>(q), compute.microbatch).empty();
         });
       }
-      REQUIRE(testing::turns_of(make_program(pipeline, layout, kind)) == orders);
+      REQUIRE(testing::computes_of(make_program(pipeline, layout, kind)) == orders);
     }
   }
 }

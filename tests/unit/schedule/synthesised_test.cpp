@@ -117,15 +117,15 @@ class BruteForce {
     }
     auto& order = orders_[lane];
     const std::size_t stage = problem_.lanes[lane].stages.front();
-    const int turns = problem_.stages[stage].split ? 3 : 2;
-    if (order.size() == static_cast<std::size_t>(turns * problem_.microbatches)) {
+    const int computes = problem_.stages[stage].split ? 3 : 2;
+    if (order.size() == static_cast<std::size_t>(computes * problem_.microbatches)) {
       if (detail::peak_held(problem_, order) <= problem_.lanes[lane].limit) extend(lane + 1);
       return;
     }
     for (int m = 0; m < problem_.microbatches; ++m) {
       const auto done =
-          std::count_if(order.begin(), order.end(), [&](const auto& turn) { return turn.microbatch == m; });
-      if (done == turns) continue;
+          std::count_if(order.begin(), order.end(), [&](const auto& compute) { return compute.microbatch == m; });
+      if (done == computes) continue;
       const ActionKind kinds[] = {ActionKind::kForward, problem_.stages[stage].first_backward(),
                                   ActionKind::kBackwardWeight};
       order.push_back({stage, kinds[done], m});
@@ -136,7 +136,7 @@ class BruteForce {
 
   const detail::SynthesisProblem& problem_;
   detail::OrderedTimeline timeline_;
-  std::vector<std::vector<detail::SynthesisTurn>> orders_;
+  std::vector<std::vector<detail::SynthesisAction>> orders_;
   double best_ = std::numeric_limits<double>::infinity();
 };
 
@@ -217,9 +217,10 @@ TEST_CASE("a runtime that keeps backwards whole gets orders with whole backwards
   const Synthesised<Uneven> policy{
       .costs = uneven_times(6, dice), .local = testing::even_layout(pipeline, 6).local, .parts_backwards = false};
   const auto found = policy.synthesise(pipeline, 6);
-  for (const auto& turns : found.orders.orders) {
-    CHECK(turns.size() == 2 * 6 * 2);
-    for (const Turn turn : turns) CHECK((turn.kind == ActionKind::kForward || turn.kind == ActionKind::kBackward));
+  for (const auto& computes : found.orders.orders) {
+    CHECK(computes.size() == 2 * 6 * 2);
+    for (const ComputeAction compute : computes)
+      CHECK((compute.kind == ActionKind::kForward || compute.kind == ActionKind::kBackward));
   }
 }
 

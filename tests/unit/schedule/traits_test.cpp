@@ -31,7 +31,7 @@ Pipeline laid_out(const ScheduleTraits& row, const Sizes& sizes) {
   return testing::in_a_row(stages_for(row.kind, testing::single_ranks(sizes.positions), sizes.chunks));
 }
 
-std::vector<std::vector<Turn>> orders_of(const ScheduleTraits& row, const Sizes& sizes) {
+std::vector<std::vector<ComputeAction>> orders_of(const ScheduleTraits& row, const Sizes& sizes) {
   const Pipeline pipeline = laid_out(row, sizes);
   return with_policy(row.kind,
                      [&](const auto& policy) { return rank_orders_of(policy, pipeline, sizes.microbatches); });
@@ -108,9 +108,9 @@ TEST_CASE("a schedule's stages lie where its row says, and its policy takes no o
 
 TEST_CASE("backwards come in two parts where the row says so, and nowhere else", "[schedule][traits]") {
   hold([](const ScheduleTraits& row, const Sizes& sizes) {
-    for (const auto& turns : orders_of(row, sizes)) {
+    for (const auto& computes : orders_of(row, sizes)) {
       const auto has = [&](ActionKind kind) {
-        return std::ranges::any_of(turns, [&](Turn turn) { return turn.kind == kind; });
+        return std::ranges::any_of(computes, [&](ComputeAction compute) { return compute.kind == kind; });
       };
       REQUIRE(has(ActionKind::kBackwardInput) == row.splits_backwards);
       REQUIRE(has(ActionKind::kBackwardWeight) == row.splits_backwards);
@@ -127,9 +127,9 @@ TEST_CASE("as many micro-batches are in flight as the row's law says", "[schedul
       const bool all = row.in_flight == InFlightLaw::kAllMicrobatches;
       const int expected = all ? sizes.microbatches : std::min(sizes.positions - s, sizes.microbatches);
       int now = 0, most = 0, before_first = -1;
-      for (const Turn turn : orders[static_cast<std::size_t>(s)]) {
-        if (turn.kind != ActionKind::kForward && before_first < 0) before_first = now;
-        now += turn.kind == ActionKind::kForward ? 1 : -1;
+      for (const ComputeAction compute : orders[static_cast<std::size_t>(s)]) {
+        if (compute.kind != ActionKind::kForward && before_first < 0) before_first = now;
+        now += compute.kind == ActionKind::kForward ? 1 : -1;
         most = std::max(most, now);
       }
       REQUIRE(before_first == expected);
@@ -144,9 +144,9 @@ TEST_CASE("a position holds at its peak what the row's closed form says", "[sche
     const auto orders = orders_of(row, sizes);
     for (int d = 0; d < sizes.positions; ++d) {
       int now = 0, most = 0;
-      for (const Turn turn : orders[static_cast<std::size_t>(d)]) {
-        if (turn.kind == ActionKind::kForward) most = std::max(most, ++now);
-        if (gives_weight_gradients(turn.kind)) --now;
+      for (const ComputeAction compute : orders[static_cast<std::size_t>(d)]) {
+        if (compute.kind == ActionKind::kForward) most = std::max(most, ++now);
+        if (gives_weight_gradients(compute.kind)) --now;
       }
       const int said = row.peak(d, sizes.positions, sizes.chunks, sizes.microbatches);
       REQUIRE(most <= said);
@@ -178,7 +178,7 @@ TEST_CASE("said a second time, every order is the policy's", "[schedule][traits]
       for (int s = 0; s < static_cast<int>(pipeline.stages.size()); ++s) {
         if (pipeline.stages[static_cast<std::size_t>(s)].front() == Rank(d)) stages.push_back(s);
       }
-      detail::TurnScribe scribe(stages, sizes.microbatches);
+      detail::ActionScribe scribe(stages, sizes.microbatches);
       detail::ScheduleLaws laws(d, sizes.positions, sizes.chunks, sizes.microbatches, scribe);
       (laws.*row.restated)();
       REQUIRE(testing::spelled(std::move(scribe).written()) == testing::spelled(orders[static_cast<std::size_t>(d)]));

@@ -19,10 +19,10 @@ namespace autopar::detail {
 /// Level 1 and up: gradients are summed into shares, which is half of a sum that everyone gets; every rank updates its
 /// share. Below 3 the other half, gathering what was updated, follows the update. 2: they are summed during every
 /// backward; 3: parameters are gathered during every forward and every backward as well; both a bucket at a time. A
-/// turn computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as long as
-/// gathering and summing, if that is longer. Of parameters that atoms read as copies, those are gathered. A stage with
-/// one rank has nothing to share, and gradients of parameters tied across stages go to every holder. What is offloaded
-/// is updated on the host, copies to it and back included.
+/// compute action computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as
+/// long as gathering and summing, if that is longer. Of parameters that atoms read as copies, those are gathered. A
+/// stage with one rank has nothing to share, and gradients of parameters tied across stages go to every holder. What is
+/// offloaded is updated on the host, copies to it and back included.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 template <class M>
 class CheckedCosts {

@@ -45,19 +45,19 @@ class CheckedMemory {
   [[nodiscard]] std::int64_t on_host(int s) const { return stages_[static_cast<std::size_t>(s)].on_host; }
 
   /// Bytes of each stage when its rank holds most; of its ranks the one where that is most.
-  /// @param orders  see `turn_orders`
-  [[nodiscard]] std::vector<std::int64_t> peaks(const std::vector<std::vector<Turn>>& orders) const {
-    std::vector<std::int64_t> turns, out;
-    for (const Stage& stage : stages_) turns.push_back(running(stage, {}));
+  /// @param orders  see `compute_orders`
+  [[nodiscard]] std::vector<std::int64_t> peaks(const std::vector<std::vector<ComputeAction>>& orders) const {
+    std::vector<std::int64_t> computes, out;
+    for (const Stage& stage : stages_) computes.push_back(running(stage, {}));
     for (std::size_t r = 0; r < orders.size(); ++r) {
       for (const auto& [s, held] : held_at_peak(r, orders[r])) {
-        auto& most = turns[static_cast<std::size_t>(s)];
+        auto& most = computes[static_cast<std::size_t>(s)];
         most = std::max(most, running(of(s), held));
       }
     }
     for (int s = 0; s < stated_.stages(); ++s) {
       const auto own = static_cast<std::size_t>(s);
-      out.push_back(stages_[own].owned + std::max(turns[own], stages_[own].update - of_others(turns, s)));
+      out.push_back(stages_[own].owned + std::max(computes[own], stages_[own].update - of_others(computes, s)));
     }
     return out;
   }
@@ -67,7 +67,7 @@ class CheckedMemory {
     std::int64_t share = 0;                  // samples
     std::int64_t owned = 0, update = 0;      // bytes: of parameters; of the optimizer's step, after everything else
     std::int64_t on_host = 0;                // of parameters and the optimizer's step
-    std::int64_t at_work = 0;                // of a turn, while it lasts
+    std::int64_t at_work = 0;                // of a compute action, while it lasts
     std::int64_t summing = 0;                // when nothing is kept any more
     std::int64_t always = 0;                 // of the rest, whatever is in flight
     std::int64_t kept = 0, parted = 0;       // for a micro-batch until its backward; from that to its second part
@@ -102,16 +102,16 @@ class CheckedMemory {
   [[nodiscard]] std::int64_t waiting(const Stage& stage, const Flying& flying) const {
     return stage.leaving * flying.whole + stage.arriving * std::min(count(), flying.whole + flying.parted + 1);
   }
-  /// What turns of the other stages of its ranks take, which come before any update. Of their updates, one parameter at
-  /// a time, the one that takes most is the first such stage's; the others' are nothing beside it.
-  [[nodiscard]] std::int64_t of_others(const std::vector<std::int64_t>& turns, int s) const {
+  /// What compute actions of the other stages of its ranks take, which come before any update. Of their updates, one
+  /// parameter at a time, the one that takes most is the first such stage's; the others' are nothing beside it.
+  [[nodiscard]] std::int64_t of_others(const std::vector<std::int64_t>& computes, int s) const {
     std::int64_t sum = 0;
     const std::int64_t update = stages_[static_cast<std::size_t>(s)].update;
     for (const int other : stated_.stages_on(stated_.ranks_of(s).front().index())) {
       if (other == s) continue;
       const Stage& stage = stages_[static_cast<std::size_t>(other)];
       if (stage.update > update || (stage.update == update && other < s)) return update;
-      sum += turns[static_cast<std::size_t>(other)];
+      sum += computes[static_cast<std::size_t>(other)];
     }
     return sum;
   }
@@ -234,7 +234,8 @@ class CheckedMemory {
     return out;
   }
 
-  /// Stages of one rank take their turns one after the other, in the room of the one that needs most: the first such.
+  /// Stages of one rank run their compute actions one after the other, in the room of the one that needs most: the
+  /// first such.
   void take_turns(const std::vector<int>& stages) {
     for (std::int64_t Stage::*room : {&Stage::at_work, &Stage::summing}) {
       int most = -1;
@@ -377,7 +378,7 @@ class CheckedMemory {
     stage.at_work += keeps.empty() ? 0 : at_work;
   }
 
-  [[nodiscard]] Held held_at_peak(std::size_t rank, const std::vector<Turn>& order) const {
+  [[nodiscard]] Held held_at_peak(std::size_t rank, const std::vector<ComputeAction>& order) const {
     Held now;
     for (const int s : stated_.stages_on(rank)) now.emplace_back(s, Flying{stated_.model().loss_mode ? 0 : count(), 0});
     if (!stated_.model().loss_mode) return now;  // results leave the call first
@@ -390,13 +391,13 @@ class CheckedMemory {
     };
     Held at_peak = now;
     std::int64_t peak = total();
-    for (const Turn& turn : order) {
+    for (const ComputeAction& compute : order) {
       const auto own =
-          std::find_if(now.begin(), now.end(), [&](const auto& one) { return one.first == turn.stage.value(); });
-      if (turn.kind == ActionKind::kForward) ++own->second.whole;
-      if (turn.kind == ActionKind::kBackward || turn.kind == ActionKind::kBackwardInput) --own->second.whole;
-      if (turn.kind == ActionKind::kBackwardInput) ++own->second.parted;
-      if (turn.kind == ActionKind::kBackwardWeight) --own->second.parted;
+          std::find_if(now.begin(), now.end(), [&](const auto& one) { return one.first == compute.stage.value(); });
+      if (compute.kind == ActionKind::kForward) ++own->second.whole;
+      if (compute.kind == ActionKind::kBackward || compute.kind == ActionKind::kBackwardInput) --own->second.whole;
+      if (compute.kind == ActionKind::kBackwardInput) ++own->second.parted;
+      if (compute.kind == ActionKind::kBackwardWeight) --own->second.parted;
       if (const std::int64_t sum = total(); sum > peak) {
         peak = sum;
         at_peak = now;

@@ -194,20 +194,21 @@ class ShapeCheck {
   }
 
   /// Every micro-batch of every stage: forward, then backward, whole or the inputs' part before the weights'.
-  [[nodiscard]] std::string of_order(const std::vector<Turn>& turns, const std::vector<std::size_t>& stages) const {
+  [[nodiscard]] std::string of_order(const std::vector<ComputeAction>& computes,
+                                     const std::vector<std::size_t>& stages) const {
     enum class Done { kNothing, kForward, kInputs, kAll };
     std::map<std::pair<std::size_t, int>, Done> done;
     std::int64_t whole = 0;
-    for (const Turn turn : turns) {
-      const bool own = turn.stage.valid() && std::binary_search(stages.begin(), stages.end(), turn.stage.index());
-      if (!own || turn.microbatch < 0 || turn.microbatch >= plan_.microbatches) {
-        return "has stage " + number(turn.stage.value()) + ", micro-batch " + number(turn.microbatch) +
+    for (const ComputeAction compute : computes) {
+      const bool own = compute.stage.valid() && std::binary_search(stages.begin(), stages.end(), compute.stage.index());
+      if (!own || compute.microbatch < 0 || compute.microbatch >= plan_.microbatches) {
+        return "has stage " + number(compute.stage.value()) + ", micro-batch " + number(compute.microbatch) +
                ", which it has not to run";
       }
-      Done& state = done[{turn.stage.index(), turn.microbatch}];
+      Done& state = done[{compute.stage.index(), compute.microbatch}];
       const Done before = state;
       bool fits = false;
-      switch (turn.kind) {
+      switch (compute.kind) {
         case ActionKind::kForward:
           fits = before == Done::kNothing, state = Done::kForward;
           break;
@@ -224,7 +225,7 @@ class ShapeCheck {
           break;
       }
       if (!fits) {
-        return "does not have stage " + number(turn.stage.value()) + ", micro-batch " + number(turn.microbatch) +
+        return "does not have stage " + number(compute.stage.value()) + ", micro-batch " + number(compute.microbatch) +
                " once forward and then once backward";
       }
       whole += state == Done::kAll ? 1 : 0;

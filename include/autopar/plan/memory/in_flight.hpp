@@ -51,17 +51,17 @@ struct HeldByMicrobatch {
 
 /// Micro-batches of each stage in flight when their ranks hold most; of a stage's replicas the one that holds most.
 /// @param orders  [rank]
-[[nodiscard]] inline std::vector<InFlight> in_flight_of(const std::vector<std::vector<Turn>>& orders,
+[[nodiscard]] inline std::vector<InFlight> in_flight_of(const std::vector<std::vector<ComputeAction>>& orders,
                                                         const HeldByMicrobatch& bytes) {
   std::vector<InFlight> most(bytes.whole.size());
   std::vector<Bytes> most_of(most.size(), Bytes(-1));
-  for (const auto& turns : orders) {
+  for (const auto& computes : orders) {
     std::vector<InFlight> now(most.size()), at_peak = now;
     Bytes sum{}, peak{-1};
-    for (const Turn turn : turns) {
-      const std::size_t s = turn.stage.index();
+    for (const ComputeAction compute : computes) {
+      const std::size_t s = compute.stage.index();
       sum -= bytes.of(s, now[s]);
-      switch (turn.kind) {
+      switch (compute.kind) {
         case ActionKind::kForward:
           ++now[s].whole;
           break;

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <autopar/plan/memory/in_flight.hpp>
+#include <autopar/plan/memory/microbatch_memory.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/stage_memory.hpp>
-#include <autopar/plan/memory/turn_memory.hpp>
 #include <autopar/plan/memory/zero_memory.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/shares.hpp>
@@ -63,9 +63,9 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
   return sum;
 }
 
-/// Of stages that share their ranks the one whose turns need most room states it, and the others use the same room. All
-/// are updated when no turn is left, a parameter at a time: the one whose update takes most states by how much that is
-/// more than what their turns take.
+/// Of stages that share their ranks the one whose compute actions need most room states it, and the others use the same
+/// room. All are updated when no compute action is left, a parameter at a time: the one whose update takes most states
+/// by how much that is more than what their compute actions take.
 /// @param stages  of one position
 inline void take_turns(std::vector<StageMemory>& stages) {
   const auto working = std::ranges::max_element(stages, {}, &StageMemory::transient);
@@ -170,10 +170,10 @@ inline void add_read_again(StageMemory& memory, const StageMemory& fixed, const 
   memory.brought = std::min(fixed.in_shares, fixed.brought + read.held());
 }
 
-/// What turns of a stage with so many micro-batches in flight take.
-inline void add_turns(StageMemory& memory, const TurnMemory& turn, const InFlight& in_flight) {
-  memory.saved = turn.kept * in_flight.whole + turn.deferred_weight * in_flight.waiting;
-  memory.workspace += turn.work;
+/// What compute actions of a stage with so many micro-batches in flight take.
+inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const InFlight& in_flight) {
+  memory.saved = compute.kept * in_flight.whole + compute.deferred_weight * in_flight.waiting;
+  memory.workspace += compute.work;
 }
 
 /// Nothing is run again, and each stage has its ranks for itself.
@@ -187,14 +187,14 @@ inline void add_turns(StageMemory& memory, const TurnMemory& turn, const InFligh
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     const auto& costs = work.node_costs(share[s]);
     const auto made = gradients_made(work, staging, s, nodes[s]);
-    TurnMemory turn;
+    MicrobatchMemory compute;
     for (std::size_t i = 0; i < nodes[s].size(); ++i) {
       const NodeId node = nodes[s][i];
       const Bytes gradients = made.empty() ? Bytes(0) : made[i];
-      turn = turn.with(TurnMemory::of(work.graph[node], costs[node.index()], staging.schedule, gradients),
-                       staging.schedule);
+      compute = compute.with(MicrobatchMemory::of(work.graph[node], costs[node.index()], staging.schedule, gradients),
+                             staging.schedule);
     }
-    add_turns(memory[s], turn, in_flight[s]);
+    add_microbatches(memory[s], compute, in_flight[s]);
   }
   add_boundary(memory, sized, share, in_flight, staging.microbatches);
   return memory;
@@ -210,16 +210,16 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
   const auto pieces = measured_pieces(work, staging, optimizations.recomputed, share);
   for (std::size_t s = 0; s < memory.size(); ++s) {
     if (pieces[s].empty()) continue;
-    StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule,
-                   gradients_made(work, staging, s, nodes[s]));
-    for (const SegmentPiece& piece : pieces[s]) turn.run_again(piece);
+    StageMicrobatch compute(work, nodes[s], work.node_costs(share[s]), staging.schedule,
+                            gradients_made(work, staging, s, nodes[s]));
+    for (const SegmentPiece& piece : pieces[s]) compute.run_again(piece);
     if (fixed[s].brought > Bytes(0)) {
       ReadAgain read(work, nodes[s], keeps_backwards_whole(staging.schedule));
       for (const SegmentPiece& piece : pieces[s]) read.add(piece.nodes);
       add_read_again(memory[s], fixed[s], read);
     }
     memory[s].workspace = fixed[s].workspace;
-    add_turns(memory[s], turn.memory(), in_flight[s]);
+    add_microbatches(memory[s], compute.memory(), in_flight[s]);
   }
 }
 

@@ -8,8 +8,8 @@
 
 #include <autopar/plan/memory/in_flight.hpp>
 #include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/memory/microbatch_memory.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
-#include <autopar/plan/memory/turn_memory.hpp>
 #include <autopar/plan/model/shares.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
@@ -83,12 +83,12 @@ class RecomputeChoice {
   [[nodiscard]] std::size_t fewest(const std::vector<Item>& items, const std::vector<std::size_t>& stages,
                                    Bytes memory) const {
     std::vector<StageMemory> now;  // by number in `stages`
-    std::vector<StageTurn> turns;
+    std::vector<StageMicrobatch> computes;
     std::map<std::size_t, ReadAgain> read;  // of stages that gather
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
-      turns.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule,
-                         gradients_made(work_, staging_, s, nodes_[s]));
+      computes.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule,
+                            gradients_made(work_, staging_, s, nodes_[s]));
       if (fixed_[s].brought > Bytes(0)) read.try_emplace(s, work_, nodes_[s], keeps_backwards_whole(staging_.schedule));
     }
     std::size_t best = 0;
@@ -97,13 +97,13 @@ class RecomputeChoice {
       if (count > 0) {
         const auto [s, piece, freed, seconds] = items[count - 1];
         const auto own = static_cast<std::size_t>(std::ranges::find(stages, s) - stages.begin());
-        turns[own].run_again(pieces_[s][piece]);
+        computes[own].run_again(pieces_[s][piece]);
         if (const auto gathers = read.find(s); gathers != read.end()) {
           gathers->second.add(pieces_[s][piece].nodes);
           add_read_again(now[own], fixed_[s], gathers->second);
         }
         now[own].workspace = fixed_[s].workspace;
-        add_turns(now[own], turns[own].memory(), in_flight_[s]);
+        add_microbatches(now[own], computes[own].memory(), in_flight_[s]);
       }
       const Bytes held = total(now);
       if (held <= memory) return count;

@@ -20,9 +20,9 @@ struct StageMemory {
   Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
   Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is deferred
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
-  Bytes workspace{};   ///< what a turn takes beside them, see TurnMemory: less than nothing, where `gradients` come as
-                       ///< `saved` goes. And gradients of parameters that wait for those of their other readers, and
-                       ///< results that the caller has
+  Bytes workspace{};   ///< what a compute action takes beside them, see MicrobatchMemory: less than nothing, where
+                       ///< `gradients` come as `saved` goes. And gradients of parameters that wait for those of their
+                       ///< other readers, and results that the caller has
   Bytes gathered{};    ///< under ZeRO, units of gradients that are whole, or summed, beside the shares
   Bytes brought{};     ///< under ZeRO 3, parameters that are whole beside the shares
   Bytes summed{};      ///< under ZeRO 1, the share of a sum beside the sum, if all is summed at once: no activations
@@ -33,9 +33,9 @@ struct StageMemory {
                    ///< terms above
   Bytes in_shares{};  ///< no memory: the parameters that ZeRO 3 has in shares, if all were whole
 
-  /// Until all turns have been taken.
+  /// Until all compute actions have run.
   [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered + brought, summed); }
-  /// Of one turn at a time: stages that share their ranks take their turns one after the other.
+  /// Of one compute action at a time: stages that share their ranks run their compute actions one after the other.
   [[nodiscard]] Bytes transient() const { return workspace + gathered + brought; }
   [[nodiscard]] Bytes total() const { return parameters + gradients + optimizer + std::max(running(), update); }
   friend bool operator==(const StageMemory&, const StageMemory&) = default;

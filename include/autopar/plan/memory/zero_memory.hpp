@@ -108,9 +108,9 @@ class ReadAgain {
 /// backward is over if the stage has one unit; from 2 on one unit of gradients fills while the one before is on its
 /// way; under 3 an operator reads parameters of two units at most, of which one is no larger than a bucket, and the
 /// next operator's are on their way. A unit with a parameter that several operators read fills first and is full last,
-/// and the others wait for it, while one of the turn before is on its way. The input half of a parted backward, which
-/// gives no gradients of parameters, ends with all that it gathered, and the other half begins with units for what was
-/// not deferred. What is gathered is what stages compute with.
+/// and the others wait for it, while one of the compute action before is on its way. The input half of a parted
+/// backward, which gives no gradients of parameters, ends with all that it gathered, and the other half begins with
+/// units for what was not deferred. What is gathered is what stages compute with.
 struct GatheredUnits {
   Bytes largest{};          ///< trainable bytes that one operator of the stage reads at most
   Bytes of_all{};           ///< likewise, of any stage

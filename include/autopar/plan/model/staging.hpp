@@ -103,14 +103,14 @@ enum class Placement : std::uint8_t {
     }
     return ranks;
   }
-  std::vector<std::pair<double, std::size_t>> turns;  // (position of the replica in its stage, stage)
+  std::vector<std::pair<double, std::size_t>> computes;  // (position of the replica in its stage, stage)
   for (std::size_t s = 0; s < replicas.size(); ++s) {
     for (int q = 0; q < replicas[s]; ++q) {
-      turns.emplace_back(static_cast<double>(q) / replicas[s], s);
+      computes.emplace_back(static_cast<double>(q) / replicas[s], s);
     }
   }
-  std::sort(turns.begin(), turns.end());
-  for (std::size_t i = 0; i < turns.size(); ++i) ranks[turns[i].second].push_back(Rank::of(i));
+  std::sort(computes.begin(), computes.end());
+  for (std::size_t i = 0; i < computes.size(); ++i) ranks[computes[i].second].push_back(Rank::of(i));
   return ranks;
 }
 

@@ -8,17 +8,18 @@
 #include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/schedule/compute_checks.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/traits.hpp>
-#include <autopar/schedule/turn_checks.hpp>
 
 namespace autopar {
 
 /// Whether a plan's schedule runs backwards in two parts.
 [[nodiscard]] inline bool parts_backwards(const Plan& plan) {
   if (!traits_of(plan.schedule).orders_in_plan) return !keeps_backwards_whole(plan.schedule);
-  return std::ranges::any_of(plan.orders, [](const auto& turns) {
-    return std::ranges::any_of(turns, [](Turn turn) { return turn.kind == ActionKind::kBackwardInput; });
+  return std::ranges::any_of(plan.orders, [](const auto& computes) {
+    return std::ranges::any_of(computes,
+                               [](ComputeAction compute) { return compute.kind == ActionKind::kBackwardInput; });
   });
 }
 

@@ -40,7 +40,8 @@ class QuickEstimate {
     }
   }
 
-  /// Seconds of a step; infinite if a stage does not fit, or if its turns and updates alone take `limit` or longer.
+  /// Seconds of a step; infinite if a stage does not fit, or if its compute actions and updates alone take `limit` or
+  /// longer.
   [[nodiscard]] double operator()(const Staging& staging, double limit = std::numeric_limits<double>::infinity()) {
     const auto stages = static_cast<std::size_t>(staging.stages());
     stages_.assign(stages, {});
@@ -111,7 +112,7 @@ class QuickEstimate {
     return true;
   }
 
-  /// Turns and update of one stage.
+  /// Compute actions and update of one stage.
   [[nodiscard]] double busiest(int microbatches) const {
     double most = 0;
     for (const Stage& stage : stages_) {
@@ -164,8 +165,8 @@ class QuickEstimate {
     return step;
   }
 
-  /// A forward needs those of earlier stages, a backward those of later ones; visiting turns by 1F1B's or GPipe's
-  /// order, wave by wave, meets no turn before what it needs.
+  /// A forward needs those of earlier stages, a backward those of later ones; visiting compute actions by 1F1B's or
+  /// GPipe's order, wave by wave, meets no compute action before what it needs.
   void play(const Staging& staging, int microbatches) {
     const int n = staging.stages();
     const bool forwards_first = puts_forwards_first(staging.schedule) || !work_.loss_mode;

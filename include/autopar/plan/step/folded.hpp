@@ -82,8 +82,9 @@ class RankMessages {
   mutable std::vector<std::optional<Seconds>> known_;  // [2 * channel + flow]
 };
 
-/// The pipeline of a staging with one rank for each position, and what its turns and messages take: turns those of the
-/// largest share, messages those of the rank that has most. One more rank, without turns, stands for all callers.
+/// The pipeline of a staging with one rank for each position, and what its compute actions and messages take: compute
+/// actions those of the largest share, messages those of the rank that has most. One more rank, without compute
+/// actions, stands for all callers.
 class FoldedPipeline {
  public:
   /// @param share         [stage] samples, the largest of any replica
@@ -141,8 +142,8 @@ class FoldedTimeline {
   /// @param orders  [rank] of a synthesised schedule, else none
   /// @pre the workload, the staging and its pipeline outlive it
   FoldedTimeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-                 std::vector<std::int64_t> share, int microbatches, const std::vector<std::vector<Turn>>& orders,
-                 const StagingCosts& costs)
+                 std::vector<std::int64_t> share, int microbatches,
+                 const std::vector<std::vector<ComputeAction>>& orders, const StagingCosts& costs)
       : staging_(staging),
         sized_(sized),
         costs_(costs),
@@ -157,7 +158,7 @@ class FoldedTimeline {
     }
   }
 
-  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.turns_last_as_long(costs); }
+  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.computes_last_as_long(costs); }
 
   /// With these gradient sums; every rank does what its position does.
   [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) const {
@@ -194,8 +195,8 @@ class FoldedTimeline {
   };
   struct Position {
     double busy = 0, communicating = 0;
-    double computed = 0;  // end of the last turn
-    double end = 0;       // of the last turn or message
+    double computed = 0;  // end of the last compute action
+    double end = 0;       // of the last compute action or message
   };
 
   /// One phase after the other.
@@ -209,7 +210,7 @@ class FoldedTimeline {
         const double start = before + timeline.spans[p][i].start.value(),
                      end = before + timeline.spans[p][i].end.value();
         mine.end = std::max(mine.end, end);
-        if (is_turn(action.kind))
+        if (is_compute(action.kind))
           mine.computed = std::max(mine.computed, end);
         else
           mine.communicating += end - start;
@@ -248,9 +249,9 @@ class FoldedTimeline {
     return position_of;
   }
   /// Of the first rank at each. @param ranks  of the folded pipeline
-  [[nodiscard]] std::vector<std::vector<Turn>> of_positions(const std::vector<std::vector<Turn>>& orders,
-                                                            std::size_t ranks) const {
-    std::vector<std::vector<Turn>> out(ranks);
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> of_positions(
+      const std::vector<std::vector<ComputeAction>>& orders, std::size_t ranks) const {
+    std::vector<std::vector<ComputeAction>> out(ranks);
     for (std::size_t s = 0; s < last_.size(); ++s) out[position(s)] = orders[sized_.pipeline.stages[s].front().index()];
     return out;
   }

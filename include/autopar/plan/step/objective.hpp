@@ -80,7 +80,8 @@ class StepObjective {
   /// Time and memory on given ranks, under the best memory optimizations.
   ///
   /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are run again, those first that
-  /// free most bytes a second; as no turn gets shorter by running more again, no longer run of them is faster.
+  /// free most bytes a second; as no compute action gets shorter by running more again, no longer run of them is
+  /// faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<std::vector<Rank>> ranks) const {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
     std::optional<StepTerms> best;
@@ -91,7 +92,7 @@ class StepObjective {
     return std::move(*best);
   }
 
-  using Orders = std::vector<std::vector<Turn>>;
+  using Orders = std::vector<std::vector<ComputeAction>>;
 
   /// Time and memory on given ranks, under given memory optimizations.
   /// @param orders  [rank] of a synthesised schedule; where there are none, they are synthesised
@@ -140,7 +141,7 @@ class StepObjective {
     return optimizations(staging, sized, zero, offload, constraints_.memory);
   }
 
-  /// About how many actions one simulation of a staging has: turns with their messages, and gradient sums.
+  /// About how many actions one simulation of a staging has: compute actions with their messages, and gradient sums.
   [[nodiscard]] std::int64_t actions(const Staging& staging) const {
     const auto positions = staging.replicas_of_positions();
     const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / positions.size());
@@ -259,7 +260,7 @@ class StepObjective {
     return std::span(constraints_.zero_levels).first(shares ? constraints_.zero_levels.size() : 1);
   }
 
-  /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long
+  /// @param played  of the same staging on the same ranks; is played anew unless its compute actions last as long
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
                                    MemoryOptimizations optimizations, Orders orders,
                                    std::optional<detail::PlayedPipeline>& played) const {
@@ -274,7 +275,7 @@ class StepObjective {
     return terms;
   }
 
-  /// @param timeline  of the same staging on the same ranks; is played anew unless its turns last as long
+  /// @param timeline  of the same staging on the same ranks; is played anew unless its compute actions last as long
   [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
                                  Orders orders, std::optional<detail::FoldedTimeline>& timeline) const {
     const StagingCosts costs(work_, staging, sized, optimizations);
@@ -392,7 +393,7 @@ class StepObjective {
     const int microbatches = staging.microbatches;
     if (actions(staging) <= kFewActions)
       return synthesised(staging, sized, optimizations, pipeline, {shares_.local(), microbatches}, costs);
-    // Replicas take their turns in the same order, so one of each decides it.
+    // Replicas run their compute actions in the same order, so one of each decides it.
     const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_shares(staging, shares_), microbatches,
                                         costs);
     const Orders of_positions = synthesised(staging, sized, optimizations, folded.pipeline(), folded.layout(), folded);

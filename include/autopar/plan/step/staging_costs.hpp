@@ -98,8 +98,8 @@ class StagingCosts {
     const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
     return in_shares(group) ? sum * detail::kHalfOfASum : sum;
   }
-  /// Whether all turns that these costs were asked for take as long under others.
-  [[nodiscard]] bool turns_last_as_long(const StagingCosts& others) const {
+  /// Whether all compute actions that these costs were asked for take as long under others.
+  [[nodiscard]] bool computes_last_as_long(const StagingCosts& others) const {
     for (std::size_t s = 0; s < known_.size(); ++s) {
       for (const Known& known : known_[s]) {
         const Known& other = others.at(StageId::of(s), known.samples);

@@ -43,7 +43,8 @@ struct CallTimeline {
   std::vector<Seconds> busy, end, communicating, summing;  // by rank
 };
 
-/// The programs of a pipeline, played through once; gradient sums are added for costs whose turns last as long.
+/// The programs of a pipeline, played through once; gradient sums are added for costs whose compute actions last as
+/// long.
 class PlayedPipeline {
  public:
   /// @pre pipeline and workload of the costs outlive it
@@ -58,7 +59,7 @@ class PlayedPipeline {
   PlayedPipeline(const PlayedPipeline&) = delete;  // simulations refer to its programs and costs
   PlayedPipeline& operator=(const PlayedPipeline&) = delete;
 
-  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.turns_last_as_long(costs); }
+  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.computes_last_as_long(costs); }
 
   /// With gradient sums at these costs.
   [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) {

@@ -19,17 +19,17 @@
 
 namespace autopar::detail {
 
-/// One turn as a synthesiser sees it.
-struct SynthesisTurn {
+/// One compute action as a synthesiser sees it.
+struct SynthesisAction {
   std::size_t stage = 0;
   ActionKind kind = ActionKind::kForward;
   int microbatch = 0;
-  friend bool operator==(const SynthesisTurn&, const SynthesisTurn&) = default;
+  friend bool operator==(const SynthesisAction&, const SynthesisAction&) = default;
 };
 
-/// What decides how long a step takes, without its batch: the replicas of a stage do their turns together, each as long
-/// as the largest share takes, and messages delay only who waits for them. Ranks that run the same stages are one
-/// *lane*. Micro-batches are alike.
+/// What decides how long a step takes, without its batch: the replicas of a stage run their compute actions together,
+/// each as long as the largest share takes, and messages delay only who waits for them. Ranks that run the same stages
+/// are one *lane*. Micro-batches are alike.
 struct SynthesisProblem {
   struct Link {
     std::size_t stage;
@@ -68,16 +68,16 @@ struct SynthesisProblem {
   std::vector<Lane> lanes;
   int microbatches = 1;
 
-  /// Position of a turn in tables of all turns.
+  /// Position of a compute action in tables of all compute actions.
   [[nodiscard]] std::size_t index(std::size_t stage, ActionKind kind, int microbatch) const {
     const std::size_t part = kind == ActionKind::kForward ? 0 : kind == ActionKind::kBackwardWeight ? 2 : 1;
     return (3 * stage + part) * static_cast<std::size_t>(microbatches) + static_cast<std::size_t>(microbatch);
   }
-  [[nodiscard]] std::size_t index(const SynthesisTurn& turn) const {
-    return index(turn.stage, turn.kind, turn.microbatch);
+  [[nodiscard]] std::size_t index(const SynthesisAction& compute) const {
+    return index(compute.stage, compute.kind, compute.microbatch);
   }
-  /// By stage: how often the busiest lane can do all turns of a micro-batch while one goes from the stage's forward to
-  /// the end of the pipeline and back, all turns and messages on its way included.
+  /// By stage: how often the busiest lane can do all compute actions of a micro-batch while one goes from the stage's
+  /// forward to the end of the pipeline and back, all compute actions and messages on its way included.
   [[nodiscard]] std::vector<double> rounds_in_flight() const {
     std::vector<double> below(stages.size(), 0), way(stages.size(), 0);
     double pace = 0;
@@ -104,7 +104,7 @@ struct SynthesisProblem {
     return way;
   }
 
-  [[nodiscard]] std::size_t turns() const { return 3 * stages.size() * static_cast<std::size_t>(microbatches); }
+  [[nodiscard]] std::size_t computes() const { return 3 * stages.size() * static_cast<std::size_t>(microbatches); }
 };
 
 /// Reads a problem off a pipeline under the costs of the simulator.
@@ -140,8 +140,8 @@ class ProblemReader {
     return out;
   }
 
-  /// No order of the pipeline's turns is simulated faster: a rank is busy with all its own turns after the shortest way
-  /// from the source to one of its stages.
+  /// No order of the pipeline's compute actions is simulated faster: a rank is busy with all its own compute actions
+  /// after the shortest way from the source to one of its stages.
   [[nodiscard]] Seconds lower_bound() const {
     const std::size_t stages = pipeline_.stages.size();
     std::vector<double> head(stages, 0);  // before any forward of the stage can start

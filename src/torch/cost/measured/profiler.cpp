@@ -39,7 +39,7 @@ void check_probes(const MeasureOptions& options) {
   }
 }
 
-/// Bytes that turns of an atom move, by samples: its parameters with their gradients, and what it saves.
+/// Bytes that compute actions of an atom move, by samples: its parameters with their gradients, and what it saves.
 Affine moved_bytes(const ModelProfile& model, NodeId node) {
   Affine moved = model.graph[node].saved;
   for (const auto parameter : model.graph[node].parameters) {

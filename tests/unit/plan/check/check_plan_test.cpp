@@ -148,7 +148,7 @@ CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string
 }
 
 /// Two stages on a rank each, in these orders, with figures that are not right.
-Plan in_orders(const CheckedCase& c, const std::vector<std::vector<Turn>>& orders) {
+Plan in_orders(const CheckedCase& c, const std::vector<std::vector<ComputeAction>>& orders) {
   CheckedCase two = c;
   two.request.options.schedule = "1f1b";
   two.request.options.replicas = {1};
@@ -431,15 +431,18 @@ TEST_CASE("tampered orders of a synthesised schedule are rejected, and so are or
   rejected("leaves out", [](Plan& p) { ++p.microbatches; });
   rejected("has its own", [](Plan& p) { p.schedule = ScheduleKind::kInterleaved; });
   rejected("step", [](Plan& p) {
-    for (auto& turns : p.orders)
-      std::stable_partition(turns.begin(), turns.end(), [](Turn t) { return t.kind == ActionKind::kForward; });
+    for (auto& computes : p.orders)
+      std::stable_partition(computes.begin(), computes.end(),
+                            [](ComputeAction t) { return t.kind == ActionKind::kForward; });
   });
   rejected("peak memory", [](Plan& p) {  // one micro-batch after the other
-    for (auto& turns : p.orders) std::ranges::stable_sort(turns, {}, &Turn::microbatch);
+    for (auto& computes : p.orders) std::ranges::stable_sort(computes, {}, &ComputeAction::microbatch);
   });
-  const auto turn = [](ActionKind kind, int microbatch, int stage) { return Turn{kind, microbatch, StageId(stage)}; };
-  const auto f = [&](int m, int s) { return turn(ActionKind::kForward, m, s); };
-  const auto b = [&](int m, int s) { return turn(ActionKind::kBackward, m, s); };
+  const auto compute = [](ActionKind kind, int microbatch, int stage) {
+    return ComputeAction{kind, microbatch, StageId(stage)};
+  };
+  const auto f = [&](int m, int s) { return compute(ActionKind::kForward, m, s); };
+  const auto b = [&](int m, int s) { return compute(ActionKind::kBackward, m, s); };
   const Plan runs = in_orders(c, {{f(0, 0), b(0, 0), f(1, 0), b(1, 0)}, {f(0, 1), b(0, 1), f(1, 1), b(1, 1)}});
   CHECK(joined(verdict_on(c, runs).faults).find("wait for each other") == std::string::npos);
   CHECK(verdict_on(c, runs).step > Seconds{});

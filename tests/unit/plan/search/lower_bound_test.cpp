@@ -121,14 +121,14 @@ TEST_CASE("the bound counts a message wherever a path leaves a stage") {
   detail::LowerBound bound(*tables, objective, 1, ScheduleKind::kOneFOneB);
   std::vector<detail::ChosenStage> chosen;
   DownsetId from = tables->tails().empty_set();
-  double turns = 0;
+  double computes = 0;
   for (const NodeId node : {NodeId(2), NodeId(1), NodeId(0)}) {
     const DownsetId to = tables->tails().covers(from).front().result;
     chosen.push_back(bound.choose(from, to, detail::bit(node), 1, false, 0, chosen));
     from = to;
     const NodeCost each = work.node_cost(node, 3);
-    turns += (each.forward + each.backward).value();
+    computes += (each.forward + each.backward).value();
   }
-  CHECK(bound(chosen, 0) >= (turns + 4 * message) * (1 - 1e-9));
+  CHECK(bound(chosen, 0) >= (computes + 4 * message) * (1 - 1e-9));
   CHECK(bound(chosen, 0) <= objective({{0, 1, 2}, {1, 1, 1}, 1, ScheduleKind::kOneFOneB}).step.value());
 }

@@ -22,8 +22,9 @@
 
 #include "holding_transport.hpp"
 
-// Turns that gather parameters and sum gradients into shares (ZeRO 3): in which order, and how much is whole meanwhile.
-namespace gathering_turns_test {
+// Compute actions that gather parameters and sum gradients into shares (ZeRO 3): in which order, and how much is whole
+// meanwhile.
+namespace gathering_compute_test {
 
 using namespace autopar;
 using testing::HoldingTransport;
@@ -156,7 +157,7 @@ static_assert(SplitBackwardEngine<LayeredEngine> && ShardingEngine<LayeredEngine
 struct Example {
   Pipeline pipeline;
   BatchLayout layout;
-  Course backward = {};  ///< of each turn
+  Course backward = {};  ///< of each compute action
 };
 
 /// Three replicas of one stage; the last has no samples.
@@ -246,7 +247,7 @@ void check_that_little_is_whole() {
   }
 }
 
-TEST_CASE("sums stand among the gatherings of their turn: a bucket is summed while the next one fills") {
+TEST_CASE("sums stand among the gatherings of their compute action: a bucket is summed while the next one fills") {
   check_that_little_is_whole<AnyTransport>();
   check_that_little_is_whole<HoldingTransport>();
 }
@@ -256,9 +257,9 @@ TEST_CASE("a bucket that fills late is summed late, and those behind it, by all 
   const auto seen = run<HoldingTransport>(replicated(kLayers, late, 2), OneFOneB{});
   for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
   const auto& issued = seen[0].issued;
-  const auto turn = issued.begin() + kLayers;  // a backward: behind the gatherings of a forward
-  CHECK(std::find(turn, issued.end(), "sum 1") < std::find(turn, issued.end(), "gather 4"));
-  CHECK(std::find(turn, issued.end(), "sum 2") > std::find(turn, issued.end(), "gather 8"));
+  const auto compute = issued.begin() + kLayers;  // a backward: behind the gatherings of a forward
+  CHECK(std::find(compute, issued.end(), "sum 1") < std::find(compute, issued.end(), "gather 4"));
+  CHECK(std::find(compute, issued.end(), "sum 2") > std::find(compute, issued.end(), "gather 8"));
 }
 
 TEST_CASE("a bucket that a backward does not reach is summed where the others sum it") {
@@ -288,8 +289,8 @@ TEST_CASE("of layers that run again those are gathered twice that are not kept f
       std::vector<std::string> want;
       for (const int layer : order) want.push_back("gather " + std::to_string(layer));
       std::vector<std::string> gathered;
-      const auto turn = seen[0].issued.begin() + kLayers;  // the first backward: behind the gatherings of a forward
-      for (auto each = turn; gathered.size() < want.size(); ++each) {
+      const auto compute = seen[0].issued.begin() + kLayers;  // the first backward: behind the gatherings of a forward
+      for (auto each = compute; gathered.size() < want.size(); ++each) {
         if (each->starts_with("gather")) gathered.push_back(*each);
       }
       CHECK(gathered == want);
@@ -370,4 +371,4 @@ TEST_CASE("a sum that stands where it cannot be is a fault of the program") {
   CHECK(fault_with(0, 1, 1));  // elsewhere than on the other members
 }
 
-}  // namespace gathering_turns_test
+}  // namespace gathering_compute_test

@@ -21,9 +21,9 @@
 
 #include "fidelity.hpp"
 
-// Turns under ZeRO 2 and 3: what they gather and sum, in which order, what is whole meanwhile, and what views of
-// parameters see.
-namespace turns_test {
+// Compute actions under ZeRO 2 and 3: what they gather and sum, in which order, what is whole meanwhile, and what views
+// of parameters see.
+namespace compute_actions_test {
 
 namespace ap = autopar;
 namespace nn = torch::nn;
@@ -353,4 +353,4 @@ TEST_CASE("views of parameters, detached or not, see their values after they wer
   }
 }
 
-}  // namespace turns_test
+}  // namespace compute_actions_test
