@@ -140,7 +140,7 @@ struct RanncStaging {
   RanncBlocks blocks{};
   BytesPerSecond link{20.0 * (1 << 30)};       ///< what RaNNC takes any link for
   BytesPerSecond reduction{10.0 * (1 << 30)};  ///< and any gradient sum
-  /// What RaNNC itself does with several micro-batches: stages keep their inputs only and run forwards again. Autopar's
+  /// What RaNNC itself does with several micro-batches: stages keep their inputs only and recompute forwards. Autopar's
   /// runtime does not, so this is for predicting RaNNC, not for plans that run here.
   bool recompute = false;
 
@@ -352,7 +352,7 @@ struct RanncStaging {
     return step + sum;
   }
 
-  /// The simulated step if each stage keeps its inputs only and runs its forward again before its backward.
+  /// The simulated step if each stage keeps its inputs only and recomputes its forward before its backward.
   static StepTerms recomputed(const StepObjective& objective, const Staging& staging) {
     Workload by_stage = objective.work();
     by_stage.segment_of.assign(by_stage.graph.node_count(), 0);  // as far as it is in one stage

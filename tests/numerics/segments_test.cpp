@@ -20,7 +20,7 @@
 
 #include "fidelity.hpp"
 
-// Segments that run again, together with what else a plan may choose: parameters in shares, which are there only while
+// Recomputed segments, together with what else a plan may choose: parameters in shares, which are there only while
 // a turn needs them; casts of parameters; and calls in other modes than the plan was made for.
 namespace segments_test {
 

@@ -173,11 +173,11 @@ Example replicated(int layers, const std::function<int(int)>& filled_after, int 
   return out;
 }
 
-/// Layers that run again before their backward, so many at a time; of their parameters some are kept for it.
+/// Layers that are recomputed before their backward, so many at a time; of their parameters some are kept for it.
 struct Again {
   int together = 1, kept = 1;
 };
-Example running_again(int layers, Again again, int microbatches = 1) {
+Example recomputing(int layers, Again again, int microbatches = 1) {
   std::vector<int> order, filled_after;
   Course backward;
   for (int first = 0; first < layers; first += again.together) {
@@ -279,10 +279,10 @@ TEST_CASE("sums of a weight backward follow all that it gathers") {
   CHECK(*(first - 1) == "gather " + std::to_string(kLayers - 1));
 }
 
-TEST_CASE("of layers that run again those are gathered twice that are not kept for their backward") {
+TEST_CASE("of layers that are recomputed those are gathered twice that are not kept for their backward") {
   for (const Again again : {Again{4, 1}, Again{4, 2}, Again{3, 2}, Again{kLayers, 1}, Again{2, 1}}) {
     INFO(again.together << " layers together, " << again.kept << " kept");
-    const auto example = running_again(kLayers, again, 2);
+    const auto example = recomputing(kLayers, again, 2);
     for (const auto& seen : {run<AnyTransport>(example, OneFOneB{}), run<HoldingTransport>(example, OneFOneB{})}) {
       for (std::size_t rank = 0; rank < seen.size(); ++rank) CHECK(seen[rank].issued == seen[0].issued);
       const auto& order = example.pipeline.backward_gathers.front();
@@ -304,10 +304,10 @@ TEST_CASE("a backward has no more layers' parameters than it keeps, the one that
     const auto seen = run<HoldingTransport>(example, OneFOneB{});
     return seen[0].most_in_backwards;
   };
-  CHECK(most(running_again(kLayers, {4, 1})) <= 2);
-  CHECK(most(running_again(kLayers, {4, 2})) <= 3);
-  CHECK(most(running_again(kLayers, {4, 4})) <= 5);
-  CHECK(most(running_again(kLayers, {4, 4})) >= 4);
+  CHECK(most(recomputing(kLayers, {4, 1})) <= 2);
+  CHECK(most(recomputing(kLayers, {4, 2})) <= 3);
+  CHECK(most(recomputing(kLayers, {4, 4})) <= 5);
+  CHECK(most(recomputing(kLayers, {4, 4})) >= 4);
 }
 
 TEST_CASE("what is gathered again is not while it is still read") {
@@ -342,7 +342,7 @@ TEST_CASE("a list of gatherings that leaves one out, or has one of others, is re
 }
 
 TEST_CASE("a gathering too many, or too few, is a fault of the program") {
-  const auto example = running_again(4, {4, 1});
+  const auto example = recomputing(4, {4, 1});
   const auto good = make_program(example.pipeline, example.layout, OneFOneB{});
   CHECK_FALSE(find_fault(example.pipeline, example.layout, Phase::kStep, good).has_value());
   auto once = example.pipeline;

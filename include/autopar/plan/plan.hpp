@@ -11,8 +11,8 @@
 
 namespace autopar {
 
-/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are run again. 4: and copies of gradients and the
-/// element types. 5: and what is in host memory.
+/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are recomputed. 4: and copies of gradients and
+/// the element types. 5: and what is in host memory.
 inline constexpr int kPlanVersion = 5;
 
 /// What is kept in the host's memory instead of the device's.
@@ -33,7 +33,7 @@ struct StagePlan {
   std::vector<NodeId> atoms;      ///< of the model profile's graph, ascending
   std::vector<std::int32_t> ops;  ///< positions of their operators in the captured graph, ascending
   std::vector<Rank> ranks;        ///< [replica]
-  /// Segments of atoms that run their forward again before their backward
+  /// Segments of atoms that recompute their forward before their backward
   std::vector<std::vector<NodeId>> recomputed;
   std::vector<ParameterId> parameters;  ///< read by the stage, ascending
   Bytes parameter_bytes{};              ///< buffers included

@@ -44,7 +44,7 @@ struct PlanRequest {
   Capabilities runtime{};
 };
 
-/// Whether forwards may be run again before their backwards, instead of keeping what they save.
+/// Whether forwards may be recomputed before their backwards, instead of keeping what they save.
 enum class Recompute : std::uint8_t {
   kNever,
   kToFit,   ///< the fewest segments with which a stage fits

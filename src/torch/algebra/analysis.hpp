@@ -38,7 +38,7 @@ class Analysis {
   [[nodiscard]] std::vector<bool> cone(const std::vector<ValueId>& values) const;
 
   // --- typing
-  /// @return whether the pass came to its end; if not, it must run again
+  /// @return whether the pass came to its end; if not, it must be recomputed
   bool type_all();
   bool type_op(OpId id);
   [[nodiscard]] RuleResult decide(const OpContext& op, bool& again);

@@ -205,7 +205,8 @@ void Stage::find_readers_of_casts(const std::vector<StagePart>& parts) {
     const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
     return definer.valid() && plan().treatment(definer).once ? definer : OpId::none();
   };
-  const bool has_segments = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
+  const bool has_segments =
+      std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.recomputed; });
   std::set<OpId> first;
   for (const auto op : each_share_) {
     for (const auto& slot : graph().op(op).inputs) {

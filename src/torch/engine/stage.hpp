@@ -36,7 +36,7 @@ struct DividedProgram {
   std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
   bool splits_backwards = false;  ///< backwards of its stages come in two parts
-  RecomputedAtoms recomputed;     ///< what stages run again before its backward
+  RecomputedAtoms recomputed;     ///< what stages recompute before its backward
   /// Reduction groups whose parameters are gathered for compute actions (ZeRO 3): by op, those that it reads, directly
   /// or through views.
   std::map<OpId, std::vector<int>> gathered_by;

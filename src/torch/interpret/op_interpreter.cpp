@@ -115,10 +115,10 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const auto norm = plan.treatment(op).batch_norm;
     const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
     if (running.valid()) statistics_places_ += 2 * places_of(sizes_at(graph.value(running), 1).at(0));
-    const bool runs_again = std::binary_search(whole.begin(), whole.end(), op);
-    const bool may_defer = splits_backwards && !runs_again;
+    const bool recomputes = std::binary_search(whole.begin(), whole.end(), op);
+    const bool may_defer = splits_backwards && !recomputes;
     auto split = split_backward_of(graph, plan, op);
-    if (split && side_ && !runs_again) split->may_be_beside = is_only_reader(graph, uses, op, *split);
+    if (split && side_ && !recomputes) split->may_be_beside = is_only_reader(graph, uses, op, *split);
     if (split && !may_defer && !split->of_cast && !split->may_be_beside) split.reset();
     if (split && may_defer) {
       deferrable_.push_back(split->weight);
@@ -157,7 +157,7 @@ void OpInterpreter::treat(ReplayCall& call, const std::optional<SplitBackward>& 
   const bool hooked = hooks_.ops.count(call.id) > 0;
   if (hooked) {
     hooks_.before(call.id);
-    read_again(call);
+    take_given(call);
   }
   if (treatment.reduction_argument >= 0) {
     argument(call, treatment.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
@@ -236,7 +236,7 @@ void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
 }
 
 // Arguments that a hook has made.
-void OpInterpreter::read_again(ReplayCall& call) {
+void OpInterpreter::take_given(ReplayCall& call) {
   for (const auto& slot : call.node.inputs) {
     const auto value = slot.values.front();
     if (slot.kind != SlotKind::kTensor || !value.valid()) continue;

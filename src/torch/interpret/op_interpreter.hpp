@@ -65,7 +65,7 @@ class OpInterpreter {
 
  private:
   void treat(ReplayCall& call, const std::optional<SplitBackward>& split);
-  static void read_again(ReplayCall& call);
+  static void take_given(ReplayCall& call);
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);

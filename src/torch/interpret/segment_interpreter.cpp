@@ -20,10 +20,10 @@ std::vector<OpId> in_order(const std::vector<StagePart>& parts) {
   return ops;
 }
 
-std::vector<OpId> run_again(const std::vector<StagePart>& parts) {
+std::vector<OpId> recomputed_ops(const std::vector<StagePart>& parts) {
   std::vector<OpId> ops;
   for (const auto& part : parts) {
-    if (part.again) ops.insert(ops.end(), part.ops.begin(), part.ops.end());
+    if (part.recomputed) ops.insert(ops.end(), part.ops.begin(), part.ops.end());
   }
   std::sort(ops.begin(), ops.end());
   return ops;
@@ -48,9 +48,9 @@ SegmentInterpreter::SegmentInterpreter(const OpGraph& graph, const BatchPlan& pl
     : graph_(graph),
       plan_(plan),
       ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards,
-           run_again(parts), std::move(hooks), std::move(side)) {
+           recomputed_ops(parts), std::move(hooks), std::move(side)) {
   Uses uses;
-  const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
+  const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.recomputed; });
   if (any) {
     uses.readers.resize(graph.values.size());
     uses.leaves.resize(graph.values.size(), false);
@@ -63,11 +63,11 @@ SegmentInterpreter::SegmentInterpreter(const OpGraph& graph, const BatchPlan& pl
   for (const auto& part : parts) {
     const OpRange range{first, first + part.ops.size()};
     first = range.last;
-    if (part.again) {
+    if (part.recomputed) {
       find_segment(part, range, uses, keep);
       find_small_views(segments_.back(), in_order(parts));
     }
-    parts_.push_back({range, part.again ? &segments_.back() : nullptr});
+    parts_.push_back({range, part.recomputed ? &segments_.back() : nullptr});
   }
 }
 

@@ -15,7 +15,7 @@
 
 namespace autopar {
 
-/// A part of a stage that runs again: what it takes and what it gives.
+/// A part of a stage that is recomputed: what it takes and what it gives.
 struct Segment {
   /// What the second run takes a value for that enters.
   enum class Entry : std::uint8_t {
@@ -36,7 +36,7 @@ struct Segment {
   std::vector<ValueId> made;       ///< all of its results
 };
 
-/// Runs the operators of a stage on shares of the batch. Segments that are to run again keep what enters them and
+/// Runs the operators of a stage on shares of the batch. Segments that are to be recomputed keep what enters them and
 /// nothing else; their backward first runs them a second time, with the same operators on the same values, draws and
 /// modes, so with the same results to the bit, and then goes through that run's history, which is gone when it ends.
 /// Batch statistics and written buffers are those of the first run. Backwards of segments are whole: nothing is

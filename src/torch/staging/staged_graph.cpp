@@ -320,8 +320,8 @@ class BackwardOfStage {
 
   void play() {
     for (std::size_t p = parts_.size(); p-- > 0;) {
-      if (parts_[p].again)
-        play_again(parts_[p].ops);
+      if (parts_[p].recomputed)
+        play_recomputed(parts_[p].ops);
       else
         play_once(parts_[p].ops);
     }
@@ -356,7 +356,7 @@ class BackwardOfStage {
     }
   }
   // What something else reads as well gets its gradients from a segment when all of its backward is over.
-  void play_again(const std::vector<OpId>& ops) {
+  void play_recomputed(const std::vector<OpId>& ops) {
     for (const auto op : ops) gather_for(op);
     let_go_of(ops);
     std::set<int> at_end;

@@ -278,7 +278,7 @@ TEST_CASE("RaNNC cannot replicate one stage on a number of devices that is no po
   }
 }
 
-TEST_CASE("running forwards again costs time and saves memory, as RaNNC's own runtime does") {
+TEST_CASE("recomputing forwards costs time and saves memory, as RaNNC's own runtime does") {
   const ModelProfile model = test::chain(8, 1e7, 1000, 40'000);
   const Cluster cluster = test::small_cluster(2, Bytes(std::int64_t{1} << 30));
   const RooflineCost cost(cluster);

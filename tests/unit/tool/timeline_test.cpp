@@ -222,7 +222,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     const auto stages_of_rank = static_cast<int>(timeline.stages[0].size());
     CHECK(kinds["forward"] == 4 * 4 * stages_of_rank);  // 4 micro-batches on 4 ranks
     CHECK(kinds["backward"] + kinds["backward-input"] == kinds["forward"]);
-    CHECK(kinds["backward-input"] >= kinds["backward-weight"]);  // what runs again defers nothing
+    CHECK(kinds["backward-input"] >= kinds["backward-weight"]);  // what is recomputed defers nothing
     CHECK((kinds["backward-weight"] > 0) == (schedule != "interleaved"));
     CHECK(kinds["update"] == 4 * stages_of_rank);
     const bool several = schedule == "interleaved" || schedule == "zb-v";
@@ -255,7 +255,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     CHECK(differs.status == 1);
     CHECK_THAT(differs.out, Catch::Matchers::Contains("ZeRO level: 2 -> 1") &&
                                 Catch::Matchers::Contains("offloaded: none -> optimizer") &&
-                                Catch::Matchers::Contains("stage 0: run again"));
+                                Catch::Matchers::Contains("stage 0: recomputed"));
     CHECK(run_tool({"check", folder.at("other.json"), files[1], files[2]}).status == 1);
   }
 }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <autopar/plan/check/checked_costs.hpp>
-#include <autopar/plan/check/read_again.hpp>
+#include <autopar/plan/check/regathered.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/traits.hpp>
@@ -160,7 +160,7 @@ class CheckedMemory {
     const auto& parameters = stated_.model().parameters;
     const bool offloads = plan.offload == Offload::kOptimizer, elsewhere = plan.host_memory > Bytes(0);
     Stage& stage = of(s);
-    const std::set<ParameterId> several = read_again(s);
+    const std::set<ParameterId> several = read_by_several(s);
     std::int64_t shared = 0, gathered = 0, copied = 0;
     bool again = false;
     for (const ParameterId id : stated_.parameters(s)) {
@@ -221,7 +221,7 @@ class CheckedMemory {
   }
 
   /// Trained parameters with several readers in the stage.
-  [[nodiscard]] std::set<ParameterId> read_again(int s) const {
+  [[nodiscard]] std::set<ParameterId> read_by_several(int s) const {
     std::map<ParameterId, int> readers;
     for (const NodeId atom : stated_.plan().stages[static_cast<std::size_t>(s)].atoms) {
       const auto& read = stated_.model().graph[atom].parameters;
@@ -288,7 +288,7 @@ class CheckedMemory {
         const double part = shared > 0 ? static_cast<double>(gathered) / static_cast<double>(shared) : 0;
         const auto smaller = static_cast<std::int64_t>(static_cast<double>(units) * part);
         const std::int64_t plain = gathered == shared ? units : smaller;
-        return gradients + std::min(plain + checked_read_again(stated_, s).held, gathered);
+        return gradients + std::min(plain + checked_regathered(stated_, s).held, gathered);
       }
       default:
         return 0;
@@ -300,8 +300,8 @@ class CheckedMemory {
     return (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
   }
 
-  /// What a segment keeps that runs again: what enters it from the stage, unless that is kept there, and what is kept
-  /// of it for others.
+  /// What a segment keeps that is recomputed: what enters it from the stage, unless that is kept there, and what is
+  /// kept of it for others.
   [[nodiscard]] std::int64_t kept_around(int s, const std::vector<NodeId>& segment, std::int64_t share) const {
     const auto& graph = stated_.model().graph;
     const std::set<NodeId> inside(segment.begin(), segment.end());
@@ -343,8 +343,8 @@ class CheckedMemory {
     return bytes;
   }
 
-  /// An atom works beside what those before it keep, and, where it runs again, beside what its segment has rebuilt up
-  /// to it; where backwards are parted, beside what all keep.
+  /// An atom works beside what those before it keep, and, where it is recomputed, beside what its segment has rebuilt
+  /// up to it; where backwards are parted, beside what all keep.
   void add_atoms(int s) {
     Stage& stage = of(s);
     const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(s)];

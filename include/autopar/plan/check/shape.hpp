@@ -161,7 +161,7 @@ class ShapeCheck {
     std::vector<bool> taken(stage_of_.size(), false);
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       for (const auto& segment : plan_.stages[s].recomputed) {
-        const std::string name = field(s, "recomputed") + "a segment that " + name_of(s) + " runs again";
+        const std::string name = field(s, "recomputed") + "a segment that " + name_of(s) + " recomputes";
         if (segment.empty()) return name + " is empty";
         for (const NodeId atom : segment) {
           if (!atom.valid() || atom.index() >= stage_of_.size() || stage_of_[atom.index()] != static_cast<int>(s))

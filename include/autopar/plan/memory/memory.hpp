@@ -133,7 +133,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
         if (is_shared && profile.copy > Bytes(0))
           landing += detail::updated_bytes(profile.bytes, level.zero, static_cast<std::size_t>(level.ranks));
       }
-      for (const ParameterId parameter : work.graph[node].read_again) {
+      for (const ParameterId parameter : work.graph[node].read_by_several) {
         const ParameterProfile& profile = work.parameters[parameter.index()];
         if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
       }
@@ -143,7 +143,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
     for (const auto& [parameter, bytes] : waiting[s]) {
       memory[s].workspace += bytes;
       const bool is_shared = work.parameters[parameter].highest_zero > 0;
-      units.read_again = units.read_again || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
+      units.read_by_several = units.read_by_several || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
     }
     memory[s].workspace += results;
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
@@ -165,8 +165,8 @@ namespace detail {
   return share;
 }
 
-/// With segments that run again and, under ZeRO 3, hold some of what they gather.
-inline void add_read_again(StageMemory& memory, const StageMemory& fixed, const ReadAgain& read) {
+/// With segments that are recomputed and, under ZeRO 3, hold some of what they gather.
+inline void add_regathered(StageMemory& memory, const StageMemory& fixed, const Regathered& read) {
   memory.brought = std::min(fixed.in_shares, fixed.brought + read.held());
 }
 
@@ -176,7 +176,7 @@ inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& comput
   memory.workspace += compute.work;
 }
 
-/// Nothing is run again, and each stage has its ranks for itself.
+/// Nothing is recomputed, and each stage has its ranks for itself.
 /// @param memory  `fixed_memory`
 [[nodiscard]] inline std::vector<StageMemory> memory_apart(const Workload& work, const Staging& staging,
                                                            const SizedPipeline& sized, const ShareTable& shares,
@@ -200,7 +200,7 @@ inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& comput
   return memory;
 }
 
-/// What each stage takes less and more with some of its segments run again.
+/// What each stage takes less and more with some of its segments recomputed.
 inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload& work, const Staging& staging,
                                 const ShareTable& shares, const std::vector<InFlight>& in_flight,
                                 const std::vector<StageMemory>& fixed, const MemoryOptimizations& optimizations) {
@@ -212,11 +212,11 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
     if (pieces[s].empty()) continue;
     StageMicrobatch compute(work, nodes[s], work.node_costs(share[s]), staging.schedule,
                             gradients_made(work, staging, s, nodes[s]));
-    for (const SegmentPiece& piece : pieces[s]) compute.run_again(piece);
+    for (const SegmentPiece& piece : pieces[s]) compute.recompute(piece);
     if (fixed[s].brought > Bytes(0)) {
-      ReadAgain read(work, nodes[s], keeps_backwards_whole(staging.schedule));
+      Regathered read(work, nodes[s], keeps_backwards_whole(staging.schedule));
       for (const SegmentPiece& piece : pieces[s]) read.add(piece.nodes);
-      add_read_again(memory[s], fixed[s], read);
+      add_regathered(memory[s], fixed[s], read);
     }
     memory[s].workspace = fixed[s].workspace;
     add_microbatches(memory[s], compute.memory(), in_flight[s]);

@@ -74,7 +74,7 @@ struct MicrobatchMemory {
 
 namespace detail {
 
-/// What one micro-batch takes of a stage, as more and more of its segments are run again.
+/// What one micro-batch takes of a stage, as more and more of its segments are recomputed.
 class StageMicrobatch {
  public:
   /// @param nodes  of the stage, ascending
@@ -92,7 +92,7 @@ class StageMicrobatch {
 
   /// The piece keeps what enters and what leaves it. When its backward comes, its nodes fill up with what they keep,
   /// and nothing of it is deferred.
-  void run_again(const SegmentPiece& piece) {
+  void recompute(const SegmentPiece& piece) {
     Bytes outside = piece.entering + piece.leaving, inside{};
     for (const NodeId node : piece.nodes) {
       const auto place = std::lower_bound(nodes_->begin(), nodes_->end(), node) - nodes_->begin();

@@ -27,7 +27,7 @@ struct MemoryOptimizations {
   /// micro-batch ahead of its forward and of its backward.
   /// @source Rajbhandari et al., "ZeRO", SC 2020
   int zero = 0;
-  /// [stage][segment]: nodes that keep what enters them alone and run their forward again before their backward, which
+  /// [stage][segment]: nodes that keep what enters them alone and recompute their forward before their backward, which
   /// is whole under every schedule.
   std::vector<std::vector<std::vector<NodeId>>> recomputed{};
   /// Of all stages. Each rank's gradients go to its host when they are complete, the optimizer steps there, on the
@@ -59,7 +59,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// " (ZeRO 1, optimizer offloaded, 12 segments run again)", or nothing.
+/// " (ZeRO 1, optimizer offloaded, 12 segments recomputed)", or nothing.
 [[nodiscard]] inline std::string describe(const MemoryOptimizations& optimizations) {
   std::string text;
   if (optimizations.zero > 0) text = "ZeRO " + std::to_string(optimizations.zero);
@@ -69,7 +69,7 @@ namespace detail {
   for (const auto& stage : optimizations.recomputed) segments += stage.size();
   if (segments > 0) {
     text += (text.empty() ? "" : ", ") + std::to_string(segments) + (segments == 1 ? " segment" : " segments") +
-            " run again";
+            " recomputed";
   }
   return text.empty() ? "" : " (" + text + ")";
 }
@@ -87,19 +87,19 @@ namespace detail {
   return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
 }
 
-/// The part of a segment that is in one stage, and what it takes to run it again.
+/// The part of a segment that is in one stage, and what it takes to recompute it.
 struct SegmentPiece {
   std::vector<NodeId> nodes;  ///< ascending
-  Bytes saved{};              ///< what its nodes keep of a micro-batch unless it is run again, and its second run makes
-  Bytes entering{};           ///< values of other nodes of the stage that it reads and that their makers do not keep
-  Bytes leaving{};            ///< what its nodes keep of values that others read, which stays
+  Bytes saved{};     ///< what its nodes keep of a micro-batch unless it is recomputed, and its second run makes
+  Bytes entering{};  ///< values of other nodes of the stage that it reads and that their makers do not keep
+  Bytes leaving{};   ///< what its nodes keep of values that others read, which stays
   Seconds forward{};
 
-  /// Bytes of a micro-batch in flight that running it again saves; may be negative.
+  /// Bytes of a micro-batch in flight that recomputing it saves; may be negative.
   [[nodiscard]] Bytes freed() const { return saved - entering - leaving; }
 };
 
-/// [stage][segment]: the segments that may be run again, as far as they are in one stage. Nodes that take totals over
+/// [stage][segment]: the segments that may be recomputed, as far as they are in one stage. Nodes that take totals over
 /// the whole batch are in none.
 [[nodiscard]] inline std::vector<std::vector<std::vector<NodeId>>> segments_in_stages(const Workload& work,
                                                                                       const Staging& staging) {

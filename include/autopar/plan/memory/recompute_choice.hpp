@@ -20,10 +20,10 @@ namespace autopar::detail {
 /// Segments of each stage.
 using StageSegments = std::vector<std::vector<std::vector<NodeId>>>;
 
-/// What every stage runs again: the pieces that free most bytes a second first, as few as fit.
+/// What every stage recomputes: the pieces that free most bytes a second first, as few as fit.
 class RecomputeChoice {
  public:
-  /// @param segments  that may be run again
+  /// @param segments  that may be recomputed
   /// @param fixed     `fixed_memory` of the staging
   RecomputeChoice(const Workload& work, const Staging& staging, const SizedPipeline& sized, const ShareTable& shares,
                   const StageSegments& segments, const std::vector<InFlight>& in_flight,
@@ -84,7 +84,7 @@ class RecomputeChoice {
                                    Bytes memory) const {
     std::vector<StageMemory> now;  // by number in `stages`
     std::vector<StageMicrobatch> computes;
-    std::map<std::size_t, ReadAgain> read;  // of stages that gather
+    std::map<std::size_t, Regathered> read;  // of stages that gather
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
       computes.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule,
@@ -97,10 +97,10 @@ class RecomputeChoice {
       if (count > 0) {
         const auto [s, piece, freed, seconds] = items[count - 1];
         const auto own = static_cast<std::size_t>(std::ranges::find(stages, s) - stages.begin());
-        computes[own].run_again(pieces_[s][piece]);
+        computes[own].recompute(pieces_[s][piece]);
         if (const auto gathers = read.find(s); gathers != read.end()) {
           gathers->second.add(pieces_[s][piece].nodes);
-          add_read_again(now[own], fixed_[s], gathers->second);
+          add_regathered(now[own], fixed_[s], gathers->second);
         }
         now[own].workspace = fixed_[s].workspace;
         add_microbatches(now[own], computes[own].memory(), in_flight_[s]);

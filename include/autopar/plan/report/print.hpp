@@ -50,8 +50,8 @@ namespace detail {
   return stage.parameter_elements > 0 ? readable_count(stage.parameter_elements) : readable(stage.parameter_bytes);
 }
 
-/// Of the operators that it runs again: how many of all.
-[[nodiscard]] inline std::string run_again(const StagePlan& stage) {
+/// Of the operators that it is recomputed: how many of all.
+[[nodiscard]] inline std::string describe_recomputed(const StagePlan& stage) {
   std::size_t atoms = 0;
   for (const auto& segment : stage.recomputed) atoms += segment.size();
   return percent(stage.atoms.empty() ? 0 : static_cast<double>(atoms) / static_cast<double>(stage.atoms.size()));
@@ -118,11 +118,11 @@ namespace detail {
   }
   std::vector<std::vector<std::string>> rows{{"stage", "ops", "parameters", "replicas", "ranks", "forward", "backward",
                                               "messages", "gradient sums", "peak memory", "of available"}};
-  const bool again = memory_optimizations_of(plan).recomputes();
-  if (again) rows.front().push_back("run again");
+  const bool recomputes = memory_optimizations_of(plan).recomputes();
+  if (recomputes) rows.front().push_back("recomputed");
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     rows.push_back(detail::cells(plan.stages[s], s, plan.device_memory));
-    if (again) rows.back().push_back(detail::run_again(plan.stages[s]));
+    if (recomputes) rows.back().push_back(detail::describe_recomputed(plan.stages[s]));
   }
   text += detail::aligned(rows);
   text += "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n";

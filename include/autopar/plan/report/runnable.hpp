@@ -33,7 +33,7 @@ namespace autopar {
 
 namespace detail {
 
-/// @throws InvalidArgument unless what each stage runs again are atoms of its own, each in one segment
+/// @throws InvalidArgument unless what each stage recomputes are atoms of its own, each in one segment
 inline void check_segments(const Plan& plan) {
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     std::set<NodeId> left(plan.stages[s].atoms.begin(), plan.stages[s].atoms.end());

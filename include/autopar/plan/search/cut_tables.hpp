@@ -33,9 +33,9 @@ class CutTables {
   /// What stages of so many replicas are made of.
   struct Sized {
     const Shares* shares = nullptr;
-    std::vector<Sums> sums;  ///< by tail
-    double least_again = 0;  ///< seconds a byte by which a backward grows at least, of what is not kept
-    bool is_ample = false;   ///< whatever the stage, its memory does not matter
+    std::vector<Sums> sums;      ///< by tail
+    double least_recompute = 0;  ///< seconds a byte by which a backward grows at least, of what is not kept
+    bool is_ample = false;       ///< whatever the stage, its memory does not matter
   };
 
   /// @pre at most 64 nodes @return nullopt if there are more than `max_tails` tails
@@ -92,7 +92,7 @@ class CutTables {
     if (over <= 0) return 0;
     if (over > saved || objective_->constraints().recompute == Recompute::kNever)
       return std::numeric_limits<double>::infinity();
-    return static_cast<double>(over) / in_flight * size.least_again;
+    return static_cast<double>(over) / in_flight * size.least_recompute;
   }
   /// What flows over the borders of a stage.
   [[nodiscard]] Boundary boundary(NodeMask stage) const { return boundaries_(stage); }
@@ -226,7 +226,7 @@ class CutTables {
   }
 
   /// Seconds of the smallest share's forward for each byte that the largest share would keep, of the node with fewest.
-  [[nodiscard]] double least_again(const Shares& shares) const {
+  [[nodiscard]] double least_recompute(const Shares& shares) const {
     const auto& small = objective_->work().node_costs(shares.smallest);
     const auto& large = objective_->work().node_costs(shares.largest);
     double least = std::numeric_limits<double>::infinity();
@@ -249,7 +249,7 @@ class CutTables {
   [[nodiscard]] Sized made(int microbatches, const Shares& shares) const {
     Sized out;
     out.shares = &shares;
-    out.least_again = least_again(shares);
+    out.least_recompute = least_recompute(shares);
     const auto& small = objective_->work().node_costs(shares.smallest);
     const auto& large = objective_->work().node_costs(shares.largest);
     std::vector<Sums> each(small.size());

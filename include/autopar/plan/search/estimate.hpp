@@ -11,7 +11,7 @@
 namespace autopar {
 
 /// A quick guess at StepObjective for comparing stagings of large problems: all replicas of a stage are one, links are
-/// never contended, the memory of boundaries is left out, what must run again to fit takes about its part of the
+/// never contended, the memory of boundaries is left out, what must be recomputed to fit takes about its part of the
 /// forward. Guides local search, never decides.
 /// @cost O(nodes + edges + stages^2 + stages * microbatches) a call
 class QuickEstimate {

@@ -29,9 +29,9 @@ struct MemoryVariant {
   Offload offload = Offload::kNone;
 };
 
-/// The prediction for every stage with as much run again as leaves least.
+/// The prediction for every stage with as much recomputed as leaves least.
 /// @param fixed     `fixed_memory` of the staging under the variant
-/// @param segments  that may be run again
+/// @param segments  that may be recomputed
 [[nodiscard]] inline std::vector<StageMemory> least_predicted(const StepObjective& objective, const Staging& staging,
                                                               const SizedPipeline& sized, const MemoryVariant& variant,
                                                               const std::vector<InFlight>& in_flight,

@@ -47,22 +47,22 @@ class LowerBound {
 
   /// The stage between two tails in front of `later` stages, with everything that depends on those alone.
   /// @param only   it is the only stage
-  /// @param again  least seconds by which a backward grows so that it fits
-  [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only, double again,
-                                   const std::vector<ChosenStage>& later) {
+  /// @param recompute  least seconds by which a backward grows so that it fits
+  [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only,
+                                   double recompute, const std::vector<ChosenStage>& later) {
     ChosenStage stage{.from = from, .to = to, .nodes = nodes, .replicas = replicas};
     const auto& size = tables_.sized(microbatches_, replicas, only);
     const auto &low = size.sums[from.index()], &high = size.sums[to.index()];
     stage.forward = high.forward - low.forward;
     const Shares& shares = *size.shares;
-    stage.backward = high.backward - low.backward + again;
-    stage.busy = high.busy - low.busy + again * shares.busy_times();
+    stage.backward = high.backward - low.backward + recompute;
+    stage.busy = high.busy - low.busy + recompute * shares.busy_times();
     stage.regular = shares.regular;
     const Workload& work = objective_.work();
     const Bytes own(tables_.trainable(from, to, nodes, true));
     const Bytes read(tables_.trainable(from, to, nodes, false));
     const double sum = replicas > 1 && own > Bytes(0) ? work.least_all_reduce(own, replicas).value() : 0;
-    stage.after = least_after(sum, high.largest_backward - low.largest_backward + again, read, replicas);
+    stage.after = least_after(sum, high.largest_backward - low.largest_backward + recompute, read, replicas);
     NodeMask below = 0;
     for (NodeMask rest = nodes; rest != 0; rest &= rest - 1) {
       const NodeId node(std::countr_zero(rest));

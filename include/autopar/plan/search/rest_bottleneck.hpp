@@ -148,12 +148,12 @@ class RestBottleneck {
       const auto& size = tables_->sized(microbatches_, replicas, only);
       const auto &low = size.sums[pair.from.index()], &high = size.sums[pair.to.index()];
       const int in_flight = peak_in_flight(schedule_, objective_->work().loss_mode, 0, later + 1, microbatches_);
-      const double again =
+      const double recompute =
           tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, in_flight, microbatches_, replicas, only);
-      if (again == std::numeric_limits<double>::infinity()) continue;
-      const double all_again = again > 0 ? again * size.shares->busy_times() : 0;
-      const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + again,
-                                 high.busy - low.busy + all_again, later);
+      if (recompute == std::numeric_limits<double>::infinity()) continue;
+      const double all_recomputed = recompute > 0 ? recompute * size.shares->busy_times() : 0;
+      const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + recompute,
+                                 high.busy - low.busy + all_recomputed, later);
       for (int ranks = replicas; ranks <= world_; ++ranks) {
         const double rest = cells_[cell(pair.to, ranks - replicas, std::min(later + 1, depth_ - 1))].seconds;
         Cell& best = cells_[cell(pair.from, ranks, later)];

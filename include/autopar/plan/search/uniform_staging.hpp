@@ -18,7 +18,7 @@ namespace detail {
 enum class CutGoal : std::uint8_t { kTime, kMemory };
 
 /// Cuts a topological order into consecutive stages with the smallest bottleneck (forward + backward of the largest
-/// share, and of what must run again to fit about its part of the forward), among the cuts whose stages fit by
+/// share, and of what must be recomputed to fit about its part of the forward), among the cuts whose stages fit by
 /// themselves; if none fit, the smallest bottleneck of all.
 class LinearCuts {
  public:
@@ -121,13 +121,13 @@ class LinearCuts {
           const std::int64_t saved = (total.saved[j] - total.saved[i]) * in_flight;
           const std::int64_t held = held_[i * (n + 1) + j].at(staging.replicas[s]) + workspace +
                                     boundary_bytes(i, j, share, in_flight, staging.microbatches);
-          const double again = recomputes() ? recomputed(held, saved) : 0;
+          const double recompute = recomputes() ? recomputed(held, saved) : 0;
           const double own = goal == CutGoal::kTime
-                                 ? total.time[j] - total.time[i] + again * (total.forward[j] - total.forward[i])
+                                 ? total.time[j] - total.time[i] + recompute * (total.forward[j] - total.forward[i])
                                  : static_cast<double>(recomputes() ? held : held + saved);
           const double bottleneck = std::max(best[i], own);
           if (bottleneck >= next[j]) continue;
-          const bool fits = recomputes() ? again < 1 : held + saved <= objective_.constraints().memory.value();
+          const bool fits = recomputes() ? recompute < 1 : held + saved <= objective_.constraints().memory.value();
           if (must_fit && !fits) continue;
           if (mixes_samples(i, j) && staging.replicas[s] > 1) continue;
           next[j] = bottleneck;

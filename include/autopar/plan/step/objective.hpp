@@ -79,8 +79,8 @@ class StepObjective {
 
   /// Time and memory on given ranks, under the best memory optimizations.
   ///
-  /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are run again, those first that
-  /// free most bytes a second; as no compute action gets shorter by running more again, no longer run of them is
+  /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are recomputed, those first
+  /// that free most bytes a second; as no compute action gets shorter by recomputing more, no longer run of them is
   /// faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<std::vector<Rank>> ranks) const {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
@@ -134,7 +134,7 @@ class StepObjective {
     return folded(staging, sized, std::move(optimizations), std::move(orders), timeline);
   }
 
-  /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them
+  /// Of a ZeRO level the fewest segments to recompute with which the ranks fit; if they cannot, what makes them
   /// smallest.
   [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
                                                   Offload offload = Offload::kNone) const {
@@ -372,7 +372,7 @@ class StepObjective {
     return in_flight_of(orders, held_by_microbatch(work_, staging, sized, shares_, optimizations));
   }
 
-  /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
+  /// `predict_memory`, the part that is the same whatever is in flight or recomputed worked out once a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<InFlight>& in_flight,
                                                    const MemoryOptimizations& optimizations) const {

@@ -64,7 +64,7 @@ class StagingCosts {
         offload_(optimizations.offload),
         whole_backwards_(keeps_backwards_whole(staging.schedule)),
         nodes_(nodes_by_stage(staging)),
-        again_(optimizations.recomputed),
+        recomputed_(optimizations.recomputed),
         parameters_(detail::trained_by_stage(work, staging)),
         known_(nodes_.size()) {}
 
@@ -145,8 +145,8 @@ class StagingCosts {
       sum.backward += costs[node.index()].backward + totals;
       sum.backward_weight += costs[node.index()].backward_weight;
     }
-    if (!again_.empty()) {
-      for (const auto& segment : again_[stage.index()]) {
+    if (!recomputed_.empty()) {
+      for (const auto& segment : recomputed_[stage.index()]) {
         for (const NodeId node : segment) {
           sum.backward += costs[node.index()].forward;
           sum.backward_weight = std::max(Seconds{}, sum.backward_weight - costs[node.index()].backward_weight);
@@ -164,17 +164,17 @@ class StagingCosts {
       const Seconds first =
           gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
       if (gathers) sum.forward = std::max(sum.forward + first, gathering);
-      const Seconds again = gathers ? half_of_a_sum(stage, gathered_again(stage)) : Seconds{};
+      const Seconds again = gathers ? half_of_a_sum(stage, regathered_bytes(stage)) : Seconds{};
       sum.backward = std::max(sum.backward + (first + last), gathering + again + summing);
     }
     return row.emplace_back(sum);
   }
 
-  /// What segments that run again let go of before their backwards.
-  [[nodiscard]] Bytes gathered_again(StageId stage) const {
-    if (again_.empty() || again_[stage.index()].empty() || !whole_backwards_) return {};
-    detail::ReadAgain read(work_, nodes_[stage.index()], whole_backwards_);
-    for (const auto& segment : again_[stage.index()]) read.add(segment);
+  /// What segments that are recomputed let go of before their backwards.
+  [[nodiscard]] Bytes regathered_bytes(StageId stage) const {
+    if (recomputed_.empty() || recomputed_[stage.index()].empty() || !whole_backwards_) return {};
+    detail::Regathered read(work_, nodes_[stage.index()], whole_backwards_);
+    for (const auto& segment : recomputed_[stage.index()]) read.add(segment);
     return read.gathered_once_more();
   }
 
@@ -194,10 +194,10 @@ class StagingCosts {
   Offload offload_;
   bool whole_backwards_;
   std::vector<std::vector<NodeId>> nodes_;
-  std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
-  std::vector<detail::TrainedBytes> parameters_;         // by stage
-  mutable std::vector<std::vector<Known>> known_;        // by stage; a handful of different shares
-  mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
+  std::vector<std::vector<std::vector<NodeId>>> recomputed_;  // [stage][segment]
+  std::vector<detail::TrainedBytes> parameters_;              // by stage
+  mutable std::vector<std::vector<Known>> known_;             // by stage; a handful of different shares
+  mutable std::vector<std::pair<Bytes, Seconds>> sums_;       // the last of each group
 };
 static_assert(SplitBackwardCosts<StagingCosts>);
 

@@ -199,7 +199,7 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
         plan->stages, [&](const auto& stage) { return stage.ranks.size() != plan->stages[0].ranks.size(); });
     if (unequal && plan->zero > 0) ++met["unequal"];
     for (int s = 0; plan->zero == 3 && s < static_cast<int>(plan->stages.size()); ++s) {
-      const bool lets_go = detail::checked_read_again(detail::StatedPlan(c.model, *plan), s).once_more > 0;
+      const bool lets_go = detail::checked_regathered(detail::StatedPlan(c.model, *plan), s).once_more > 0;
       if (lets_go && plan->stages[static_cast<std::size_t>(s)].ranks.size() > 1) ++met["gathers once more"];
     }
     if (optimizations.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
@@ -401,7 +401,7 @@ TEST_CASE("tampered stages and orders of schedules with several stages a rank ar
       p.device_memory = std::ranges::max(p.stages, {}, &StagePlan::peak_memory).peak_memory + Bytes(1000);
     });
   }
-  const CheckedCase h1 = eight_atoms("zb-h1", 3, "layer.0,layer.5");  // of what runs again nothing is deferred
+  const CheckedCase h1 = eight_atoms("zb-h1", 3, "layer.0,layer.5");  // of what is recomputed nothing is deferred
   const auto parted = planned_by(h1, true);
   REQUIRE(parted);
   REQUIRE(verdict_on(h1, *parted).accepted());

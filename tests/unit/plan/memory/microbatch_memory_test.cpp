@@ -102,7 +102,7 @@ struct Played {
   }
 };
 
-TEST_CASE("a compute action takes what a forward and a backward played byte by byte take, with any segments run again",
+TEST_CASE("a compute action takes what a forward and a backward played byte by byte take, with any segments recomputed",
           "[laws]") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -123,7 +123,7 @@ TEST_CASE("a compute action takes what a forward and a backward played byte by b
     std::vector<detail::SegmentPiece> again;
     for (const auto& piece : drawn_pieces(dice, nodes)) {
       again.push_back(piece);
-      stage.run_again(piece);
+      stage.recompute(piece);
       const Played played(nodes, again);
       REQUIRE(played.held == 0);
       REQUIRE(stage.memory().kept == Bytes(played.kept));
@@ -166,7 +166,7 @@ TEST_CASE("blocks of nodes take no less than their nodes, and as much in order w
   CHECK(more > 50);
 }
 
-TEST_CASE("where backwards are parted all that is kept is there at work, and what is run again defers nothing") {
+TEST_CASE("where backwards are parted all that is kept is there at work, and what is recomputed defers nothing") {
   Nodes nodes;
   nodes.add({NodeId(0)}, {.saved = Bytes(10), .workspace = Bytes(100), .deferred_weight = Bytes(7)});
   nodes.add({NodeId(1)}, {.saved = Bytes(30), .workspace = Bytes(20), .deferred_weight = Bytes(5)});
@@ -178,7 +178,7 @@ TEST_CASE("where backwards are parted all that is kept is there at work, and wha
   detail::SegmentPiece piece;
   piece.nodes = {nodes.ids[1]};
   piece.entering = Bytes(3);
-  stage.run_again(piece);
+  stage.recompute(piece);
   CHECK(stage.memory().deferred_weight == Bytes(7));
   CHECK(stage.memory().kept == Bytes(13));
   CHECK(stage.memory().work == Bytes(100));

@@ -103,7 +103,7 @@ PlanRequest optimizing_request(std::int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("running as little as fits again is as fast as the best of all sets, level by level", "[laws]") {
+TEST_CASE("recomputing as little as fits is as fast as the best of all sets, level by level", "[laws]") {
   int judged = 0, recomputed = 0, sharded = 0, offloaded = 0, best_found = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
@@ -132,7 +132,7 @@ TEST_CASE("running as little as fits again is as fast as the best of all sets, l
   CHECK(best_found > judged * 9 / 10);
 }
 
-TEST_CASE("what runs again trades its activations for what enters it, and its forward for time") {
+TEST_CASE("what is recomputed trades its activations for what enters it, and its forward for time") {
   const ModelProfile model = deep(4000);
   const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
   const RooflineCost cost(cluster);
@@ -215,7 +215,7 @@ StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<N
 
 }  // namespace
 
-TEST_CASE("parameters of a segment that runs again are whole until their gradients are made") {
+TEST_CASE("parameters of a segment that is recomputed are whole until their gradients are made") {
   ModelProfile model = test::chain(12, 1e6, 40'000, 400);
   const auto brought = [&](std::vector<std::vector<NodeId>> again) {
     return gathered_by_four(model, std::move(again)).memory.brought;
@@ -232,7 +232,7 @@ TEST_CASE("parameters of a segment that runs again are whole until their gradien
   CHECK(brought({few, many}) == Bytes(8 * 20'000));
 }
 
-TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and the rest is gathered once more") {
+TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, and the rest is gathered once more") {
   constexpr std::int64_t kMiB = 1 << 20;
   ModelProfile model = test::chain(12, 1e6, 64 * kMiB, 400);
   std::vector<NodeId> few, most, all;
@@ -396,7 +396,7 @@ TEST_CASE("segments cover every node once, and the cuts between them are cheap",
   CHECK(std::set<int>(segment_of.begin(), segment_of.end()).size() == 12);
 }
 
-TEST_CASE("a plan that would not fit fits by running segments again, and says so") {
+TEST_CASE("a plan that would not fit fits by recomputing segments, and says so") {
   const ModelProfile model = deep(40'000);
   const Cluster cluster = test::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
   PlanRequest request = optimizing_request(8);
@@ -407,7 +407,7 @@ TEST_CASE("a plan that would not fit fits by running segments again, and says so
   CHECK(segments.size() > 6);
   CHECK(segments.size() < 12);  // as few as fit
   CHECK(plan.stages[0].peak_memory <= plan.device_memory);
-  CHECK(describe(memory_optimizations_of(plan)) == " (" + std::to_string(segments.size()) + " segments run again)");
+  CHECK(describe(memory_optimizations_of(plan)) == " (" + std::to_string(segments.size()) + " segments recomputed)");
   request.runtime = {};
   CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
   request.runtime = runtime_capabilities();
@@ -417,12 +417,12 @@ TEST_CASE("a plan that would not fit fits by running segments again, and says so
   CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
 }
 
-TEST_CASE("the user chooses what runs again: everything, or modules by name") {
+TEST_CASE("the user chooses what is recomputed: everything, or modules by name") {
   const ModelProfile model = deep(400);
   const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
   PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
-  const auto run_again = [&](const std::string& recompute) {
+  const auto recomputed_by = [&](const std::string& recompute) {
     request.options.recompute = recompute;
     const Plan plan = Planner<>{}.plan(model, cluster, request);
     std::vector<NodeId> atoms;
@@ -430,19 +430,19 @@ TEST_CASE("the user chooses what runs again: everything, or modules by name") {
     std::sort(atoms.begin(), atoms.end());
     return atoms;
   };
-  CHECK(run_again("auto").empty());
-  CHECK(run_again("none").empty());
-  CHECK(run_again("full").size() == 12);
+  CHECK(recomputed_by("auto").empty());
+  CHECK(recomputed_by("none").empty());
+  CHECK(recomputed_by("full").size() == 12);
   const auto one_segment_each = [&](const std::string& recompute) {
     request.options.recompute = recompute;
     return Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
   };
   CHECK(one_segment_each("layer").size() == 1);
-  CHECK(run_again("layer.3,layer.10") == std::vector<NodeId>{NodeId(3), NodeId(10)});
-  CHECK(run_again("layer").size() == 12);
-  CHECK_THROWS_WITH(run_again("layer.99"), Catch::Contains("layer.99") && Catch::Contains("modules"));
-  CHECK_THROWS_WITH(run_again("layer.1,"), Catch::Contains("''"));
-  CHECK_THROWS_AS(run_again(""), InvalidArgument);
+  CHECK(recomputed_by("layer.3,layer.10") == std::vector<NodeId>{NodeId(3), NodeId(10)});
+  CHECK(recomputed_by("layer").size() == 12);
+  CHECK_THROWS_WITH(recomputed_by("layer.99"), Catch::Contains("layer.99") && Catch::Contains("modules"));
+  CHECK_THROWS_WITH(recomputed_by("layer.1,"), Catch::Contains("''"));
+  CHECK_THROWS_AS(recomputed_by(""), InvalidArgument);
 }
 
 TEST_CASE("a segment that something outside leads back into is two, and so are its prices") {
@@ -458,7 +458,7 @@ TEST_CASE("a segment that something outside leads back into is two, and so are i
   CHECK(segments[1].front() == NodeId(6));
 }
 
-TEST_CASE("what runs again has its backward at one stretch, and nothing of it waits") {
+TEST_CASE("what is recomputed has its backward at one stretch, and nothing of it waits") {
   ModelProfile model = deep(40'000);
   for (const NodeId node : model.graph.nodes()) model.graph[node].deferred_weight = {10'000, 0};
   const Cluster cluster = test::small_cluster(2, Bytes(1 << 30));

@@ -82,13 +82,13 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       REQUIRE(to);
       const bool only = nodes.size() == 1;
       const int later = static_cast<int>(chosen.size());
-      const double again = tables->recomputing_to_fit(
+      const double recompute = tables->recomputing_to_fit(
           from, *to, mask, peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches),
           staging.microbatches, staging.replicas[s], only);
-      if (legal) REQUIRE(again < std::numeric_limits<double>::infinity());
-      recomputed += legal && again > 0 ? 1 : 0;
+      if (legal) REQUIRE(recompute < std::numeric_limits<double>::infinity());
+      recomputed += legal && recompute > 0 ? 1 : 0;
       // What cannot fit is no plan; how long it takes is bounded all the same.
-      const double least = again < std::numeric_limits<double>::infinity() ? again : 0;
+      const double least = recompute < std::numeric_limits<double>::infinity() ? recompute : 0;
       chosen.push_back(bound.choose(from, *to, mask, staging.replicas[s], only, legal ? least : 0, chosen));
       used += staging.replicas[s];
       from = *to;

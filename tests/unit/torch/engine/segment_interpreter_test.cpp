@@ -21,7 +21,7 @@
 #include "torch/cost/partition.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 
-// Segments that run again against the same program that runs once: results, gradients, statistics, memory.
+// Recomputed segments against the same program that runs once: results, gradients, statistics, memory.
 namespace stage_runner_test {
 
 using namespace autopar;
@@ -59,7 +59,7 @@ struct Program {
     }
     return ops;
   }
-  /// @param segment_of  by atom; empty = nothing runs again
+  /// @param segment_of  by atom; empty = nothing is recomputed
   [[nodiscard]] std::vector<StagePart> parts(std::vector<int> segment_of) const {
     return parts_of_stage(graph, stage_ops(), {atoms.atom_of, std::move(segment_of)});
   }
@@ -225,7 +225,7 @@ Program perceptron(const Tensor& x, int layers = 4, std::int64_t width = 6) {
           }};
 }
 
-TEST_CASE("a chain of layers with dropout is the same to the bit, whatever runs again") {
+TEST_CASE("a chain of layers with dropout is the same to the bit, whatever is recomputed") {
   const auto x = samples({5, 6});
   check(perceptron(x), x, 0);
 }
@@ -536,7 +536,7 @@ TEST_CASE("segments are parts of their own, in an order in which they can run") 
     for (const auto& part : program.parts(segment_of)) {
       CHECK(std::is_sorted(part.ops.begin(), part.ops.end()));
       for (const auto op : part.ops) {
-        CHECK((segment_of[program.atoms.atom_of[op.index()].index()] >= 0) == part.again);
+        CHECK((segment_of[program.atoms.atom_of[op.index()].index()] >= 0) == part.recomputed);
         for_each_input(program.graph.op(op),
                        [&](ValueId value) { CHECK((program.graph.value(value).is_leaf() || made[value.index()])); });
         for_each_output(program.graph.op(op), [&](ValueId value) { made[value.index()] = true; });
