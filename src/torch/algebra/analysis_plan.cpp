@@ -231,12 +231,12 @@ void Analysis::find_buffer_updates() {
     BufferUpdate update{leaf_of_storage_[s], leaf_of_storage_[s], BufferUpdateKind::kReplicated, {}};
     bool written = false;
     for (const auto id : ops_of[s]) {
-      if (plan_.treatment(id).batch_norm >= 0 || !writes_buffer(id, storage)) continue;
+      if (plan_.handling(id).batch_norm >= 0 || !writes_buffer(id, storage)) continue;
       written = true;
       for_each_output(graph_.op(id), [&](ValueId value) {
         if (graph_.value(value).previous == update.result) update.result = value;
       });
-      if (plan_.treatment(id).whole_batch)
+      if (plan_.handling(id).whole_batch)
         update.kind = BufferUpdateKind::kWholeBatch;
       else if (plan_.type(update.result).is(Spread::kPartialSum))
         update.kind = BufferUpdateKind::kPartialSum;
@@ -282,7 +282,7 @@ void Analysis::find_stage_ops() {
     storage_needed[s] = storage_needed[s] || (written[s] && leaf_of_storage_[s].valid());
   }
   for (std::size_t i = graph_.ops.size(); i-- > 0;) {
-    auto& treatment = plan_.ops[i];
+    auto& handling = plan_.ops[i];
     if (!live_[i] || is_epilogue_[i]) continue;
     const auto& node = graph_.ops[i];
     bool early = true;
@@ -293,17 +293,17 @@ void Analysis::find_stage_ops() {
       early = early && known_early_[value.index()];
     });
     for (const auto storage : node.writes) needed = needed || storage_needed[storage.index()];
-    if (!needed || (early && treatment.in_prologue)) continue;
-    treatment.in_stage = true;
+    if (!needed || (early && handling.in_prologue)) continue;
+    handling.in_stage = true;
     for_each_input(node, need);
   }
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    auto& treatment = plan_.ops[i];
-    if (!treatment.in_stage && !treatment.in_epilogue) continue;
+    auto& handling = plan_.ops[i];
+    if (!handling.in_stage && !handling.in_epilogue) continue;
     const OpContext op(graph_, plan_.values, options_, OpId::of(i));
     if (op.written_argument() < 0) continue;
     const auto written = op.tensors(op.written_argument());
-    treatment.copy_written = !written.empty() && known_early_[written.front().index()];
+    handling.copy_written = !written.empty() && known_early_[written.front().index()];
   }
 }
 
@@ -320,11 +320,11 @@ void Analysis::find_parameter_casts() {
     if (const auto storage = graph_.value(output).storage; storage.valid()) written[storage.index()] = true;
   }
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    auto& treatment = plan_.ops[i];
-    if (!treatment.in_stage || treatment.in_prologue || !casts_parameter(graph_, OpId::of(i))) continue;
+    auto& handling = plan_.ops[i];
+    if (!handling.in_stage || handling.in_prologue || !casts_parameter(graph_, OpId::of(i))) continue;
     const auto copy = graph_.output(OpId::of(i));
-    treatment.once = !written[graph_.value(copy).storage.index()] && plan_.type(copy).is(Spread::kReplicated) &&
-                     treatment.weighted_arguments.empty() && !treatment.whole_batch;
+    handling.once = !written[graph_.value(copy).storage.index()] && plan_.type(copy).is(Spread::kReplicated) &&
+                    handling.weighted_arguments.empty() && !handling.whole_batch;
   }
 }
 
@@ -357,11 +357,11 @@ ValueId BatchPlan::parameter_behind(const OpGraph& graph, ValueId value) const {
   if (!value.valid()) return value;
   const auto& info = graph.value(value);
   if (info.kind == ValueKind::kParameter) return value;
-  return info.definer.valid() && treatment(info.definer).once ? graph.input(info.definer, 0) : ValueId::none();
+  return info.definer.valid() && handling(info.definer).once ? graph.input(info.definer, 0) : ValueId::none();
 }
 
 bool BatchPlan::normalises_by_share(OpId op) const {
-  const auto norm = treatment(op).batch_norm;
+  const auto norm = handling(op).batch_norm;
   return norm >= 0 && !batch_norms[static_cast<std::size_t>(norm)].by_sample;
 }
 
@@ -380,7 +380,7 @@ void require_splittable(const OpGraph& graph, const BatchPlan& plan) {
   const auto op = plan.first_whole_batch_op();
   if (!op.valid()) return;
   throw CaptureError(shown_name(graph, op), graph.op(op).path,
-                     "cannot run on several micro-batches or replicas: " + plan.treatment(op).reason +
+                     "cannot run on several micro-batches or replicas: " + plan.handling(op).reason +
                          "; allow one micro-batch and one replica for its stage, or move it out of the model");
 }
 

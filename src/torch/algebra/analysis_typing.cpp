@@ -152,10 +152,10 @@ bool Analysis::type_op(OpId id) {
   auto result = decide(op, again);
   if (again) return false;
   if (result.verdict != Verdict::kTyped) result = whole_batch(op, result.reason);
-  if (!result.treatment.whole_batch && !fits_sizes(op, result)) {
+  if (!result.handling.whole_batch && !fits_sizes(op, result)) {
     result = whole_batch(op, "the sizes of its result do not follow the samples");
   }
-  if (!result.treatment.whole_batch && leaves_aliases_stale(op, result)) {
+  if (!result.handling.whole_batch && leaves_aliases_stale(op, result)) {
     if (force_operands_whole(op)) return false;
     result = whole_batch(op, "it changes what a tensor means that is read elsewhere");
   }
@@ -297,8 +297,8 @@ void Analysis::force_whole(ValueId epilogue_value) {
 // out again, sample-major unless an operand of the same size shows another layout.
 RuleResult Analysis::whole_batch(const OpContext& op, const std::string& reason) const {
   RuleResult result = typed(op, BatchType::replicated());
-  result.treatment.whole_batch = true;
-  result.treatment.reason = reason;
+  result.handling.whole_batch = true;
+  result.handling.reason = reason;
   for (std::size_t k = 0; k < op.results().size(); ++k) {
     auto type = type_by_sizes(op.result_sizes(k));
     for (const auto operand : op.tensors()) {
@@ -336,7 +336,7 @@ bool Analysis::leaves_aliases_stale(const OpContext& op, const RuleResult& resul
   if (at < 0 || op.traits().op_class == OpClass::kView) return false;
   const auto written = op.tensors(at);
   if (written.empty()) return false;
-  const auto& weighted = result.treatment.weighted_arguments;
+  const auto& weighted = result.handling.weighted_arguments;
   const bool copied = std::find(weighted.begin(), weighted.end(), at) != weighted.end();
   if (!copied && !result.outputs.empty() && result.outputs.front() == op.type(written.front())) return false;
   const auto storage = graph_.value(written.front()).storage;
@@ -377,9 +377,9 @@ void Analysis::refuse_writes(const OpContext& op) const {
 }
 
 void Analysis::apply(const OpContext& op, const RuleResult& result) {
-  auto& treatment = plan_.ops[op.id().index()];
-  treatment = result.treatment;
-  bool samples = treatment.whole_batch;
+  auto& handling = plan_.ops[op.id().index()];
+  handling = result.handling;
+  bool samples = handling.whole_batch;
   for (const auto value : op.tensors()) samples = samples || plan_.depends_on_samples[value.index()];
   bool any_with_samples = false;
   for (std::size_t k = 0; k < result.outputs.size(); ++k) {
@@ -390,13 +390,13 @@ void Analysis::apply(const OpContext& op, const RuleResult& result) {
     plan_.depends_on_samples[value.index()] = !early && (samples || result.outputs[k].has_samples());
     if (result.outputs[k].is(Spread::kEpilogue)) is_epilogue_[op.id().index()] = true;
   }
-  if (draws(op)) treatment.draw = any_with_samples ? Draw::kPerShare : Draw::kAlike;
+  if (draws(op)) handling.draw = any_with_samples ? Draw::kPerShare : Draw::kAlike;
   if (result.count) {
-    treatment.count = static_cast<std::int32_t>(plan_.counts.size());
+    handling.count = static_cast<std::int32_t>(plan_.counts.size());
     plan_.counts.push_back(*result.count);
   }
   if (result.batch_norm) {
-    treatment.batch_norm = static_cast<std::int32_t>(plan_.batch_norms.size());
+    handling.batch_norm = static_cast<std::int32_t>(plan_.batch_norms.size());
     plan_.batch_norms.push_back(*result.batch_norm);
   }
 }

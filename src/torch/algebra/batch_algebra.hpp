@@ -32,7 +32,7 @@ enum class Draw : std::uint8_t {
 
 /// How one op is run so that the shares together give the whole batch. n = samples of the share, N = of the global
 /// batch. Order: replace arguments; weight arguments; call; divide; scale.
-struct OpTreatment {
+struct OpHandling {
   bool in_prologue = false;  ///< see BatchPlan::prologue
   bool in_stage = false;     ///< belongs to a stage of the pipeline
   bool in_epilogue = false;  ///< see BatchPlan::epilogue; an op in none of the three has no effect and is not run
@@ -136,7 +136,7 @@ struct BatchPlan {
   std::vector<BatchType> values;         ///< by ValueId
   std::vector<bool> depends_on_samples;  ///< by ValueId; of a replicated value: it comes from a whole-batch op.
                                          ///< What follows from completed sums is known without samples
-  std::vector<OpTreatment> ops;          ///< by OpId
+  std::vector<OpHandling> ops;           ///< by OpId
   std::vector<LossCount> counts;
   std::vector<PrologueLevel> prologue;
   std::vector<ValueId> prologue_values;  ///< ascending; replicated constants for stages and epilogue
@@ -150,7 +150,7 @@ struct BatchPlan {
   std::int32_t loss = -1;  ///< loss_mode: index into `outputs`
 
   [[nodiscard]] const BatchType& type(ValueId value) const { return values[value.index()]; }
-  [[nodiscard]] const OpTreatment& treatment(OpId op) const { return ops[op.index()]; }
+  [[nodiscard]] const OpHandling& handling(OpId op) const { return ops[op.index()]; }
   [[nodiscard]] bool is_prologue(ValueId value) const;
   /// The parameter that a value is, or a cast of it that is made once a call; none for other values.
   [[nodiscard]] ValueId parameter_behind(const OpGraph& graph, ValueId value) const;
@@ -160,7 +160,7 @@ struct BatchPlan {
   [[nodiscard]] OpId first_whole_batch_op() const;
 };
 
-/// Types every value and decides each op's treatment, so that Σ over shares is the whole batch *exactly* (law 1).
+/// Types every value and decides each op's handling, so that Σ over shares is the whole batch *exactly* (law 1).
 ///
 /// An operator outside the table, or one that mixes samples, is marked `whole_batch`. Refused by name: writes into
 /// arguments, parameters or constants, results that belong to no sample and no sum, inputs with several batch dims.

@@ -24,9 +24,9 @@ std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPla
     if (graph.value(value).kind == ValueKind::kParameter) reads[value.index()].itself = true;
   };
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    const auto& treatment = plan.ops[i];
-    if (!treatment.in_stage && !treatment.in_prologue && !treatment.in_epilogue) continue;
-    if (!treatment.once) {
+    const auto& handling = plan.ops[i];
+    if (!handling.in_stage && !handling.in_prologue && !handling.in_epilogue) continue;
+    if (!handling.once) {
       for_each_input(graph.ops[i], read_itself);
       continue;
     }

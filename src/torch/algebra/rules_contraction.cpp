@@ -128,7 +128,7 @@ RuleResult with_addend(const OpContext& op, RuleResult product) {
   if (type.is(Spread::kPartialSum)) {
     if (addend.has_samples() || !op.is_floating(self))
       return RuleResult::mixes("it adds samples to a sum over samples");
-    product.treatment.weighted_arguments = {0};
+    product.handling.weighted_arguments = {0};
     return product;
   }
   if (!addend.has_samples()) return product;

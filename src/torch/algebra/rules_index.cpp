@@ -226,7 +226,7 @@ RuleResult type_sum_by_index(const OpContext& op, const std::string& source_name
     return RuleResult::mixes("samples add into one another");
   }
   RuleResult result = typed(op, BatchType::partial_sum());
-  result.treatment.weighted_arguments = {0};
+  result.handling.weighted_arguments = {0};
   return result;
 }
 

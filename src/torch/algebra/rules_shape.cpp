@@ -96,11 +96,11 @@ RuleResult type_squeeze(const OpContext& op) {
     for (std::int64_t i = 0; i < op.rank(self); ++i) candidates.push_back(i);
   }
   RuleResult result = typed(op, type);
-  result.treatment.replace_squeeze = true;
+  result.handling.replace_squeeze = true;
   std::int64_t before = 0;
   for (const auto dim : candidates) {
     if (sizes[static_cast<std::size_t>(dim)] != SizeExpr{0, 1}) continue;
-    result.treatment.squeeze_dims.push_back(dim);
+    result.handling.squeeze_dims.push_back(dim);
     if (dim < type.dim) ++before;
   }
   result.outputs.front() = type.at_dim(type.dim - before);

@@ -36,15 +36,15 @@ SumOperands classify(const OpContext& op) {
 // a + b with a sum over samples: what is no such sum counts once.
 RuleResult type_plus(const OpContext& op, const SumOperands& operands) {
   RuleResult result = typed(op, BatchType::partial_sum());
-  result.treatment.weighted_arguments = operands.shared;
+  result.handling.weighted_arguments = operands.shared;
   const auto other = op.position("other");
   const bool number = other >= 0 && op.tensors(other).empty();
-  if (number) result.treatment.weighted_arguments.push_back(other);
+  if (number) result.handling.weighted_arguments.push_back(other);
   if ((operands.integral || number) && !op.is_floating(op.results().front())) {
     return RuleResult::needs_sum("an integer cannot be counted in parts");
   }
   if (operands.integral) return RuleResult::needs_sum("an integer cannot be counted in parts");
-  std::sort(result.treatment.weighted_arguments.begin(), result.treatment.weighted_arguments.end());
+  std::sort(result.handling.weighted_arguments.begin(), result.handling.weighted_arguments.end());
   return result;
 }
 
@@ -69,7 +69,7 @@ RuleResult type_over_sums(const OpContext& op) {
   constexpr auto kNotLinear = "it is not linear in a sum over samples";
   if (op.traits().family == OpFamily::kTotal) {
     RuleResult result = typed(op, BatchType::replicated());
-    result.treatment.total = true;
+    result.handling.total = true;
     return result;
   }
   if (operands.samples) return RuleResult::needs_sum("it uses a sum over all samples for each sample");

@@ -144,7 +144,7 @@ class Profiler {
     StructureHash structure;
     for (const auto id : ops) {
       const auto op = context(id);
-      if (plan_.treatment(id).once) {
+      if (plan_.handling(id).once) {
         const bool counts_with_parameter = copy_bytes(graph_.input(id, 0)) > 0;
         const auto bytes = static_cast<std::int64_t>(algebra::bytes_of(graph_, op.results().front()).fixed);
         if (!counts_with_parameter) atom.resident += Bytes(bytes);
@@ -152,8 +152,8 @@ class Profiler {
         add_work(atom, algebra::work_of(op));
       }
       add_structure(structure, op, ops);
-      atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
-      if (plan_.treatment(id).total) add_total(atom, ops, op);
+      atom.whole_batch = atom.whole_batch || plan_.handling(id).whole_batch;
+      if (plan_.handling(id).total) add_total(atom, ops, op);
       atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_share(id);
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {
@@ -178,7 +178,7 @@ class Profiler {
     OpId best = ops.front();
     double most = -1;
     for (const auto id : ops) {
-      if (plan_.treatment(id).once) continue;
+      if (plan_.handling(id).once) continue;
       const auto work = algebra::work_of(context(id)).forward;
       const double weight = work.flops.at(1) + work.bytes.at(1);
       if (weight <= most) continue;
@@ -219,9 +219,9 @@ class Profiler {
       hash.add(std::uint64_t{info.requires_grad});
       hash.add(std::uint64_t{is_channels_last(info)});  // kernels of convolutions and norms take another time
     }
-    const auto& treatment = plan_.treatment(op.id());
-    hash.add(std::uint64_t{treatment.whole_batch});
-    hash.add(std::uint64_t{treatment.scale_output});
+    const auto& handling = plan_.handling(op.id());
+    hash.add(std::uint64_t{handling.whole_batch});
+    hash.add(std::uint64_t{handling.scale_output});
   }
 
   // A memory is kept once, however many ops need it, and counted where it is made.

@@ -193,7 +193,7 @@ void Stage::find_casts() {
                         info.kind == ValueKind::kConstant);
   }
   for (const auto op : ops()) {
-    const bool once = plan().treatment(op).once;
+    const bool once = plan().handling(op).once;
     (once ? casts_ : each_share_).push_back(op);
     if (once) resident_[graph().output(op).index()] = true;
   }
@@ -203,7 +203,7 @@ void Stage::find_casts() {
 void Stage::find_readers_of_casts(const std::vector<StagePart>& parts) {
   const auto cast_behind = [&](ValueId value) {
     const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
-    return definer.valid() && plan().treatment(definer).once ? definer : OpId::none();
+    return definer.valid() && plan().handling(definer).once ? definer : OpId::none();
   };
   const bool has_segments =
       std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.recomputed; });

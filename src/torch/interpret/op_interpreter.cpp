@@ -25,10 +25,10 @@ namespace autopar {
 
 namespace {
 
-bool is_treated(const OpTreatment& treatment) {
-  return !treatment.weighted_arguments.empty() || treatment.scale_output || treatment.count >= 0 ||
-         treatment.reduction_argument >= 0 || treatment.replace_squeeze || treatment.draw != Draw::kNone ||
-         treatment.batch_norm >= 0;
+bool is_handled(const OpHandling& handling) {
+  return !handling.weighted_arguments.empty() || handling.scale_output || handling.count >= 0 ||
+         handling.reduction_argument >= 0 || handling.replace_squeeze || handling.draw != Draw::kNone ||
+         handling.batch_norm >= 0;
 }
 
 c10::IValue& argument(ReplayCall& call, std::int32_t position) {
@@ -40,8 +40,8 @@ std::int32_t argument_named(const OpNode& node, const char* name) {
   return position ? static_cast<std::int32_t>(*position) : -1;
 }
 
-void weigh_arguments(ReplayCall& call, const OpTreatment& treatment, double weight) {
-  for (const auto position : treatment.weighted_arguments) {
+void weigh_arguments(ReplayCall& call, const OpHandling& handling, double weight) {
+  for (const auto position : handling.weighted_arguments) {
     auto& weighted = argument(call, position);
     if (weighted.isTensor()) {
       weighted = weighted.toTensor().mul(weight);
@@ -112,7 +112,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
   const auto last_writes = detail::last_writes(graph);
   const auto uses = side_ ? graph.uses() : std::vector<std::vector<OpId>>();
   for (const auto op : ops) {
-    const auto norm = plan.treatment(op).batch_norm;
+    const auto norm = plan.handling(op).batch_norm;
     const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
     if (running.valid()) statistics_places_ += 2 * places_of(sizes_at(graph.value(running), 1).at(0));
     const bool recomputes = std::binary_search(whole.begin(), whole.end(), op);
@@ -127,9 +127,9 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const bool apart = takes_apart(graph, op) && last_writes[graph.value(graph.input(op, 0)).storage.index()] < op;
     if (apart) histories_[op] = &proceed_in_parts;
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
-    const bool treated = is_treated(plan.treatment(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
-    if (split || treated || histories_.contains(op)) {
-      replayer_.treat(op, [this, split = std::move(split)](ReplayCall& call) { treat(call, split); });
+    const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
+    if (split || handled || histories_.contains(op)) {
+      replayer_.handle(op, [this, split = std::move(split)](ReplayCall& call) { handle(call, split); });
     }
   }
   std::sort(deferrable_.begin(), deferrable_.end());
@@ -152,26 +152,26 @@ void OpInterpreter::run(Environment& values, const ShareContext& share, std::vec
   deferred_.reset();
 }
 
-void OpInterpreter::treat(ReplayCall& call, const std::optional<SplitBackward>& split) {
-  const auto& treatment = plan_.treatment(call.id);
+void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>& split) {
+  const auto& handling = plan_.handling(call.id);
   const bool hooked = hooks_.ops.count(call.id) > 0;
   if (hooked) {
     hooks_.before(call.id);
     take_given(call);
   }
-  if (treatment.reduction_argument >= 0) {
-    argument(call, treatment.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
+  if (handling.reduction_argument >= 0) {
+    argument(call, handling.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
   }
-  weigh_arguments(call, treatment, share_->weight());
-  if (treatment.batch_norm >= 0) {
-    const auto index = static_cast<std::size_t>(treatment.batch_norm);
+  weigh_arguments(call, handling, share_->weight());
+  if (handling.batch_norm >= 0) {
+    const auto index = static_cast<std::size_t>(handling.batch_norm);
     call_batch_norm(call, plan_.batch_norms[index], (*statistics_)[index]);
-  } else if (treatment.replace_squeeze) {
-    auto squeezed = at::squeeze(call.stack[0].toTensor(), treatment.squeeze_dims);
+  } else if (handling.replace_squeeze) {
+    auto squeezed = at::squeeze(call.stack[0].toTensor(), handling.squeeze_dims);
     call.stack.clear();
     call.stack.emplace_back(std::move(squeezed));
-  } else if (treatment.draw != Draw::kNone) {
-    call_random(call, treatment.draw);
+  } else if (handling.draw != Draw::kNone) {
+    call_random(call, handling.draw);
   } else if (const auto history = histories_.find(call.id); history != histories_.end()) {
     history->second(call);
   } else if (split) {
@@ -179,12 +179,12 @@ void OpInterpreter::treat(ReplayCall& call, const std::optional<SplitBackward>& 
   } else {
     call.proceed();
   }
-  if (treatment.count >= 0) {
+  if (handling.count >= 0) {
     AUTOPAR_ASSERT(share_->counts != nullptr, "a loss was run before its targets were counted");
-    const auto& count = (*share_->counts)[static_cast<std::size_t>(treatment.count)];
+    const auto& count = (*share_->counts)[static_cast<std::size_t>(handling.count)];
     change_results(call.stack, [&](const at::Tensor& result) { return result.div(count.to(result.scalar_type())); });
   }
-  if (treatment.scale_output && share_->samples != share_->batch) {
+  if (handling.scale_output && share_->samples != share_->batch) {
     change_results(call.stack, [&](const at::Tensor& result) { return result.mul(share_->weight()); });
   }
   if (layout_matters_[call.id.index()]) restore_layout(call);

@@ -64,7 +64,7 @@ class OpInterpreter {
   [[nodiscard]] const std::vector<ValueId>& deferrable() const { return deferrable_; }
 
  private:
-  void treat(ReplayCall& call, const std::optional<SplitBackward>& split);
+  void handle(ReplayCall& call, const std::optional<SplitBackward>& split);
   static void take_given(ReplayCall& call);
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;

@@ -119,7 +119,7 @@ Segment::Entry SegmentInterpreter::entry_of(ValueId value, const StagePart& part
   }
   bool updated = false;
   const auto updates = [&](OpId op) {
-    const auto norm = plan_.treatment(op).batch_norm;
+    const auto norm = plan_.handling(op).batch_norm;
     if (norm < 0) return false;
     const auto& plan = plan_.batch_norms[static_cast<std::size_t>(norm)];
     return plan.running_mean == value || plan.running_var == value;

@@ -211,7 +211,7 @@ std::vector<at::Tensor> leaves_beside(const ReplayCall& call, const SplitBackwar
 
 std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op) {
   const auto& node = graph.op(op);
-  if (!node.grad_enabled || !plan.treatment(op).weighted_arguments.empty()) return std::nullopt;
+  if (!node.grad_enabled || !plan.handling(op).weighted_arguments.empty()) return std::nullopt;
   SplitBackward split;
   if (!make_formulas(split, node, node.args.size() > 2 && graph.input(op, 2).valid())) return std::nullopt;
   const auto weight = graph.input(op, split.weight_at);

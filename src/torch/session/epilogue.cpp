@@ -14,7 +14,7 @@ std::vector<ValueId> epilogue_outputs(const OpGraph& graph, const BatchPlan& pla
   }
   for (const auto& update : plan.buffer_updates) {
     const auto maker = graph.value(update.result).definer;
-    if (maker.valid() && plan.treatment(maker).in_epilogue) values.push_back(update.result);
+    if (maker.valid() && plan.handling(maker).in_epilogue) values.push_back(update.result);
   }
   return values;
 }

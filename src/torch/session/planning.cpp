@@ -37,7 +37,7 @@ Bytes mean_trained_tensor(const ModelProfile& profile) {
 
 /// Whether the op is a batch norm to which a sample brings one value of each channel.
 bool takes_one_value(const BatchPlan& algebra, OpId op) {
-  const auto norm = algebra.treatment(op).batch_norm;
+  const auto norm = algebra.handling(op).batch_norm;
   return norm >= 0 && algebra.normalises_by_share(op) &&
          algebra.batch_norms[static_cast<std::size_t>(norm)].samples.at(1) < 2;
 }

@@ -56,7 +56,7 @@ class Divider {
       if (info.is_leaf() && info.kind != ValueKind::kInput) return;
       if (plan_.is_prologue(value)) return;
       const auto from = stage_of_value(value);
-      const bool total = plan_.treatment(op).total && plan_.type(value).is(Spread::kPartialSum);
+      const bool total = plan_.handling(op).total && plan_.type(value).is(Spread::kPartialSum);
       if (from != stage) add_value(from, stage, value, total ? ChannelKind::kTotal : kind_of(value));
     });
   }
@@ -425,7 +425,7 @@ void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const B
     if (std::none_of(groups.begin(), groups.end(), gathers)) continue;
     std::vector<OpId> each_share;
     for (const auto op : division.stage_ops[s]) {
-      if (!plan.treatment(op).once) each_share.push_back(op);
+      if (!plan.handling(op).once) each_share.push_back(op);
     }
     BackwardOfStage backward(division, StageId::of(s), graph, plan, shared, kept);
     for (const auto& part : parts_of_stage(graph, each_share, recomputed)) backward.add_part(part);
@@ -445,7 +445,7 @@ StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPa
       for_each_input(graph.op(op), [&](ValueId value) {
         const auto definer = graph.value(value).definer;
         if (!definer.valid() || !atoms.atom_of[definer.index()].valid()) return;
-        const bool total = plan.treatment(op).total && plan.type(value).is(Spread::kPartialSum);
+        const bool total = plan.handling(op).total && plan.type(value).is(Spread::kPartialSum);
         const auto from = atoms.atom_of[definer.index()].index();
         if (from != atom) {
           level[atom] = std::max(level[atom], level[from] + (total ? 1 : 0));

@@ -54,7 +54,7 @@ std::vector<ValueId> made_for_others(const OpGraph& graph, const BatchPlan& plan
 }
 
 std::vector<OpId> run_for_each_share(const BatchPlan& plan, std::vector<OpId> ops) {
-  std::erase_if(ops, [&](OpId op) { return plan.treatment(op).once; });
+  std::erase_if(ops, [&](OpId op) { return plan.handling(op).once; });
   return ops;
 }
 
@@ -84,9 +84,9 @@ AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vec
       runner_(graph, plan, run_for_each_share(plan, ops), outgoing_, device) {
   find_boundary(ops);
   for (const auto op : ops) {
-    if (plan.treatment(op).once) casts_.push_back(op);
-    const auto& treatment = plan.treatment(op);
-    whole_batch_ = whole_batch_ || treatment.whole_batch || treatment.total;
+    if (plan.handling(op).once) casts_.push_back(op);
+    const auto& handling = plan.handling(op);
+    whole_batch_ = whole_batch_ || handling.whole_batch || handling.total;
   }
 }
 

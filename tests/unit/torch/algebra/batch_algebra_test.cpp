@@ -472,8 +472,8 @@ TEST_CASE("random draws are keyed by share where they belong to samples") {
                   }};
   const auto planned = plan_of(test, net);
   std::vector<Draw> draws;
-  for (const auto& treatment : planned.plan.ops) {
-    if (treatment.draw != Draw::kNone) draws.push_back(treatment.draw);
+  for (const auto& handling : planned.plan.ops) {
+    if (handling.draw != Draw::kNone) draws.push_back(handling.draw);
   }
   CHECK((draws == std::vector<Draw>{Draw::kPerShare, Draw::kAlike, Draw::kPerShare, Draw::kAlike}));
 }

@@ -36,7 +36,7 @@ TEST_CASE("a buffer that follows parameters is updated once a call") {
     CHECK(update.kind == BufferUpdateKind::kReplicated);
     CHECK_FALSE(update.ops.empty());
     const bool counts = planned.graph.value(update.buffer).dtype == torch::kLong;
-    CHECK(planned.plan.treatment(update.ops.back()).in_stage != counts);
+    CHECK(planned.plan.handling(update.ops.back()).in_stage != counts);
   }
 }
 
@@ -51,7 +51,7 @@ TEST_CASE("a buffer read after its update is a private copy") {
       },
       {some()}));
   REQUIRE(planned.plan.buffer_updates.size() == 1);
-  CHECK(planned.plan.treatment(planned.plan.buffer_updates[0].ops.back()).in_stage);
+  CHECK(planned.plan.handling(planned.plan.buffer_updates[0].ops.back()).in_stage);
 }
 
 TEST_CASE("a buffer that averages over samples sums its addends") {
@@ -216,7 +216,7 @@ TEST_CASE("a buffer that follows completed sums takes its value after the pipeli
     for (std::size_t k = 0; k < after_sums.size(); ++k) {
       const auto& update = planned.plan.buffer_updates[k];
       CHECK(update.kind == BufferUpdateKind::kPartialSum);
-      CHECK(planned.plan.treatment(planned.graph.value(update.result).definer).in_epilogue == after_sums[k]);
+      CHECK(planned.plan.handling(planned.graph.value(update.result).definer).in_epilogue == after_sums[k]);
     }
   }
   // in place, and a result of the new value

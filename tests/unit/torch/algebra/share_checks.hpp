@@ -145,7 +145,7 @@ inline void compare(const Case& test, Net& net, const Planned& planned, std::int
 
 inline std::string describe(const Planned& planned) {
   const auto op = planned.plan.first_whole_batch_op();
-  return op.valid() ? planned.graph.describe(op) + ": " + planned.plan.treatment(op).reason : "all ops may be split";
+  return op.valid() ? planned.graph.describe(op) + ": " + planned.plan.handling(op).reason : "all ops may be split";
 }
 
 /// The function may be split, and random splits train as the whole batch does.
@@ -181,7 +181,7 @@ inline Planned expect_whole(const Case& test, const std::string& op, const std::
   REQUIRE(found.valid());
   INFO(describe(planned));
   CHECK(planned.graph.name(found) == "aten::" + op);
-  CHECK_THAT(planned.plan.treatment(found).reason, Catch::Matchers::Contains(reason));
+  CHECK_THAT(planned.plan.handling(found).reason, Catch::Matchers::Contains(reason));
   CHECK_THROWS_AS(require_splittable(planned.graph, planned.plan), CaptureError);
   std::mt19937 random(7);
   for (const std::int64_t batch : {4, 9})

@@ -131,11 +131,11 @@ class ShareInterpreter {
     return values;
   }
 
-  void call(const OpNode& node, const OpTreatment& treatment, Environment& values, std::int64_t n) {
+  void call(const OpNode& node, const OpHandling& handling, Environment& values, std::int64_t n) {
     const double weight = static_cast<double>(n) / static_cast<double>(batch_);
-    if (treatment.replace_squeeze) {
+    if (handling.replace_squeeze) {
       values[node.outputs[0].values[0].index()] =
-          values[node.inputs[0].values[0].index()].squeeze(treatment.squeeze_dims);
+          values[node.inputs[0].values[0].index()].squeeze(handling.squeeze_dims);
       return;
     }
     torch::jit::Stack stack = node.args;
@@ -168,16 +168,16 @@ class ShareInterpreter {
         stack[at] = list;
       }
     });
-    for (const auto position : treatment.weighted_arguments) {
+    for (const auto position : handling.weighted_arguments) {
       auto& argument = stack[static_cast<std::size_t>(position)];
       argument = argument.isTensor() ? c10::IValue(argument.toTensor() * weight)
                                      : c10::IValue(argument.toScalar().toDouble() * weight);
     }
-    if (treatment.copy_written) stack[0] = stack[0].toTensor().clone();
-    if (treatment.reduction_argument >= 0)
-      stack[static_cast<std::size_t>(treatment.reduction_argument)] = at::Reduction::Sum;
-    if (treatment.batch_norm >= 0) {
-      observe(treatment.batch_norm, stack[0].toTensor());
+    if (handling.copy_written) stack[0] = stack[0].toTensor().clone();
+    if (handling.reduction_argument >= 0)
+      stack[static_cast<std::size_t>(handling.reduction_argument)] = at::Reduction::Sum;
+    if (handling.batch_norm >= 0) {
+      observe(handling.batch_norm, stack[0].toTensor());
       stack[3] = stack[4] = Tensor();
     }
     node.op.callBoxed(stack);
@@ -186,8 +186,8 @@ class ShareInterpreter {
       for (std::size_t k = 0; k < slot.values.size(); ++k) {
         if (!slot.values[k].valid()) continue;
         auto tensor = slot.kind == SlotKind::kTensor ? result.toTensor() : result.toTensorList().get(k);
-        if (treatment.count >= 0) tensor = tensor / counts_[static_cast<std::size_t>(treatment.count)];
-        if (treatment.scale_output) tensor = tensor * weight;
+        if (handling.count >= 0) tensor = tensor / counts_[static_cast<std::size_t>(handling.count)];
+        if (handling.scale_output) tensor = tensor * weight;
         values[slot.values[k].index()] = tensor;
       }
     }
@@ -195,7 +195,7 @@ class ShareInterpreter {
 
   void call(OpId op, Environment& values, std::int64_t n) {
     at::AutoGradMode mode(graph_.op(op).grad_enabled && at::GradMode::is_enabled());
-    call(graph_.op(op), plan_.treatment(op), values, n);
+    call(graph_.op(op), plan_.handling(op), values, n);
   }
 
   void run_prologue(const std::vector<Share>& ranks) {
@@ -340,7 +340,7 @@ class ShareInterpreter {
     for (const auto& update : plan_.buffer_updates) {
       if (update.kind != BufferUpdateKind::kReplicated) continue;
       auto values = leaves({0, batch_});
-      for (const auto op : update.ops) call(graph_.op(op), plan_.treatment(op), values, batch_);
+      for (const auto op : update.ops) call(graph_.op(op), plan_.handling(op), values, batch_);
       replicated.emplace_back(net_.named_buffers()[graph_.value(update.buffer).name], values[update.result.index()]);
     }
     for (auto& [buffer, written] : replicated) buffer.copy_(written);
@@ -348,7 +348,7 @@ class ShareInterpreter {
       if (update.kind == BufferUpdateKind::kReplicated) continue;
       auto buffer = net_.named_buffers()[graph_.value(update.buffer).name];
       const auto definer = graph_.value(update.result).definer;  // none if a norm works on the buffer
-      if (definer.valid() && plan_.treatment(definer).in_epilogue) {
+      if (definer.valid() && plan_.handling(definer).in_epilogue) {
         buffer.copy_(late_[update.result.index()]);
         continue;
       }
