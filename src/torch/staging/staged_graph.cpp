@@ -56,7 +56,7 @@ class Divider {
       if (info.is_leaf() && info.kind != ValueKind::kInput) return;
       if (plan_.is_prologue(value)) return;
       const auto from = stage_of_value(value);
-      const bool total = plan_.handling(op).total && plan_.type(value).is(Spread::kPartialSum);
+      const bool total = plan_.handling(op).total && plan_.type(value).is(Placement::kPartialSum);
       if (from != stage) add_value(from, stage, value, total ? ChannelKind::kTotal : kind_of(value));
     });
   }
@@ -72,19 +72,19 @@ class Divider {
 
   [[nodiscard]] ChannelKind kind_of(ValueId value) const {
     const auto& type = plan_.type(value);
-    switch (type.spread) {
-      case Spread::kBatched:
+    switch (type.placement) {
+      case Placement::kBatched:
         return ChannelKind::kBatched;
-      case Spread::kPartialSum:
+      case Placement::kPartialSum:
         return ChannelKind::kPartialSum;
-      case Spread::kReplicated:
-      case Spread::kWhole:
+      case Placement::kReplicated:
+      case Placement::kWhole:
         return ChannelKind::kReplicated;
       default:
         break;
     }
     throw InvalidArgument("a value of " + graph_.describe(graph_.value(value).definer) + " (" +
-                          std::string(name_of(type.spread)) + ") may not leave its stage; use another plan");
+                          std::string(name_of(type.placement)) + ") may not leave its stage; use another plan");
   }
 
   void move_channels() {
@@ -445,7 +445,7 @@ StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPa
       for_each_input(graph.op(op), [&](ValueId value) {
         const auto definer = graph.value(value).definer;
         if (!definer.valid() || !atoms.atom_of[definer.index()].valid()) return;
-        const bool total = plan.handling(op).total && plan.type(value).is(Spread::kPartialSum);
+        const bool total = plan.handling(op).total && plan.type(value).is(Placement::kPartialSum);
         const auto from = atoms.atom_of[definer.index()].index();
         if (from != atom) {
           level[atom] = std::max(level[atom], level[from] + (total ? 1 : 0));

@@ -242,7 +242,7 @@ struct ChunkedStaging {
       const Workload& work = objective_.work();
       const auto counts = of_positions(positions);
       const Bytes trained(objective_.trainable().value() / positions);
-      for (const Placement placement : placements(counts, objective_.cluster())) {
+      for (const RankPlacement placement : rank_placements(counts, objective_.cluster())) {
         double slowest = 0;
         for (const auto& ranks : place(counts, placement)) {
           if (ranks.size() > 1) slowest = std::max(slowest, work.all_reduce(trained, ranks).value());

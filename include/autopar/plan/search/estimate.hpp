@@ -134,7 +134,7 @@ class QuickEstimate {
     }
     if (placed_ == staging.replicas) return;
     placed_ = staging.replicas;
-    ranks_ = place(placed_, placements(placed_, objective_.cluster()).back());
+    ranks_ = place(placed_, rank_placements(placed_, objective_.cluster()).back());
   }
 
   /// Plays the stages' orders against each other, then adds sums and update.

@@ -286,7 +286,7 @@ class LimitedStagings {
     }
     const Workload& work = objective_.work();
     const SizedPipeline sized =
-        make_pipeline(work, staging, place(staging, Placement::kReplicasTogether), constraints_.world);
+        make_pipeline(work, staging, place(staging, RankPlacement::kReplicasTogether), constraints_.world);
     const auto memory = least_predicted(objective_, staging, sized, variant_, in_flight_by_law(work, staging),
                                         fixed_memory(work, constraints_, staging, variant_.zero, variant_.offload),
                                         segments_in_stages(work, staging));

@@ -63,7 +63,7 @@ class StepObjective {
                                      Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (is_compared_first(staging)) return simulated(staging, folded(staging), limit);
     std::optional<StepTerms> best;
-    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_))
+    for (const RankPlacement placement : rank_placements(staging.replicas_of_positions(), cluster_))
       keep_better(best, evaluate(staging, place(staging, placement)));
     return std::move(*best);
   }
@@ -116,7 +116,7 @@ class StepObjective {
   /// @cost O(actions of one rank a position)
   [[nodiscard]] StepTerms folded(const Staging& staging) const {
     std::optional<StepTerms> best;
-    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
+    for (const RankPlacement placement : rank_placements(staging.replicas_of_positions(), cluster_)) {
       const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
       std::optional<detail::FoldedTimeline> timeline;
       keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
@@ -152,7 +152,7 @@ class StepObjective {
   /// How many memory optimizations and places are predicted for a staging at most, of which the best counts.
   [[nodiscard]] std::int64_t variants(const Staging& staging) const {
     return static_cast<std::int64_t>(zero_levels(staging).size() * constraints_.offloads.size() *
-                                     placements(staging.replicas_of_positions(), cluster_).size());
+                                     rank_placements(staging.replicas_of_positions(), cluster_).size());
   }
 
   /// Elementary steps of `folded`, in which there are as many.
@@ -173,7 +173,7 @@ class StepObjective {
   /// Memory of each stage under the memory optimizations that leave least, by the laws of schedules with one stage a
   /// rank; nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
-    const auto ranks = place(staging, Placement::kReplicasTogether);
+    const auto ranks = place(staging, RankPlacement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
     const auto worst = [](const std::vector<StageMemory>& memory) {
       Bytes most{};
@@ -198,7 +198,7 @@ class StepObjective {
   /// False if the staging does not fit under any memory optimizations that would be tried, without working out what it
   /// takes; of synthesised orders, if it fits under none.
   [[nodiscard]] bool may_fit(const Staging& staging) const {
-    const auto ranks = place(staging, Placement::kReplicasTogether);
+    const auto ranks = place(staging, RankPlacement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     for (const int level : zero_levels(staging)) {

@@ -63,7 +63,7 @@ using Segments = std::vector<std::vector<NodeId>>;
 
 /// Every set of segments of every stage, at every level, offloaded or not: the shortest step that fits.
 std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& objective) {
-  const auto ranks = place(staged.staging, Placement::kReplicasTogether);
+  const auto ranks = place(staged.staging, RankPlacement::kReplicasTogether);
   const SizedPipeline sized = make_pipeline(staged.work, staged.staging, ranks, staged.constraints.world);
   const auto all = detail::segments_in_stages(staged.work, staged.staging);
   std::vector<std::pair<std::size_t, std::size_t>> pieces;
@@ -109,7 +109,7 @@ TEST_CASE("recomputing as little as fits is as fast as the best of all sets, lev
     CAPTURE(seed);
     const Staged staged(seed + 3'000'000, seed % 2 == 1);
     const StepObjective objective(staged.work, staged.cluster, staged.constraints);
-    const auto ranks = place(staged.staging, Placement::kReplicasTogether);
+    const auto ranks = place(staged.staging, RankPlacement::kReplicasTogether);
     const StepTerms chosen = objective.evaluate(staged.staging, ranks);
     const auto best = best_of_all(staged, objective);
     // A greedy choice may need one piece more than a knapsack, but never claims to fit where nothing does.
@@ -144,7 +144,7 @@ TEST_CASE("what is recomputed trades its activations for what enters it, and its
   // Two micro-batches: all gradients of parameters are there while the second works.
   const Staging staging{std::vector<int>(12, 0), {1}, 2, ScheduleKind::kGPipe};
   const StepObjective objective(work, cluster, constraints);
-  const SizedPipeline sized = make_pipeline(work, staging, place({1}, Placement::kReplicasTogether), 1);
+  const SizedPipeline sized = make_pipeline(work, staging, place({1}, RankPlacement::kReplicasTogether), 1);
   const StepTerms plain = objective.evaluate(staging, sized, {});
   const Segments halves{{NodeId(0), NodeId(1), NodeId(2), NodeId(3), NodeId(4), NodeId(5)},
                         {NodeId(6), NodeId(7), NodeId(8), NodeId(9), NodeId(10), NodeId(11)}};
@@ -170,7 +170,7 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   constraints.optimizer_state_factor = 2;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
   const StepObjective objective(work, cluster, constraints);
-  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
   const Bytes whole(4 * 40'000);
   std::vector<StepTerms> levels;
@@ -209,7 +209,7 @@ StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<N
   const Staging staging{std::vector<int>(model.graph.node_count(), 0), {4}, 1, schedule};
   const Workload work = make_workload(model, cost);
   const StepObjective objective(work, cluster, constraints);
-  const SizedPipeline sized = make_pipeline(work, staging, place({4}, Placement::kReplicasTogether), 4);
+  const SizedPipeline sized = make_pipeline(work, staging, place({4}, RankPlacement::kReplicasTogether), 4);
   return objective.evaluate(staging, sized, {3, {std::move(again)}}).stages[0];
 }
 
@@ -256,7 +256,7 @@ TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, a
   CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
   // All of it takes longer than computing.
   const RooflineCost cost(test::small_cluster(4));
-  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const auto half_of_sum = [&](std::int64_t mib) { return cost.all_reduce(Bytes(mib * kMiB), ranks[0]).value() * 0.5; };
   const auto backward = [&](const std::vector<std::vector<NodeId>>& again) {
     return gathered_by_four(model, again).backward.value();
@@ -278,7 +278,7 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
   constraints.batch = 8;
   constraints.memory = cluster.device.memory;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
-  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const auto stage_of = [&](int zero) {
     const Workload work = make_workload(model, cost);
     const StepObjective objective(work, cluster, constraints);
@@ -317,7 +317,7 @@ TEST_CASE(
   constraints.gradient_copies = 2;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
   const StepObjective objective(work, cluster, constraints);
-  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
   const Bytes whole(4 * 40'000), largest(40'000);
   const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;

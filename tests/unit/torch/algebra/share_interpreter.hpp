@@ -207,7 +207,8 @@ class ShareInterpreter {
       for (std::size_t r = 0; r < ranks.size(); ++r) {
         for (const auto op : level.ops) {
           bool shared = true;
-          for_each_output(graph_.op(op), [&](ValueId v) { shared = shared && plan_.type(v).is(Spread::kReplicated); });
+          for_each_output(graph_.op(op),
+                          [&](ValueId v) { shared = shared && plan_.type(v).is(Placement::kReplicated); });
           bool early = false;
           for (const auto sum : level.sums) early = early || graph_.value(sum).definer == op;
           if (ranks[r].size() > 0 || (shared && !early)) call(op, locals[r], ranks[r].size());
