@@ -10,7 +10,7 @@
 
 namespace autopar {
 
-/// What one node costs on one device for one share of a micro-batch.
+/// What one node costs on one device for one slice of a micro-batch.
 struct NodeCost {
   Seconds forward{};
   Seconds backward{};         ///< of inputs and parameters together; 0 in a graph that is only run forwards
@@ -49,7 +49,7 @@ concept HasResidentBytes = requires(const M& model, const G& graph, NodeId node)
   { model.resident(graph, node) } -> std::same_as<Bytes>;
 };
 
-/// A cost model that knows which nodes cost no less a sample in a small share than in a large one, and whose updates of
+/// A cost model that knows which nodes cost no less a sample in a small slice than in a large one, and whose updates of
 /// parts take together no less than one update of all. Plans get a lower bound that can be checked from it.
 template <class M, class G>
 concept HasEconomyOfScale = requires(const M& model, const G& graph, NodeId node) {

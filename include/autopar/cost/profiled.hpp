@@ -52,7 +52,7 @@ class ProfiledCost {
 
   [[nodiscard]] Bytes resident(const ModelGraph& graph, NodeId id) const { return roofline_.resident(graph, id); }
 
-  /// Whether it costs no less a sample in a small share than in a large one.
+  /// Whether it costs no less a sample in a small slice than in a large one.
   [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
     const auto found = measured_.atoms.find(graph[id].structure);
     if (found == measured_.atoms.end()) return roofline_.economy_of_scale(graph, id);

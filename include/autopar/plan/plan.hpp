@@ -38,9 +38,9 @@ struct StagePlan {
   std::vector<ParameterId> parameters;  ///< read by the stage, ascending
   Bytes parameter_bytes{};              ///< buffers included
   std::int64_t parameter_elements = 0;  ///< of parameters proper; 0 = not known
-  Seconds forward{};                    ///< predicted, one micro-batch share
+  Seconds forward{};                    ///< predicted, one slice of a micro-batch
   Seconds backward{};
-  Seconds communication{};  ///< predicted, one micro-batch share, both ways
+  Seconds communication{};  ///< predicted, one slice of a micro-batch, both ways
   Seconds reduction{};      ///< predicted gradient sum, once a step
   Bytes peak_memory{};      ///< predicted, the worst rank of the stage
   Bytes host_memory{};      ///< predicted, of what is offloaded

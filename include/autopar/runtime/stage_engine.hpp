@@ -16,7 +16,7 @@ namespace autopar {
 /// (kSource for arguments and their gradients, kSink for results and theirs), or whose bucket is summed (invalid for
 /// parameters tied across stages).
 ///
-/// Laws: `forward` of a share is called once all its messages were given to `accept`; `backward` likewise with
+/// Laws: `forward` of a slice is called once all its messages were given to `accept`; `backward` likewise with
 /// gradients; `pack` of a value message comes after the sender's `forward` (source channels: before any), of a gradient
 /// message after its `backward`, and all of them before the next forward or backward. `pack` and `receive_buffer` give
 /// memory that stays valid until its Buffer::owner is dropped. A message from a rank to itself goes through pack and
@@ -63,7 +63,7 @@ concept ShardingEngine = StageEngine<E> &&
 };
 
 /// An engine that can also run a backward in two parts: `backward_input` gives the gradients that travel on and may
-/// leave gradients of parameters to the `backward_weight` of the same share, which comes later.
+/// leave gradients of parameters to the `backward_weight` of the same slice, which comes later.
 template <class E>
 concept SplitBackwardEngine = StageEngine<E> && requires(E& engine, const Action& action) {
   engine.backward_input(action);

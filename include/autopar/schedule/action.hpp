@@ -10,12 +10,12 @@ namespace autopar {
 
 /// What one step of a rank's program does.
 enum class ActionKind : std::uint8_t {
-  kForward,         ///< F: run a stage on this rank's share of a micro-batch
-  kBackward,        ///< B and W together: gradients of that share, of its inputs and of the stage's parameters
+  kForward,         ///< F: run a stage on this rank's slice of a micro-batch
+  kBackward,        ///< B and W together: gradients of that slice, of its inputs and of the stage's parameters
   kSend,            ///< one message of a channel to `peer`; completes in the background
   kReceive,         ///< one message of a channel from `peer`; data is there when the next action that needs it starts
   kReduce,          ///< sum of one gradient bucket over a group; starts when the bucket is full
-  kBackwardInput,   ///< B: gradients of the share's inputs; those of the parameters come with its kBackwardWeight
+  kBackwardInput,   ///< B: gradients of the slice's inputs; those of the parameters come with its kBackwardWeight
   kBackwardWeight,  ///< W: gradients of the stage's parameters, which its kBackwardInput left out
   kReduceScatter,   ///< like kReduce, but each member gets its own share of the sum alone
   kGather,          ///< the members' shares of one bucket of parameters, put together on each
@@ -34,7 +34,7 @@ enum class ActionKind : std::uint8_t {
 [[nodiscard]] constexpr bool gives_input_gradients(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput;
 }
-/// Whether a stage's parameters have the share's whole gradient after it.
+/// Whether a stage's parameters have the slice's whole gradient after it.
 [[nodiscard]] constexpr bool gives_weight_gradients(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
@@ -69,7 +69,7 @@ struct Action {
   /// kGradient also for all kinds of backward, the kGather for one, kReduce and kReduceScatter.
   Flow flow = Flow::kValue;
   Rank peer{};         ///< kSend, kReceive; the rank itself for a copy between two stages, source or sink of its own
-  Interval samples{};  ///< the share, or what the message carries (batched channels; others travel whole)
+  Interval samples{};  ///< the slice, or what the message carries (batched channels; others travel whole)
   int group = -1;      ///< collectives: index into Pipeline::groups
   int bucket = -1;     ///< collectives: bucket of that group; sums of whole calls are issued in ascending order
   /// kReduceScatter of a compute action that gathers: so many of the compute action's kGather are issued before it, and

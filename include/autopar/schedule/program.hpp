@@ -189,7 +189,7 @@ class ProgramBuilder {
     unit.lane = lane;
     const bool in_phase =
         phase_ == Phase::kStep || (phase_ == Phase::kForward) == (compute.kind == ActionKind::kForward);
-    if (!in_phase || split_.share(unit.stage, unit.replica, compute.microbatch).empty()) return;
+    if (!in_phase || split_.slice(unit.stage, unit.replica, compute.microbatch).empty()) return;
     lanes_[lane].computes.push_back({u, compute.kind, compute.microbatch});
     ++unit.computes_left;
   }
@@ -332,7 +332,7 @@ class ProgramBuilder {
     action.stage = unit.stage;
     action.microbatch = compute.microbatch;
     action.flow = flow_of(compute.kind);
-    action.samples = split_.share(unit.stage, unit.replica, compute.microbatch);
+    action.samples = split_.slice(unit.stage, unit.replica, compute.microbatch);
     program_.ranks[unit.rank.index()].push_back(action);
   }
 
@@ -392,7 +392,7 @@ class ProgramBuilder {
     std::vector<std::size_t> lanes;
     for (const std::size_t u : units_of_stage_[stage.index()]) {
       const Unit& unit = units_[u];
-      if (!split_.share(stage, unit.replica, compute.microbatch).empty()) lanes.push_back(unit.lane);
+      if (!split_.slice(stage, unit.replica, compute.microbatch).empty()) lanes.push_back(unit.lane);
     }
     return lanes;
   }
@@ -551,7 +551,7 @@ class ProgramBuilder {
 /// tied parameters), groups in the pipeline's order, buckets ascending. A message within a rank is a send and a receive
 /// with the rank itself as peer.
 ///
-/// A (stage, replica) with an empty share of a micro-batch does nothing for it; all members of a group reduce, even if
+/// A (stage, replica) with an empty slice of a micro-batch does nothing for it; all members of a group reduce, even if
 /// they had no sample. To run without gradient sums (`no_sync`), pass a pipeline without groups.
 ///
 /// @throws InvalidArgument if pipeline or layout are malformed, or the policy breaks its laws; CyclicOrders if its

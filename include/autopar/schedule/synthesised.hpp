@@ -38,7 +38,7 @@ struct Synthesis {
 /// List scheduling under a few dozen rules, then under the urgency that the best timelines show, then local search on
 /// the longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the
 /// result is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a
-/// stage in the same order, which they keep whatever shares are empty). Deterministic. The bubble has no closed form;
+/// stage in the same order, which they keep whatever slices are empty). Deterministic. The bubble has no closed form;
 /// `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit allows.
 ///
 /// Replicas of a stage, also unequal ones, run their compute actions in the same order.
@@ -49,7 +49,7 @@ struct Synthesised {
 
   Costs costs;
   std::vector<std::int64_t> local;  ///< samples of each rank
-  std::vector<Bytes> held{};        ///< [stage] from its forward to its weight backward, of the largest share; none = 1
+  std::vector<Bytes> held{};        ///< [stage] from its forward to its weight backward, of the largest slice; none = 1
   std::vector<Bytes> limits{};      ///< [rank] of what it holds; none = no limit
   bool parts_backwards = true;      ///< the runtime can run a backward in two parts
   std::int64_t budget = 2000;       ///< states: orders that are played through
@@ -130,7 +130,7 @@ struct Synthesised {
       judge(starts_.back());
     }
 
-    /// As the schedule orders lanes, all replicas of a stage alike, so that the orders run whatever shares are empty:
+    /// As the schedule orders lanes, all replicas of a stage alike, so that the orders run whatever slices are empty:
     /// each lane one rank, and every message from all ranks of a stage to all of another. Nothing if the stages are not
     /// where it wants them.
     [[nodiscard]] std::optional<Orders> fixed_orders(ScheduleKind kind) const {

@@ -122,8 +122,8 @@ class ProgramCheck {
     }
     if (forwards && (group.zero == 1 || group.zero == 2)) expect(ActionKind::kGather, Flow::kValue);
     for (int m = 0; m < split_.microbatches() && group.zero >= 2; ++m) {
-      const auto shares = split_.shares(group.stage, m);
-      if (shares.empty()) continue;
+      const auto slices = split_.slices(group.stage, m);
+      if (slices.empty()) continue;
       if (backwards) expect(ActionKind::kReduceScatter, Flow::kGradient, m);
       if (group.zero < 3) continue;
       if (forwards) expect(ActionKind::kGather, Flow::kValue, m);
@@ -136,16 +136,16 @@ class ProgramCheck {
 
   void expect_computation(std::vector<Actions>& expected, int m) const {
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
-      for (const Share& share : split_.shares(StageId::of(s), m)) {
-        Action action{.stage = StageId::of(s), .microbatch = m, .samples = share.samples};
-        if (phase_ != Phase::kBackward) expected[share.rank.index()].push_back(action);
+      for (const MicrobatchSlice& slice : split_.slices(StageId::of(s), m)) {
+        Action action{.stage = StageId::of(s), .microbatch = m, .samples = slice.samples};
+        if (phase_ != Phase::kBackward) expected[slice.rank.index()].push_back(action);
         if (phase_ == Phase::kForward) continue;
         action.flow = Flow::kGradient;
-        const bool in_parts = is_split(action, share.rank);
+        const bool in_parts = is_split(action, slice.rank);
         action.kind = in_parts ? ActionKind::kBackwardInput : ActionKind::kBackward;
-        expected[share.rank.index()].push_back(action);
+        expected[slice.rank.index()].push_back(action);
         action.kind = ActionKind::kBackwardWeight;
-        if (in_parts) expected[share.rank.index()].push_back(action);
+        if (in_parts) expected[slice.rank.index()].push_back(action);
       }
     }
   }
@@ -158,8 +158,8 @@ class ProgramCheck {
 
   /// Likewise, on whichever ranks have samples in it.
   [[nodiscard]] bool comes_in_parts(const Action& compute) const {
-    const auto shares = split_.shares(compute.stage, compute.microbatch);
-    return !shares.empty() && is_split(compute, shares.front().rank);
+    const auto slices = split_.slices(compute.stage, compute.microbatch);
+    return !slices.empty() && is_split(compute, slices.front().rank);
   }
 
   void find_split_computes() {
@@ -335,8 +335,8 @@ class ProgramCheck {
 
   /// Whether the rank has samples in the compute action that a collective is for.
   [[nodiscard]] bool takes_part(Rank rank, const Action& collective) const {
-    const auto shares = split_.shares(collective.stage, collective.microbatch);
-    return std::any_of(shares.begin(), shares.end(), [&](const Share& share) { return share.rank == rank; });
+    const auto slices = split_.slices(collective.stage, collective.microbatch);
+    return std::any_of(slices.begin(), slices.end(), [&](const MicrobatchSlice& slice) { return slice.rank == rank; });
   }
 
   // ---- both ends of every directed pair agree on the order of its messages

@@ -21,7 +21,7 @@ struct Provenance {
 [[nodiscard]] bool draws(const OpContext& op);
 
 /// The typing of one graph. `run` repeats a forward pass until nothing more is asked for: a sum that is needed before
-/// the shares are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
+/// the slices are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
 class Analysis {
  public:
   Analysis(const OpGraph& graph, const AlgebraOptions& options);

@@ -243,7 +243,7 @@ void Analysis::find_buffer_updates() {
     }
     if (!written) continue;
     const auto last = graph_.value(update.result).definer;
-    if (last.valid() && is_epilogue_[last.index()]) {  // no share makes it, nor any part of it that needs no samples
+    if (last.valid() && is_epilogue_[last.index()]) {  // no slice makes it, nor any part of it that needs no samples
       update.kind = BufferUpdateKind::kPartialSum;
       plan_.buffer_updates.push_back(std::move(update));
       continue;
@@ -307,7 +307,7 @@ void Analysis::find_stage_ops() {
   }
 }
 
-// A cast of a parameter that nothing writes to is the same for all shares.
+// A cast of a parameter that nothing writes to is the same for all slices.
 void Analysis::find_parameter_casts() {
   std::vector<bool> written(static_cast<std::size_t>(graph_.storage_count), false);
   const auto creators = graph_.storage_creators();
@@ -360,7 +360,7 @@ ValueId BatchPlan::parameter_behind(const OpGraph& graph, ValueId value) const {
   return info.definer.valid() && handling(info.definer).once ? graph.input(info.definer, 0) : ValueId::none();
 }
 
-bool BatchPlan::normalises_by_share(OpId op) const {
+bool BatchPlan::normalises_by_slice(OpId op) const {
   const auto norm = handling(op).batch_norm;
   return norm >= 0 && !batch_norms[static_cast<std::size_t>(norm)].by_sample;
 }

@@ -293,7 +293,7 @@ void Analysis::force_whole(ValueId epilogue_value) {
   AUTOPAR_ASSERT(any, "an epilogue value has an epilogue op");
 }
 
-// One share holds everything: sums are complete, sample numbers are right. Results that have a batch dim can be dealt
+// One slice holds everything: sums are complete, sample numbers are right. Results that have a batch dim can be dealt
 // out again, sample-major unless an operand of the same size shows another layout.
 RuleResult Analysis::whole_batch(const OpContext& op, const std::string& reason) const {
   RuleResult result = typed(op, BatchType::replicated());
@@ -390,7 +390,7 @@ void Analysis::apply(const OpContext& op, const RuleResult& result) {
     plan_.depends_on_samples[value.index()] = !early && (samples || result.outputs[k].has_samples());
     if (result.outputs[k].is(Placement::kEpilogue)) is_epilogue_[op.id().index()] = true;
   }
-  if (draws(op)) handling.draw = any_with_samples ? Draw::kPerShare : Draw::kAlike;
+  if (draws(op)) handling.draw = any_with_samples ? Draw::kPerSlice : Draw::kAlike;
   if (result.count) {
     handling.count = static_cast<std::int32_t>(plan_.counts.size());
     plan_.counts.push_back(*result.count);

@@ -6,15 +6,15 @@
 
 namespace autopar {
 
-/// How a value of the whole batch lies on *shares* (the samples of one micro-batch on one replica).
+/// How a value of the whole batch lies on *slices* (the samples of one micro-batch on one replica).
 enum class Placement : std::uint8_t {
-  kReplicated,   ///< the same on every share
-  kBatched,      ///< the whole value is the shares' values, joined along the samples
-  kPartialSum,   ///< the whole value is the sum of the shares' values
-  kSampleIndex,  ///< number of the sample within its share, as arange(B): only good for picking its own sample
-  kRowStart,     ///< number of a sample's first entry in its share, as arange(0, k*B, k): only good for bags of k
-  kStatistic,    ///< of the share's samples, as the saved mean of a batch norm: nothing may read it
-  kWhole,        ///< only meaningful where one share holds all samples, as x @ x.t()
+  kReplicated,   ///< the same on every slice
+  kBatched,      ///< the whole value is the slices' values, joined along the samples
+  kPartialSum,   ///< the whole value is the sum of the slices' values
+  kSampleIndex,  ///< number of the sample within its slice, as arange(B): only good for picking its own sample
+  kRowStart,     ///< number of a sample's first entry in its slice, as arange(0, k*B, k): only good for bags of k
+  kStatistic,    ///< of the slice's samples, as the saved mean of a batch norm: nothing may read it
+  kWhole,        ///< only meaningful where one slice holds all samples, as x @ x.t()
   kEpilogue,     ///< a non-linear function of completed sums, computed after the pipeline on every rank
 };
 

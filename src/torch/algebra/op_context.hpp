@@ -18,7 +18,7 @@ using Sizes = std::vector<SizeExpr>;
 /// How a rule answers.
 enum class Verdict : std::uint8_t {
   kTyped,     ///< `outputs` and `handling` hold
-  kMixes,     ///< no handling makes shares exact
+  kMixes,     ///< no handling makes slices exact
   kNeedsSum,  ///< exact once the partial sums among its operands are complete
 };
 

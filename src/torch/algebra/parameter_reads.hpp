@@ -49,7 +49,7 @@ struct ParameterReads {
 /// By StorageId: where the copies of a parameter lie that are made once a call, the parameter; none for other memory.
 [[nodiscard]] std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& plan);
 
-/// By parameter, the last operator that reads it for a share: directly, through views or as a copy. Parameters that
+/// By parameter, the last operator that reads it for a slice: directly, through views or as a copy. Parameters that
 /// none reads are left out. Backwards make gradients in the reverse order.
 [[nodiscard]] std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan);
 

@@ -153,7 +153,7 @@ RuleResult type_embedding(const OpContext& op) {
   return typed(op, op.type(indices));
 }
 
-// Of its other results nobody may read which bag an entry is in: it counts bags of the share.
+// Of its other results nobody may read which bag an entry is in: it counts bags of the slice.
 RuleResult type_embedding_bag(const OpContext& op) {
   const auto indices = op.tensor("indices");
   const auto& type = op.type(indices);

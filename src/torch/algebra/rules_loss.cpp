@@ -7,7 +7,7 @@
 namespace autopar::algebra {
 namespace {
 
-// Sum: shares add up. Mean: over a number of elements proportional to the samples, so share means weigh n/N.
+// Sum: slices add up. Mean: over a number of elements proportional to the samples, so slice means weigh n/N.
 RuleResult reduced(const OpContext& op, BatchType unreduced) {
   const auto reduction = op.integer("reduction", at::Reduction::Mean);
   if (reduction == at::Reduction::None) return typed(op, unreduced);

@@ -85,7 +85,7 @@ RuleResult type_permute(const OpContext& op) {
   return RuleResult::mixes("its order of dims is not known");
 }
 
-// A share may hold one sample; then a plain squeeze would drop the batch dim, which the whole batch keeps.
+// A slice may hold one sample; then a plain squeeze would drop the batch dim, which the whole batch keeps.
 RuleResult type_squeeze(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);

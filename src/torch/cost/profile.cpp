@@ -154,7 +154,7 @@ class Profiler {
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.handling(id).whole_batch;
       if (plan_.handling(id).total) add_total(atom, ops, op);
-      atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_share(id);
+      atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_slice(id);
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {
         if (const auto parameter = profile_.parameter_ids[value.index()];

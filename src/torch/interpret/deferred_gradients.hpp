@@ -10,7 +10,7 @@
 
 namespace autopar {
 
-/// Gradients of parameters that the input backward of a share defers until its weight backward.
+/// Gradients of parameters that the input backward of a slice defers until its weight backward.
 class DeferredGradients {
  public:
   /// Gradients of one call of an operator.

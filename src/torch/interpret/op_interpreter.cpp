@@ -136,19 +136,19 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
   deferrable_.erase(std::unique(deferrable_.begin(), deferrable_.end()), deferrable_.end());
 }
 
-void OpInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
                         std::shared_ptr<DeferredGradients> deferred) {
-  run(values, share, statistics, std::move(deferred), {0, count_});
+  run(values, slice, statistics, std::move(deferred), {0, count_});
 }
 
-void OpInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
                         std::shared_ptr<DeferredGradients> deferred, OpRange ops) {
   const c10::impl::ExcludeDispatchKeyGuard as_captured(c10::autocast_dispatch_keyset);
-  share_ = &share;
+  slice_ = &slice;
   statistics_ = &statistics;
   zeros_.reset();
   deferred_ = std::move(deferred);
-  replayer_.run(values, {share.samples, share.batch}, ops.first, ops.last);
+  replayer_.run(values, {slice.samples, slice.batch}, ops.first, ops.last);
   deferred_.reset();
 }
 
@@ -162,7 +162,7 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
   if (handling.reduction_argument >= 0) {
     argument(call, handling.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
   }
-  weigh_arguments(call, handling, share_->weight());
+  weigh_arguments(call, handling, slice_->weight());
   if (handling.batch_norm >= 0) {
     const auto index = static_cast<std::size_t>(handling.batch_norm);
     call_batch_norm(call, plan_.batch_norms[index], (*statistics_)[index]);
@@ -180,12 +180,12 @@ void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>&
     call.proceed();
   }
   if (handling.count >= 0) {
-    AUTOPAR_ASSERT(share_->counts != nullptr, "a loss was run before its targets were counted");
-    const auto& count = (*share_->counts)[static_cast<std::size_t>(handling.count)];
+    AUTOPAR_ASSERT(slice_->counts != nullptr, "a loss was run before its targets were counted");
+    const auto& count = (*slice_->counts)[static_cast<std::size_t>(handling.count)];
     change_results(call.stack, [&](const at::Tensor& result) { return result.div(count.to(result.scalar_type())); });
   }
-  if (handling.scale_output && share_->samples != share_->batch) {
-    change_results(call.stack, [&](const at::Tensor& result) { return result.mul(share_->weight()); });
+  if (handling.scale_output && slice_->samples != slice_->batch) {
+    change_results(call.stack, [&](const at::Tensor& result) { return result.mul(slice_->weight()); });
   }
   if (layout_matters_[call.id.index()]) restore_layout(call);
   if (hooked) hooks_.after(call.id, call.stack);
@@ -196,12 +196,12 @@ void OpInterpreter::restore_layout(ReplayCall& call) const {
     if (output.kind != SlotKind::kTensor || !output.values[0].valid()) continue;
     auto& result = call.stack[static_cast<std::size_t>(output.position)];
     if (!result.isTensor() || !result.toTensor().defined()) continue;
-    result = in_captured_layout(result.toTensor(), graph_.value(output.values[0]), share_->samples);
+    result = in_captured_layout(result.toTensor(), graph_.value(output.values[0]), slice_->samples);
   }
 }
 
 void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
-  const auto seed = draw_seed(share_->draws, call.id, draw == Draw::kPerShare ? share_->first_sample : -1);
+  const auto seed = draw_seed(slice_->draws, call.id, draw == Draw::kPerSlice ? slice_->first_sample : -1);
   if (const auto position = argument_named(call.node, "generator"); position >= 0) {
     argument(call, position) = make_generator(device_, seed);
     call.proceed();
@@ -259,7 +259,7 @@ at::Tensor OpInterpreter::zeros_for_statistic(const at::Tensor& like) {
   return with_own_version(part);
 }
 
-// With momentum 1 the operator leaves the share's own statistics in its running buffers, at no cost.
+// With momentum 1 the operator leaves the slice's own statistics in its running buffers, at no cost.
 void OpInterpreter::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) {
   if (!norm.running_mean.valid()) {
     call.proceed();
@@ -275,8 +275,8 @@ void OpInterpreter::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm,
   argument(call, momentum_at) = 1.0;
   call.proceed();
 
-  sample.count = static_cast<double>(norm.samples.at(share_->samples));
-  if (share_->samples == share_->batch && mean.scalar_type() != at::kDouble) {  // there may be nothing to pool
+  sample.count = static_cast<double>(norm.samples.at(slice_->samples));
+  if (slice_->samples == slice_->batch && mean.scalar_type() != at::kDouble) {  // there may be nothing to pool
     sample.mean = mean;
     sample.variance = variance;
     return;

@@ -12,7 +12,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/interpret/deferred_gradients.hpp"
-#include "torch/interpret/share.hpp"
+#include "torch/interpret/slice.hpp"
 #include "torch/interpret/split_backward.hpp"
 #include "torch/ir/op_graph.hpp"
 #include "torch/replay/replay.hpp"
@@ -32,7 +32,7 @@ struct OpHooks {
   std::function<void(OpId, const torch::jit::Stack& results)> after;
 };
 
-/// Runs some operators of a captured graph on shares of the batch, each as the batch algebra says.
+/// Runs some operators of a captured graph on slices of the batch, each as the batch algebra says.
 class OpInterpreter {
  public:
   /// @param ops   see Replayer; `graph` and `plan` must outlive the runner
@@ -54,10 +54,10 @@ class OpInterpreter {
   /// @param statistics  by BatchPlan::batch_norms
   /// @param deferred    takes the weight gradients of split backwards; null = they stay whole
   /// @throws what an operator throws
-  void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+  void run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
            std::shared_ptr<DeferredGradients> deferred = nullptr);
   /// Some of the operators.
-  void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+  void run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
            std::shared_ptr<DeferredGradients> deferred, OpRange ops);
 
   /// Parameters with gradients that may be deferred, ascending, each once.
@@ -79,7 +79,7 @@ class OpInterpreter {
   std::vector<bool> layout_matters_;  ///< by op: views of its results were captured
   std::size_t count_;                 ///< operators
   Replayer replayer_;
-  const ShareContext* share_ = nullptr;  ///< of the run under way
+  const SliceContext* slice_ = nullptr;  ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<DeferredGradients> deferred_;
   std::vector<ValueId> deferrable_;

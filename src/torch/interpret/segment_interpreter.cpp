@@ -132,7 +132,7 @@ Segment::Entry SegmentInterpreter::entry_of(ValueId value, const StagePart& part
 
 // Of memory that the stage makes and that a segment reads a small part of, through one view or several.
 void SegmentInterpreter::find_small_views(Segment& segment, const std::vector<OpId>& stage) const {
-  constexpr std::int64_t kSamples = 64;  // of a share that sizes are compared for
+  constexpr std::int64_t kSamples = 64;  // of a slice that sizes are compared for
   constexpr std::int64_t kMuchLarger = 2;
   const auto creators = graph_.storage_creators();
   const auto elements = [&](const ValueInfo& info) {
@@ -159,21 +159,21 @@ void SegmentInterpreter::find_small_views(Segment& segment, const std::vector<Op
   }
 }
 
-void SegmentInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+void SegmentInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
                              const std::shared_ptr<DeferredGradients>& deferred) {
   for (const auto& part : parts_) {
     if (part.segment != nullptr && at::GradMode::is_enabled())
-      run_segment(*part.segment, values, share, statistics);
+      run_segment(*part.segment, values, slice, statistics);
     else
-      ops_.run(values, share, statistics, deferred, part.ops);
+      ops_.run(values, slice, statistics, deferred, part.ops);
   }
 }
 
-void SegmentInterpreter::run_segment(const Segment& segment, Environment& values, const ShareContext& share,
+void SegmentInterpreter::run_segment(const Segment& segment, Environment& values, const SliceContext& slice,
                                      std::vector<NormSample>& statistics) {
-  const std::shared_ptr<SegmentNode> node(new SegmentNode(ops_, segment, values, share, plan_.batch_norms.size()),
+  const std::shared_ptr<SegmentNode> node(new SegmentNode(ops_, segment, values, slice, plan_.batch_norms.size()),
                                           torch::autograd::deleteNode);
-  ops_.run(values, share, statistics, nullptr, segment.ops);
+  ops_.run(values, slice, statistics, nullptr, segment.ops);
   SegmentNode::attach(node);
 }
 

@@ -185,7 +185,7 @@ void Session::Impl::run_forward(Call& call) {
                       {}};
   for (const auto& tensor : call.arguments.tensors) context.inputs.push_back(tensor.detach().to(device_));
 
-  ShareContext local;
+  SliceContext local;
   local.samples = call.layout.local[world_.rank_id().index()];
   local.batch = call.batch;
   for (int r = 0; r < world_.rank(); ++r) local.first_sample += call.layout.local[static_cast<std::size_t>(r)];
@@ -213,7 +213,7 @@ void Session::Impl::run_forward(Call& call) {
     }
   }
   if (!program.epilogue->empty()) {
-    ShareContext whole = local;
+    SliceContext whole = local;
     whole.samples = whole.batch;
     whole.first_sample = 0;
     whole.counts = &call.known.counts;

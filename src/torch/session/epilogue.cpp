@@ -25,7 +25,7 @@ Epilogue::Epilogue(const OpGraph& graph, const BatchPlan& plan, c10::Device devi
     : graph_(graph), plan_(plan), runner_(graph, plan, plan.epilogue, epilogue_outputs(graph, plan), device) {}
 
 EpilogueRun Epilogue::run(const std::map<ValueId, at::Tensor>& sums,
-                          const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const ShareContext& whole,
+                          const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const SliceContext& whole,
                           bool differentiate) {
   const at::AutoGradMode mode(differentiate);
   EpilogueRun run;

@@ -423,12 +423,12 @@ void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const B
       return group.stage == StageId::of(s) && gathers_in_computes(group);
     };
     if (std::none_of(groups.begin(), groups.end(), gathers)) continue;
-    std::vector<OpId> each_share;
+    std::vector<OpId> each_slice;
     for (const auto op : division.stage_ops[s]) {
-      if (!plan.handling(op).once) each_share.push_back(op);
+      if (!plan.handling(op).once) each_slice.push_back(op);
     }
     BackwardOfStage backward(division, StageId::of(s), graph, plan, shared, kept);
-    for (const auto& part : parts_of_stage(graph, each_share, recomputed)) backward.add_part(part);
+    for (const auto& part : parts_of_stage(graph, each_slice, recomputed)) backward.add_part(part);
     backward.play();
   }
 }

@@ -45,7 +45,7 @@ inline Pipeline in_a_row(std::vector<std::vector<Rank>> stages) {
   return out;
 }
 
-/// Every rank brings so many samples that no share is empty.
+/// Every rank brings so many samples that no slice is empty.
 inline BatchLayout even_layout(const Pipeline& pipeline, int microbatches) {
   return {std::vector<std::int64_t>(static_cast<std::size_t>(pipeline.ranks), microbatches), microbatches};
 }

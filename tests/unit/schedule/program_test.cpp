@@ -110,7 +110,7 @@ TEST_CASE("2,000 random orders of ranks, backwards in two parts among them: like
 TEST_CASE("a rank's compute actions come in the order that the policy gives it", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     auto [pipeline, layout] = testing::random_chunked_case(seed, 6, 5);
-    for (auto& samples : layout.local) samples = 40;  // no empty share
+    for (auto& samples : layout.local) samples = 40;  // no empty slice
     const testing::RandomOrders policy{seed};
     const auto program = make_program(pipeline, layout, policy);
     const auto orders = policy.rank_orders(pipeline, layout.microbatches);

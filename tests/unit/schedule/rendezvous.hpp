@@ -29,8 +29,8 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
   };
   const BatchSplit split(pipeline, layout);
   const auto computes = [&](Rank r, const Action& collective) {
-    for (const Share& share : split.shares(collective.stage, collective.microbatch)) {
-      if (share.rank == r) return true;
+    for (const MicrobatchSlice& slice : split.slices(collective.stage, collective.microbatch)) {
+      if (slice.rank == r) return true;
     }
     return false;
   };

@@ -59,7 +59,7 @@ TEST_CASE("each schedule on 1,000 random pipelines: accepted, no deadlock, the r
   }
 }
 
-TEST_CASE("every rank of a program computes in the policy's order, less its empty shares", "[schedule]") {
+TEST_CASE("every rank of a program computes in the policy's order, less its empty slices", "[schedule]") {
   for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
     for (std::uint32_t seed = 0; seed < 300; ++seed) {
       const auto example = testing::random_placed_case(seed, kind, 9, 9);
@@ -81,7 +81,7 @@ TEST_CASE("every rank of a program computes in the policy's order, less its empt
         std::erase_if(orders[r], [&](const ComputeAction compute) {
           const auto& ranks = pipeline.stages[compute.stage.index()];
           const auto q = std::find(ranks.begin(), ranks.end(), Rank::of(r)) - ranks.begin();
-          return split.share(compute.stage, static_cast<int>(q), compute.microbatch).empty();
+          return split.slice(compute.stage, static_cast<int>(q), compute.microbatch).empty();
         });
       }
       REQUIRE(testing::computes_of(make_program(pipeline, layout, kind)) == orders);

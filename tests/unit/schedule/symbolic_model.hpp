@@ -205,7 +205,7 @@ class SymbolicRank {
   }
   /// Whether the rank has samples in the compute action that a collective is for.
   [[nodiscard]] bool computes(const Action& collective) const {
-    for (const Share& share : split_.shares(collective.stage, collective.microbatch)) {
+    for (const MicrobatchSlice& share : split_.slices(collective.stage, collective.microbatch)) {
       if (share.rank == rank_) return true;
     }
     return false;

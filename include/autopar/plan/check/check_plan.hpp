@@ -168,7 +168,7 @@ class PlanChecker {
         communication = std::max(communication, timeline.communicating[rank.index()] / plan_.microbatches);
         summing = std::max(summing, timeline.summing[rank.index()]);
       }
-      const NodeCost& cost = costs.of_stage(s, stated.largest_share(s));
+      const NodeCost& cost = costs.of_stage(s, stated.largest_slice(s));
       const std::string name = "stage " + std::to_string(s) + "'s ";
       demand_equal(name + "forward", stage.forward.value(), cost.forward.value());
       demand_equal(name + "backward", stage.backward.value(), cost.backward.value());

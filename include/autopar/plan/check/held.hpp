@@ -25,7 +25,7 @@ class CheckedMemory {
       : stated_(stated), costs_(costs), stages_(stated.plan().stages.size()) {
     for (int s = 0; s < stated.stages(); ++s) {
       Stage& stage = of(s);
-      stage.share = stated.largest_share(s);
+      stage.slice = stated.largest_slice(s);
       add_atoms(s);
       stage.at_work += results();
       add_parameters(s);
@@ -64,7 +64,7 @@ class CheckedMemory {
 
  private:
   struct Stage {
-    std::int64_t share = 0;                  // samples
+    std::int64_t slice = 0;                  // samples
     std::int64_t owned = 0, update = 0;      // bytes: of parameters; of the optimizer's step, after everything else
     std::int64_t on_host = 0;                // of parameters and the optimizer's step
     std::int64_t at_work = 0;                // of a compute action, while it lasts
@@ -82,13 +82,13 @@ class CheckedMemory {
 
   /// Results stay until their backward; a gradient of them is in use while the next one arrives.
   void add_made(const Crossing& crossing, Stage& stage) const {
-    stage.leaving += bytes_of(crossing.held, stage.share);
-    stage.always += bytes_of(crossing.gradient, stage.share) * std::min(count(), std::int64_t{2});
+    stage.leaving += bytes_of(crossing.held, stage.slice);
+    stage.always += bytes_of(crossing.gradient, stage.slice) * std::min(count(), std::int64_t{2});
   }
   /// While one gradient is made, which is an atom's workspace, the one before may be on its way.
   void add_read(const Crossing& crossing, Stage& stage) const {
-    stage.arriving += bytes_of(crossing.value, stage.share);
-    stage.always += bytes_of(crossing.gradient, stage.share) * std::min(count() - 1, std::int64_t{1});
+    stage.arriving += bytes_of(crossing.value, stage.slice);
+    stage.always += bytes_of(crossing.gradient, stage.slice) * std::min(count() - 1, std::int64_t{1});
   }
 
   [[nodiscard]] std::int64_t running(const Stage& stage, const Flying& flying) const {
@@ -302,7 +302,7 @@ class CheckedMemory {
 
   /// What a segment keeps that is recomputed: what enters it from the stage, unless that is kept there, and what is
   /// kept of it for others.
-  [[nodiscard]] std::int64_t kept_around(int s, const std::vector<NodeId>& segment, std::int64_t share) const {
+  [[nodiscard]] std::int64_t kept_around(int s, const std::vector<NodeId>& segment, std::int64_t slice) const {
     const auto& graph = stated_.model().graph;
     const std::set<NodeId> inside(segment.begin(), segment.end());
     std::int64_t kept = 0;
@@ -311,16 +311,16 @@ class CheckedMemory {
       for (const EdgeId edge : graph.in_edges(atom)) {
         const NodeId source = graph.source(edge);
         if (stated_.stage_of(source) != s || inside.contains(source) || graph[edge].kept) continue;
-        if (entering.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, share);
+        if (entering.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, slice);
       }
       for (const EdgeId edge : graph.out_edges(atom)) {
         if (inside.contains(graph.target(edge)) || !graph[edge].kept) continue;
-        if (leaving.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, share);
+        if (leaving.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, slice);
       }
     }
     for (const auto& output : stated_.model().outputs) {
       if (!output.kept || !inside.contains(output.writer)) continue;
-      if (leaving.insert(output.value).second) kept += bytes_of(output.bytes, share);
+      if (leaving.insert(output.value).second) kept += bytes_of(output.bytes, slice);
     }
     return kept;
   }
@@ -356,11 +356,11 @@ class CheckedMemory {
     std::map<std::size_t, std::int64_t> rebuilt;
     std::vector<std::int64_t> keeps, needs;
     for (const NodeId atom : plan.atoms) {
-      const NodeCost cost = costs_.of_atom(atom, stage.share);
+      const NodeCost cost = costs_.of_atom(atom, stage.slice);
       if (const auto again = segment_of.find(atom); again != segment_of.end()) {
         const auto [filled, is_first] = rebuilt.try_emplace(again->second, 0);
         filled->second += cost.saved.value();
-        keeps.push_back(is_first ? kept_around(s, plan.recomputed[again->second], stage.share) : 0);
+        keeps.push_back(is_first ? kept_around(s, plan.recomputed[again->second], stage.slice) : 0);
         needs.push_back(filled->second + cost.workspace.value());
         continue;
       }

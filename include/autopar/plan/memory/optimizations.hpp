@@ -10,7 +10,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
-#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 
@@ -116,15 +116,15 @@ struct SegmentPiece {
   return out;
 }
 
-/// [stage][segment] at the stage's largest share.
-/// @param share  [stage] samples
+/// [stage][segment] at the stage's largest slice.
+/// @param slice  [stage] samples
 [[nodiscard]] inline std::vector<std::vector<SegmentPiece>> measured_pieces(
     const Workload& work, const Staging& staging, const std::vector<std::vector<std::vector<NodeId>>>& segments,
-    const std::vector<std::int64_t>& share) {
+    const std::vector<std::int64_t>& slice) {
   std::vector<std::vector<SegmentPiece>> pieces(segments.size());
   std::vector<SegmentPiece*> piece_of(work.graph.node_count(), nullptr);
   for (std::size_t s = 0; s < segments.size(); ++s) {
-    const auto& costs = work.node_costs(share[s]);
+    const auto& costs = work.node_costs(slice[s]);
     pieces[s].resize(segments[s].size());
     for (std::size_t i = 0; i < segments[s].size(); ++i) {
       SegmentPiece& piece = pieces[s][i];
@@ -141,7 +141,7 @@ struct SegmentPiece {
     auto& known = values[piece];
     if (std::find(known.begin(), known.end(), value.value) != known.end()) return;
     known.push_back(value.value);
-    sum += bytes_at(value.bytes, share[static_cast<std::size_t>(stage)]);
+    sum += bytes_at(value.bytes, slice[static_cast<std::size_t>(stage)]);
   };
   for (const EdgeId edge : work.graph.edges()) {
     const std::size_t from = work.graph.source(edge).index(), to = work.graph.target(edge).index();

@@ -10,7 +10,7 @@
 #include <autopar/plan/memory/memory.hpp>
 #include <autopar/plan/memory/microbatch_memory.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
-#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/schedule/traits.hpp>
@@ -25,17 +25,17 @@ class RecomputeChoice {
  public:
   /// @param segments  that may be recomputed
   /// @param fixed     `fixed_memory` of the staging
-  RecomputeChoice(const Workload& work, const Staging& staging, const SizedPipeline& sized, const ShareTable& shares,
+  RecomputeChoice(const Workload& work, const Staging& staging, const SizedPipeline& sized, const SliceTable& slices,
                   const StageSegments& segments, const std::vector<InFlight>& in_flight,
                   const std::vector<StageMemory>& fixed)
       : work_(work),
         staging_(staging),
-        share_(largest_shares(staging, shares)),
+        slice_(largest_slices(staging, slices)),
         nodes_(nodes_by_stage(staging)),
-        pieces_(measured_pieces(work, staging, segments, share_)),
+        pieces_(measured_pieces(work, staging, segments, slice_)),
         in_flight_(in_flight),
         fixed_(fixed),
-        plain_(memory_apart(work, staging, sized, shares, in_flight, fixed)),
+        plain_(memory_apart(work, staging, sized, slices, in_flight, fixed)),
         positions_(stages_of_positions(staging)) {}
 
   [[nodiscard]] StageSegments to_fit(Bytes memory) const {
@@ -87,7 +87,7 @@ class RecomputeChoice {
     std::map<std::size_t, Regathered> read;  // of stages that gather
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
-      computes.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule,
+      computes.emplace_back(work_, nodes_[s], work_.node_costs(slice_[s]), staging_.schedule,
                             gradients_made(work_, staging_, s, nodes_[s]));
       if (fixed_[s].brought > Bytes(0)) read.try_emplace(s, work_, nodes_[s], keeps_backwards_whole(staging_.schedule));
     }
@@ -124,7 +124,7 @@ class RecomputeChoice {
 
   const Workload& work_;
   const Staging& staging_;
-  std::vector<std::int64_t> share_;         // samples
+  std::vector<std::int64_t> slice_;         // samples
   std::vector<std::vector<NodeId>> nodes_;  // by stage
   std::vector<std::vector<SegmentPiece>> pieces_;
   const std::vector<InFlight>& in_flight_;

@@ -32,7 +32,7 @@ struct WorkNode {
   bool whole_batch = false;             ///< exact only with one micro-batch and one replica
   Bytes totals{};                       ///< sums over the whole batch that it takes: one micro-batch, see OpProfile
   bool batch_statistic = false;         ///< normalises by the samples that it sees at a time
-  bool economy_of_scale = false;        ///< costs no less a sample in a small share than in a large one
+  bool economy_of_scale = false;        ///< costs no less a sample in a small slice than in a large one
   Bytes largest_trained{};              ///< trainable bytes of the member that reads most
   std::vector<ParameterId> read_by_several;  ///< those of `parameters` that several members read, ascending
   std::vector<NodeId> members;               ///< nodes of the original graph, ascending

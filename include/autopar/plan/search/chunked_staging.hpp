@@ -219,11 +219,11 @@ struct ChunkedStaging {
 
     /// All micro-batches through one of equal positions, and the bubble of the schedule's closed form.
     [[nodiscard]] double promise(const Shape& shape, int replicas) const {
-      const Shares& shares = objective_.shares().at(shape.microbatches, replicas, shape.positions * shape.chunks);
-      const auto [entry, added] = times_.try_emplace(shares.largest);
+      const SliceSizes& slices = objective_.slices().at(shape.microbatches, replicas, shape.positions * shape.chunks);
+      const auto [entry, added] = times_.try_emplace(slices.largest);
       NodeCost& whole = entry->second;
       if (added) {
-        for (const NodeCost& cost : objective_.work().node_costs(shares.largest)) {
+        for (const NodeCost& cost : objective_.work().node_costs(slices.largest)) {
           whole.forward += cost.forward;
           whole.backward += cost.backward;
           whole.backward_weight += cost.backward_weight;
@@ -232,7 +232,7 @@ struct ChunkedStaging {
       const double each = (whole.forward + whole.backward).value() / shape.positions;
       const double weight = whole.backward_weight.value() / shape.positions;
       const double bubble = traits_of(shape.kind).bubble(each, weight, shape.chunks);
-      return shares.busy_times() * each + (shape.positions - 1) * bubble + after(shape.positions, replicas);
+      return slices.busy_times() * each + (shape.positions - 1) * bubble + after(shape.positions, replicas);
     }
 
     /// The slowest sum of any position, where that is fastest, and the update.

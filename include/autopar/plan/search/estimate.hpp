@@ -46,8 +46,8 @@ class QuickEstimate {
     const auto stages = static_cast<std::size_t>(staging.stages());
     stages_.assign(stages, {});
     for (std::size_t s = 0; s < stages; ++s) {
-      stages_[s].share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-      stages_[s].costs = &work_.node_costs(stages_[s].share);
+      stages_[s].slice = objective_.slices().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      stages_[s].costs = &work_.node_costs(stages_[s].slice);
     }
     add_nodes(staging);
     add_tied(staging);
@@ -59,7 +59,7 @@ class QuickEstimate {
 
  private:
   struct Stage {
-    std::int64_t share = 0;
+    std::int64_t slice = 0;
     const std::vector<NodeCost>* costs = nullptr;
     double forward = 0, backward = 0;
     Bytes saved{}, workspace{}, trainable{};
@@ -129,8 +129,8 @@ class QuickEstimate {
       const auto from = static_cast<std::size_t>(staging.stage_of[work_.graph.source(edge).index()]);
       const auto to = static_cast<std::size_t>(staging.stage_of[work_.graph.target(edge).index()]);
       if (from == to) continue;
-      const auto share = std::max(stages_[from].share, stages_[to].share);
-      bytes_[from * n + to] += std::max(1.0, work_.graph[edge].bytes.at(static_cast<double>(share)));
+      const auto slice = std::max(stages_[from].slice, stages_[to].slice);
+      bytes_[from * n + to] += std::max(1.0, work_.graph[edge].bytes.at(static_cast<double>(slice)));
     }
     if (placed_ == staging.replicas) return;
     placed_ = staging.replicas;

@@ -40,10 +40,10 @@ struct MemoryVariant {
   const Recompute recompute = objective.constraints().recompute;
   MemoryOptimizations optimizations{variant.zero, {}, variant.offload};
   if (recompute != Recompute::kNever) {
-    const RecomputeChoice choice(objective.work(), staging, sized, objective.shares(), segments, in_flight, fixed);
+    const RecomputeChoice choice(objective.work(), staging, sized, objective.slices(), segments, in_flight, fixed);
     optimizations.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
   }
-  return predict_memory(objective.work(), staging, sized, objective.shares(), in_flight, optimizations, fixed);
+  return predict_memory(objective.work(), staging, sized, objective.slices(), in_flight, optimizations, fixed);
 }
 
 /// What a stage holds at least, whatever the stages around it: the planner's own prediction, with everything else in
@@ -185,10 +185,10 @@ class LimitedStagings {
     int least = kNever;
     for_each_stage(tail, later, [&](DownsetId to, NodeMask nodes) {
       const int most = last_replicas(nodes, later, std::min(constraints_.world, least - 1));
-      std::int64_t share = 0;
+      std::int64_t slice = 0;
       for (int replicas = first_replicas(later); replicas <= most; ++replicas) {
-        const std::int64_t before = std::exchange(share, share_of(nodes, replicas));
-        if (variant_.zero == 0 && share == before) continue;  // nothing is shared but samples
+        const std::int64_t before = std::exchange(slice, slice_of(nodes, replicas));
+        if (variant_.zero == 0 && slice == before) continue;  // nothing is shared but samples
         if (!fits(tail, to, nodes, later, replicas)) continue;
         least = std::min(least, replicas + needed(to, later + 1));
         break;
@@ -255,8 +255,8 @@ class LimitedStagings {
   }
 
   /// Samples of the largest.
-  [[nodiscard]] std::int64_t share_of(NodeMask nodes, int replicas) const {
-    return objective_.shares().at(variant_.microbatches, replicas, nodes == tables_.all() ? 1 : 0).largest;
+  [[nodiscard]] std::int64_t slice_of(NodeMask nodes, int replicas) const {
+    return objective_.slices().at(variant_.microbatches, replicas, nodes == tables_.all() ? 1 : 0).largest;
   }
 
   [[nodiscard]] bool fits(DownsetId tail, DownsetId to, NodeMask nodes, int later, int replicas) {
@@ -264,7 +264,7 @@ class LimitedStagings {
     const int in_flight =
         peak_in_flight(variant_.schedule, objective_.work().loss_mode, 0, later + 1, variant_.microbatches);
     std::int64_t least = tables_.held(tail, to, nodes, replicas);
-    least += tables_.boundary(nodes).bytes(share_of(nodes, replicas), in_flight, variant_.microbatches);
+    least += tables_.boundary(nodes).bytes(slice_of(nodes, replicas), in_flight, variant_.microbatches);
     if (constraints_.recompute == Recompute::kNever) {
       const auto& sums = tables_.sized(variant_.microbatches, replicas, only).sums;
       const std::int64_t saved = (sums[to.index()].saved - sums[tail.index()].saved) * in_flight;

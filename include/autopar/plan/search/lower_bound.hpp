@@ -16,7 +16,7 @@ struct ChosenStage {
   NodeMask nodes = 0;
   int replicas = 1;
   bool regular = true;
-  double forward = 0, backward = 0;  ///< smallest share
+  double forward = 0, backward = 0;  ///< smallest slice
   double busy = 0;
   double after = 0;                          ///< gradient sums that no backward hides, and the update
   NodeMask before = 0, before_gradient = 0;  ///< nodes whose values it reads, gradients it returns
@@ -31,7 +31,7 @@ struct ChosenStage {
 ///   `peak_activations` forwards, and GPipe starts no backward below before the last forward has come down;
 /// - the remaining nodes need their least device-seconds on the remaining devices.
 ///
-/// All costs are those of the smallest share, a message between stages takes as long as the smallest there may be, and
+/// All costs are those of the smallest slice, a message between stages takes as long as the smallest there may be, and
 /// waits on links are left out: that only makes it smaller.
 class LowerBound {
  public:
@@ -54,10 +54,10 @@ class LowerBound {
     const auto& size = tables_.sized(microbatches_, replicas, only);
     const auto &low = size.sums[from.index()], &high = size.sums[to.index()];
     stage.forward = high.forward - low.forward;
-    const Shares& shares = *size.shares;
+    const SliceSizes& slices = *size.slices;
     stage.backward = high.backward - low.backward + recompute;
-    stage.busy = high.busy - low.busy + recompute * shares.busy_times();
-    stage.regular = shares.regular;
+    stage.busy = high.busy - low.busy + recompute * slices.busy_times();
+    stage.regular = slices.regular;
     const Workload& work = objective_.work();
     const Bytes own(tables_.trainable(from, to, nodes, true));
     const Bytes read(tables_.trainable(from, to, nodes, false));

@@ -13,11 +13,11 @@
 namespace autopar::detail {
 
 /// How fast the nodes that no stage has yet can run at best: a dynamic program over tails, ranks left and stages
-/// chosen, with what stages must hold. It sees that memory and whole operators make even shares impossible, which a sum
+/// chosen, with what stages must hold. It sees that memory and whole operators make even slices impossible, which a sum
 /// of work does not; and where it leads is a good staging to start from.
 ///
 /// A stage between two tails takes no less than the longest path of forwards that leads to it, its own forwards and
-/// backwards, what a micro-batch needs below it, and the path of backwards from it, all at the smallest share.
+/// backwards, what a micro-batch needs below it, and the path of backwards from it, all at the smallest slice.
 class RestBottleneck {
  public:
   /// @param max_work  most elementary steps, about a nanosecond each
@@ -87,8 +87,8 @@ class RestBottleneck {
         world_(objective.constraints().world),
         depth_(std::min<int>(world_, static_cast<int>(tables.tails().node_count()))) {
     for (int replicas = 1; replicas <= world_; ++replicas) {
-      regular_ = regular_ && objective.shares().at(microbatches, replicas, 0).regular &&
-                 objective.shares().at(microbatches, replicas, 1).regular;
+      regular_ = regular_ && objective.slices().at(microbatches, replicas, 0).regular &&
+                 objective.slices().at(microbatches, replicas, 1).regular;
     }
   }
 
@@ -151,7 +151,7 @@ class RestBottleneck {
       const double recompute =
           tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, in_flight, microbatches_, replicas, only);
       if (recompute == std::numeric_limits<double>::infinity()) continue;
-      const double all_recomputed = recompute > 0 ? recompute * size.shares->busy_times() : 0;
+      const double all_recomputed = recompute > 0 ? recompute * size.slices->busy_times() : 0;
       const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + recompute,
                                  high.busy - low.busy + all_recomputed, later);
       for (int ranks = replicas; ranks <= world_; ++ranks) {

@@ -24,11 +24,11 @@ namespace autopar::detail {
 /// that has most of them, as long as all together take.
 class RankMessages {
  public:
-  /// @param share  [stage] samples, the largest of any replica @pre the arguments outlive it
-  RankMessages(const Workload& work, const SizedPipeline& sized, std::vector<std::int64_t> share)
-      : work_(work), sized_(sized), share_(std::move(share)), known_(2 * sized.channels.size()) {}
+  /// @param slice  [stage] samples, the largest of any replica @pre the arguments outlive it
+  RankMessages(const Workload& work, const SizedPipeline& sized, std::vector<std::int64_t> slice)
+      : work_(work), sized_(sized), slice_(std::move(slice)), known_(2 * sized.channels.size()) {}
 
-  [[nodiscard]] std::int64_t share(StageId stage) const { return share_[stage.index()]; }
+  [[nodiscard]] std::int64_t slice(StageId stage) const { return slice_[stage.index()]; }
 
   /// @param c  a channel of the staging that is not wholly the callers'
   [[nodiscard]] Seconds over(std::size_t c, Flow flow) const {
@@ -46,7 +46,7 @@ class RankMessages {
     if (!to.valid()) return with_callers(size, from, true);
     const auto senders = ranks(from).size(), readers = ranks(to).size();
     const auto few = std::min(senders, readers), many = std::max(senders, readers);
-    const std::int64_t samples = std::max(share(from), share(to));
+    const std::int64_t samples = std::max(slice(from), slice(to));
     const bool batched = channel.kind == ChannelKind::kBatched;
     const auto count =
         batched ? std::min(samples, overlaps(few, many)) : static_cast<std::int64_t>((many + few - 1) / few);
@@ -57,7 +57,7 @@ class RankMessages {
   /// Every rank has a piece of the batch: the last replica's are those of the last ranks.
   [[nodiscard]] Seconds with_callers(const Affine& size, StageId stage, bool sends) const {
     const Rank own = ranks(stage).back();
-    const std::int64_t samples = share(stage), world = sized_.pipeline.ranks;
+    const std::int64_t samples = slice(stage), world = sized_.pipeline.ranks;
     const std::int64_t count = std::min(samples, overlaps(ranks(stage).size(), static_cast<std::size_t>(world)));
     const Bytes each = bytes_at(size, (samples + count - 1) / count);
     Seconds sum{};
@@ -78,20 +78,20 @@ class RankMessages {
 
   const Workload& work_;
   const SizedPipeline& sized_;
-  std::vector<std::int64_t> share_;
+  std::vector<std::int64_t> slice_;
   mutable std::vector<std::optional<Seconds>> known_;  // [2 * channel + flow]
 };
 
 /// The pipeline of a staging with one rank for each position, and what its compute actions and messages take: compute
-/// actions those of the largest share, messages those of the rank that has most. One more rank, without compute
+/// actions those of the largest slice, messages those of the rank that has most. One more rank, without compute
 /// actions, stands for all callers.
 class FoldedPipeline {
  public:
-  /// @param share         [stage] samples, the largest of any replica
+  /// @param slice         [stage] samples, the largest of any replica
   /// @param microbatches  of which a replica has samples @pre the arguments outlive it
   FoldedPipeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-                 std::vector<std::int64_t> share, int microbatches, const StagingCosts& costs)
-      : costs_(costs), messages_(work, sized, std::move(share)) {
+                 std::vector<std::int64_t> slice, int microbatches, const StagingCosts& costs)
+      : costs_(costs), messages_(work, sized, std::move(slice)) {
     const auto positions = staging.replicas_of_positions().size();
     for (int s = 0; s < staging.stages(); ++s) pipeline_.stages.push_back({Rank(staging.position(s))});
     layout_ = {std::vector<std::int64_t>(positions, 0), microbatches};
@@ -112,13 +112,13 @@ class FoldedPipeline {
   [[nodiscard]] const Pipeline& pipeline() const { return pipeline_; }
   [[nodiscard]] const BatchLayout& layout() const { return layout_; }
 
-  [[nodiscard]] Seconds forward(StageId stage, std::int64_t) const { return costs_.forward(stage, share(stage)); }
-  [[nodiscard]] Seconds backward(StageId stage, std::int64_t) const { return costs_.backward(stage, share(stage)); }
+  [[nodiscard]] Seconds forward(StageId stage, std::int64_t) const { return costs_.forward(stage, slice(stage)); }
+  [[nodiscard]] Seconds backward(StageId stage, std::int64_t) const { return costs_.backward(stage, slice(stage)); }
   [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t) const {
-    return costs_.backward_input(stage, share(stage));
+    return costs_.backward_input(stage, slice(stage));
   }
   [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t) const {
-    return costs_.backward_weight(stage, share(stage));
+    return costs_.backward_weight(stage, slice(stage));
   }
   [[nodiscard]] Seconds message(Rank, const Action& action) const {
     return messages_.over(channel_[static_cast<std::size_t>(action.channel)], action.flow);
@@ -126,7 +126,7 @@ class FoldedPipeline {
   [[nodiscard]] Seconds reduce(const Action&) const { return {}; }  // it has no groups
 
  private:
-  [[nodiscard]] std::int64_t share(StageId stage) const { return messages_.share(stage); }
+  [[nodiscard]] std::int64_t slice(StageId stage) const { return messages_.slice(stage); }
 
   const StagingCosts& costs_;
   RankMessages messages_;
@@ -142,14 +142,14 @@ class FoldedTimeline {
   /// @param orders  [rank] of a synthesised schedule, else none
   /// @pre the workload, the staging and its pipeline outlive it
   FoldedTimeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-                 std::vector<std::int64_t> share, int microbatches,
+                 std::vector<std::int64_t> slice, int microbatches,
                  const std::vector<std::vector<ComputeAction>>& orders, const StagingCosts& costs)
       : staging_(staging),
         sized_(sized),
         costs_(costs),
         last_(staging.replicas.size()),
         positions_(staging.replicas_of_positions().size()) {
-    const FoldedPipeline folded(work, staging, sized, std::move(share), microbatches, costs_);
+    const FoldedPipeline folded(work, staging, sized, std::move(slice), microbatches, costs_);
     GivenOrders given{orders, staging.microbatches};
     if (!orders.empty()) given.orders = of_positions(orders, static_cast<std::size_t>(folded.pipeline().ranks));
     for (const Phase phase : phases(work.loss_mode)) {

@@ -13,7 +13,7 @@
 #include <autopar/plan/memory/memory.hpp>
 #include <autopar/plan/memory/recompute_choice.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/step/folded.hpp>
@@ -42,7 +42,7 @@ class StepObjective {
   using Found = SearchResult;
 
   StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
-      : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {
+      : work_(work), cluster_(cluster), constraints_(constraints), slices_(constraints) {
     std::int64_t count = 0;
     for (const ParameterProfile& parameter : work.parameters) {
       trainable_ += parameter.trainable ? parameter.bytes : Bytes(0);
@@ -54,7 +54,7 @@ class StepObjective {
   [[nodiscard]] const Workload& work() const { return work_; }
   [[nodiscard]] const Cluster& cluster() const { return cluster_; }
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
-  [[nodiscard]] const ShareTable& shares() const { return shares_; }
+  [[nodiscard]] const SliceTable& slices() const { return slices_; }
 
   /// Time and memory under the best placement and the best memory optimizations, also of stagings that do not fit. Of
   /// many actions the placement and the ZeRO level that are best when the replicas of each stage are one.
@@ -256,8 +256,8 @@ class StepObjective {
 
   /// Levels that differ: without replicas there is nobody to share with.
   [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
-    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
-    return std::span(constraints_.zero_levels).first(shares ? constraints_.zero_levels.size() : 1);
+    const bool replicated = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
+    return std::span(constraints_.zero_levels).first(replicated ? constraints_.zero_levels.size() : 1);
   }
 
   /// @param played  of the same staging on the same ranks; is played anew unless its compute actions last as long
@@ -265,7 +265,7 @@ class StepObjective {
                                    MemoryOptimizations optimizations, Orders orders,
                                    std::optional<detail::PlayedPipeline>& played) const {
     const StagingCosts costs(work_, staging, sized, optimizations);
-    const BatchLayout layout{shares_.local(), staging.microbatches};
+    const BatchLayout layout{slices_.local(), staging.microbatches};
     StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !played || !played->holds_for(costs)) {
       const GivenOrders given{terms.orders, staging.microbatches};
@@ -281,7 +281,7 @@ class StepObjective {
     const StagingCosts costs(work_, staging, sized, optimizations);
     StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !timeline || !timeline->holds_for(costs))
-      timeline.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging),
+      timeline.emplace(work_, staging, sized, detail::largest_slices(staging, slices_), busy_times(staging),
                        terms.orders, costs);
     explain(terms, staging, sized, costs, timeline->timeline(costs));
     return terms;
@@ -307,7 +307,7 @@ class StepObjective {
     const auto in_flight =
         terms.orders.empty() || !work_.loss_mode
             ? in_flight_of_positions(staging, sized, terms.optimizations)
-            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, shares_, terms.optimizations));
+            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, slices_, terms.optimizations));
     const auto stages = memory_of(staging, sized, in_flight, terms.optimizations);
     terms.host_holds = host_holds(terms.ranks, stages);
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
@@ -317,7 +317,7 @@ class StepObjective {
   [[nodiscard]] int busy_times(const Staging& staging) const {
     int times = 1;
     for (const int replicas : staging.replicas)
-      times = std::max(times, shares_.at(staging.microbatches, replicas, staging.stages()).busy_times());
+      times = std::max(times, slices_.at(staging.microbatches, replicas, staging.stages()).busy_times());
     return times;
   }
 
@@ -339,7 +339,7 @@ class StepObjective {
         positions_fit(staging, memory_of(staging, sized, in_flight, out), memory))
       return out;
     const auto segments = detail::segments_in_stages(work_, staging);
-    const detail::RecomputeChoice choice(work_, staging, sized, shares_, segments, in_flight, fixed_of(staging, out));
+    const detail::RecomputeChoice choice(work_, staging, sized, slices_, segments, in_flight, fixed_of(staging, out));
     out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
     return out;
   }
@@ -369,14 +369,14 @@ class StepObjective {
     for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
     const auto orders = with_policy(
         staging.schedule, [&](const auto& policy) { return rank_orders_of(policy, positions, staging.microbatches); });
-    return in_flight_of(orders, held_by_microbatch(work_, staging, sized, shares_, optimizations));
+    return in_flight_of(orders, held_by_microbatch(work_, staging, sized, slices_, optimizations));
   }
 
   /// `predict_memory`, the part that is the same whatever is in flight or recomputed worked out once a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<InFlight>& in_flight,
                                                    const MemoryOptimizations& optimizations) const {
-    return predict_memory(work_, staging, sized, shares_, in_flight, optimizations, fixed_of(staging, optimizations));
+    return predict_memory(work_, staging, sized, slices_, in_flight, optimizations, fixed_of(staging, optimizations));
   }
   [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging,
                                                          const MemoryOptimizations& optimizations) const {
@@ -392,9 +392,9 @@ class StepObjective {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
     if (actions(staging) <= kFewActions)
-      return synthesised(staging, sized, optimizations, pipeline, {shares_.local(), microbatches}, costs);
+      return synthesised(staging, sized, optimizations, pipeline, {slices_.local(), microbatches}, costs);
     // Replicas run their compute actions in the same order, so one of each decides it.
-    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_shares(staging, shares_), microbatches,
+    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_slices(staging, slices_), microbatches,
                                         costs);
     const Orders of_positions = synthesised(staging, sized, optimizations, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
@@ -414,7 +414,7 @@ class StepObjective {
                                    const MemoryOptimizations& optimizations, const Pipeline& pipeline,
                                    const BatchLayout& layout, const Costs& costs) const {
     Synthesised<Costs> policy{.costs = costs, .local = layout.local, .held = {}, .budget = kSynthesisBudget};
-    const auto bytes = held_by_microbatch(work_, staging, sized, shares_, optimizations);
+    const auto bytes = held_by_microbatch(work_, staging, sized, slices_, optimizations);
     for (std::size_t s = 0; s < bytes.read.size(); ++s)
       policy.held.push_back(std::max(bytes.whole[s], bytes.waiting[s]) + bytes.read[s]);
     const std::vector<InFlight> none(staging.replicas.size());
@@ -440,9 +440,9 @@ class StepObjective {
     std::vector<Seconds> updates(timeline.busy.size());  // of all stages of a rank
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
       StageTerms& stage = terms.stages[s];
-      const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-      stage.forward = costs.forward(StageId::of(s), share);
-      stage.backward = costs.backward(StageId::of(s), share);
+      const auto slice = slices_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      stage.forward = costs.forward(StageId::of(s), slice);
+      stage.backward = costs.backward(StageId::of(s), slice);
       stage.update = costs.update(StageId::of(s), constraints_.optimizer_state_factor);
       for (const Rank rank : sized.pipeline.stages[s]) updates[rank.index()] += stage.update;
     }
@@ -470,7 +470,7 @@ class StepObjective {
   const Workload& work_;
   const Cluster& cluster_;
   const Constraints& constraints_;
-  ShareTable shares_;
+  SliceTable slices_;
   struct Fixed {
     Staging staging;
     std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_optimizations;

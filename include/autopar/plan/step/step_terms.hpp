@@ -12,7 +12,7 @@ namespace autopar {
 
 /// What a stage contributes to a step.
 struct StageTerms {
-  Seconds forward{};  ///< of the largest share of a micro-batch
+  Seconds forward{};  ///< of the largest slice of a micro-batch
   Seconds backward{};
   Seconds communication{};  ///< messages of one micro-batch, of the rank that has the most, both ways
   Seconds reduction{};      ///< its gradient sums, one after the other

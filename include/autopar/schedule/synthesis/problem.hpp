@@ -28,7 +28,7 @@ struct SynthesisAction {
 };
 
 /// What decides how long a step takes, without its batch: the replicas of a stage run their compute actions together,
-/// each as long as the largest share takes, and messages delay only who waits for them. Ranks that run the same stages
+/// each as long as the largest slice takes, and messages delay only who waits for them. Ranks that run the same stages
 /// are one *lane*. Micro-batches are alike.
 struct SynthesisProblem {
   struct Link {
@@ -121,7 +121,7 @@ class ProblemReader {
     out.microbatches = split_.microbatches();
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
       SynthesisProblem::Stage stage;
-      const auto largest = largest_share(StageId::of(s));
+      const auto largest = largest_slice(StageId::of(s));
       stage.forward = costs_.forward(StageId::of(s), largest).value();
       stage.backward = costs_.backward(StageId::of(s), largest).value();
       stage.input = costs_.backward_input(StageId::of(s), largest).value();
@@ -160,13 +160,13 @@ class ProblemReader {
         const auto replica = std::find(ranks.begin(), ranks.end(), Rank(r));
         if (replica == ranks.end()) continue;
         for (int m = 0; m < split_.microbatches(); ++m) {
-          const auto share = split_.share(StageId::of(s), static_cast<int>(replica - ranks.begin()), m).size();
-          if (share == 0) continue;
+          const auto slice = split_.slice(StageId::of(s), static_cast<int>(replica - ranks.begin()), m).size();
+          if (slice == 0) continue;
           first = std::min(first, head[s]);
-          work += costs_.forward(StageId::of(s), share).value() +
-                  std::min(costs_.backward(StageId::of(s), share).value(),
-                           costs_.backward_input(StageId::of(s), share).value() +
-                               costs_.backward_weight(StageId::of(s), share).value());
+          work += costs_.forward(StageId::of(s), slice).value() +
+                  std::min(costs_.backward(StageId::of(s), slice).value(),
+                           costs_.backward_input(StageId::of(s), slice).value() +
+                               costs_.backward_weight(StageId::of(s), slice).value());
         }
       }
       if (work > 0) bound = std::max(bound, first + work);
@@ -175,10 +175,10 @@ class ProblemReader {
   }
 
  private:
-  [[nodiscard]] std::int64_t largest_share(StageId stage) const {
+  [[nodiscard]] std::int64_t largest_slice(StageId stage) const {
     std::int64_t largest = 0;
     for (int m = 0; m < split_.microbatches(); ++m) {
-      for (const Share& share : split_.shares(stage, m)) largest = std::max(largest, share.samples.size());
+      for (const MicrobatchSlice& slice : split_.slices(stage, m)) largest = std::max(largest, slice.samples.size());
     }
     return std::max<std::int64_t>(1, largest);
   }
@@ -231,7 +231,7 @@ class ProblemReader {
     double least = std::numeric_limits<double>::infinity();
     std::set<std::int64_t> sizes;
     for (int m = 0; m < split_.microbatches(); ++m) {
-      for (const Share& share : split_.shares(stage, m)) sizes.insert(share.samples.size());
+      for (const MicrobatchSlice& slice : split_.slices(stage, m)) sizes.insert(slice.samples.size());
     }
     for (const auto size : sizes) least = std::min(least, costs_.forward(stage, size).value());
     return sizes.empty() ? 0 : least;

@@ -37,7 +37,7 @@ class AtomBench {
   [[nodiscard]] bool differentiable(ValueId value) const;
   void bring(std::int64_t samples);
   [[nodiscard]] Environment fresh_environment() const;
-  [[nodiscard]] ShareContext share(std::int64_t samples) const;
+  [[nodiscard]] SliceContext slice(std::int64_t samples) const;
   /// Leaves in a CPU's caches what a step leaves there when a compute action comes to the atom: what others moved, then
   /// `fresh`.
   void pass_through_caches(Bytes elsewhere, const std::vector<at::Tensor>& fresh);

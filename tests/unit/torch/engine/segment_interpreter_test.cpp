@@ -84,7 +84,7 @@ class Run {
         runner_(program.graph, program.plan, program.parts(segment_of), kept(program), at::kCPU, splits),
         values_(runner_.environment()) {
     bind_state(program.graph, *program.net, values_);
-    share_.draws = {5, 7};
+    slice_.draws = {5, 7};
   }
 
   void forward(const Tensor& x) {
@@ -94,10 +94,10 @@ class Run {
       auto& buffer = values_[update.buffer.index()];
       if (buffer.defined()) buffer = buffer.detach().clone();
     }
-    share_.samples = share_.batch = x.size(0);
+    slice_.samples = slice_.batch = x.size(0);
     out_.norms.assign(program_.plan.batch_norms.size(), {});
     deferred = std::make_shared<DeferredGradients>();
-    runner_.run(values_, share_, out_.norms, deferred);
+    runner_.run(values_, slice_, out_.norms, deferred);
     out_.results.clear();
     for (const auto output : program_.graph.outputs) out_.results.push_back(values_[output.index()]);
     for (auto value : kept(program_)) {
@@ -122,7 +122,7 @@ class Run {
     }
     return out_;
   }
-  /// Whether nothing of a share is left.
+  /// Whether nothing of a slice is left.
   [[nodiscard]] bool environment_is_clean() const {
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (program_.graph.values[i].kind == ValueKind::kComputed && values_[i].defined()) return false;
@@ -144,7 +144,7 @@ class Run {
   const Program& program_;
   SegmentInterpreter runner_;
   Environment values_;
-  ShareContext share_;
+  SliceContext slice_;
   Tensor x_;
   Trained out_;
 };
@@ -297,7 +297,7 @@ TEST_CASE("batch statistics are taken once, and a counter is not counted twice")
   const auto x = samples({6, 5});
   const Program program(net, x, [&](const Tensor& in) { return (*net)(in); });
   check(program, x, 0);
-  CHECK(net->steps.item<double>() == 0);  // shares write copies
+  CHECK(net->steps.item<double>() == 0);  // slices write copies
   CHECK(torch::equal(net->norm->running_mean, torch::zeros({7}, torch::kDouble)));
 
   Run run(program, program.all_in_runs_of(100));

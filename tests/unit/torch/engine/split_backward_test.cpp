@@ -56,11 +56,11 @@ Gradients run(const Case& example, bool splits) {
   auto input = example.input.detach().clone();
   if (example.input.requires_grad()) input.set_requires_grad(true);
   environment[graph.inputs[0].index()] = input;
-  ShareContext share;
-  share.samples = share.batch = input.size(0);
+  SliceContext slice;
+  slice.samples = slice.batch = input.size(0);
   std::vector<NormSample> norms;
   const auto deferred = std::make_shared<DeferredGradients>();
-  runner.run(environment, share, norms, deferred);
+  runner.run(environment, slice, norms, deferred);
   Gradients out;
   out.result = environment[graph.outputs[0].index()];
   (out.result * torch::linspace(-1, 2, out.result.numel(), torch::kDouble).cos().view(out.result.sizes()))
@@ -196,11 +196,11 @@ TEST_CASE("a frozen weight makes the operator a plain one") {
   auto environment = runner.environment();
   bind_state(graph, net, environment);
   environment[graph.inputs[0].index()] = x;
-  ShareContext share;
-  share.samples = share.batch = 6;
+  SliceContext slice;
+  slice.samples = slice.batch = 6;
   std::vector<NormSample> norms;
   const auto deferred = std::make_shared<DeferredGradients>();
-  runner.run(environment, share, norms, deferred);
+  runner.run(environment, slice, norms, deferred);
   environment[graph.outputs[0].index()].sum().backward();
   deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be deferred"); });
   CHECK(net.p[1].grad().defined());

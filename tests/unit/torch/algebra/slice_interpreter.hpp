@@ -80,33 +80,33 @@ inline Tensor make(const Arg& arg, std::int64_t batch) {
   return data;
 }
 
-/// Runs a captured program share by share as BatchPlan says, in the plainest way.
-class ShareInterpreter {
+/// Runs a captured program slice by slice as BatchPlan says, in the plainest way.
+class SliceInterpreter {
  public:
-  struct Share {
+  struct BatchSlice {
     std::int64_t begin, end;
     [[nodiscard]] std::int64_t size() const { return end - begin; }
   };
 
-  ShareInterpreter(const OpGraph& graph, const BatchPlan& plan, Net& net, Tensors inputs, std::int64_t batch)
+  SliceInterpreter(const OpGraph& graph, const BatchPlan& plan, Net& net, Tensors inputs, std::int64_t batch)
       : graph_(graph), plan_(plan), net_(net), inputs_(std::move(inputs)), batch_(batch) {}
 
-  /// From now on runs each share stage by stage, in memory that stages do not share. @param stage_of  by OpId, from 0
+  /// From now on runs each slice stage by stage, in memory that stages do not share. @param stage_of  by OpId, from 0
   void cut(std::vector<int> stage_of, int stages) {
     stage_of_ = std::move(stage_of);
     stages_ = stages;
   }
 
   /// Results of the whole batch; autograd connects them with the inputs and the parameters of the net.
-  Tensors run(const std::vector<Share>& ranks, const std::vector<Share>& shares) {
+  Tensors run(const std::vector<BatchSlice>& ranks, const std::vector<BatchSlice>& slices) {
     run_prologue(ranks);
     std::vector<std::vector<Tensor>> environments;
-    for (const auto& share : shares) {
-      if (share.size() > 0) environments.push_back(run_stage(share));
+    for (const auto& slice : slices) {
+      if (slice.size() > 0) environments.push_back(run_stage(slice));
     }
-    run_epilogue(shares, environments);
+    run_epilogue(slices, environments);
     Tensors results;
-    for (const auto& output : plan_.outputs) results.push_back(result_of(output, shares, environments));
+    for (const auto& output : plan_.outputs) results.push_back(result_of(output, slices, environments));
     update_buffers(environments);
     return results;
   }
@@ -114,7 +114,7 @@ class ShareInterpreter {
  private:
   using Environment = std::vector<Tensor>;
 
-  Environment leaves(const Share& share) {
+  Environment leaves(const BatchSlice& slice) {
     Environment values(graph_.values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto& info = graph_.values[i];
@@ -124,7 +124,7 @@ class ShareInterpreter {
       if (info.kind == ValueKind::kBuffer) values[i] = net_.named_buffers()[info.name].clone();
       if (info.kind == ValueKind::kInput) {
         values[i] = inputs_.at(static_cast<std::size_t>(info.position));
-        if (type.is_batched()) values[i] = values[i].narrow(type.dim, share.begin, share.size());
+        if (type.is_batched()) values[i] = values[i].narrow(type.dim, slice.begin, slice.size());
       }
     }
     for (const auto& [value, tensor] : early_) values[value.index()] = tensor;
@@ -198,7 +198,7 @@ class ShareInterpreter {
     call(graph_.op(op), plan_.handling(op), values, n);
   }
 
-  void run_prologue(const std::vector<Share>& ranks) {
+  void run_prologue(const std::vector<BatchSlice>& ranks) {
     counts_.assign(plan_.counts.size(), Tensor());
     std::vector<Environment> locals;
     at::NoGradGuard no_grad;
@@ -241,10 +241,10 @@ class ShareInterpreter {
 
   [[nodiscard]] int stage_of(OpId op) const { return stage_of_.empty() ? 0 : stage_of_[op.index()]; }
 
-  Environment run_stage(const Share& share) {
+  Environment run_stage(const BatchSlice& slice) {
     std::vector<Environment> stages;
     for (int stage = 0; stage < stages_; ++stage) {
-      auto& values = stages.emplace_back(leaves(share));
+      auto& values = stages.emplace_back(leaves(slice));
       for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
         const auto op = OpId::of(i);
         if (!plan_.ops[i].in_stage || stage_of(op) != stage) continue;
@@ -255,7 +255,7 @@ class ShareInterpreter {
           REQUIRE(from < stage);
           values[value.index()] = stages[static_cast<std::size_t>(from)][value.index()].clone();
         });
-        call(op, values, share.size());
+        call(op, values, slice.size());
       }
     }
     return merge(stages);
@@ -275,13 +275,13 @@ class ShareInterpreter {
     return values;
   }
 
-  Tensor total(ValueId value, bool weighted, const std::vector<Share>& shares,
+  Tensor total(ValueId value, bool weighted, const std::vector<BatchSlice>& slices,
                const std::vector<Environment>& environments) {
     Tensor sum;
     std::size_t k = 0;
-    for (const auto& share : shares) {
-      if (share.size() == 0) continue;
-      const double weight = weighted ? static_cast<double>(share.size()) / static_cast<double>(batch_) : 1;
+    for (const auto& slice : slices) {
+      if (slice.size() == 0) continue;
+      const double weight = weighted ? static_cast<double>(slice.size()) / static_cast<double>(batch_) : 1;
       auto addend = environments[k++][value.index()];
       if (weighted) addend = addend * weight;
       sum = sum.defined() ? sum + addend : addend;
@@ -289,7 +289,7 @@ class ShareInterpreter {
     return sum;
   }
 
-  void run_epilogue(const std::vector<Share>& shares, const std::vector<Environment>& environments) {
+  void run_epilogue(const std::vector<BatchSlice>& slices, const std::vector<Environment>& environments) {
     late_ = Environment(graph_.values.size());
     for (std::size_t i = 0; i < late_.size(); ++i) {
       if (graph_.values[i].kind == ValueKind::kConstant) late_[i] = graph_.values[i].constant;
@@ -297,12 +297,12 @@ class ShareInterpreter {
     }
     for (const auto& [value, tensor] : early_) late_[value.index()] = tensor;
     for (const auto& input : plan_.epilogue_inputs) {
-      late_[input.value.index()] = total(input.value, input.weighted, shares, environments).clone();
+      late_[input.value.index()] = total(input.value, input.weighted, slices, environments).clone();
     }
     for (const auto op : plan_.epilogue) call(op, late_, batch_);
   }
 
-  Tensor result_of(const OutputPlan& output, const std::vector<Share>& shares,
+  Tensor result_of(const OutputPlan& output, const std::vector<BatchSlice>& slices,
                    const std::vector<Environment>& environments) {
     switch (output.kind) {
       case OutputKind::kInput:
@@ -312,9 +312,9 @@ class ShareInterpreter {
       case OutputKind::kEpilogue:
         return late_[output.value.index()];
       case OutputKind::kPartialSum:
-        return total(output.value, false, shares, environments);
+        return total(output.value, false, slices, environments);
       case OutputKind::kReplicated:
-        if (output.differentiable) return total(output.value, true, shares, environments);
+        if (output.differentiable) return total(output.value, true, slices, environments);
         return environments.front()[output.value.index()];
       case OutputKind::kBatched:
         break;
