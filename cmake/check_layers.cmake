@@ -5,6 +5,7 @@
 # A file includes its own layer or lower ones, never a sibling (cost and schedule meet in plan). core to bottleneck know the
 # standard library only. The runtime sees values of the planning layers, no policies. <torch/…>, <ATen/…> and <c10/…> from
 # torch on; MPI, CUDA and NCCL in src/ only, but for the opt-in header; compiled fmt and spdlog never where torch is.
+# A kind of schedule is named where kinds are listed and in the table of their traits: everybody else asks what is true of it.
 cmake_minimum_required(VERSION 3.25)
 
 set(layers core graph cost schedule plan bottleneck io runtime torch shard)
@@ -24,6 +25,7 @@ set(runtime_may_see
   schedule/action.hpp schedule/program.hpp schedule/batch_split.hpp schedule/pipeline.hpp
   plan/plan.hpp plan/options.hpp)
 set(mpi_headers include/autopar/runtime/mpi_comm.hpp)
+set(schedules_named_in include/autopar/schedule/kind.hpp include/autopar/schedule/traits.hpp)
 # The folders of a layer, each of which knows those before it. Files beside them (plan.hpp below, planner.hpp above) are free.
 set(rooms_plan model memory step search multilevel feasibility report check)
 set(rooms_torch detail optim ir device replay capture init rewrite algebra interpret gradients parameters cost staging engine
@@ -126,6 +128,13 @@ foreach(file IN LISTS files)
   room_of("${file}" room)
   if(DEFINED rooms_${layer} AND room AND NOT room IN_LIST rooms_${layer})
     list(APPEND violations "${file}: there is no room '${room}' in ${layer}")
+  endif()
+  if(NOT file IN_LIST schedules_named_in)
+    file(STRINGS "${ROOT}/${file}" lines REGEX "ScheduleKind::k|using enum (autopar::|ap::)?ScheduleKind")
+    foreach(line IN LISTS lines)
+      string(STRIP "${line}" line)
+      list(APPEND violations "${file}: ${line}: only ${schedules_named_in} name a schedule; ask traits_of what is true of it")
+    endforeach()
   endif()
   file(STRINGS "${ROOT}/${file}" lines REGEX "^[ \t]*#[ \t]*include")
   foreach(line IN LISTS lines)

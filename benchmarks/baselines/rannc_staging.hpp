@@ -63,15 +63,15 @@ class RanncSegments {
     const Fixed& fixed = fixed_[begin * (n_ + 1) + end];
     const Constraints& constraints = objective_.constraints();
     const auto parts = std::int64_t{1} * shape.copies * shape.microbatches * shape.replicas;
-    const auto share = static_cast<double>((constraints.batch + parts - 1) / parts);
-    const Sums& times = sums(static_cast<std::int64_t>(share));
+    const auto slice = static_cast<double>((constraints.batch + parts - 1) / parts);
+    const Sums& times = sums(static_cast<std::int64_t>(slice));
     Segment out;
     out.forward = times.forward[end] - times.forward[begin];
     out.backward = times.backward[end] - times.backward[begin] + (shape.recompute ? out.forward : 0);
-    out.communication = std::max(0.0, fixed.boundary.in.at(share) + fixed.boundary.out.at(share)) / link_.value();
+    out.communication = std::max(0.0, fixed.boundary.in.at(slice) + fixed.boundary.out.at(slice)) / link_.value();
     // Memory is autopar's, not RaNNC's: a plan that is accepted must fit.
     const int replicas = shape.copies * shape.replicas;
-    const auto largest = objective_.shares().at(shape.microbatches, replicas, stages).largest;
+    const auto largest = objective_.slices().at(shape.microbatches, replicas, stages).largest;
     const Sums& held = sums(largest);
     std::int64_t workspace = 0;
     for (std::size_t i = begin; i < end; ++i)
@@ -100,13 +100,13 @@ class RanncSegments {
     std::vector<std::int64_t> saved, workspace;  // workspace: of each block
   };
 
-  [[nodiscard]] const Sums& sums(std::int64_t share) const {
-    auto [entry, added] = sums_.try_emplace(share);
+  [[nodiscard]] const Sums& sums(std::int64_t slice) const {
+    auto [entry, added] = sums_.try_emplace(slice);
     if (!added) return entry->second;
     Sums& out = entry->second;
     out.forward = out.backward = {0};
     out.saved = {0};
-    for (const NodeCost& cost : work_.node_costs(share)) {
+    for (const NodeCost& cost : work_.node_costs(slice)) {
       out.forward.push_back(out.forward.back() + cost.forward.value());
       out.backward.push_back(out.backward.back() + cost.backward.value());
       out.saved.push_back(out.saved.back() + cost.saved.value());
@@ -140,7 +140,7 @@ struct RanncStaging {
   RanncBlocks blocks{};
   BytesPerSecond link{20.0 * (1 << 30)};       ///< what RaNNC takes any link for
   BytesPerSecond reduction{10.0 * (1 << 30)};  ///< and any gradient sum
-  /// What RaNNC itself does with several micro-batches: stages keep their inputs only and run forwards again. Autopar's
+  /// What RaNNC itself does with several micro-batches: stages keep their inputs only and recompute forwards. Autopar's
   /// runtime does not, so this is for predicting RaNNC, not for plans that run here.
   bool recompute = false;
 
@@ -352,7 +352,7 @@ struct RanncStaging {
     return step + sum;
   }
 
-  /// The simulated step if each stage keeps its inputs only and runs its forward again before its backward.
+  /// The simulated step if each stage keeps its inputs only and recomputes its forward before its backward.
   static StepTerms recomputed(const StepObjective& objective, const Staging& staging) {
     Workload by_stage = objective.work();
     by_stage.segment_of.assign(by_stage.graph.node_count(), 0);  // as far as it is in one stage

@@ -27,7 +27,7 @@ enum Term { kForward, kBackward, kMessages, kSums, kUpdate, kWaiting };
 /// - messages: what the rank sends and receives, from when both ends are ready until the receiver has it;
 /// - sums: of gradients, as long as they outlast the last backward;
 /// - update: the optimizer's step;
-/// - waiting: between the first and the last turn, for messages and other ranks.
+/// - waiting: between the first and the last compute action, for messages and other ranks.
 using Terms = std::array<double, kNames.size()>;
 
 namespace detail {
@@ -40,7 +40,7 @@ struct Bar {
 [[nodiscard]] inline bool is(const Bar& bar, std::string_view kind) {
   return std::string_view(bar.name).starts_with(kind);
 }
-[[nodiscard]] inline bool is_turn(const Bar& bar) { return is(bar, "forward") || is(bar, "backward"); }
+[[nodiscard]] inline bool is_compute(const Bar& bar) { return is(bar, "forward") || is(bar, "backward"); }
 
 /// Everything but messages and update.
 [[nodiscard]] inline Terms of_bars(const std::vector<Bar>& bars) {
@@ -49,7 +49,7 @@ struct Bar {
   for (const auto& bar : bars) {
     if (is(bar, "forward")) out[kForward] += bar.end - bar.start;
     if (is(bar, "backward")) out[kBackward] += bar.end - bar.start;
-    if (is_turn(bar)) last = std::max(last, bar.end);
+    if (is_compute(bar)) last = std::max(last, bar.end);
     if (is(bar, "reduction")) summed = std::max(summed, bar.end);
   }
   out[kSums] = std::max(0.0, summed - last);
@@ -181,8 +181,8 @@ class Measured {
         const auto sent = sends[1 - to].find(content(bar));
         if (!detail::is(bar, "receive") || sent == sends[1 - to].end()) continue;
         double free = 0;
-        for (const auto& turn : bars[to]) {
-          if (detail::is_turn(turn) && turn.end <= bar.end) free = std::max(free, turn.end);
+        for (const auto& compute : bars[to]) {
+          if (detail::is_compute(compute) && compute.end <= bar.end) free = std::max(free, compute.end);
         }
         visit(to, bar, sent->second, free);
       }

@@ -129,7 +129,7 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
       half.line["predicted_ms"] = plan.step.value() * 1e3;
       half.line["predicted_gib"] = most->second / (1 << 30);
       half.line["plan"] = ap::describe(ap::detail::replicas_of(plan), plan.microbatches, plan.schedule) +
-                          ap::describe(ap::savings_of(plan));
+                          ap::describe(ap::memory_optimizations_of(plan));
     }
     return loss.detach();
   };

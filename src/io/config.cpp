@@ -14,6 +14,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/io/file.hpp>
+#include <autopar/schedule/traits.hpp>
 
 #include "toml.hpp"
 
@@ -35,6 +36,12 @@ struct Field {
   std::vector<std::string> words = {};
 };
 
+std::vector<std::string> schedule_words() {
+  auto words = schedule_names();
+  words.insert(words.begin(), "auto");
+  return words;
+}
+
 const std::vector<Field>& fields() {
   static const std::vector<Field> table = {
       {"stages", &Options::stages, 0, 1e6},
@@ -46,7 +53,7 @@ const std::vector<Field>& fields() {
       {"offload", &Options::offload, 0, 0, {"auto", "none", "optimizer"}},
       {"replicas", &Options::replicas, 1, 1e6},
       {"batch_dims", &Options::batch_dims, -1, 63},
-      {"schedule", &Options::schedule, 0, 0, {"auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}},
+      {"schedule", &Options::schedule, 0, 0, schedule_words()},
       {"recompute", &Options::recompute},
       {"precision", &Options::precision, 0, 0, {"module", "tf32", "bf16", "fp16"}},
       {"batch_norm", &Options::batch_norm, 0, 0, {"microbatch", "exact"}},

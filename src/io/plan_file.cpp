@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include <autopar/io/file.hpp>
+#include <autopar/schedule/traits.hpp>
 
 #include "json_reader.hpp"
 
@@ -28,14 +29,16 @@ constexpr double kMaxStateFactor = 1e3;
 
 Seconds read_seconds(JsonReader& reader, const char* key) { return Seconds(reader.number(key, 0, kMaxSeconds)); }
 
-const std::vector<std::pair<ScheduleKind, const char*>> kSchedules{
-    {ScheduleKind::kGPipe, "gpipe"}, {ScheduleKind::kOneFOneB, "1f1b"}, {ScheduleKind::kInterleaved, "interleaved"},
-    {ScheduleKind::kZbH1, "zb-h1"},  {ScheduleKind::kZbV, "zb-v"},      {ScheduleKind::kSynthesised, "synth"}};
+const std::vector<std::pair<ScheduleKind, const char*>> kSchedules = [] {
+  std::vector<std::pair<ScheduleKind, const char*>> words;
+  for (const ScheduleTraits& row : kScheduleTraits) words.emplace_back(row.kind, row.name.data());
+  return words;
+}();
 /// What a rank of a synthesised schedule does in turn: "F2.0" is the forward of stage 2, micro-batch 0; D a whole
 /// backward, B that of inputs, W that of weights.
-constexpr std::string_view kTurnLetters = "FDBW";
-constexpr std::array kTurnKinds{ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput,
-                                ActionKind::kBackwardWeight};
+constexpr std::string_view kComputeLetters = "FDBW";
+constexpr std::array kComputeKinds{ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput,
+                                   ActionKind::kBackwardWeight};
 const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute, "compute"},
                                                              {Binding::kBandwidth, "bandwidth"},
                                                              {Binding::kBubble, "bubble"},
@@ -93,37 +96,38 @@ StagePlan read_stage(JsonReader& reader, int world) {
   return stage;
 }
 
-OrderedJson orders_json(const std::vector<std::vector<Turn>>& orders) {
+OrderedJson orders_json(const std::vector<std::vector<ComputeAction>>& orders) {
   OrderedJson ranks = OrderedJson::array();
-  for (const auto& turns : orders) {
+  for (const auto& computes : orders) {
     std::string text;
-    for (const Turn turn : turns) {
-      const auto kind = std::find(kTurnKinds.begin(), kTurnKinds.end(), turn.kind) - kTurnKinds.begin();
-      text += (text.empty() ? "" : " ") + std::string(1, kTurnLetters.at(static_cast<std::size_t>(kind))) +
-              std::to_string(turn.stage.value()) + "." + std::to_string(turn.microbatch);
+    for (const ComputeAction compute : computes) {
+      const auto kind = std::find(kComputeKinds.begin(), kComputeKinds.end(), compute.kind) - kComputeKinds.begin();
+      text += (text.empty() ? "" : " ") + std::string(1, kComputeLetters.at(static_cast<std::size_t>(kind))) +
+              std::to_string(compute.stage.value()) + "." + std::to_string(compute.microbatch);
     }
     ranks.push_back(std::move(text));
   }
   return ranks;
 }
 
-std::vector<std::vector<Turn>> read_orders(JsonReader& reader) {
-  std::vector<std::vector<Turn>> orders;
+std::vector<std::vector<ComputeAction>> read_orders(JsonReader& reader) {
+  std::vector<std::vector<ComputeAction>> orders;
   for (const auto& item : reader.list("orders")) {
     if (!item.is_string()) reader.fail("orders", "expected text");
     std::istringstream words(item.get<std::string>());
     orders.emplace_back();
     for (std::string word; words >> word;) {
-      const auto kind = kTurnLetters.find(word.front());
+      const auto kind = kComputeLetters.find(word.front());
       int stage = -1, microbatch = -1;
       const char* end = word.data() + word.size();
       const auto first = std::from_chars(word.data() + 1, end, stage);
       const bool dot = first.ptr != end && *first.ptr == '.';
       const auto second = dot ? std::from_chars(first.ptr + 1, end, microbatch) : first;
       if (kind == std::string_view::npos || !dot || second.ptr != end || stage < 0 || microbatch < 0) {
-        reader.fail("orders", "'" + word + "' is no turn, such as F2.0 for the forward of stage 2, micro-batch 0");
+        reader.fail("orders",
+                    "'" + word + "' is no compute action, such as F2.0 for the forward of stage 2, micro-batch 0");
       }
-      orders.back().push_back({kTurnKinds[kind], microbatch, StageId(stage)});
+      orders.back().push_back({kComputeKinds[kind], microbatch, StageId(stage)});
     }
   }
   return orders;
@@ -191,7 +195,7 @@ std::string to_json(const Plan& plan) {
                    {"runners_up", std::move(runners_up)},
                    {"notes", plan.notes},
                    {"certificate", certificate_json(plan.certificate)}};
-  if (plan.schedule == ScheduleKind::kSynthesised) root["orders"] = orders_json(plan.orders);
+  if (traits_of(plan.schedule).orders_in_plan) root["orders"] = orders_json(plan.orders);
   return root.dump(1) + "\n";
 }
 
@@ -224,7 +228,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   if (std::find(kPrecisions.begin(), kPrecisions.end(), plan.precision) == kPrecisions.end()) {
     reader.fail("precision", "'" + plan.precision + "' is none of module, tf32, bf16, fp16");
   }
-  if (plan.schedule == ScheduleKind::kSynthesised) plan.orders = read_orders(reader);
+  if (traits_of(plan.schedule).orders_in_plan) plan.orders = read_orders(reader);
   reader.each("stages", [&](JsonReader& stage) { plan.stages.push_back(read_stage(stage, plan.world)); });
   if (plan.stages.empty()) reader.fail("stages", "a plan needs at least one stage");
   plan.device = reader.text("device");

@@ -64,7 +64,7 @@ OrderedJson atom_json(const OpProfile& atom) {
                    {"work", std::move(work)},
                    {"saved", affine_json(atom.saved)},
                    {"workspace", affine_json(atom.workspace)},
-                   {"put_off", affine_json(atom.put_off)},
+                   {"put_off", affine_json(atom.deferred_weight)},
                    {"parameters", detail::id_list(atom.parameters)},
                    {"whole_batch", atom.whole_batch},
                    {"totals", atom.totals.value()},
@@ -92,7 +92,7 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
   atom.saved = read_affine(reader, "saved");
   atom.workspace = read_affine(reader, "workspace");
   if (reader.has("resident")) atom.resident = Bytes(reader.whole("resident", 0, std::int64_t{1} << 44));
-  atom.put_off = read_affine(reader, "put_off");
+  atom.deferred_weight = read_affine(reader, "put_off");
   atom.parameters = reader.ids<ParameterId>("parameters", 0, parameters - 1);
   atom.whole_batch = reader.flag("whole_batch");
   atom.totals = Bytes(reader.whole("totals", 0, std::int64_t{1} << 40));

@@ -107,7 +107,7 @@ class PlanDifferences {
     add(name + ": operators", as_ranges(first.ops), as_ranges(second.ops));
     add(name + ": replicas", first.ranks.size(), second.ranks.size());
     add(name + ": ranks", as_ranges(first.ranks), as_ranges(second.ranks));
-    add(name + ": run again", segments_of(first), segments_of(second));
+    add(name + ": recomputed", segments_of(first), segments_of(second));
     add(name + ": parameters", first.parameter_bytes, second.parameter_bytes);
     add(name + ": forward", first.forward, second.forward);
     add(name + ": backward", first.backward, second.backward);

@@ -13,14 +13,14 @@
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
-#include "course.hpp"
 #include "planning.hpp"
+#include "timeline.hpp"
 #include "tool.hpp"
 
 namespace autopar::tool {
@@ -38,22 +38,22 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   const auto costs_on = [&](const Problem& given) {
     return ProfiledCost(at_precision(given.cluster, plan.precision), given.measured);
   };
-  const StepCourse course = course_of(plan, problem.profile, costs_on(problem));
+  const StepTimeline timeline = timeline_of(plan, problem.profile, costs_on(problem));
   Problem free_links = problem;
   for (auto& level : free_links.cluster.levels) level.link = {Seconds{}, BytesPerSecond(1e30)};
   free_links.measured.links = {};
-  const StepCourse unhindered = course_of(plan, problem.profile, costs_on(free_links));
+  const StepTimeline unhindered = timeline_of(plan, problem.profile, costs_on(free_links));
   double busy = 0;
   int used = 0;
-  for (std::size_t r = 0; r < course.busy.size(); ++r) {
-    busy += course.busy[r].value();
-    used += course.stages[r].empty() ? 0 : 1;
+  for (std::size_t r = 0; r < timeline.busy.size(); ++r) {
+    busy += timeline.busy[r].value();
+    used += timeline.stages[r].empty() ? 0 : 1;
   }
   const Bytes most = peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
   out.memory = most / plan.device_memory;
-  if (!(course.step > Seconds{})) return out;
-  out.computing = busy / (used * course.step.value());
-  out.links = std::min(1 - out.computing, std::max(0.0, 1 - unhindered.step / course.step));
+  if (!(timeline.step > Seconds{})) return out;
+  out.computing = busy / (used * timeline.step.value());
+  out.links = std::min(1 - out.computing, std::max(0.0, 1 - unhindered.step / timeline.step));
   out.waiting = std::max(0.0, 1 - out.computing - out.links);
   return out;
 }

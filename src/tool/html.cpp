@@ -56,8 +56,8 @@ double tick_of(double seconds) {
 
 class Page {
  public:
-  Page(const StepCourse& course, const std::string& title, const std::string& mark) : course_(course) {
-    const double rows = static_cast<double>(course.busy.size());
+  Page(const StepTimeline& timeline, const std::string& title, const std::string& mark) : timeline_(timeline) {
+    const double rows = static_cast<double>(timeline.busy.size());
     bottom_ = kTop + kRow * rows;
     const std::string height = number(bottom_ + 40), width = number(kLeft + kWidth + 90);
     text_ =
@@ -75,14 +75,14 @@ class Page {
   [[nodiscard]] std::string make() && {
     add_legend();
     add_axis();
-    for (std::size_t r = 0; r < course_.busy.size(); ++r) add_labels(Rank::of(r));
-    for (const Bar& bar : course_.bars) add_bar(bar);
+    for (std::size_t r = 0; r < timeline_.busy.size(); ++r) add_labels(Rank::of(r));
+    for (const Bar& bar : timeline_.bars) add_bar(bar);
     text_ += "</svg>\n</body></html>\n";
     return std::move(text_);
   }
 
  private:
-  [[nodiscard]] double x_of(Seconds time) const { return kLeft + kWidth * (time / course_.step); }
+  [[nodiscard]] double x_of(Seconds time) const { return kLeft + kWidth * (time / timeline_.step); }
   [[nodiscard]] static double y_of(Rank rank) { return kTop + kRow * rank.value(); }
 
   void add_legend() {
@@ -98,9 +98,9 @@ class Page {
   }
 
   void add_axis() {
-    const double tick = tick_of(course_.step.value());
-    for (int i = 0; i * tick <= course_.step.value() * (1 + 1e-9); ++i) {
-      const Seconds time(std::min(i * tick, course_.step.value()));
+    const double tick = tick_of(timeline_.step.value());
+    for (int i = 0; i * tick <= timeline_.step.value() * (1 + 1e-9); ++i) {
+      const Seconds time(std::min(i * tick, timeline_.step.value()));
       const std::string x = number(x_of(time));
       text_ += "<line class=\"axis\" x1=\"" + x + "\" x2=\"" + x + "\" y1=\"" + number(kTop - 4) + "\" y2=\"" +
                number(bottom_ + 4) + "\"/>";
@@ -114,9 +114,9 @@ class Page {
 
   void add_labels(Rank rank) {
     const std::string y = number(y_of(rank) + 15);
-    text_ += "<text x=\"8\" y=\"" + y + "\">rank " + std::to_string(rank.value()) + ", " + stages_of(course_, rank) +
+    text_ += "<text x=\"8\" y=\"" + y + "\">rank " + std::to_string(rank.value()) + ", " + stages_of(timeline_, rank) +
              "</text><text class=\"share\" x=\"" + number(kLeft + kWidth + 8) + "\" y=\"" + y + "\">" +
-             percent(course_.waiting(rank)) + "</text>\n";
+             percent(timeline_.waiting(rank)) + "</text>\n";
   }
 
   void add_bar(const Bar& bar) {
@@ -136,20 +136,20 @@ class Page {
     text_ += "\n";
   }
 
-  const StepCourse& course_;
+  const StepTimeline& timeline_;
   double bottom_ = 0;
   std::string text_;
 };
 
 }  // namespace
 
-std::string to_html(const StepCourse& course, const std::string& title, const std::string& mark) {
-  if (course.bars.size() > kMostBars) {
-    throw InvalidArgument("a timeline of " + std::to_string(course.bars.size()) +
+std::string to_html(const StepTimeline& timeline, const std::string& title, const std::string& mark) {
+  if (timeline.bars.size() > kMostBars) {
+    throw InvalidArgument("a timeline of " + std::to_string(timeline.bars.size()) +
                           " bars is more than a browser shows; use --trace, or a plan with fewer micro-batches");
   }
-  if (!(course.step > Seconds{})) throw InvalidArgument("the step takes no time: there is no timeline to draw");
-  return Page(course, title, mark).make();
+  if (!(timeline.step > Seconds{})) throw InvalidArgument("the step takes no time: there is no timeline to draw");
+  return Page(timeline, title, mark).make();
 }
 
 }  // namespace autopar::tool

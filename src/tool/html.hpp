@@ -2,12 +2,12 @@
 
 #include <string>
 
-#include "course.hpp"
+#include "timeline.hpp"
 
 namespace autopar::tool {
 
 /// A timeline as one HTML page that needs nothing else: an SVG with two lanes a rank (computing; messages and sums),
 /// an axis above and below, and words for each bar when the pointer rests on it.
-[[nodiscard]] std::string to_html(const StepCourse& course, const std::string& title, const std::string& mark);
+[[nodiscard]] std::string to_html(const StepTimeline& timeline, const std::string& title, const std::string& mark);
 
 }  // namespace autopar::tool

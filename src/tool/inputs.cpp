@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kMostRanks = 1 << 16;
 constexpr std::int64_t kMostSamples = std::int64_t{1} << 36;
-constexpr std::int64_t kMostTurns = 1 << 22;  // micro-batches x ranks of one simulated step
+constexpr std::int64_t kMostComputes = 1 << 22;  // micro-batches x ranks of one simulated step
 
 std::string name_of_atom(const ModelProfile& profile, NodeId atom) {
   const OpProfile& op = profile.graph[atom];
@@ -86,7 +86,7 @@ void require_costs(const ModelProfile& profile, const std::string& path) {
     }
     check(op.saved, atom, "saved bytes");
     check(op.workspace, atom, "workspace");
-    check(op.put_off, atom, "bytes that are put off");
+    check(op.deferred_weight, atom, "bytes of deferred weight gradients");
   }
   for (const EdgeId edge : profile.graph.edges()) check(profile.graph[edge].bytes, profile.graph.source(edge), "value");
 }
@@ -98,7 +98,7 @@ void require_few(const PlanRequest& request) {
           ? options.microbatches
           : std::max<std::int64_t>(options.min_microbatches,
                                    std::min<std::int64_t>(options.max_microbatches, request.batch));
-  if (most * request.world > kMostTurns) {
+  if (most * request.world > kMostComputes) {
     throw InvalidArgument(std::to_string(most) + " micro-batches on " + std::to_string(request.world) +
                           " ranks are more than can be simulated; lower " +
                           (options.microbatches > 0 ? "microbatches" : "max_microbatches"));
@@ -219,7 +219,7 @@ void require_same(const Plan& plan, const ModelProfile& profile, const Cluster& 
   }
   if (plan.batch < 1 || plan.batch > kMostSamples)
     throw InvalidArgument("the plan was made for a batch of " + std::to_string(plan.batch) + " samples");
-  if (std::int64_t{plan.microbatches} * plan.world > kMostTurns) {
+  if (std::int64_t{plan.microbatches} * plan.world > kMostComputes) {
     throw InvalidArgument("the plan has " + std::to_string(plan.microbatches) + " micro-batches on " +
                           std::to_string(plan.world) + " ranks, more than can be simulated");
   }

@@ -11,17 +11,17 @@
 #include <autopar/plan/report/print.hpp>
 
 #include "commands.hpp"
-#include "course.hpp"
 #include "html.hpp"
+#include "timeline.hpp"
 #include "tool.hpp"
 
 namespace autopar::tool {
 
 namespace {
 
-std::vector<TraceEvent> events_of(const StepCourse& course) {
+std::vector<TraceEvent> events_of(const StepTimeline& timeline) {
   std::vector<TraceEvent> events;
-  for (const Bar& bar : course.bars) {
+  for (const Bar& bar : timeline.bars) {
     const std::string lane = computes(bar.kind)             ? "compute"
                              : bar.kind == BarKind::kReduce ? "gradient sums"
                                                             : name_of(bar.kind);
@@ -30,28 +30,28 @@ std::vector<TraceEvent> events_of(const StepCourse& course) {
   return events;
 }
 
-std::string title_of(const Plan& plan, const StepCourse& course) {
-  return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule) + ": " + readable(course.step) +
+std::string title_of(const Plan& plan, const StepTimeline& timeline) {
+  return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule) + ": " + readable(timeline.step) +
          " a step, " + std::to_string(plan.world) + " x " + plan.device + ", batch " + std::to_string(plan.batch);
 }
 
-void print_json(const StepCourse& course, std::ostream& out) {
+void print_json(const StepTimeline& timeline, std::ostream& out) {
   nlohmann::ordered_json ranks = nlohmann::ordered_json::array();
-  for (std::size_t r = 0; r < course.busy.size(); ++r) {
+  for (std::size_t r = 0; r < timeline.busy.size(); ++r) {
     ranks.push_back({{"rank", r},
-                     {"stages", course.stages[r]},
-                     {"busy_s", course.busy[r].value()},
-                     {"waiting", course.waiting(Rank::of(r))}});
+                     {"stages", timeline.stages[r]},
+                     {"busy_s", timeline.busy[r].value()},
+                     {"waiting", timeline.waiting(Rank::of(r))}});
   }
-  out << nlohmann::ordered_json{{"step_s", course.step.value()}, {"ranks", std::move(ranks)}}.dump() << '\n';
+  out << nlohmann::ordered_json{{"step_s", timeline.step.value()}, {"ranks", std::move(ranks)}}.dump() << '\n';
 }
 
-void print_table(const Plan& plan, const StepCourse& course, std::ostream& out) {
-  out << title_of(plan, course) << '\n';
+void print_table(const Plan& plan, const StepTimeline& timeline, std::ostream& out) {
+  out << title_of(plan, timeline) << '\n';
   std::vector<std::vector<std::string>> rows{{"rank", "runs", "computes", "waits"}};
-  for (std::size_t r = 0; r < course.busy.size(); ++r) {
-    rows.push_back({std::to_string(r), stages_of(course, Rank::of(r)), readable(course.busy[r]),
-                    percent(course.waiting(Rank::of(r)))});
+  for (std::size_t r = 0; r < timeline.busy.size(); ++r) {
+    rows.push_back({std::to_string(r), stages_of(timeline, Rank::of(r)), readable(timeline.busy[r]),
+                    percent(timeline.waiting(Rank::of(r)))});
   }
   out << detail::aligned(rows);
 }
@@ -63,18 +63,18 @@ int simulate_command(const SimulateArguments& arguments, std::ostream& out) {
   const ModelProfile profile = load_profile(arguments.profile);
   const Cluster cluster = read_cluster(arguments.cluster);
   require_same(plan, profile, cluster);
-  const StepCourse course =
-      course_of(plan, profile, ProfiledCost(at_precision(cluster, plan.precision), load_costs(arguments.costs)));
+  const StepTimeline timeline =
+      timeline_of(plan, profile, ProfiledCost(at_precision(cluster, plan.precision), load_costs(arguments.costs)));
   const Overwrite overwrite = arguments.force ? Overwrite::kAny : Overwrite::kOwn;
-  if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(course), plan.model, overwrite);
+  if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, events_of(timeline), plan.model, overwrite);
   if (!arguments.html.empty()) {
     const std::string mark = file_mark("timeline", plan.model);
-    write_marked_file(arguments.html, to_html(course, title_of(plan, course), mark), mark, overwrite);
+    write_marked_file(arguments.html, to_html(timeline, title_of(plan, timeline), mark), mark, overwrite);
   }
   if (arguments.json)
-    print_json(course, out);
+    print_json(timeline, out);
   else
-    print_table(plan, course, out);
+    print_table(plan, timeline, out);
   return kDone;
 }
 

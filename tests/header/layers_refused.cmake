@@ -1,25 +1,33 @@
-# Proves that check_layers.cmake is not blind: each of these includes, alone in a tree, must be refused with its rule.
+# Proves that check_layers.cmake is not blind: each of these lines, alone in a tree, must be refused with its rule.
 cmake_minimum_required(VERSION 3.25)
 
-function(must_be_refused path include rule)
+function(line_must_be_refused path line rule)
   file(REMOVE_RECURSE "${WORK}")
-  file(WRITE "${WORK}/${path}" "#pragma once\n#include ${include}\n")
+  file(WRITE "${WORK}/${path}" "#pragma once\n${line}\n")
   execute_process(COMMAND "${CMAKE_COMMAND}" "-DROOT=${WORK}" -P "${CHECK}"
     RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   string(FIND "${output}" "${rule}" at)
   if(result EQUAL 0 OR at EQUAL -1)
-    message(FATAL_ERROR "${path} with #include ${include} should be refused with '${rule}', but: ${result} ${output}")
+    message(FATAL_ERROR "${path} with ${line} should be refused with '${rule}', but: ${result} ${output}")
+  endif()
+endfunction()
+
+function(must_be_refused path include rule)
+  line_must_be_refused("${path}" "#include ${include}" "${rule}")
+endfunction()
+
+function(line_must_be_accepted path line)
+  file(REMOVE_RECURSE "${WORK}")
+  file(WRITE "${WORK}/${path}" "#pragma once\n${line}\n")
+  execute_process(COMMAND "${CMAKE_COMMAND}" "-DROOT=${WORK}" -P "${CHECK}"
+    RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${path} with ${line} should be accepted, but: ${output}")
   endif()
 endfunction()
 
 function(must_be_accepted path include)
-  file(REMOVE_RECURSE "${WORK}")
-  file(WRITE "${WORK}/${path}" "#pragma once\n#include ${include}\n")
-  execute_process(COMMAND "${CMAKE_COMMAND}" "-DROOT=${WORK}" -P "${CHECK}"
-    RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "${path} with #include ${include} should be accepted, but: ${output}")
-  endif()
+  line_must_be_accepted("${path}" "#include ${include}")
 endfunction()
 
 must_be_refused(include/autopar/core/a.hpp "<autopar/graph/graph.hpp>" "core may not know graph")
@@ -48,6 +56,14 @@ must_be_refused(src/torch/a.cpp "\"nowhere.hpp\"" "no such file")
 must_be_refused(include/autopar/plan/model/a.hpp "<autopar/plan/search/b.hpp>" "plan/model may not know plan/search")
 must_be_refused(include/autopar/plan/nowhere/a.hpp "<vector>" "there is no room 'nowhere' in plan")
 must_be_refused(include/autopar/plan/a.hpp "<autopar/bottleneck/b.hpp>" "plan may not know bottleneck")
+
+foreach(path include/autopar/schedule/schedule.hpp include/autopar/plan/plan.hpp src/io/a.cpp src/torch/session/a.cpp)
+  line_must_be_refused(${path} "constexpr auto kind = ScheduleKind::kGPipe," "ask traits_of what is true of it")
+endforeach()
+line_must_be_refused(src/io/a.cpp "using enum ScheduleKind," "ask traits_of what is true of it")
+line_must_be_accepted(include/autopar/schedule/kind.hpp "constexpr auto kind = ScheduleKind::kGPipe,")
+line_must_be_accepted(include/autopar/schedule/traits.hpp "constexpr auto kind = ScheduleKind::kGPipe,")
+line_must_be_accepted(include/autopar/plan/plan.hpp "ScheduleKind schedule = kDefaultSchedule,")
 
 must_be_accepted(include/autopar/plan/report/a.hpp "<autopar/plan/model/b.hpp>")
 must_be_accepted(include/autopar/plan/a.hpp "<autopar/plan/search/b.hpp>")

@@ -32,11 +32,11 @@ struct Setup {
   autopar::Options options;
   std::vector<std::vector<int64_t>> local;  ///< [step][rank] samples; its size is the number of optimizer steps
   Optimizer optimizer = Optimizer::kSgd;
-  int accumulate = 1;       ///< calls for each step; all but the last under no_sync
-  double clip_norm = 0;     ///< p of a gradient clipping to 0.5; 0 = none
-  int chunks = 0;           ///< stages of each position; 0 = one, as the planner chooses them
-  bool synthesise = false;  ///< orders made for the stages of the options' schedule, in place of its own
-  bool some_again = false;  ///< of what the options run again, every second segment alone
+  int accumulate = 1;            ///< calls for each step; all but the last under no_sync
+  double clip_norm = 0;          ///< p of a gradient clipping to 0.5; 0 = none
+  int chunks = 0;                ///< stages of each position; 0 = one, as the planner chooses them
+  bool synthesise = false;       ///< orders made for the stages of the options' schedule, in place of its own
+  bool some_recomputed = false;  ///< of what the options recompute, every second segment alone
 
   std::string describe() const {
     std::ostringstream out;
@@ -52,7 +52,7 @@ struct Setup {
     }
     constexpr const char* kNames[] = {", sgd", ", adamw", ", rmsprop", ", adagrad"};
     out << ", accumulate " << accumulate << ", clip " << clip_norm << kNames[static_cast<int>(optimizer)] << ", zero "
-        << options.zero << ", recompute " << (some_again ? "half of " : "") << options.recompute << ", precision "
+        << options.zero << ", recompute " << (some_recomputed ? "half of " : "") << options.recompute << ", precision "
         << options.precision;
     return out.str();
   }

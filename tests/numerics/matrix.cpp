@@ -31,7 +31,7 @@ struct MatrixPlanner {
     auto plan = wanted->chunks == 0 ? autopar::plan_with_defaults(profile, costs, cluster, request, {})
                                     : in_chunks(profile, costs, cluster, request);
     if (wanted->synthesise) synthesise(plan);
-    if (wanted->some_again) leave_some(plan);
+    if (wanted->some_recomputed) leave_some(plan);
     return plan;
   }
 
@@ -60,7 +60,7 @@ struct MatrixPlanner {
     plan.schedule = autopar::ScheduleKind::kSynthesised;
   }
 
-  /// Every second segment of a stage runs again; of a single one its first half.
+  /// Every second segment of a stage is recomputed; of a single one its first half.
   static void leave_some(autopar::Plan& plan) {
     for (auto& stage : plan.stages) {
       auto& segments = stage.recomputed;
@@ -319,7 +319,7 @@ Setup MatrixFactors::setup(const std::vector<int>& row) {
   setup.clip_norm = kClipNorms[row[kClip]];
   setup.options.zero = row[kZero];
   setup.options.recompute = again == Again::kNone ? "none" : "full";
-  setup.some_again = again == Again::kSome;
+  setup.some_recomputed = again == Again::kSome;
   setup.options.precision = kPrecisions[row[kPrecision]];
   return setup;
 }

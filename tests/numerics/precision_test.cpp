@@ -77,7 +77,7 @@ void check_error_law(const std::vector<Way>& ways, int calls = 1, uint64_t seed 
   }
 }
 
-/// Shares among replicas (ZeRO) with schedules, segments that run again, and clipping.
+/// Shares among replicas (ZeRO) with schedules, segments that are recomputed, and clipping.
 std::vector<Way> ways_with_shares(bool whole_statistics = false) {
   std::vector<Way> out;
   const auto add = [&](std::vector<int64_t> local, std::vector<int> replicas, int zero, const std::string& schedule,
@@ -104,7 +104,8 @@ std::vector<Way> ways_with_shares(bool whole_statistics = false) {
   return out;
 }
 
-TEST_CASE("bf16 training with ZeRO, segments that run again and accumulation errs no more than 1.5 times autocast's") {
+TEST_CASE(
+    "bf16 training with ZeRO, segments that are recomputed and accumulation errs no more than 1.5 times autocast's") {
   auto chunked = ways_with_shares();
   for (const auto* schedule : {"interleaved", "zb-v"}) {
     chunked.push_back(chunked.back());

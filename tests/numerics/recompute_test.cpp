@@ -20,7 +20,7 @@
 
 #include "fidelity.hpp"
 
-// Segments that run again, in whole trainings: against the same plan without them, to the bit; and the bytes that they
+// Recomputed segments, in whole trainings: against the same plan without them, to the bit; and the bytes that they
 // save against what the plan says. Against one process: matrix_test.cpp.
 namespace recompute_test {
 
@@ -156,7 +156,7 @@ ap::Options options_for(const std::string& schedule, int positions, int replicas
           .recompute = recompute};
 }
 
-TEST_CASE("draws, statistics, counters and attention are the same whatever runs again, under every schedule") {
+TEST_CASE("draws, statistics, counters and attention are the same whatever is recomputed, under every schedule") {
   const DoublePrecision guard;
   const TempFolder folder;
   for (const int replicas : {1, 2}) {
@@ -181,7 +181,7 @@ TEST_CASE("draws, statistics, counters and attention are the same whatever runs 
   }
 }
 
-TEST_CASE("a plan file with segments that run again is read and run") {
+TEST_CASE("a plan file with segments that are recomputed is read and run") {
   const DoublePrecision guard;
   const TempFolder folder;
   auto options = options_for("1f1b", 2, 1, "full");
@@ -325,7 +325,7 @@ void check_memory(const std::string& name) {
   }
 }
 
-TEST_CASE("a plan with segments that run again needs the memory that it says, and far less than without") {
+TEST_CASE("a plan with segments that are recomputed needs the memory that it says, and far less than without") {
   const DoublePrecision guard;
   check_memory<Deep>("residual layers");
   check_memory<Encoder>("attention");

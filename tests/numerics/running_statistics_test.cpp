@@ -63,7 +63,7 @@ void check(const std::vector<int64_t>& samples, const ap::Options& options) {
 
 TEST_CASE("running statistics of a share that is the whole batch are those of one process") {
   SECTION("one rank") { check({8}, {.microbatches = 1}); }
-  SECTION("one rank that runs segments again") { check({8}, {.microbatches = 1, .recompute = "full"}); }
+  SECTION("one rank that recomputes segments") { check({8}, {.microbatches = 1, .recompute = "full"}); }
   SECTION("two stages") { check({5, 3}, {.stages = 2, .microbatches = 1, .replicas = {1}}); }
   SECTION("two replicas, of which one has all samples") {
     check({8, 0}, {.stages = 1, .microbatches = 1, .replicas = {2}});

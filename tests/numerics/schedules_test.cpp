@@ -152,30 +152,30 @@ TEST_CASE("a checkpoint of one schedule goes on under another") {
                            train(4, options_for("1f1b", 2), folder / "interleaved"), 1e-12));
 }
 
-/// Names of the turns in a recorded trace, in its order.
-std::vector<std::string> turns_in(const std::string& trace) {
+/// Names of the compute actions in a recorded trace, in its order.
+std::vector<std::string> computes_in(const std::string& trace) {
   constexpr std::string_view kName = "\"name\":\"";
-  std::vector<std::string> turns;
+  std::vector<std::string> computes;
   for (auto at = trace.find(kName); at != std::string::npos; at = trace.find(kName, at)) {
     at += kName.size();
     const auto name = trace.substr(at, trace.find('"', at) - at);
-    if (name.find(" of stage ") != std::string::npos) turns.push_back(name);
+    if (name.find(" of stage ") != std::string::npos) computes.push_back(name);
   }
-  return turns;
+  return computes;
 }
 
-/// The turns of a rank in the order in which they start in the simulated course.
-std::vector<std::string> simulated(const ap::Program& program, const ap::Timeline& course, std::size_t rank) {
+/// The compute actions of a rank in the order in which they start in the simulated timeline.
+std::vector<std::string> simulated(const ap::Program& program, const ap::Timeline& timeline, std::size_t rank) {
   std::vector<std::size_t> order(program.ranks[rank].size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const auto& spans = course.spans[rank];
+  const auto& spans = timeline.spans[rank];
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return spans[a].start < spans[b].start; });
-  std::vector<std::string> turns;
-  for (const auto at : order) turns.push_back(ap::describe(program.ranks[rank][at]));
-  return turns;
+  std::vector<std::string> computes;
+  for (const auto at : order) computes.push_back(ap::describe(program.ranks[rank][at]));
+  return computes;
 }
 
-TEST_CASE("ranks compute in the order of the plan's schedule and of its simulated course, as their traces say") {
+TEST_CASE("ranks compute in the order of the plan's schedule and of its simulated timeline, as their traces say") {
   const DoublePrecision guard;
   const TempFolder folder;
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"}) {
@@ -193,14 +193,15 @@ TEST_CASE("ranks compute in the order of the plan's schedule and of its simulate
       const auto pipeline = ap::stages_of(plan);
       const auto program = ap::make_program(pipeline, {local, plan.microbatches}, plan.schedule, ap::Phase::kStep,
                                             {plan.orders, plan.microbatches});
-      const auto course = ap::simulate(pipeline, program, ap::testing::EqualTimes{});
+      const auto timeline = ap::simulate(pipeline, program, ap::testing::EqualTimes{});
       for (std::size_t rank = 0; rank < local.size(); ++rank) {
         INFO(schedule << ", " << replicas << " replicas, rank " << rank);
         std::vector<std::string> planned;
         for (const auto& action : program.ranks[rank]) planned.push_back(ap::describe(action));
-        const auto recorded = turns_in(ap::read_text_file(folder / (schedule + "." + std::to_string(rank) + ".json")));
+        const auto recorded =
+            computes_in(ap::read_text_file(folder / (schedule + "." + std::to_string(rank) + ".json")));
         CHECK(recorded == planned);
-        CHECK(recorded == simulated(program, course, rank));
+        CHECK(recorded == simulated(program, timeline, rank));
       }
     }
   }

@@ -20,7 +20,7 @@
 
 #include "fidelity.hpp"
 
-// Segments that run again, together with what else a plan may choose: parameters in shares, which are there only while
+// Recomputed segments, together with what else a plan may choose: parameters in shares, which are there only while
 // a turn needs them; casts of parameters; and calls in other modes than the plan was made for.
 namespace segments_test {
 
@@ -249,7 +249,7 @@ TEST_CASE("gradients go past casts of parameters that enter segments") {
         for (const auto way : kWays) {
           INFO(replicas.size() << " stages, " << precision << ", " << schedule << ", way " << static_cast<int>(way));
           const auto plan = with_segments(planned.plan, way, 0, 5);
-          // To the bit, unless weight gradients that are put off are added up in another order.
+          // To the bit, unless weight gradients that are deferred are added up in another order.
           check_same(train_mixed(replicas, schedule, precision, &plan), want, schedule == "zb-h1" ? 1e-6 : 0);
         }
       }

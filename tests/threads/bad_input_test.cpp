@@ -186,7 +186,7 @@ TEST_CASE("what this version does not run is refused by name") {
   check_all(train(1, {.precision = "fp8"}), "InvalidArgument", {"precision", "fp8", "bf16"});
 }
 
-TEST_CASE("modules to run again that the model does not have are refused by name") {
+TEST_CASE("modules to recompute that the model does not have are refused by name") {
   check_all(train(1, {.recompute = "nowhere"}), "InvalidArgument", {"recompute", "nowhere"});
   check_all(train(1, {.recompute = ""}), "InvalidArgument", {"recompute"});
 }

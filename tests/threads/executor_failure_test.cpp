@@ -196,8 +196,8 @@ const std::set<std::string> kEvents{
 // Most of a run is waiting for a failure to be seen, so that only one in so many is tried each time.
 TEST_CASE("an exception in any action ends all ranks, under every schedule and ZeRO level", "[executor]") {
   constexpr int kOneIn = 11;
-  int turn = 0;
-  const auto swept = sweep([&](const std::string&, std::size_t) { return turn++ % kOneIn == 0; });
+  int nth = 0;
+  const auto swept = sweep([&](const std::string&, std::size_t) { return nth++ % kOneIn == 0; });
   CHECK(swept.events == kEvents);
   CHECK(swept.told > 50);
 }

@@ -289,7 +289,7 @@ TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[
   });
 }
 
-TEST_CASE("receives are posted two turns ahead of their use, no earlier", "[executor]") {
+TEST_CASE("receives are posted two compute actions ahead of their use, no earlier", "[executor]") {
   const auto example = row(2, 8);
   const auto program = make_program(example.pipeline, example.layout, GPipe{}, Phase::kForward);
   auto models = make_models(example);
@@ -308,13 +308,13 @@ TEST_CASE("receives are posted two turns ahead of their use, no earlier", "[exec
     forwards.push_back(log.position("forward: forward of stage 1, micro-batch " + std::to_string(m)));
   }
   const auto& actions = program.ranks[1];
-  int turn = 0;
+  int compute = 0;
   for (const Action& action : actions) {
-    if (action.kind == ActionKind::kForward) ++turn;
+    if (action.kind == ActionKind::kForward) ++compute;
     if (action.kind != ActionKind::kReceive || action.peer == Rank(1)) continue;
     const auto posted = log.position("receive_buffer: " + describe(action));
-    CHECK(posted < forwards[static_cast<std::size_t>(std::max(turn - kReceivesAhead, 0))]);
-    if (turn > kReceivesAhead) CHECK(posted > forwards[static_cast<std::size_t>(turn - kReceivesAhead - 1)]);
+    CHECK(posted < forwards[static_cast<std::size_t>(std::max(compute - kReceivesAhead, 0))]);
+    if (compute > kReceivesAhead) CHECK(posted > forwards[static_cast<std::size_t>(compute - kReceivesAhead - 1)]);
   }
 }
 
@@ -464,8 +464,9 @@ TEST_CASE("the trace has every action once, with its span", "[executor]") {
   }
 }
 
-TEST_CASE("turns are traced in the program's order, which is that of the simulated course, under every schedule",
-          "[executor]") {
+TEST_CASE(
+    "compute actions are traced in the program's order, which is that of the simulated timeline, under every schedule",
+    "[executor]") {
   for (const auto kind : kScheduleKinds) {
     for (std::uint32_t seed = 0; seed < 12; ++seed) {
       const auto placed =
@@ -478,7 +479,7 @@ TEST_CASE("turns are traced in the program's order, which is that of the simulat
                                                               : make_program(pipeline, layout, kind);
       auto models = make_models(example);
       Ledger ledger;
-      std::vector<std::vector<Turn>> traced(program.ranks.size());
+      std::vector<std::vector<ComputeAction>> traced(program.ranks.size());
       loopback::run(pipeline.ranks, [&, &pipeline = pipeline](World& world) {
         const auto r = index_of(world);
         auto transport = world.make_transport();
@@ -486,21 +487,21 @@ TEST_CASE("turns are traced in the program's order, which is that of the simulat
         FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger);
         ExecutorHooks hooks;
         hooks.trace = [&](const Action& action, auto, auto) {
-          if (is_turn(action.kind)) traced[r].push_back({action.kind, action.microbatch, action.stage});
+          if (is_compute(action.kind)) traced[r].push_back({action.kind, action.microbatch, action.stage});
         };
         Executor(engine, transport, groups, hooks).run(program.ranks[r]);
       });
       INFO(to_string(kind) << ", seed " << seed);
-      CHECK(traced == testing::turns_of(program));
-      const auto course = simulate(pipeline, program, testing::EqualTimes{});
+      CHECK(traced == testing::computes_of(program));
+      const auto timeline = simulate(pipeline, program, testing::EqualTimes{});
       for (std::size_t r = 0; r < traced.size(); ++r) {
         Seconds before{};
-        std::vector<Turn> simulated;
+        std::vector<ComputeAction> simulated;
         for (std::size_t i = 0; i < program.ranks[r].size(); ++i) {
           const Action& action = program.ranks[r][i];
-          if (!is_turn(action.kind)) continue;
-          CHECK(course.spans[r][i].start >= before);
-          before = course.spans[r][i].end;
+          if (!is_compute(action.kind)) continue;
+          CHECK(timeline.spans[r][i].start >= before);
+          before = timeline.spans[r][i].end;
           simulated.push_back({action.kind, action.microbatch, action.stage});
         }
         CHECK(traced[r] == simulated);

@@ -18,8 +18,9 @@
 #include <autopar/autopar.hpp>
 #include <autopar/runtime/loopback.hpp>
 
-// An operator that throws, wherever a rank is: capturing, in the prologue, in a turn, between turns, in the epilogue,
-// in the optimizer. The rank has its own error, all others one that names it, nobody hangs, and the process goes on.
+// An operator that throws, wherever a rank is: capturing, in the prologue, in a compute action, between compute
+// actions, in the epilogue, in the optimizer. The rank has its own error, all others one that names it, nobody hangs,
+// and the process goes on.
 namespace failing_operators_test {
 
 namespace ap = autopar;
@@ -159,7 +160,7 @@ TEST_CASE("an operator that throws on one rank ends all ranks, wherever in a tra
        3,
        {.stages = 2, .microbatches = 2, .zero = 1, .replicas = {2, 1}, .schedule = "interleaved"}},
       {"zb-h1, ZeRO 2", false, 3, {.stages = 2, .microbatches = 2, .zero = 2, .replicas = {1, 2}, .schedule = "zb-h1"}},
-      {"zb-v, ZeRO 3, everything runs again",
+      {"zb-v, ZeRO 3, everything is recomputed",
        false,
        3,
        {.stages = 2, .microbatches = 2, .zero = 3, .replicas = {2, 1}, .schedule = "zb-v", .recompute = "full"}},

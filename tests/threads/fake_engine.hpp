@@ -60,7 +60,7 @@ class FakeEngine {
   FakeEngine(SymbolicRank& model, const std::vector<Action>& actions, Phase phase, Ledger& ledger, Script script = {})
       : model_(model), phase_(phase), ledger_(ledger), script_(std::move(script)) {
     for (const Action& action : actions) {
-      if (is_turn(action.kind) && action.kind != ActionKind::kForward) ++backwards_left_[action.stage];
+      if (is_compute(action.kind) && action.kind != ActionKind::kForward) ++backwards_left_[action.stage];
       if (action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter) to_report_.push_back(action);
     }
     Dice dice(script_.bucket_order);
@@ -75,9 +75,9 @@ class FakeEngine {
     model_.forward(action);
   }
 
-  void backward(const Action& action) { backward_turn("backward", action); }
-  void backward_input(const Action& action) { backward_turn("backward_input", action); }
-  void backward_weight(const Action& action) { backward_turn("backward_weight", action); }
+  void backward(const Action& action) { backward_compute("backward", action); }
+  void backward_input(const Action& action) { backward_compute("backward_input", action); }
+  void backward_weight(const Action& action) { backward_compute("backward_weight", action); }
 
   Buffer pack(const Action& action) {
     count("pack", action);
@@ -110,9 +110,9 @@ class FakeEngine {
     if (is_awaited(action)) {
       throw std::logic_error(describe(action) + ": the bucket is not full");
     }
-    const bool of_turn = action.microbatch >= 0;
-    if (!of_turn) model_.start_reduction(action);
-    const Word word = of_turn ? model_.take_bucket(action) : model_.bucket(action);
+    const bool of_compute = action.microbatch >= 0;
+    if (!of_compute) model_.start_reduction(action);
+    const Word word = of_compute ? model_.take_bucket(action) : model_.bucket(action);
     std::vector<std::int64_t> limbs;
     const auto parts = action.kind == ActionKind::kReduce ? 1 : model_.members(action);
     for (std::size_t part = 0; part < parts; ++part) {
@@ -179,7 +179,7 @@ class FakeEngine {
   [[nodiscard]] std::size_t calls() const { return calls_; }
 
  private:
-  void backward_turn(const char* call, const Action& action) {
+  void backward_compute(const char* call, const Action& action) {
     count(call, action);
     need_parameters(action);
     if (action.kind == ActionKind::kBackwardWeight)
@@ -209,13 +209,13 @@ class FakeEngine {
     return noise(action.group, action.bucket, static_cast<std::int64_t>(member));
   }
 
-  void need_parameters(const Action& turn) {
-    model_.for_each_gathered_by(turn, [&](int group, int bucket) {
+  void need_parameters(const Action& compute) {
+    model_.for_each_gathered_by(compute, [&](int group, int bucket) {
       if (needed_) needed_(group, bucket);
     });
   }
 
-  /// Messages of one turn: ascending by channel and peer.
+  /// Messages of one compute action: ascending by channel and peer.
   void require_order(const Action& action) {
     if (!action.stage.valid()) return;
     auto& last = last_accepted_[{action.stage, action.microbatch, action.flow}];

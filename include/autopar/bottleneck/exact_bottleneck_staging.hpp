@@ -6,7 +6,7 @@
 #include <utility>
 
 #include <autopar/bottleneck/fold.hpp>
-#include <autopar/bottleneck/light_nodes.hpp>
+#include <autopar/bottleneck/negligible_nodes.hpp>
 #include <autopar/bottleneck/objective.hpp>
 #include <autopar/bottleneck/search.hpp>
 
@@ -42,11 +42,11 @@ struct ExactBottleneckStaging {
 
   [[nodiscard]] BottleneckResult search(const SlowestStage& objective) const {
     const VariantTables& tables = objective.tables();
-    const detail::LightNodes light(tables);
-    if (light.empty()) return plan(tables, {});
-    BottleneckResult result = plan(light.without_costs(), {});
+    const detail::NegligibleNodes negligible(tables);
+    if (negligible.empty()) return plan(tables, {});
+    BottleneckResult result = plan(negligible.without_costs(), {});
     if (!result.stages.empty()) {
-      if (light.settle(result.stages)) {
+      if (negligible.settle(result.stages)) {
         result.seconds = slowest_of(tables, result.stages);
         return result;
       }

@@ -10,14 +10,14 @@
 
 namespace autopar {
 
-/// What one node costs on one device for one share of a micro-batch.
+/// What one node costs on one device for one slice of a micro-batch.
 struct NodeCost {
   Seconds forward{};
   Seconds backward{};         ///< of inputs and parameters together; 0 in a graph that is only run forwards
   Bytes saved{};              ///< kept from the node's forward until its backward
   Bytes workspace{};          ///< extra bytes while it or its backward runs, beside what it keeps
-  Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be put off
-  Bytes put_off{};            ///< kept in the place of `saved` when that part is put off, until it is done
+  Seconds backward_weight{};  ///< part of `backward` that only parameters need and that can be deferred
+  Bytes deferred_weight{};    ///< kept in the place of `saved` when that part is deferred, until it is done
   friend bool operator==(const NodeCost&, const NodeCost&) = default;
 };
 
@@ -49,7 +49,7 @@ concept HasResidentBytes = requires(const M& model, const G& graph, NodeId node)
   { model.resident(graph, node) } -> std::same_as<Bytes>;
 };
 
-/// A cost model that knows which nodes cost no less a sample in a small share than in a large one, and whose updates of
+/// A cost model that knows which nodes cost no less a sample in a small slice than in a large one, and whose updates of
 /// parts take together no less than one update of all. Plans get a lower bound that can be checked from it.
 template <class M, class G>
 concept HasEconomyOfScale = requires(const M& model, const G& graph, NodeId node) {

@@ -48,11 +48,11 @@ struct OpProfile {
   std::string name;  ///< operator or first operator, e.g. "aten::linear"
   std::string path;  ///< nearest module or parameter path, may be empty
   std::vector<WorkItem> work;
-  Affine saved;      ///< bytes kept from forward until backward
-  Affine workspace;  ///< extra bytes while it or its backward runs, beside what it keeps
-  Bytes resident{};  ///< casts of parameters that are read themselves, too (see ParameterProfile::copy),
-                     ///< made once a step and kept for all micro-batches
-  Affine put_off;    ///< what gradients of parameters are made from when they are put off
+  Affine saved;            ///< bytes kept from forward until backward
+  Affine workspace;        ///< extra bytes while it or its backward runs, beside what it keeps
+  Bytes resident{};        ///< casts of parameters that are read themselves, too (see ParameterProfile::copy),
+                           ///< made once a step and kept for all micro-batches
+  Affine deferred_weight;  ///< what gradients of parameters are made from when they are deferred
   std::vector<ParameterId> parameters;  ///< read by it; the same id at several atoms is one tensor (tied)
   bool whole_batch = false;             ///< mixes samples: exact only with one micro-batch and one replica
   Bytes totals{};                       ///< sums over the whole batch that it takes, which replicas add up inside their

@@ -40,10 +40,10 @@ class ProfiledCost {
     if (found == measured_.atoms.end()) return cost;
     const MeasuredAtom& atom = found->second;
     cost.forward = Seconds(atom.forward.at(samples));
-    // Backwards are measured whole: the part that can be put off stays the same share of them.
-    const double put_off = cost.backward > Seconds{} ? cost.backward_weight / cost.backward : 0;
+    // Backwards are measured whole: the part that can be deferred stays the same share of them.
+    const double deferred_weight = cost.backward > Seconds{} ? cost.backward_weight / cost.backward : 0;
     cost.backward = Seconds(atom.backward.at(samples));
-    cost.backward_weight = cost.backward * put_off;
+    cost.backward_weight = cost.backward * deferred_weight;
     if (atom.saved) cost.saved = whole_bytes(*atom.saved, samples);
     if (atom.workspace) cost.workspace = whole_bytes(*atom.workspace, samples);
     return cost;
@@ -52,7 +52,7 @@ class ProfiledCost {
 
   [[nodiscard]] Bytes resident(const ModelGraph& graph, NodeId id) const { return roofline_.resident(graph, id); }
 
-  /// Whether it costs no less a sample in a small share than in a large one.
+  /// Whether it costs no less a sample in a small slice than in a large one.
   [[nodiscard]] bool economy_of_scale(const ModelGraph& graph, NodeId id) const {
     const auto found = measured_.atoms.find(graph[id].structure);
     if (found == measured_.atoms.end()) return roofline_.economy_of_scale(graph, id);

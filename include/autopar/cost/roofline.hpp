@@ -65,7 +65,7 @@ class RooflineCost {
     }
     cost.saved = bytes_at(op.saved, samples);
     cost.workspace = bytes_at(op.workspace, samples);
-    cost.put_off = bytes_at(op.put_off, samples);
+    cost.deferred_weight = bytes_at(op.deferred_weight, samples);
     return cost;
   }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }

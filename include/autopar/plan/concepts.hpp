@@ -15,6 +15,7 @@
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/step/objective.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -144,19 +145,12 @@ concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::
 
 /// Whether a schedule runs on stages that lie where the staging puts them.
 [[nodiscard]] inline bool suits(ScheduleKind schedule, const Staging& staging) {
-  if (staging.position_of.empty() && !wants_chunks(schedule)) return true;
-  ChunkLayout layout{Positions(staging.replicas_of_positions().size()), {}};
-  for (int s = 0; s < staging.stages(); ++s) layout.at.push_back(static_cast<std::size_t>(staging.position(s)));
-  switch (schedule) {
-    case ScheduleKind::kZbV:
-      return layout.is_v_shaped();
-    case ScheduleKind::kInterleaved:
-      return layout.is_looped() && layout.chunks() > 1;
-    case ScheduleKind::kSynthesised:
-      return true;
-    default:
-      return false;
-  }
+  if (staging.position_of.empty()) return !wants_chunks(schedule);
+  const StageLayout wanted = traits_of(schedule).layout;
+  if (wanted == StageLayout::kAnywhere) return true;
+  ChunkLayout stages{Positions(staging.replicas_of_positions().size()), {}};
+  for (int s = 0; s < staging.stages(); ++s) stages.at.push_back(static_cast<std::size_t>(staging.position(s)));
+  return wants_chunks(schedule) && stages.chunks() > 1 && lies_in(wanted, stages);
 }
 
 /// Whether a staging meets what the user fixed and what whole-batch nodes demand (memory is not looked at).

@@ -26,7 +26,7 @@ struct Options {
   std::vector<int> replicas{};    ///< of each stage, a single entry for all of them; empty = the planner chooses
   std::vector<int> batch_dims{};  ///< one for each tensor argument, default 0; kShared = the same on all ranks
   std::string schedule = "auto";  ///< auto | gpipe | 1f1b | interleaved | zb-h1 | zb-v | synth
-  /// auto | none | full | modules' names, with commas: what runs its forward again before its backward
+  /// auto | none | full | modules' names, with commas: what recomputes its forward before its backward
   std::string recompute = "auto";
   std::string precision = "module";       ///< module (its own element types) | tf32 | bf16 | fp16 (as in autocast;
                                           ///< parameters, sums of gradients: float32)

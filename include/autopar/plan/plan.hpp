@@ -11,8 +11,8 @@
 
 namespace autopar {
 
-/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are run again. 4: and copies of gradients and the
-/// element types. 5: and what is in host memory.
+/// 2: plans carry a certificate. 3: and ZeRO levels and segments that are recomputed. 4: and copies of gradients and
+/// the element types. 5: and what is in host memory.
 inline constexpr int kPlanVersion = 5;
 
 /// What is kept in the host's memory instead of the device's.
@@ -33,14 +33,14 @@ struct StagePlan {
   std::vector<NodeId> atoms;      ///< of the model profile's graph, ascending
   std::vector<std::int32_t> ops;  ///< positions of their operators in the captured graph, ascending
   std::vector<Rank> ranks;        ///< [replica]
-  /// Segments of atoms that run their forward again before their backward
+  /// Segments of atoms that recompute their forward before their backward
   std::vector<std::vector<NodeId>> recomputed;
   std::vector<ParameterId> parameters;  ///< read by the stage, ascending
   Bytes parameter_bytes{};              ///< buffers included
   std::int64_t parameter_elements = 0;  ///< of parameters proper; 0 = not known
-  Seconds forward{};                    ///< predicted, one micro-batch share
+  Seconds forward{};                    ///< predicted, one slice of a micro-batch
   Seconds backward{};
-  Seconds communication{};  ///< predicted, one micro-batch share, both ways
+  Seconds communication{};  ///< predicted, one slice of a micro-batch, both ways
   Seconds reduction{};      ///< predicted gradient sum, once a step
   Bytes peak_memory{};      ///< predicted, the worst rank of the stage
   Bytes host_memory{};      ///< predicted, of what is offloaded
@@ -91,13 +91,14 @@ struct Plan {
   std::int64_t batch = 0;   ///< samples of a step it was made for, all ranks together
   std::vector<StagePlan> stages;
   int microbatches = 1;
-  ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  ScheduleKind schedule = kDefaultSchedule;
   int zero = 0;  ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
-  std::string precision = "module";       ///< Options::precision that it was made for
-  std::vector<std::vector<Turn>> orders;  ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
-  std::string device;                     ///< name of the device model the predictions come from
-  Bytes device_memory{};                  ///< what a stage may use: memory less margin
+  std::string precision = "module";  ///< Options::precision that it was made for
+  std::vector<std::vector<ComputeAction>>
+      orders;               ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs
+  std::string device;       ///< name of the device model the predictions come from
+  Bytes device_memory{};    ///< what a stage may use: memory less margin
   Bytes host_memory{};      ///< what a rank may use of its host's, less margin; 0 = that is the device's own
   int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak (Options::gradient_accumulation)
   double optimizer_state_factor = 0;

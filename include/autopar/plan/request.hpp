@@ -8,13 +8,15 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
 /// What the runtime that will run a plan can do, and how much memory it spends on it. By default the least that one
 /// does, under which plans are searched exactly.
 struct Capabilities {
-  std::vector<std::string> schedules{"gpipe", "1f1b"};
+  std::vector<std::string> schedules = schedule_names(has_closed_form);
   int max_tensor_parallel = 1;
   int max_zero = 0;
   bool recompute = false;
@@ -26,7 +28,7 @@ struct Capabilities {
 /// What autopar's own runtime does: live plans use this and no more.
 [[nodiscard]] inline Capabilities runtime_capabilities() {
   Capabilities runtime;
-  runtime.schedules = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "synth"};
+  runtime.schedules = schedule_names();
   runtime.max_zero = 3;
   runtime.recompute = true;
   runtime.offload = true;
@@ -42,7 +44,7 @@ struct PlanRequest {
   Capabilities runtime{};
 };
 
-/// Whether forwards may be run again before their backwards, instead of keeping what they save.
+/// Whether forwards may be recomputed before their backwards, instead of keeping what they save.
 enum class Recompute : std::uint8_t {
   kNever,
   kToFit,   ///< the fewest segments with which a stage fits

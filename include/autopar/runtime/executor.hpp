@@ -69,7 +69,7 @@ class ProgramRun {
         engine_.on_parameters_needed([this](int group, int bucket) { need(group, bucket); });
       }
       for (const Action& action : actions_) {
-        doing_ = turn_ = &action;
+        doing_ = compute_ = &action;
         execute(action);
       }
       finish();
@@ -91,16 +91,19 @@ class ProgramRun {
     Clock::time_point start{};
   };
 
-  static bool is_backward(const Action& action) { return is_turn(action.kind) && action.kind != ActionKind::kForward; }
+  static bool is_backward(const Action& action) {
+    return is_compute(action.kind) && action.kind != ActionKind::kForward;
+  }
   static bool is_message(const Action& action) {
     return action.kind == ActionKind::kSend || action.kind == ActionKind::kReceive;
   }
   static bool is_sum(const Action& action) {
     return action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter;
   }
-  static bool is_of_turn(const Action& collective) { return collective.microbatch >= 0; }
-  static bool is_filled_by(const Action& sum, const Action* turn) {
-    return is_of_turn(sum) && turn != nullptr && turn->stage == sum.stage && turn->microbatch == sum.microbatch;
+  static bool is_of_compute(const Action& collective) { return collective.microbatch >= 0; }
+  static bool is_filled_by(const Action& sum, const Action* compute) {
+    return is_of_compute(sum) && compute != nullptr && compute->stage == sum.stage &&
+           compute->microbatch == sum.microbatch;
   }
   using Slot = std::tuple<StageId, int, Flow>;  // stage, micro-batch
   static Slot slot(const Action& action) { return {action.stage, action.microbatch, action.flow}; }
@@ -111,21 +114,21 @@ class ProgramRun {
 
   void read_program() {
     const Action* message = nullptr;
-    const Action* last_turn = nullptr;  // that gives weight gradients
+    const Action* last_compute = nullptr;  // that gives weight gradients
     for (const Action& action : actions_) {
       if (is_backward(action)) {
         ++backwards_left_;
         ++backwards_left_of_[action.stage];
       }
-      if (gives_weight_gradients(action.kind)) last_turn = &action;
+      if (gives_weight_gradients(action.kind)) last_compute = &action;
       if (is_sum(action)) {
         reductions_.push_back({&action, {}, {}, false});
         message_before_.push_back(message);
-        filled_by_.push_back(is_filled_by(action, last_turn) ? last_turn : nullptr);
+        filled_by_.push_back(is_filled_by(action, last_compute) ? last_compute : nullptr);
       }
-      if (action.kind == ActionKind::kForward || gives_input_gradients(action.kind)) turns_[slot(action)] = &action;
-      const bool gathers_for_turn = action.kind == ActionKind::kGather && is_of_turn(action);
-      if (gathers_for_turn || (is_message(action) && action.peer != wire_.rank())) message = &action;
+      if (action.kind == ActionKind::kForward || gives_input_gradients(action.kind)) computes_[slot(action)] = &action;
+      const bool gathers_for_compute = action.kind == ActionKind::kGather && is_of_compute(action);
+      if (gathers_for_compute || (is_message(action) && action.peer != wire_.rank())) message = &action;
     }
     full_.assign(reductions_.size(), false);
   }
@@ -157,13 +160,13 @@ class ProgramRun {
     }
   }
 
-  /// What is gathered for a turn stands right before it, or, on a rank that has no samples in it, alone.
+  /// What is gathered for a compute action stands right before it, or, on a rank that has no samples in it, alone.
   void gather(const Action& action) {
-    if (!is_of_turn(action)) {
+    if (!is_of_compute(action)) {
       gathers_.start_for_call(action);
       return;
     }
-    gathers_.add_to_turn(action);
+    gathers_.add_to_compute(action);
     const Action* next = &action + 1;
     const Action* const end = actions_.data() + actions_.size();
     const auto is_of_it = [&](ActionKind kind) {
@@ -171,23 +174,23 @@ class ProgramRun {
              next->microbatch == action.microbatch && next->flow == action.flow;
     };
     if (is_of_it(ActionKind::kGather) && next->after > action.after)
-      return;  // else another turn's, right behind this one's
-    const bool takes_part = next != end && is_turn(next->kind) && is_of_it(next->kind);
+      return;  // else another compute action's, right behind this one's
+    const bool takes_part = next != end && is_compute(next->kind) && is_of_it(next->kind);
     if (takes_part) ++next;
-    for (sums_of_turn_ = started_; is_of_it(ActionKind::kReduceScatter); ++next) ++sums_of_turn_;
+    for (sums_of_compute_ = started_; is_of_it(ActionKind::kReduceScatter); ++next) ++sums_of_compute_;
     if (takes_part) {
       gather_ahead_of(0);
       return;
     }
-    for (std::size_t i = 0; i < gathers_.of_turn(); ++i) {
+    for (std::size_t i = 0; i < gathers_.of_compute(); ++i) {
       start_sums_before(i);
       gathers_.start_up_to(i + 1);
       gathers_.lend(i, ended());
     }
-    end_gathering_turn();
+    end_gathering_compute();
   }
 
-  /// The turn is about to use a bucket: it is there afterwards, and the next one is on its way.
+  /// The compute action is about to use a bucket: it is there afterwards, and the next one is on its way.
   void need(int group, int bucket) {
     const auto position = gathers_.position_of(group, bucket);
     if (!position) return;
@@ -201,29 +204,29 @@ class ProgramRun {
     gathers_.start_ahead_up_to(std::min(needed + static_cast<std::size_t>(kGathersAhead), may_gather()));
   }
 
-  /// How many of a turn's gatherings may be issued before its next sum is.
+  /// How many of a compute action's gatherings may be issued before its next sum is.
   [[nodiscard]] std::size_t may_gather() const {
-    return started_ < sums_of_turn_ ? static_cast<std::size_t>(reductions_[started_].action->after)
-                                    : gathers_.of_turn();
+    return started_ < sums_of_compute_ ? static_cast<std::size_t>(reductions_[started_].action->after)
+                                       : gathers_.of_compute();
   }
   /// Sums that come before a gathering: what has not been added to their buckets by now never will be.
   void start_sums_before(std::size_t gathering) {
-    while (started_ < sums_of_turn_ && may_gather() <= gathering) start_next_sum_of_turn();
+    while (started_ < sums_of_compute_ && may_gather() <= gathering) start_next_sum_of_compute();
   }
-  void start_next_sum_of_turn() {
+  void start_next_sum_of_compute() {
     full_[started_] = true;
     start_full_sums();
   }
-  void end_gathering_turn() {
-    while (started_ < sums_of_turn_) start_next_sum_of_turn();
-    sums_of_turn_ = 0;
-    gathers_.end_turn(ended());
+  void end_gathering_compute() {
+    while (started_ < sums_of_compute_) start_next_sum_of_compute();
+    sums_of_compute_ = 0;
+    gathers_.end_compute(ended());
   }
   [[nodiscard]] auto ended() const {
     return [this](const Action& action, Clock::time_point start) { trace(action, start); };
   }
 
-  /// What a turn made has been sent before anything else is done: somebody may wait for it.
+  /// What a compute action made has been sent before anything else is done: somebody may wait for it.
   void compute(const Action& action) {
     post_receives_ahead();
     drop_what_is_done();
@@ -235,16 +238,16 @@ class ProgramRun {
       --backwards_left_;
       --backwards_left_of_[action.stage];
     }
-    run_turn(action);
+    run_compute(action);
     trace(action, start);
-    if (gathers_.of_turn() > 0) end_gathering_turn();
-    ++turns_done_;
+    if (gathers_.of_compute() > 0) end_gathering_compute();
+    ++computes_done_;
   }
 
-  /// Hands over what came for a turn, in an order that depends on no schedule, so that sums do not either.
-  void take_arrivals(const Action& turn) {
-    if (turn.kind == ActionKind::kBackwardWeight) return;
-    const auto found = arrivals_.find(slot(turn));
+  /// Hands over what came for a compute action, in an order that depends on no schedule, so that sums do not either.
+  void take_arrivals(const Action& compute) {
+    if (compute.kind == ActionKind::kBackwardWeight) return;
+    const auto found = arrivals_.find(slot(compute));
     if (found == arrivals_.end()) return;
     auto& arrivals = found->second;
     std::stable_sort(arrivals.begin(), arrivals.end(), [](const Transfer& a, const Transfer& b) {
@@ -254,7 +257,7 @@ class ProgramRun {
     arrivals_.erase(found);
   }
 
-  void run_turn(const Action& action) {
+  void run_compute(const Action& action) {
     if (action.kind == ActionKind::kForward) {
       engine_.forward(action);
     } else if (action.kind == ActionKind::kBackward) {
@@ -289,11 +292,11 @@ class ProgramRun {
     file(std::move(transfer));
   }
 
-  /// Keeps an arrival for the turn that needs it, or among the results if no turn does.
+  /// Keeps an arrival for the compute action that needs it, or among the results if no compute action does.
   void file(Transfer transfer) {
     const Action& action = *transfer.action;
-    const auto turn = turns_.find(slot(action));
-    if (turn != turns_.end() && turn->second > &action)
+    const auto compute = computes_.find(slot(action));
+    if (compute != computes_.end() && compute->second > &action)
       arrivals_[slot(action)].push_back(std::move(transfer));
     else
       results_.push_back(std::move(transfer));
@@ -320,9 +323,9 @@ class ProgramRun {
     if (in_order_) return;
     for (; posted_ < actions_.size(); ++posted_) {
       const Action& action = actions_[posted_];
-      if (is_turn(action.kind)) {
-        if (turns_passed_ == turns_done_ + static_cast<std::size_t>(kReceivesAhead)) return;
-        ++turns_passed_;
+      if (is_compute(action.kind)) {
+        if (computes_passed_ == computes_done_ + static_cast<std::size_t>(kReceivesAhead)) return;
+        ++computes_passed_;
       }
       if (action.kind == ActionKind::kReceive && action.peer != wire_.rank()) post(action);
     }
@@ -359,13 +362,13 @@ class ProgramRun {
 
   /// Whether nothing that the program has before the reduction is still to be issued.
   [[nodiscard]] bool is_next(std::size_t reduction) const {
-    return message_before_[reduction] == nullptr || message_before_[reduction] < turn_;
+    return message_before_[reduction] == nullptr || message_before_[reduction] < compute_;
   }
 
   /// Whether a backward that may add to the bucket has still to begin.
   [[nodiscard]] bool is_awaited(std::size_t i) const {
     const Action& reduction = *reductions_[i].action;
-    if (is_of_turn(reduction)) return filled_by_[i] == nullptr ? &reduction > turn_ : filled_by_[i] > turn_;
+    if (is_of_compute(reduction)) return filled_by_[i] == nullptr ? &reduction > compute_ : filled_by_[i] > compute_;
     if (!reduction.stage.valid()) return backwards_left_ > 0;
     const auto left = backwards_left_of_.find(reduction.stage);
     return left != backwards_left_of_.end() && left->second > 0;
@@ -384,26 +387,26 @@ class ProgramRun {
   void start_full_sums() {
     while (started_ < reductions_.size() && full_[started_] && may_start(started_)) {
       Transfer& reduction = reductions_[started_];
-      if (started_ < sums_of_turn_) gathers_.start_up_to(static_cast<std::size_t>(reduction.action->after));
+      if (started_ < sums_of_compute_) gathers_.start_up_to(static_cast<std::size_t>(reduction.action->after));
       ++started_;
       start_sum(reduction);
-      if (is_of_turn(*reduction.action)) make_room();
+      if (is_of_compute(*reduction.action)) make_room();
     }
   }
 
-  /// A rank that sums into shares within its turns has no room for more whole buckets than this, and the one that is
-  /// filled. All members issue what belongs to such a turn in the same order. Sums of whole calls are not waited for:
-  /// they may have started before the other members come to them.
+  /// A rank that sums into shares within its compute actions has no room for more whole buckets than this, and the one
+  /// that is filled. All members issue what belongs to such a compute action in the same order. Sums of whole calls are
+  /// not waited for: they may have started before the other members come to them.
   void make_room() {
-    const auto of_turn = [](const Transfer* sum) { return is_of_turn(*sum->action); };
-    while (std::count_if(in_flight_.begin(), in_flight_.end(), of_turn) > kSumsInFlight) {
-      finish_sum(
-          static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_turn) - in_flight_.begin()));
+    const auto of_compute = [](const Transfer* sum) { return is_of_compute(*sum->action); };
+    while (std::count_if(in_flight_.begin(), in_flight_.end(), of_compute) > kSumsInFlight) {
+      finish_sum(static_cast<std::size_t>(std::find_if(in_flight_.begin(), in_flight_.end(), of_compute) -
+                                          in_flight_.begin()));
     }
   }
 
   /// On a device all members must issue the same operations in the same order.
-  [[nodiscard]] bool may_start(std::size_t i) const { return !in_order_ || i < sums_of_turn_ || is_next(i); }
+  [[nodiscard]] bool may_start(std::size_t i) const { return !in_order_ || i < sums_of_compute_ || is_next(i); }
 
   void start_sum(Transfer& reduction) {
     const Action& action = *reduction.action;
@@ -505,22 +508,24 @@ class ProgramRun {
   static constexpr int kSumsInFlight = 1;
 
   const Action* doing_ = nullptr;                  // for messages of errors
-  const Action* turn_ = nullptr;                   // of the program, now
-  std::map<Slot, const Action*> turns_;            // that take arrivals
-  std::map<Slot, std::deque<Transfer>> arrivals_;  // for those turns
-  std::deque<Transfer> results_;                   // received for no turn
+  const Action* compute_ = nullptr;                // of the program, now
+  std::map<Slot, const Action*> computes_;         // that take arrivals
+  std::map<Slot, std::deque<Transfer>> arrivals_;  // for those compute actions
+  std::deque<Transfer> results_;                   // received for no compute action
   std::deque<Transfer> sends_, own_;
   std::deque<Transfer> reductions_;
-  std::vector<bool> full_;                // by position in reductions_
-  std::vector<const Action*> filled_by_;  // likewise, of sums within turns: the turn; null on a rank without samples
+  std::vector<bool> full_;  // by position in reductions_
+  std::vector<const Action*>
+      filled_by_;  // likewise, of sums within compute actions: the compute action; null on a rank without samples
   std::vector<const Action*> message_before_;  // likewise: the program's last message, or gathering, before it
   std::size_t started_ = 0;                    // reductions
-  std::size_t sums_of_turn_ = 0;  // up to there they are of the turn that gathers now; 0: none does, or it sums nothing
+  std::size_t sums_of_compute_ =
+      0;  // up to there they are of the compute action that gathers now; 0: none does, or it sums nothing
   std::deque<Transfer*> in_flight_;  // those of them that have not ended
   Gathers<Engine, Wire> gathers_;
-  std::size_t posted_ = 0;        // actions whose receive is posted
-  std::size_t turns_passed_ = 0;  // among them
-  std::size_t turns_done_ = 0;
+  std::size_t posted_ = 0;           // actions whose receive is posted
+  std::size_t computes_passed_ = 0;  // among them
+  std::size_t computes_done_ = 0;
   int backwards_left_ = 0;
   std::map<StageId, int> backwards_left_of_;
 };
@@ -529,12 +534,12 @@ class ProgramRun {
 
 /// Runs this rank's part of a program: the engine computes, the transport moves bytes beside it.
 ///
-/// Receives are posted kReceivesAhead turns before their use, in the program's order; an action waits only for its own
-/// messages, and for the parameters that it is about to use; gradient buckets are summed in the program's order while
-/// the last backward of their stage fills them, or, into shares, every one. On a transport that is `in_order()`,
-/// messages and sums are issued exactly in the program's order instead: a sum starts within that backward only if no
-/// message comes before it. `run` returns when everything has ended. The executor owns no thread. Collective: every
-/// rank runs its part of the same program, with the same groups.
+/// Receives are posted kReceivesAhead compute actions before their use, in the program's order; an action waits only
+/// for its own messages, and for the parameters that it is about to use; gradient buckets are summed in the program's
+/// order while the last backward of their stage fills them, or, into shares, every one. On a transport that is
+/// `in_order()`, messages and sums are issued exactly in the program's order instead: a sum starts within that backward
+/// only if no message comes before it. `run` returns when everything has ended. The executor owns no thread.
+/// Collective: every rank runs its part of the same program, with the same groups.
 ///
 /// If the engine throws, `run` calls hooks.fail, waits until nothing is under way and throws ExecutionError with the
 /// action; if the transport does, TransportError.
@@ -542,8 +547,8 @@ template <StageEngine Engine, Transport Wire>
 class Executor {
  public:
   /// @param groups  for each of Pipeline::groups, what Transport::make_group gave
-  /// @param gather_groups  likewise, for gathering, which within turns has no fixed order with sums: other ids than any
-  /// of
+  /// @param gather_groups  likewise, for gathering, which within compute actions has no fixed order with sums: other
+  /// ids than any of
   ///                       `groups` where a group has ZeRO level 3; empty: the same
   Executor(Engine& engine, Wire& wire, std::vector<GroupId> groups, ExecutorHooks hooks = {},
            std::vector<GroupId> gather_groups = {})

@@ -17,8 +17,8 @@
 
 namespace autopar::detail {
 
-/// Shares of parameters on their way to the turns that need them: all of a call's at its start, or, within each turn,
-/// as far as they are asked for. Always started in the program's order.
+/// Shares of parameters on their way to the compute actions that need them: all of a call's at its start, or, within
+/// each compute action, as far as they are asked for. Always started in the program's order.
 template <StageEngine Engine, Transport Wire>
 class Gathers {
  public:
@@ -28,7 +28,7 @@ class Gathers {
   // ---- for the whole call
 
   void start_for_call(const Action& action) { start(for_call_.emplace_back(Gather{&action})); }
-  /// What turns of a stage need is there; of all stages if it is invalid.
+  /// What compute actions of a stage need is there; of all stages if it is invalid.
   template <class Ended>
   void finish_for_call(StageId stage, const Ended& ended) {
     std::erase_if(for_call_, [&](Gather& gather) {
@@ -39,57 +39,57 @@ class Gathers {
     });
   }
 
-  // ---- for one turn, which follows
+  // ---- for one compute action, which follows
 
-  void add_to_turn(const Action& action) {
-    positions_[{action.group, action.bucket}].push_back(of_turn_.size());
-    of_turn_.push_back(Gather{&action});
+  void add_to_compute(const Action& action) {
+    positions_[{action.group, action.bucket}].push_back(of_compute_.size());
+    of_compute_.push_back(Gather{&action});
   }
-  [[nodiscard]] std::size_t of_turn() const { return of_turn_.size(); }
-  /// Where the turn gathers a bucket that it needs now: where it was gathered last if it is still there, or else the
-  /// next time; nowhere if it does not gather it.
+  [[nodiscard]] std::size_t of_compute() const { return of_compute_.size(); }
+  /// Where the compute action gathers a bucket that it needs now: where it was gathered last if it is still there, or
+  /// else the next time; nowhere if it does not gather it.
   [[nodiscard]] std::optional<std::size_t> position_of(int group, int bucket) const {
     const auto found = positions_.find({group, bucket});
     if (found == positions_.end()) return std::nullopt;
     const auto& at = found->second;
-    const auto next = std::find_if(at.begin(), at.end(), [&](std::size_t i) { return !of_turn_[i].finished; });
+    const auto next = std::find_if(at.begin(), at.end(), [&](std::size_t i) { return !of_compute_[i].finished; });
     if (next == at.begin()) return *next;
     return next == at.end() || is_held(*std::prev(next)) ? *std::prev(next) : *next;
   }
   /// The first so many are on their way, or there.
   void start_up_to(std::size_t count) {
-    for (; started_ < std::min(count, of_turn_.size()); ++started_) start(of_turn_[started_]);
+    for (; started_ < std::min(count, of_compute_.size()); ++started_) start(of_compute_[started_]);
   }
   /// Likewise, as far as what was gathered before was let go of.
   void start_ahead_up_to(std::size_t count) {
-    while (started_ < std::min(count, of_turn_.size()) && !is_still_used(started_)) start_up_to(started_ + 1);
+    while (started_ < std::min(count, of_compute_.size()) && !is_still_used(started_)) start_up_to(started_ + 1);
   }
-  /// A turn is about to use a bucket: it is there afterwards. @pre it was started
+  /// A compute action is about to use a bucket: it is there afterwards. @pre it was started
   template <class Ended>
   void wait_for(std::size_t position, const Ended& ended) {
-    if (!of_turn_[position].finished) finish(of_turn_[position], ended);
+    if (!of_compute_[position].finished) finish(of_compute_[position], ended);
   }
-  /// A rank that has no turn lends its share: the others need it. @pre it was started
+  /// A rank that has no compute action lends its share: the others need it. @pre it was started
   template <class Ended>
   void lend(std::size_t position, const Ended& ended) {
     wait_for(position, ended);
-    release(of_turn_[position]);
+    release(of_compute_[position]);
   }
-  /// The turn is over.
+  /// The compute action is over.
   template <class Ended>
-  void end_turn(const Ended& ended) {
-    for (std::size_t i = 0; i < of_turn_.size(); ++i) {
+  void end_compute(const Ended& ended) {
+    for (std::size_t i = 0; i < of_compute_.size(); ++i) {
       start_up_to(i + 1);
       wait_for(i, ended);
-      release(of_turn_[i]);
+      release(of_compute_[i]);
     }
-    of_turn_.clear();
+    of_compute_.clear();
     positions_.clear();
     started_ = 0;
   }
 
   void drain() noexcept {
-    for (auto* gathers : {&for_call_, &of_turn_}) {
+    for (auto* gathers : {&for_call_, &of_compute_}) {
       for (Gather& gather : *gathers) {
         if (!gather.started || gather.finished) continue;
         try {
@@ -113,15 +113,15 @@ class Gathers {
   };
 
   [[nodiscard]] bool is_held(std::size_t position) const {
-    if constexpr (ShardingEngine<Engine>) return std::as_const(engine_).holds(*of_turn_[position].action);
+    if constexpr (ShardingEngine<Engine>) return std::as_const(engine_).holds(*of_compute_[position].action);
     return false;
   }
   /// Whether a bucket that is to be gathered was so before, and may be read still.
   [[nodiscard]] bool is_still_used(std::size_t position) const {
-    const Action& action = *of_turn_[position].action;
+    const Action& action = *of_compute_[position].action;
     const auto& at = positions_.at({action.group, action.bucket});
     const auto here = std::find(at.begin(), at.end(), position);
-    return here != at.begin() && (!of_turn_[*std::prev(here)].finished || is_held(*std::prev(here)));
+    return here != at.begin() && (!of_compute_[*std::prev(here)].finished || is_held(*std::prev(here)));
   }
 
   void start(Gather& gather) {
@@ -151,9 +151,9 @@ class Gathers {
   Engine& engine_;
   Wire& wire_;
   const std::vector<GroupId>& groups_;
-  std::deque<Gather> for_call_, of_turn_;
-  std::map<std::pair<int, int>, std::vector<std::size_t>> positions_;  // in of_turn_, ascending: by group and bucket
-  std::size_t started_ = 0;                                            // of the turn's
+  std::deque<Gather> for_call_, of_compute_;
+  std::map<std::pair<int, int>, std::vector<std::size_t>> positions_;  // in of_compute_, ascending: by group and bucket
+  std::size_t started_ = 0;                                            // of the compute action's
 };
 
 }  // namespace autopar::detail

@@ -10,19 +10,19 @@ namespace autopar {
 
 /// What one step of a rank's program does.
 enum class ActionKind : std::uint8_t {
-  kForward,         ///< F: run a stage on this rank's share of a micro-batch
-  kBackward,        ///< B and W together: gradients of that share, of its inputs and of the stage's parameters
+  kForward,         ///< F: run a stage on this rank's slice of a micro-batch
+  kBackward,        ///< B and W together: gradients of that slice, of its inputs and of the stage's parameters
   kSend,            ///< one message of a channel to `peer`; completes in the background
   kReceive,         ///< one message of a channel from `peer`; data is there when the next action that needs it starts
   kReduce,          ///< sum of one gradient bucket over a group; starts when the bucket is full
-  kBackwardInput,   ///< B: gradients of the share's inputs; those of the parameters come with its kBackwardWeight
+  kBackwardInput,   ///< B: gradients of the slice's inputs; those of the parameters come with its kBackwardWeight
   kBackwardWeight,  ///< W: gradients of the stage's parameters, which its kBackwardInput left out
   kReduceScatter,   ///< like kReduce, but each member gets its own share of the sum alone
   kGather,          ///< the members' shares of one bucket of parameters, put together on each
 };
 
-/// Whether a rank computes: one turn of a stage. Everything else happens beside it.
-[[nodiscard]] constexpr bool is_turn(ActionKind kind) {
+/// Whether a rank computes: one compute action of a stage. Everything else happens beside it.
+[[nodiscard]] constexpr bool is_compute(ActionKind kind) {
   return kind == ActionKind::kForward || kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||
          kind == ActionKind::kBackwardWeight;
 }
@@ -34,7 +34,7 @@ enum class ActionKind : std::uint8_t {
 [[nodiscard]] constexpr bool gives_input_gradients(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput;
 }
-/// Whether a stage's parameters have the share's whole gradient after it.
+/// Whether a stage's parameters have the slice's whole gradient after it.
 [[nodiscard]] constexpr bool gives_weight_gradients(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
@@ -62,17 +62,18 @@ struct Action {
   /// The stage of this rank that acts: runs, sends (kSource, kSink too) or receives, or whose gradients are summed
   /// (invalid for parameters tied across stages).
   StageId stage{};
-  /// All but kReduce; of kReduceScatter and kGather the micro-batch for whose turn they are, -1 for the whole call.
+  /// All but kReduce; of kReduceScatter and kGather the micro-batch for whose compute action they are, -1 for the whole
+  /// call.
   int microbatch = -1;
   int channel = -1;  ///< kSend, kReceive: index into Pipeline::channels
   /// kGradient also for all kinds of backward, the kGather for one, kReduce and kReduceScatter.
   Flow flow = Flow::kValue;
   Rank peer{};         ///< kSend, kReceive; the rank itself for a copy between two stages, source or sink of its own
-  Interval samples{};  ///< the share, or what the message carries (batched channels; others travel whole)
+  Interval samples{};  ///< the slice, or what the message carries (batched channels; others travel whole)
   int group = -1;      ///< collectives: index into Pipeline::groups
   int bucket = -1;     ///< collectives: bucket of that group; sums of whole calls are issued in ascending order
-  /// kReduceScatter of a turn that gathers: so many of the turn's kGather are issued before it, and the others behind
-  /// it. kGather for a turn: likewise, which gives the order.
+  /// kReduceScatter of a compute action that gathers: so many of the compute action's kGather are issued before it, and
+  /// the others behind it. kGather for a compute action: likewise, which gives the order.
   int after = 0;
 
   friend bool operator==(const Action&, const Action&) = default;
@@ -120,10 +121,10 @@ struct Program {
   friend bool operator==(const Program&, const Program&) = default;
 };
 
-/// How many turns ahead of its use a receive is posted. Simulator and executor agree on it.
+/// How many compute actions ahead of its use a receive is posted. Simulator and executor agree on it.
 inline constexpr int kReceivesAhead = 2;
 
-/// How many buckets of parameters are gathered ahead of the one that a turn needs.
+/// How many buckets of parameters are gathered ahead of the one that a compute action needs.
 inline constexpr int kGathersAhead = 1;
 
 }  // namespace autopar

@@ -13,10 +13,10 @@
 namespace autopar {
 
 /// What one rank holds of a micro-batch in some stage. `samples` may be empty.
-struct Share {
+struct MicrobatchSlice {
   Rank rank;
   Interval samples;
-  friend bool operator==(const Share&, const Share&) = default;
+  friend bool operator==(const MicrobatchSlice&, const MicrobatchSlice&) = default;
 };
 
 /// One message of a channel. `samples` says what it carries; it is empty for replicated values, partial sums and
@@ -72,15 +72,15 @@ class BatchSplit {
   }
 
   /// What replica `q` of a stage runs of micro-batch `m`. For the source and the sink, `q` is the rank.
-  [[nodiscard]] Interval share(StageId stage, int q, int m) const {
+  [[nodiscard]] Interval slice(StageId stage, int q, int m) const {
     if (stage == kSource || stage == kSink) return piece(Rank(q), m);
     if (keeps_pieces_) return piece(stages_[0][static_cast<std::size_t>(q)], m);
     const auto replicas = static_cast<std::int64_t>(stages_[stage.index()].size());
     return {size(m) * q / replicas, size(m) * (q + 1) / replicas};
   }
 
-  /// Shares of all replicas of a stage, in ascending order of samples; empty ones are left out.
-  [[nodiscard]] std::vector<Share> shares(StageId stage, int m) const;
+  /// Slices of all replicas of a stage, in ascending order of samples; empty ones are left out.
+  [[nodiscard]] std::vector<MicrobatchSlice> slices(StageId stage, int m) const;
 
   /// Position in the global batch of the first sample of an interval: the key of random draws, which differs between
   /// any two disjoint intervals of a call. @pre samples is not empty and within micro-batch `m`
@@ -95,7 +95,7 @@ class BatchSplit {
   ///
   /// Batched: the intersections of both splits. Replicated: reader i gets the value from holder i mod n; from itself,
   /// if it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or
-  /// none. Totals: every holder sends its addend to every reader. Holders and readers with an empty share take no part.
+  /// none. Totals: every holder sends its addend to every reader. Holders and readers with an empty slice take no part.
   /// A channel that is not differentiable has no gradient routes.
   [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
 
@@ -187,21 +187,21 @@ inline void check_backward_gathers(const Pipeline& pipeline) {
     const auto& listed = pipeline.backward_gathers[s];
     if (listed.empty()) continue;
     const auto gathers = [&](std::size_t g) {
-      return pipeline.groups[g].stage == StageId::of(s) && gathers_in_turns(pipeline.groups[g]);
+      return pipeline.groups[g].stage == StageId::of(s) && gathers_in_computes(pipeline.groups[g]);
     };
     std::vector<bool> is_listed(pipeline.groups.size(), false);
     for (const int group : listed) {
       const auto g = static_cast<std::size_t>(group);
       if (group < 0 || g >= pipeline.groups.size() || !gathers(g)) {
         throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " are to gather group " +
-                              std::to_string(group) + ", which is not gathered within its turns");
+                              std::to_string(group) + ", which is not gathered within its compute actions");
       }
       is_listed[g] = true;
     }
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
       if (!gathers(g) || is_listed[g]) continue;
       throw InvalidArgument("pipeline: backwards of stage " + std::to_string(s) + " leave out group " +
-                            std::to_string(g) + ", which is gathered within its turns");
+                            std::to_string(g) + ", which is gathered within its compute actions");
     }
   }
 }
@@ -250,22 +250,23 @@ inline BatchSplit::BatchSplit(const Pipeline& pipeline, const BatchLayout& layou
   }
 }
 
-inline std::vector<Share> BatchSplit::shares(StageId stage, int m) const {
+inline std::vector<MicrobatchSlice> BatchSplit::slices(StageId stage, int m) const {
   const bool pseudo = stage == kSource || stage == kSink;
   const int replicas = pseudo ? ranks() : static_cast<int>(stages_[stage.index()].size());
-  std::vector<Share> out;
+  std::vector<MicrobatchSlice> out;
   for (int q = 0; q < replicas; ++q) {
-    const auto samples = share(stage, q, m);
+    const auto samples = slice(stage, q, m);
     const Rank rank = pseudo ? Rank(q) : stages_[stage.index()][static_cast<std::size_t>(q)];
     if (!samples.empty()) out.push_back({rank, samples});
   }
-  std::sort(out.begin(), out.end(), [](const Share& a, const Share& b) { return a.samples.begin < b.samples.begin; });
+  std::sort(out.begin(), out.end(),
+            [](const MicrobatchSlice& a, const MicrobatchSlice& b) { return a.samples.begin < b.samples.begin; });
   return out;
 }
 
 inline std::vector<Route> BatchSplit::batched_routes(const Channel& channel, int m) const {
-  const auto holders = shares(channel.from, m);
-  const auto readers = shares(channel.to, m);
+  const auto holders = slices(channel.from, m);
+  const auto readers = slices(channel.to, m);
   std::vector<Route> out;
   for (std::size_t h = 0, r = 0; h < holders.size() && r < readers.size();) {
     const auto both = intersect(holders[h].samples, readers[r].samples);
@@ -279,12 +280,12 @@ inline std::vector<Route> BatchSplit::batched_routes(const Channel& channel, int
 }
 
 inline std::vector<Route> BatchSplit::whole_routes(const Channel& channel, int m) const {
-  const auto holders = shares(channel.from, m);
-  const auto readers = shares(channel.to, m);
+  const auto holders = slices(channel.from, m);
+  const auto readers = slices(channel.to, m);
   std::vector<Route> out;
   if (channel.kind == ChannelKind::kTotal) {
-    for (const Share& holder : holders) {
-      for (const Share& reader : readers) out.push_back({holder.rank, reader.rank, {}});
+    for (const MicrobatchSlice& holder : holders) {
+      for (const MicrobatchSlice& reader : readers) out.push_back({holder.rank, reader.rank, {}});
     }
     return out;
   }

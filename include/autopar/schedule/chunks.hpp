@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,12 +81,55 @@ struct ChunkLayout {
   return out;
 }
 
+/// Where a schedule wants the stages of a pipeline.
+enum class StageLayout : std::uint8_t {
+  kStraight,  ///< each at a position of its own
+  kLooped,    ///< `looped_stages`
+  kVShaped,   ///< `v_shaped_stages`
+  kAnywhere,
+};
+
+/// Whether that may be with so many stages a position.
+[[nodiscard]] constexpr bool allows_chunks(StageLayout layout, int chunks) {
+  switch (layout) {
+    case StageLayout::kStraight:
+      return chunks == 1;
+    case StageLayout::kLooped:
+      return chunks >= 2;
+    case StageLayout::kVShaped:
+      return chunks == 2;
+    case StageLayout::kAnywhere:
+      return chunks >= 1;
+  }
+  return false;
+}
+
+/// The position of a stage of a pipeline that goes straight, in loops or there and back.
+[[nodiscard]] constexpr int position_in(StageLayout layout, int stage, int positions) {
+  return layout == StageLayout::kVShaped ? std::min(stage, 2 * positions - 1 - stage) : stage % positions;
+}
+
+/// Whether stages lie so; those that go straight on do so in loops of one chunk, too.
+[[nodiscard]] inline bool lies_in(StageLayout layout, const ChunkLayout& stages) {
+  switch (layout) {
+    case StageLayout::kStraight:
+      return stages.at.size() == stages.positions.size();
+    case StageLayout::kLooped:
+      return stages.is_looped();
+    case StageLayout::kVShaped:
+      return stages.is_v_shaped();
+    case StageLayout::kAnywhere:
+      return true;
+  }
+  return false;
+}
+
 namespace detail {
 
 /// The orders of positions as those of their ranks.
-[[nodiscard]] inline std::vector<std::vector<Turn>> orders_of_ranks(const Pipeline& pipeline, const ChunkLayout& layout,
-                                                                    const std::vector<std::vector<Turn>>& orders) {
-  std::vector<std::vector<Turn>> out(static_cast<std::size_t>(pipeline.ranks));
+[[nodiscard]] inline std::vector<std::vector<ComputeAction>> orders_of_ranks(
+    const Pipeline& pipeline, const ChunkLayout& layout, const std::vector<std::vector<ComputeAction>>& orders) {
+  std::vector<std::vector<ComputeAction>> out(static_cast<std::size_t>(pipeline.ranks));
   for (std::size_t d = 0; d < orders.size(); ++d) {
     for (const Rank rank : layout.positions[d]) out[rank.index()] = orders[d];
   }

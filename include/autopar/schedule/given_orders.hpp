@@ -13,18 +13,19 @@ namespace autopar {
 /// Orders that were decided elsewhere, by a synthesiser or a plan.
 struct GivenOrders {
   using policy_category = schedule_policy_tag;
-  std::vector<std::vector<Turn>> orders;  ///< [rank]
-  int microbatches = 0;                   ///< that the orders name
+  std::vector<std::vector<ComputeAction>> orders;  ///< [rank]
+  int microbatches = 0;                            ///< that the orders name
 
   /// The orders without the micro-batches that a call does not have; what is left of orders without a cycle has none.
   /// @throws InvalidArgument if the call has more micro-batches than the orders
-  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline&, int wanted) const {
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline&, int wanted) const {
     if (wanted > microbatches) {
       throw InvalidArgument("schedule synth: orders of " + std::to_string(microbatches) + " micro-batches cannot run " +
                             std::to_string(wanted) + "; synthesise orders for these");
     }
     auto out = orders;
-    for (auto& turns : out) std::erase_if(turns, [&](const Turn turn) { return turn.microbatch >= wanted; });
+    for (auto& computes : out)
+      std::erase_if(computes, [&](const ComputeAction compute) { return compute.microbatch >= wanted; });
     return out;
   }
 };

@@ -13,10 +13,10 @@ namespace autopar {
 struct GPipe {
   using policy_category = schedule_policy_tag;
 
-  /// Turns of `stage` [2 * microbatches]. @throws InvalidArgument if an argument is out of range
-  [[nodiscard]] std::vector<Turn> order(StageId stage, int stages, int microbatches) const {
+  /// Compute actions of `stage` [2 * microbatches]. @throws InvalidArgument if an argument is out of range
+  [[nodiscard]] std::vector<ComputeAction> order(StageId stage, int stages, int microbatches) const {
     expect(stage.valid() && stage.value() < stages && microbatches >= 1, "GPipe: bad stage or micro-batches");
-    std::vector<Turn> out;
+    std::vector<ComputeAction> out;
     for (int m = 0; m < microbatches; ++m) out.push_back({ActionKind::kForward, m});
     for (int m = 0; m < microbatches; ++m) out.push_back({ActionKind::kBackward, m});
     return out;

@@ -13,8 +13,8 @@
 namespace autopar {
 
 /// 1F1B on a pipeline that passes its positions v times (interleaved 1F1B): a micro-batch comes to the last stage after
-/// as many but v times shorter turns, so the bubble is (positions - 1) / (v * microbatches + positions - 1) of a step,
-/// for equal stage times and at least as many micro-batches as positions. With v = 1 it is 1F1B.
+/// as many but v times shorter compute actions, so the bubble is (positions - 1) / (v * microbatches + positions - 1)
+/// of a step, for equal stage times and at least as many micro-batches as positions. With v = 1 it is 1F1B.
 ///
 /// Micro-batches go round in groups: a group passes a position's first chunk, then its second, and so on. The source
 /// wants groups of exactly p = positions micro-batches. Here max(1, microbatches / p) groups, rounded down, are as
@@ -26,11 +26,11 @@ struct Interleaved {
   using policy_category = schedule_policy_tag;
 
   /// @throws InvalidArgument unless the pipeline is looped_stages
-  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline& pipeline, int microbatches) const {
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
     const ChunkLayout layout = chunk_layout(pipeline);
     expect(layout.is_looped() && microbatches >= 1,
            "Interleaved: the stages must pass all positions again and again; lay them out by looped_stages");
-    std::vector<std::vector<Turn>> orders;
+    std::vector<std::vector<ComputeAction>> orders;
     for (int d = 0; d < layout.size(); ++d) orders.push_back(order(d, layout.size(), layout.chunks(), microbatches));
     return detail::orders_of_ranks(pipeline, layout, orders);
   }
@@ -56,7 +56,7 @@ struct Interleaved {
     return std::min(chunks * microbatches, 2 * below + (chunks - 1) * groups(positions, microbatches).front());
   }
 
-  [[nodiscard]] static std::vector<Turn> order(int position, int positions, int chunks, int microbatches) {
+  [[nodiscard]] static std::vector<ComputeAction> order(int position, int positions, int chunks, int microbatches) {
     std::vector<std::pair<int, int>> passes;  // chunk, micro-batch: forwards; backwards have the chunks the other way
     int first = 0;
     for (const int group : groups(positions, microbatches)) {
@@ -66,7 +66,7 @@ struct Interleaved {
       first += group;
     }
     const auto warm = static_cast<std::size_t>(warmup(position, positions, chunks, microbatches));
-    std::vector<Turn> out;
+    std::vector<ComputeAction> out;
     const auto forward = [&](std::size_t k) {
       const auto [chunk, microbatch] = passes[k];
       out.push_back({ActionKind::kForward, microbatch, StageId(chunk * positions + position)});

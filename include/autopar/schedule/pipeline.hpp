@@ -40,11 +40,11 @@ struct ReduceGroup {
   int buckets = 1;
   /// ZeRO level: what the members hold in shares. 1: sums go into shares, and parameters are gathered at the start of a
   /// call. 2 (with a stage): sums into shares within every backward that gives weight gradients. 3 (with a stage):
-  /// parameters are gathered within every turn, too, instead of at the start.
+  /// parameters are gathered within every compute action, too, instead of at the start.
   int zero = 0;
-  /// From level 2 on, of a stage that gathers within turns: how many buckets a whole backward gathers until it has
-  /// filled this group's. Sums are issued behind them and those that are gathered ahead, and the others are gathered
-  /// behind the sums.
+  /// From level 2 on, of a stage that gathers within compute actions: how many buckets a whole backward gathers until
+  /// it has filled this group's. Sums are issued behind them and those that are gathered ahead, and the others are
+  /// gathered behind the sums.
   int filled_after = std::numeric_limits<int>::max();
   friend bool operator==(const ReduceGroup&, const ReduceGroup&) = default;
 };
@@ -56,8 +56,9 @@ struct Pipeline {
   std::vector<std::vector<Rank>> stages;  ///< [stage][replica]
   std::vector<Channel> channels;
   std::vector<ReduceGroup> groups;  ///< in the order in which they are issued: best later stages first
-  /// By stage that gathers within turns: its groups in the order in which a whole backward needs them, each once or, if
-  /// it is let go of in between, several times. Nothing for a stage, or for all: each once, in the groups' order.
+  /// By stage that gathers within compute actions: its groups in the order in which a whole backward needs them, each
+  /// once or, if it is let go of in between, several times. Nothing for a stage, or for all: each once, in the groups'
+  /// order.
   std::vector<std::vector<int>> backward_gathers = {};
 
   friend bool operator==(const Pipeline&, const Pipeline&) = default;
@@ -77,9 +78,12 @@ enum class Phase : std::uint8_t {
   kBackward,  ///< all backwards; result gradients from the sink (output mode)
 };
 
-/// Whether a group's collectives stand around the turns of its stage: all replicas then take such a turn together.
-[[nodiscard]] constexpr bool gathers_in_turns(const ReduceGroup& group) { return group.zero >= 3 && group.buckets > 0; }
-[[nodiscard]] constexpr bool sums_in_turns(const ReduceGroup& group) { return group.zero >= 2 && group.buckets > 0; }
+/// Whether a group's collectives stand around the compute actions of its stage: all replicas then run such a compute
+/// action together.
+[[nodiscard]] constexpr bool gathers_in_computes(const ReduceGroup& group) {
+  return group.zero >= 3 && group.buckets > 0;
+}
+[[nodiscard]] constexpr bool sums_in_computes(const ReduceGroup& group) { return group.zero >= 2 && group.buckets > 0; }
 
 /// Groups that a whole backward of a stage gathers, in that order.
 [[nodiscard]] inline std::vector<int> gathered_by_backward(const Pipeline& pipeline, StageId stage) {
@@ -87,7 +91,7 @@ enum class Phase : std::uint8_t {
     return pipeline.backward_gathers[stage.index()];
   std::vector<int> groups;
   for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-    if (pipeline.groups[g].stage == stage && gathers_in_turns(pipeline.groups[g]))
+    if (pipeline.groups[g].stage == stage && gathers_in_computes(pipeline.groups[g]))
       groups.push_back(static_cast<int>(g));
   }
   return groups;

@@ -13,13 +13,13 @@
 #include <autopar/core/error.hpp>
 #include <autopar/schedule/action.hpp>
 #include <autopar/schedule/batch_split.hpp>
+#include <autopar/schedule/compute_checks.hpp>
 #include <autopar/schedule/concepts.hpp>
 #include <autopar/schedule/pipeline.hpp>
-#include <autopar/schedule/turn_checks.hpp>
 
 namespace autopar {
 
-/// A turn never gets what it needs, because the orders of the stages, or of the ranks, wait for each other.
+/// A compute action never gets what it needs, because the orders of the stages, or of the ranks, wait for each other.
 class CyclicOrders : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
@@ -49,9 +49,9 @@ class Few {
 };
 
 /// Plays all units (one replica of one stage) against each other with nominal durations and writes down one total
-/// order: a turn when it starts, its messages right behind it, each at both of its ends. What a rank sees of that order
-/// is its program. Turns come in lanes, whose order is fixed: one a unit, or one a rank for all its units. Lanes of one
-/// rank share its time.
+/// order: a compute action when it starts, its messages right behind it, each at both of its ends. What a rank sees of
+/// that order is its program. Compute actions come in lanes, whose order is fixed: one a unit, or one a rank for all
+/// its units. Lanes of one rank share its time.
 class ProgramBuilder {
  public:
   ProgramBuilder(const Pipeline& pipeline, const BatchSplit& split, Phase phase)
@@ -61,23 +61,23 @@ class ProgramBuilder {
     units_of_rank_.resize(program_.ranks.size());
     emitted_.resize(pipeline.groups.size(), false);
     add_units();
-    find_joint_turns();
+    find_joint_computes();
   }
 
-  /// Every unit in its stage's order. @param turns  [stage]
-  void add_stage_orders(const std::vector<std::vector<Turn>>& turns) {
+  /// Every unit in its stage's order. \@param computes  [stage]
+  void add_stage_orders(const std::vector<std::vector<ComputeAction>>& computes) {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       lanes_.push_back({units_[u].rank, {}});
-      for (const Turn turn : turns[units_[u].stage.index()]) add_turn(lanes_.size() - 1, u, turn);
+      for (const ComputeAction compute : computes[units_[u].stage.index()]) add_compute(lanes_.size() - 1, u, compute);
     }
   }
 
-  /// All units of a rank in one order. @param turns  [rank]
-  void add_rank_orders(const std::vector<std::vector<Turn>>& turns) {
-    for (std::size_t r = 0; r < turns.size(); ++r) {
+  /// All units of a rank in one order. \@param computes  [rank]
+  void add_rank_orders(const std::vector<std::vector<ComputeAction>>& computes) {
+    for (std::size_t r = 0; r < computes.size(); ++r) {
       lanes_.push_back({Rank::of(r), {}});
-      for (const Turn turn : turns[r]) {
-        add_turn(lanes_.size() - 1, static_cast<std::size_t>(unit_of(turn.stage, Rank::of(r))), turn);
+      for (const ComputeAction compute : computes[r]) {
+        add_compute(lanes_.size() - 1, static_cast<std::size_t>(unit_of(compute.stage, Rank::of(r))), compute);
       }
     }
   }
@@ -98,18 +98,18 @@ class ProgramBuilder {
     while (!startable_.empty()) {
       const auto [start, l] = startable_.top();
       startable_.pop();
-      if (lanes_[l].startable_at != start) continue;  // another turn of the rank came first
-      run_turns(first_of_rank(l, start), start);
+      if (lanes_[l].startable_at != start) continue;  // another compute action of the rank came first
+      run_computes(first_of_rank(l, start), start);
     }
     for (const Lane& lane : lanes_) {
-      if (lane.next < lane.turns.size()) refuse_cycle(lane.turns[lane.next]);
+      if (lane.next < lane.computes.size()) refuse_cycle(lane.computes[lane.next]);
     }
     return std::move(program_);
   }
 
  private:
-  // A stage's inputs leave their ranks two turns of its lane early: a source that is busy with a turn of its own sends
-  // behind it.
+  // A stage's inputs leave their ranks two compute actions of its lane early: a source that is busy with a compute
+  // action of its own sends behind it.
   static constexpr std::size_t kInputsAhead = 2;
 
   struct Message {
@@ -123,7 +123,7 @@ class ProgramBuilder {
     int missing = 0;
     std::int64_t ready_at = 0;
     Few inputs;   // messages from the source or the sink
-    Few outputs;  // messages that this turn makes
+    Few outputs;  // messages that this compute action makes
   };
   struct Unit {
     Rank rank;
@@ -131,27 +131,28 @@ class ProgramBuilder {
     int replica;
     std::vector<Slot> slots;  // [2 * microbatch + (gradients ? 1 : 0)]
     std::size_t lane = 0;
-    std::size_t turns_left = 0;
+    std::size_t computes_left = 0;
   };
-  /// Groups that turns of a stage gather, in the order of use, and sum. A part of a backward gathers each once.
-  struct AroundTurns {
+  /// Groups that compute actions of a stage gather, in the order of use, and sum. A part of a backward gathers each
+  /// once.
+  struct AroundComputes {
     std::vector<int> by_forward, by_backward, by_part, sums;
 
-    [[nodiscard]] const std::vector<int>& gathered_by(ActionKind turn) const {
-      if (turn == ActionKind::kForward) return by_forward;
-      return turn == ActionKind::kBackward ? by_backward : by_part;
+    [[nodiscard]] const std::vector<int>& gathered_by(ActionKind compute) const {
+      if (compute == ActionKind::kForward) return by_forward;
+      return compute == ActionKind::kBackward ? by_backward : by_part;
     }
   };
-  struct LaneTurn {
+  struct LaneAction {
     std::size_t unit;
     ActionKind kind;
     int microbatch;
   };
   struct Lane {
     Rank rank;
-    std::vector<LaneTurn> turns;
+    std::vector<LaneAction> computes;
     std::size_t next = 0;
-    std::int64_t startable_at = kNotStartable;  // the next turn
+    std::int64_t startable_at = kNotStartable;  // the next compute action
   };
   static constexpr std::int64_t kNotStartable = -1;
 
@@ -183,13 +184,14 @@ class ProgramBuilder {
     return -1;
   }
 
-  void add_turn(std::size_t lane, std::size_t u, Turn turn) {
+  void add_compute(std::size_t lane, std::size_t u, ComputeAction compute) {
     Unit& unit = units_[u];
     unit.lane = lane;
-    const bool in_phase = phase_ == Phase::kStep || (phase_ == Phase::kForward) == (turn.kind == ActionKind::kForward);
-    if (!in_phase || split_.share(unit.stage, unit.replica, turn.microbatch).empty()) return;
-    lanes_[lane].turns.push_back({u, turn.kind, turn.microbatch});
-    ++unit.turns_left;
+    const bool in_phase =
+        phase_ == Phase::kStep || (phase_ == Phase::kForward) == (compute.kind == ActionKind::kForward);
+    if (!in_phase || split_.slice(unit.stage, unit.replica, compute.microbatch).empty()) return;
+    lanes_[lane].computes.push_back({u, compute.kind, compute.microbatch});
+    ++unit.computes_left;
   }
 
   void add_messages(int c, int m, Flow flow) {
@@ -236,42 +238,43 @@ class ProgramBuilder {
   }
 
   void emit_inputs(const Lane& lane, std::size_t position) {
-    if (position >= lane.turns.size()) return;
-    const LaneTurn turn = lane.turns[position];
-    if (turn.kind == ActionKind::kBackwardWeight) return;
-    for (const int message : slot(units_[turn.unit], turn.microbatch, flow_of(turn.kind)).inputs) emit(message, 0);
+    if (position >= lane.computes.size()) return;
+    const LaneAction compute = lane.computes[position];
+    if (compute.kind == ActionKind::kBackwardWeight) return;
+    for (const int message : slot(units_[compute.unit], compute.microbatch, flow_of(compute.kind)).inputs)
+      emit(message, 0);
   }
 
   void enqueue_if_ready(std::size_t l) {
     const Lane& lane = lanes_[l];
-    if (lane.next == lane.turns.size()) return;
+    if (lane.next == lane.computes.size()) return;
     std::int64_t start = 0;
     const auto together = taken_together(l);
-    const LaneTurn turn = lane.turns[lane.next];
+    const LaneAction compute = lane.computes[lane.next];
     for (const std::size_t each : together) {
-      const auto at = comes_to(each, turn) ? ready_at(each) : kNotStartable;
+      const auto at = comes_to(each, compute) ? ready_at(each) : kNotStartable;
       if (at == kNotStartable) return;
       start = std::max(start, at);
     }
     for (const std::size_t each : together) enqueue(each, start);
   }
 
-  /// Whether a lane's next turn is this one of its own replica.
-  [[nodiscard]] bool comes_to(std::size_t l, LaneTurn turn) const {
+  /// Whether a lane's next compute action is this one of its own replica.
+  [[nodiscard]] bool comes_to(std::size_t l, LaneAction compute) const {
     const Lane& lane = lanes_[l];
-    if (lane.next == lane.turns.size()) return false;
-    const LaneTurn own = lane.turns[lane.next];
-    return own.kind == turn.kind && own.microbatch == turn.microbatch &&
-           units_[own.unit].stage == units_[turn.unit].stage;
+    if (lane.next == lane.computes.size()) return false;
+    const LaneAction own = lane.computes[lane.next];
+    return own.kind == compute.kind && own.microbatch == compute.microbatch &&
+           units_[own.unit].stage == units_[compute.unit].stage;
   }
 
-  /// When a lane's next turn can start.
+  /// When a lane's next compute action can start.
   [[nodiscard]] std::int64_t ready_at(std::size_t l) {
     const Lane& lane = lanes_[l];
-    const LaneTurn turn = lane.turns[lane.next];
+    const LaneAction compute = lane.computes[lane.next];
     const auto free_at = free_at_[lane.rank.index()];
-    if (turn.kind == ActionKind::kBackwardWeight) return free_at;
-    const Slot& waiting = slot(units_[turn.unit], turn.microbatch, flow_of(turn.kind));
+    if (compute.kind == ActionKind::kBackwardWeight) return free_at;
+    const Slot& waiting = slot(units_[compute.unit], compute.microbatch, flow_of(compute.kind));
     return waiting.missing == 0 ? std::max(free_at, waiting.ready_at) : kNotStartable;
   }
 
@@ -280,11 +283,12 @@ class ProgramBuilder {
     startable_.push({start, l});
   }
 
-  /// Among the turns of a rank that can start now: the earliest micro-batch goes first, and of it the earliest stage.
+  /// Among the compute actions of a rank that can start now: the earliest micro-batch goes first, and of it the
+  /// earliest stage.
   [[nodiscard]] std::size_t first_of_rank(std::size_t l, std::int64_t now) const {
     const auto priority = [&](std::size_t lane) {
-      const LaneTurn turn = lanes_[lane].turns[lanes_[lane].next];
-      return std::pair(turn.microbatch, units_[turn.unit].stage);
+      const LaneAction compute = lanes_[lane].computes[lanes_[lane].next];
+      return std::pair(compute.microbatch, units_[compute.unit].stage);
     };
     for (const int u : units_of_rank_[lanes_[l].rank.index()]) {
       const std::size_t other = units_[static_cast<std::size_t>(u)].lane;
@@ -294,7 +298,7 @@ class ProgramBuilder {
     return l;
   }
 
-  /// A rank has become busy: its other turns that could have started must wait.
+  /// A rank has become busy: its other compute actions that could have started must wait.
   void hold_up(Rank rank) {
     const auto free_at = free_at_[rank.index()];
     for (const int u : units_of_rank_[rank.index()]) {
@@ -304,57 +308,57 @@ class ProgramBuilder {
     }
   }
 
-  /// A lane's next turn, and those that the stage's other replicas take together with it, right between their
+  /// A lane's next compute action, and those that the stage's other replicas take together with it, right between their
   /// collectives.
-  void run_turns(std::size_t l, std::int64_t start) {
+  void run_computes(std::size_t l, std::int64_t start) {
     const Lane& lane = lanes_[l];
-    const LaneTurn turn = lane.turns[lane.next];
-    const StageId stage = units_[turn.unit].stage;
+    const LaneAction compute = lane.computes[lane.next];
+    const StageId stage = units_[compute.unit].stage;
     const auto together = taken_together(l);
-    append_gatherings(stage, turn);
-    for (const std::size_t each : together) begin_turn(each, start);
-    if (gives_weight_gradients(turn.kind)) append_sums(stage, turn);
-    for (const std::size_t each : together) end_turn(each);
+    append_gatherings(stage, compute);
+    for (const std::size_t each : together) begin_compute(each, start);
+    if (gives_weight_gradients(compute.kind)) append_sums(stage, compute);
+    for (const std::size_t each : together) end_compute(each);
   }
 
-  void begin_turn(std::size_t l, std::int64_t start) {
-    const LaneTurn turn = lanes_[l].turns[lanes_[l].next++];
-    Unit& unit = units_[turn.unit];
-    free_at_[unit.rank.index()] = start + duration(turn.kind);
+  void begin_compute(std::size_t l, std::int64_t start) {
+    const LaneAction compute = lanes_[l].computes[lanes_[l].next++];
+    Unit& unit = units_[compute.unit];
+    free_at_[unit.rank.index()] = start + duration(compute.kind);
     lanes_[l].startable_at = kNotStartable;
     hold_up(unit.rank);
     Action action;
-    action.kind = turn.kind;
+    action.kind = compute.kind;
     action.stage = unit.stage;
-    action.microbatch = turn.microbatch;
-    action.flow = flow_of(turn.kind);
-    action.samples = split_.share(unit.stage, unit.replica, turn.microbatch);
+    action.microbatch = compute.microbatch;
+    action.flow = flow_of(compute.kind);
+    action.samples = split_.slice(unit.stage, unit.replica, compute.microbatch);
     program_.ranks[unit.rank.index()].push_back(action);
   }
 
-  void end_turn(std::size_t l) {
+  void end_compute(std::size_t l) {
     const std::size_t position = lanes_[l].next - 1;
-    const LaneTurn turn = lanes_[l].turns[position];
-    Unit& unit = units_[turn.unit];
-    const Flow flow = flow_of(turn.kind);
-    if (turn.kind != ActionKind::kBackwardWeight) {
-      for (const int message : slot(unit, turn.microbatch, flow).outputs) {
+    const LaneAction compute = lanes_[l].computes[position];
+    Unit& unit = units_[compute.unit];
+    const Flow flow = flow_of(compute.kind);
+    if (compute.kind != ActionKind::kBackwardWeight) {
+      for (const int message : slot(unit, compute.microbatch, flow).outputs) {
         emit(message, free_at_[unit.rank.index()]);
         const int reader = messages_[static_cast<std::size_t>(message)].reader;
         if (reader >= 0 && units_[static_cast<std::size_t>(reader)].lane != l) {
-          enqueue_if_awaited(static_cast<std::size_t>(reader), turn.microbatch, flow);
+          enqueue_if_awaited(static_cast<std::size_t>(reader), compute.microbatch, flow);
         }
       }
     }
     emit_inputs(lanes_[l], position + kInputsAhead);
     enqueue_if_ready(l);
-    if (--unit.turns_left == 0) emit_reductions();
+    if (--unit.computes_left == 0) emit_reductions();
   }
 
-  // ---- turns that all replicas of a stage take together
+  // ---- compute actions that all replicas of a stage take together
 
-  void find_joint_turns() {
-    around_turns_.resize(pipeline_.stages.size());
+  void find_joint_computes() {
+    around_computes_.resize(pipeline_.stages.size());
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
       const ReduceGroup& group = pipeline_.groups[g];
       if (group.zero < 2) continue;
@@ -362,63 +366,64 @@ class ProgramBuilder {
       std::sort(replicas.begin(), replicas.end());
       if (replicas != group.ranks) {
         throw InvalidArgument(
-            "pipeline: a group that gathers or sums within turns must have all replicas of a stage as its "
+            "pipeline: a group that gathers or sums within compute actions must have all replicas of a stage as its "
             "members, and no others");
       }
-      AroundTurns& around = around_turns_[group.stage.index()];
-      if (gathers_in_turns(group)) around.by_part.push_back(static_cast<int>(g));
-      if (sums_in_turns(group)) around.sums.push_back(static_cast<int>(g));
+      AroundComputes& around = around_computes_[group.stage.index()];
+      if (gathers_in_computes(group)) around.by_part.push_back(static_cast<int>(g));
+      if (sums_in_computes(group)) around.sums.push_back(static_cast<int>(g));
     }
-    for (std::size_t s = 0; s < around_turns_.size(); ++s) {
-      AroundTurns& around = around_turns_[s];
+    for (std::size_t s = 0; s < around_computes_.size(); ++s) {
+      AroundComputes& around = around_computes_[s];
       if (around.by_part.empty()) continue;
       around.by_forward.assign(around.by_part.rbegin(), around.by_part.rend());
       around.by_backward = gathered_by_backward(pipeline_, StageId::of(s));
     }
   }
 
-  /// The lanes of all replicas that take a lane's next turn together, whether they have come to it or not; the lane
-  /// alone if it is taken alone.
+  /// The lanes of all replicas that run a lane's next compute action together, whether they have come to it or not; the
+  /// lane alone if it is taken alone.
   [[nodiscard]] std::vector<std::size_t> taken_together(std::size_t l) const {
-    const LaneTurn turn = lanes_[l].turns[lanes_[l].next];
-    const StageId stage = units_[turn.unit].stage;
-    const AroundTurns& around = around_turns_[stage.index()];
-    const bool joint = !around.by_part.empty() || (!around.sums.empty() && gives_weight_gradients(turn.kind));
+    const LaneAction compute = lanes_[l].computes[lanes_[l].next];
+    const StageId stage = units_[compute.unit].stage;
+    const AroundComputes& around = around_computes_[stage.index()];
+    const bool joint = !around.by_part.empty() || (!around.sums.empty() && gives_weight_gradients(compute.kind));
     if (!joint) return {l};
     std::vector<std::size_t> lanes;
     for (const std::size_t u : units_of_stage_[stage.index()]) {
       const Unit& unit = units_[u];
-      if (!split_.share(stage, unit.replica, turn.microbatch).empty()) lanes.push_back(unit.lane);
+      if (!split_.slice(stage, unit.replica, compute.microbatch).empty()) lanes.push_back(unit.lane);
     }
     return lanes;
   }
 
-  void append_gatherings(StageId stage, LaneTurn turn) {
+  void append_gatherings(StageId stage, LaneAction compute) {
     int gathered = 0;
-    for (const int g : around_turns_[stage.index()].gathered_by(turn.kind)) {
+    for (const int g : around_computes_[stage.index()].gathered_by(compute.kind)) {
       const int buckets = pipeline_.groups[static_cast<std::size_t>(g)].buckets;
       for (int b = 0; b < buckets; ++b) {
-        const int bucket = turn.kind == ActionKind::kForward ? buckets - 1 - b : b;
-        append_for_members(ActionKind::kGather, g, bucket, turn, gathered++);
+        const int bucket = compute.kind == ActionKind::kForward ? buckets - 1 - b : b;
+        append_for_members(ActionKind::kGather, g, bucket, compute, gathered++);
       }
     }
   }
 
-  void append_sums(StageId stage, LaneTurn turn) {
-    const AroundTurns& around = around_turns_[stage.index()];
+  void append_sums(StageId stage, LaneAction compute) {
+    const AroundComputes& around = around_computes_[stage.index()];
     int gathered = 0, after = 0;
-    for (const int g : around.gathered_by(turn.kind)) gathered += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
+    for (const int g : around.gathered_by(compute.kind))
+      gathered += pipeline_.groups[static_cast<std::size_t>(g)].buckets;
     for (const int g : around.sums) {
       const ReduceGroup& group = pipeline_.groups[static_cast<std::size_t>(g)];
-      after = std::max(after, turn.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
-      for (int b = 0; b < group.buckets; ++b) append_for_members(ActionKind::kReduceScatter, g, b, turn, after);
+      after = std::max(after, compute.kind == ActionKind::kBackward ? behind(group, gathered) : gathered);
+      for (int b = 0; b < group.buckets; ++b) append_for_members(ActionKind::kReduceScatter, g, b, compute, after);
     }
   }
 
   /// For every member, also one without samples.
-  void append_for_members(ActionKind kind, int group, int bucket, LaneTurn turn, int after) {
+  void append_for_members(ActionKind kind, int group, int bucket, LaneAction compute, int after) {
     for (const Rank rank : pipeline_.groups[static_cast<std::size_t>(group)].ranks)
-      append_collective(rank, kind, group, bucket, flow_of(turn.kind), turn.microbatch, after);
+      append_collective(rank, kind, group, bucket, flow_of(compute.kind), compute.microbatch, after);
   }
 
   /// How many of a whole backward's gatherings come before a group's sums.
@@ -451,18 +456,19 @@ class ProgramBuilder {
     }
   }
 
-  /// After a message: the reader may start now if its lane has come to the turn that needs it, and that misses nothing.
+  /// After a message: the reader may start now if its lane has come to the compute action that needs it, and that
+  /// misses nothing.
   void enqueue_if_awaited(std::size_t u, int microbatch, Flow flow) {
     const Lane& lane = lanes_[units_[u].lane];
-    if (lane.next == lane.turns.size()) return;
-    const LaneTurn turn = lane.turns[lane.next];
-    const bool awaits = turn.unit == u && turn.microbatch == microbatch && flow_of(turn.kind) == flow &&
-                        turn.kind != ActionKind::kBackwardWeight;
+    if (lane.next == lane.computes.size()) return;
+    const LaneAction compute = lane.computes[lane.next];
+    const bool awaits = compute.unit == u && compute.microbatch == microbatch && flow_of(compute.kind) == flow &&
+                        compute.kind != ActionKind::kBackwardWeight;
     if (awaits) enqueue_if_ready(units_[u].lane);
   }
 
-  /// Writes the reductions whose members are all through with the turns that fill their buckets, in the pipeline's
-  /// order on every rank.
+  /// Writes the reductions whose members are all through with the compute actions that fill their buckets, in the
+  /// pipeline's order on every rank.
   void emit_reductions() {
     if (phase_ == Phase::kForward || !any_is_through()) return;
     std::vector<bool> held_up(program_.ranks.size(), false);  // by an earlier group that must wait
@@ -499,7 +505,7 @@ class ProgramBuilder {
     const auto& units = units_of_rank_[rank.index()];
     return std::all_of(units.begin(), units.end(), [&](int u) {
       const Unit& unit = units_[static_cast<std::size_t>(u)];
-      return unit.turns_left == 0 || (stage.valid() && unit.stage != stage);
+      return unit.computes_left == 0 || (stage.valid() && unit.stage != stage);
     });
   }
 
@@ -509,11 +515,11 @@ class ProgramBuilder {
     for (int b = 0; b < reduced.buckets; ++b) append_collective(rank, kind, group, b, Flow::kGradient);
   }
 
-  [[noreturn]] void refuse_cycle(LaneTurn turn) const {
+  [[noreturn]] void refuse_cycle(LaneAction compute) const {
     throw CyclicOrders(std::string("schedule policy: the orders of the stages wait for each other; stage ") +
-                       std::to_string(units_[turn.unit].stage.value()) + " never gets what it needs for the " +
-                       (turn.kind == ActionKind::kForward ? "forward" : "backward") + " of micro-batch " +
-                       std::to_string(turn.microbatch));
+                       std::to_string(units_[compute.unit].stage.value()) + " never gets what it needs for the " +
+                       (compute.kind == ActionKind::kForward ? "forward" : "backward") + " of micro-batch " +
+                       std::to_string(compute.microbatch));
   }
 
   const Pipeline& pipeline_;
@@ -524,7 +530,7 @@ class ProgramBuilder {
   std::vector<Unit> units_;
   std::vector<std::vector<int>> units_of_rank_;
   std::vector<std::vector<std::size_t>> units_of_stage_;
-  std::vector<AroundTurns> around_turns_;  // by stage
+  std::vector<AroundComputes> around_computes_;  // by stage
   std::vector<Lane> lanes_;
   std::vector<Message> messages_;
   std::vector<bool> emitted_;                          // by group
@@ -545,7 +551,7 @@ class ProgramBuilder {
 /// tied parameters), groups in the pipeline's order, buckets ascending. A message within a rank is a send and a receive
 /// with the rank itself as peer.
 ///
-/// A (stage, replica) with an empty share of a micro-batch does nothing for it; all members of a group reduce, even if
+/// A (stage, replica) with an empty slice of a micro-batch does nothing for it; all members of a group reduce, even if
 /// they had no sample. To run without gradient sums (`no_sync`), pass a pipeline without groups.
 ///
 /// @throws InvalidArgument if pipeline or layout are malformed, or the policy breaks its laws; CyclicOrders if its
@@ -558,15 +564,15 @@ template <SchedulePolicy Policy>
   const BatchSplit split(pipeline, layout);
   detail::ProgramBuilder builder(pipeline, split, phase);
   if constexpr (RankOrderPolicy<Policy>) {
-    const std::vector<std::vector<Turn>> orders = policy.rank_orders(pipeline, layout.microbatches);
+    const std::vector<std::vector<ComputeAction>> orders = policy.rank_orders(pipeline, layout.microbatches);
     detail::check_rank_orders(pipeline, orders, layout.microbatches);
     builder.add_rank_orders(orders);
   } else {
     const int stages = static_cast<int>(pipeline.stages.size());
-    std::vector<std::vector<Turn>> orders;
+    std::vector<std::vector<ComputeAction>> orders;
     for (int s = 0; s < stages; ++s) {
       orders.push_back(policy.order(StageId(s), stages, layout.microbatches));
-      detail::check_turns(orders.back(), static_cast<std::size_t>(s), layout.microbatches);
+      detail::check_computes(orders.back(), static_cast<std::size_t>(s), layout.microbatches);
     }
     builder.add_stage_orders(orders);
   }

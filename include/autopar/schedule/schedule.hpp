@@ -1,44 +1,45 @@
 #pragma once
 
+#include <concepts>
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <autopar/core/error.hpp>
 #include <autopar/schedule/chunks.hpp>
 #include <autopar/schedule/given_orders.hpp>
-#include <autopar/schedule/gpipe.hpp>
-#include <autopar/schedule/interleaved.hpp>
 #include <autopar/schedule/kind.hpp>
-#include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/program.hpp>
-#include <autopar/schedule/zb_h1.hpp>
-#include <autopar/schedule/zb_v.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
 /// Calls `use` with the policy of a kind and returns what it returns.
-/// @param orders  of kSynthesised, which is nothing but its orders
-template <class Use>
+/// @param orders  of the schedule that is nothing but its orders
+/// @throws InvalidArgument if there is no such kind
+template <std::size_t Row = 0, class Use>
 decltype(auto) with_policy(ScheduleKind kind, Use&& use, const GivenOrders& orders = {}) {
-  switch (kind) {
-    case ScheduleKind::kGPipe:
-      return std::forward<Use>(use)(GPipe{});
-    case ScheduleKind::kOneFOneB:
-      return std::forward<Use>(use)(OneFOneB{});
-    case ScheduleKind::kInterleaved:
-      return std::forward<Use>(use)(Interleaved{});
-    case ScheduleKind::kZbH1:
-      return std::forward<Use>(use)(ZbH1{});
-    case ScheduleKind::kZbV:
-      return std::forward<Use>(use)(ZbV{});
-    case ScheduleKind::kSynthesised:
+  const auto& row = std::get<Row>(detail::kScheduleTable);
+  using Policy = typename std::remove_cvref_t<decltype(row)>::Policy;
+  const auto call = [&]() -> decltype(auto) {
+    if constexpr (std::same_as<Policy, GivenOrders>) {
       return std::forward<Use>(use)(orders);
+    } else {
+      return std::forward<Use>(use)(Policy{});
+    }
+  };
+  if (row.traits.kind == kind) return call();
+  if constexpr (Row + 1 < std::tuple_size_v<decltype(detail::kScheduleTable)>) {
+    return with_policy<Row + 1>(kind, std::forward<Use>(use), orders);
+  } else {
+    throw InvalidArgument("schedule: no such kind");
   }
-  throw InvalidArgument("schedule: no such kind");
 }
 
 /// What every rank does in one call under a schedule that is known by its kind; see the other `make_program`.
-/// @param orders  of kSynthesised: for as many micro-batches as the layout has, or more
+/// @param orders  of the schedule that is nothing but its orders: for as many micro-batches as the layout has, or more
 /// @throws InvalidArgument also if the pipeline's stages are not where the schedule wants them
 [[nodiscard]] inline Program make_program(const Pipeline& pipeline, const BatchLayout& layout, ScheduleKind kind,
                                           Phase phase = Phase::kStep, const GivenOrders& orders = {}) {
@@ -46,11 +47,32 @@ decltype(auto) with_policy(ScheduleKind kind, Use&& use, const GivenOrders& orde
       kind, [&](const auto& policy) { return make_program(pipeline, layout, policy, phase); }, orders);
 }
 
+/// In which order each rank runs the compute actions of its stages, [rank]. Where a policy orders stages, nominal times
+/// would say how those of one rank mix: here it has the order of the last.
+template <SchedulePolicy Policy>
+[[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders_of(const Policy& policy, const Pipeline& pipeline,
+                                                                     int microbatches) {
+  if constexpr (RankOrderPolicy<Policy>) {
+    return policy.rank_orders(pipeline, microbatches);
+  } else {
+    std::vector<std::vector<ComputeAction>> orders(static_cast<std::size_t>(pipeline.ranks));
+    const int stages = static_cast<int>(pipeline.stages.size());
+    for (int s = 0; s < stages; ++s) {
+      auto order = policy.order(StageId(s), stages, microbatches);
+      for (ComputeAction& compute : order) compute.stage = StageId(s);
+      for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)]) orders[rank.index()] = order;
+    }
+    return orders;
+  }
+}
+
 /// The stages of a pipeline where a schedule wants them.
-/// @param chunks  stages a position, as far as there is a choice: ZB-V has two, GPipe, 1F1B and ZB-H1 run any number
+/// @param chunks  stages a position, as far as there is a choice: a V has two, schedules of one stage a position run
+///                any number
 [[nodiscard]] inline std::vector<std::vector<Rank>> stages_for(ScheduleKind kind, const Positions& positions,
                                                                int chunks = 1) {
-  return kind == ScheduleKind::kZbV ? v_shaped_stages(positions) : looped_stages(positions, chunks);
+  const bool v_shaped = traits_of(kind).layout == StageLayout::kVShaped;
+  return v_shaped ? v_shaped_stages(positions) : looped_stages(positions, chunks);
 }
 
 }  // namespace autopar

@@ -20,8 +20,8 @@
 namespace autopar {
 
 /// What the simulator asks about time. `message` gets the send; whole messages (replicated values, partial sums) have
-/// no samples. `reduce` gets the action of one member: a sum, or what is gathered at the start. Turns take as long as
-/// what is gathered and summed within them, if that is longer.
+/// no samples. `reduce` gets the action of one member: a sum, or what is gathered at the start. Compute actions take as
+/// long as what is gathered and summed within them, if that is longer.
 template <class C>
 concept ProgramCosts = requires(const C& costs, StageId stage, std::int64_t samples, Rank from, const Action& action) {
   { costs.forward(stage, samples) } -> std::same_as<Seconds>;
@@ -43,7 +43,7 @@ struct Span {
   Seconds end{};
 };
 
-/// Predicted course of a program.
+/// Predicted timeline of a program.
 struct Timeline {
   std::vector<std::vector<Span>> spans;  ///< [rank][position], as in the program
   std::vector<Seconds> busy;             ///< [rank] computing
@@ -63,26 +63,27 @@ struct Timeline {
 
 namespace detail {
 
-/// A program with its messages joined to their ends and its turns numbered, for one rank after the other.
+/// A program with its messages joined to their ends and its compute actions numbered, for one rank after the other.
 class LinkedProgram {
  public:
   struct Message {
     std::size_t from, to;                     // ranks
     std::size_t send_at = 0, receive_at = 0;  // positions
-    std::int32_t turn = -1;   // of the receiver, which waits for it; -1 = nobody but the end of the step
-    bool half_ready = false;  // one of send and receive was issued
+    std::int32_t compute = -1;  // of the receiver, which waits for it; -1 = nobody but the end of the step
+    bool half_ready = false;    // one of send and receive was issued
   };
-  struct Turn {
+  struct ComputeAction {
     std::size_t at = 0;                          // position
     int missing = 0;                             // messages
     double ready_at = 0;                         // the messages are there
-    std::int32_t first_send = 0, last_send = 0;  // messages since the turn before
+    std::int32_t first_send = 0, last_send = 0;  // messages since the compute action before
     std::vector<std::int32_t> receives;          // likewise
   };
-  struct RankTurns {
-    std::vector<Turn> turns;                                   // one more than there are: what follows the last
-    std::vector<std::size_t> gathers, reductions;              // for the whole call
-    std::vector<std::pair<std::size_t, std::int32_t>> within;  // collectives of turns: position, turn
+  struct RankComputes {
+    std::vector<ComputeAction> computes;           // one more than there are: what follows the last
+    std::vector<std::size_t> gathers, reductions;  // for the whole call
+    std::vector<std::pair<std::size_t, std::int32_t>>
+        within;  // collectives of compute actions: position, compute action
   };
 
   explicit LinkedProgram(const Program& program) : ranks(program.ranks.size()) {
@@ -91,7 +92,7 @@ class LinkedProgram {
     for (std::size_t r = 0; r < ranks.size(); ++r) join_receives(program, r, sent_to[r]);
   }
 
-  std::vector<RankTurns> ranks;
+  std::vector<RankComputes> ranks;
   std::vector<Message> messages;
 
  private:
@@ -99,7 +100,7 @@ class LinkedProgram {
     auto& mine = ranks[r];
     const auto begin = [&] {  // what a rank sends is numbered in its order
       const auto next = static_cast<std::int32_t>(messages.size());
-      mine.turns.push_back({.first_send = next, .last_send = next, .receives = {}});
+      mine.computes.push_back({.first_send = next, .last_send = next, .receives = {}});
     };
     begin();
     const auto& actions = program.ranks[r];
@@ -107,24 +108,24 @@ class LinkedProgram {
       if (actions[i].kind == ActionKind::kSend) {
         const auto id = static_cast<std::int32_t>(messages.size());
         messages.push_back({.from = r, .to = actions[i].peer.index(), .send_at = i});
-        mine.turns.back().last_send = id + 1;
+        mine.computes.back().last_send = id + 1;
         sent_to[actions[i].peer.index()].push_back(id);
       } else if (is_collective(actions[i].kind)) {
-        const auto turn = static_cast<std::int32_t>(mine.turns.size()) - 1;
+        const auto compute = static_cast<std::int32_t>(mine.computes.size()) - 1;
         const bool gathers = actions[i].kind == ActionKind::kGather;
         if (actions[i].microbatch >= 0)
-          mine.within.emplace_back(i, gathers ? turn : turn - 1);
+          mine.within.emplace_back(i, gathers ? compute : compute - 1);
         else
           (gathers ? mine.gathers : mine.reductions).push_back(i);
-      } else if (is_turn(actions[i].kind)) {
-        mine.turns.back().at = i;
+      } else if (is_compute(actions[i].kind)) {
+        mine.computes.back().at = i;
         begin();
       }
     }
   }
 
-  /// Gives each receive its message, and each turn the messages that it waits for: those received before it for the
-  /// same stage and micro-batch in the same direction.
+  /// Gives each receive its message, and each compute action the messages that it waits for: those received before it
+  /// for the same stage and micro-batch in the same direction.
   void join_receives(const Program& program, std::size_t r, const std::vector<std::int32_t>& sent) {
     std::vector<std::size_t> next(ranks.size() + 1, 0);  // by sender: position in `sent`
     for (const auto id : sent) ++next[messages[static_cast<std::size_t>(id)].from + 1];
@@ -139,7 +140,7 @@ class LinkedProgram {
       if (index >= stage->second.size()) stage->second.resize(index + 1);
       return stage->second[index];
     };
-    std::size_t turn = 0;
+    std::size_t compute = 0;
     for (std::size_t i = 0; i < program.ranks[r].size(); ++i) {
       const Action& action = program.ranks[r][i];
       if (action.kind == ActionKind::kReceive) {
@@ -148,14 +149,15 @@ class LinkedProgram {
           throw InvalidArgument("simulate: rank " + std::to_string(r) + ": " + describe(action) + " meets no send");
         }
         messages[static_cast<std::size_t>(sent[at])].receive_at = i;
-        ranks[r].turns[turn].receives.push_back(sent[at]);
+        ranks[r].computes[compute].receives.push_back(sent[at]);
         if (action.stage.valid()) slot(action).push_back(sent[at]);
-      } else if (is_turn(action.kind)) {
+      } else if (is_compute(action.kind)) {
         auto& awaited = slot(action);  // of a weight backward: taken by its input backward
-        for (const auto id : awaited) messages[static_cast<std::size_t>(id)].turn = static_cast<std::int32_t>(turn);
-        ranks[r].turns[turn].missing = static_cast<int>(awaited.size());
+        for (const auto id : awaited)
+          messages[static_cast<std::size_t>(id)].compute = static_cast<std::int32_t>(compute);
+        ranks[r].computes[compute].missing = static_cast<int>(awaited.size());
         awaited.clear();
-        ++turn;
+        ++compute;
       }
     }
   }
@@ -171,22 +173,22 @@ class Simulation {
     timeline_.busy.resize(program.ranks.size());
   }
 
-  /// Turns and messages; before anything else.
+  /// Compute actions and messages; before anything else.
   void play() {
     const auto gathered = run_gathers();
     for (std::size_t r = 0; r < states_.size(); ++r) arrivals_.push({gathered[r], r});
     while (!arrivals_.empty()) {
       const auto [now, r] = arrivals_.top();
       arrivals_.pop();
-      come_to_turn(r, now);
+      come_to_compute(r, now);
     }
     for (std::size_t r = 0; r < states_.size(); ++r) {
-      if (states_[r].next + 1 < linked_.ranks[r].turns.size()) refuse(r);
-      place_collectives_of_turns(r);
+      if (states_[r].next + 1 < linked_.ranks[r].computes.size()) refuse(r);
+      place_collectives_of_computes(r);
     }
   }
 
-  /// The course with gradient sums that cost this; may be called again with other costs.
+  /// The timeline with gradient sums that cost this; may be called again with other costs.
   const Timeline& sum(const Costs& costs) {
     run_reductions(costs);
     timeline_.step = {};
@@ -199,27 +201,27 @@ class Simulation {
   [[nodiscard]] Timeline take() && { return std::move(timeline_); }
 
  private:
-  struct LastTurn {
+  struct LastCompute {
     StageId stage;
     double start = 0, end = 0;
     bool fills_buckets = false;  // gives weight gradients
   };
   struct State {
-    std::size_t next = 0;    // turn that the rank has come to
-    std::size_t posted = 0;  // turns whose receives are posted
+    std::size_t next = 0;    // compute action that the rank has come to
+    std::size_t posted = 0;  // compute actions whose receives are posted
     bool waiting = false;    // for messages
-    double since = 0;        // came to the turn
+    double since = 0;        // came to the compute action
     double egress_free = 0, ingress_free = 0;
-    std::vector<LastTurn> last;  // of each stage, in the order of their first turns
+    std::vector<LastCompute> last;  // of each stage, in the order of their first compute actions
   };
 
-  void come_to_turn(std::size_t r, double now) {
+  void come_to_compute(std::size_t r, double now) {
     State& state = states_[r];
-    auto& turns = linked_.ranks[r].turns;
-    for (; state.posted < std::min(state.next + kReceivesAhead + 1, turns.size()); ++state.posted) {
-      for (const auto id : turns[state.posted].receives) issue(id, now);
+    auto& computes = linked_.ranks[r].computes;
+    for (; state.posted < std::min(state.next + kReceivesAhead + 1, computes.size()); ++state.posted) {
+      for (const auto id : computes[state.posted].receives) issue(id, now);
     }
-    for (auto id = turns[state.next].first_send; id < turns[state.next].last_send; ++id) issue(id, now);
+    for (auto id = computes[state.next].first_send; id < computes[state.next].last_send; ++id) issue(id, now);
     state.waiting = true;
     state.since = now;
     start_if_ready(r);
@@ -241,34 +243,34 @@ class Simulation {
     const Span span{Seconds(start), Seconds(end)};
     timeline_.spans[message.from][message.send_at] = span;
     timeline_.spans[message.to][message.receive_at] = span;
-    if (message.turn < 0) return;
-    auto& turn = linked_.ranks[message.to].turns[static_cast<std::size_t>(message.turn)];
-    --turn.missing;
-    turn.ready_at = std::max(turn.ready_at, end);
+    if (message.compute < 0) return;
+    auto& compute = linked_.ranks[message.to].computes[static_cast<std::size_t>(message.compute)];
+    --compute.missing;
+    compute.ready_at = std::max(compute.ready_at, end);
     start_if_ready(message.to);
   }
 
   void start_if_ready(std::size_t r) {
     State& state = states_[r];
-    const auto& turns = linked_.ranks[r].turns;
-    const auto& turn = turns[state.next];
-    if (!state.waiting || turn.missing > 0 || state.next + 1 == turns.size()) return;
-    const Action& action = program_.ranks[r][turn.at];
+    const auto& computes = linked_.ranks[r].computes;
+    const auto& compute = computes[state.next];
+    if (!state.waiting || compute.missing > 0 || state.next + 1 == computes.size()) return;
+    const Action& action = program_.ranks[r][compute.at];
     const Seconds duration = this->duration(action);
-    const double start = std::max(state.since, turn.ready_at), end = start + duration.value();
+    const double start = std::max(state.since, compute.ready_at), end = start + duration.value();
     state.waiting = false;
-    last_turn(state, action.stage) = {action.stage, start, end, gives_weight_gradients(action.kind)};
-    timeline_.spans[r][turn.at] = {Seconds(start), Seconds(end)};
+    last_compute(state, action.stage) = {action.stage, start, end, gives_weight_gradients(action.kind)};
+    timeline_.spans[r][compute.at] = {Seconds(start), Seconds(end)};
     timeline_.busy[r] += duration;
     ++state.next;
     arrivals_.push({end, r});
   }
 
-  static LastTurn& last_turn(State& state, StageId stage) {
-    for (LastTurn& last : state.last) {
+  static LastCompute& last_compute(State& state, StageId stage) {
+    for (LastCompute& last : state.last) {
       if (last.stage == stage) return last;
     }
-    return state.last.emplace_back(LastTurn{stage});
+    return state.last.emplace_back(LastCompute{stage});
   }
 
   [[nodiscard]] Seconds duration(const Action& action) const {
@@ -286,10 +288,10 @@ class Simulation {
   }
 
   /// When a rank has filled bucket `b` of a group: evenly during the stage's last backward, or, for parameters tied
-  /// across stages, at the end of the rank's last turn.
+  /// across stages, at the end of the rank's last compute action.
   static double filled(const State& state, const ReduceGroup& group, int b) {
     double at = 0;
-    for (const LastTurn& last : state.last) {
+    for (const LastCompute& last : state.last) {
       const double share = group.stage.valid() && last.fills_buckets ? (b + 1.0) / group.buckets : 1.0;
       if (group.stage.valid() && last.stage != group.stage) continue;
       at = std::max(at, last.start + share * (last.end - last.start));
@@ -320,12 +322,12 @@ class Simulation {
     return free_at;
   }
 
-  /// They happen while the turn does, or, on a rank without samples, some time before its next.
-  void place_collectives_of_turns(std::size_t r) {
+  /// They happen while the compute action does, or, on a rank without samples, some time before its next.
+  void place_collectives_of_computes(std::size_t r) {
     const auto& linked = linked_.ranks[r];
-    for (const auto& [at, turn] : linked.within) {
-      const bool is_there = turn >= 0 && static_cast<std::size_t>(turn) + 1 < linked.turns.size();
-      if (is_there) timeline_.spans[r][at] = timeline_.spans[r][linked.turns[static_cast<std::size_t>(turn)].at];
+    for (const auto& [at, compute] : linked.within) {
+      const bool is_there = compute >= 0 && static_cast<std::size_t>(compute) + 1 < linked.computes.size();
+      if (is_there) timeline_.spans[r][at] = timeline_.spans[r][linked.computes[static_cast<std::size_t>(compute)].at];
     }
   }
 
@@ -354,7 +356,7 @@ class Simulation {
   }
 
   [[noreturn]] void refuse(std::size_t r) const {
-    const auto at = linked_.ranks[r].turns[states_[r].next].at;
+    const auto at = linked_.ranks[r].computes[states_[r].next].at;
     throw InvalidArgument("simulate: rank " + std::to_string(r) + " waits for ever at action " + std::to_string(at) +
                           ", " + describe(program_.ranks[r][at]) + "; validate the program first");
   }
@@ -371,13 +373,13 @@ class Simulation {
 
 }  // namespace detail
 
-/// Predicts a program's course as the executor runs it: a rank computes one action after the other; messages travel
+/// Predicts a program's timeline as the executor runs it: a rank computes one action after the other; messages travel
 /// beside that, one at a time out of a rank and one at a time into it, once both ends are issued (the receive
-/// kReceivesAhead turns before its use); an action waits only for its own messages; a stage's buckets
+/// kReceivesAhead compute actions before its use); an action waits only for its own messages; a stage's buckets
 /// are summed one after the other as they fill during its last backward. Copies within a rank take no time.
 ///
 /// @pre `validate` accepts the program @throws InvalidArgument if it cannot come to its end
-/// @cost O(actions + turns * log(ranks)); 64 ranks x 64 micro-batches in a few milliseconds
+/// @cost O(actions + compute actions * log(ranks)); 64 ranks x 64 micro-batches in a few milliseconds
 template <ProgramCosts Costs>
 [[nodiscard]] Timeline simulate(const Pipeline& pipeline, const Program& program, const Costs& costs) {
   detail::Simulation<Costs> simulation(pipeline, program, costs);

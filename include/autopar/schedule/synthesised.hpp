@@ -18,30 +18,30 @@
 #include <autopar/schedule/synthesis/improvement.hpp>
 #include <autopar/schedule/synthesis/list_scheduling.hpp>
 #include <autopar/schedule/synthesis/problem.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
 /// What a synthesiser found.
 struct Synthesis {
   GivenOrders orders;
-  ScheduleKind origin = ScheduleKind::kSynthesised;  ///< the fixed schedule that was best, or improved
-  Seconds step{};                                    ///< simulated
+  ScheduleKind origin = kSynthesisedSchedule;  ///< the fixed schedule that was best, or improved
+  Seconds step{};                              ///< simulated
   Seconds best_fixed{};     ///< of the fixed schedules that run on this pipeline and fit; infinite if there is none
   Seconds lower_bound{};    ///< of any order on this pipeline
   std::int64_t states = 0;  ///< orders that were played through
 };
 
-/// A schedule made for unequal turns, messages that take time, and a limit on what each rank may hold, for a step in
-/// which the optimizer waits for all ranks.
+/// A schedule made for unequal compute actions, messages that take time, and a limit on what each rank may hold, for a
+/// step in which the optimizer waits for all ranks.
 ///
-/// List scheduling under a few dozen rules, then under the urgency that the best courses show, then local search on the
-/// longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the result
-/// is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a stage in
-/// the same order, which they keep whatever shares are empty). Deterministic. The bubble has no
-/// closed form; `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit
-/// allows.
+/// List scheduling under a few dozen rules, then under the urgency that the best timelines show, then local search on
+/// the longest way through the best of these and of the fixed schedules that fit. The simulator decides, so that the
+/// result is never slower than any fixed schedule that runs on the pipeline within the limit (with all replicas of a
+/// stage in the same order, which they keep whatever slices are empty). Deterministic. The bubble has no closed form;
+/// `Synthesis::lower_bound` says how far it can be from the best. A rank holds as much as the limit allows.
 ///
-/// Replicas of a stage, also unequal ones, take their turns in the same order.
+/// Replicas of a stage, also unequal ones, run their compute actions in the same order.
 /// @source rules and lower bound after Qi et al., ICLR 2024, arXiv:2401.10241, section 3; memory by Dijkstra's banker
 template <SplitBackwardCosts Costs>
 struct Synthesised {
@@ -49,17 +49,17 @@ struct Synthesised {
 
   Costs costs;
   std::vector<std::int64_t> local;  ///< samples of each rank
-  std::vector<Bytes> held{};        ///< [stage] from its forward to its weight backward, of the largest share; none = 1
+  std::vector<Bytes> held{};        ///< [stage] from its forward to its weight backward, of the largest slice; none = 1
   std::vector<Bytes> limits{};      ///< [rank] of what it holds; none = no limit
   bool parts_backwards = true;      ///< the runtime can run a backward in two parts
   std::int64_t budget = 2000;       ///< states: orders that are played through
 
   /// @throws InvalidArgument if one micro-batch in all stages of a rank does not fit its limit
-  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline& pipeline, int microbatches) const {
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
     return synthesise(pipeline, microbatches).orders.orders;
   }
 
-  /// @cost O(budget * turns of all stages)
+  /// @cost O(budget * compute actions of all stages)
   [[nodiscard]] Synthesis synthesise(const Pipeline& pipeline, int microbatches) const {
     expect(held.empty() || held.size() == pipeline.stages.size(), "Synthesised: `held` needs one entry a stage");
     expect(limits.empty() || limits.size() == static_cast<std::size_t>(pipeline.ranks),
@@ -106,11 +106,11 @@ struct Synthesised {
     }
 
    private:
-    using Orders = std::vector<std::vector<detail::SynthesisTurn>>;  // by lane
+    using Orders = std::vector<std::vector<detail::SynthesisAction>>;  // by lane
     struct Start {
       double makespan;
       Orders orders;
-      ScheduleKind origin = ScheduleKind::kSynthesised;
+      ScheduleKind origin = kSynthesisedSchedule;
     };
     static constexpr std::size_t kStarts = 6;  // that are worth more work
     static constexpr int kSharpenings = 6;     // of each
@@ -118,19 +118,19 @@ struct Synthesised {
     [[nodiscard]] bool is_bound(double step) const { return step <= best_.lower_bound.value() * (1 + 1e-9); }
 
     void try_fixed(ScheduleKind kind) {
-      if (kind == ScheduleKind::kSynthesised || (!policy_.parts_backwards && !keeps_backwards_whole(kind))) return;
+      if (traits_of(kind).orders_in_plan || (!policy_.parts_backwards && !keeps_backwards_whole(kind))) return;
       auto orders = fixed_orders(kind);
       if (!orders) return;
       for (std::size_t l = 0; l < orders->size(); ++l) {
         if (detail::peak_held(problem_, (*orders)[l]) > problem_.lanes[l].limit) return;
       }
-      detail::OrderedCourse course(problem_);
-      if (!course.play(*orders)) return;
-      starts_.push_back({course.makespan(), std::move(*orders), kind});
+      detail::OrderedTimeline timeline(problem_);
+      if (!timeline.play(*orders)) return;
+      starts_.push_back({timeline.makespan(), std::move(*orders), kind});
       judge(starts_.back());
     }
 
-    /// As the schedule orders lanes, all replicas of a stage alike, so that the orders run whatever shares are empty:
+    /// As the schedule orders lanes, all replicas of a stage alike, so that the orders run whatever slices are empty:
     /// each lane one rank, and every message from all ranks of a stage to all of another. Nothing if the stages are not
     /// where it wants them.
     [[nodiscard]] std::optional<Orders> fixed_orders(ScheduleKind kind) const {
@@ -140,10 +140,7 @@ struct Synthesised {
         for (const std::size_t l : stage.lanes) lanes.stages.back().push_back(Rank::of(l));
         if (wants_chunks(kind) && stage.lanes.size() > 1) return std::nullopt;
       }
-      if (wants_chunks(kind)) {
-        const ChunkLayout chunks = chunk_layout(lanes);
-        if (kind == ScheduleKind::kZbV ? !chunks.is_v_shaped() : !chunks.is_looped()) return std::nullopt;
-      }
+      if (wants_chunks(kind) && !lies_in(traits_of(kind).layout, chunk_layout(lanes))) return std::nullopt;
       for (Channel channel : pipeline_.channels) {
         channel.kind = ChannelKind::kTotal;
         if (channel.from.valid() && channel.to.valid()) lanes.channels.push_back(channel);
@@ -154,7 +151,7 @@ struct Synthesised {
       const Program program = make_program(lanes, full, kind);
       for (std::size_t l = 0; l < orders.size(); ++l) {
         for (const Action& action : program.ranks[l]) {
-          if (is_turn(action.kind)) orders[l].push_back({action.stage.index(), action.kind, action.microbatch});
+          if (is_compute(action.kind)) orders[l].push_back({action.stage.index(), action.kind, action.microbatch});
         }
       }
       return orders;
@@ -184,33 +181,33 @@ struct Synthesised {
                                [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
     }
 
-    /// Slower courses are not kept.
+    /// Slower timelines are not kept.
     [[nodiscard]] double slowest_kept() const {
       return starts_.size() < kStarts ? std::numeric_limits<double>::infinity() : starts_.back().makespan;
     }
 
-    /// Keeps the fastest courses, each makespan once.
-    void keep(detail::SynthesisCourse course) {
-      if (course.makespan == std::numeric_limits<double>::infinity()) return;  // given up
+    /// Keeps the fastest timelines, each makespan once.
+    void keep(detail::SynthesisTimeline timeline) {
+      if (timeline.makespan == std::numeric_limits<double>::infinity()) return;  // given up
       for (const Start& start : starts_) {
-        if (start.makespan == course.makespan && start.origin == ScheduleKind::kSynthesised) return;
+        if (start.makespan == timeline.makespan && start.origin == kSynthesisedSchedule) return;
       }
-      starts_.push_back({course.makespan, std::move(course.orders)});
+      starts_.push_back({timeline.makespan, std::move(timeline.orders)});
       std::stable_sort(starts_.begin(), starts_.end(),
                        [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
       if (starts_.size() > kStarts) starts_.pop_back();
     }
 
-    /// Lists again with what each turn of a course has behind it.
+    /// Lists again with what each compute action of a timeline has behind it.
     void sharpen() {
       detail::ListScheduler scheduler(problem_);
-      detail::OrderedCourse course(problem_);
+      detail::OrderedTimeline timeline(problem_);
       const std::vector<Start> starts = starts_;
       for (const Start& start : starts) {
         Orders orders = start.orders;
         for (int i = 0; i < kSharpenings && budget_ > policy_.budget / 4; ++i) {
-          if (!course.play(orders)) break;
-          const auto urgency = course.tails();
+          if (!timeline.play(orders)) break;
+          const auto urgency = timeline.tails();
           --budget_;
           auto listed = scheduler.run({.patience = i % 2 == 0 ? 0.0 : 1.0, .urgency = &urgency});
           orders = listed.orders;
@@ -230,16 +227,17 @@ struct Synthesised {
     }
 
     void judge(const Start& start) {
-      std::vector<std::vector<Turn>> ranks(layout_.local.size());
+      std::vector<std::vector<ComputeAction>> ranks(layout_.local.size());
       for (std::size_t l = 0; l < start.orders.size(); ++l) {
-        std::vector<Turn> turns;
-        for (const auto& turn : start.orders[l]) turns.push_back({turn.kind, turn.microbatch, StageId::of(turn.stage)});
-        for (const Rank rank : problem_.lanes[l].ranks) ranks[rank.index()] = turns;
+        std::vector<ComputeAction> computes;
+        for (const auto& compute : start.orders[l])
+          computes.push_back({compute.kind, compute.microbatch, StageId::of(compute.stage)});
+        for (const Rank rank : problem_.lanes[l].ranks) ranks[rank.index()] = computes;
       }
       offer(std::move(ranks), start.origin);
     }
 
-    void offer(std::vector<std::vector<Turn>> ranks, ScheduleKind origin) {
+    void offer(std::vector<std::vector<ComputeAction>> ranks, ScheduleKind origin) {
       GivenOrders orders{std::move(ranks), layout_.microbatches};
       const Seconds step = simulate(pipeline_, make_program(pipeline_, layout_, orders), policy_.costs).step;
       if (step >= best_.step) return;

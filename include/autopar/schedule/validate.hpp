@@ -36,7 +36,7 @@ class ProgramCheck {
         program_(program),
         gathered_(pipeline.stages.size()) {
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-      if (gathers_in_turns(pipeline.groups[g]))
+      if (gathers_in_computes(pipeline.groups[g]))
         gathered_[pipeline.groups[g].stage.index()].once.add(pipeline, static_cast<int>(g));
     }
     for (std::size_t s = 0; s < gathered_.size(); ++s) {
@@ -51,12 +51,12 @@ class ProgramCheck {
                           "the program has " + std::to_string(program_.ranks.size()) + " ranks, the pipeline " +
                               std::to_string(pipeline_.ranks)};
     }
-    find_split_turns();
+    find_split_computes();
     if (auto fault = check_contents()) return fault;
     for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
       if (auto fault = check_dependencies(Rank::of(r))) return fault;
       if (auto fault = check_reductions(Rank::of(r))) return fault;
-      if (auto fault = check_collectives_of_turns(Rank::of(r))) return fault;
+      if (auto fault = check_collectives_of_computes(Rank::of(r))) return fault;
     }
     if (auto fault = check_pairs()) return fault;
     return check_progress();
@@ -65,7 +65,7 @@ class ProgramCheck {
  private:
   using Actions = std::vector<Action>;
 
-  /// Buckets that a turn gathers, and how often.
+  /// Buckets that a compute action gathers, and how often.
   struct Gathered {
     std::map<std::pair<int, int>, int> times;  // by group and bucket
     int count = 0;
@@ -77,7 +77,7 @@ class ProgramCheck {
       ++count;
     }
   };
-  struct GatheredByTurns {
+  struct GatheredByActions {
     Gathered once, by_whole_backward;
   };
 
@@ -122,53 +122,53 @@ class ProgramCheck {
     }
     if (forwards && (group.zero == 1 || group.zero == 2)) expect(ActionKind::kGather, Flow::kValue);
     for (int m = 0; m < split_.microbatches() && group.zero >= 2; ++m) {
-      const auto shares = split_.shares(group.stage, m);
-      if (shares.empty()) continue;
+      const auto slices = split_.slices(group.stage, m);
+      if (slices.empty()) continue;
       if (backwards) expect(ActionKind::kReduceScatter, Flow::kGradient, m);
       if (group.zero < 3) continue;
       if (forwards) expect(ActionKind::kGather, Flow::kValue, m);
       if (!backwards) continue;
-      const Action turn{.stage = group.stage, .microbatch = m, .flow = Flow::kGradient};
-      const int times = group.buckets > 0 ? gathered_by(turn).times.at({g, 0}) : 0;
-      expect(ActionKind::kGather, Flow::kGradient, m, comes_in_parts(turn) ? 2 * times : times);
+      const Action compute{.stage = group.stage, .microbatch = m, .flow = Flow::kGradient};
+      const int times = group.buckets > 0 ? gathered_by(compute).times.at({g, 0}) : 0;
+      expect(ActionKind::kGather, Flow::kGradient, m, comes_in_parts(compute) ? 2 * times : times);
     }
   }
 
   void expect_computation(std::vector<Actions>& expected, int m) const {
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
-      for (const Share& share : split_.shares(StageId::of(s), m)) {
-        Action action{.stage = StageId::of(s), .microbatch = m, .samples = share.samples};
-        if (phase_ != Phase::kBackward) expected[share.rank.index()].push_back(action);
+      for (const MicrobatchSlice& slice : split_.slices(StageId::of(s), m)) {
+        Action action{.stage = StageId::of(s), .microbatch = m, .samples = slice.samples};
+        if (phase_ != Phase::kBackward) expected[slice.rank.index()].push_back(action);
         if (phase_ == Phase::kForward) continue;
         action.flow = Flow::kGradient;
-        const bool in_parts = is_split(action, share.rank);
+        const bool in_parts = is_split(action, slice.rank);
         action.kind = in_parts ? ActionKind::kBackwardInput : ActionKind::kBackward;
-        expected[share.rank.index()].push_back(action);
+        expected[slice.rank.index()].push_back(action);
         action.kind = ActionKind::kBackwardWeight;
-        if (in_parts) expected[share.rank.index()].push_back(action);
+        if (in_parts) expected[slice.rank.index()].push_back(action);
       }
     }
   }
 
   /// Whether the program does this backward in two parts, as it may.
-  [[nodiscard]] bool is_split(const Action& turn, Rank rank) const {
-    const auto& split = split_turns_[rank.index()];
-    return std::binary_search(split.begin(), split.end(), std::pair(turn.stage, turn.microbatch));
+  [[nodiscard]] bool is_split(const Action& compute, Rank rank) const {
+    const auto& split = split_computes_[rank.index()];
+    return std::binary_search(split.begin(), split.end(), std::pair(compute.stage, compute.microbatch));
   }
 
   /// Likewise, on whichever ranks have samples in it.
-  [[nodiscard]] bool comes_in_parts(const Action& turn) const {
-    const auto shares = split_.shares(turn.stage, turn.microbatch);
-    return !shares.empty() && is_split(turn, shares.front().rank);
+  [[nodiscard]] bool comes_in_parts(const Action& compute) const {
+    const auto slices = split_.slices(compute.stage, compute.microbatch);
+    return !slices.empty() && is_split(compute, slices.front().rank);
   }
 
-  void find_split_turns() {
-    split_turns_.resize(program_.ranks.size());
+  void find_split_computes() {
+    split_computes_.resize(program_.ranks.size());
     for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
       for (const Action& action : program_.ranks[r]) {
-        if (action.kind == ActionKind::kBackwardInput) split_turns_[r].emplace_back(action.stage, action.microbatch);
+        if (action.kind == ActionKind::kBackwardInput) split_computes_[r].emplace_back(action.stage, action.microbatch);
       }
-      std::sort(split_turns_[r].begin(), split_turns_[r].end());
+      std::sort(split_computes_[r].begin(), split_computes_[r].end());
     }
   }
 
@@ -219,7 +219,7 @@ class ProgramCheck {
     std::set<std::pair<StageId, int>> forward_done, gradient_done;  // micro-batches of stages
     for (std::size_t i = 0; i < actions(rank).size(); ++i) {
       const Action& action = actions(rank)[i];
-      const std::pair turn(action.stage, action.microbatch);
+      const std::pair compute(action.stage, action.microbatch);
       const auto& computed = action.flow == Flow::kValue ? forward_done : gradient_done;
       const char* computation = action.flow == Flow::kValue ? "forward" : "backward";
       switch (action.kind) {
@@ -232,25 +232,25 @@ class ProgramCheck {
           }
           break;
         case ActionKind::kForward:
-          forward_done.insert(turn);
+          forward_done.insert(compute);
           break;
         case ActionKind::kBackward:
         case ActionKind::kBackwardInput:
-          if (phase_ == Phase::kStep && !forward_done.contains(turn)) {
+          if (phase_ == Phase::kStep && !forward_done.contains(compute)) {
             return fault_at(rank, i, "comes before its forward");
           }
-          gradient_done.insert(turn);
+          gradient_done.insert(compute);
           break;
         case ActionKind::kBackwardWeight:
-          if (!gradient_done.contains(turn)) return fault_at(rank, i, "comes before its input backward");
+          if (!gradient_done.contains(compute)) return fault_at(rank, i, "comes before its input backward");
           break;
         case ActionKind::kSend:
-          if (action.stage.valid() && !computed.contains(turn)) {
+          if (action.stage.valid() && !computed.contains(compute)) {
             return fault_at(rank, i, std::string("comes before the ") + computation + " that makes its data");
           }
           break;
         case ActionKind::kReceive:
-          if (action.stage.valid() && computed.contains(turn)) {
+          if (action.stage.valid() && computed.contains(compute)) {
             return fault_at(rank, i, std::string("comes after the ") + computation + " that needs its data");
           }
       }
@@ -261,7 +261,7 @@ class ProgramCheck {
   /// Whether a micro-batch of the stage, or of any if it is invalid, is among these.
   static bool has_computed(const std::set<std::pair<StageId, int>>& done, StageId stage) {
     return std::any_of(done.begin(), done.end(),
-                       [&](const auto& turn) { return !stage.valid() || turn.first == stage; });
+                       [&](const auto& compute) { return !stage.valid() || compute.first == stage; });
   }
 
   [[nodiscard]] std::optional<ProgramFault> check_reductions(Rank rank) const {
@@ -269,7 +269,7 @@ class ProgramCheck {
     std::set<StageId> reduced;  // none() stands for all
     for (std::size_t i = 0; i < actions(rank).size(); ++i) {
       const Action& action = actions(rank)[i];
-      const bool backward = is_turn(action.kind) && action.kind != ActionKind::kForward;
+      const bool backward = is_compute(action.kind) && action.kind != ActionKind::kForward;
       if (backward && (reduced.contains(action.stage) || reduced.contains(StageId::none()))) {
         return fault_at(rank, i, "comes after a reduction; reductions follow the last backward");
       }
@@ -283,43 +283,43 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  // ---- what is gathered and summed for a turn stands right around it, so that it may happen within it
+  // ---- what is gathered and summed for a compute action stands right around it, so that it may happen within it
 
-  static bool is_of_turn(const Action& action) { return is_collective(action.kind) && action.microbatch >= 0; }
+  static bool is_of_compute(const Action& action) { return is_collective(action.kind) && action.microbatch >= 0; }
 
-  [[nodiscard]] std::optional<ProgramFault> check_collectives_of_turns(Rank rank) const {
+  [[nodiscard]] std::optional<ProgramFault> check_collectives_of_computes(Rank rank) const {
     const Actions& all = actions(rank);
     Gathered gathered;  // right before the action
     for (std::size_t i = 0; i < all.size(); ++i) {
       const auto near = [&](std::size_t j, ActionKind kind) {
         return j < all.size() && all[j].stage == all[i].stage && all[j].microbatch == all[i].microbatch &&
-               all[j].flow == all[i].flow && (all[j].kind == kind || is_turn(all[j].kind));
+               all[j].flow == all[i].flow && (all[j].kind == kind || is_compute(all[j].kind));
       };
-      const bool of_turn = is_of_turn(all[i]) && takes_part(rank, all[i]);
-      if (of_turn && all[i].kind == ActionKind::kGather) {
+      const bool of_compute = is_of_compute(all[i]) && takes_part(rank, all[i]);
+      if (of_compute && all[i].kind == ActionKind::kGather) {
         if (!near(i + 1, ActionKind::kGather))
-          return fault_at(rank, i, "does not stand right before the turn that needs it");
+          return fault_at(rank, i, "does not stand right before the compute action that needs it");
         const bool is_first = i == 0 || all[i - 1].kind != ActionKind::kGather || !near(i - 1, ActionKind::kGather);
         if (all[i].after != (is_first ? 0 : all[i - 1].after + 1)) {
-          return fault_at(rank, i, "is not the next of its turn");
+          return fault_at(rank, i, "is not the next of its compute action");
         }
         gathered.add(all[i].group, all[i].bucket);
         continue;
       }
-      if (of_turn) {
+      if (of_compute) {
         const bool behind = i > 0 && near(i - 1, ActionKind::kReduceScatter) &&
-                            (!is_turn(all[i - 1].kind) || gives_weight_gradients(all[i - 1].kind));
-        if (!behind) return fault_at(rank, i, "does not stand right behind the turn that fills its bucket");
+                            (!is_compute(all[i - 1].kind) || gives_weight_gradients(all[i - 1].kind));
+        if (!behind) return fault_at(rank, i, "does not stand right behind the compute action that fills its bucket");
       }
-      if (is_of_turn(all[i]) && all[i].kind == ActionKind::kReduceScatter) {
+      if (is_of_compute(all[i]) && all[i].kind == ActionKind::kReduceScatter) {
         const bool is_first =
             i == 0 || all[i - 1].kind != ActionKind::kReduceScatter || !near(i - 1, ActionKind::kReduceScatter);
         const int least = is_first ? 0 : all[i - 1].after;
         if (all[i].after < least || all[i].after > gathered_by(all[i]).count) {
-          return fault_at(rank, i, "stands among the gatherings of its turn where it cannot be");
+          return fault_at(rank, i, "stands among the gatherings of its compute action where it cannot be");
         }
       }
-      if (is_turn(all[i].kind) && gathered.times != gathered_by(all[i]).times) {
+      if (is_compute(all[i].kind) && gathered.times != gathered_by(all[i]).times) {
         return fault_at(rank, i, "comes before its parameters were gathered");
       }
       gathered = {};
@@ -327,16 +327,16 @@ class ProgramCheck {
     return std::nullopt;
   }
 
-  /// What the turn gathers which a collective or a turn belongs to.
+  /// What the compute action gathers which a collective or a compute action belongs to.
   [[nodiscard]] const Gathered& gathered_by(const Action& of) const {
-    const GatheredByTurns& of_stage = gathered_[of.stage.index()];
+    const GatheredByActions& of_stage = gathered_[of.stage.index()];
     return of.flow == Flow::kGradient && !comes_in_parts(of) ? of_stage.by_whole_backward : of_stage.once;
   }
 
-  /// Whether the rank has samples in the turn that a collective is for.
+  /// Whether the rank has samples in the compute action that a collective is for.
   [[nodiscard]] bool takes_part(Rank rank, const Action& collective) const {
-    const auto shares = split_.shares(collective.stage, collective.microbatch);
-    return std::any_of(shares.begin(), shares.end(), [&](const Share& share) { return share.rank == rank; });
+    const auto slices = split_.slices(collective.stage, collective.microbatch);
+    return std::any_of(slices.begin(), slices.end(), [&](const MicrobatchSlice& slice) { return slice.rank == rank; });
   }
 
   // ---- both ends of every directed pair agree on the order of its messages
@@ -458,10 +458,10 @@ class ProgramCheck {
   BatchSplit split_;
   Phase phase_;
   const Program& program_;
-  std::vector<GatheredByTurns> gathered_;                          // by stage
-  std::vector<std::vector<std::pair<StageId, int>>> split_turns_;  // of each rank, ascending: stage, micro-batch
-  std::vector<std::size_t> position_;                              // check_progress: of each rank
-  std::vector<int> to_itself_;                                     // check_progress: messages sent and not yet received
+  std::vector<GatheredByActions> gathered_;                           // by stage
+  std::vector<std::vector<std::pair<StageId, int>>> split_computes_;  // of each rank, ascending: stage, micro-batch
+  std::vector<std::size_t> position_;                                 // check_progress: of each rank
+  std::vector<int> to_itself_;  // check_progress: messages sent and not yet received
   std::vector<Rank> movable_;
 };
 
@@ -471,8 +471,8 @@ class ProgramCheck {
 /// (whole or in two parts), message end and reduction of the pipeline once and nothing else; data before use; equal
 /// order of messages at both ends of a directed pair; reductions after the last backward of their stage (of any, for
 /// tied parameters), groups and buckets ascending; parameters gathered before the first forward that needs them; what
-/// is gathered or summed within a turn right around it; progress to the end under rendezvous sends and blocking
-/// collectives.
+/// is gathered or summed within a compute action right around it; progress to the end under rendezvous sends and
+/// blocking collectives.
 /// @throws InvalidArgument if pipeline or layout are malformed
 /// @cost O(actions * log(actions))
 [[nodiscard]] inline std::optional<ProgramFault> find_fault(const Pipeline& pipeline, const BatchLayout& layout,

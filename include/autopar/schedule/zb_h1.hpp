@@ -16,11 +16,11 @@ namespace autopar {
 struct ZbH1 {
   using policy_category = schedule_policy_tag;
 
-  /// Turns of `stage` [3 * microbatches]. @throws InvalidArgument if an argument is out of range
-  [[nodiscard]] std::vector<Turn> order(StageId stage, int stages, int microbatches) const {
+  /// Compute actions of `stage` [3 * microbatches]. @throws InvalidArgument if an argument is out of range
+  [[nodiscard]] std::vector<ComputeAction> order(StageId stage, int stages, int microbatches) const {
     expect(stage.valid() && stage.value() < stages && microbatches >= 1, "ZbH1: bad stage or micro-batches");
     const int warmup = stages - stage.value() - 1, delay = stage.value();
-    std::vector<Turn> out;
+    std::vector<ComputeAction> out;
     for (int m = 0; m < std::min(warmup, microbatches); ++m) out.push_back({ActionKind::kForward, m});
     for (int m = 0; m < microbatches; ++m) {
       if (m + warmup < microbatches) out.push_back({ActionKind::kForward, m + warmup});

@@ -12,9 +12,9 @@ namespace autopar {
 
 /// Backwards in two parts on a pipeline that goes to the last position and back (ZB-V), two chunks a rank: the last
 /// stage is where the first is, so the first backward comes back at once. For equal times F = B = W and at least
-/// 2 * positions - 1 micro-batches no rank waits between its first and its last turn; of a step in which the optimizer
-/// waits for all, (positions - 1) / (6 * microbatches + positions - 1) is bubble. No rank holds more than
-/// 2 * positions chunks of micro-batches, which is what 1F1B's first rank holds.
+/// 2 * positions - 1 micro-batches no rank waits between its first and its last compute action; of a step in which the
+/// optimizer waits for all, (positions - 1) / (6 * microbatches + positions - 1) is bubble. No rank holds more than 2 *
+/// positions chunks of micro-batches, which is what 1F1B's first rank holds.
 ///
 /// With fewer micro-batches: the order of 2 * positions - 1 of them without those that there are not.
 /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3 and appendix; the explicit order is that of
@@ -23,11 +23,11 @@ struct ZbV {
   using policy_category = schedule_policy_tag;
 
   /// @throws InvalidArgument unless the pipeline is v_shaped_stages
-  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline& pipeline, int microbatches) const {
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
     const ChunkLayout layout = chunk_layout(pipeline);
     expect(layout.is_v_shaped() && microbatches >= 1,
            "ZbV: the stages must go to the last position and back, two chunks a rank; lay them out by v_shaped_stages");
-    std::vector<std::vector<Turn>> orders;
+    std::vector<std::vector<ComputeAction>> orders;
     for (int d = 0; d < layout.size(); ++d) orders.push_back(order(d, layout.size(), microbatches));
     return detail::orders_of_ranks(pipeline, layout, orders);
   }
@@ -38,7 +38,7 @@ struct ZbV {
   }
 
  private:
-  /// Turns of one position, each chunk's micro-batches in ascending order.
+  /// Compute actions of one position, each chunk's micro-batches in ascending order.
   class Row {
    public:
     Row(int position, int positions, int microbatches)
@@ -51,17 +51,17 @@ struct ZbV {
       weight(chunk);
     }
     int forwards[2] = {0, 0}, inputs[2] = {0, 0}, weights[2] = {0, 0};  // so far
-    std::vector<Turn> turns;
+    std::vector<ComputeAction> computes;
 
    private:
     void add(ActionKind kind, int chunk, int microbatch) {
-      if (microbatch < microbatches_) turns.push_back({kind, microbatch, stage_[chunk]});
+      if (microbatch < microbatches_) computes.push_back({kind, microbatch, stage_[chunk]});
     }
     StageId stage_[2];
     int microbatches_;
   };
 
-  [[nodiscard]] static std::vector<Turn> order(int position, int positions, int microbatches) {
+  [[nodiscard]] static std::vector<ComputeAction> order(int position, int positions, int microbatches) {
     const int all = std::max(2 * positions - 1, microbatches);
     Row row(position, positions, microbatches);
     for (int i = 0; i < 2 * (positions - position) - 1; ++i) row.forward(0);
@@ -86,7 +86,7 @@ struct ZbV {
     for (int i = position; i < positions; ++i) row.backward(0);
     while (row.weights[1] < all) row.weight(1);
     while (row.weights[0] < all) row.weight(0);
-    return std::move(row.turns);
+    return std::move(row.computes);
   }
 };
 static_assert(SchedulePolicy<ZbV>);

@@ -21,7 +21,7 @@ struct Provenance {
 [[nodiscard]] bool draws(const OpContext& op);
 
 /// The typing of one graph. `run` repeats a forward pass until nothing more is asked for: a sum that is needed before
-/// the shares are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
+/// the slices are done becomes a prologue value or, if it depends on parameters, makes its readers whole-batch ops.
 class Analysis {
  public:
   Analysis(const OpGraph& graph, const AlgebraOptions& options);
@@ -38,7 +38,7 @@ class Analysis {
   [[nodiscard]] std::vector<bool> cone(const std::vector<ValueId>& values) const;
 
   // --- typing
-  /// @return whether the pass came to its end; if not, it must run again
+  /// @return whether the pass came to its end; if not, it must be recomputed
   bool type_all();
   bool type_op(OpId id);
   [[nodiscard]] RuleResult decide(const OpContext& op, bool& again);

@@ -66,7 +66,7 @@ void Analysis::find_prologue() {
         !draws(op) && !op.has_batch_sizes() &&
         std::any_of(operands.begin(), operands.end(), [&](ValueId v) { return known_early_[v.index()]; }) &&
         std::all_of(operands.begin(), operands.end(), [&](ValueId v) {
-          return known_early_[v.index()] || (op.type(v).is(Spread::kReplicated) && is_constant(provenance(v)));
+          return known_early_[v.index()] || (op.type(v).is(Placement::kReplicated) && is_constant(provenance(v)));
         });
     const bool shared_memory = std::any_of(op.node().writes.begin(), op.node().writes.end(), [&](StorageId storage) {
       const auto& aliases = values_of_storage_[storage.index()];
@@ -75,7 +75,7 @@ void Analysis::find_prologue() {
              });
     });
     const bool typed_shared = std::all_of(op.results().begin(), op.results().end(),
-                                          [&](ValueId v) { return op.type(v).is(Spread::kReplicated); });
+                                          [&](ValueId v) { return op.type(v).is(Placement::kReplicated); });
     if (!follows || shared_memory || !typed_shared) continue;
     inside[i] = true;
     const auto constants = cone(operands);
@@ -146,9 +146,9 @@ void Analysis::find_epilogue() {
     plan_.ops[i].in_epilogue = true;
     for_each_input(graph_.ops[i], [&](ValueId value) {
       const auto& type = plan_.values[value.index()];
-      if (type.is(Spread::kEpilogue)) return;
+      if (type.is(Placement::kEpilogue)) return;
       if (known_early_[value.index()]) return use_prologue_value(value);
-      if (type.is(Spread::kPartialSum)) return add_input(value, false);
+      if (type.is(Placement::kPartialSum)) return add_input(value, false);
       if (graph_.value(value).kind == ValueKind::kBuffer) return insert_sorted(plan_.prologue_leaves, value);
       if (!is_constant(provenance(value))) return add_input(value, true);
       const auto constants = cone({value});
@@ -175,17 +175,17 @@ void Analysis::find_outputs() {
       use_prologue_value(value);
     } else if (type.is_batched()) {
       output.kind = OutputKind::kBatched;
-    } else if (type.is(Spread::kPartialSum)) {
+    } else if (type.is(Placement::kPartialSum)) {
       output.kind = OutputKind::kPartialSum;
-    } else if (type.is(Spread::kReplicated)) {
+    } else if (type.is(Placement::kReplicated)) {
       output.kind = OutputKind::kReplicated;
-    } else if (type.is(Spread::kEpilogue)) {
+    } else if (type.is(Placement::kEpilogue)) {
       output.kind = OutputKind::kEpilogue;
     } else {
       const auto definer = info.definer;
       throw CaptureError(definer.valid() ? shown_name(graph_, definer) : "result",
                          definer.valid() ? graph_.op(definer).path : "",
-                         "the model returns a " + std::string(name_of(type.spread)) +
+                         "the model returns a " + std::string(name_of(type.placement)) +
                              ", which is neither one row for each sample nor a sum over them; return values for each "
                              "sample, or reduce them to a loss");
     }
@@ -231,19 +231,19 @@ void Analysis::find_buffer_updates() {
     BufferUpdate update{leaf_of_storage_[s], leaf_of_storage_[s], BufferUpdateKind::kReplicated, {}};
     bool written = false;
     for (const auto id : ops_of[s]) {
-      if (plan_.treatment(id).batch_norm >= 0 || !writes_buffer(id, storage)) continue;
+      if (plan_.handling(id).batch_norm >= 0 || !writes_buffer(id, storage)) continue;
       written = true;
       for_each_output(graph_.op(id), [&](ValueId value) {
         if (graph_.value(value).previous == update.result) update.result = value;
       });
-      if (plan_.treatment(id).whole_batch)
+      if (plan_.handling(id).whole_batch)
         update.kind = BufferUpdateKind::kWholeBatch;
-      else if (plan_.type(update.result).is(Spread::kPartialSum))
+      else if (plan_.type(update.result).is(Placement::kPartialSum))
         update.kind = BufferUpdateKind::kPartialSum;
     }
     if (!written) continue;
     const auto last = graph_.value(update.result).definer;
-    if (last.valid() && is_epilogue_[last.index()]) {  // no share makes it, nor any part of it that needs no samples
+    if (last.valid() && is_epilogue_[last.index()]) {  // no slice makes it, nor any part of it that needs no samples
       update.kind = BufferUpdateKind::kPartialSum;
       plan_.buffer_updates.push_back(std::move(update));
       continue;
@@ -282,7 +282,7 @@ void Analysis::find_stage_ops() {
     storage_needed[s] = storage_needed[s] || (written[s] && leaf_of_storage_[s].valid());
   }
   for (std::size_t i = graph_.ops.size(); i-- > 0;) {
-    auto& treatment = plan_.ops[i];
+    auto& handling = plan_.ops[i];
     if (!live_[i] || is_epilogue_[i]) continue;
     const auto& node = graph_.ops[i];
     bool early = true;
@@ -293,21 +293,21 @@ void Analysis::find_stage_ops() {
       early = early && known_early_[value.index()];
     });
     for (const auto storage : node.writes) needed = needed || storage_needed[storage.index()];
-    if (!needed || (early && treatment.in_prologue)) continue;
-    treatment.in_stage = true;
+    if (!needed || (early && handling.in_prologue)) continue;
+    handling.in_stage = true;
     for_each_input(node, need);
   }
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    auto& treatment = plan_.ops[i];
-    if (!treatment.in_stage && !treatment.in_epilogue) continue;
+    auto& handling = plan_.ops[i];
+    if (!handling.in_stage && !handling.in_epilogue) continue;
     const OpContext op(graph_, plan_.values, options_, OpId::of(i));
     if (op.written_argument() < 0) continue;
     const auto written = op.tensors(op.written_argument());
-    treatment.copy_written = !written.empty() && known_early_[written.front().index()];
+    handling.copy_written = !written.empty() && known_early_[written.front().index()];
   }
 }
 
-// A cast of a parameter that nothing writes to is the same for all shares.
+// A cast of a parameter that nothing writes to is the same for all slices.
 void Analysis::find_parameter_casts() {
   std::vector<bool> written(static_cast<std::size_t>(graph_.storage_count), false);
   const auto creators = graph_.storage_creators();
@@ -320,11 +320,11 @@ void Analysis::find_parameter_casts() {
     if (const auto storage = graph_.value(output).storage; storage.valid()) written[storage.index()] = true;
   }
   for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
-    auto& treatment = plan_.ops[i];
-    if (!treatment.in_stage || treatment.in_prologue || !casts_parameter(graph_, OpId::of(i))) continue;
+    auto& handling = plan_.ops[i];
+    if (!handling.in_stage || handling.in_prologue || !casts_parameter(graph_, OpId::of(i))) continue;
     const auto copy = graph_.output(OpId::of(i));
-    treatment.once = !written[graph_.value(copy).storage.index()] && plan_.type(copy).is(Spread::kReplicated) &&
-                     treatment.weighted_arguments.empty() && !treatment.whole_batch;
+    handling.once = !written[graph_.value(copy).storage.index()] && plan_.type(copy).is(Placement::kReplicated) &&
+                    handling.weighted_arguments.empty() && !handling.whole_batch;
   }
 }
 
@@ -357,11 +357,11 @@ ValueId BatchPlan::parameter_behind(const OpGraph& graph, ValueId value) const {
   if (!value.valid()) return value;
   const auto& info = graph.value(value);
   if (info.kind == ValueKind::kParameter) return value;
-  return info.definer.valid() && treatment(info.definer).once ? graph.input(info.definer, 0) : ValueId::none();
+  return info.definer.valid() && handling(info.definer).once ? graph.input(info.definer, 0) : ValueId::none();
 }
 
-bool BatchPlan::normalises_by_share(OpId op) const {
-  const auto norm = treatment(op).batch_norm;
+bool BatchPlan::normalises_by_slice(OpId op) const {
+  const auto norm = handling(op).batch_norm;
   return norm >= 0 && !batch_norms[static_cast<std::size_t>(norm)].by_sample;
 }
 
@@ -380,7 +380,7 @@ void require_splittable(const OpGraph& graph, const BatchPlan& plan) {
   const auto op = plan.first_whole_batch_op();
   if (!op.valid()) return;
   throw CaptureError(shown_name(graph, op), graph.op(op).path,
-                     "cannot run on several micro-batches or replicas: " + plan.treatment(op).reason +
+                     "cannot run on several micro-batches or replicas: " + plan.handling(op).reason +
                          "; allow one micro-batch and one replica for its stage, or move it out of the model");
 }
 

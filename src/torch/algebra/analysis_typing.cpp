@@ -49,24 +49,24 @@ bool keeps_sample_index(OpFamily family) {
   }
 }
 
-bool has_operand(const OpContext& op, Spread spread) {
+bool has_operand(const OpContext& op, Placement placement) {
   const auto operands = op.tensors();
-  return std::any_of(operands.begin(), operands.end(), [&](ValueId value) { return op.type(value).is(spread); });
+  return std::any_of(operands.begin(), operands.end(), [&](ValueId value) { return op.type(value).is(placement); });
 }
 
 bool sample_index_is_misused(const OpContext& op) {
-  if (has_operand(op, Spread::kRowStart)) return op.traits().family != OpFamily::kEmbeddingBag;
-  if (!has_operand(op, Spread::kSampleIndex)) return false;
+  if (has_operand(op, Placement::kRowStart)) return op.traits().family != OpFamily::kEmbeddingBag;
+  if (!has_operand(op, Placement::kSampleIndex)) return false;
   const auto family = op.traits().family;
   if (family == OpFamily::kIndex || family == OpFamily::kIndexPut) {
-    return op.type(op.first_tensor()).is(Spread::kSampleIndex);
+    return op.type(op.first_tensor()).is(Placement::kSampleIndex);
   }
   return !keeps_sample_index(family);
 }
 
 bool grows_with_batch(const OpContext& op) {
   for (std::size_t k = 0; k < op.results().size(); ++k) {
-    if (!type_by_sizes(op.result_sizes(k)).is(Spread::kReplicated)) return true;
+    if (!type_by_sizes(op.result_sizes(k)).is(Placement::kReplicated)) return true;
   }
   return false;
 }
@@ -133,7 +133,7 @@ bool Analysis::type_all() {
     if (!info.is_leaf()) continue;
     plan_.values[i] = type_by_sizes(info.sizes);
     plan_.depends_on_samples[i] = plan_.values[i].is_batched();
-    if (plan_.values[i].is(Spread::kWhole)) {
+    if (plan_.values[i].is(Placement::kWhole)) {
       throw CaptureError("argument " + std::to_string(info.position), "",
                          "more than one of its dims grows with the batch; exactly one may: give forward the samples, "
                          "and compute there what has two (torch::matmul(a, b.t()))");
@@ -152,10 +152,10 @@ bool Analysis::type_op(OpId id) {
   auto result = decide(op, again);
   if (again) return false;
   if (result.verdict != Verdict::kTyped) result = whole_batch(op, result.reason);
-  if (!result.treatment.whole_batch && !fits_sizes(op, result)) {
+  if (!result.handling.whole_batch && !fits_sizes(op, result)) {
     result = whole_batch(op, "the sizes of its result do not follow the samples");
   }
-  if (!result.treatment.whole_batch && leaves_aliases_stale(op, result)) {
+  if (!result.handling.whole_batch && leaves_aliases_stale(op, result)) {
     if (force_operands_whole(op)) return false;
     result = whole_batch(op, "it changes what a tensor means that is read elsewhere");
   }
@@ -178,16 +178,16 @@ RuleResult Analysis::decide(const OpContext& op, bool& again) {
     throw CaptureError(shown_name(graph_, op.id()), op.node().path,
                        "sparse gradients cannot be summed over replicas; use an embedding with sparse = false");
   }
-  if (has_operand(op, Spread::kWhole)) return whole_batch(op, "its operand exists only for the whole batch");
-  if (has_operand(op, Spread::kStatistic)) return whole_batch(op, "it reads a batch statistic");
-  if (has_operand(op, Spread::kEpilogue)) return decide_epilogue(op, again);
+  if (has_operand(op, Placement::kWhole)) return whole_batch(op, "its operand exists only for the whole batch");
+  if (has_operand(op, Placement::kStatistic)) return whole_batch(op, "it reads a batch statistic");
+  if (has_operand(op, Placement::kEpilogue)) return decide_epilogue(op, again);
   const bool only_sizes = family == OpFamily::kLikeFactory || family == OpFamily::kFactory;
-  if (has_operand(op, Spread::kPartialSum) && !only_sizes) return decide_over_sums(op, again);
+  if (has_operand(op, Placement::kPartialSum) && !only_sizes) return decide_over_sums(op, again);
   if (sample_index_is_misused(op)) return whole_batch(op, "it computes with the number of a sample within the batch");
   if (op.has_batch_sizes() && !takes_batch_sizes(family)) return whole_batch(op, "its arguments follow the batch size");
 
-  const bool samples =
-      has_operand(op, Spread::kBatched) || has_operand(op, Spread::kSampleIndex) || has_operand(op, Spread::kRowStart);
+  const bool samples = has_operand(op, Placement::kBatched) || has_operand(op, Placement::kSampleIndex) ||
+                       has_operand(op, Placement::kRowStart);
   if (!samples && !grows_with_batch(op) && !op.has_batch_sizes()) {
     const bool updates_statistics = family == OpFamily::kBatchNorm && op.tensor("running_mean").valid() &&
                                     op.flag(op.has("training") ? "training" : "use_input_stats", true);
@@ -205,7 +205,7 @@ RuleResult Analysis::decide_over_sums(const OpContext& op, bool& again) {
   auto result = type_over_sums(op);
   if (result.verdict == Verdict::kTyped) return result;
   for (const auto value : op.tensors()) {
-    if (!op.type(value).is(Spread::kPartialSum) || !may_be_prologue(value)) continue;
+    if (!op.type(value).is(Placement::kPartialSum) || !may_be_prologue(value)) continue;
     summed_early_[value.index()] = true;
     again = true;
   }
@@ -224,14 +224,14 @@ RuleResult Analysis::decide_epilogue(const OpContext& op, bool& again) {
 bool Analysis::force_operands_whole(const OpContext& op) {
   bool any = false;
   for (const auto value : op.tensors()) {
-    if (!op.type(value).is(Spread::kEpilogue)) continue;
+    if (!op.type(value).is(Placement::kEpilogue)) continue;
     force_whole(value);
     any = true;
   }
   return any;
 }
 
-RuleResult Analysis::epilogue(const OpContext& op) const { return typed(op, BatchType::of(Spread::kEpilogue)); }
+RuleResult Analysis::epilogue(const OpContext& op) const { return typed(op, BatchType::of(Placement::kEpilogue)); }
 
 // Replayed on every rank with the completed sums: nothing of a single sample, nothing random, nothing that outlives it
 // but a buffer that it writes in place.
@@ -251,8 +251,8 @@ bool Analysis::may_be_epilogue(const OpContext& op) const {
   };
   for (const auto value : op.tensors()) {
     const auto& type = op.type(value);
-    if (type.is(Spread::kPartialSum) || type.is(Spread::kEpilogue)) continue;
-    if (!type.is(Spread::kReplicated)) return false;
+    if (type.is(Placement::kPartialSum) || type.is(Placement::kEpilogue)) continue;
+    if (!type.is(Placement::kReplicated)) return false;
     if (graph_.value(value).kind == ValueKind::kParameter && !is_read_by_stages(value)) return false;
     const auto from = provenance(value);
     const bool constant = !from.inputs && !from.parameters && !from.buffers && !from.random;
@@ -293,12 +293,12 @@ void Analysis::force_whole(ValueId epilogue_value) {
   AUTOPAR_ASSERT(any, "an epilogue value has an epilogue op");
 }
 
-// One share holds everything: sums are complete, sample numbers are right. Results that have a batch dim can be dealt
+// One slice holds everything: sums are complete, sample numbers are right. Results that have a batch dim can be dealt
 // out again, sample-major unless an operand of the same size shows another layout.
 RuleResult Analysis::whole_batch(const OpContext& op, const std::string& reason) const {
   RuleResult result = typed(op, BatchType::replicated());
-  result.treatment.whole_batch = true;
-  result.treatment.reason = reason;
+  result.handling.whole_batch = true;
+  result.handling.reason = reason;
   for (std::size_t k = 0; k < op.results().size(); ++k) {
     auto type = type_by_sizes(op.result_sizes(k));
     for (const auto operand : op.tensors()) {
@@ -318,7 +318,7 @@ bool Analysis::fits_sizes(const OpContext& op, const RuleResult& result) const {
   for (std::size_t k = 0; k < result.outputs.size(); ++k) {
     const auto& type = result.outputs[k];
     const auto& sizes = op.result_sizes(k);
-    if (type.is(Spread::kWhole)) return false;
+    if (type.is(Placement::kWhole)) return false;
     const auto dims = batch_dims(sizes);
     if (!type.has_samples()) {
       if (!dims.empty()) return false;
@@ -336,7 +336,7 @@ bool Analysis::leaves_aliases_stale(const OpContext& op, const RuleResult& resul
   if (at < 0 || op.traits().op_class == OpClass::kView) return false;
   const auto written = op.tensors(at);
   if (written.empty()) return false;
-  const auto& weighted = result.treatment.weighted_arguments;
+  const auto& weighted = result.handling.weighted_arguments;
   const bool copied = std::find(weighted.begin(), weighted.end(), at) != weighted.end();
   if (!copied && !result.outputs.empty() && result.outputs.front() == op.type(written.front())) return false;
   const auto storage = graph_.value(written.front()).storage;
@@ -377,9 +377,9 @@ void Analysis::refuse_writes(const OpContext& op) const {
 }
 
 void Analysis::apply(const OpContext& op, const RuleResult& result) {
-  auto& treatment = plan_.ops[op.id().index()];
-  treatment = result.treatment;
-  bool samples = treatment.whole_batch;
+  auto& handling = plan_.ops[op.id().index()];
+  handling = result.handling;
+  bool samples = handling.whole_batch;
   for (const auto value : op.tensors()) samples = samples || plan_.depends_on_samples[value.index()];
   bool any_with_samples = false;
   for (std::size_t k = 0; k < result.outputs.size(); ++k) {
@@ -388,15 +388,15 @@ void Analysis::apply(const OpContext& op, const RuleResult& result) {
     plan_.values[value.index()] = early ? BatchType::replicated() : result.outputs[k];
     any_with_samples = any_with_samples || result.outputs[k].has_samples();
     plan_.depends_on_samples[value.index()] = !early && (samples || result.outputs[k].has_samples());
-    if (result.outputs[k].is(Spread::kEpilogue)) is_epilogue_[op.id().index()] = true;
+    if (result.outputs[k].is(Placement::kEpilogue)) is_epilogue_[op.id().index()] = true;
   }
-  if (draws(op)) treatment.draw = any_with_samples ? Draw::kPerShare : Draw::kAlike;
+  if (draws(op)) handling.draw = any_with_samples ? Draw::kPerSlice : Draw::kAlike;
   if (result.count) {
-    treatment.count = static_cast<std::int32_t>(plan_.counts.size());
+    handling.count = static_cast<std::int32_t>(plan_.counts.size());
     plan_.counts.push_back(*result.count);
   }
   if (result.batch_norm) {
-    treatment.batch_norm = static_cast<std::int32_t>(plan_.batch_norms.size());
+    handling.batch_norm = static_cast<std::int32_t>(plan_.batch_norms.size());
     plan_.batch_norms.push_back(*result.batch_norm);
   }
 }

@@ -6,35 +6,35 @@
 
 namespace autopar {
 
-/// How a value of the whole batch is spread over *shares* (the samples of one micro-batch on one replica).
-enum class Spread : std::uint8_t {
-  kReplicated,   ///< the same on every share
-  kBatched,      ///< the whole value is the shares' values, joined along the samples
-  kPartialSum,   ///< the whole value is the sum of the shares' values
-  kSampleIndex,  ///< number of the sample within its share, as arange(B): only good for picking its own sample
-  kRowStart,     ///< number of a sample's first entry in its share, as arange(0, k*B, k): only good for bags of k
-  kStatistic,    ///< of the share's samples, as the saved mean of a batch norm: nothing may read it
-  kWhole,        ///< only meaningful where one share holds all samples, as x @ x.t()
+/// How a value of the whole batch lies on *slices* (the samples of one micro-batch on one replica).
+enum class Placement : std::uint8_t {
+  kReplicated,   ///< the same on every slice
+  kBatched,      ///< the whole value is the slices' values, joined along the samples
+  kPartialSum,   ///< the whole value is the sum of the slices' values
+  kSampleIndex,  ///< number of the sample within its slice, as arange(B): only good for picking its own sample
+  kRowStart,     ///< number of a sample's first entry in its slice, as arange(0, k*B, k): only good for bags of k
+  kStatistic,    ///< of the slice's samples, as the saved mean of a batch norm: nothing may read it
+  kWhole,        ///< only meaningful where one slice holds all samples, as x @ x.t()
   kEpilogue,     ///< a non-linear function of completed sums, computed after the pipeline on every rank
 };
 
-[[nodiscard]] constexpr std::string_view name_of(Spread spread) {
-  switch (spread) {
-    case Spread::kReplicated:
+[[nodiscard]] constexpr std::string_view name_of(Placement placement) {
+  switch (placement) {
+    case Placement::kReplicated:
       return "replicated";
-    case Spread::kBatched:
+    case Placement::kBatched:
       return "batched";
-    case Spread::kPartialSum:
+    case Placement::kPartialSum:
       return "partial sum";
-    case Spread::kSampleIndex:
+    case Placement::kSampleIndex:
       return "sample index";
-    case Spread::kRowStart:
+    case Placement::kRowStart:
       return "row start";
-    case Spread::kStatistic:
+    case Placement::kStatistic:
       return "batch statistic";
-    case Spread::kWhole:
+    case Placement::kWhole:
       return "whole batch";
-    case Spread::kEpilogue:
+    case Placement::kEpilogue:
       return "epilogue";
   }
   return "?";
@@ -44,30 +44,31 @@ enum class Spread : std::uint8_t {
 /// and the sample of position p is (p / inner) % batch: outer = 1 is sample-major ([B*T, …]), inner = 1 with outer > 1
 /// is time-major.
 struct BatchType {
-  Spread spread = Spread::kReplicated;
+  Placement placement = Placement::kReplicated;
   std::int32_t dim = -1;
   std::int64_t outer = 1;
   std::int64_t inner = 1;
 
   [[nodiscard]] static constexpr BatchType replicated() { return {}; }
-  [[nodiscard]] static constexpr BatchType partial_sum() { return {Spread::kPartialSum, -1, 1, 1}; }
-  [[nodiscard]] static constexpr BatchType of(Spread spread) { return {spread, -1, 1, 1}; }
+  [[nodiscard]] static constexpr BatchType partial_sum() { return {Placement::kPartialSum, -1, 1, 1}; }
+  [[nodiscard]] static constexpr BatchType of(Placement placement) { return {placement, -1, 1, 1}; }
   [[nodiscard]] static constexpr BatchType batched(std::int64_t dim, std::int64_t outer = 1, std::int64_t inner = 1) {
-    return {Spread::kBatched, static_cast<std::int32_t>(dim), outer, inner};
+    return {Placement::kBatched, static_cast<std::int32_t>(dim), outer, inner};
   }
 
-  [[nodiscard]] constexpr bool is(Spread other) const { return spread == other; }
-  [[nodiscard]] constexpr bool is_batched() const { return spread == Spread::kBatched; }
+  [[nodiscard]] constexpr bool is(Placement other) const { return placement == other; }
+  [[nodiscard]] constexpr bool is_batched() const { return placement == Placement::kBatched; }
   /// Whether a dim of the value runs over samples.
   [[nodiscard]] constexpr bool has_samples() const {
-    return spread == Spread::kBatched || spread == Spread::kSampleIndex || spread == Spread::kRowStart;
+    return placement == Placement::kBatched || placement == Placement::kSampleIndex ||
+           placement == Placement::kRowStart;
   }
   [[nodiscard]] constexpr bool same_layout(const BatchType& other) const {
     return outer == other.outer && inner == other.inner;
   }
   /// The same value with its samples in another dim.
   [[nodiscard]] constexpr BatchType at_dim(std::int64_t new_dim) const {
-    return {spread, static_cast<std::int32_t>(new_dim), outer, inner};
+    return {placement, static_cast<std::int32_t>(new_dim), outer, inner};
   }
 
   friend constexpr bool operator==(const BatchType&, const BatchType&) = default;
@@ -75,7 +76,7 @@ struct BatchType {
 
 /// "batched(dim 0, 1 x B x 16)"
 [[nodiscard]] inline std::string to_string(const BatchType& type) {
-  std::string text(name_of(type.spread));
+  std::string text(name_of(type.placement));
   if (!type.has_samples()) return text;
   return text + "(dim " + std::to_string(type.dim) + ", " + std::to_string(type.outer) + " x B x " +
          std::to_string(type.inner) + ")";

@@ -8,16 +8,16 @@
 
 namespace autopar {
 
-/// A value that every share adds to, and that is complete when all ranks' sums are added.
+/// A value that every slice adds to, and that is complete when all ranks' sums are added.
 struct GlobalSum {
-  /// How a share's value enters the sum.
-  enum class Share : std::uint8_t {
+  /// How a slice's value enters the sum.
+  enum class Weighing : std::uint8_t {
     kAddend,    ///< as it is
-    kWeighted,  ///< times n/N: the same on every share, counted once
+    kWeighted,  ///< times n/N: the same on every slice, counted once
     kFirst      ///< that of the share with the first sample of the batch; the others add nothing
   };
   ValueId value;
-  Share share = Share::kAddend;
+  Weighing weighing = Weighing::kAddend;
 };
 
 /// Sums that a call of the graph completes over all ranks: results that are not batched, and inputs of the epilogue.

@@ -17,8 +17,8 @@ using Sizes = std::vector<SizeExpr>;
 
 /// How a rule answers.
 enum class Verdict : std::uint8_t {
-  kTyped,     ///< `outputs` and `treatment` hold
-  kMixes,     ///< no treatment makes shares exact
+  kTyped,     ///< `outputs` and `handling` hold
+  kMixes,     ///< no handling makes slices exact
   kNeedsSum,  ///< exact once the partial sums among its operands are complete
 };
 
@@ -26,7 +26,7 @@ struct RuleResult {
   Verdict verdict = Verdict::kMixes;
   std::string reason;              ///< kMixes, kNeedsSum
   std::vector<BatchType> outputs;  ///< one per tensor result, lists flattened
-  OpTreatment treatment;
+  OpHandling handling;
   std::optional<LossCount> count;  ///< divide by this global count
   std::optional<BatchNormPlan> batch_norm;
 
@@ -121,7 +121,7 @@ class OpContext {
 /// a batch dim, sample-major batched with one; kWhole otherwise.
 [[nodiscard]] BatchType type_by_sizes(const Sizes& sizes);
 
-/// Same type for all results, no treatment.
+/// Same type for all results, no handling.
 [[nodiscard]] RuleResult typed(const OpContext& op, BatchType type);
 
 /// Broadcasts operands (aligned at the last dim) to `rank` dims: the type they share there. Replicated operands fit

@@ -24,9 +24,9 @@ std::vector<ParameterReads> parameter_reads(const OpGraph& graph, const BatchPla
     if (graph.value(value).kind == ValueKind::kParameter) reads[value.index()].itself = true;
   };
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
-    const auto& treatment = plan.ops[i];
-    if (!treatment.in_stage && !treatment.in_prologue && !treatment.in_epilogue) continue;
-    if (!treatment.once) {
+    const auto& handling = plan.ops[i];
+    if (!handling.in_stage && !handling.in_prologue && !handling.in_epilogue) continue;
+    if (!handling.once) {
       for_each_input(graph.ops[i], read_itself);
       continue;
     }
@@ -54,8 +54,8 @@ std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& pla
   return read;
 }
 
-std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
-                                   const std::vector<std::vector<ValueId>>& travelling) {
+std::vector<bool> read_after_computes(const OpGraph& graph, const BatchPlan& plan,
+                                      const std::vector<std::vector<ValueId>>& travelling) {
   const auto copied = copied_parameters(graph, plan);
   const auto memory_behind = [&](ValueId value) {
     const auto storage = graph.value(value).storage;
@@ -86,7 +86,7 @@ std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
 
 std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan,
                                      const std::vector<std::vector<ValueId>>& travelling) {
-  const auto outside = read_outside_stages(graph, plan), late = read_after_turns(graph, plan, travelling);
+  const auto outside = read_outside_stages(graph, plan), late = read_after_computes(graph, plan, travelling);
   const auto reads = parameter_reads(graph, plan);
   std::vector<int> levels(graph.values.size(), 3);
   for (const auto& [name, value] : graph.parameters) {

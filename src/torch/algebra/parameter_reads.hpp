@@ -35,11 +35,11 @@ struct ParameterReads {
 [[nodiscard]] std::vector<bool> read_outside_stages(const OpGraph& graph, const BatchPlan& plan);
 
 /// By ValueId: parameters whose memory, or a view or a copy of it, is read where no one could ask for it: when the
-/// turns of its stage are over, or by nodes of a backward that do not lead to its gradient, or that autograd wraps in
-/// others.
+/// compute actions of its stage are over, or by nodes of a backward that do not lead to its gradient, or that autograd
+/// wraps in others.
 /// @param travelling  values that leave their stages, by channel
-[[nodiscard]] std::vector<bool> read_after_turns(const OpGraph& graph, const BatchPlan& plan,
-                                                 const std::vector<std::vector<ValueId>>& travelling);
+[[nodiscard]] std::vector<bool> read_after_computes(const OpGraph& graph, const BatchPlan& plan,
+                                                    const std::vector<std::vector<ValueId>>& travelling);
 
 /// By ValueId, of parameters: the highest ZeRO level at which ranks can hold it in shares (see ParameterProfile).
 /// @param travelling  as above
@@ -49,7 +49,7 @@ struct ParameterReads {
 /// By StorageId: where the copies of a parameter lie that are made once a call, the parameter; none for other memory.
 [[nodiscard]] std::vector<ValueId> copied_parameters(const OpGraph& graph, const BatchPlan& plan);
 
-/// By parameter, the last operator that reads it for a share: directly, through views or as a copy. Parameters that
+/// By parameter, the last operator that reads it for a slice: directly, through views or as a copy. Parameters that
 /// none reads are left out. Backwards make gradients in the reverse order.
 [[nodiscard]] std::map<ValueId, OpId> last_reads(const OpGraph& graph, const BatchPlan& plan);
 

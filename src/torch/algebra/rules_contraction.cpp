@@ -125,10 +125,10 @@ RuleResult with_addend(const OpContext& op, RuleResult product) {
   const auto self = op.first_tensor();
   const auto& addend = op.type(self);
   const auto type = product.outputs.front();
-  if (type.is(Spread::kPartialSum)) {
+  if (type.is(Placement::kPartialSum)) {
     if (addend.has_samples() || !op.is_floating(self))
       return RuleResult::mixes("it adds samples to a sum over samples");
-    product.treatment.weighted_arguments = {0};
+    product.handling.weighted_arguments = {0};
     return product;
   }
   if (!addend.has_samples()) return product;

@@ -50,7 +50,7 @@ std::optional<BatchType> type_of_indexed(const OpContext& op, ValueId self, cons
       return std::nullopt;
     }
     tensors.push_back(value);
-    sample_index = sample_index || op.type(value).is(Spread::kSampleIndex);
+    sample_index = sample_index || op.type(value).is(Placement::kSampleIndex);
   }
   const auto joint = broadcast(op, tensors, index.rank);
   if (!joint) {
@@ -82,9 +82,9 @@ std::optional<BatchType> type_of_indexed(const OpContext& op, ValueId self, cons
   }
   const auto& picks = op.type(index.by_dim[own]);
   const bool every_own =
-      picks.is(Spread::kSampleIndex) && picks.outer == 1 && picks.inner == 1 && type.outer == 1 && type.inner == 1;
+      picks.is(Placement::kSampleIndex) && picks.outer == 1 && picks.inner == 1 && type.outer == 1 && type.inner == 1;
   for (std::size_t i = 0; i < index.by_dim.size(); ++i) {
-    if (i != own && index.by_dim[i].valid() && op.type(index.by_dim[i]).is(Spread::kSampleIndex)) {
+    if (i != own && index.by_dim[i].valid() && op.type(index.by_dim[i]).is(Placement::kSampleIndex)) {
       why = "the number of a sample within the batch picks along a dim that is not the batch's";
       return std::nullopt;
     }
@@ -153,7 +153,7 @@ RuleResult type_embedding(const OpContext& op) {
   return typed(op, op.type(indices));
 }
 
-// Of its other results nobody may read which bag an entry is in: it counts bags of the share.
+// Of its other results nobody may read which bag an entry is in: it counts bags of the slice.
 RuleResult type_embedding_bag(const OpContext& op) {
   const auto indices = op.tensor("indices");
   const auto& type = op.type(indices);
@@ -169,7 +169,7 @@ RuleResult type_embedding_bag(const OpContext& op) {
     const OpContext range(op.graph(), {}, op.options(), maker);
     return range.expression("step") == SizeExpr{0, type.inner};
   };
-  const bool numbered = maker.valid() && op.type(offsets).is(Spread::kRowStart) && steps_by_bags();
+  const bool numbered = maker.valid() && op.type(offsets).is(Placement::kRowStart) && steps_by_bags();
   if (!numbered || op.flag("include_last_offset", false)) {
     return RuleResult::mixes("where its bags begin is not known; give it indices of [samples, entries]");
   }
@@ -178,7 +178,7 @@ RuleResult type_embedding_bag(const OpContext& op) {
   RuleResult result = typed(op, BatchType::batched(0));
   for (std::size_t k = 1; k < result.outputs.size(); ++k) {
     result.outputs[k] = type_by_sizes(op.result_sizes(k));
-    if (result.outputs[k].is_batched() && k == 1) result.outputs[k].spread = Spread::kSampleIndex;
+    if (result.outputs[k].is_batched() && k == 1) result.outputs[k].placement = Placement::kSampleIndex;
   }
   return result;
 }
@@ -226,7 +226,7 @@ RuleResult type_sum_by_index(const OpContext& op, const std::string& source_name
     return RuleResult::mixes("samples add into one another");
   }
   RuleResult result = typed(op, BatchType::partial_sum());
-  result.treatment.weighted_arguments = {0};
+  result.handling.weighted_arguments = {0};
   return result;
 }
 

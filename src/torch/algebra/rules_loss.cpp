@@ -7,12 +7,12 @@
 namespace autopar::algebra {
 namespace {
 
-// Sum: shares add up. Mean: over a number of elements proportional to the samples, so share means weigh n/N.
+// Sum: slices add up. Mean: over a number of elements proportional to the samples, so slice means weigh n/N.
 RuleResult reduced(const OpContext& op, BatchType unreduced) {
   const auto reduction = op.integer("reduction", at::Reduction::Mean);
   if (reduction == at::Reduction::None) return typed(op, unreduced);
   RuleResult result = typed(op, BatchType::partial_sum());
-  result.treatment.scale_output = reduction == at::Reduction::Mean;
+  result.handling.scale_output = reduction == at::Reduction::Mean;
   return result;
 }
 
@@ -78,9 +78,9 @@ RuleResult type_class_loss(const OpContext& op) {
     return RuleResult::mixes("its targets are not one for each sample");
   }
   auto result = reduced(op, type.at_dim(own_dim));
-  if (!result.treatment.scale_output || probabilities) return result;
-  result.treatment.scale_output = false;
-  result.treatment.reduction_argument = op.position("reduction");
+  if (!result.handling.scale_output || probabilities) return result;
+  result.handling.scale_output = false;
+  result.handling.reduction_argument = op.position("reduction");
   result.count = LossCount{target, weight, op.integer("ignore_index", -100)};
   return result;
 }

@@ -84,7 +84,7 @@ RuleResult type_reduce(const OpContext& op) {
     if (family == OpFamily::kReduce)
       return RuleResult::mixes("it reduces over the batch and is neither a sum nor a mean");
     RuleResult result = typed(op, BatchType::partial_sum());
-    result.treatment.scale_output = family == OpFamily::kReduceMean;
+    result.handling.scale_output = family == OpFamily::kReduceMean;
     return result;
   }
   const auto before = std::count_if(dims->begin(), dims->end(), [&](std::int64_t dim) { return dim < shared->dim; });

@@ -20,8 +20,9 @@ RuleResult type_reshape(const OpContext& op) {
   const auto& to = op.result_sizes();
   const auto dims = batch_dims(to);
   if (!type.has_samples())
-    return type_by_sizes(to).is(Spread::kReplicated) ? typed(op, type)
-                                                     : RuleResult::mixes("it spreads a shared tensor over the batch");
+    return type_by_sizes(to).is(Placement::kReplicated)
+               ? typed(op, type)
+               : RuleResult::mixes("it spreads a shared tensor over the batch");
   if (dims.size() != 1) return RuleResult::mixes("the new shape has no single batch dim");
   const auto dim = static_cast<std::size_t>(dims.front());
   const auto stride = type.inner * fixed_product(from, static_cast<std::size_t>(type.dim) + 1);
@@ -31,7 +32,7 @@ RuleResult type_reshape(const OpContext& op) {
     return RuleResult::mixes("the new shape tears samples apart");
   }
   const auto inner = stride / after;
-  return typed(op, {type.spread, static_cast<std::int32_t>(dim), total / inner, inner});
+  return typed(op, {type.placement, static_cast<std::int32_t>(dim), total / inner, inner});
 }
 
 RuleResult type_permute(const OpContext& op) {
@@ -84,7 +85,7 @@ RuleResult type_permute(const OpContext& op) {
   return RuleResult::mixes("its order of dims is not known");
 }
 
-// A share may hold one sample; then a plain squeeze would drop the batch dim, which the whole batch keeps.
+// A slice may hold one sample; then a plain squeeze would drop the batch dim, which the whole batch keeps.
 RuleResult type_squeeze(const OpContext& op) {
   const auto self = op.first_tensor();
   const auto& type = op.type(self);
@@ -96,11 +97,11 @@ RuleResult type_squeeze(const OpContext& op) {
     for (std::int64_t i = 0; i < op.rank(self); ++i) candidates.push_back(i);
   }
   RuleResult result = typed(op, type);
-  result.treatment.replace_squeeze = true;
+  result.handling.replace_squeeze = true;
   std::int64_t before = 0;
   for (const auto dim : candidates) {
     if (sizes[static_cast<std::size_t>(dim)] != SizeExpr{0, 1}) continue;
-    result.treatment.squeeze_dims.push_back(dim);
+    result.handling.squeeze_dims.push_back(dim);
     if (dim < type.dim) ++before;
   }
   result.outputs.front() = type.at_dim(type.dim - before);
@@ -181,7 +182,7 @@ RuleResult type_replace_part(const OpContext& op) {
 std::optional<BatchType> piece(const BatchType& type, SizeExpr offset, SizeExpr size) {
   if (offset.fixed != 0 || size.fixed != 0 || size.per_sample == 0) return std::nullopt;
   if (offset.per_sample % type.inner != 0 || size.per_sample % type.inner != 0) return std::nullopt;
-  return BatchType{type.spread, type.dim, size.per_sample / type.inner, type.inner};
+  return BatchType{type.placement, type.dim, size.per_sample / type.inner, type.inner};
 }
 
 RuleResult type_slice(const OpContext& op) {
@@ -237,7 +238,7 @@ RuleResult type_repeat(const OpContext& op) {
   if (type.has_samples()) {
     const auto dim = type.dim + shift;
     const auto repeats = to[static_cast<std::size_t>(dim)].per_sample / (type.outer * type.inner);
-    return typed(op, {type.spread, static_cast<std::int32_t>(dim), type.outer * repeats, type.inner});
+    return typed(op, {type.placement, static_cast<std::int32_t>(dim), type.outer * repeats, type.inner});
   }
   // A shared block of s rows, repeated k*B times, is k*s rows for each sample.
   return typed(op, type_by_sizes(to));
@@ -252,7 +253,7 @@ RuleResult type_repeat_interleave(const OpContext& op) {
   if (op.has_batch_sizes() || !type.has_samples()) return RuleResult::mixes("it repeats as often as there are samples");
   const auto dim = wrap_dim(op.integer("dim", 0), op.rank(self));
   if (dim != type.dim) return typed(op, type);
-  return typed(op, {type.spread, type.dim, type.outer, type.inner * op.integer("repeats", 1)});
+  return typed(op, {type.placement, type.dim, type.outer, type.inner * op.integer("repeats", 1)});
 }
 
 RuleResult type_cat(const OpContext& op) {
@@ -314,9 +315,9 @@ RuleResult type_arange(const OpContext& op) {
   const auto end = op.expression("end");
   const bool from_zero = !op.has("start") || (op.expression("start") == SizeExpr{});
   const bool by_one = !op.has("step") || op.expression("step") == SizeExpr{0, 1};
-  if (end == SizeExpr{1, 0} && from_zero && by_one) return typed(op, {Spread::kSampleIndex, 0, 1, 1});
+  if (end == SizeExpr{1, 0} && from_zero && by_one) return typed(op, {Placement::kSampleIndex, 0, 1, 1});
   const bool by_row = end && op.has("step") && end->fixed == 0 && op.expression("step") == SizeExpr{0, end->per_sample};
-  if (by_row && from_zero) return typed(op, {Spread::kRowStart, 0, 1, 1});
+  if (by_row && from_zero) return typed(op, {Placement::kRowStart, 0, 1, 1});
   return RuleResult::mixes("it counts over the samples of the batch");
 }
 

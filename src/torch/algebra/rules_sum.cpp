@@ -20,9 +20,9 @@ SumOperands classify(const OpContext& op) {
     for (const auto value : slot.values) {
       if (!value.valid()) continue;
       const auto& type = op.type(value);
-      if (type.is(Spread::kPartialSum)) {
+      if (type.is(Placement::kPartialSum)) {
         found.sums.push_back(slot.position);
-      } else if (type.is(Spread::kReplicated)) {
+      } else if (type.is(Placement::kReplicated)) {
         found.shared.push_back(slot.position);
         found.integral = found.integral || !op.is_floating(value);
       } else {
@@ -36,15 +36,15 @@ SumOperands classify(const OpContext& op) {
 // a + b with a sum over samples: what is no such sum counts once.
 RuleResult type_plus(const OpContext& op, const SumOperands& operands) {
   RuleResult result = typed(op, BatchType::partial_sum());
-  result.treatment.weighted_arguments = operands.shared;
+  result.handling.weighted_arguments = operands.shared;
   const auto other = op.position("other");
   const bool number = other >= 0 && op.tensors(other).empty();
-  if (number) result.treatment.weighted_arguments.push_back(other);
+  if (number) result.handling.weighted_arguments.push_back(other);
   if ((operands.integral || number) && !op.is_floating(op.results().front())) {
     return RuleResult::needs_sum("an integer cannot be counted in parts");
   }
   if (operands.integral) return RuleResult::needs_sum("an integer cannot be counted in parts");
-  std::sort(result.treatment.weighted_arguments.begin(), result.treatment.weighted_arguments.end());
+  std::sort(result.handling.weighted_arguments.begin(), result.handling.weighted_arguments.end());
   return result;
 }
 
@@ -69,11 +69,11 @@ RuleResult type_over_sums(const OpContext& op) {
   constexpr auto kNotLinear = "it is not linear in a sum over samples";
   if (op.traits().family == OpFamily::kTotal) {
     RuleResult result = typed(op, BatchType::replicated());
-    result.treatment.total = true;
+    result.handling.total = true;
     return result;
   }
   if (operands.samples) return RuleResult::needs_sum("it uses a sum over all samples for each sample");
-  if (!type_by_sizes(op.result_sizes()).is(Spread::kReplicated) || op.has_batch_sizes()) {
+  if (!type_by_sizes(op.result_sizes()).is(Placement::kReplicated) || op.has_batch_sizes()) {
     return RuleResult::needs_sum("it spreads a sum over all samples over the batch");
   }
   const bool first_only = operands.sums == std::vector<std::int32_t>{0};
@@ -115,7 +115,7 @@ RuleResult type_over_sums(const OpContext& op) {
     case OpFamily::kGather:
       return linear_in_sum(op, first_only, kNotLinear);
     case OpFamily::kCopyInto:
-      if (op.tensors().size() == 2 && op.type(op.tensors()[1]).is(Spread::kReplicated)) {
+      if (op.tensors().size() == 2 && op.type(op.tensors()[1]).is(Placement::kReplicated)) {
         return typed(op, BatchType::replicated());
       }
       return linear_in_sum(op, op.is_floating(op.results().front()) || !op.is_floating(op.tensors()[1]), kNotLinear);

@@ -87,7 +87,7 @@ class Grouping {
         const bool creates = touching[storage.index()].front() == NodeId::of(k) && !is_leaf(storage);
         if (!creates) last_write[storage.index()] = NodeId::of(k);
       }
-      const auto norm = plan_.treatment(ops_[k]).batch_norm;
+      const auto norm = plan_.handling(ops_[k]).batch_norm;
       if (norm < 0) continue;
       const auto& plan = plan_.batch_norms[static_cast<std::size_t>(norm)];
       for (const auto buffer : {plan.running_mean, plan.running_var}) {
@@ -116,7 +116,8 @@ class Grouping {
   void group_bound_values() {
     for (std::size_t v = 0; v < graph_.values.size(); ++v) {
       const auto& type = plan_.values[v];
-      if (!type.is(Spread::kSampleIndex) && !type.is(Spread::kRowStart) && !type.is(Spread::kStatistic)) continue;
+      if (!type.is(Placement::kSampleIndex) && !type.is(Placement::kRowStart) && !type.is(Placement::kStatistic))
+        continue;
       const auto from = maker(ValueId::of(v));
       if (!from.valid()) continue;
       auto& group = groups_.emplace_back(1, from);
@@ -131,10 +132,10 @@ class Grouping {
     std::vector<Origin> origin(ops_.size(), Origin::kConstants);
     for (std::size_t k = 0; k < ops_.size(); ++k) {
       const auto raise = [&](Origin to) { origin[k] = std::max(origin[k], to); };
-      if (plan_.treatment(ops_[k]).whole_batch) raise(Origin::kSamples);
+      if (plan_.handling(ops_[k]).whole_batch) raise(Origin::kSamples);
       for_each_output(graph_.op(ops_[k]), [&](ValueId value) {
         const auto& type = plan_.type(value);
-        if (type.is(Spread::kPartialSum)) raise(Origin::kSamples);
+        if (type.is(Placement::kPartialSum)) raise(Origin::kSamples);
       });
       for_each_input(graph_.op(ops_[k]), [&](ValueId value) {
         const auto& info = graph_.value(value);
@@ -155,7 +156,7 @@ class Grouping {
     std::vector<NodeId> applied(graph_.values.size());  // by parameter: first reader with samples, through views
     const auto is_view = [&](NodeId node) {             // or a cast, which every stage that needs it makes for itself
       const auto op = ops_[node.index()];
-      return plan_.treatment(op).once || traits_of(graph_.name(op)).op_class == OpClass::kView;
+      return plan_.handling(op).once || traits_of(graph_.name(op)).op_class == OpClass::kView;
     };
     for (std::size_t k = ops_.size(); k-- > 0;) {
       const auto node = NodeId::of(k);

@@ -19,7 +19,7 @@ struct AtomPartition {
 /// Ops stay together
 ///  - with all ops that touch a memory up to its last in-place write (a stage cannot write what an earlier one made),
 ///  - with all ops that touch a buffer that the forward writes,
-///  - with the readers of a value that may not leave its share (sample indices, statistics),
+///  - with the readers of a value that may not leave its slice (sample indices, statistics),
 ///  - if they compute from parameters only, with the op that applies the parameter to samples, so that the parameter
 ///  has
 ///    one owner; if from constants only, with their first reader; views and casts of a parameter with their own reader,

@@ -144,7 +144,7 @@ class Profiler {
     StructureHash structure;
     for (const auto id : ops) {
       const auto op = context(id);
-      if (plan_.treatment(id).once) {
+      if (plan_.handling(id).once) {
         const bool counts_with_parameter = copy_bytes(graph_.input(id, 0)) > 0;
         const auto bytes = static_cast<std::int64_t>(algebra::bytes_of(graph_, op.results().front()).fixed);
         if (!counts_with_parameter) atom.resident += Bytes(bytes);
@@ -152,9 +152,9 @@ class Profiler {
         add_work(atom, algebra::work_of(op));
       }
       add_structure(structure, op, ops);
-      atom.whole_batch = atom.whole_batch || plan_.treatment(id).whole_batch;
-      if (plan_.treatment(id).total) add_total(atom, ops, op);
-      atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_share(id);
+      atom.whole_batch = atom.whole_batch || plan_.handling(id).whole_batch;
+      if (plan_.handling(id).total) add_total(atom, ops, op);
+      atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_slice(id);
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {
         if (const auto parameter = profile_.parameter_ids[value.index()];
@@ -178,7 +178,7 @@ class Profiler {
     OpId best = ops.front();
     double most = -1;
     for (const auto id : ops) {
-      if (plan_.treatment(id).once) continue;
+      if (plan_.handling(id).once) continue;
       const auto work = algebra::work_of(context(id)).forward;
       const double weight = work.flops.at(1) + work.bytes.at(1);
       if (weight <= most) continue;
@@ -219,9 +219,9 @@ class Profiler {
       hash.add(std::uint64_t{info.requires_grad});
       hash.add(std::uint64_t{is_channels_last(info)});  // kernels of convolutions and norms take another time
     }
-    const auto& treatment = plan_.treatment(op.id());
-    hash.add(std::uint64_t{treatment.whole_batch});
-    hash.add(std::uint64_t{treatment.scale_output});
+    const auto& handling = plan_.handling(op.id());
+    hash.add(std::uint64_t{handling.whole_batch});
+    hash.add(std::uint64_t{handling.scale_output});
   }
 
   // A memory is kept once, however many ops need it, and counted where it is made.
@@ -256,22 +256,22 @@ class Profiler {
       auto& sum = atom_of(id).workspace;
       sum = {std::max(sum.per_sample - saved_[i].per_sample, need.per_sample),
              std::max(sum.fixed - saved_[i].fixed, need.fixed)};
-      add_put_off(op, waits);
+      add_deferred_weight(op, waits);
     }
   }
 
   /// Gradients of parameters are computed from those of results and from what the op read, which wait for that.
-  void add_put_off(const OpContext& op, std::vector<bool>& waits) {
+  void add_deferred_weight(const OpContext& op, std::vector<bool>& waits) {
     const auto split = split_backward_of(graph_, plan_, op.id());
     if (!split || !graph_.value(split->weight).requires_grad) return;
-    atom_of(op.id()).put_off += algebra::bytes_of(graph_, op.results().front());
+    atom_of(op.id()).deferred_weight += algebra::bytes_of(graph_, op.results().front());
     const auto read = graph_.input(op.id(), split->x_at);
     const auto storage = graph_.value(read).storage;
     if (!storage.valid() || !kept_[storage.index()] || waits[storage.index()]) return;
     const auto creator = creator_[storage.index()];
     if (!creator.valid() || plan_.is_prologue(read)) return;
     waits[storage.index()] = true;
-    atom_of(creator).put_off += memory_of(storage, read);
+    atom_of(creator).deferred_weight += memory_of(storage, read);
   }
   [[nodiscard]] OpProfile& atom_of(OpId op) { return model().graph[profile_.atoms.atom_of[op.index()]]; }
 

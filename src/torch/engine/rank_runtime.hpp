@@ -21,7 +21,7 @@ class RankRuntime {
  public:
   /// @param leaves  see Stage
   /// @param splits_backwards  whether programs have backwards in two parts
-  /// @param recomputed        what stages run again before its backward
+  /// @param recomputed        what stages recompute before its backward
   /// @param shared            by reduction group: what it shares; empty: nothing
   RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
               const Stage::Leaves& leaves, bool splits_backwards = false, RecomputedAtoms recomputed = {},

@@ -30,7 +30,7 @@ Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves,
   auto kept = outgoing_;
   for (const auto& sum : sums_) kept.push_back(sum.value);
   for (const auto& update : plan().buffer_updates) kept.push_back(update.result);
-  const auto parts = parts_of_stage(graph(), each_share_, program_.recomputed);
+  const auto parts = parts_of_stage(graph(), each_slice_, program_.recomputed);
   find_readers_of_casts(parts);
   // What is reduced is added to buckets, on the caller's stream.
   const bool any_reduced = std::ranges::any_of(parameters_read(graph(), this->ops()),
@@ -193,8 +193,8 @@ void Stage::find_casts() {
                         info.kind == ValueKind::kConstant);
   }
   for (const auto op : ops()) {
-    const bool once = plan().treatment(op).once;
-    (once ? casts_ : each_share_).push_back(op);
+    const bool once = plan().handling(op).once;
+    (once ? casts_ : each_slice_).push_back(op);
     if (once) resident_[graph().output(op).index()] = true;
   }
 }
@@ -203,11 +203,12 @@ void Stage::find_casts() {
 void Stage::find_readers_of_casts(const std::vector<StagePart>& parts) {
   const auto cast_behind = [&](ValueId value) {
     const auto definer = value.valid() ? graph().value(value).definer : OpId::none();
-    return definer.valid() && plan().treatment(definer).once ? definer : OpId::none();
+    return definer.valid() && plan().handling(definer).once ? definer : OpId::none();
   };
-  const bool has_segments = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
+  const bool has_segments =
+      std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.recomputed; });
   std::set<OpId> first;
-  for (const auto op : each_share_) {
+  for (const auto op : each_slice_) {
     for (const auto& slot : graph().op(op).inputs) {
       for (const auto value : slot.values) {
         const auto cast = cast_behind(value);

@@ -36,14 +36,14 @@ struct DividedProgram {
   std::vector<std::vector<ValueId>> channel_gradients;  ///< those whose gradients come back
   c10::Device device = c10::Device(c10::kCPU);
   bool splits_backwards = false;  ///< backwards of its stages come in two parts
-  RecomputedAtoms recomputed;     ///< what stages run again before its backward
-  /// Reduction groups whose parameters are gathered for turns (ZeRO 3): by op, those that it reads, directly or through
-  /// views.
+  RecomputedAtoms recomputed;     ///< what stages recompute before its backward
+  /// Reduction groups whose parameters are gathered for compute actions (ZeRO 3): by op, those that it reads, directly
+  /// or through views.
   std::map<OpId, std::vector<int>> gathered_by;
   std::map<OpId, std::vector<int>> lets_go;  ///< see StagedGraph
 };
 
-/// Who brings parameters that are not always there, and takes them away; during a turn.
+/// Who brings parameters that are not always there, and takes them away; during a compute action.
 struct ParameterNeeds {
   std::function<void(int group)> need, release;
   bool backward = false;  ///< what runs does so again
@@ -95,7 +95,7 @@ class Stage {
   [[nodiscard]] bool defers(ValueId parameter) const;
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
-  /// Whom to ask for parameters that are gathered for turns, while one runs.
+  /// Whom to ask for parameters that are gathered for compute actions, while one runs.
   void set_needs(ParameterNeeds needs) { *needs_ = std::move(needs); }
   /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
   /// O(parameters of the stage).
@@ -105,12 +105,12 @@ class Stage {
   /// @param differentiate  backwards will follow
   void start_casts(bool differentiate);
   void drop_casts();
-  /// What the share that runs now works on: the leaves of the stage, to which it adds its values and takes them away
-  /// again. One share at a time.
+  /// What the slice that runs now works on: the leaves of the stage, to which it adds its values and takes them away
+  /// again. One slice at a time.
   [[nodiscard]] Environment& environment() { return environment_; }
-  /// Takes everything but the leaves out of the environment, after a share that did not end.
+  /// Takes everything but the leaves out of the environment, after a slice that did not end.
   void clear_environment();
-  /// Whether a value stays in the environment from share to share.
+  /// Whether a value stays in the environment from slice to slice.
   [[nodiscard]] bool is_resident(ValueId value) const;
   [[nodiscard]] SegmentInterpreter& runner() { return *runner_; }
   /// As torch::autograd::backward; weight gradients may be made beside the others, see `proceed_splitting`.
@@ -137,7 +137,7 @@ class Stage {
   std::vector<ValueId> incoming_, outgoing_, parameters_, private_buffers_;
   std::vector<GlobalSum> sums_;
   std::vector<ValueId> state_;                       ///< parameters and buffers that the stage reads
-  std::vector<OpId> casts_, each_share_;             ///< ops that run once a call, and the others
+  std::vector<OpId> casts_, each_slice_;             ///< ops that run once a call, and the others
   std::map<OpId, std::vector<OpId>> casts_read_by_;  ///< made when their readers run
   std::vector<OpId> made_first_;                     ///< the other casts
   std::map<std::tuple<ValueId, c10::ScalarType, bool>, at::Tensor> made_casts_;  ///< by parameter, type and history

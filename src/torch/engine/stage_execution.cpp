@@ -23,19 +23,19 @@ bool is_only_owner(const at::Tensor& tensor) {
 }  // namespace
 
 StageExecution::StageExecution(Stage& stage, const CallContext& context)
-    : stage_(stage), context_(context), shares_(static_cast<std::size_t>(context.split.microbatches())) {
-  for (int m = 0; m < context_.split.microbatches(); ++m) forwards_left_ += own_share(m).empty() ? 0 : 1;
+    : stage_(stage), context_(context), slices_(static_cast<std::size_t>(context.split.microbatches())) {
+  for (int m = 0; m < context_.split.microbatches(); ++m) forwards_left_ += own_slice(m).empty() ? 0 : 1;
   backwards_left_ = forwards_left_;
 }
 
-Interval StageExecution::own_share(int microbatch) const {
+Interval StageExecution::own_slice(int microbatch) const {
   const auto& ranks = stage_.program().pipeline.stages[stage_.stage().index()];
   const auto replica = std::find(ranks.begin(), ranks.end(), context_.rank) - ranks.begin();
-  return context_.split.share(stage_.stage(), static_cast<int>(replica), microbatch);
+  return context_.split.slice(stage_.stage(), static_cast<int>(replica), microbatch);
 }
 
-ShareContext StageExecution::share_context(const Action& action) const {
-  ShareContext context;
+SliceContext StageExecution::slice_context(const Action& action) const {
+  SliceContext context;
   context.samples = action.samples.size();
   context.batch = context_.batch;
   context.first_sample = context_.split.first_global_sample(action.microbatch, action.samples);
@@ -45,20 +45,20 @@ ShareContext StageExecution::share_context(const Action& action) const {
 }
 
 void StageExecution::forward(const Action& action) {
-  auto& share = this->share(action);
-  share.samples = action.samples;
-  const auto context = share_context(action);
+  auto& slice = this->slice(action);
+  slice.samples = action.samples;
+  const auto context = slice_context(action);
   if (!std::exchange(has_casts_, true)) stage_.start_casts(context_.differentiate);
   const at::AutoGradMode mode(context_.differentiate);
   try {
-    bring_inputs(share, context);
+    bring_inputs(slice, context);
     std::vector<NormSample> norms(stage_.plan().batch_norms.size());
     if (context_.differentiate && stage_.program().splits_backwards) {
-      share.deferred = std::make_shared<DeferredGradients>();
+      slice.deferred = std::make_shared<DeferredGradients>();
     }
-    stage_.runner().run(stage_.environment(), context, norms, share.deferred);
+    stage_.runner().run(stage_.environment(), context, norms, slice.deferred);
     pool(norms);
-    keep_results(share, context);
+    keep_results(slice, context);
   } catch (...) {
     stage_.clear_environment();
     throw;
@@ -66,10 +66,10 @@ void StageExecution::forward(const Action& action) {
   --forwards_left_;
   // Backwards let go of them one after the other. On CPUs plans count them until the call ends.
   if (forwards_left_ == 0 && stage_.device().is_cuda()) stage_.drop_casts();
-  if (!context_.differentiate) sent_share_ = action.microbatch;
+  if (!context_.differentiate) sent_slice_ = action.microbatch;
 }
 
-void StageExecution::bring_inputs(Share& share, const ShareContext& context) {
+void StageExecution::bring_inputs(Slice& slice, const SliceContext& context) {
   auto& values = stage_.environment();
   for (const auto buffer : stage_.private_buffers()) {
     values[buffer.index()] = stage_.handle(buffer).detach().clone();
@@ -77,32 +77,32 @@ void StageExecution::bring_inputs(Share& share, const ShareContext& context) {
   for (const auto& [value, tensor] : context_.prologue) values[value.index()] = tensor;
   for (const auto value : stage_.incoming()) {
     const auto& info = stage_.graph().value(value);
-    auto arrived = share.arriving[value].take();
+    auto arrived = slice.arriving[value].take();
     if (!arrived.defined()) arrived = zeros_of(form_of(info, context.samples), stage_.device());
     auto leaf = in_captured_layout(arrived.detach(), info, context.samples);
     const bool differentiable =
         info.requires_grad && context_.differentiate && (leaf.is_floating_point() || leaf.is_complex());
     if (differentiable) {
       leaf.set_requires_grad(true);
-      share.leaves[value] = leaf;
+      slice.leaves[value] = leaf;
     }
     values[value.index()] = std::move(leaf);
   }
-  share.arriving.clear();
+  slice.arriving.clear();
 }
 
-void StageExecution::keep_results(Share& share, const ShareContext& context) {
+void StageExecution::keep_results(Slice& slice, const SliceContext& context) {
   const at::NoGradGuard no_grad;
   auto& values = stage_.environment();
   for (const auto& sum : stage_.sums()) {
     const auto& made = values[sum.value.index()];
     const auto value = made.detach().to(sum_type(made.scalar_type()));
     auto& total = sums_[sum.value];
-    if (sum.share == GlobalSum::Share::kFirst) {
+    if (sum.weighing == GlobalSum::Weighing::kFirst) {
       if (context.first_sample == 0) total = value.clone();
       continue;
     }
-    const auto addend = sum.share == GlobalSum::Share::kWeighted ? value.mul(context.weight()) : value;
+    const auto addend = sum.weighing == GlobalSum::Weighing::kWeighted ? value.mul(context.weight()) : value;
     total = total.defined() ? total.add(addend) : addend.clone();
   }
   for (const auto& update : stage_.plan().buffer_updates) {
@@ -112,9 +112,9 @@ void StageExecution::keep_results(Share& share, const ShareContext& context) {
     buffer_results_[update.result].push_back(result.detach());
   }
   // What autograd needs it holds itself; the roots of the backward are needed here.
-  for (const auto value : stage_.outgoing()) share.results[value] = values[value.index()];
+  for (const auto value : stage_.outgoing()) slice.results[value] = values[value.index()];
   if (context_.differentiate) {
-    for (const auto& sum : stage_.sums()) share.results[sum.value] = values[sum.value.index()];
+    for (const auto& sum : stage_.sums()) slice.results[sum.value] = values[sum.value.index()];
   }
   const auto drop = [&](ValueId value) {
     if (!stage_.is_resident(value)) values[value.index()].reset();
@@ -127,7 +127,7 @@ void StageExecution::keep_results(Share& share, const ShareContext& context) {
 }
 
 BackwardRoots StageExecution::begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients) {
-  auto& share = this->share(action);
+  auto& slice = this->slice(action);
   BackwardRoots roots;
   const auto add = [&](const at::Tensor& value, at::Tensor gradient) {
     if (!value.defined() || !value.requires_grad()) return;
@@ -135,48 +135,48 @@ BackwardRoots StageExecution::begin_backward(const Action& action, const std::ma
     roots.gradients.push_back(std::move(gradient));
   };
   for (const auto value : stage_.outgoing()) {
-    const auto arrived = share.arriving.find(value);
-    if (arrived == share.arriving.end() || arrived->second.empty()) continue;
-    add(share.results[value], arrived->second.take());
+    const auto arrived = slice.arriving.find(value);
+    if (arrived == slice.arriving.end() || arrived->second.empty()) continue;
+    add(slice.results[value], arrived->second.take());
   }
   for (const auto& sum : stage_.sums()) {
     const auto given = sum_gradients.find(sum.value);
-    if (given == sum_gradients.end() || sum.share == GlobalSum::Share::kFirst) continue;
-    const bool weighted = sum.share == GlobalSum::Share::kWeighted;
-    add(share.results[sum.value], weighted ? given->second.mul(share_context(action).weight()) : given->second);
+    if (given == sum_gradients.end() || sum.weighing == GlobalSum::Weighing::kFirst) continue;
+    const bool weighted = sum.weighing == GlobalSum::Weighing::kWeighted;
+    add(slice.results[sum.value], weighted ? given->second.mul(slice_context(action).weight()) : given->second);
   }
-  share.arriving.clear();
-  share.results.clear();
+  slice.arriving.clear();
+  slice.results.clear();
   return roots;
 }
 
-// Messages follow their producer directly, so at the rank's next turn they have been packed.
+// Messages follow their producer directly, so at the rank's next compute action they have been packed.
 void StageExecution::release_sent() {
-  if (sent_share_ < 0) return;
-  auto& share = shares_[static_cast<std::size_t>(sent_share_)];
-  share.results.clear();
-  for (auto& [value, leaf] : share.leaves) {  // nodes that are kept until the call ends still refer to them
+  if (sent_slice_ < 0) return;
+  auto& slice = slices_[static_cast<std::size_t>(sent_slice_)];
+  slice.results.clear();
+  for (auto& [value, leaf] : slice.leaves) {  // nodes that are kept until the call ends still refer to them
     leaf.mutable_grad().reset();
     leaf.set_data(at::empty({0}, leaf.options().requires_grad(false)));
   }
-  share.leaves.clear();
-  sent_share_ = -1;
+  slice.leaves.clear();
+  sent_slice_ = -1;
 }
 
 // ---------------------------------------------------------------- messages
 
 at::Tensor StageExecution::departing(const Action& action, const Channel& channel, ValueId value) {
-  auto& share = this->share(action);
+  auto& slice = this->slice(action);
   const auto& type = stage_.plan().type(value);
   const bool batched = channel.kind == ChannelKind::kBatched;
-  const auto samples = share.samples.size();
-  const Interval part{action.samples.begin - share.samples.begin, action.samples.end - share.samples.begin};
+  const auto samples = slice.samples.size();
+  const Interval part{action.samples.begin - slice.samples.begin, action.samples.end - slice.samples.begin};
   if (action.flow == Flow::kValue) {
-    const auto& tensor = share.results[value];
+    const auto& tensor = slice.results[value];
     return batched ? samples_of(tensor, type, samples, part) : tensor;
   }
-  const auto leaf = share.leaves.find(value);
-  AUTOPAR_ASSERT(leaf != share.leaves.end(), "a gradient is sent for a value that has none");
+  const auto leaf = slice.leaves.find(value);
+  AUTOPAR_ASSERT(leaf != slice.leaves.end(), "a gradient is sent for a value that has none");
   const auto gradient = leaf->second.grad().defined()
                             ? leaf->second.grad()
                             : at::zeros(leaf->second.sizes(), leaf->second.options().requires_grad(false));
@@ -198,22 +198,22 @@ bool StageExecution::goes_to_stages(ValueId value) const {
 at::Tensor StageExecution::departing_result(const Action& action, const Channel& channel, ValueId value,
                                             std::int64_t samples) {
   const bool whole = channel.kind != ChannelKind::kBatched || action.samples.size() == samples;
-  const bool all_made = channel.kind != ChannelKind::kBatched || action.samples.size() == share(action).samples.size();
-  const auto& made = share(action).results[value];
+  const bool all_made = channel.kind != ChannelKind::kBatched || action.samples.size() == slice(action).samples.size();
+  const auto& made = slice(action).results[value];
   if (whole && all_made && is_only_owner(made) && !goes_to_stages(value)) return with_own_version(made);
   const auto piece = departing(action, channel, value).detach();
   return whole ? piece.clone() : piece;
 }
 
 void StageExecution::arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece) {
-  auto& share = this->share(action);
+  auto& slice = this->slice(action);
   if (channel.kind != ChannelKind::kBatched) {
-    share.arriving[value].add(piece);
+    slice.arriving[value].add(piece);
     return;
   }
-  const auto whole = own_share(action.microbatch);
+  const auto whole = own_slice(action.microbatch);
   const Interval part{action.samples.begin - whole.begin, action.samples.end - whole.begin};
-  share.arriving[value].put(piece, stage_.plan().type(value), form_of(stage_.graph().value(value), whole.size()),
+  slice.arriving[value].put(piece, stage_.plan().type(value), form_of(stage_.graph().value(value), whole.size()),
                             whole.size(), part, action.flow == Flow::kValue ? Into::kWrite : Into::kAdd);
 }
 

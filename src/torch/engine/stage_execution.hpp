@@ -23,16 +23,16 @@ struct CallContext {
   bool differentiate = false;                            ///< backwards will follow
   std::vector<at::Tensor> inputs;                        ///< by OpGraph::inputs: this rank's, detached, on its device
   std::vector<std::pair<ValueId, at::Tensor>> prologue;  ///< values known before the pipeline
-  std::vector<at::Tensor> counts;                        ///< see ShareContext
+  std::vector<at::Tensor> counts;                        ///< see SliceContext
 };
 
-/// Where a backward starts: results of a share and their gradients.
+/// Where a backward starts: results of a slice and their gradients.
 struct BackwardRoots {
   std::vector<at::Tensor> values;
   std::vector<at::Tensor> gradients;
 };
 
-/// One stage's shares of one call.
+/// One stage's slices of one call.
 class StageExecution {
  public:
   /// @param context  must outlive the run
@@ -43,15 +43,16 @@ class StageExecution {
   void forward(const Action& action);
   /// @param sum_gradients  of complete sums
   [[nodiscard]] BackwardRoots begin_backward(const Action& action, const std::map<ValueId, at::Tensor>& sum_gradients);
-  /// The share's gradients are there.
-  void end_backward(const Action& action) { sent_share_ = action.microbatch; }
-  /// Lets go of what the messages of the last turn took along. Before the rank's next turn, whichever stage's it is.
+  /// The slice's gradients are there.
+  void end_backward(const Action& action) { sent_slice_ = action.microbatch; }
+  /// Lets go of what the messages of the last compute action took along. Before the rank's next compute action,
+  /// whichever stage's it is.
   void release_sent();
 
-  /// What the share's backward put off; null where backwards are whole.
-  [[nodiscard]] DeferredGradients* deferred(const Action& action) { return share(action).deferred.get(); }
+  /// What the slice's backward deferred; null where backwards are whole.
+  [[nodiscard]] DeferredGradients* deferred(const Action& action) { return slice(action).deferred.get(); }
 
-  /// Counts a share's backward as ended, as far as parameters are concerned. @return whether it was the last
+  /// Counts a slice's backward as ended, as far as parameters are concerned. @return whether it was the last
   [[nodiscard]] bool is_last_backward() { return --backwards_left_ == 0; }
 
   /// What a message takes away: the samples of a value, or of its gradient.
@@ -63,15 +64,15 @@ class StageExecution {
   /// A piece or an addend of a value, or of its gradient, that a message brought.
   void arrive(const Action& action, const Channel& channel, ValueId value, const at::Tensor& piece);
 
-  /// Sum over the shares, undefined if none was run here.
+  /// Sum over the slices, undefined if none was run here.
   [[nodiscard]] at::Tensor sum(ValueId value) const;
-  /// What the shares saw of a batch norm, as one share's statistics.
+  /// What the slices saw of a batch norm, as one slice's statistics.
   void add_norm_samples(std::size_t batch_norm, std::vector<NormSample>& samples) const;
   /// Addends of an updated buffer's new value, in order of samples.
   void add_buffer_results(ValueId result, std::vector<at::Tensor>& results) const;
 
  private:
-  struct Share {
+  struct Slice {
     Interval samples;
     std::map<ValueId, at::Tensor> results;  ///< values that leave the stage, and sums: roots of the backward
     std::map<ValueId, Assembly> arriving;   ///< values, then gradients
@@ -79,23 +80,23 @@ class StageExecution {
     std::shared_ptr<DeferredGradients> deferred;
   };
 
-  [[nodiscard]] Share& share(const Action& action) { return shares_[static_cast<std::size_t>(action.microbatch)]; }
-  [[nodiscard]] ShareContext share_context(const Action& action) const;
-  [[nodiscard]] Interval own_share(int microbatch) const;
+  [[nodiscard]] Slice& slice(const Action& action) { return slices_[static_cast<std::size_t>(action.microbatch)]; }
+  [[nodiscard]] SliceContext slice_context(const Action& action) const;
+  [[nodiscard]] Interval own_slice(int microbatch) const;
   [[nodiscard]] bool goes_to_stages(ValueId value) const;
-  void bring_inputs(Share& share, const ShareContext& context);
-  void keep_results(Share& share, const ShareContext& context);
+  void bring_inputs(Slice& slice, const SliceContext& context);
+  void keep_results(Slice& slice, const SliceContext& context);
   void pool(const std::vector<NormSample>& norms);
 
   Stage& stage_;
   const CallContext& context_;
-  std::vector<Share> shares_;      ///< by micro-batch
-  std::vector<NormSample> norms_;  ///< of the shares so far
+  std::vector<Slice> slices_;      ///< by micro-batch
+  std::vector<NormSample> norms_;  ///< of the slices so far
   std::map<ValueId, at::Tensor> sums_;
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
   bool has_casts_ = false;                      ///< of this call, see Stage::start_casts
   int forwards_left_ = 0, backwards_left_ = 0;  ///< of shares with samples
-  int sent_share_ = -1;                         ///< its messages have all been packed before the next turn
+  int sent_slice_ = -1;                         ///< its messages have all been packed before the next compute action
 };
 
 }  // namespace autopar

@@ -43,9 +43,9 @@ void TorchEngine::start_gradients() {
     const int number = static_cast<int>(group);
     if (!runtime_.in_group(number)) continue;
     const auto& layout = runtime_.bucket_layouts()[group];
-    const bool in_turns = runtime_.zero_of(number) >= 2;
-    sums_in_some_turns_ = sums_in_some_turns_ || in_turns;
-    if (in_turns) {
+    const bool in_computes = runtime_.zero_of(number) >= 2;
+    sums_in_some_computes_ = sums_in_some_computes_ || in_computes;
+    if (in_computes) {
       const auto& unit = runtime_.shards_of(number)->unit();
       shares_[group] = at::zeros({unit.part()}, at::TensorOptions().dtype(unit.dtype).device(runtime_.device()));
     } else {
@@ -54,7 +54,7 @@ void TorchEngine::start_gradients() {
     for (std::size_t i = 0; i < layout.places().size(); ++i) {
       const auto& place = layout.places()[i];
       const auto parameter = ValueId::of(place.form.key);
-      if (!in_turns) gradients_[runtime_.position_of(parameter)] = buckets_[group]->views()[i];
+      if (!in_computes) gradients_[runtime_.position_of(parameter)] = buckets_[group]->views()[i];
       bucket_of_[parameter] = {number, place.bucket};
       place_of_[parameter] = i;
     }
@@ -62,7 +62,7 @@ void TorchEngine::start_gradients() {
   for (auto& run : runs_) {
     for (const auto parameter : run.stage().parameters()) {
       const auto bucket = bucket_of_.find(parameter);
-      if (bucket != bucket_of_.end() && !sums_in_turns(parameter)) ++missing_[bucket->second];
+      if (bucket != bucket_of_.end() && !sums_in_computes(parameter)) ++missing_[bucket->second];
     }
   }
 }
@@ -73,9 +73,9 @@ StageExecution& TorchEngine::run_of(StageId stage) {
   return *found;
 }
 
-// ---------------------------------------------------------------- turns
+// ---------------------------------------------------------------- compute actions
 
-StageExecution& TorchEngine::begin_turn(const Action& action) {
+StageExecution& TorchEngine::begin_compute(const Action& action) {
   for (auto& run : runs_) run.release_sent();
   auto& run = run_of(action.stage);
   run.stage().set_needs({.need =
@@ -94,10 +94,10 @@ void TorchEngine::release_group(int group) {
   if (gathered.there + gathered.on_its_way == 0 && runtime_.zero_of(group) >= 3) runtime_.shards_of(group)->release();
 }
 
-void TorchEngine::forward(const Action& action) { begin_turn(action).forward(action); }
+void TorchEngine::forward(const Action& action) { begin_compute(action).forward(action); }
 
 void TorchEngine::backward(const Action& action) {
-  auto& run = begin_turn(action);
+  auto& run = begin_compute(action);
   const bool last = run.is_last_backward();
   expect_gradients(run.stage());
   run_backward(run, action, last);
@@ -105,15 +105,15 @@ void TorchEngine::backward(const Action& action) {
   report_rest(run.stage());
 }
 
-void TorchEngine::backward_input(const Action& action) { run_backward(begin_turn(action), action, false); }
+void TorchEngine::backward_input(const Action& action) { run_backward(begin_compute(action), action, false); }
 
 void TorchEngine::backward_weight(const Action& action) {
-  auto& run = begin_turn(action);
+  auto& run = begin_compute(action);
   const bool last = run.is_last_backward();
   expect_gradients(run.stage());
   for (const auto parameter : run.stage().parameters()) {
     if (run.stage().defers(parameter)) continue;
-    if (sums_in_turns(parameter)) move_into_bucket(parameter);
+    if (sums_in_computes(parameter)) move_into_bucket(parameter);
     if (is_complete(parameter, last)) count_down(parameter);
   }
   run_deferred(run, action, last);
@@ -126,10 +126,10 @@ void TorchEngine::run_backward(StageExecution& run, const Action& action, bool l
   const auto roots = run.begin_backward(action, sum_gradients_);
   for (const auto& value : roots.values) spent_.push_back(value.grad_fn());
   const bool gives_weights = gives_weight_gradients(action.kind);
-  if (gives_weights && (sums_in_some_turns_ || (last && bucket_ready_))) {
+  if (gives_weights && (sums_in_some_computes_ || (last && bucket_ready_))) {
     stage.on_gradient([this, &stage, last](ValueId parameter) {
       if (stage.defers(parameter)) return;
-      if (sums_in_turns(parameter)) take_gradient(stage, parameter);
+      if (sums_in_computes(parameter)) take_gradient(stage, parameter);
       if (is_complete(parameter, last)) count_down(parameter);
     });
   }
@@ -142,7 +142,7 @@ void TorchEngine::run_backward(StageExecution& run, const Action& action, bool l
   run.end_backward(action);
 }
 
-// What is put off is added last: only then is a bucket full.
+// What is deferred is added last: only then is a bucket full.
 void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool last) {
   auto* deferred = run.deferred(action);
   if (deferred == nullptr) return;
@@ -152,14 +152,14 @@ void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool l
   const auto need = [this](const std::vector<ValueId>& parameters) { need_deferred(parameters); };
   const auto add = [&](ValueId parameter, at::Tensor gradient) {
     add_gradient(stage, parameter, std::move(gradient));
-    if (sums_in_turns(parameter)) move_into_bucket(parameter);
+    if (sums_in_computes(parameter)) move_into_bucket(parameter);
     added.insert(parameter);
     if (is_complete(parameter, last)) count_down(parameter);
   };
   deferred->compute(add, need);
   for (const auto parameter : stage.parameters()) {
     if (!stage.defers(parameter) || added.count(parameter) > 0) continue;
-    if (sums_in_turns(parameter)) move_into_bucket(parameter);  // what autograd added
+    if (sums_in_computes(parameter)) move_into_bucket(parameter);  // what autograd added
     if (is_complete(parameter, last)) count_down(parameter);
   }
 }
@@ -173,35 +173,35 @@ void TorchEngine::need_deferred(const std::vector<ValueId>& parameters) {
   }
 }
 
-// ---------------------------------------------------------------- sums into shares within turns
+// ---------------------------------------------------------------- sums into shares within compute actions
 
-bool TorchEngine::sums_in_turns(ValueId parameter) const {
-  if (!sums_in_some_turns_) return false;
+bool TorchEngine::sums_in_computes(ValueId parameter) const {
+  if (!sums_in_some_computes_) return false;
   const auto bucket = bucket_of_.find(parameter);
   return bucket != bucket_of_.end() && runtime_.zero_of(bucket->second.first) >= 2;
 }
 
-/// Whether nothing more will be added to a parameter's bucket once this turn has added its gradient.
+/// Whether nothing more will be added to a parameter's bucket once this compute action has added its gradient.
 bool TorchEngine::is_complete(ValueId parameter, bool last) const {
-  return bucket_ready_ && (last || sums_in_turns(parameter));
+  return bucket_ready_ && (last || sums_in_computes(parameter));
 }
 
-/// Every turn that gives weight gradients fills the buckets that are summed within it.
+/// Every compute action that gives weight gradients fills the buckets that are summed within it.
 void TorchEngine::expect_gradients(const Stage& stage) {
   for (const auto parameter : stage.parameters()) {
-    if (!sums_in_turns(parameter)) continue;
+    if (!sums_in_computes(parameter)) continue;
     missing_[bucket_of_.at(parameter)] = 0;
     summed_.erase(bucket_of_.at(parameter).first);
   }
   for (const auto parameter : stage.parameters()) {
-    if (sums_in_turns(parameter)) ++missing_[bucket_of_.at(parameter)];
+    if (sums_in_computes(parameter)) ++missing_[bucket_of_.at(parameter)];
   }
 }
 
-/// Gradients that the turn did not reach, or that came in no order that could be told.
+/// Gradients that the compute action did not reach, or that came in no order that could be told.
 void TorchEngine::report_rest(const Stage& stage) {
   for (const auto parameter : stage.parameters()) {
-    if (sums_in_turns(parameter)) move_into_bucket(parameter);
+    if (sums_in_computes(parameter)) move_into_bucket(parameter);
   }
 }
 
@@ -256,7 +256,7 @@ void TorchEngine::bind_gradients(Stage& stage) {
 }
 
 // Autograd takes a first gradient as it is, and of one sample that of p in x + p.unsqueeze(0) is a view of x's. Further
-// gradients are added into its memory, so it must be nobody else's: what is put off, or on its way to another rank,
+// gradients are added into its memory, so it must be nobody else's: what is deferred, or on its way to another rank,
 // would change.
 void TorchEngine::unbind_gradients(Stage& stage) {
   for (const auto parameter : stage.parameters()) {

@@ -73,7 +73,7 @@ class TorchEngine {
 
  private:
   [[nodiscard]] StageExecution& run_of(StageId stage);
-  [[nodiscard]] StageExecution& begin_turn(const Action& action);
+  [[nodiscard]] StageExecution& begin_compute(const Action& action);
   void run_backward(StageExecution& run, const Action& action, bool last);
   void run_deferred(StageExecution& run, const Action& action, bool last);
   void add_gradient(const Stage& stage, ValueId parameter, at::Tensor gradient);
@@ -87,7 +87,7 @@ class TorchEngine {
   void bind_gradients(Stage& stage);
   void unbind_gradients(Stage& stage);
   void count_down(ValueId parameter);
-  [[nodiscard]] bool sums_in_turns(ValueId parameter) const;
+  [[nodiscard]] bool sums_in_computes(ValueId parameter) const;
   void release_group(int group);
   void need_deferred(const std::vector<ValueId>& parameters);
   [[nodiscard]] bool is_complete(ValueId parameter, bool last) const;
@@ -103,16 +103,16 @@ class TorchEngine {
   std::map<ValueId, Assembly> results_;  ///< whole local batch
   std::map<ValueId, at::Tensor> result_gradients_;
   std::map<ValueId, Assembly> input_gradients_;  ///< whole local batch
-  /// By group, null where not a member. Of sums into shares within turns: until the sum starts, from the first gradient
-  /// on.
+  /// By group, null where not a member. Of sums into shares within compute actions: until the sum starts, from the
+  /// first gradient on.
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
-  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within turns
-  std::set<int> summed_;                              ///< groups whose sum of this turn has started
+  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within compute actions
+  std::set<int> summed_;                              ///< groups whose sum of this compute action has started
   struct Gathered {
     int on_its_way = 0, there = 0;  ///< more than one if it is gathered again before it was let go of
   };
   std::map<int, Gathered> gathered_;  ///< by group
-  bool sums_in_some_turns_ = false;
+  bool sums_in_some_computes_ = false;
   std::vector<at::Tensor> shares_;  ///< by group: this rank's part of sums into shares
   /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the
   /// last call has freed, which costs more than 1 % of a call of tiny operators.

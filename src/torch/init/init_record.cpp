@@ -241,7 +241,7 @@ std::vector<at::Tensor> Construction::run(const std::vector<bool>& needed, const
   for (const auto op : ops) {
     const auto draw = draws_.find(op);
     if (draw == draws_.end()) continue;
-    replayer.treat(op, [&generator, state = draw->second.state](ReplayCall& call) {
+    replayer.handle(op, [&generator, state = draw->second.state](ReplayCall& call) {
       set_state(generator, state);
       call.proceed();
     });

@@ -7,7 +7,7 @@
 
 namespace autopar {
 
-void DeferredGradients::put_off(Task task) {
+void DeferredGradients::defer(Task task) {
   const std::lock_guard lock(mutex_);
   tasks_.push_back(std::move(task));
 }

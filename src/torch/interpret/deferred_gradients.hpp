@@ -10,7 +10,7 @@
 
 namespace autopar {
 
-/// Gradients of parameters that the input backward of a share put off until its weight backward.
+/// Gradients of parameters that the input backward of a slice defers until its weight backward.
 class DeferredGradients {
  public:
   /// Gradients of one call of an operator.
@@ -21,11 +21,11 @@ class DeferredGradients {
   };
 
   /// From whichever thread runs the input backward.
-  void put_off(Task task);
+  void defer(Task task);
 
-  /// Computes what was put off, in the order in which the backward came by, and lets go of it. `add` is called for each
-  /// parameter when its last gradient is there, with their sum: what autograd would add, with the same rounding. `need`
-  /// is called with the parameters of a task before it is computed.
+  /// Computes what was deferred, in the order in which the backward came by, and lets go of it. `add` is called for
+  /// each parameter when its last gradient is there, with their sum: what autograd would add, with the same rounding.
+  /// `need` is called with the parameters of a task before it is computed.
   void compute(const std::function<void(ValueId parameter, at::Tensor sum)>& add,
                const std::function<void(const std::vector<ValueId>& parameters)>& need = {});
 

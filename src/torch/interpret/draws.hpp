@@ -7,14 +7,14 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include "torch/interpret/share.hpp"
+#include "torch/interpret/slice.hpp"
 #include "torch/ir/op_graph.hpp"
 
 namespace autopar {
 
-/// Seed of the draws of one operator on one share. Different in any argument gives different draws; the same arguments
+/// Seed of the draws of one operator on one slice. Different in any argument gives different draws; the same arguments
 /// give the same draws on every rank, whatever ran before.
-/// @param first_sample  -1 for draws that all shares have in common
+/// @param first_sample  -1 for draws that all slices have in common
 [[nodiscard]] std::uint64_t draw_seed(DrawKey key, OpId op, std::int64_t first_sample);
 
 /// A generator of its own for `device`; the default generator stays as it is.

@@ -25,10 +25,10 @@ namespace autopar {
 
 namespace {
 
-bool is_treated(const OpTreatment& treatment) {
-  return !treatment.weighted_arguments.empty() || treatment.scale_output || treatment.count >= 0 ||
-         treatment.reduction_argument >= 0 || treatment.replace_squeeze || treatment.draw != Draw::kNone ||
-         treatment.batch_norm >= 0;
+bool is_handled(const OpHandling& handling) {
+  return !handling.weighted_arguments.empty() || handling.scale_output || handling.count >= 0 ||
+         handling.reduction_argument >= 0 || handling.replace_squeeze || handling.draw != Draw::kNone ||
+         handling.batch_norm >= 0;
 }
 
 c10::IValue& argument(ReplayCall& call, std::int32_t position) {
@@ -40,8 +40,8 @@ std::int32_t argument_named(const OpNode& node, const char* name) {
   return position ? static_cast<std::int32_t>(*position) : -1;
 }
 
-void weigh_arguments(ReplayCall& call, const OpTreatment& treatment, double weight) {
-  for (const auto position : treatment.weighted_arguments) {
+void weigh_arguments(ReplayCall& call, const OpHandling& handling, double weight) {
+  for (const auto position : handling.weighted_arguments) {
     auto& weighted = argument(call, position);
     if (weighted.isTensor()) {
       weighted = weighted.toTensor().mul(weight);
@@ -112,13 +112,13 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
   const auto last_writes = detail::last_writes(graph);
   const auto uses = side_ ? graph.uses() : std::vector<std::vector<OpId>>();
   for (const auto op : ops) {
-    const auto norm = plan.treatment(op).batch_norm;
+    const auto norm = plan.handling(op).batch_norm;
     const auto running = norm < 0 ? ValueId::none() : plan.batch_norms[static_cast<std::size_t>(norm)].running_mean;
     if (running.valid()) statistics_places_ += 2 * places_of(sizes_at(graph.value(running), 1).at(0));
-    const bool runs_again = std::binary_search(whole.begin(), whole.end(), op);
-    const bool may_defer = splits_backwards && !runs_again;
+    const bool recomputes = std::binary_search(whole.begin(), whole.end(), op);
+    const bool may_defer = splits_backwards && !recomputes;
     auto split = split_backward_of(graph, plan, op);
-    if (split && side_ && !runs_again) split->may_be_beside = is_only_reader(graph, uses, op, *split);
+    if (split && side_ && !recomputes) split->may_be_beside = is_only_reader(graph, uses, op, *split);
     if (split && !may_defer && !split->of_cast && !split->may_be_beside) split.reset();
     if (split && may_defer) {
       deferrable_.push_back(split->weight);
@@ -127,51 +127,51 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
     const bool apart = takes_apart(graph, op) && last_writes[graph.value(graph.input(op, 0)).storage.index()] < op;
     if (apart) histories_[op] = &proceed_in_parts;
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
-    const bool treated = is_treated(plan.treatment(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
-    if (split || treated || histories_.contains(op)) {
-      replayer_.treat(op, [this, split = std::move(split)](ReplayCall& call) { treat(call, split); });
+    const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
+    if (split || handled || histories_.contains(op)) {
+      replayer_.handle(op, [this, split = std::move(split)](ReplayCall& call) { handle(call, split); });
     }
   }
   std::sort(deferrable_.begin(), deferrable_.end());
   deferrable_.erase(std::unique(deferrable_.begin(), deferrable_.end()), deferrable_.end());
 }
 
-void OpInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
                         std::shared_ptr<DeferredGradients> deferred) {
-  run(values, share, statistics, std::move(deferred), {0, count_});
+  run(values, slice, statistics, std::move(deferred), {0, count_});
 }
 
-void OpInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+void OpInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
                         std::shared_ptr<DeferredGradients> deferred, OpRange ops) {
   const c10::impl::ExcludeDispatchKeyGuard as_captured(c10::autocast_dispatch_keyset);
-  share_ = &share;
+  slice_ = &slice;
   statistics_ = &statistics;
   zeros_.reset();
   deferred_ = std::move(deferred);
-  replayer_.run(values, {share.samples, share.batch}, ops.first, ops.last);
+  replayer_.run(values, {slice.samples, slice.batch}, ops.first, ops.last);
   deferred_.reset();
 }
 
-void OpInterpreter::treat(ReplayCall& call, const std::optional<SplitBackward>& split) {
-  const auto& treatment = plan_.treatment(call.id);
+void OpInterpreter::handle(ReplayCall& call, const std::optional<SplitBackward>& split) {
+  const auto& handling = plan_.handling(call.id);
   const bool hooked = hooks_.ops.count(call.id) > 0;
   if (hooked) {
     hooks_.before(call.id);
-    read_again(call);
+    take_given(call);
   }
-  if (treatment.reduction_argument >= 0) {
-    argument(call, treatment.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
+  if (handling.reduction_argument >= 0) {
+    argument(call, handling.reduction_argument) = static_cast<std::int64_t>(at::Reduction::Sum);
   }
-  weigh_arguments(call, treatment, share_->weight());
-  if (treatment.batch_norm >= 0) {
-    const auto index = static_cast<std::size_t>(treatment.batch_norm);
+  weigh_arguments(call, handling, slice_->weight());
+  if (handling.batch_norm >= 0) {
+    const auto index = static_cast<std::size_t>(handling.batch_norm);
     call_batch_norm(call, plan_.batch_norms[index], (*statistics_)[index]);
-  } else if (treatment.replace_squeeze) {
-    auto squeezed = at::squeeze(call.stack[0].toTensor(), treatment.squeeze_dims);
+  } else if (handling.replace_squeeze) {
+    auto squeezed = at::squeeze(call.stack[0].toTensor(), handling.squeeze_dims);
     call.stack.clear();
     call.stack.emplace_back(std::move(squeezed));
-  } else if (treatment.draw != Draw::kNone) {
-    call_random(call, treatment.draw);
+  } else if (handling.draw != Draw::kNone) {
+    call_random(call, handling.draw);
   } else if (const auto history = histories_.find(call.id); history != histories_.end()) {
     history->second(call);
   } else if (split) {
@@ -179,13 +179,13 @@ void OpInterpreter::treat(ReplayCall& call, const std::optional<SplitBackward>& 
   } else {
     call.proceed();
   }
-  if (treatment.count >= 0) {
-    AUTOPAR_ASSERT(share_->counts != nullptr, "a loss was run before its targets were counted");
-    const auto& count = (*share_->counts)[static_cast<std::size_t>(treatment.count)];
+  if (handling.count >= 0) {
+    AUTOPAR_ASSERT(slice_->counts != nullptr, "a loss was run before its targets were counted");
+    const auto& count = (*slice_->counts)[static_cast<std::size_t>(handling.count)];
     change_results(call.stack, [&](const at::Tensor& result) { return result.div(count.to(result.scalar_type())); });
   }
-  if (treatment.scale_output && share_->samples != share_->batch) {
-    change_results(call.stack, [&](const at::Tensor& result) { return result.mul(share_->weight()); });
+  if (handling.scale_output && slice_->samples != slice_->batch) {
+    change_results(call.stack, [&](const at::Tensor& result) { return result.mul(slice_->weight()); });
   }
   if (layout_matters_[call.id.index()]) restore_layout(call);
   if (hooked) hooks_.after(call.id, call.stack);
@@ -196,12 +196,12 @@ void OpInterpreter::restore_layout(ReplayCall& call) const {
     if (output.kind != SlotKind::kTensor || !output.values[0].valid()) continue;
     auto& result = call.stack[static_cast<std::size_t>(output.position)];
     if (!result.isTensor() || !result.toTensor().defined()) continue;
-    result = in_captured_layout(result.toTensor(), graph_.value(output.values[0]), share_->samples);
+    result = in_captured_layout(result.toTensor(), graph_.value(output.values[0]), slice_->samples);
   }
 }
 
 void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
-  const auto seed = draw_seed(share_->draws, call.id, draw == Draw::kPerShare ? share_->first_sample : -1);
+  const auto seed = draw_seed(slice_->draws, call.id, draw == Draw::kPerSlice ? slice_->first_sample : -1);
   if (const auto position = argument_named(call.node, "generator"); position >= 0) {
     argument(call, position) = make_generator(device_, seed);
     call.proceed();
@@ -236,7 +236,7 @@ void OpInterpreter::call_random(ReplayCall& call, Draw draw) const {
 }
 
 // Arguments that a hook has made.
-void OpInterpreter::read_again(ReplayCall& call) {
+void OpInterpreter::take_given(ReplayCall& call) {
   for (const auto& slot : call.node.inputs) {
     const auto value = slot.values.front();
     if (slot.kind != SlotKind::kTensor || !value.valid()) continue;
@@ -259,7 +259,7 @@ at::Tensor OpInterpreter::zeros_for_statistic(const at::Tensor& like) {
   return with_own_version(part);
 }
 
-// With momentum 1 the operator leaves the share's own statistics in its running buffers, at no cost.
+// With momentum 1 the operator leaves the slice's own statistics in its running buffers, at no cost.
 void OpInterpreter::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample) {
   if (!norm.running_mean.valid()) {
     call.proceed();
@@ -275,8 +275,8 @@ void OpInterpreter::call_batch_norm(ReplayCall& call, const BatchNormPlan& norm,
   argument(call, momentum_at) = 1.0;
   call.proceed();
 
-  sample.count = static_cast<double>(norm.samples.at(share_->samples));
-  if (share_->samples == share_->batch && mean.scalar_type() != at::kDouble) {  // there may be nothing to pool
+  sample.count = static_cast<double>(norm.samples.at(slice_->samples));
+  if (slice_->samples == slice_->batch && mean.scalar_type() != at::kDouble) {  // there may be nothing to pool
     sample.mean = mean;
     sample.variance = variance;
     return;

@@ -12,7 +12,7 @@
 
 #include "torch/algebra/batch_algebra.hpp"
 #include "torch/interpret/deferred_gradients.hpp"
-#include "torch/interpret/share.hpp"
+#include "torch/interpret/slice.hpp"
 #include "torch/interpret/split_backward.hpp"
 #include "torch/ir/op_graph.hpp"
 #include "torch/replay/replay.hpp"
@@ -32,13 +32,13 @@ struct OpHooks {
   std::function<void(OpId, const torch::jit::Stack& results)> after;
 };
 
-/// Runs some operators of a captured graph on shares of the batch, each as the batch algebra says.
+/// Runs some operators of a captured graph on slices of the batch, each as the batch algebra says.
 class OpInterpreter {
  public:
   /// @param ops   see Replayer; `graph` and `plan` must outlive the runner
   /// @param keep  values to leave in the environment; what else the last reader has read is dropped
-  /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to put
-  /// off to
+  /// @param splits_backwards  of operators that have two parts, see `split_backward_of`; `run` then says where to defer
+  /// to
   /// @param whole  operators whose backwards are not split all the same, ascending
   /// @param side   see `proceed_splitting`
   OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::vector<OpId> ops, const std::vector<ValueId>& keep,
@@ -54,18 +54,18 @@ class OpInterpreter {
   /// @param statistics  by BatchPlan::batch_norms
   /// @param deferred    takes the weight gradients of split backwards; null = they stay whole
   /// @throws what an operator throws
-  void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+  void run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
            std::shared_ptr<DeferredGradients> deferred = nullptr);
   /// Some of the operators.
-  void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+  void run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
            std::shared_ptr<DeferredGradients> deferred, OpRange ops);
 
-  /// Parameters with gradients that may be put off, ascending, each once.
+  /// Parameters with gradients that may be deferred, ascending, each once.
   [[nodiscard]] const std::vector<ValueId>& deferrable() const { return deferrable_; }
 
  private:
-  void treat(ReplayCall& call, const std::optional<SplitBackward>& split);
-  static void read_again(ReplayCall& call);
+  void handle(ReplayCall& call, const std::optional<SplitBackward>& split);
+  static void take_given(ReplayCall& call);
   void restore_layout(ReplayCall& call) const;
   void call_random(ReplayCall& call, Draw draw) const;
   void call_batch_norm(ReplayCall& call, const BatchNormPlan& norm, NormSample& sample);
@@ -79,7 +79,7 @@ class OpInterpreter {
   std::vector<bool> layout_matters_;  ///< by op: views of its results were captured
   std::size_t count_;                 ///< operators
   Replayer replayer_;
-  const ShareContext* share_ = nullptr;  ///< of the run under way
+  const SliceContext* slice_ = nullptr;  ///< of the run under way
   std::vector<NormSample>* statistics_ = nullptr;
   std::shared_ptr<DeferredGradients> deferred_;
   std::vector<ValueId> deferrable_;

@@ -20,10 +20,10 @@ std::vector<OpId> in_order(const std::vector<StagePart>& parts) {
   return ops;
 }
 
-std::vector<OpId> run_again(const std::vector<StagePart>& parts) {
+std::vector<OpId> recomputed_ops(const std::vector<StagePart>& parts) {
   std::vector<OpId> ops;
   for (const auto& part : parts) {
-    if (part.again) ops.insert(ops.end(), part.ops.begin(), part.ops.end());
+    if (part.recomputed) ops.insert(ops.end(), part.ops.begin(), part.ops.end());
   }
   std::sort(ops.begin(), ops.end());
   return ops;
@@ -48,9 +48,9 @@ SegmentInterpreter::SegmentInterpreter(const OpGraph& graph, const BatchPlan& pl
     : graph_(graph),
       plan_(plan),
       ops_(graph, plan, in_order(parts), with_casts(keep, graph, plan, parts), device, splits_backwards,
-           run_again(parts), std::move(hooks), std::move(side)) {
+           recomputed_ops(parts), std::move(hooks), std::move(side)) {
   Uses uses;
-  const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.again; });
+  const bool any = std::any_of(parts.begin(), parts.end(), [](const StagePart& part) { return part.recomputed; });
   if (any) {
     uses.readers.resize(graph.values.size());
     uses.leaves.resize(graph.values.size(), false);
@@ -63,11 +63,11 @@ SegmentInterpreter::SegmentInterpreter(const OpGraph& graph, const BatchPlan& pl
   for (const auto& part : parts) {
     const OpRange range{first, first + part.ops.size()};
     first = range.last;
-    if (part.again) {
+    if (part.recomputed) {
       find_segment(part, range, uses, keep);
       find_small_views(segments_.back(), in_order(parts));
     }
-    parts_.push_back({range, part.again ? &segments_.back() : nullptr});
+    parts_.push_back({range, part.recomputed ? &segments_.back() : nullptr});
   }
 }
 
@@ -119,7 +119,7 @@ Segment::Entry SegmentInterpreter::entry_of(ValueId value, const StagePart& part
   }
   bool updated = false;
   const auto updates = [&](OpId op) {
-    const auto norm = plan_.treatment(op).batch_norm;
+    const auto norm = plan_.handling(op).batch_norm;
     if (norm < 0) return false;
     const auto& plan = plan_.batch_norms[static_cast<std::size_t>(norm)];
     return plan.running_mean == value || plan.running_var == value;
@@ -132,7 +132,7 @@ Segment::Entry SegmentInterpreter::entry_of(ValueId value, const StagePart& part
 
 // Of memory that the stage makes and that a segment reads a small part of, through one view or several.
 void SegmentInterpreter::find_small_views(Segment& segment, const std::vector<OpId>& stage) const {
-  constexpr std::int64_t kSamples = 64;  // of a share that sizes are compared for
+  constexpr std::int64_t kSamples = 64;  // of a slice that sizes are compared for
   constexpr std::int64_t kMuchLarger = 2;
   const auto creators = graph_.storage_creators();
   const auto elements = [&](const ValueInfo& info) {
@@ -159,21 +159,21 @@ void SegmentInterpreter::find_small_views(Segment& segment, const std::vector<Op
   }
 }
 
-void SegmentInterpreter::run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+void SegmentInterpreter::run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
                              const std::shared_ptr<DeferredGradients>& deferred) {
   for (const auto& part : parts_) {
     if (part.segment != nullptr && at::GradMode::is_enabled())
-      run_segment(*part.segment, values, share, statistics);
+      run_segment(*part.segment, values, slice, statistics);
     else
-      ops_.run(values, share, statistics, deferred, part.ops);
+      ops_.run(values, slice, statistics, deferred, part.ops);
   }
 }
 
-void SegmentInterpreter::run_segment(const Segment& segment, Environment& values, const ShareContext& share,
+void SegmentInterpreter::run_segment(const Segment& segment, Environment& values, const SliceContext& slice,
                                      std::vector<NormSample>& statistics) {
-  const std::shared_ptr<SegmentNode> node(new SegmentNode(ops_, segment, values, share, plan_.batch_norms.size()),
+  const std::shared_ptr<SegmentNode> node(new SegmentNode(ops_, segment, values, slice, plan_.batch_norms.size()),
                                           torch::autograd::deleteNode);
-  ops_.run(values, share, statistics, nullptr, segment.ops);
+  ops_.run(values, slice, statistics, nullptr, segment.ops);
   SegmentNode::attach(node);
 }
 

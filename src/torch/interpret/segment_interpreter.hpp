@@ -15,7 +15,7 @@
 
 namespace autopar {
 
-/// A part of a stage that runs again: what it takes and what it gives.
+/// A part of a stage that is recomputed: what it takes and what it gives.
 struct Segment {
   /// What the second run takes a value for that enters.
   enum class Entry : std::uint8_t {
@@ -36,11 +36,12 @@ struct Segment {
   std::vector<ValueId> made;       ///< all of its results
 };
 
-/// Runs the operators of a stage on shares of the batch. Segments that are to run again keep what enters them and
+/// Runs the operators of a stage on slices of the batch. Segments that are to be recomputed keep what enters them and
 /// nothing else; their backward first runs them a second time, with the same operators on the same values, draws and
 /// modes, so with the same results to the bit, and then goes through that run's history, which is gone when it ends.
-/// Batch statistics and written buffers are those of the first run. Backwards of segments are whole: nothing is put
-/// off.
+/// Batch statistics and written buffers are those of the first run. Backwards of segments are whole: nothing is
+/// deferred.
+///
 ///
 /// A gradient that several operators of a segment add to is summed there first: where more than two are added, the last
 /// bit of the sum may differ from that of a run without segments.
@@ -61,7 +62,7 @@ class SegmentInterpreter {
 
   /// See OpInterpreter::run. Where gradients are disabled, nothing is kept and segments are like the rest.
   /// @param values  the backwards of segments use it too, when no run is under way: it must outlive them
-  void run(Environment& values, const ShareContext& share, std::vector<NormSample>& statistics,
+  void run(Environment& values, const SliceContext& slice, std::vector<NormSample>& statistics,
            const std::shared_ptr<DeferredGradients>& deferred = nullptr);
 
   /// See OpInterpreter::deferrable.
@@ -79,7 +80,7 @@ class SegmentInterpreter {
   void find_segment(const StagePart& part, OpRange range, const Uses& uses, const std::vector<ValueId>& keep);
   [[nodiscard]] Segment::Entry entry_of(ValueId value, const StagePart& part, const Uses& uses) const;
   void find_small_views(Segment& segment, const std::vector<OpId>& stage) const;
-  void run_segment(const Segment& segment, Environment& values, const ShareContext& share,
+  void run_segment(const Segment& segment, Environment& values, const SliceContext& slice,
                    std::vector<NormSample>& statistics);
 
   const OpGraph& graph_;

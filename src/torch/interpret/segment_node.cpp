@@ -77,9 +77,9 @@ at::Tensor SegmentNode::Kept::unpack() const {
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
-SegmentNode::SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const ShareContext& share,
+SegmentNode::SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const SliceContext& slice,
                          std::size_t batch_norms)
-    : runner_(runner), segment_(segment), values_(values), share_(share), batch_norms_(batch_norms) {
+    : runner_(runner), segment_(segment), values_(values), slice_(slice), batch_norms_(batch_norms) {
   torch::autograd::edge_list edges;
   for (const auto& [value, entry] : segment.entering) {
     const auto& tensor = values[value.index()];
@@ -144,7 +144,7 @@ variable_list SegmentNode::apply(variable_list&& gradients) {
       borrowed.give(std::move(value));
     }
     std::vector<NormSample> ignored(batch_norms_);
-    runner_.run(values_, share_, ignored, nullptr, segment_.ops);
+    runner_.run(values_, slice_, ignored, nullptr, segment_.ops);
     for (std::size_t i = 0; i < segment_.leaving.size(); ++i) {
       if (input_of_[i] < 0) continue;
       auto& gradient = gradients[static_cast<std::size_t>(input_of_[i])];

@@ -10,7 +10,7 @@
 
 #include "torch/interpret/op_interpreter.hpp"
 #include "torch/interpret/segment_interpreter.hpp"
-#include "torch/interpret/share.hpp"
+#include "torch/interpret/slice.hpp"
 #include "torch/replay/replay.hpp"
 
 namespace autopar {
@@ -19,7 +19,7 @@ namespace autopar {
 class SegmentNode : public torch::autograd::Node {
  public:
   /// Before the segment's first run. @param runner, segment, values  must outlive the node
-  SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const ShareContext& share,
+  SegmentNode(OpInterpreter& runner, const Segment& segment, Environment& values, const SliceContext& slice,
               std::size_t batch_norms);
 
   /// After the first run: what leaves gets this history in place of that run's.
@@ -43,7 +43,7 @@ class SegmentNode : public torch::autograd::Node {
   OpInterpreter& runner_;
   const Segment& segment_;
   Environment& values_;
-  ShareContext share_;
+  SliceContext slice_;
   std::size_t batch_norms_;
   std::vector<Kept> kept_;     ///< like Segment::entering
   std::vector<int> input_of_;  ///< of this node, by Segment::leaving; -1 = has no gradient

@@ -24,7 +24,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// The history of a split call's result: of x, and of the parameters unless their gradients are put off.
+/// The history of a split call's result: of x, and of the parameters unless their gradients are deferred.
 class SplitNode : public torch::autograd::Node {
  public:
   SplitNode(const SplitBackward& split, const at::Tensor& x, const at::Tensor& weight, bool with_bias,
@@ -51,7 +51,7 @@ class SplitNode : public torch::autograd::Node {
     if (deferred_) {
       std::vector<ValueId> parameters{split_.weight};
       if (with_bias_) parameters.push_back(split_.bias);
-      deferred_->put_off({std::move(parameters), std::move(make)});
+      deferred_->defer({std::move(parameters), std::move(make)});
     } else if (side_) {
       if (has_gradient(leaves_))
         add(leaves_, make());
@@ -211,7 +211,7 @@ std::vector<at::Tensor> leaves_beside(const ReplayCall& call, const SplitBackwar
 
 std::optional<SplitBackward> split_backward_of(const OpGraph& graph, const BatchPlan& plan, OpId op) {
   const auto& node = graph.op(op);
-  if (!node.grad_enabled || !plan.treatment(op).weighted_arguments.empty()) return std::nullopt;
+  if (!node.grad_enabled || !plan.handling(op).weighted_arguments.empty()) return std::nullopt;
   SplitBackward split;
   if (!make_formulas(split, node, node.args.size() > 2 && graph.input(op, 2).valid())) return std::nullopt;
   const auto weight = graph.input(op, split.weight_at);

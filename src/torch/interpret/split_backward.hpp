@@ -21,8 +21,8 @@ class SideStream;
 struct SplitBackward {
   /// The gradient of x from that of y; empty if x never has one (indices).
   std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight)> input;
-  /// The gradient of the weight and, if wanted, that of the bias. Those of 16-bit operands are sums over the share in
-  /// single precision: rounded to 16 bits, they would add a rounding for each share (a convolution's on CUDA are
+  /// The gradient of the weight and, if wanted, that of the bias. Those of 16-bit operands are sums over the slice in
+  /// single precision: rounded to 16 bits, they would add a rounding for each slice (a convolution's on CUDA are
   /// rounded).
   std::function<std::vector<at::Tensor>(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                                         bool with_bias)>

@@ -47,8 +47,8 @@ std::vector<StagePart> parts_of_stage(const OpGraph& graph, const std::vector<Op
   for (const NodeId node : atoms.nodes()) groups.push_back(segment_of(atoms[node].front()));
   std::vector<StagePart> parts;
   for (const auto& members : acyclic_splitting(atoms, groups)) {
-    const bool again = groups[members.front().index()] >= 0;
-    if (again || parts.empty() || parts.back().again) parts.push_back({{}, again});
+    const bool is_segment = groups[members.front().index()] >= 0;
+    if (is_segment || parts.empty() || parts.back().recomputed) parts.push_back({{}, is_segment});
     auto& part = parts.back().ops;
     for (const NodeId node : members) part.insert(part.end(), atoms[node].begin(), atoms[node].end());
   }

@@ -8,17 +8,17 @@
 
 namespace autopar {
 
-/// Atoms of a captured program that keep what enters them alone, and run their forward again before their backward.
+/// Atoms of a captured program that keep what enters them alone, and recompute their forward before their backward.
 struct RecomputedAtoms {
   std::vector<NodeId> atom_of;  ///< by OpId, see AtomPartition
-  /// By atom: those of one segment run again together; -1 = runs once. Empty = all run once
+  /// By atom: those of one segment are recomputed together; -1 = runs once. Empty = all run once
   std::vector<int> segment_of;
 };
 
 /// Operators of a stage that run at a stretch.
 struct StagePart {
-  std::vector<OpId> ops;  ///< ascending
-  bool again = false;     ///< they run again before their backward
+  std::vector<OpId> ops;    ///< ascending
+  bool recomputed = false;  ///< they are recomputed before their backward
 };
 
 /// The operators of a stage in parts, in an order in which they can run. A segment is one part, unless others of the

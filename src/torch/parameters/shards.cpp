@@ -9,7 +9,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <autopar/core/assert.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 
 #include "torch/device/host_copies.hpp"
 #include "torch/parameters/state_registry.hpp"

@@ -145,13 +145,13 @@ Replayer::~Replayer() = default;
 Replayer::Replayer(Replayer&&) noexcept = default;
 Replayer& Replayer::operator=(Replayer&&) noexcept = default;
 
-void Replayer::treat(OpId op, Treatment treatment) {
+void Replayer::handle(OpId op, OpHandler handler) {
   const auto found = std::lower_bound(by_op_.begin(), by_op_.end(), op,
                                       [&](std::size_t step, OpId id) { return steps_[step].id < id; });
   if (found == by_op_.end() || steps_[*found].id != op) {
-    throw InvalidArgument("treat: operator " + graph_->describe(op) + " is not one that this replayer runs");
+    throw InvalidArgument("handle: operator " + graph_->describe(op) + " is not one that this replayer runs");
   }
-  steps_[*found].treatment = std::move(treatment);
+  steps_[*found].handler = std::move(handler);
 }
 
 Environment Replayer::environment() const {
@@ -185,7 +185,7 @@ void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first
     const auto& node = *step.node;
     const auto& arguments = node.integers.empty() ? step.arguments : resolved.arguments[step.resolved];
     grad_mode.want(node.grad_enabled);
-    if (step.kind != detail::StepKind::kBoxed && !step.treatment) {
+    if (step.kind != detail::StepKind::kBoxed && !step.handler) {
       detail::call_unboxed(step, arguments, environment);
     } else {
       stack_.assign(arguments.boxed.begin(), arguments.boxed.end());
@@ -196,9 +196,9 @@ void Replayer::run(Environment& environment, BatchSizes sizes, std::size_t first
         else
           argument = slot.values.front().valid() ? environment[slot.values.front().index()] : at::Tensor();
       }
-      if (step.treatment) {
+      if (step.handler) {
         ReplayCall call{step.id, node, sizes, stack_, environment};
-        step.treatment(call);
+        step.handler(call);
       } else {
         node.op.callBoxed(&stack_);
       }

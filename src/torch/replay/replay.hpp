@@ -31,7 +31,7 @@ struct BatchSizes {
 /// Tensors by ValueId::index(); undefined where there is none (yet, or any more).
 using Environment = std::vector<at::Tensor>;
 
-/// One operator call about to happen. A treatment may change the stack, proceed, change the results, or leave results
+/// One operator call about to happen. A handler may change the stack, proceed, change the results, or leave results
 /// of its own: on return the stack holds the operator's results.
 struct ReplayCall {
   OpId id;
@@ -43,7 +43,7 @@ struct ReplayCall {
   void proceed() { node.op.callBoxed(&stack); }
 };
 
-using Treatment = std::function<void(ReplayCall&)>;
+using OpHandler = std::function<void(ReplayCall&)>;
 
 namespace detail {
 struct ReplayStep;
@@ -65,7 +65,7 @@ class Replayer {
   Replayer& operator=(Replayer&&) noexcept;
 
   /// Replaces the plain call of an operator of the list. @throws InvalidArgument if the op is not in it
-  void treat(OpId op, Treatment treatment);
+  void handle(OpId op, OpHandler handler);
 
   /// Values that the ops take and do not compute: parameters, buffers, arguments, results of other stages. Not
   /// constants.

@@ -33,7 +33,7 @@ struct ReplayStep {
   Arguments arguments{};
   std::size_t resolved = 0;     ///< index in Resolved, for nodes with integers
   std::vector<ValueId> dead{};  ///< dropped after the step
-  Treatment treatment{};
+  OpHandler handler{};
 };
 
 [[nodiscard]] ReplayStep make_step(const OpNode& node, OpId id, std::vector<c10::IValue> args);

@@ -185,7 +185,7 @@ void Session::Impl::run_forward(Call& call) {
                       {}};
   for (const auto& tensor : call.arguments.tensors) context.inputs.push_back(tensor.detach().to(device_));
 
-  ShareContext local;
+  SliceContext local;
   local.samples = call.layout.local[world_.rank_id().index()];
   local.batch = call.batch;
   for (int r = 0; r < world_.rank(); ++r) local.first_sample += call.layout.local[static_cast<std::size_t>(r)];
@@ -213,7 +213,7 @@ void Session::Impl::run_forward(Call& call) {
     }
   }
   if (!program.epilogue->empty()) {
-    ShareContext whole = local;
+    SliceContext whole = local;
     whole.samples = whole.batch;
     whole.first_sample = 0;
     whole.counts = &call.known.counts;
@@ -243,7 +243,7 @@ void Session::Impl::execute(Call& call, Phase phase) {
       const auto since_start = [this](ExecutorHooks::Clock::time_point time) {
         return Seconds(std::chrono::duration<double>(time - trace_start_).count());
       };
-      trace_.push_back({world_.rank_id(), is_turn(action.kind) ? "compute" : "communication", describe(action),
+      trace_.push_back({world_.rank_id(), is_compute(action.kind) ? "compute" : "communication", describe(action),
                         since_start(begin), since_start(end)});
     };
   }

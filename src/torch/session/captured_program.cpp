@@ -50,8 +50,8 @@ const std::vector<Action>& CapturedProgram::actions(const BatchLayout& layout, c
   auto made = program(pipeline, layout, by, phase);
   validate(pipeline, layout, phase, made);
   auto own = std::move(made.ranks[rank.index()]);
-  // Every member leaves out the same sums, so what is left waits for nothing new. Those within turns stay: they make
-  // room.
+  // Every member leaves out the same sums, so what is left waits for nothing new. Those within compute actions stay:
+  // they make room.
   const auto is_sum_of_call = [](const Action& action) {
     const bool is_sum = action.kind == ActionKind::kReduce || action.kind == ActionKind::kReduceScatter;
     return is_sum && action.microbatch < 0;

@@ -45,7 +45,7 @@ struct CapturedProgram {
   BatchPlan plan;
   StagedGraph division;
   std::vector<std::vector<StageId>> parts;  ///< [stage of the plan] stages of the division, ascending
-  RecomputedAtoms recomputed;               ///< what the stages run again
+  RecomputedAtoms recomputed;               ///< what the stages recompute
   std::vector<InputSpec> inputs;
   std::shared_ptr<const void> prototype;                        ///< see CallResult
   std::vector<std::size_t> result_positions;                    ///< of the graph's outputs among the flattened results

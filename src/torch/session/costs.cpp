@@ -67,9 +67,9 @@ bool Session::Impl::leaves_no_choice(const CapturedProgram& program, const Graph
   if (world_.size() > 1 || elsewhere || given_plan_ || reads_plan()) return false;
   const auto plan = search_plan(program, profile, batch, {});
   const bool fewest = options_.microbatches > 0 || plan.microbatches <= options_.min_microbatches;
-  const auto runs_again = [](const StagePlan& stage) { return !stage.recomputed.empty(); };
+  const auto recomputes = [](const StagePlan& stage) { return !stage.recomputed.empty(); };
   return plan.stages.size() == 1 && fewest && plan.offload == Offload::kNone &&
-         std::ranges::none_of(plan.stages, runs_again);
+         std::ranges::none_of(plan.stages, recomputes);
 }
 
 /// Empty: nowhere. A cache of its own for each host, as links are measured between this one and its neighbours.

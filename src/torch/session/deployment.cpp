@@ -359,11 +359,11 @@ std::vector<std::vector<Rank>> Session::Impl::holders_in(const OpGraph& graph) c
 
 void Session::Impl::require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const {
   for (std::size_t i = 0; i < stage_of.size(); ++i) {
-    const auto& treatment = program.plan.ops[i];
-    if (!treatment.in_stage || !(treatment.whole_batch || treatment.total)) continue;
+    const auto& handling = program.plan.ops[i];
+    if (!handling.in_stage || !(handling.whole_batch || handling.total)) continue;
     const auto replicas = plan_->stages[stage_of[i].index()].ranks.size();
-    if (plan_->microbatches == 1 && (replicas == 1 || treatment.total)) continue;
-    if (treatment.total) {
+    if (plan_->microbatches == 1 && (replicas == 1 || handling.total)) continue;
+    if (handling.total) {
       throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
                          "with batch_norm = exact it is right with one micro-batch only, but the plan has " +
                              std::to_string(plan_->microbatches) +
@@ -371,7 +371,7 @@ void Session::Impl::require_whole_batches(const CapturedProgram& program, const 
     }
     throw CaptureError(
         shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
-        treatment.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
+        handling.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
             std::to_string(plan_->microbatches) + " micro-batches and " + std::to_string(replicas) +
             " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the "
             "planner");

@@ -14,7 +14,7 @@ std::vector<ValueId> epilogue_outputs(const OpGraph& graph, const BatchPlan& pla
   }
   for (const auto& update : plan.buffer_updates) {
     const auto maker = graph.value(update.result).definer;
-    if (maker.valid() && plan.treatment(maker).in_epilogue) values.push_back(update.result);
+    if (maker.valid() && plan.handling(maker).in_epilogue) values.push_back(update.result);
   }
   return values;
 }
@@ -25,7 +25,7 @@ Epilogue::Epilogue(const OpGraph& graph, const BatchPlan& plan, c10::Device devi
     : graph_(graph), plan_(plan), runner_(graph, plan, plan.epilogue, epilogue_outputs(graph, plan), device) {}
 
 EpilogueRun Epilogue::run(const std::map<ValueId, at::Tensor>& sums,
-                          const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const ShareContext& whole,
+                          const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const SliceContext& whole,
                           bool differentiate) {
   const at::AutoGradMode mode(differentiate);
   EpilogueRun run;

@@ -26,7 +26,7 @@ class Epilogue {
 
   [[nodiscard]] bool empty() const { return plan_.epilogue.empty(); }
   [[nodiscard]] EpilogueRun run(const std::map<ValueId, at::Tensor>& sums,
-                                const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const ShareContext& whole,
+                                const std::vector<std::pair<ValueId, at::Tensor>>& prologue, const SliceContext& whole,
                                 bool differentiate);
   /// Gradients of the inputs, given those of some results; only inputs that they depend on.
   [[nodiscard]] static std::map<ValueId, at::Tensor> gradients(const EpilogueRun& run,

@@ -6,9 +6,9 @@
 
 #include <autopar/cost/precision.hpp>
 #include <autopar/plan/check/checked_costs.hpp>
+#include <autopar/plan/check/compute_orders.hpp>
 #include <autopar/plan/check/held.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
-#include <autopar/plan/check/turn_orders.hpp>
 #include <autopar/plan/text.hpp>
 #include <autopar/torch/device.hpp>
 
@@ -64,7 +64,7 @@ void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) c
   const ProfiledCost costs(cluster, {}, Bytes(1));
   const detail::StatedPlan stated(profile.model, plan);
   const detail::CheckedCosts<ProfiledCost> checked(stated, costs);
-  const auto peaks = detail::CheckedMemory<ProfiledCost>(stated, checked).peaks(detail::turn_orders(stated));
+  const auto peaks = detail::CheckedMemory<ProfiledCost>(stated, checked).peaks(detail::compute_orders(stated));
   for (std::size_t stage = 0; stage < peaks.size(); ++stage) {
     if (Bytes(peaks[stage]) <= plan.device_memory) continue;
     log_.warn("a call with " + std::to_string(batch) + " samples needs about " + readable(Bytes(peaks[stage])) +

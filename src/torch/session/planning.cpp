@@ -37,13 +37,13 @@ Bytes mean_trained_tensor(const ModelProfile& profile) {
 
 /// Whether the op is a batch norm to which a sample brings one value of each channel.
 bool takes_one_value(const BatchPlan& algebra, OpId op) {
-  const auto norm = algebra.treatment(op).batch_norm;
-  return norm >= 0 && algebra.normalises_by_share(op) &&
+  const auto norm = algebra.handling(op).batch_norm;
+  return norm >= 0 && algebra.normalises_by_slice(op) &&
          algebra.batch_norms[static_cast<std::size_t>(norm)].samples.at(1) < 2;
 }
 
-/// Samples of a share of the batch.
-std::int64_t samples_of_share(std::int64_t batch, int microbatches, std::size_t replicas) {
+/// Samples of a slice of the batch.
+std::int64_t samples_of_slice(std::int64_t batch, int microbatches, std::size_t replicas) {
   return std::max<std::int64_t>(1, batch / microbatches / static_cast<std::int64_t>(replicas));
 }
 
@@ -52,11 +52,11 @@ bool starves_statistics(const Plan& plan, const BatchPlan& algebra, std::int64_t
   return std::any_of(plan.stages.begin(), plan.stages.end(), [&](const StagePlan& stage) {
     const auto takes_one = [&](auto op) { return takes_one_value(algebra, OpId::of(static_cast<std::size_t>(op))); };
     return std::any_of(stage.ops.begin(), stage.ops.end(), takes_one) &&
-           samples_of_share(batch, plan.microbatches, stage.ranks.size()) < 2;
+           samples_of_slice(batch, plan.microbatches, stage.ranks.size()) < 2;
   });
 }
 
-/// Takes no more micro-batches than leave two samples to each share of a rank's part of the batch, where batch norms
+/// Takes no more micro-batches than leave two samples to each slice of a rank's part of the batch, where batch norms
 /// need two.
 void leave_two_samples(const CapturedProgram& program, PlanRequest& request) {
   bool needed = false;
@@ -83,10 +83,10 @@ void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t ba
   std::set<std::int64_t> samples;
   for (const auto& stage : plan.stages) {
     const auto normalises = [&](auto op) {
-      return algebra.normalises_by_share(OpId::of(static_cast<std::size_t>(op)));
+      return algebra.normalises_by_slice(OpId::of(static_cast<std::size_t>(op)));
     };
     if (std::any_of(stage.ops.begin(), stage.ops.end(), normalises))
-      samples.insert(samples_of_share(batch, plan.microbatches, stage.ranks.size()));
+      samples.insert(samples_of_slice(batch, plan.microbatches, stage.ranks.size()));
   }
   if (const auto note = describe_batch_statistics(samples, batch); !note.empty()) plan.notes.push_back(note);
 }
@@ -114,7 +114,7 @@ void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile
   if (!plan_) adopt_plan(profile, parse_plan(text_of(bytes), "the plan of rank 0"));
 }
 
-// libtorch refuses a statistic of one value, with sizes of a share that the user has never seen.
+// libtorch refuses a statistic of one value, with sizes of a slice that the user has never seen.
 void Session::Impl::require_statistics(const Call& call) const {
   const auto& program = *call.program;
   const auto& division = program.division;
@@ -125,7 +125,7 @@ void Session::Impl::require_statistics(const Call& call) const {
       if (!split) split.emplace(division.pipeline, call.layout);
       for (int m = 0; m < call.layout.microbatches; ++m) {
         for (std::size_t r = 0; r < division.pipeline.stages[s].size(); ++r) {
-          if (split->share(StageId::of(s), static_cast<int>(r), m).size() != 1) continue;
+          if (split->slice(StageId::of(s), static_cast<int>(r), m).size() != 1) continue;
           throw InvalidArgument(
               "batch norm '" + program.graph.op(op).path +
               "' normalises by the samples of a micro-batch on a replica, and " + "with a batch of " +
@@ -146,8 +146,8 @@ void Session::Impl::warn_of_batch_statistics(const CapturedProgram& program, std
   const auto& division = program.division;
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& ops = division.stage_ops[s];
-    if (std::any_of(ops.begin(), ops.end(), [&](OpId op) { return program.plan.normalises_by_share(op); }))
-      samples.insert(samples_of_share(batch, plan_->microbatches, division.pipeline.stages[s].size()));
+    if (std::any_of(ops.begin(), ops.end(), [&](OpId op) { return program.plan.normalises_by_slice(op); }))
+      samples.insert(samples_of_slice(batch, plan_->microbatches, division.pipeline.stages[s].size()));
   }
   const auto text = describe_batch_statistics(samples, batch);
   if (text.empty()) return;

@@ -13,7 +13,7 @@ namespace {
 bool depends_on_samples(const OpGraph& graph, const BatchPlan& plan, OpId op) {
   bool depends = false;
   const auto look = [&](ValueId value) {
-    depends = depends || !plan.type(value).is(Spread::kReplicated) || plan.depends_on_samples[value.index()];
+    depends = depends || !plan.type(value).is(Placement::kReplicated) || plan.depends_on_samples[value.index()];
   };
   for_each_input(graph.op(op), look);
   for_each_output(graph.op(op), look);
@@ -70,18 +70,18 @@ at::Tensor Prologue::local_count(const LossCount& count, const Environment& valu
   return weights.index_select(0, target.masked_select(counted)).sum();
 }
 
-PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const ShareContext& local, WorldSums& sums) {
+PrologueResult Prologue::run(const std::vector<at::Tensor>& inputs, const SliceContext& local, WorldSums& sums) {
   const at::NoGradGuard no_grad;
   const bool has_samples = local.samples > 0;
   auto values = leaves(inputs);
   std::vector<NormSample> norms(plan_.batch_norms.size());
   PrologueResult result;
   result.counts.resize(plan_.counts.size());
-  auto share = local;
-  share.counts = &result.counts;
+  auto slice = local;
+  slice.counts = &result.counts;
   for (std::size_t l = 0; l < levels_.size(); ++l) {
     const auto& level = plan_.prologue[l];
-    (has_samples ? levels_[l].all : levels_[l].replicated)->run(values, share, norms);
+    (has_samples ? levels_[l].all : levels_[l].replicated)->run(values, slice, norms);
     std::vector<at::Tensor> addends;
     for (const auto value : level.sums) {
       const auto& info = graph_.value(value);

@@ -29,7 +29,7 @@ class Prologue {
   Prologue(const OpGraph& graph, const BatchPlan& plan, c10::Device device, Lookup lookup);
 
   /// @param inputs  by OpGraph::inputs, this rank's. Collective over the world of `sums`.
-  [[nodiscard]] PrologueResult run(const std::vector<at::Tensor>& inputs, const ShareContext& local, WorldSums& sums);
+  [[nodiscard]] PrologueResult run(const std::vector<at::Tensor>& inputs, const SliceContext& local, WorldSums& sums);
 
  private:
   struct Level {

@@ -92,7 +92,7 @@ void ReplicatedUpdates::run_others(std::int64_t batch) {
     copies.push_back(values[value.index()] = at::empty_like(read.back()));
   }
   if (!read.empty()) at::_foreach_copy_(copies, read);
-  ShareContext whole;
+  SliceContext whole;
   whole.samples = whole.batch = batch;
   std::vector<NormSample> norms(plan_.batch_norms.size());
   runner_->run(values, whole, norms);

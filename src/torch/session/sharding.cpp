@@ -338,15 +338,15 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
 SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program) const {
   SharedParameters shared{units_, std::vector<int>(program.graph.values.size(), -1)};
   const auto whole = read_outside_stages(program.graph, program.plan);
-  const auto leaving = read_after_turns(program.graph, program.plan, program.division.channel_values);
+  const auto leaving = read_after_computes(program.graph, program.plan, program.division.channel_values);
   const auto reads = parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = registry_.named(program.graph.value(value).name);
     if (in_shares(tensor)) shared.unit_of[value.index()] = tensor.unit;
-    const bool in_turns = tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero >= 3;
-    if (in_turns && leaving[value.index()] && program.graph.value(value).requires_grad) {
+    const bool in_computes = tensor.unit >= 0 && units_[static_cast<std::size_t>(tensor.unit)].zero >= 3;
+    if (in_computes && leaving[value.index()] && program.graph.value(value).requires_grad) {
       throw InvalidArgument("parameter '" + name +
-                            "' is gathered within turns (ZeRO 3), but a later mode or signature of the " +
+                            "' is gathered within compute actions (ZeRO 3), but a later mode or signature of the " +
                             "model reads it elsewhere; call the model in this mode first, or set zero = 2");
     }
     require_readable(tensor, reads[value.index()]);
@@ -363,7 +363,7 @@ SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program
   return shared;
 }
 
-/// Casts of what is gathered within turns would outlive it, and copies are gathered in one element type.
+/// Casts of what is gathered within compute actions would outlive it, and copies are gathered in one element type.
 void Session::Impl::require_readable(const StateTensor& tensor, const ParameterReads& reads) const {
   if (tensor.unit < 0 || reads.none()) return;
   const auto& unit = units_[static_cast<std::size_t>(tensor.unit)];

@@ -12,7 +12,7 @@
 
 namespace autopar {
 
-/// What a plan runs again, found in every captured program of the model.
+/// What a plan recomputes, found in every captured program of the model.
 ///
 /// The plan names atoms of the program that it was made for. A program with the same operators atom by atom (other
 /// sizes) runs the same atoms again. In others (another mode), an atom that reads parameters goes with the segment that
@@ -26,7 +26,7 @@ class PlannedSegments {
   [[nodiscard]] RecomputedAtoms in(const OpGraph& graph, const AtomPartition& atoms) const;
 
  private:
-  std::vector<int> segment_of_;              ///< by atom of the plan's program; empty = nothing runs again
+  std::vector<int> segment_of_;              ///< by atom of the plan's program; empty = nothing is recomputed
   std::vector<std::string> operators_;       ///< by atom: their names
   std::map<std::string, int> by_parameter_;  ///< the first segment that reads it
 };

@@ -56,7 +56,7 @@ class Divider {
       if (info.is_leaf() && info.kind != ValueKind::kInput) return;
       if (plan_.is_prologue(value)) return;
       const auto from = stage_of_value(value);
-      const bool total = plan_.treatment(op).total && plan_.type(value).is(Spread::kPartialSum);
+      const bool total = plan_.handling(op).total && plan_.type(value).is(Placement::kPartialSum);
       if (from != stage) add_value(from, stage, value, total ? ChannelKind::kTotal : kind_of(value));
     });
   }
@@ -72,19 +72,19 @@ class Divider {
 
   [[nodiscard]] ChannelKind kind_of(ValueId value) const {
     const auto& type = plan_.type(value);
-    switch (type.spread) {
-      case Spread::kBatched:
+    switch (type.placement) {
+      case Placement::kBatched:
         return ChannelKind::kBatched;
-      case Spread::kPartialSum:
+      case Placement::kPartialSum:
         return ChannelKind::kPartialSum;
-      case Spread::kReplicated:
-      case Spread::kWhole:
+      case Placement::kReplicated:
+      case Placement::kWhole:
         return ChannelKind::kReplicated;
       default:
         break;
     }
     throw InvalidArgument("a value of " + graph_.describe(graph_.value(value).definer) + " (" +
-                          std::string(name_of(type.spread)) + ") may not leave its stage; use another plan");
+                          std::string(name_of(type.placement)) + ") may not leave its stage; use another plan");
   }
 
   void move_channels() {
@@ -265,7 +265,7 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
     if (of_unit.zero >= 3 && replicas != of_unit.ranks) {
       throw InvalidArgument(
           "parameter '" + of_unit.places.front().names.front() +
-          "' is gathered within the turns of one stage (ZeRO 3), but in this mode or with these arguments "
+          "' is gathered within the compute actions of one stage (ZeRO 3), but in this mode or with these arguments "
           "several parts of the model read it; call the model in this mode first, or set zero = 2");
     }
     plan({of_unit.ranks, stage, 1, replicas == of_unit.ranks ? of_unit.zero : 1},
@@ -320,8 +320,8 @@ class BackwardOfStage {
 
   void play() {
     for (std::size_t p = parts_.size(); p-- > 0;) {
-      if (parts_[p].again)
-        play_again(parts_[p].ops);
+      if (parts_[p].recomputed)
+        play_recomputed(parts_[p].ops);
       else
         play_once(parts_[p].ops);
     }
@@ -334,7 +334,7 @@ class BackwardOfStage {
 
  private:
   [[nodiscard]] const ReduceGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
-  [[nodiscard]] bool gathers(int g) const { return gathers_in_turns(group(g)); }
+  [[nodiscard]] bool gathers(int g) const { return gathers_in_computes(group(g)); }
   /// The parameter behind a value if it is in a group of this stage.
   [[nodiscard]] const StagedGraph::InGroup* find(ValueId value) const {
     const auto found = division_.parameter_of_storage.find(graph_.value(value).storage);
@@ -356,7 +356,7 @@ class BackwardOfStage {
     }
   }
   // What something else reads as well gets its gradients from a segment when all of its backward is over.
-  void play_again(const std::vector<OpId>& ops) {
+  void play_recomputed(const std::vector<OpId>& ops) {
     for (const auto op : ops) gather_for(op);
     let_go_of(ops);
     std::set<int> at_end;
@@ -381,7 +381,7 @@ class BackwardOfStage {
     }
   }
   void fill(int g) {
-    if (sums_in_turns(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
+    if (sums_in_computes(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
   }
   /// Of what a segment has read: its backward needs the last first.
   void let_go_of(const std::vector<OpId>& ops) {
@@ -420,15 +420,15 @@ void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const B
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& groups = division.pipeline.groups;
     const auto gathers = [&](const ReduceGroup& group) {
-      return group.stage == StageId::of(s) && gathers_in_turns(group);
+      return group.stage == StageId::of(s) && gathers_in_computes(group);
     };
     if (std::none_of(groups.begin(), groups.end(), gathers)) continue;
-    std::vector<OpId> each_share;
+    std::vector<OpId> each_slice;
     for (const auto op : division.stage_ops[s]) {
-      if (!plan.treatment(op).once) each_share.push_back(op);
+      if (!plan.handling(op).once) each_slice.push_back(op);
     }
     BackwardOfStage backward(division, StageId::of(s), graph, plan, shared, kept);
-    for (const auto& part : parts_of_stage(graph, each_share, recomputed)) backward.add_part(part);
+    for (const auto& part : parts_of_stage(graph, each_slice, recomputed)) backward.add_part(part);
     backward.play();
   }
 }
@@ -445,7 +445,7 @@ StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPa
       for_each_input(graph.op(op), [&](ValueId value) {
         const auto definer = graph.value(value).definer;
         if (!definer.valid() || !atoms.atom_of[definer.index()].valid()) return;
-        const bool total = plan.treatment(op).total && plan.type(value).is(Spread::kPartialSum);
+        const bool total = plan.handling(op).total && plan.type(value).is(Placement::kPartialSum);
         const auto from = atoms.atom_of[definer.index()].index();
         if (from != atom) {
           level[atom] = std::max(level[atom], level[from] + (total ? 1 : 0));

@@ -29,8 +29,8 @@ struct StagedGraph {
   };
   /// Of those in units: what they, their views and their copies have
   std::map<StorageId, InGroup> parameter_of_storage;
-  /// Operators of segments that run again in a whole backward: groups that are let go of behind them and gathered once
-  /// more.
+  /// Operators of segments that are recomputed in a whole backward: groups that are let go of behind them and gathered
+  /// once more.
   std::map<OpId, std::vector<int>> lets_go;
 };
 
@@ -67,11 +67,11 @@ struct SharedParameters {
 /// no stage reads are left out.
 void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
 
-/// Plays a whole backward of each stage that gathers within turns: it goes through what the stage runs from the end,
-/// and through a segment that runs again first from its beginning and then from its end; what others read as well gets
-/// its gradients behind that. States in which order groups are gathered (Pipeline::backward_gathers), when their
-/// buckets are full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when it has
-/// run again: not what its backward needs first, and not what others read as well.
+/// Plays a whole backward of each stage that gathers within compute actions: it goes through what the stage runs from
+/// the end, and through a segment that is recomputed first from its beginning and then from its end; what others read
+/// as well gets its gradients behind that. States in which order groups are gathered (Pipeline::backward_gathers), when
+/// their buckets are full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when
+/// it has run again: not what its backward needs first, and not what others read as well.
 /// @pre backwards are whole
 /// @param shared  with which the groups were made
 void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,

@@ -50,11 +50,11 @@ struct PlainRecurrence {
     double forward = 0, backward = 0, communication = 0;
   };
   [[nodiscard]] Profile profile(std::size_t begin, std::size_t end, int k) const {
-    const double share = std::ceil(static_cast<double>(batch) / (k * copies * microbatches));
+    const double slice = std::ceil(static_cast<double>(batch) / (k * copies * microbatches));
     Profile out;
     for (std::size_t b = begin; b < end; ++b) {
       for (const NodeId node : blocks[b]) {
-        const NodeCost& cost = work.node_costs(static_cast<std::int64_t>(share))[node.index()];
+        const NodeCost& cost = work.node_costs(static_cast<std::int64_t>(slice))[node.index()];
         out.forward += cost.forward.value();
         out.backward += cost.backward.value();
       }
@@ -62,16 +62,16 @@ struct PlainRecurrence {
     std::map<std::pair<int, bool>, double> values;  // by value and whether it comes in
     for (const auto& input : work.inputs) {
       for (const NodeId reader : input.readers) {
-        if (inside(reader, begin, end)) values[{input.value, true}] = input.bytes.at(share);
+        if (inside(reader, begin, end)) values[{input.value, true}] = input.bytes.at(slice);
       }
     }
     for (const EdgeId edge : work.graph.edges()) {
       const bool from = inside(work.graph.source(edge), begin, end), to = inside(work.graph.target(edge), begin, end);
-      if (from != to) values[{work.graph[edge].value, to}] = work.graph[edge].bytes.at(share);
+      if (from != to) values[{work.graph[edge].value, to}] = work.graph[edge].bytes.at(slice);
     }
     for (const auto& output : work.outputs) {
       if (output.bytes.per_sample != 0 && inside(output.writer, begin, end))
-        values[{output.value, false}] = output.bytes.at(share);
+        values[{output.value, false}] = output.bytes.at(slice);
     }
     for (const auto& [value, bytes] : values) out.communication += bytes / kLink;
     return out;
@@ -278,7 +278,7 @@ TEST_CASE("RaNNC cannot replicate one stage on a number of devices that is no po
   }
 }
 
-TEST_CASE("running forwards again costs time and saves memory, as RaNNC's own runtime does") {
+TEST_CASE("recomputing forwards costs time and saves memory, as RaNNC's own runtime does") {
   const ModelProfile model = test::chain(8, 1e7, 1000, 40'000);
   const Cluster cluster = test::small_cluster(2, Bytes(std::int64_t{1} << 30));
   const RooflineCost cost(cluster);

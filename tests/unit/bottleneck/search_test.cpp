@@ -130,7 +130,7 @@ VariantTables branching_tables(std::uint64_t seed) {
   return tables;
 }
 
-/// A chain with expensive edges over most of it, and memory that lets nodes run again: borders pay for an edge over
+/// A chain with expensive edges over most of it, and memory that lets nodes be recomputed: borders pay for an edge over
 /// several of them only once.
 VariantTables skipping_tables(std::uint64_t seed) {
   std::mt19937 random(static_cast<std::uint32_t>(seed));

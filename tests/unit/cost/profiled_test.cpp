@@ -83,7 +83,7 @@ TEST_CASE("equal atoms take one measurement, others the roofline") {
   CHECK(at(2) == roofline.node(model.graph, NodeId(2), 4));
 }
 
-TEST_CASE("of a backward that is measured, the same share as of the roofline's can be put off") {
+TEST_CASE("of a backward that is measured, the same share as of the roofline's can be deferred") {
   auto model = chain(2, 2);
   model.parameters = {{"weight", Bytes(400), true, 100}};
   model.graph[NodeId(0)].parameters = {ParameterId(0)};

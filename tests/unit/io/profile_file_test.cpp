@@ -22,7 +22,7 @@ ModelProfile sample_profile() {
   atom.path = "a";
   atom.work = {{OpClass::kMatmul, DType::kBF16, {{2, 1}, {3, 4}, {0, 1}}, {{4, 2}, {6, 8}, {0, 2}}}};
   atom.saved = {4, 0};
-  atom.put_off = {8, 2};
+  atom.deferred_weight = {8, 2};
   atom.workspace = {1, -1};
   atom.parameters = {ParameterId(0)};
   atom.structure = 7;

@@ -19,7 +19,7 @@ struct Instance {
 };
 
 /// What runtimes to come can do to save memory.
-inline void allow_savings(Dice& dice, PlanRequest& request) {
+inline void allow_optimizations(Dice& dice, PlanRequest& request) {
   request.runtime.max_zero = dice(0, 3);
   request.runtime.recompute = dice.chance(80);
   if (dice.chance(20)) request.options.zero = dice(0, request.runtime.max_zero);
@@ -77,7 +77,7 @@ inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devic
   Dice dice(seed);
   Instance out = random_shape(dice, max_nodes, max_devices);
   add_copies(Dice(seed + 7919), out.model);
-  if (dice.chance(50)) allow_savings(dice, out.request);
+  if (dice.chance(50)) allow_optimizations(dice, out.request);
   if (dice.chance(40)) allow_offload(dice, out);
   return out;
 }

@@ -37,7 +37,7 @@ inline OpProfile atom(const std::string& name, double flops, double saved, std::
   op.work = {item};
   op.saved = {saved, 16};
   op.workspace = {saved / 4, 64};
-  if (!parameters.empty()) op.put_off = {saved / 2, 8};
+  if (!parameters.empty()) op.deferred_weight = {saved / 2, 8};
   op.parameters = std::move(parameters);
   return op;
 }

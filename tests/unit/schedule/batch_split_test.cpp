@@ -86,7 +86,7 @@ TEST_CASE("micro-batches are even although local batches do not divide by their 
   }
 }
 
-TEST_CASE("the shares of a stage are its micro-batch, once, in near-equal parts", "[schedule]") {
+TEST_CASE("the slices of a stage are its micro-batch, once, in near-equal parts", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 500; ++seed) {
     const auto [pipeline, layout] =
         seed % 2 == 0 ? testing::random_case(seed, 6, 6) : testing::random_chunked_case(seed, 6, 6);
@@ -95,14 +95,14 @@ TEST_CASE("the shares of a stage are its micro-batch, once, in near-equal parts"
       for (int s = -2; s < static_cast<int>(pipeline.stages.size()); ++s) {
         const StageId stage = s == -2 ? kSource : s == -1 ? kSink : StageId(s);
         std::int64_t end = 0;
-        for (const Share& share : split.shares(stage, m)) {
-          REQUIRE(share.samples.begin == end);
-          REQUIRE(!share.samples.empty());
-          end = share.samples.end;
+        for (const MicrobatchSlice& slice : split.slices(stage, m)) {
+          REQUIRE(slice.samples.begin == end);
+          REQUIRE(!slice.samples.empty());
+          end = slice.samples.end;
           if (s >= 0 && !split.keeps_pieces()) {
             const auto replicas = static_cast<std::int64_t>(pipeline.stages[static_cast<std::size_t>(s)].size());
-            REQUIRE(share.samples.size() >= split.size(m) / replicas);
-            REQUIRE(share.samples.size() <= (split.size(m) + replicas - 1) / replicas);
+            REQUIRE(slice.samples.size() >= split.size(m) / replicas);
+            REQUIRE(slice.samples.size() <= (split.size(m) + replicas - 1) / replicas);
           }
         }
         REQUIRE(end == split.size(m));
@@ -123,7 +123,7 @@ TEST_CASE("stages that are all on all ranks keep every rank's piece", "[schedule
   for (const Channel& channel : pipeline.channels) {
     for (const Route& route : same.routes(channel, 0, Flow::kValue)) REQUIRE(route.from == route.to);
   }
-  CHECK(same.share(StageId(1), 0, 0) == Interval{5, 7});
+  CHECK(same.slice(StageId(1), 0, 0) == Interval{5, 7});
   pipeline.stages[1] = {Rank(0), Rank(1)};
   CHECK_FALSE(BatchSplit(pipeline, {{5, 2}, 1}).keeps_pieces());
 }
@@ -146,7 +146,7 @@ TEST_CASE("a single stage on all ranks keeps every rank's piece, so that nothing
       }
     }
   }
-  REQUIRE(split.share(StageId(0), 0, 0) == split.piece(Rank(2), 0));
+  REQUIRE(split.slice(StageId(0), 0, 0) == split.piece(Rank(2), 0));
 }
 
 TEST_CASE("batched routes carry each sample once, from its holder to its reader", "[schedule]") {
@@ -158,8 +158,8 @@ TEST_CASE("batched routes carry each sample once, from its holder to its reader"
       if (channel.kind != ChannelKind::kBatched) continue;
       for (int m = 0; m < layout.microbatches; ++m) {
         const auto holder = [&](StageId stage, std::int64_t position) {
-          for (const Share& share : split.shares(stage, m)) {
-            if (share.samples.begin <= position && position < share.samples.end) return share.rank;
+          for (const MicrobatchSlice& slice : split.slices(stage, m)) {
+            if (slice.samples.begin <= position && position < slice.samples.end) return slice.rank;
           }
           return Rank::none();
         };

@@ -45,18 +45,18 @@ inline Pipeline in_a_row(std::vector<std::vector<Rank>> stages) {
   return out;
 }
 
-/// Every rank brings so many samples that no share is empty.
+/// Every rank brings so many samples that no slice is empty.
 inline BatchLayout even_layout(const Pipeline& pipeline, int microbatches) {
   return {std::vector<std::int64_t>(static_cast<std::size_t>(pipeline.ranks), microbatches), microbatches};
 }
 
-struct Course {
+struct EqualTimeline {
   double step = 0, idle = 0;
   std::vector<int> peaks;  // of each rank: chunks of micro-batches held
 };
 
 template <SchedulePolicy Policy>
-Course course_of(const Pipeline& pipeline, int microbatches, const Policy& policy) {
+EqualTimeline timeline_of(const Pipeline& pipeline, int microbatches, const Policy& policy) {
   const auto program = make_program(pipeline, even_layout(pipeline, microbatches), policy);
   const auto timeline = simulate(pipeline, program, EqualTimes{});
   return {timeline.step.value(), timeline.idle_share(),
@@ -64,26 +64,26 @@ Course course_of(const Pipeline& pipeline, int microbatches, const Policy& polic
 }
 
 /// What a program has its ranks compute, in order.
-inline std::vector<std::vector<Turn>> turns_of(const Program& program) {
-  std::vector<std::vector<Turn>> out(program.ranks.size());
+inline std::vector<std::vector<ComputeAction>> computes_of(const Program& program) {
+  std::vector<std::vector<ComputeAction>> out(program.ranks.size());
   for (std::size_t r = 0; r < out.size(); ++r) {
     for (const Action& action : program.ranks[r]) {
-      if (is_turn(action.kind)) out[r].push_back({action.kind, action.microbatch, action.stage});
+      if (is_compute(action.kind)) out[r].push_back({action.kind, action.microbatch, action.stage});
     }
   }
   return out;
 }
 
 /// "F00 F01 B00 W00 …": kind, stage, micro-batch; b for whole backwards.
-inline std::string spelled(const std::vector<Turn>& turns) {
+inline std::string spelled(const std::vector<ComputeAction>& computes) {
   std::string out;
-  for (const Turn turn : turns) {
-    const char* kind = turn.kind == ActionKind::kForward         ? "F"
-                       : turn.kind == ActionKind::kBackward      ? "b"
-                       : turn.kind == ActionKind::kBackwardInput ? "B"
-                                                                 : "W";
-    out += (out.empty() ? "" : " ") + std::string(kind) + std::to_string(turn.stage.value()) +
-           std::to_string(turn.microbatch);
+  for (const ComputeAction compute : computes) {
+    const char* kind = compute.kind == ActionKind::kForward         ? "F"
+                       : compute.kind == ActionKind::kBackward      ? "b"
+                       : compute.kind == ActionKind::kBackwardInput ? "B"
+                                                                    : "W";
+    out += (out.empty() ? "" : " ") + std::string(kind) + std::to_string(compute.stage.value()) +
+           std::to_string(compute.microbatch);
   }
   return out;
 }

@@ -7,15 +7,15 @@
 #include "equal_times.hpp"
 
 using namespace autopar;
-using testing::course_of;
 using testing::in_a_row;
 using testing::single_ranks;
+using testing::timeline_of;
 
 TEST_CASE("interleaved 1F1B: 9.9 % bubble at 8 positions, 32 micro-batches, 2 chunks", "[schedule]") {
-  const auto course = course_of(in_a_row(looped_stages(single_ranks(8), 2)), 32, Interleaved{});
-  CHECK(course.idle == Approx(7.0 / (2 * 32 + 7)));
-  CHECK(course.idle == Approx(0.099).margin(0.0005));
-  CHECK(course.peaks.front() == 2 * 8 + 7);  // 1.44 times 1F1B's
+  const auto timeline = timeline_of(in_a_row(looped_stages(single_ranks(8), 2)), 32, Interleaved{});
+  CHECK(timeline.idle == Approx(7.0 / (2 * 32 + 7)));
+  CHECK(timeline.idle == Approx(0.099).margin(0.0005));
+  CHECK(timeline.peaks.front() == 2 * 8 + 7);  // 1.44 times 1F1B's
 }
 
 TEST_CASE("interleaved 1F1B: bubble and memory are the closed ones for any number of micro-batches", "[schedule]") {
@@ -23,14 +23,14 @@ TEST_CASE("interleaved 1F1B: bubble and memory are the closed ones for any numbe
     for (const int v : {1, 2, 3, 4}) {
       const auto pipeline = in_a_row(looped_stages(single_ranks(p), v));
       for (int m = 1; m <= 35; ++m) {
-        const auto course = course_of(pipeline, m, Interleaved{});
+        const auto timeline = timeline_of(pipeline, m, Interleaved{});
         INFO(p << " positions, " << v << " chunks, " << m << " micro-batches");
-        REQUIRE(course.step == Approx(3.0 * (v * std::max(m, p) + std::min(m, p) - 1)));
-        if (m >= p) REQUIRE(course.idle == Approx((p - 1.0) / (v * m + p - 1.0)).margin(1e-12));
+        REQUIRE(timeline.step == Approx(3.0 * (v * std::max(m, p) + std::min(m, p) - 1)));
+        if (m >= p) REQUIRE(timeline.idle == Approx((p - 1.0) / (v * m + p - 1.0)).margin(1e-12));
         for (int d = 0; d < p; ++d) {
-          REQUIRE(course.peaks[static_cast<std::size_t>(d)] == Interleaved::peak_activations(d, p, v, m));
+          REQUIRE(timeline.peaks[static_cast<std::size_t>(d)] == Interleaved::peak_activations(d, p, v, m));
         }
-        if (m % p == 0) REQUIRE(course.peaks[0] == std::min(m * v, v == 1 ? p : v * p + p - 1));
+        if (m % p == 0) REQUIRE(timeline.peaks[0] == std::min(m * v, v == 1 ? p : v * p + p - 1));
       }
     }
   }

@@ -39,7 +39,7 @@ TEST_CASE("schedules of ranks still run when their stages are cut into parts") {
           if constexpr (RankOrderPolicy<std::decay_t<decltype(policy)>>)
             return policy.rank_orders(whole, microbatches);
           else
-            return std::vector<std::vector<Turn>>();
+            return std::vector<std::vector<ComputeAction>>();
         });
         const auto layout = testing::even_layout(divided, microbatches);
         const auto program = make_program(divided, layout, GivenOrders{orders_of_parts(orders, parts), microbatches});

@@ -14,7 +14,7 @@ constexpr auto kF = ActionKind::kForward;
 constexpr auto kB = ActionKind::kBackward;
 
 struct NoTag {
-  std::vector<Turn> order(StageId, int, int) const { return {}; }
+  std::vector<ComputeAction> order(StageId, int, int) const { return {}; }
   int peak_activations(StageId, int, int) const { return 0; }
 };
 static_assert(!SchedulePolicy<NoTag>);
@@ -24,19 +24,19 @@ void check_laws(const Policy& policy) {
   for (int stages = 1; stages <= 6; ++stages) {
     for (int microbatches = 1; microbatches <= 8; ++microbatches) {
       for (int s = 0; s < stages; ++s) {
-        const auto turns = policy.order(StageId(s), stages, microbatches);
-        REQUIRE(turns.size() == 2 * static_cast<std::size_t>(microbatches));
+        const auto computes = policy.order(StageId(s), stages, microbatches);
+        REQUIRE(computes.size() == 2 * static_cast<std::size_t>(microbatches));
         int held = 0, peak = 0;
-        for (const Turn turn : turns) {
-          held += turn.kind == kF ? 1 : -1;
+        for (const ComputeAction compute : computes) {
+          held += compute.kind == kF ? 1 : -1;
           peak = std::max(peak, held);
         }
         REQUIRE(peak == policy.peak_activations(StageId(s), stages, microbatches));
         for (int m = 0; m < microbatches; ++m) {
-          const auto forward = std::find(turns.begin(), turns.end(), Turn{kF, m});
-          REQUIRE(std::count(turns.begin(), turns.end(), Turn{kF, m}) == 1);
-          REQUIRE(std::count(turns.begin(), turns.end(), Turn{kB, m}) == 1);
-          REQUIRE(forward < std::find(turns.begin(), turns.end(), Turn{kB, m}));
+          const auto forward = std::find(computes.begin(), computes.end(), ComputeAction{kF, m});
+          REQUIRE(std::count(computes.begin(), computes.end(), ComputeAction{kF, m}) == 1);
+          REQUIRE(std::count(computes.begin(), computes.end(), ComputeAction{kB, m}) == 1);
+          REQUIRE(forward < std::find(computes.begin(), computes.end(), ComputeAction{kB, m}));
         }
       }
     }
@@ -49,12 +49,13 @@ void check_laws(const Policy& policy) {
 
 TEST_CASE("GPipe runs all forwards, then all backwards", "[schedule]") {
   check_laws(GPipe{});
-  CHECK(GPipe{}.order(StageId(0), 2, 2) == std::vector<Turn>{{kF, 0}, {kF, 1}, {kB, 0}, {kB, 1}});
+  CHECK(GPipe{}.order(StageId(0), 2, 2) == std::vector<ComputeAction>{{kF, 0}, {kF, 1}, {kB, 0}, {kB, 1}});
 }
 
 TEST_CASE("1F1B alternates once warm and holds no more micro-batches than stages to the end", "[schedule]") {
   check_laws(OneFOneB{});
-  CHECK(OneFOneB{}.order(StageId(0), 2, 3) == std::vector<Turn>{{kF, 0}, {kF, 1}, {kB, 0}, {kF, 2}, {kB, 1}, {kB, 2}});
-  CHECK(OneFOneB{}.order(StageId(1), 2, 2) == std::vector<Turn>{{kF, 0}, {kB, 0}, {kF, 1}, {kB, 1}});
+  CHECK(OneFOneB{}.order(StageId(0), 2, 3) ==
+        std::vector<ComputeAction>{{kF, 0}, {kF, 1}, {kB, 0}, {kF, 2}, {kB, 1}, {kB, 2}});
+  CHECK(OneFOneB{}.order(StageId(1), 2, 2) == std::vector<ComputeAction>{{kF, 0}, {kB, 0}, {kF, 1}, {kB, 1}});
   CHECK(OneFOneB{}.peak_activations(StageId(1), 4, 8) == 3);
 }

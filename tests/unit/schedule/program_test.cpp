@@ -48,7 +48,7 @@ std::string fault_of_any_phase_in_shares(const testing::Case& example, const Pol
 /// Stage 1 wants micro-batch 1 first, stage 0 gives it last and waits for the backward of 0 before.
 struct Stubborn {
   using policy_category = schedule_policy_tag;
-  [[nodiscard]] std::vector<Turn> order(StageId stage, int, int) const {
+  [[nodiscard]] std::vector<ComputeAction> order(StageId stage, int, int) const {
     using enum ActionKind;
     if (stage.value() == 0) return {{kForward, 0}, {kBackward, 0}, {kForward, 1}, {kBackward, 1}};
     return {{kForward, 1}, {kBackward, 1}, {kForward, 0}, {kBackward, 0}};
@@ -58,7 +58,7 @@ struct Stubborn {
 
 struct Forgetful {
   using policy_category = schedule_policy_tag;
-  [[nodiscard]] std::vector<Turn> order(StageId, int, int) const {
+  [[nodiscard]] std::vector<ComputeAction> order(StageId, int, int) const {
     return {{ActionKind::kBackward, 0}, {ActionKind::kForward, 0}};
   }
   [[nodiscard]] int peak_activations(StageId, int, int) const { return 1; }
@@ -66,8 +66,8 @@ struct Forgetful {
 
 struct Fixed {
   using policy_category = schedule_policy_tag;
-  std::vector<std::vector<Turn>> orders;
-  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline&, int) const { return orders; }
+  std::vector<std::vector<ComputeAction>> orders;
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline&, int) const { return orders; }
 };
 
 Pipeline two_stages() {
@@ -107,19 +107,19 @@ TEST_CASE("2,000 random orders of ranks, backwards in two parts among them: like
   }
 }
 
-TEST_CASE("a rank's turns come in the order that the policy gives it", "[schedule]") {
+TEST_CASE("a rank's compute actions come in the order that the policy gives it", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     auto [pipeline, layout] = testing::random_chunked_case(seed, 6, 5);
-    for (auto& samples : layout.local) samples = 40;  // no empty share
+    for (auto& samples : layout.local) samples = 40;  // no empty slice
     const testing::RandomOrders policy{seed};
     const auto program = make_program(pipeline, layout, policy);
     const auto orders = policy.rank_orders(pipeline, layout.microbatches);
     for (std::size_t r = 0; r < orders.size(); ++r) {
-      std::vector<Turn> turns;
+      std::vector<ComputeAction> computes;
       for (const Action& action : program.ranks[r]) {
-        if (is_turn(action.kind)) turns.push_back({action.kind, action.microbatch, action.stage});
+        if (is_compute(action.kind)) computes.push_back({action.kind, action.microbatch, action.stage});
       }
-      REQUIRE(turns == orders[r]);
+      REQUIRE(computes == orders[r]);
     }
   }
 }
@@ -135,7 +135,8 @@ TEST_CASE("programs of larger random pipelines are accepted", "[schedule]") {
   }
 }
 
-TEST_CASE("two stages under 1F1B: inputs two turns ahead, messages right behind their producer", "[schedule]") {
+TEST_CASE("two stages under 1F1B: inputs two compute actions ahead, messages right behind their producer",
+          "[schedule]") {
   const auto program = make_program(two_stages(), {{2, 2}, 2}, OneFOneB{});
   CHECK(words(program.ranks[0]) ==
         std::vector<std::string>{"send of values of channel 0, micro-batch 0, samples [0, 1), to rank 0",
@@ -190,10 +191,10 @@ TEST_CASE("two stages on one rank: a copy between them, each reduced after its o
 }
 
 TEST_CASE("stages that share a rank share its time, the earliest micro-batch first", "[schedule]") {
-  const auto turns = [](const std::vector<Action>& actions) {
+  const auto computes = [](const std::vector<Action>& actions) {
     std::string out;
     for (const Action& action : actions) {
-      if (!is_turn(action.kind)) continue;
+      if (!is_compute(action.kind)) continue;
       out += (out.empty() ? "" : " ") + std::string(action.kind == ActionKind::kForward ? "F" : "B") +
              std::to_string(action.stage.value()) + std::to_string(action.microbatch);
     }
@@ -208,10 +209,10 @@ TEST_CASE("stages that share a rank share its time, the earliest micro-batch fir
   };
   const Rank r0(0), r1(1);
   const auto beside = make_program(row({{r0}, {r0}}, 1), {{3}, 3}, GPipe{});
-  CHECK(turns(beside.ranks[0]) == "F00 F10 F01 F11 F02 F12 B10 B00 B11 B01 B12 B02");
+  CHECK(computes(beside.ranks[0]) == "F00 F10 F01 F11 F02 F12 B10 B00 B11 B01 B12 B02");
   const auto around = make_program(row({{r0}, {r1}, {r0}, {r1}}, 2), {{4, 0}, 4}, GPipe{}, Phase::kForward);
-  CHECK(turns(around.ranks[0]) == "F00 F01 F20 F21 F02 F03 F22 F23");
-  CHECK(turns(around.ranks[1]) == "F10 F11 F30 F31 F12 F13 F32 F33");
+  CHECK(computes(around.ranks[0]) == "F00 F01 F20 F21 F02 F03 F22 F23");
+  CHECK(computes(around.ranks[1]) == "F10 F11 F30 F31 F12 F13 F32 F33");
 }
 
 TEST_CASE("every message of a stage directly follows what makes it, and names the stage of its end", "[schedule]") {
@@ -223,7 +224,7 @@ TEST_CASE("every message of a stage directly follows what makes it, and names th
     for (const auto& actions : program.ranks) {
       Action last;
       for (const Action& action : actions) {
-        if (is_turn(action.kind)) last = action;
+        if (is_compute(action.kind)) last = action;
         if (action.kind != ActionKind::kSend && action.kind != ActionKind::kReceive) continue;
         const Channel& channel = pipeline.channels[static_cast<std::size_t>(action.channel)];
         const bool sends = action.kind == ActionKind::kSend;
@@ -270,7 +271,7 @@ TEST_CASE("a step without any sample still reduces on every member", "[schedule]
 
 TEST_CASE("orders of ranks that cannot run, or are not those of their stages, are refused by name", "[schedule]") {
   using Catch::Matchers::ContainsSubstring;
-  const auto refusal = [](std::vector<std::vector<Turn>> orders) -> std::string {
+  const auto refusal = [](std::vector<std::vector<ComputeAction>> orders) -> std::string {
     try {
       (void)make_program(two_stages(), {{2, 2}, 1}, Fixed{std::move(orders)});
     } catch (const InvalidArgument& error) {
@@ -280,7 +281,8 @@ TEST_CASE("orders of ranks that cannot run, or are not those of their stages, ar
   };
   using enum ActionKind;
   const StageId s0(0), s1(1);
-  const std::vector<Turn> first{{kForward, 0, s0}, {kBackward, 0, s0}}, second{{kForward, 0, s1}, {kBackward, 0, s1}};
+  const std::vector<ComputeAction> first{{kForward, 0, s0}, {kBackward, 0, s0}},
+      second{{kForward, 0, s1}, {kBackward, 0, s1}};
   CHECK(refusal({first, second}).empty());
   CHECK(refusal({first, {{kForward, 0, s1}, {kBackwardInput, 0, s1}, {kBackwardWeight, 0, s1}}}).empty());
   CHECK_THAT(refusal({first}), ContainsSubstring("orders of 1 ranks, the pipeline has 2"));
@@ -288,7 +290,7 @@ TEST_CASE("orders of ranks that cannot run, or are not those of their stages, ar
   CHECK_THAT(refusal({second, first}), ContainsSubstring("the order of stage 0 on rank 0 must name"));
   CHECK_THAT(refusal({first, {{kForward, 0, s1}, {kBackward, 0, s1}, {kForward, 0, s0}}}),
              ContainsSubstring("the order of rank 1 names stage 0, which that rank does not run"));
-  const auto broken = {std::vector<Turn>{{kForward, 0, s1}, {kBackwardInput, 0, s1}},
+  const auto broken = {std::vector<ComputeAction>{{kForward, 0, s1}, {kBackwardInput, 0, s1}},
                        {{kForward, 0, s1}, {kBackwardWeight, 0, s1}, {kBackwardInput, 0, s1}},
                        {{kForward, 0, s1}, {kBackward, 0, s1}, {kBackwardWeight, 0, s1}},
                        {{kForward, 0, s1}, {kBackwardInput, 0, s1}, {kBackward, 0, s1}},

@@ -163,7 +163,7 @@ inline Case in_shares(Case out, std::uint32_t seed) {
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
     auto& order = pipeline.backward_gathers.emplace_back();
     for (std::size_t g = 0; g < pipeline.groups.size(); ++g) {
-      if (pipeline.groups[g].stage != StageId::of(s) || !gathers_in_turns(pipeline.groups[g])) continue;
+      if (pipeline.groups[g].stage != StageId::of(s) || !gathers_in_computes(pipeline.groups[g])) continue;
       for (int times = dice.between(1, 3); times > 0; --times)
         order.insert(order.begin() + dice.below(static_cast<int>(order.size()) + 1), static_cast<int>(g));
     }
@@ -176,13 +176,13 @@ struct RandomOrders {
   using policy_category = schedule_policy_tag;
   std::uint32_t seed = 0;
 
-  [[nodiscard]] std::vector<std::vector<Turn>> rank_orders(const Pipeline& pipeline, int microbatches) const {
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline& pipeline, int microbatches) const {
     Dice dice(seed);
-    std::vector<std::vector<Turn>> orders(static_cast<std::size_t>(pipeline.ranks));
+    std::vector<std::vector<ComputeAction>> orders(static_cast<std::size_t>(pipeline.ranks));
     const int stages = static_cast<int>(pipeline.stages.size());
-    const auto run = [&](int stage, Turn turn) {
-      turn.stage = StageId(stage);
-      for (const Rank rank : pipeline.stages[turn.stage.index()]) orders[rank.index()].push_back(turn);
+    const auto run = [&](int stage, ComputeAction compute) {
+      compute.stage = StageId(stage);
+      for (const Rank rank : pipeline.stages[compute.stage.index()]) orders[rank.index()].push_back(compute);
     };
     std::vector<int> at(static_cast<std::size_t>(microbatches), 0);  // stages forward, then stages backward
     std::vector<std::pair<int, int>> weights;                        // stage, micro-batch

@@ -13,8 +13,8 @@
 namespace autopar::testing {
 
 /// Runs a program literally: every rank does one action after the other, a send waits for its receive, a reduction for
-/// all members; what is gathered or summed for a turn must stand right around it. The least capable runtime there can
-/// be; what it runs to the right result, any runtime can.
+/// all members; what is gathered or summed for a compute action must stand right around it. The least capable runtime
+/// there can be; what it runs to the right result, any runtime can.
 /// @return why it cannot go on or what is wrong at its end; empty if all is well
 inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& layout, Phase phase,
                                 const Program& program, std::vector<SymbolicRank>& ranks) {
@@ -29,8 +29,8 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
   };
   const BatchSplit split(pipeline, layout);
   const auto computes = [&](Rank r, const Action& collective) {
-    for (const Share& share : split.shares(collective.stage, collective.microbatch)) {
-      if (share.rank == r) return true;
+    for (const MicrobatchSlice& slice : split.slices(collective.stage, collective.microbatch)) {
+      if (slice.rank == r) return true;
     }
     return false;
   };
@@ -42,9 +42,9 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
     const Action* other = gathers ? (i + 1 < all.size() ? &all[i + 1] : nullptr) : (i > 0 ? &all[i - 1] : nullptr);
     const bool near = other != nullptr && other->stage == action.stage && other->microbatch == action.microbatch &&
                       other->flow == action.flow;
-    const bool right =
-        near && (other->kind == action.kind || (gathers ? is_turn(other->kind) : gives_weight_gradients(other->kind)));
-    if (!right) throw std::logic_error(describe(action) + ": not right at its turn");
+    const bool right = near && (other->kind == action.kind ||
+                                (gathers ? is_compute(other->kind) : gives_weight_gradients(other->kind)));
+    if (!right) throw std::logic_error(describe(action) + ": not right at its compute action");
   };
   const auto step = [&](Rank r) {
     const Action& action = *head(r);

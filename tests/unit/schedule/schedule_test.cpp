@@ -59,18 +59,18 @@ TEST_CASE("each schedule on 1,000 random pipelines: accepted, no deadlock, the r
   }
 }
 
-TEST_CASE("every rank of a program computes in the policy's order, less its empty shares", "[schedule]") {
+TEST_CASE("every rank of a program computes in the policy's order, less its empty slices", "[schedule]") {
   for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
     for (std::uint32_t seed = 0; seed < 300; ++seed) {
       const auto example = testing::random_placed_case(seed, kind, 9, 9);
       const auto& [pipeline, layout] = example;
       INFO(to_string(kind) << ", seed " << seed);
       const BatchSplit split(pipeline, layout);
-      std::vector<std::vector<Turn>> orders(static_cast<std::size_t>(pipeline.ranks));
+      std::vector<std::vector<ComputeAction>> orders(static_cast<std::size_t>(pipeline.ranks));
       if (kind == ScheduleKind::kZbH1) {
         for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
           auto order = ZbH1{}.order(StageId::of(s), static_cast<int>(pipeline.stages.size()), layout.microbatches);
-          for (Turn& turn : order) turn.stage = StageId::of(s);
+          for (ComputeAction& compute : order) compute.stage = StageId::of(s);
           for (const Rank rank : pipeline.stages[s]) orders[rank.index()] = order;
         }
       } else {
@@ -78,13 +78,13 @@ TEST_CASE("every rank of a program computes in the policy's order, less its empt
                                             : Interleaved{}.rank_orders(pipeline, layout.microbatches);
       }
       for (std::size_t r = 0; r < orders.size(); ++r) {
-        std::erase_if(orders[r], [&](const Turn turn) {
-          const auto& ranks = pipeline.stages[turn.stage.index()];
+        std::erase_if(orders[r], [&](const ComputeAction compute) {
+          const auto& ranks = pipeline.stages[compute.stage.index()];
           const auto q = std::find(ranks.begin(), ranks.end(), Rank::of(r)) - ranks.begin();
-          return split.share(turn.stage, static_cast<int>(q), turn.microbatch).empty();
+          return split.slice(compute.stage, static_cast<int>(q), compute.microbatch).empty();
         });
       }
-      REQUIRE(testing::turns_of(make_program(pipeline, layout, kind)) == orders);
+      REQUIRE(testing::computes_of(make_program(pipeline, layout, kind)) == orders);
     }
   }
 }
@@ -95,7 +95,7 @@ TEST_CASE("positions with many ranks and equal times have the bubble of position
     const auto one = testing::in_a_row(stages_for(kind, testing::single_ranks(3), 2));
     const auto many = testing::in_a_row(stages_for(kind, testing::positions_of({2, 1, 3}), 2));
     with_policy(kind, [&](const auto& policy) {
-      CHECK(testing::course_of(many, 7, policy).step == Approx(testing::course_of(one, 7, policy).step));
+      CHECK(testing::timeline_of(many, 7, policy).step == Approx(testing::timeline_of(one, 7, policy).step));
     });
   }
 }

@@ -31,7 +31,7 @@ struct SplitCosts : UnitCosts {
 
 struct InTwoParts {
   using policy_category = schedule_policy_tag;
-  [[nodiscard]] std::vector<Turn> order(StageId, int, int) const {
+  [[nodiscard]] std::vector<ComputeAction> order(StageId, int, int) const {
     return {{ActionKind::kForward, 0}, {ActionKind::kBackwardInput, 0}, {ActionKind::kBackwardWeight, 0}};
   }
   [[nodiscard]] int peak_activations(StageId, int, int) const { return 1; }
@@ -121,7 +121,8 @@ TEST_CASE("stages on one rank share its time, and a copy between them takes none
   }
 }
 
-TEST_CASE("a turn waits for the messages to its own stage, not for those to another of the rank", "[schedule]") {
+TEST_CASE("a compute action waits for the messages to its own stage, not for those to another of the rank",
+          "[schedule]") {
   const Pipeline pipeline{.ranks = 2,
                           .stages = {{Rank(0)}, {Rank(1)}, {Rank(1)}},
                           .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, false},
@@ -131,7 +132,7 @@ TEST_CASE("a turn waits for the messages to its own stage, not for those to anot
   const auto timeline = simulate(pipeline, program, UnitCosts{.message_seconds = 0.75});
   std::vector<double> starts;
   for (std::size_t i = 0; i < program.ranks[1].size(); ++i) {
-    if (is_turn(program.ranks[1][i].kind)) starts.push_back(timeline.spans[1][i].start.value());
+    if (is_compute(program.ranks[1][i].kind)) starts.push_back(timeline.spans[1][i].start.value());
   }
   CHECK(starts == std::vector<double>{1.75, 2.75});  // the second message arrives at 2.5, while stage 1 runs
 }
@@ -169,15 +170,17 @@ TEST_CASE("a backward in two parts takes the time of each, and is refused by cos
 TEST_CASE("what a forward leaves behind is held until the last part of its backward", "[schedule]") {
   using enum ActionKind;
   const StageId s(0);
-  const auto turn = [&](ActionKind kind, int microbatch) {
+  const auto compute = [&](ActionKind kind, int microbatch) {
     return Action{.kind = kind, .stage = s, .microbatch = microbatch, .samples = {0, 1}};
   };
   const auto peak = [&](std::vector<Action> actions) {
     return peak_activations(Program{{std::move(actions)}}, [](StageId, std::int64_t) { return 1; })[0];
   };
-  CHECK(peak({turn(kForward, 0), turn(kBackward, 0), turn(kForward, 1), turn(kBackward, 1)}) == 1);
-  CHECK(peak({turn(kForward, 0), turn(kBackwardInput, 0), turn(kBackwardWeight, 0), turn(kForward, 1)}) == 1);
-  CHECK(peak({turn(kForward, 0), turn(kBackwardInput, 0), turn(kForward, 1), turn(kBackwardWeight, 0)}) == 2);
+  CHECK(peak({compute(kForward, 0), compute(kBackward, 0), compute(kForward, 1), compute(kBackward, 1)}) == 1);
+  CHECK(peak({compute(kForward, 0), compute(kBackwardInput, 0), compute(kBackwardWeight, 0), compute(kForward, 1)}) ==
+        1);
+  CHECK(peak({compute(kForward, 0), compute(kBackwardInput, 0), compute(kForward, 1), compute(kBackwardWeight, 0)}) ==
+        2);
 }
 
 TEST_CASE("spans follow the laws of the executor on random pipelines", "[schedule]") {
@@ -199,10 +202,10 @@ TEST_CASE("spans follow the laws of the executor on random pipelines", "[schedul
             return (a.kind == ActionKind::kForward || gives_input_gradients(a.kind)) && a.stage == action.stage &&
                    a.microbatch == action.microbatch && a.flow == action.flow;
           };
-          const auto turn = std::find_if(program.ranks[r].begin(), program.ranks[r].end(), needs);
-          REQUIRE(timeline.spans[r][static_cast<std::size_t>(turn - program.ranks[r].begin())].start >= span.end);
+          const auto compute = std::find_if(program.ranks[r].begin(), program.ranks[r].end(), needs);
+          REQUIRE(timeline.spans[r][static_cast<std::size_t>(compute - program.ranks[r].begin())].start >= span.end);
         }
-        if (is_turn(action.kind)) {
+        if (is_compute(action.kind)) {
           REQUIRE(span.start >= computed);
           computed = span.end;
         } else if (action.kind == ActionKind::kSend) {

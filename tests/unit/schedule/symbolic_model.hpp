@@ -71,13 +71,13 @@ class SymbolicRank {
     const auto microbatches = static_cast<std::size_t>(layout.microbatches);
     values_.resize(pipeline.channels.size(), std::vector<Ends>(microbatches));
     gradients_ = values_;
-    turns_.resize(pipeline.stages.size(), std::vector<TurnState>(microbatches));
+    computes_.resize(pipeline.stages.size(), std::vector<ComputeState>(microbatches));
     for (const auto& group : pipeline.groups) buckets_.emplace_back(static_cast<std::size_t>(group.buckets), Word{0});
     shares_ = buckets_;
     reduced_.resize(pipeline.groups.size());
     for (const auto& words : buckets_) {
       gathered_.emplace_back(words.size(), false);
-      gathered_for_.emplace_back(words.size(), kForNoTurn);
+      gathered_for_.emplace_back(words.size(), kForNoCompute);
     }
     for (std::size_t c = 0; c < values_.size(); ++c) {
       for (std::size_t m = 0; m < microbatches; ++m) fill_ends(c, static_cast<int>(m));
@@ -85,8 +85,8 @@ class SymbolicRank {
   }
 
   void forward(const Action& action) {
-    TurnState& turn = this->turn(action);
-    if (std::exchange(turn.forward, true)) throw std::logic_error(describe(action) + ": twice");
+    ComputeState& compute = this->compute(action);
+    if (std::exchange(compute.forward, true)) throw std::logic_error(describe(action) + ": twice");
     require_gathered(action);
     const auto m = at(action.microbatch);
     const StageId stage = action.stage;
@@ -114,9 +114,9 @@ class SymbolicRank {
   /// A whole backward or an input backward.
   /// @param with_results  gradients of results come from the sink (phase kBackward)
   void backward(const Action& action, bool with_results) {
-    TurnState& turn = this->turn(action);
-    if (!turn.forward) throw std::logic_error("backward without forward");
-    if (std::exchange(turn.backward, true)) throw std::logic_error(describe(action) + ": twice");
+    ComputeState& compute = this->compute(action);
+    if (!compute.forward) throw std::logic_error("backward without forward");
+    if (std::exchange(compute.backward, true)) throw std::logic_error(describe(action) + ": twice");
     require_gathered(action);
     const auto m = at(action.microbatch);
     require_unreduced(action);
@@ -143,19 +143,19 @@ class SymbolicRank {
       if (pipeline_.channels[c].to != stage || !pipeline_.channels[c].differentiable) continue;
       produce(gradients_[c][m].out, as_read(pipeline_.channels[c].kind), weight::in(c), dx, total, d_sum);
     }
-    turn.dx = dx;
-    turn.d_whole = d_whole;
+    compute.dx = dx;
+    compute.d_whole = d_whole;
     if (action.kind == ActionKind::kBackward) backward_weight(action);
   }
 
   /// The rest of a backward whose first part was an input backward.
   void backward_weight(const Action& action) {
-    TurnState& turn = this->turn(action);
-    if (!turn.backward) throw std::logic_error(describe(action) + ": comes before the input backward");
-    if (std::exchange(turn.weights, true)) throw std::logic_error(describe(action) + ": twice");
+    ComputeState& compute = this->compute(action);
+    if (!compute.backward) throw std::logic_error(describe(action) + ": comes before the input backward");
+    if (std::exchange(compute.weights, true)) throw std::logic_error(describe(action) + ": twice");
     if (action.kind == ActionKind::kBackwardWeight) require_gathered(action);
     require_unreduced(action);
-    fill_buckets(action, turn.dx, turn.d_whole);
+    fill_buckets(action, compute.dx, compute.d_whole);
   }
 
   [[nodiscard]] Words pack(const Action& action) const {
@@ -203,28 +203,28 @@ class SymbolicRank {
     const auto& ranks = pipeline_.groups[at(collective.group)].ranks;
     return static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
   }
-  /// Whether the rank has samples in the turn that a collective is for.
+  /// Whether the rank has samples in the compute action that a collective is for.
   [[nodiscard]] bool computes(const Action& collective) const {
-    for (const Share& share : split_.shares(collective.stage, collective.microbatch)) {
+    for (const MicrobatchSlice& share : split_.slices(collective.stage, collective.microbatch)) {
       if (share.rank == rank_) return true;
     }
     return false;
   }
-  /// Buckets that a turn gathers, in the order in which it uses them.
+  /// Buckets that a compute action gathers, in the order in which it uses them.
   template <class Visit>
-  void for_each_gathered_by(const Action& turn, Visit visit) const {
+  void for_each_gathered_by(const Action& compute, Visit visit) const {
     std::vector<std::pair<int, int>> order;
     const auto add = [&](std::size_t g) {
       for (std::size_t b = 0; b < buckets_[g].size(); ++b) order.emplace_back(static_cast<int>(g), static_cast<int>(b));
     };
-    const bool listed = turn.kind == ActionKind::kBackward && !pipeline_.backward_gathers.empty();
+    const bool listed = compute.kind == ActionKind::kBackward && !pipeline_.backward_gathers.empty();
     for (std::size_t g = 0; !listed && g < buckets_.size(); ++g) {
-      if (pipeline_.groups[g].stage == turn.stage && pipeline_.groups[g].zero >= 3) add(g);
+      if (pipeline_.groups[g].stage == compute.stage && pipeline_.groups[g].zero >= 3) add(g);
     }
     if (listed) {
-      for (const int g : pipeline_.backward_gathers[turn.stage.index()]) add(at(g));
+      for (const int g : pipeline_.backward_gathers[compute.stage.index()]) add(at(g));
     }
-    if (turn.flow == Flow::kValue) std::reverse(order.begin(), order.end());
+    if (compute.flow == Flow::kValue) std::reverse(order.begin(), order.end());
     for (const auto& [group, bucket] : order) visit(group, bucket);
   }
 
@@ -258,27 +258,27 @@ class SymbolicRank {
     Cell in, out;
   };
 
-  struct TurnState {
+  struct ComputeState {
     bool forward = false, backward = false, weights = false;
     Words dx;
     Word d_whole = 0;
   };
 
-  [[nodiscard]] TurnState& turn(const Action& action) {
-    return turns_.at(action.stage.index()).at(at(action.microbatch));
+  [[nodiscard]] ComputeState& compute(const Action& action) {
+    return computes_.at(action.stage.index()).at(at(action.microbatch));
   }
 
-  void require_gathered(const Action& turn) {
+  void require_gathered(const Action& compute) {
     for (std::size_t g = 0; g < buckets_.size(); ++g) {
       const ReduceGroup& group = pipeline_.groups[g];
       const bool member = std::find(group.ranks.begin(), group.ranks.end(), rank_) != group.ranks.end();
-      if (!member || group.zero == 0 || (group.stage.valid() && group.stage != turn.stage)) continue;
+      if (!member || group.zero == 0 || (group.stage.valid() && group.stage != compute.stage)) continue;
       for (std::size_t b = 0; b < buckets_[g].size(); ++b) {
-        const bool of_turn = group.zero >= 3;
-        const bool there = of_turn
-                               ? std::exchange(gathered_for_[g][b], kForNoTurn) == std::pair(turn.microbatch, turn.flow)
-                               : gathered_[g][b] || turn.flow == Flow::kGradient;
-        if (!there) throw std::logic_error(describe(turn) + ": its parameters are not there");
+        const bool of_compute = group.zero >= 3;
+        const bool there = of_compute ? std::exchange(gathered_for_[g][b], kForNoCompute) ==
+                                            std::pair(compute.microbatch, compute.flow)
+                                      : gathered_[g][b] || compute.flow == Flow::kGradient;
+        if (!there) throw std::logic_error(describe(compute) + ": its parameters are not there");
       }
     }
   }
@@ -362,12 +362,13 @@ class SymbolicRank {
   BatchSplit split_;
   Rank rank_;
   std::vector<std::vector<Ends>> values_, gradients_;  // [channel][microbatch]
-  std::vector<std::vector<TurnState>> turns_;          // [stage][microbatch]
+  std::vector<std::vector<ComputeState>> computes_;    // [stage][microbatch]
   std::vector<Words> buckets_, shares_;                // [group][bucket]
   std::vector<bool> reduced_;
-  static constexpr std::pair<int, Flow> kForNoTurn{-1, Flow::kValue};
-  std::vector<std::vector<bool>> gathered_;                      // [group][bucket]
-  std::vector<std::vector<std::pair<int, Flow>>> gathered_for_;  // likewise: micro-batch and direction of the turn
+  static constexpr std::pair<int, Flow> kForNoCompute{-1, Flow::kValue};
+  std::vector<std::vector<bool>> gathered_;  // [group][bucket]
+  std::vector<std::vector<std::pair<int, Flow>>>
+      gathered_for_;  // likewise: micro-batch and direction of the compute action
 };
 
 /// The same model without ranks: whole micro-batches, stage after stage.

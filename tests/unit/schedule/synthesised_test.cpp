@@ -101,7 +101,7 @@ Task random_task(Dice& dice) {
 /// The shortest makespan of any order of a row of stages, one a rank, within the limits.
 class BruteForce {
  public:
-  explicit BruteForce(const detail::SynthesisProblem& problem) : problem_(problem), course_(problem) {
+  explicit BruteForce(const detail::SynthesisProblem& problem) : problem_(problem), timeline_(problem) {
     orders_.resize(problem.lanes.size());
   }
   double run() {
@@ -112,20 +112,20 @@ class BruteForce {
  private:
   void extend(std::size_t lane) {
     if (lane == orders_.size()) {
-      if (course_.play(orders_)) best_ = std::min(best_, course_.makespan());
+      if (timeline_.play(orders_)) best_ = std::min(best_, timeline_.makespan());
       return;
     }
     auto& order = orders_[lane];
     const std::size_t stage = problem_.lanes[lane].stages.front();
-    const int turns = problem_.stages[stage].split ? 3 : 2;
-    if (order.size() == static_cast<std::size_t>(turns * problem_.microbatches)) {
+    const int computes = problem_.stages[stage].split ? 3 : 2;
+    if (order.size() == static_cast<std::size_t>(computes * problem_.microbatches)) {
       if (detail::peak_held(problem_, order) <= problem_.lanes[lane].limit) extend(lane + 1);
       return;
     }
     for (int m = 0; m < problem_.microbatches; ++m) {
       const auto done =
-          std::count_if(order.begin(), order.end(), [&](const auto& turn) { return turn.microbatch == m; });
-      if (done == turns) continue;
+          std::count_if(order.begin(), order.end(), [&](const auto& compute) { return compute.microbatch == m; });
+      if (done == computes) continue;
       const ActionKind kinds[] = {ActionKind::kForward, problem_.stages[stage].first_backward(),
                                   ActionKind::kBackwardWeight};
       order.push_back({stage, kinds[done], m});
@@ -135,8 +135,8 @@ class BruteForce {
   }
 
   const detail::SynthesisProblem& problem_;
-  detail::OrderedCourse course_;
-  std::vector<std::vector<detail::SynthesisTurn>> orders_;
+  detail::OrderedTimeline timeline_;
+  std::vector<std::vector<detail::SynthesisAction>> orders_;
   double best_ = std::numeric_limits<double>::infinity();
 };
 
@@ -208,7 +208,7 @@ TEST_CASE("with half of ZB-V's memory no fixed schedule fits; a synthesised one 
   const auto found = policy.synthesise(pipeline, 32);
   CHECK(found.best_fixed.value() == std::numeric_limits<double>::infinity());
   CHECK(found.step.value() <= 226);
-  for (const int peak : testing::course_of(pipeline, 32, found.orders).peaks) CHECK(peak <= 8);
+  for (const int peak : testing::timeline_of(pipeline, 32, found.orders).peaks) CHECK(peak <= 8);
 }
 
 TEST_CASE("a runtime that keeps backwards whole gets orders with whole backwards", "[schedule]") {
@@ -217,9 +217,10 @@ TEST_CASE("a runtime that keeps backwards whole gets orders with whole backwards
   const Synthesised<Uneven> policy{
       .costs = uneven_times(6, dice), .local = testing::even_layout(pipeline, 6).local, .parts_backwards = false};
   const auto found = policy.synthesise(pipeline, 6);
-  for (const auto& turns : found.orders.orders) {
-    CHECK(turns.size() == 2 * 6 * 2);
-    for (const Turn turn : turns) CHECK((turn.kind == ActionKind::kForward || turn.kind == ActionKind::kBackward));
+  for (const auto& computes : found.orders.orders) {
+    CHECK(computes.size() == 2 * 6 * 2);
+    for (const ComputeAction compute : computes)
+      CHECK((compute.kind == ActionKind::kForward || compute.kind == ActionKind::kBackward));
   }
 }
 

@@ -285,7 +285,7 @@ TEST_CASE("swapping two micro-batches on both sides of a link is rejected where 
     for (Action& action : actions) {
       if (action.channel == 1) action.microbatch = 1 - action.microbatch;
       if (action.channel == 1 && !action.samples.empty()) {
-        action.samples = BatchSplit(example.pipeline, example.layout).share(StageId(0), 0, action.microbatch);
+        action.samples = BatchSplit(example.pipeline, example.layout).slice(StageId(0), 0, action.microbatch);
       }
     }
   }

@@ -7,34 +7,34 @@
 #include "equal_times.hpp"
 
 using namespace autopar;
-using testing::course_of;
 using testing::in_a_row;
 using testing::single_ranks;
+using testing::timeline_of;
 
 TEST_CASE("ZB-H1: 6.8 % bubble at 8 stages, 32 micro-batches, where 1F1B has 17.9 %", "[schedule]") {
   const auto pipeline = in_a_row(single_ranks(8));
-  const auto course = course_of(pipeline, 32, ZbH1{});
-  CHECK(course.idle == Approx(7.0 / (3 * 32 + 7)));
-  CHECK(course.idle == Approx(0.068).margin(0.0005));
-  CHECK(course_of(pipeline, 32, OneFOneB{}).idle == Approx(0.179).margin(0.0005));
+  const auto timeline = timeline_of(pipeline, 32, ZbH1{});
+  CHECK(timeline.idle == Approx(7.0 / (3 * 32 + 7)));
+  CHECK(timeline.idle == Approx(0.068).margin(0.0005));
+  CHECK(timeline_of(pipeline, 32, OneFOneB{}).idle == Approx(0.179).margin(0.0005));
 }
 
 TEST_CASE("ZB-H1: bubble and memory are the closed ones", "[schedule]") {
   for (const int p : {1, 2, 3, 4, 6, 8}) {
     for (int m = 1; m <= 34; ++m) {
-      const auto course = course_of(in_a_row(single_ranks(p)), m, ZbH1{});
+      const auto timeline = timeline_of(in_a_row(single_ranks(p)), m, ZbH1{});
       INFO(p << " stages, " << m << " micro-batches");
-      REQUIRE(course.step == Approx(m >= p ? 3.0 * m + p - 1 : 2.0 * (m + p) - 1));
-      if (m >= p) REQUIRE(course.idle == Approx((p - 1.0) / (3.0 * m + p - 1.0)).margin(1e-12));
+      REQUIRE(timeline.step == Approx(m >= p ? 3.0 * m + p - 1 : 2.0 * (m + p) - 1));
+      if (m >= p) REQUIRE(timeline.idle == Approx((p - 1.0) / (3.0 * m + p - 1.0)).margin(1e-12));
       for (int s = 0; s < p; ++s) {
-        REQUIRE(course.peaks[static_cast<std::size_t>(s)] == ZbH1{}.peak_activations(StageId(s), p, m));
+        REQUIRE(timeline.peaks[static_cast<std::size_t>(s)] == ZbH1{}.peak_activations(StageId(s), p, m));
       }
-      REQUIRE(course.peaks[0] == OneFOneB{}.peak_activations(StageId(0), p, m));
+      REQUIRE(timeline.peaks[0] == OneFOneB{}.peak_activations(StageId(0), p, m));
     }
   }
 }
 
-TEST_CASE("ZB-H1: later stages put off more weight backwards", "[schedule]") {
+TEST_CASE("ZB-H1: later stages defer more weight backwards", "[schedule]") {
   CHECK(testing::spelled(ZbH1{}.order(StageId(0), 2, 3)) == "F-10 F-11 B-10 W-10 F-12 B-11 W-11 B-12 W-12");
   CHECK(testing::spelled(ZbH1{}.order(StageId(1), 2, 3)) == "F-10 B-10 F-11 B-11 W-10 F-12 B-12 W-11 W-12");
   CHECK_THROWS_AS(ZbH1{}.order(StageId(2), 2, 1), InvalidArgument);

@@ -5,30 +5,30 @@
 #include "equal_times.hpp"
 
 using namespace autopar;
-using testing::course_of;
 using testing::in_a_row;
 using testing::single_ranks;
+using testing::timeline_of;
 
 TEST_CASE("ZB-V: 3.5 % bubble at 8 positions, 32 micro-batches, with the memory of 1F1B's first stage", "[schedule]") {
-  const auto course = course_of(in_a_row(v_shaped_stages(single_ranks(8))), 32, ZbV{});
-  CHECK(course.idle == Approx(3.5 / (3 * 32 + 3.5)));
-  CHECK(course.idle == Approx(0.035).margin(0.0005));
-  for (const int peak : course.peaks) CHECK(peak == 2 * 8);
+  const auto timeline = timeline_of(in_a_row(v_shaped_stages(single_ranks(8))), 32, ZbV{});
+  CHECK(timeline.idle == Approx(3.5 / (3 * 32 + 3.5)));
+  CHECK(timeline.idle == Approx(0.035).margin(0.0005));
+  for (const int peak : timeline.peaks) CHECK(peak == 2 * 8);
 }
 
 TEST_CASE("ZB-V: bubble and memory are the closed ones", "[schedule]") {
   for (const int p : {1, 2, 3, 4, 5, 6, 8}) {
     const auto pipeline = in_a_row(v_shaped_stages(single_ranks(p)));
     for (int m = 1; m <= 34; ++m) {
-      const auto course = course_of(pipeline, m, ZbV{});
+      const auto timeline = timeline_of(pipeline, m, ZbV{});
       INFO(p << " positions, " << m << " micro-batches");
       // With few micro-batches what counts is the way there and back, of 2 p forwards and as many input backwards.
-      REQUIRE(course.step == Approx(std::max(6.0 * m + p - 1, 4.0 * (m + p) - 2)));
-      if (m >= 2 * p - 1) REQUIRE(course.idle == Approx((p - 1.0) / (6.0 * m + p - 1.0)).margin(1e-12));
-      const auto most = *std::max_element(course.peaks.begin(), course.peaks.end());
+      REQUIRE(timeline.step == Approx(std::max(6.0 * m + p - 1, 4.0 * (m + p) - 2)));
+      if (m >= 2 * p - 1) REQUIRE(timeline.idle == Approx((p - 1.0) / (6.0 * m + p - 1.0)).margin(1e-12));
+      const auto most = *std::max_element(timeline.peaks.begin(), timeline.peaks.end());
       for (int d = 0; d < p; ++d) {
-        REQUIRE(course.peaks[static_cast<std::size_t>(d)] <= ZbV::peak_activations(d, p, m));
-        if (m >= 2 * p - 1) REQUIRE(course.peaks[static_cast<std::size_t>(d)] == ZbV::peak_activations(d, p, m));
+        REQUIRE(timeline.peaks[static_cast<std::size_t>(d)] <= ZbV::peak_activations(d, p, m));
+        if (m >= 2 * p - 1) REQUIRE(timeline.peaks[static_cast<std::size_t>(d)] == ZbV::peak_activations(d, p, m));
       }
       REQUIRE(most == std::min(2 * p, 2 * m));
     }

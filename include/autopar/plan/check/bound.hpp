@@ -66,15 +66,15 @@ class BoundChecker {
   }
 
  private:
-  /// Device-seconds in shares as large as `microbatches` or more allow, spread evenly.
+  /// Device-seconds in slices as large as `microbatches` or more allow, spread evenly.
   [[nodiscard]] double work(std::int64_t microbatches) const {
     const std::int64_t low = plan_.batch / plan_.world, more = plan_.batch % plan_.world;
     const auto pieces = [&](std::int64_t local) { return local / microbatches + (local % microbatches > 0 ? 1 : 0); };
-    const auto share = static_cast<double>(pieces(low) * (plan_.world - more) + pieces(low + 1) * more);
+    const auto slice = static_cast<double>(pieces(low) * (plan_.world - more) + pieces(low + 1) * more);
     double seconds = 0;
     for (const NodeId atom : counted_) {
-      const NodeCost cost = costs_.node(model_.graph, atom, share);
-      seconds += (cost.forward.value() + cost.backward.value()) / share * static_cast<double>(plan_.batch);
+      const NodeCost cost = costs_.node(model_.graph, atom, slice);
+      seconds += (cost.forward.value() + cost.backward.value()) / slice * static_cast<double>(plan_.batch);
     }
     std::set<ParameterId> trained;
     for (const NodeId atom : model_.graph.nodes()) {

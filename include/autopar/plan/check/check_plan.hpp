@@ -15,11 +15,11 @@
 #include <autopar/plan/check/bound.hpp>
 #include <autopar/plan/check/checked_costs.hpp>
 #include <autopar/plan/check/checked_order.hpp>
-#include <autopar/plan/check/course.hpp>
+#include <autopar/plan/check/compute_orders.hpp>
 #include <autopar/plan/check/held.hpp>
 #include <autopar/plan/check/shape.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
-#include <autopar/plan/check/turn_orders.hpp>
+#include <autopar/plan/check/timeline.hpp>
 
 namespace autopar {
 
@@ -46,7 +46,7 @@ class PlanChecker {
     const StatedPlan stated(model_, plan_);
     const CheckedCosts<M> costs(stated, costs_);
     check_size(stated);
-    const auto orders = turn_orders(stated);
+    const auto orders = compute_orders(stated);
     if (!check_step(stated, orders, costs)) return std::move(verdict_);
     check_memory(stated, orders, costs);
     check_bound();
@@ -101,7 +101,7 @@ class PlanChecker {
 
   /// @throws InvalidArgument if the plan is too large to be played
   void check_size(const StatedPlan& stated) const {
-    double messages = 2.0 * plan_.world;  // and turns
+    double messages = 2.0 * plan_.world;  // and compute actions
     for (const StagePlan& stage : plan_.stages) messages += 3.0 * static_cast<double>(stage.ranks.size());
     for (const Crossing& crossing : stated.crossings()) {
       for (const int stage : {crossing.from, crossing.to}) {
@@ -117,9 +117,9 @@ class PlanChecker {
   }
 
   /// @return whether the step comes to its end
-  bool check_step(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders,
+  bool check_step(const StatedPlan& stated, const std::vector<std::vector<ComputeAction>>& orders,
                   const CheckedCosts<M>& costs) {
-    std::optional<CheckedCourse> whole = played(stated, orders, costs, true, model_.loss_mode);
+    std::optional<CheckedTimeline> whole = played(stated, orders, costs, true, model_.loss_mode);
     if (!whole) return false;
     if (!model_.loss_mode) {
       const auto backwards = played(stated, orders, costs, false, true);
@@ -137,38 +137,38 @@ class PlanChecker {
   }
 
   /// Nothing, and a fault, if the ranks wait for each other.
-  [[nodiscard]] std::optional<CheckedCourse> played(const StatedPlan& stated,
-                                                    const std::vector<std::vector<Turn>>& orders,
-                                                    const CheckedCosts<M>& costs, bool forwards, bool backwards) {
+  [[nodiscard]] std::optional<CheckedTimeline> played(const StatedPlan& stated,
+                                                      const std::vector<std::vector<ComputeAction>>& orders,
+                                                      const CheckedCosts<M>& costs, bool forwards, bool backwards) {
     CheckedOrder order(stated, orders, forwards, backwards);
     if (const int rank = order.stuck(); rank >= 0) {
-      const CheckedTurn& turn = order.next_turn(rank);
+      const CheckedAction& compute = order.next_compute(rank);
       fault("its ranks wait for each other: rank " + std::to_string(rank) + " never gets what it needs for the " +
-            (turn.is_forward() ? "forward" : "backward") + " of stage " + std::to_string(turn.stage) +
-            ", micro-batch " + std::to_string(turn.microbatch));
+            (compute.is_forward() ? "forward" : "backward") + " of stage " + std::to_string(compute.stage) +
+            ", micro-batch " + std::to_string(compute.microbatch));
       return std::nullopt;
     }
-    return CoursePlayer<CheckedCosts<M>>(stated, order, costs).play(backwards);
+    return TimelinePlayer<CheckedCosts<M>>(stated, order, costs).play(backwards);
   }
 
-  void compare(const StatedPlan& stated, const CheckedCosts<M>& costs, const CheckedCourse& course) {
-    double step = course.end, busy = 0;
+  void compare(const StatedPlan& stated, const CheckedCosts<M>& costs, const CheckedTimeline& timeline) {
+    double step = timeline.end, busy = 0;
     int used = 0;
-    for (std::size_t r = 0; r < course.ends.size(); ++r) {
+    for (std::size_t r = 0; r < timeline.ends.size(); ++r) {
       double update = 0;
       for (const int s : stated.stages_on(r)) update += costs.update(s).value();
-      step = std::max(step, course.ends[r] + update);
-      busy += course.computing[r] + update;
+      step = std::max(step, timeline.ends[r] + update);
+      busy += timeline.computing[r] + update;
       used += stated.stages_on(r).empty() ? 0 : 1;
     }
     for (int s = 0; s < stated.stages(); ++s) {
       const StagePlan& stage = plan_.stages[static_cast<std::size_t>(s)];
       double communication = 0, summing = 0;
       for (const Rank rank : stage.ranks) {
-        communication = std::max(communication, course.communicating[rank.index()] / plan_.microbatches);
-        summing = std::max(summing, course.summing[rank.index()]);
+        communication = std::max(communication, timeline.communicating[rank.index()] / plan_.microbatches);
+        summing = std::max(summing, timeline.summing[rank.index()]);
       }
-      const NodeCost& cost = costs.of_stage(s, stated.largest_share(s));
+      const NodeCost& cost = costs.of_stage(s, stated.largest_slice(s));
       const std::string name = "stage " + std::to_string(s) + "'s ";
       demand_equal(name + "forward", stage.forward.value(), cost.forward.value());
       demand_equal(name + "backward", stage.backward.value(), cost.backward.value());
@@ -181,7 +181,7 @@ class PlanChecker {
     if (std::abs(waiting - plan_.bubble) > kRounding) demand_equal("bubble", plan_.bubble, waiting);
   }
 
-  void check_memory(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders,
+  void check_memory(const StatedPlan& stated, const std::vector<std::vector<ComputeAction>>& orders,
                     const CheckedCosts<M>& costs) {
     const CheckedMemory<M> memory(stated, costs);
     const auto peaks = memory.peaks(orders);
@@ -245,9 +245,9 @@ class PlanChecker {
 
 /// Works out from model, costs and cluster what a plan states, whatever its schedule, ZeRO level and recomputed
 /// segments: stages, step, memory, lower bound and gap. Shares nothing with the planner but the cost model: its own
-/// reading of what crosses stages, its own laws of schedules and order of turns, its own clock, its own bound. The
-/// orders of a synthesised schedule are evidence: each micro-batch's turns once, and no rank waits for ever. What the
-/// search claims beyond the bound (that it came to its end) is not looked into.
+/// reading of what crosses stages, its own laws of schedules and order of compute actions, its own clock, its own
+/// bound. The orders of a synthesised schedule are evidence: each micro-batch's compute actions once, and no rank waits
+/// for ever. What the search claims beyond the bound (that it came to its end) is not looked into.
 /// @throws InvalidArgument if the plan has too many micro-batches and ranks to be played
 template <CostModel<Graph<OpProfile, ValueProfile>> M>
 [[nodiscard]] PlanVerdict check_plan(const ModelProfile& model, const M& costs, const Cluster& cluster,

@@ -9,20 +9,20 @@
 
 #include <autopar/cost/concepts.hpp>
 #include <autopar/cost/model_profile.hpp>
-#include <autopar/plan/check/read_again.hpp>
+#include <autopar/plan/check/regathered.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 
 namespace autopar::detail {
 
-/// Costs of a plan's stages under its ZeRO level, with what they run again; each worked out once.
+/// Costs of a plan's stages under its ZeRO level, with what they recompute; each worked out once.
 ///
 /// Level 1 and up: gradients are summed into shares, which is half of a sum that everyone gets; every rank updates its
 /// share. Below 3 the other half, gathering what was updated, follows the update. 2: they are summed during every
 /// backward; 3: parameters are gathered during every forward and every backward as well; both a bucket at a time. A
-/// turn computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as long as
-/// gathering and summing, if that is longer. Of parameters that atoms read as copies, those are gathered. A stage with
-/// one rank has nothing to share, and gradients of parameters tied across stages go to every holder. What is offloaded
-/// is updated on the host, copies to it and back included.
+/// compute action computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as
+/// long as gathering and summing, if that is longer. Of parameters that atoms read as copies, those are gathered. A
+/// stage with one rank has nothing to share, and gradients of parameters tied across stages go to every holder. What is
+/// offloaded is updated on the host, copies to it and back included.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 template <class M>
 class CheckedCosts {
@@ -88,8 +88,8 @@ class CheckedCosts {
   [[nodiscard]] NodeCost worked_out(int stage, std::int64_t samples) const {
     NodeCost sum;
     const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(stage)];
-    std::set<NodeId> again;
-    for (const auto& segment : plan.recomputed) again.insert(segment.begin(), segment.end());
+    std::set<NodeId> recomputed;
+    for (const auto& segment : plan.recomputed) recomputed.insert(segment.begin(), segment.end());
     for (const NodeId atom : plan.atoms) {
       const Bytes totals = stated_.model().graph[atom].totals;  // added up by the replicas, in both directions
       const bool adds_up = totals > Bytes(0) && plan.ranks.size() > 1;
@@ -97,11 +97,11 @@ class CheckedCosts {
       const NodeCost one = of_atom(atom, samples);
       sum.forward += one.forward + adding;
       sum.backward += one.backward + adding;
-      if (again.contains(atom)) {
+      if (recomputed.contains(atom)) {
         sum.backward += one.forward;
         continue;
       }
-      sum.backward_weight += one.backward_weight;  // of what runs again nothing is put off
+      sum.backward_weight += one.backward_weight;  // of what is recomputed nothing is deferred
     }
     if (level() < 2) return sum;
     const Bytes all = stated_.trainable_bytes(stage), gathered = gathered_bytes(stage);
@@ -115,7 +115,7 @@ class CheckedCosts {
     const Bytes of_bucket(static_cast<std::int64_t>(static_cast<double>(bucket.value()) * part));
     const Seconds brought = half_of_a_sum(stage, gathered), first = half_of_a_sum(stage, of_bucket);
     sum.forward = std::max(sum.forward + first, brought);
-    const Seconds once_more = half_of_a_sum(stage, Bytes(checked_read_again(stated_, stage).once_more));
+    const Seconds once_more = half_of_a_sum(stage, Bytes(checked_regathered(stated_, stage).once_more));
     sum.backward = std::max(sum.backward + (first + last), brought + once_more + summed);
     return sum;
   }

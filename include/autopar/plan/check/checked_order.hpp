@@ -10,17 +10,18 @@
 
 #include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
-/// What a rank does in one turn.
-struct CheckedTurn {
+/// What a rank does in one compute action.
+struct CheckedAction {
   ActionKind kind = ActionKind::kForward;
   int stage = 0;
   int microbatch = 0;
   std::int64_t samples = 0;
   int missing = 0;                               ///< messages that it waits for
-  std::vector<std::size_t> sends{}, receives{};  ///< issued between the turn before and this one
+  std::vector<std::size_t> sends{}, receives{};  ///< issued between the compute action before and this one
 
   [[nodiscard]] bool is_forward() const { return kind == ActionKind::kForward; }
   /// Whether messages are made and awaited by it: weight gradients stay where they are.
@@ -30,54 +31,55 @@ struct CheckedTurn {
 struct CheckedMessage {
   std::size_t from = 0, to = 0;  ///< ranks
   Bytes bytes{};
-  int awaited_by = -1;  ///< turn of the receiver
+  int awaited_by = -1;  ///< compute action of the receiver
   int maker = -1;       ///< stage, -1 = the callers
   int reader = -1;      ///< stage, -1 = the callers
   bool backward = false;
   int microbatch = 0;
 };
 
-/// The turns of every rank and the messages between them, in the one order that all ranks agree on: ranks play against
-/// each other with a forward of 1, a backward of 2 and each part of a backward of 1; a turn is written down when it
-/// starts, its messages right behind it, and what the callers send two turns ahead.
+/// The compute actions of every rank and the messages between them, in the one order that all ranks agree on: ranks
+/// play against each other with a forward of 1, a backward of 2 and each part of a backward of 1; a compute action is
+/// written down when it starts, its messages right behind it, and what the callers send two compute actions ahead.
 class CheckedOrder {
  public:
-  /// @param orders  [rank], see `turn_orders`
+  /// @param orders  [rank], see `compute_orders`
   /// @param forwards, backwards  what of a step is played: one of them, or both
-  CheckedOrder(const StatedPlan& stated, const std::vector<std::vector<Turn>>& orders, bool forwards, bool backwards)
+  CheckedOrder(const StatedPlan& stated, const std::vector<std::vector<ComputeAction>>& orders, bool forwards,
+               bool backwards)
       : stated_(stated), forwards_(forwards), backwards_(backwards) {
-    turns.resize(orders.size());
+    computes.resize(orders.size());
     lanes_.resize(orders.size());
     written_.assign(orders.size(), 0);
     unclaimed_.resize(orders.size());
-    const auto samples = samples_of_turns();
+    const auto samples = samples_of_computes();
     for (std::size_t r = 0; r < orders.size(); ++r) add_lane(r, orders[r], samples[r]);
     find_precedence();
-    for (auto& list : turns) list.emplace_back();  // what follows the last turn
+    for (auto& list : computes) list.emplace_back();  // what follows the last compute action
     for (int m = 0; m < stated.plan().microbatches; ++m) {
       for (const Crossing& crossing : stated.crossings()) add_messages(crossing, m);
     }
     play();
   }
 
-  std::vector<std::vector<CheckedTurn>> turns;  ///< by rank; the last is no turn
+  std::vector<std::vector<CheckedAction>> computes;  ///< by rank; the last is no compute action
   std::vector<CheckedMessage> messages;
 
-  /// A rank whose next turn never gets what it needs, -1 if there is none.
+  /// A rank whose next compute action never gets what it needs, -1 if there is none.
   [[nodiscard]] int stuck() const {
     for (std::size_t r = 0; r < lanes_.size(); ++r) {
-      if (lanes_[r].next + 1 < turns[r].size()) return static_cast<int>(r);
+      if (lanes_[r].next + 1 < computes[r].size()) return static_cast<int>(r);
     }
     return -1;
   }
-  /// The turn that a rank has come to. @pre it is stuck
-  [[nodiscard]] const CheckedTurn& next_turn(int rank) const {
+  /// The compute action that a rank has come to. @pre it is stuck
+  [[nodiscard]] const CheckedAction& next_compute(int rank) const {
     const auto r = static_cast<std::size_t>(rank);
-    return turns[r][lanes_[r].next];
+    return computes[r][lanes_[r].next];
   }
 
  private:
-  /// What a turn needs and makes.
+  /// What a compute action needs and makes.
   struct Slot {
     std::vector<std::size_t> from_callers{}, makes{};
     int missing = 0;
@@ -86,12 +88,12 @@ class CheckedOrder {
   struct Lane {
     std::size_t next = 0;
     long free_at = 0;
-    std::vector<Slot> slots{};  // by turn
+    std::vector<Slot> slots{};  // by compute action
   };
   using Samples = std::map<std::pair<int, int>, std::int64_t>;  // of stage and micro-batch
 
-  [[nodiscard]] std::vector<Samples> samples_of_turns() const {
-    std::vector<Samples> out(turns.size());
+  [[nodiscard]] std::vector<Samples> samples_of_computes() const {
+    std::vector<Samples> out(computes.size());
     for (int s = 0; s < stated_.stages(); ++s) {
       for (int m = 0; m < stated_.plan().microbatches; ++m) {
         for (const auto& [rank, range] : stated_.holders(s, m)) out[rank][{s, m}] = range.size();
@@ -100,26 +102,24 @@ class CheckedOrder {
     return out;
   }
 
-  /// Without the turns of the other phase and those that have no sample.
-  void add_lane(std::size_t rank, const std::vector<Turn>& order, const Samples& samples) {
-    for (const Turn& said : order) {
+  /// Without the compute actions of the other phase and those that have no sample.
+  void add_lane(std::size_t rank, const std::vector<ComputeAction>& order, const Samples& samples) {
+    for (const ComputeAction& said : order) {
       const int stage = said.stage.value();
       const auto held = samples.find({stage, said.microbatch});
-      const CheckedTurn turn{said.kind, stage, said.microbatch, held == samples.end() ? 0 : held->second};
-      if (turn.samples == 0 || !(turn.is_forward() ? forwards_ : backwards_)) continue;
-      if (turn.has_messages()) turn_at_[{rank, stage, !turn.is_forward(), turn.microbatch}] = turns[rank].size();
-      turns[rank].push_back(turn);
+      const CheckedAction compute{said.kind, stage, said.microbatch, held == samples.end() ? 0 : held->second};
+      if (compute.samples == 0 || !(compute.is_forward() ? forwards_ : backwards_)) continue;
+      if (compute.has_messages())
+        compute_at_[{rank, stage, !compute.is_forward(), compute.microbatch}] = computes[rank].size();
+      computes[rank].push_back(compute);
     }
-    lanes_[rank].slots.resize(turns[rank].size());
+    lanes_[rank].slots.resize(computes[rank].size());
   }
 
   /// Who goes first of ranks that could start at the same time: by stages where each stage has an order of its own,
   /// by ranks where each rank has one.
   void find_precedence() {
-    const ScheduleKind kind = stated_.plan().schedule;
-    const bool by_stages =
-        kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB || kind == ScheduleKind::kZbH1;
-    if (!by_stages) {
+    if (traits_of(stated_.plan().schedule).layout != StageLayout::kStraight) {
       for (std::size_t r = 0; r < lanes_.size(); ++r) precedence_.push_back(r);
       return;
     }
@@ -166,11 +166,11 @@ class CheckedOrder {
     if (stated_.is_stage(to_stage)) message.reader = to_stage;
     const std::size_t id = messages.size();
     if (message.reader >= 0) {
-      Slot& slot = lanes_[to].slots[turn_at_.at({to, to_stage, backward, m})];
+      Slot& slot = lanes_[to].slots[compute_at_.at({to, to_stage, backward, m})];
       ++slot.missing;
       if (message.maker < 0) slot.from_callers.push_back(id);
     }
-    if (message.maker >= 0) lanes_[from].slots[turn_at_.at({from, from_stage, backward, m})].makes.push_back(id);
+    if (message.maker >= 0) lanes_[from].slots[compute_at_.at({from, from_stage, backward, m})].makes.push_back(id);
     messages.push_back(message);
   }
 
@@ -190,22 +190,22 @@ class CheckedOrder {
         first = rank;
       }
       if (first_start < 0) break;
-      take_turn(first, first_start);
+      start_compute(first, first_start);
     }
   }
 
-  void take_turn(std::size_t rank, long start) {
+  void start_compute(std::size_t rank, long start) {
     Lane& lane = lanes_[rank];
     const std::size_t position = lane.next++;
-    CheckedTurn& turn = turns[rank][position];
-    if (turn.has_messages()) {
-      auto& arrived = unclaimed_[rank][{turn.stage, !turn.is_forward(), turn.microbatch}];
-      turn.missing = static_cast<int>(arrived.size());
+    CheckedAction& compute = computes[rank][position];
+    if (compute.has_messages()) {
+      auto& arrived = unclaimed_[rank][{compute.stage, !compute.is_forward(), compute.microbatch}];
+      compute.missing = static_cast<int>(arrived.size());
       for (const std::size_t id : arrived) messages[id].awaited_by = static_cast<int>(position);
       arrived.clear();
     }
     ++written_[rank];
-    lane.free_at = start + (turn.kind == ActionKind::kBackward ? 2 : 1);
+    lane.free_at = start + (compute.kind == ActionKind::kBackward ? 2 : 1);
     for (const std::size_t id : lane.slots[position].makes) write(id, lane.free_at);
     send_for_callers(rank, position + kCallersAhead);
   }
@@ -217,12 +217,12 @@ class CheckedOrder {
 
   void write(std::size_t id, long arrival) {
     const CheckedMessage& message = messages[id];
-    turns[message.from][written_[message.from]].sends.push_back(id);
-    turns[message.to][written_[message.to]].receives.push_back(id);
+    computes[message.from][written_[message.from]].sends.push_back(id);
+    computes[message.to][written_[message.to]].receives.push_back(id);
     if (message.reader < 0) return;
     unclaimed_[message.to][{message.reader, message.backward, message.microbatch}].push_back(id);
-    const std::size_t turn = turn_at_.at({message.to, message.reader, message.backward, message.microbatch});
-    Slot& slot = lanes_[message.to].slots[turn];
+    const std::size_t compute = compute_at_.at({message.to, message.reader, message.backward, message.microbatch});
+    Slot& slot = lanes_[message.to].slots[compute];
     --slot.missing;
     slot.ready_at = std::max(slot.ready_at, arrival);
   }
@@ -233,9 +233,9 @@ class CheckedOrder {
   bool forwards_, backwards_;
   std::vector<Lane> lanes_;              // by rank
   std::vector<std::size_t> precedence_;  // ranks
-  std::vector<std::size_t> written_;     // turns of each rank that were written down
+  std::vector<std::size_t> written_;     // compute actions of each rank that were written down
   std::vector<std::map<std::tuple<int, bool, int>, std::vector<std::size_t>>> unclaimed_;  // by rank
-  std::map<std::tuple<std::size_t, int, bool, int>, std::size_t> turn_at_;  // of rank, stage, direction, micro-batch
+  std::map<std::tuple<std::size_t, int, bool, int>, std::size_t> compute_at_;  // of rank, stage, direction, micro-batch
 };
 
 }  // namespace autopar::detail

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include <autopar/plan/check/checked_costs.hpp>
-#include <autopar/plan/check/read_again.hpp>
+#include <autopar/plan/check/regathered.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
 #include <autopar/schedule/action.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -24,7 +25,7 @@ class CheckedMemory {
       : stated_(stated), costs_(costs), stages_(stated.plan().stages.size()) {
     for (int s = 0; s < stated.stages(); ++s) {
       Stage& stage = of(s);
-      stage.share = stated.largest_share(s);
+      stage.slice = stated.largest_slice(s);
       add_atoms(s);
       stage.at_work += results();
       add_parameters(s);
@@ -44,29 +45,29 @@ class CheckedMemory {
   [[nodiscard]] std::int64_t on_host(int s) const { return stages_[static_cast<std::size_t>(s)].on_host; }
 
   /// Bytes of each stage when its rank holds most; of its ranks the one where that is most.
-  /// @param orders  see `turn_orders`
-  [[nodiscard]] std::vector<std::int64_t> peaks(const std::vector<std::vector<Turn>>& orders) const {
-    std::vector<std::int64_t> turns, out;
-    for (const Stage& stage : stages_) turns.push_back(running(stage, {}));
+  /// @param orders  see `compute_orders`
+  [[nodiscard]] std::vector<std::int64_t> peaks(const std::vector<std::vector<ComputeAction>>& orders) const {
+    std::vector<std::int64_t> computes, out;
+    for (const Stage& stage : stages_) computes.push_back(running(stage, {}));
     for (std::size_t r = 0; r < orders.size(); ++r) {
       for (const auto& [s, held] : held_at_peak(r, orders[r])) {
-        auto& most = turns[static_cast<std::size_t>(s)];
+        auto& most = computes[static_cast<std::size_t>(s)];
         most = std::max(most, running(of(s), held));
       }
     }
     for (int s = 0; s < stated_.stages(); ++s) {
       const auto own = static_cast<std::size_t>(s);
-      out.push_back(stages_[own].owned + std::max(turns[own], stages_[own].update - of_others(turns, s)));
+      out.push_back(stages_[own].owned + std::max(computes[own], stages_[own].update - of_others(computes, s)));
     }
     return out;
   }
 
  private:
   struct Stage {
-    std::int64_t share = 0;                  // samples
+    std::int64_t slice = 0;                  // samples
     std::int64_t owned = 0, update = 0;      // bytes: of parameters; of the optimizer's step, after everything else
     std::int64_t on_host = 0;                // of parameters and the optimizer's step
-    std::int64_t at_work = 0;                // of a turn, while it lasts
+    std::int64_t at_work = 0;                // of a compute action, while it lasts
     std::int64_t summing = 0;                // when nothing is kept any more
     std::int64_t always = 0;                 // of the rest, whatever is in flight
     std::int64_t kept = 0, parted = 0;       // for a micro-batch until its backward; from that to its second part
@@ -81,13 +82,13 @@ class CheckedMemory {
 
   /// Results stay until their backward; a gradient of them is in use while the next one arrives.
   void add_made(const Crossing& crossing, Stage& stage) const {
-    stage.leaving += bytes_of(crossing.held, stage.share);
-    stage.always += bytes_of(crossing.gradient, stage.share) * std::min(count(), std::int64_t{2});
+    stage.leaving += bytes_of(crossing.held, stage.slice);
+    stage.always += bytes_of(crossing.gradient, stage.slice) * std::min(count(), std::int64_t{2});
   }
   /// While one gradient is made, which is an atom's workspace, the one before may be on its way.
   void add_read(const Crossing& crossing, Stage& stage) const {
-    stage.arriving += bytes_of(crossing.value, stage.share);
-    stage.always += bytes_of(crossing.gradient, stage.share) * std::min(count() - 1, std::int64_t{1});
+    stage.arriving += bytes_of(crossing.value, stage.slice);
+    stage.always += bytes_of(crossing.gradient, stage.slice) * std::min(count() - 1, std::int64_t{1});
   }
 
   [[nodiscard]] std::int64_t running(const Stage& stage, const Flying& flying) const {
@@ -101,16 +102,16 @@ class CheckedMemory {
   [[nodiscard]] std::int64_t waiting(const Stage& stage, const Flying& flying) const {
     return stage.leaving * flying.whole + stage.arriving * std::min(count(), flying.whole + flying.parted + 1);
   }
-  /// What turns of the other stages of its ranks take, which come before any update. Of their updates, one parameter at
-  /// a time, the one that takes most is the first such stage's; the others' are nothing beside it.
-  [[nodiscard]] std::int64_t of_others(const std::vector<std::int64_t>& turns, int s) const {
+  /// What compute actions of the other stages of its ranks take, which come before any update. Of their updates, one
+  /// parameter at a time, the one that takes most is the first such stage's; the others' are nothing beside it.
+  [[nodiscard]] std::int64_t of_others(const std::vector<std::int64_t>& computes, int s) const {
     std::int64_t sum = 0;
     const std::int64_t update = stages_[static_cast<std::size_t>(s)].update;
     for (const int other : stated_.stages_on(stated_.ranks_of(s).front().index())) {
       if (other == s) continue;
       const Stage& stage = stages_[static_cast<std::size_t>(other)];
       if (stage.update > update || (stage.update == update && other < s)) return update;
-      sum += turns[static_cast<std::size_t>(other)];
+      sum += computes[static_cast<std::size_t>(other)];
     }
     return sum;
   }
@@ -159,7 +160,7 @@ class CheckedMemory {
     const auto& parameters = stated_.model().parameters;
     const bool offloads = plan.offload == Offload::kOptimizer, elsewhere = plan.host_memory > Bytes(0);
     Stage& stage = of(s);
-    const std::set<ParameterId> several = read_again(s);
+    const std::set<ParameterId> several = read_by_several(s);
     std::int64_t shared = 0, gathered = 0, copied = 0;
     bool again = false;
     for (const ParameterId id : stated_.parameters(s)) {
@@ -220,7 +221,7 @@ class CheckedMemory {
   }
 
   /// Trained parameters with several readers in the stage.
-  [[nodiscard]] std::set<ParameterId> read_again(int s) const {
+  [[nodiscard]] std::set<ParameterId> read_by_several(int s) const {
     std::map<ParameterId, int> readers;
     for (const NodeId atom : stated_.plan().stages[static_cast<std::size_t>(s)].atoms) {
       const auto& read = stated_.model().graph[atom].parameters;
@@ -233,7 +234,8 @@ class CheckedMemory {
     return out;
   }
 
-  /// Stages of one rank take their turns one after the other, in the room of the one that needs most: the first such.
+  /// Stages of one rank run their compute actions one after the other, in the room of the one that needs most: the
+  /// first such.
   void take_turns(const std::vector<int>& stages) {
     for (std::int64_t Stage::*room : {&Stage::at_work, &Stage::summing}) {
       int most = -1;
@@ -274,7 +276,7 @@ class CheckedMemory {
       limit = std::min(limit, most);
     }
     const std::int64_t unit = std::min(shared, largest > kBucket ? largest : limit);
-    const bool at_once = again || parts_backwards(stated_.plan().schedule);
+    const bool at_once = again || traits_of(stated_.plan().schedule).splits_backwards;
     const std::int64_t gradients = std::min(at_once ? shared + unit : 2 * unit, count() * shared);
     switch (level) {
       case 1:
@@ -286,7 +288,7 @@ class CheckedMemory {
         const double part = shared > 0 ? static_cast<double>(gathered) / static_cast<double>(shared) : 0;
         const auto smaller = static_cast<std::int64_t>(static_cast<double>(units) * part);
         const std::int64_t plain = gathered == shared ? units : smaller;
-        return gradients + std::min(plain + checked_read_again(stated_, s).held, gathered);
+        return gradients + std::min(plain + checked_regathered(stated_, s).held, gathered);
       }
       default:
         return 0;
@@ -298,13 +300,9 @@ class CheckedMemory {
     return (parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes).value();
   }
 
-  [[nodiscard]] static bool parts_backwards(ScheduleKind kind) {
-    return kind == ScheduleKind::kZbH1 || kind == ScheduleKind::kZbV || kind == ScheduleKind::kSynthesised;
-  }
-
-  /// What a segment keeps that runs again: what enters it from the stage, unless that is kept there, and what is kept
-  /// of it for others.
-  [[nodiscard]] std::int64_t kept_around(int s, const std::vector<NodeId>& segment, std::int64_t share) const {
+  /// What a segment keeps that is recomputed: what enters it from the stage, unless that is kept there, and what is
+  /// kept of it for others.
+  [[nodiscard]] std::int64_t kept_around(int s, const std::vector<NodeId>& segment, std::int64_t slice) const {
     const auto& graph = stated_.model().graph;
     const std::set<NodeId> inside(segment.begin(), segment.end());
     std::int64_t kept = 0;
@@ -313,16 +311,16 @@ class CheckedMemory {
       for (const EdgeId edge : graph.in_edges(atom)) {
         const NodeId source = graph.source(edge);
         if (stated_.stage_of(source) != s || inside.contains(source) || graph[edge].kept) continue;
-        if (entering.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, share);
+        if (entering.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, slice);
       }
       for (const EdgeId edge : graph.out_edges(atom)) {
         if (inside.contains(graph.target(edge)) || !graph[edge].kept) continue;
-        if (leaving.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, share);
+        if (leaving.insert(graph[edge].value).second) kept += bytes_of(graph[edge].bytes, slice);
       }
     }
     for (const auto& output : stated_.model().outputs) {
       if (!output.kept || !inside.contains(output.writer)) continue;
-      if (leaving.insert(output.value).second) kept += bytes_of(output.bytes, share);
+      if (leaving.insert(output.value).second) kept += bytes_of(output.bytes, slice);
     }
     return kept;
   }
@@ -345,12 +343,12 @@ class CheckedMemory {
     return bytes;
   }
 
-  /// An atom works beside what those before it keep, and, where it runs again, beside what its segment has rebuilt up
-  /// to it; where backwards are parted, beside what all keep.
+  /// An atom works beside what those before it keep, and, where it is recomputed, beside what its segment has rebuilt
+  /// up to it; where backwards are parted, beside what all keep.
   void add_atoms(int s) {
     Stage& stage = of(s);
     const StagePlan& plan = stated_.plan().stages[static_cast<std::size_t>(s)];
-    const bool parted = parts_backwards(stated_.plan().schedule);
+    const bool parted = traits_of(stated_.plan().schedule).splits_backwards;
     std::map<NodeId, std::size_t> segment_of;
     for (std::size_t i = 0; i < plan.recomputed.size(); ++i) {
       for (const NodeId atom : plan.recomputed[i]) segment_of[atom] = i;
@@ -358,15 +356,15 @@ class CheckedMemory {
     std::map<std::size_t, std::int64_t> rebuilt;
     std::vector<std::int64_t> keeps, needs;
     for (const NodeId atom : plan.atoms) {
-      const NodeCost cost = costs_.of_atom(atom, stage.share);
+      const NodeCost cost = costs_.of_atom(atom, stage.slice);
       if (const auto again = segment_of.find(atom); again != segment_of.end()) {
         const auto [filled, is_first] = rebuilt.try_emplace(again->second, 0);
         filled->second += cost.saved.value();
-        keeps.push_back(is_first ? kept_around(s, plan.recomputed[again->second], stage.share) : 0);
+        keeps.push_back(is_first ? kept_around(s, plan.recomputed[again->second], stage.slice) : 0);
         needs.push_back(filled->second + cost.workspace.value());
         continue;
       }
-      if (parted) stage.parted += cost.put_off.value();
+      if (parted) stage.parted += cost.deferred_weight.value();
       keeps.push_back(cost.saved.value());
       needs.push_back(cost.workspace.value());
     }
@@ -380,7 +378,7 @@ class CheckedMemory {
     stage.at_work += keeps.empty() ? 0 : at_work;
   }
 
-  [[nodiscard]] Held held_at_peak(std::size_t rank, const std::vector<Turn>& order) const {
+  [[nodiscard]] Held held_at_peak(std::size_t rank, const std::vector<ComputeAction>& order) const {
     Held now;
     for (const int s : stated_.stages_on(rank)) now.emplace_back(s, Flying{stated_.model().loss_mode ? 0 : count(), 0});
     if (!stated_.model().loss_mode) return now;  // results leave the call first
@@ -393,13 +391,13 @@ class CheckedMemory {
     };
     Held at_peak = now;
     std::int64_t peak = total();
-    for (const Turn& turn : order) {
+    for (const ComputeAction& compute : order) {
       const auto own =
-          std::find_if(now.begin(), now.end(), [&](const auto& one) { return one.first == turn.stage.value(); });
-      if (turn.kind == ActionKind::kForward) ++own->second.whole;
-      if (turn.kind == ActionKind::kBackward || turn.kind == ActionKind::kBackwardInput) --own->second.whole;
-      if (turn.kind == ActionKind::kBackwardInput) ++own->second.parted;
-      if (turn.kind == ActionKind::kBackwardWeight) --own->second.parted;
+          std::find_if(now.begin(), now.end(), [&](const auto& one) { return one.first == compute.stage.value(); });
+      if (compute.kind == ActionKind::kForward) ++own->second.whole;
+      if (compute.kind == ActionKind::kBackward || compute.kind == ActionKind::kBackwardInput) --own->second.whole;
+      if (compute.kind == ActionKind::kBackwardInput) ++own->second.parted;
+      if (compute.kind == ActionKind::kBackwardWeight) --own->second.parted;
       if (const std::int64_t sum = total(); sum > peak) {
         peak = sum;
         at_peak = now;

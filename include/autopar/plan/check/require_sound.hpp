@@ -22,7 +22,7 @@ namespace autopar {
 
 namespace detail {
 
-inline constexpr std::int64_t kMostTurnsProven = 1 << 22;  // micro-batches x (ranks + stages)
+inline constexpr std::int64_t kMostComputesProven = 1 << 22;  // micro-batches x (ranks + stages)
 
 /// @throws InvalidArgument unless what the ranks do in a step under the plan's schedule is sound: see `validate`
 inline void prove_schedule(const ModelProfile& model, const Plan& plan) {
@@ -55,7 +55,7 @@ inline void require_sound(const ModelProfile& model, const Plan& plan) {
   const auto refuse = [](const std::string& what) { throw InvalidArgument("the plan: " + what + "; plan again"); };
   if (const auto fault = detail::fault_in_shape(model, plan); !fault.empty()) refuse(fault);
   const auto size = static_cast<std::int64_t>(plan.world) + static_cast<std::int64_t>(plan.stages.size());
-  if (size * plan.microbatches > detail::kMostTurnsProven) {
+  if (size * plan.microbatches > detail::kMostComputesProven) {
     refuse("microbatches: " + std::to_string(plan.microbatches) + " on " + std::to_string(plan.world) +
            " ranks are more than can be run");
   }

@@ -9,6 +9,7 @@
 
 #include <autopar/cost/model_profile.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -116,8 +117,7 @@ class ShapeCheck {
 
   /// Stages have ranks of their own, or share all of them with others.
   std::string of_ranks() {
-    const bool may_share = plan_.schedule == ScheduleKind::kInterleaved || plan_.schedule == ScheduleKind::kZbV ||
-                           plan_.schedule == ScheduleKind::kSynthesised;
+    const bool may_share = traits_of(plan_.schedule).layout != StageLayout::kStraight;
     std::vector<int> place_of_rank(static_cast<std::size_t>(plan_.world), -1);
     std::vector<std::size_t> place_of_stage, first;  // numbered by their first stages
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
@@ -146,12 +146,13 @@ class ShapeCheck {
 
   [[nodiscard]] std::string of_places(const std::vector<std::size_t>& place_of_stage, std::size_t places) const {
     const std::size_t stages = place_of_stage.size();
+    const StageLayout layout = traits_of(plan_.schedule).layout;
+    const std::string schedule(to_string(plan_.schedule));
     for (std::size_t s = 0; s < stages; ++s) {
-      if (plan_.schedule == ScheduleKind::kInterleaved && (stages % places != 0 || place_of_stage[s] != s % places))
-        return field(s, "ranks") + name_of(s) + " is not where interleaved stages come round";
-      if (plan_.schedule == ScheduleKind::kZbV &&
-          (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
-        return field(s, "ranks") + name_of(s) + " is not where zb-v's stages go to the last ranks and back";
+      if (layout == StageLayout::kLooped && (stages % places != 0 || place_of_stage[s] != s % places))
+        return field(s, "ranks") + name_of(s) + " is not where " + schedule + " stages come round";
+      if (layout == StageLayout::kVShaped && (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
+        return field(s, "ranks") + name_of(s) + " is not where " + schedule + "'s stages go to the last ranks and back";
     }
     return "";
   }
@@ -160,7 +161,7 @@ class ShapeCheck {
     std::vector<bool> taken(stage_of_.size(), false);
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       for (const auto& segment : plan_.stages[s].recomputed) {
-        const std::string name = field(s, "recomputed") + "a segment that " + name_of(s) + " runs again";
+        const std::string name = field(s, "recomputed") + "a segment that " + name_of(s) + " recomputes";
         if (segment.empty()) return name + " is empty";
         for (const NodeId atom : segment) {
           if (!atom.valid() || atom.index() >= stage_of_.size() || stage_of_[atom.index()] != static_cast<int>(s))
@@ -176,7 +177,7 @@ class ShapeCheck {
   }
 
   std::string of_orders() {
-    if (plan_.schedule != ScheduleKind::kSynthesised)
+    if (!traits_of(plan_.schedule).orders_in_plan)
       return plan_.orders.empty() ? "" : "orders: it states some, but its schedule has its own";
     if (plan_.orders.size() != static_cast<std::size_t>(plan_.world))
       return "orders: it states orders of " + number(plan_.orders.size()) + " ranks for a world of " +
@@ -193,20 +194,21 @@ class ShapeCheck {
   }
 
   /// Every micro-batch of every stage: forward, then backward, whole or the inputs' part before the weights'.
-  [[nodiscard]] std::string of_order(const std::vector<Turn>& turns, const std::vector<std::size_t>& stages) const {
+  [[nodiscard]] std::string of_order(const std::vector<ComputeAction>& computes,
+                                     const std::vector<std::size_t>& stages) const {
     enum class Done { kNothing, kForward, kInputs, kAll };
     std::map<std::pair<std::size_t, int>, Done> done;
     std::int64_t whole = 0;
-    for (const Turn turn : turns) {
-      const bool own = turn.stage.valid() && std::binary_search(stages.begin(), stages.end(), turn.stage.index());
-      if (!own || turn.microbatch < 0 || turn.microbatch >= plan_.microbatches) {
-        return "has stage " + number(turn.stage.value()) + ", micro-batch " + number(turn.microbatch) +
+    for (const ComputeAction compute : computes) {
+      const bool own = compute.stage.valid() && std::binary_search(stages.begin(), stages.end(), compute.stage.index());
+      if (!own || compute.microbatch < 0 || compute.microbatch >= plan_.microbatches) {
+        return "has stage " + number(compute.stage.value()) + ", micro-batch " + number(compute.microbatch) +
                ", which it has not to run";
       }
-      Done& state = done[{turn.stage.index(), turn.microbatch}];
+      Done& state = done[{compute.stage.index(), compute.microbatch}];
       const Done before = state;
       bool fits = false;
-      switch (turn.kind) {
+      switch (compute.kind) {
         case ActionKind::kForward:
           fits = before == Done::kNothing, state = Done::kForward;
           break;
@@ -223,7 +225,7 @@ class ShapeCheck {
           break;
       }
       if (!fits) {
-        return "does not have stage " + number(turn.stage.value()) + ", micro-batch " + number(turn.microbatch) +
+        return "does not have stage " + number(compute.stage.value()) + ", micro-batch " + number(compute.microbatch) +
                " once forward and then once backward";
       }
       whole += state == Done::kAll ? 1 : 0;

@@ -104,7 +104,7 @@ class StatedPlan {
     return size;
   }
   /// Most samples that a replica of a stage runs at a time.
-  [[nodiscard]] std::int64_t largest_share(int stage) const {
+  [[nodiscard]] std::int64_t largest_slice(int stage) const {
     std::int64_t largest = 0;
     for (std::int64_t m = 0; m < plan_.microbatches; ++m) {
       for (const auto& [rank, samples] : holders(stage, m)) largest = std::max(largest, samples.size());

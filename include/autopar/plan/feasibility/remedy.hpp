@@ -30,7 +30,7 @@ struct Remedies {
   std::optional<int> microbatches;               ///< least number of micro-batches, if more than allowed help
   std::optional<double> optimizer_state_factor;  ///< largest factor that fits, in sixteenths
   std::optional<int> zero;                       ///< least level that fits, if another one was fixed
-  bool recompute = false;                        ///< leaving it to the planner what runs again is enough
+  bool recompute = false;                        ///< leaving it to the planner what is recomputed is enough
   bool schedule = false;                         ///< leaving the schedule to the planner is enough
   std::optional<std::string> offload;            ///< another place for the optimizer is enough
   std::optional<detail::Fit> fit;                ///< a plan for `device_memory`

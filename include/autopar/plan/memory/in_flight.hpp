@@ -9,9 +9,8 @@
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/schedule/action.hpp>
-#include <autopar/schedule/gpipe.hpp>
 #include <autopar/schedule/kind.hpp>
-#include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -23,17 +22,11 @@ struct InFlight {
 };
 
 /// Most micro-batches of a stage that are forward and not yet backward, by the schedule's own law; an estimate for
-/// schedules of several stages a rank and for synthesised ones, whose orders must be counted (`in_flight_of`).
+/// schedules whose orders must be counted (`in_flight_of`).
 [[nodiscard]] inline int peak_in_flight(ScheduleKind schedule, bool loss_mode, int stage, int stages,
                                         int microbatches) {
-  if (schedule == ScheduleKind::kGPipe || !loss_mode)
-    return GPipe{}.peak_activations(StageId(stage), stages, microbatches);
-  return OneFOneB{}.peak_activations(StageId(stage), stages, microbatches);
-}
-
-/// Whether that alone says what a stage holds, without the orders of turns.
-[[nodiscard]] constexpr bool has_closed_form(ScheduleKind schedule) {
-  return schedule == ScheduleKind::kGPipe || schedule == ScheduleKind::kOneFOneB;
+  const ScheduleKind law = !loss_mode ? kForwardsFirst : has_closed_form(schedule) ? schedule : kDefaultSchedule;
+  return traits_of(law).peak(stage, stages, 1, microbatches);
 }
 
 /// Micro-batches that each stage holds at the peak. @pre the schedule has a law
@@ -58,17 +51,17 @@ struct HeldByMicrobatch {
 
 /// Micro-batches of each stage in flight when their ranks hold most; of a stage's replicas the one that holds most.
 /// @param orders  [rank]
-[[nodiscard]] inline std::vector<InFlight> in_flight_of(const std::vector<std::vector<Turn>>& orders,
+[[nodiscard]] inline std::vector<InFlight> in_flight_of(const std::vector<std::vector<ComputeAction>>& orders,
                                                         const HeldByMicrobatch& bytes) {
   std::vector<InFlight> most(bytes.whole.size());
   std::vector<Bytes> most_of(most.size(), Bytes(-1));
-  for (const auto& turns : orders) {
+  for (const auto& computes : orders) {
     std::vector<InFlight> now(most.size()), at_peak = now;
     Bytes sum{}, peak{-1};
-    for (const Turn turn : turns) {
-      const std::size_t s = turn.stage.index();
+    for (const ComputeAction compute : computes) {
+      const std::size_t s = compute.stage.index();
       sum -= bytes.of(s, now[s]);
-      switch (turn.kind) {
+      switch (compute.kind) {
         case ActionKind::kForward:
           ++now[s].whole;
           break;

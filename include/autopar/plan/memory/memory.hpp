@@ -8,15 +8,16 @@
 #include <vector>
 
 #include <autopar/plan/memory/in_flight.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/microbatch_memory.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/stage_memory.hpp>
-#include <autopar/plan/memory/turn_memory.hpp>
 #include <autopar/plan/memory/zero_memory.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -31,7 +32,7 @@ namespace detail {
 /// are read until gradients of parameters are made (one more arrives ahead of its use); within a rank one that travels
 /// alone is the same memory on both sides.
 inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& sized,
-                         const std::vector<std::int64_t>& share, const std::vector<InFlight>& in_flight,
+                         const std::vector<std::int64_t>& slice, const std::vector<InFlight>& in_flight,
                          int microbatches) {
   const auto& stages = sized.pipeline.stages;
   for (std::size_t c = 0; c < sized.channels.size(); ++c) {
@@ -39,15 +40,15 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
     const SizedPipeline::ChannelSize& size = sized.channels[c];
     if (from.valid()) {
       const std::size_t s = from.index();
-      memory[s].boundary += bytes_at(size.held, share[s]) * in_flight[s].whole +
-                            bytes_at(size.gradient, share[s]) * gradients_arriving(microbatches);
+      memory[s].boundary += bytes_at(size.held, slice[s]) * in_flight[s].whole +
+                            bytes_at(size.gradient, slice[s]) * gradients_arriving(microbatches);
     }
     const bool within = from.valid() && to.valid() && stages[from.index()] == stages[to.index()];
     if (!to.valid() || (within && size.values == 1)) continue;
     const std::size_t s = to.index();
     const int begun = in_flight[s].whole + in_flight[s].waiting;
-    memory[s].boundary += bytes_at(size.value, share[s]) * std::min(microbatches, begun + 1) +
-                          bytes_at(size.gradient, share[s]) * gradients_going(microbatches);
+    memory[s].boundary += bytes_at(size.value, slice[s]) * std::min(microbatches, begun + 1) +
+                          bytes_at(size.gradient, slice[s]) * gradients_going(microbatches);
   }
 }
 
@@ -62,9 +63,9 @@ inline void add_boundary(std::vector<StageMemory>& memory, const SizedPipeline& 
   return sum;
 }
 
-/// Of stages that share their ranks the one whose turns need most room states it, and the others use the same room. All
-/// are updated when no turn is left, a parameter at a time: the one whose update takes most states by how much that is
-/// more than what their turns take.
+/// Of stages that share their ranks the one whose compute actions need most room states it, and the others use the same
+/// room. All are updated when no compute action is left, a parameter at a time: the one whose update takes most states
+/// by how much that is more than what their compute actions take.
 /// @param stages  of one position
 inline void take_turns(std::vector<StageMemory>& stages) {
   const auto working = std::ranges::max_element(stages, {}, &StageMemory::transient);
@@ -132,7 +133,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
         if (is_shared && profile.copy > Bytes(0))
           landing += detail::updated_bytes(profile.bytes, level.zero, static_cast<std::size_t>(level.ranks));
       }
-      for (const ParameterId parameter : work.graph[node].read_again) {
+      for (const ParameterId parameter : work.graph[node].read_by_several) {
         const ParameterProfile& profile = work.parameters[parameter.index()];
         if (profile.trainable) waiting[s][parameter.index()] = profile.bytes * 2;
       }
@@ -142,7 +143,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
     for (const auto& [parameter, bytes] : waiting[s]) {
       memory[s].workspace += bytes;
       const bool is_shared = work.parameters[parameter].highest_zero > 0;
-      units.read_again = units.read_again || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
+      units.read_by_several = units.read_by_several || (is_shared && !sharing.of(ParameterId::of(parameter), s).tied);
     }
     memory[s].workspace += results;
     memory[s].update = update_memory(largest, constraints.optimizer_state_factor, zero > 0 ? staging.replicas[s] : 1);
@@ -157,110 +158,110 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
 namespace detail {
 
 /// Samples that the largest replica of each stage runs at a time.
-[[nodiscard]] inline std::vector<std::int64_t> largest_shares(const Staging& staging, const ShareTable& shares) {
-  std::vector<std::int64_t> share;
+[[nodiscard]] inline std::vector<std::int64_t> largest_slices(const Staging& staging, const SliceTable& slices) {
+  std::vector<std::int64_t> slice;
   for (const int replicas : staging.replicas)
-    share.push_back(shares.at(staging.microbatches, replicas, staging.stages()).largest);
-  return share;
+    slice.push_back(slices.at(staging.microbatches, replicas, staging.stages()).largest);
+  return slice;
 }
 
-/// With segments that run again and, under ZeRO 3, hold some of what they gather.
-inline void add_read_again(StageMemory& memory, const StageMemory& fixed, const ReadAgain& read) {
+/// With segments that are recomputed and, under ZeRO 3, hold some of what they gather.
+inline void add_regathered(StageMemory& memory, const StageMemory& fixed, const Regathered& read) {
   memory.brought = std::min(fixed.in_shares, fixed.brought + read.held());
 }
 
-/// What turns of a stage with so many micro-batches in flight take.
-inline void add_turns(StageMemory& memory, const TurnMemory& turn, const InFlight& in_flight) {
-  memory.saved = turn.kept * in_flight.whole + turn.put_off * in_flight.waiting;
-  memory.workspace += turn.work;
+/// What compute actions of a stage with so many micro-batches in flight take.
+inline void add_microbatches(StageMemory& memory, const MicrobatchMemory& compute, const InFlight& in_flight) {
+  memory.saved = compute.kept * in_flight.whole + compute.deferred_weight * in_flight.waiting;
+  memory.workspace += compute.work;
 }
 
-/// Nothing is run again, and each stage has its ranks for itself.
+/// Nothing is recomputed, and each stage has its ranks for itself.
 /// @param memory  `fixed_memory`
 [[nodiscard]] inline std::vector<StageMemory> memory_apart(const Workload& work, const Staging& staging,
-                                                           const SizedPipeline& sized, const ShareTable& shares,
+                                                           const SizedPipeline& sized, const SliceTable& slices,
                                                            const std::vector<InFlight>& in_flight,
                                                            std::vector<StageMemory> memory) {
   const auto nodes = nodes_by_stage(staging);
-  const auto share = largest_shares(staging, shares);
+  const auto slice = largest_slices(staging, slices);
   for (std::size_t s = 0; s < nodes.size(); ++s) {
-    const auto& costs = work.node_costs(share[s]);
+    const auto& costs = work.node_costs(slice[s]);
     const auto made = gradients_made(work, staging, s, nodes[s]);
-    TurnMemory turn;
+    MicrobatchMemory compute;
     for (std::size_t i = 0; i < nodes[s].size(); ++i) {
       const NodeId node = nodes[s][i];
       const Bytes gradients = made.empty() ? Bytes(0) : made[i];
-      turn = turn.with(TurnMemory::of(work.graph[node], costs[node.index()], staging.schedule, gradients),
-                       staging.schedule);
+      compute = compute.with(MicrobatchMemory::of(work.graph[node], costs[node.index()], staging.schedule, gradients),
+                             staging.schedule);
     }
-    add_turns(memory[s], turn, in_flight[s]);
+    add_microbatches(memory[s], compute, in_flight[s]);
   }
-  add_boundary(memory, sized, share, in_flight, staging.microbatches);
+  add_boundary(memory, sized, slice, in_flight, staging.microbatches);
   return memory;
 }
 
-/// What each stage takes less and more with some of its segments run again.
+/// What each stage takes less and more with some of its segments recomputed.
 inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload& work, const Staging& staging,
-                                const ShareTable& shares, const std::vector<InFlight>& in_flight,
-                                const std::vector<StageMemory>& fixed, const Savings& savings) {
-  if (!savings.recomputes()) return;
+                                const SliceTable& slices, const std::vector<InFlight>& in_flight,
+                                const std::vector<StageMemory>& fixed, const MemoryOptimizations& optimizations) {
+  if (!optimizations.recomputes()) return;
   const auto nodes = nodes_by_stage(staging);
-  const auto share = largest_shares(staging, shares);
-  const auto pieces = measured_pieces(work, staging, savings.recomputed, share);
+  const auto slice = largest_slices(staging, slices);
+  const auto pieces = measured_pieces(work, staging, optimizations.recomputed, slice);
   for (std::size_t s = 0; s < memory.size(); ++s) {
     if (pieces[s].empty()) continue;
-    StageTurn turn(work, nodes[s], work.node_costs(share[s]), staging.schedule,
-                   gradients_made(work, staging, s, nodes[s]));
-    for (const SegmentPiece& piece : pieces[s]) turn.run_again(piece);
+    StageMicrobatch compute(work, nodes[s], work.node_costs(slice[s]), staging.schedule,
+                            gradients_made(work, staging, s, nodes[s]));
+    for (const SegmentPiece& piece : pieces[s]) compute.recompute(piece);
     if (fixed[s].brought > Bytes(0)) {
-      ReadAgain read(work, nodes[s], keeps_backwards_whole(staging.schedule));
+      Regathered read(work, nodes[s], keeps_backwards_whole(staging.schedule));
       for (const SegmentPiece& piece : pieces[s]) read.add(piece.nodes);
-      add_read_again(memory[s], fixed[s], read);
+      add_regathered(memory[s], fixed[s], read);
     }
     memory[s].workspace = fixed[s].workspace;
-    add_turns(memory[s], turn.memory(), in_flight[s]);
+    add_microbatches(memory[s], compute.memory(), in_flight[s]);
   }
 }
 
 }  // namespace detail
 
 /// Peak memory of each stage's worst rank, with so many micro-batches of each stage in flight.
-/// @param savings  nothing by default
+/// @param optimizations  nothing by default
 /// @param fixed    `fixed_memory` of the same staging, ZeRO level and offload
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Staging& staging,
-                                                             const SizedPipeline& sized, const ShareTable& shares,
+                                                             const SizedPipeline& sized, const SliceTable& slices,
                                                              const std::vector<InFlight>& in_flight,
-                                                             const Savings& savings,
+                                                             const MemoryOptimizations& optimizations,
                                                              const std::vector<StageMemory>& fixed) {
-  auto memory = detail::memory_apart(work, staging, sized, shares, in_flight, fixed);
-  detail::apply_recomputation(memory, work, staging, shares, in_flight, fixed, savings);
+  auto memory = detail::memory_apart(work, staging, sized, slices, in_flight, fixed);
+  detail::apply_recomputation(memory, work, staging, slices, in_flight, fixed, optimizations);
   detail::take_turns(memory, staging);
   return memory;
 }
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
                                                              const Staging& staging, const SizedPipeline& sized,
-                                                             const ShareTable& shares,
+                                                             const SliceTable& slices,
                                                              const std::vector<InFlight>& in_flight,
-                                                             const Savings& savings = {}) {
-  return predict_memory(work, staging, sized, shares, in_flight, savings,
-                        fixed_memory(work, constraints, staging, savings.zero, savings.offload));
+                                                             const MemoryOptimizations& optimizations = {}) {
+  return predict_memory(work, staging, sized, slices, in_flight, optimizations,
+                        fixed_memory(work, constraints, staging, optimizations.zero, optimizations.offload));
 }
 
 /// The same under a schedule with a law.
 [[nodiscard]] inline std::vector<StageMemory> predict_memory(const Workload& work, const Constraints& constraints,
                                                              const Staging& staging, const SizedPipeline& sized,
-                                                             const ShareTable& shares) {
-  return predict_memory(work, constraints, staging, sized, shares, in_flight_by_law(work, staging));
+                                                             const SliceTable& slices) {
+  return predict_memory(work, constraints, staging, sized, slices, in_flight_by_law(work, staging));
 }
 
 /// What a micro-batch in flight takes: the difference that it makes.
 [[nodiscard]] inline HeldByMicrobatch held_by_microbatch(const Workload& work, const Staging& staging,
-                                                         const SizedPipeline& sized, const ShareTable& shares,
-                                                         const Savings& savings = {}) {
+                                                         const SizedPipeline& sized, const SliceTable& slices,
+                                                         const MemoryOptimizations& optimizations = {}) {
   const std::vector<StageMemory> fixed(staging.replicas.size());  // does not change
   const auto memory = [&](InFlight each) {
     const std::vector<InFlight> in_flight(staging.replicas.size(), each);
-    return predict_memory(work, staging, sized, shares, in_flight, savings, fixed);
+    return predict_memory(work, staging, sized, slices, in_flight, optimizations, fixed);
   };
   const auto none = memory({}), whole = memory({1, 0}), waiting = memory({0, 1});
   HeldByMicrobatch out;

@@ -8,33 +8,34 @@
 
 #include <autopar/plan/memory/in_flight.hpp>
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/savings.hpp>
-#include <autopar/plan/memory/turn_memory.hpp>
-#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/memory/microbatch_memory.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
 /// Segments of each stage.
 using StageSegments = std::vector<std::vector<std::vector<NodeId>>>;
 
-/// What every stage runs again: the pieces that free most bytes a second first, as few as fit.
+/// What every stage recomputes: the pieces that free most bytes a second first, as few as fit.
 class RecomputeChoice {
  public:
-  /// @param segments  that may be run again
+  /// @param segments  that may be recomputed
   /// @param fixed     `fixed_memory` of the staging
-  RecomputeChoice(const Workload& work, const Staging& staging, const SizedPipeline& sized, const ShareTable& shares,
+  RecomputeChoice(const Workload& work, const Staging& staging, const SizedPipeline& sized, const SliceTable& slices,
                   const StageSegments& segments, const std::vector<InFlight>& in_flight,
                   const std::vector<StageMemory>& fixed)
       : work_(work),
         staging_(staging),
-        share_(largest_shares(staging, shares)),
+        slice_(largest_slices(staging, slices)),
         nodes_(nodes_by_stage(staging)),
-        pieces_(measured_pieces(work, staging, segments, share_)),
+        pieces_(measured_pieces(work, staging, segments, slice_)),
         in_flight_(in_flight),
         fixed_(fixed),
-        plain_(memory_apart(work, staging, sized, shares, in_flight, fixed)),
+        plain_(memory_apart(work, staging, sized, slices, in_flight, fixed)),
         positions_(stages_of_positions(staging)) {}
 
   [[nodiscard]] StageSegments to_fit(Bytes memory) const {
@@ -82,12 +83,12 @@ class RecomputeChoice {
   [[nodiscard]] std::size_t fewest(const std::vector<Item>& items, const std::vector<std::size_t>& stages,
                                    Bytes memory) const {
     std::vector<StageMemory> now;  // by number in `stages`
-    std::vector<StageTurn> turns;
-    std::map<std::size_t, ReadAgain> read;  // of stages that gather
+    std::vector<StageMicrobatch> computes;
+    std::map<std::size_t, Regathered> read;  // of stages that gather
     for (const std::size_t s : stages) {
       now.push_back(plain_[s]);
-      turns.emplace_back(work_, nodes_[s], work_.node_costs(share_[s]), staging_.schedule,
-                         gradients_made(work_, staging_, s, nodes_[s]));
+      computes.emplace_back(work_, nodes_[s], work_.node_costs(slice_[s]), staging_.schedule,
+                            gradients_made(work_, staging_, s, nodes_[s]));
       if (fixed_[s].brought > Bytes(0)) read.try_emplace(s, work_, nodes_[s], keeps_backwards_whole(staging_.schedule));
     }
     std::size_t best = 0;
@@ -96,13 +97,13 @@ class RecomputeChoice {
       if (count > 0) {
         const auto [s, piece, freed, seconds] = items[count - 1];
         const auto own = static_cast<std::size_t>(std::ranges::find(stages, s) - stages.begin());
-        turns[own].run_again(pieces_[s][piece]);
+        computes[own].recompute(pieces_[s][piece]);
         if (const auto gathers = read.find(s); gathers != read.end()) {
           gathers->second.add(pieces_[s][piece].nodes);
-          add_read_again(now[own], fixed_[s], gathers->second);
+          add_regathered(now[own], fixed_[s], gathers->second);
         }
         now[own].workspace = fixed_[s].workspace;
-        add_turns(now[own], turns[own].memory(), in_flight_[s]);
+        add_microbatches(now[own], computes[own].memory(), in_flight_[s]);
       }
       const Bytes held = total(now);
       if (held <= memory) return count;
@@ -123,7 +124,7 @@ class RecomputeChoice {
 
   const Workload& work_;
   const Staging& staging_;
-  std::vector<std::int64_t> share_;         // samples
+  std::vector<std::int64_t> slice_;         // samples
   std::vector<std::vector<NodeId>> nodes_;  // by stage
   std::vector<std::vector<SegmentPiece>> pieces_;
   const std::vector<InFlight>& in_flight_;

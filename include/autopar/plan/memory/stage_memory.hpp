@@ -7,7 +7,7 @@
 
 #include <autopar/core/units.hpp>
 #include <autopar/cost/model_profile.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/request.hpp>
 
 namespace autopar {
@@ -18,11 +18,11 @@ struct StageMemory {
                        ///< tied one counts once on each rank, in the first stage that reads it
   Bytes gradients{};   ///< `gradient_copies` x trainable
   Bytes optimizer{};   ///< `optimizer_state_factor` x trainable
-  Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is put off
+  Bytes saved{};       ///< activations of all micro-batches that are forward but not yet backward, and what is deferred
   Bytes boundary{};    ///< values and gradients that come from and go to other stages
-  Bytes workspace{};   ///< what a turn takes beside them, see TurnMemory: less than nothing, where `gradients` come as
-                       ///< `saved` goes. And gradients of parameters that wait for those of their other readers, and
-                       ///< results that the caller has
+  Bytes workspace{};   ///< what a compute action takes beside them, see MicrobatchMemory: less than nothing, where
+                       ///< `gradients` come as `saved` goes. And gradients of parameters that wait for those of their
+                       ///< other readers, and results that the caller has
   Bytes gathered{};    ///< under ZeRO, units of gradients that are whole, or summed, beside the shares
   Bytes brought{};     ///< under ZeRO 3, parameters that are whole beside the shares
   Bytes summed{};      ///< under ZeRO 1, the share of a sum beside the sum, if all is summed at once: no activations
@@ -33,9 +33,9 @@ struct StageMemory {
                    ///< terms above
   Bytes in_shares{};  ///< no memory: the parameters that ZeRO 3 has in shares, if all were whole
 
-  /// Until all turns have been taken.
+  /// Until all compute actions have run.
   [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered + brought, summed); }
-  /// Of one turn at a time: stages that share their ranks take their turns one after the other.
+  /// Of one compute action at a time: stages that share their ranks run their compute actions one after the other.
   [[nodiscard]] Bytes transient() const { return workspace + gathered + brought; }
   [[nodiscard]] Bytes total() const { return parameters + gradients + optimizer + std::max(running(), update); }
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
@@ -79,8 +79,8 @@ struct StageMemory {
   return memory;
 }
 
-/// What one parameter costs a rank at least, whatever the savings that are allowed: this, and so much of every
-/// replica's share.
+/// What one parameter costs a rank at least, whatever the memory optimizations that are allowed: this, and so much of
+/// every replica's share.
 struct LeastHeld {
   std::int64_t whole = 0, shared = 0;  ///< bytes
 

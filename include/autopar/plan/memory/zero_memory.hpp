@@ -8,11 +8,12 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/stage_memory.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -50,14 +51,14 @@ class Sharing {
   ReadingStages readers_;
 };
 
-/// What segments of a stage gather when they run again under ZeRO 3. A segment keeps up to kKeptForBackward of it for
-/// its backward, and lets go of the rest, to gather it once more; not of what other nodes of the stage read as well,
-/// which stays from the first of their backwards to the last. The input half of a backward in two parts lets go of
-/// nothing.
-class ReadAgain {
+/// What segments of a stage gather when they are recomputed under ZeRO 3. A segment keeps up to kKeptForBackward of it
+/// for its backward, and lets go of the rest, to gather it once more; not of what other nodes of the stage read as
+/// well, which stays from the first of their backwards to the last. The input half of a backward in two parts lets go
+/// of nothing.
+class Regathered {
  public:
   /// @param stage  its nodes
-  ReadAgain(const Workload& work, const std::vector<NodeId>& stage, bool whole_backwards)
+  Regathered(const Workload& work, const std::vector<NodeId>& stage, bool whole_backwards)
       : work_(work), whole_backwards_(whole_backwards) {
     for (const NodeId node : stage) {
       for (const ParameterId id : read_by(node)) ++readers_[id];
@@ -107,15 +108,15 @@ class ReadAgain {
 /// backward is over if the stage has one unit; from 2 on one unit of gradients fills while the one before is on its
 /// way; under 3 an operator reads parameters of two units at most, of which one is no larger than a bucket, and the
 /// next operator's are on their way. A unit with a parameter that several operators read fills first and is full last,
-/// and the others wait for it, while one of the turn before is on its way. The input half of a parted backward, which
-/// gives no gradients of parameters, ends with all that it gathered, and the other half begins with units for what was
-/// not put off. What is gathered is what stages compute with.
+/// and the others wait for it, while one of the compute action before is on its way. The input half of a parted
+/// backward, which gives no gradients of parameters, ends with all that it gathered, and the other half begins with
+/// units for what was not deferred. What is gathered is what stages compute with.
 struct GatheredUnits {
-  Bytes largest{};          ///< trainable bytes that one operator of the stage reads at most
-  Bytes of_all{};           ///< likewise, of any stage
-  Bytes owned{};            ///< trainable bytes of the stage that are held in shares
-  Bytes computed_with{};    ///< in their place
-  bool read_again = false;  ///< some of them by several operators
+  Bytes largest{};               ///< trainable bytes that one operator of the stage reads at most
+  Bytes of_all{};                ///< likewise, of any stage
+  Bytes owned{};                 ///< trainable bytes of the stage that are held in shares
+  Bytes computed_with{};         ///< in their place
+  bool read_by_several = false;  ///< some of them by several operators
 
   /// Of a stage with several replicas.
   void add_to(StageMemory& memory, int zero, const Staging& staging, int replicas) const {
@@ -126,7 +127,7 @@ struct GatheredUnits {
       (unit == owned ? memory.summed : memory.gathered) = Bytes((unit.value() + replicas - 1) / replicas);
       return;
     }
-    const bool at_once = read_again || !keeps_backwards_whole(staging.schedule);
+    const bool at_once = read_by_several || !keeps_backwards_whole(staging.schedule);
     const Bytes gradients = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches);
     const Bytes parameters = largest > kBucketBytes ? (largest + kBucketBytes) * 2 : unit * 3;
     memory.gathered = gradients;

@@ -12,6 +12,7 @@
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -70,9 +71,10 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   const auto runs = [&](const std::string& name) {
     return std::find(runtime.schedules.begin(), runtime.schedules.end(), name) != runtime.schedules.end();
   };
+  auto all = kScheduleKinds;
+  std::ranges::stable_partition(all, [](ScheduleKind kind) { return kind == kDefaultSchedule; });
   std::vector<ScheduleKind> kinds;
-  for (const auto kind : {ScheduleKind::kOneFOneB, ScheduleKind::kGPipe, ScheduleKind::kInterleaved,
-                          ScheduleKind::kZbH1, ScheduleKind::kZbV, ScheduleKind::kSynthesised}) {
+  for (const ScheduleKind kind : all) {
     if ((options.schedule == "auto" || options.schedule == name_of(kind)) && runs(name_of(kind))) kinds.push_back(kind);
   }
   if (kinds.empty()) {
@@ -312,8 +314,8 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
   out.gradient_copies = options.gradient_accumulation ? 2 : 1;
   if (!work.loss_mode) {
     if (options.schedule == "auto") {
-      out.schedules = {ScheduleKind::kGPipe};
-    } else if (options.schedule != "gpipe") {
+      out.schedules = {kForwardsFirst};
+    } else if (options.schedule != to_string(kForwardsFirst)) {
       out.notes.push_back(
           "results leave the call before its backwards start: schedule = " + options.schedule +
           " orders the forwards among themselves, and the backwards; train_step(loss, inputs, targets), "

@@ -17,8 +17,8 @@ namespace autopar {
 /// Gradients are summed in buckets of about this size: large enough for the links, small enough to overlap.
 inline constexpr Bytes kBucketBytes{32 << 20};
 
-/// Of what ZeRO 3 gathers for a segment that runs again, so much stays for its backward: what was read last. The rest
-/// is let go of and gathered once more.
+/// Of what ZeRO 3 gathers for a segment that is recomputed, so much stays for its backward: what was read last. The
+/// rest is let go of and gathered once more.
 inline constexpr Bytes kKeptForBackward = kBucketBytes * 8;
 
 /// A pipeline with what its channels and buckets carry, as far as costs need it.

@@ -139,7 +139,7 @@ namespace detail {
 }  // namespace detail
 
 /// `Workload::segment_of` for a request: what the user names, or runs of a topological order that make the largest
-/// segment's activations and what is kept between segments small together. Empty if nothing is to be run again.
+/// segment's activations and what is kept between segments small together. Empty if nothing is to be recomputed.
 /// The quotient by segments is acyclic.
 /// @param samples  the share at which activations are weighed
 /// @cost O(log(nodes) * (nodes + edges))

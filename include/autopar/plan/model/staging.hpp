@@ -10,6 +10,8 @@
 #include <autopar/core/cluster.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/plan.hpp>
+#include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -18,7 +20,7 @@ struct Staging {
   std::vector<int> stage_of;  ///< by node of the workload
   std::vector<int> replicas;  ///< by stage
   int microbatches = 1;
-  ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  ScheduleKind schedule = kDefaultSchedule;
   /// By stage, where several share their ranks: which ranks, numbered by their first stages; empty = each its own.
   std::vector<int> position_of{};
 
@@ -86,34 +88,34 @@ struct Staging {
 }
 
 /// Which neighbours in rank order work together.
-enum class Placement : std::uint8_t {
+enum class RankPlacement : std::uint8_t {
   kReplicasTogether,  ///< consecutive ranks are replicas of one stage: gradient sums stay near
   kStagesTogether,    ///< consecutive ranks are successive stages: activations stay near
 };
 
 /// Ranks of each replica of each stage, from rank 0 on without gaps.
-[[nodiscard]] inline std::vector<std::vector<Rank>> place(const std::vector<int>& replicas, Placement placement) {
+[[nodiscard]] inline std::vector<std::vector<Rank>> place(const std::vector<int>& replicas, RankPlacement placement) {
   std::vector<std::vector<Rank>> ranks(replicas.size());
-  if (placement == Placement::kReplicasTogether) {
+  if (placement == RankPlacement::kReplicasTogether) {
     std::size_t next = 0;
     for (std::size_t s = 0; s < replicas.size(); ++s) {
       for (int q = 0; q < replicas[s]; ++q) ranks[s].push_back(Rank::of(next++));
     }
     return ranks;
   }
-  std::vector<std::pair<double, std::size_t>> turns;  // (position of the replica in its stage, stage)
+  std::vector<std::pair<double, std::size_t>> computes;  // (position of the replica in its stage, stage)
   for (std::size_t s = 0; s < replicas.size(); ++s) {
     for (int q = 0; q < replicas[s]; ++q) {
-      turns.emplace_back(static_cast<double>(q) / replicas[s], s);
+      computes.emplace_back(static_cast<double>(q) / replicas[s], s);
     }
   }
-  std::sort(turns.begin(), turns.end());
-  for (std::size_t i = 0; i < turns.size(); ++i) ranks[turns[i].second].push_back(Rank::of(i));
+  std::sort(computes.begin(), computes.end());
+  for (std::size_t i = 0; i < computes.size(); ++i) ranks[computes[i].second].push_back(Rank::of(i));
   return ranks;
 }
 
 /// Ranks of each replica of each stage of a staging, stages that share their ranks on the same ones.
-[[nodiscard]] inline std::vector<std::vector<Rank>> place(const Staging& staging, Placement placement) {
+[[nodiscard]] inline std::vector<std::vector<Rank>> place(const Staging& staging, RankPlacement placement) {
   const auto positions = place(staging.replicas_of_positions(), placement);
   std::vector<std::vector<Rank>> ranks;
   for (int s = 0; s < staging.stages(); ++s) ranks.push_back(positions[static_cast<std::size_t>(staging.position(s))]);
@@ -122,12 +124,13 @@ enum class Placement : std::uint8_t {
 
 /// The placements worth comparing: one if all ranks in use are joined by one level of links, or only one stage or only
 /// single replicas are used, so that they are the same.
-[[nodiscard]] inline std::vector<Placement> placements(const std::vector<int>& replicas, const Cluster& cluster) {
+[[nodiscard]] inline std::vector<RankPlacement> rank_placements(const std::vector<int>& replicas,
+                                                                const Cluster& cluster) {
   const int used = std::accumulate(replicas.begin(), replicas.end(), 0);
   const bool same = replicas.size() == 1 || used == static_cast<int>(replicas.size());
   const bool one_level = cluster.levels.empty() || cluster.levels.front().span >= used;
-  if (same || one_level) return {Placement::kReplicasTogether};
-  return {Placement::kReplicasTogether, Placement::kStagesTogether};
+  if (same || one_level) return {RankPlacement::kReplicasTogether};
+  return {RankPlacement::kReplicasTogether, RankPlacement::kStagesTogether};
 }
 
 }  // namespace autopar

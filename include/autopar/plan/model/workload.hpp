@@ -32,10 +32,10 @@ struct WorkNode {
   bool whole_batch = false;             ///< exact only with one micro-batch and one replica
   Bytes totals{};                       ///< sums over the whole batch that it takes: one micro-batch, see OpProfile
   bool batch_statistic = false;         ///< normalises by the samples that it sees at a time
-  bool economy_of_scale = false;        ///< costs no less a sample in a small share than in a large one
+  bool economy_of_scale = false;        ///< costs no less a sample in a small slice than in a large one
   Bytes largest_trained{};              ///< trainable bytes of the member that reads most
-  std::vector<ParameterId> read_again;  ///< those of `parameters` that several members read, ascending
-  std::vector<NodeId> members;          ///< nodes of the original graph, ascending
+  std::vector<ParameterId> read_by_several;  ///< those of `parameters` that several members read, ascending
+  std::vector<NodeId> members;               ///< nodes of the original graph, ascending
 };
 
 /// What a planner knows of a task graph: values only, the types of graph and cost model are gone. Coarsening gives a
@@ -47,7 +47,7 @@ struct Workload {
   std::vector<OutputProfile> outputs;        ///< writers are nodes of `graph`
   bool loss_mode = true;                     ///< forwards and backwards may be interleaved
   std::uint64_t hash = 0;
-  /// By node: what may be run again before its backward, together, as far as it is in one stage; -1 = never. Empty =
+  /// By node: what may be recomputed before its backward, together, as far as it is in one stage; -1 = never. Empty =
   /// each node by itself.
   std::vector<int> segment_of;
 
@@ -81,7 +81,7 @@ namespace detail {
   const auto legal = [](Seconds s) { return s.value() >= 0 && s.value() < 1e18; };  // false for NaN
   const bool parts = cost.backward_weight >= Seconds{} && cost.backward_weight <= cost.backward;
   if (!legal(cost.forward) || !legal(cost.backward) || !parts || cost.saved < Bytes(0) || cost.workspace < Bytes(0) ||
-      cost.put_off < Bytes(0)) {
+      cost.deferred_weight < Bytes(0)) {
     throw InvalidArgument("the cost of node " + std::to_string(node.value()) + " on " + std::to_string(samples) +
                           " samples is negative, infinite or not a number; correct the cost model");
   }
@@ -166,7 +166,7 @@ inline constexpr std::size_t kMany = 4096;
     const auto equal = [&](const auto& entry) {
       const OpProfile& other = graph[representatives[static_cast<std::size_t>(entry.second)]];
       return op.work == other.work && op.saved == other.saved && op.workspace == other.workspace &&
-             op.put_off == other.put_off && op.parameters.empty() == other.parameters.empty();
+             op.deferred_weight == other.deferred_weight && op.parameters.empty() == other.parameters.empty();
     };
     const auto [begin, end] = known.equal_range(op.structure);
     const auto found = std::find_if(begin, end, equal);
@@ -252,7 +252,7 @@ namespace detail {
   for (const NodeId member : std::span(members).subspan(1)) {
     const WorkNode& node = graph[member];
     block.parameters.insert(block.parameters.end(), node.parameters.begin(), node.parameters.end());
-    block.read_again.insert(block.read_again.end(), node.read_again.begin(), node.read_again.end());
+    block.read_by_several.insert(block.read_by_several.end(), node.read_by_several.begin(), node.read_by_several.end());
     block.members.insert(block.members.end(), node.members.begin(), node.members.end());
     block.resident += node.resident;
     block.totals += node.totals;
@@ -266,11 +266,12 @@ namespace detail {
   }
   std::sort(block.parameters.begin(), block.parameters.end());
   for (std::size_t i = 1; i < block.parameters.size(); ++i) {
-    if (block.parameters[i] == block.parameters[i - 1]) block.read_again.push_back(block.parameters[i]);
+    if (block.parameters[i] == block.parameters[i - 1]) block.read_by_several.push_back(block.parameters[i]);
   }
   block.parameters.erase(std::unique(block.parameters.begin(), block.parameters.end()), block.parameters.end());
-  std::sort(block.read_again.begin(), block.read_again.end());
-  block.read_again.erase(std::unique(block.read_again.begin(), block.read_again.end()), block.read_again.end());
+  std::sort(block.read_by_several.begin(), block.read_by_several.end());
+  block.read_by_several.erase(std::unique(block.read_by_several.begin(), block.read_by_several.end()),
+                              block.read_by_several.end());
   std::sort(block.members.begin(), block.members.end());
   return block;
 }
@@ -283,7 +284,7 @@ namespace detail {
     sum.backward += cost.backward * times;
     sum.backward_weight += cost.backward_weight * times;
     sum.saved += cost.saved * static_cast<std::int64_t>(times);
-    sum.put_off += cost.put_off * static_cast<std::int64_t>(times);
+    sum.deferred_weight += cost.deferred_weight * static_cast<std::int64_t>(times);
     sum.workspace = std::max(sum.workspace, cost.workspace);
   };
   if (fine.class_of.empty()) {
@@ -314,7 +315,7 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
       int& known = reader[parameter.index()];
       known = known == -1 ? node.value() : kSeveral;
     }
-    for (const ParameterId parameter : work.graph[node].read_again) reader[parameter.index()] = kSeveral;
+    for (const ParameterId parameter : work.graph[node].read_by_several) reader[parameter.index()] = kSeveral;
   }
   std::vector<ParameterProfile> bundles;
   std::vector<ParameterId> bundle_of(work.parameters.size());
@@ -339,7 +340,7 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   std::reverse(bundles.begin(), bundles.end());
   for (const NodeId node : work.graph.nodes()) {
     auto& parameters = work.graph[node].parameters;
-    for (auto* ids : {&parameters, &work.graph[node].read_again}) {
+    for (auto* ids : {&parameters, &work.graph[node].read_by_several}) {
       for (ParameterId& parameter : *ids) parameter = ParameterId::of(last - bundle_of[parameter.index()].index());
     }
     std::sort(parameters.begin(), parameters.end());

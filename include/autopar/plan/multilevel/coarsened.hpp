@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <autopar/graph/partition.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
@@ -70,8 +70,8 @@ struct Coarsened {
 }
 
 /// Segments of blocks as ones of their nodes.
-[[nodiscard]] inline Savings projected(Savings savings, const Partition& blocks) {
-  for (auto& segments : savings.recomputed) {
+[[nodiscard]] inline MemoryOptimizations projected(MemoryOptimizations optimizations, const Partition& blocks) {
+  for (auto& segments : optimizations.recomputed) {
     for (auto& segment : segments) {
       std::vector<NodeId> nodes;
       for (const NodeId block : segment) {
@@ -82,19 +82,19 @@ struct Coarsened {
       segment = std::move(nodes);
     }
   }
-  return savings;
+  return optimizations;
 }
 
 /// Segments of nodes as ones of blocks: those with nodes in them.
-[[nodiscard]] inline Savings restricted(Savings savings, const Partition& blocks) {
-  for (auto& segments : savings.recomputed) {
+[[nodiscard]] inline MemoryOptimizations restricted(MemoryOptimizations optimizations, const Partition& blocks) {
+  for (auto& segments : optimizations.recomputed) {
     for (auto& segment : segments) {
       for (NodeId& node : segment) node = node_of(blocks.block_of(node));
       std::sort(segment.begin(), segment.end());
       segment.erase(std::unique(segment.begin(), segment.end()), segment.end());
     }
   }
-  return savings;
+  return optimizations;
 }
 
 }  // namespace autopar::detail

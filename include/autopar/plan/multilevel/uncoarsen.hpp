@@ -12,6 +12,7 @@
 #include <autopar/plan/multilevel/pieces.hpp>
 #include <autopar/plan/search/refine.hpp>
 #include <autopar/plan/step/objective.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -40,8 +41,9 @@ class Uncoarsening {
   [[nodiscard]] const StepObjective& comparing() const { return pieces_ ? pieces_->objective : objective_; }
   [[nodiscard]] Candidate comparable(Candidate fine) const {
     if (!pieces_) return fine;
-    return {restricted(fine.staging, pieces_->blocks), with(std::move(fine.terms), [this](Savings savings) {
-              return restricted(std::move(savings), pieces_->blocks);
+    return {restricted(fine.staging, pieces_->blocks),
+            with(std::move(fine.terms), [this](MemoryOptimizations optimizations) {
+              return restricted(std::move(optimizations), pieces_->blocks);
             })};
   }
 
@@ -54,12 +56,13 @@ class Uncoarsening {
 
   template <class Change>
   [[nodiscard]] static StepTerms with(StepTerms terms, Change change) {
-    terms.savings = change(std::move(terms.savings));
+    terms.optimizations = change(std::move(terms.optimizations));
     return terms;
   }
   [[nodiscard]] static Candidate projected_from(const Partition& blocks, Candidate candidate) {
     return {projected(candidate.staging, blocks),
-            with(std::move(candidate.terms), [&](Savings savings) { return projected(std::move(savings), blocks); })};
+            with(std::move(candidate.terms),
+                 [&](MemoryOptimizations optimizations) { return projected(std::move(optimizations), blocks); })};
   }
 
   [[nodiscard]] Candidates refined_in_nodes(const SearchResult& found) const {
@@ -86,18 +89,22 @@ class Uncoarsening {
     return fine;
   }
 
+  /// Whose backwards come in two parts, as in synthesised orders.
+  static constexpr ScheduleKind kSplitStraight =
+      first_schedule([](const auto& row) { return row.layout == StageLayout::kStraight && row.splits_backwards; });
+
   /// @param limit  as the objective's. Of many actions orders are synthesised on the ranks and at the ZeRO level of the
   ///               schedule that they start from.
   [[nodiscard]] StepTerms predicted(const Staging& staging, Seconds limit) const {
     const bool many = objective_.actions(staging) > StepObjective::kManyActions;
-    if (!many || staging.schedule != ScheduleKind::kSynthesised) return objective_(staging, limit);
+    if (!many || !traits_of(staging.schedule).orders_in_plan) return objective_(staging, limit);
     Staging start = staging;
-    start.schedule = ScheduleKind::kZbH1;
+    start.schedule = kSplitStraight;
     StepTerms terms = objective_.folded(start);
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(terms.ranks), constraints_.world);
-    terms = objective_.folded(staging, sized, std::move(terms.savings));
+    terms = objective_.folded(staging, sized, std::move(terms.optimizations));
     if (terms.step > limit * (1 + StepObjective::kFoldedAbove)) return terms;
-    return objective_.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));
+    return objective_.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
   }
 
   /// The best stagings are improved in pieces, the best of all is predicted with all nodes. The others keep what was
@@ -112,7 +119,7 @@ class Uncoarsening {
       if (!found.candidates.fits(candidate) || candidate.terms.step > found.candidates.best_step() * kHopeless) break;
       finalists.push_back(projected_from(coarse_.blocks, candidate));
       // Moving nodes and ranks knows nothing of stages that share ranks, comparing nothing of synthesised orders.
-      if (!candidate.staging.position_of.empty() || candidate.staging.schedule == ScheduleKind::kSynthesised) continue;
+      if (!candidate.staging.position_of.empty() || traits_of(candidate.staging.schedule).orders_in_plan) continue;
       const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
       Staging better = local.improve(staging, kEstimatesOfPieces).first;
       if (better == staging) continue;
@@ -130,7 +137,7 @@ class Uncoarsening {
     for (Candidate& candidate : ranked) {
       if (found.candidates.fits(candidate) && candidate.terms.step <= fine.best_step()) continue;
       candidate.staging.stage_of.clear();  // only the best one's is asked for
-      candidate.terms.savings.recomputed.clear();
+      candidate.terms.optimizations.recomputed.clear();
       fine.offer(std::move(candidate));
     }
     return fine;
@@ -140,7 +147,7 @@ class Uncoarsening {
     // Blocks do not know the modules of their nodes.
     if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
     const SizedPipeline sized = make_pipeline(work_, candidate.staging, candidate.terms.ranks, constraints_.world);
-    return objective_.evaluate(candidate.staging, sized, candidate.terms.savings, candidate.terms.orders);
+    return objective_.evaluate(candidate.staging, sized, candidate.terms.optimizations, candidate.terms.orders);
   }
 
   const StepObjective& objective_;

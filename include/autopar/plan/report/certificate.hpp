@@ -15,10 +15,10 @@ namespace autopar {
 /// Bounds the step of every plan of a workload from below, whatever its stages, replicas and schedule, case by case of
 /// its micro-batches.
 ///
-/// With m micro-batches no share is larger than a whole micro-batch, so that the economy of scale gives the least work
+/// With m micro-batches no slice is larger than a whole micro-batch, so that the economy of scale gives the least work
 /// of all ranks together: it grows with m. And the first micro-batch that has samples must go down the longest chain of
-/// atoms and the gradients of its inputs back up, in shares that are no smaller than 1/m of the smallest local batch;
-/// weight gradients, which can be put off, follow where the way up ends. That shrinks with m. Where the two cross is
+/// atoms and the gradients of its inputs back up, in slices that are no smaller than 1/m of the smallest local batch;
+/// weight gradients, which can be deferred, follow where the way up ends. That shrinks with m. Where the two cross is
 /// the bound.
 /// @cost O((nodes + edges) * log(samples of a rank))
 class StepBound {
@@ -65,7 +65,7 @@ class StepBound {
  private:
   static constexpr int kMost = 1 << 30;  // micro-batches: as good as any number
 
-  /// Device-seconds of the whole batch in shares as large as can be, over all ranks.
+  /// Device-seconds of the whole batch in slices as large as can be, over all ranks.
   [[nodiscard]] Seconds work_seconds(int microbatches) const {
     std::int64_t largest = 0;
     for (const auto local : constraints_.local_batches()) largest += (local + microbatches - 1) / microbatches;

@@ -77,8 +77,8 @@ class PlanMaker {
     plan.microbatches = best.staging.microbatches;
     plan.schedule = best.staging.schedule;
     plan.orders = best.terms.orders;
-    plan.zero = best.terms.savings.zero;
-    plan.offload = best.terms.savings.offload;
+    plan.zero = best.terms.optimizations.zero;
+    plan.offload = best.terms.optimizations.offload;
     plan.precision = request_.options.precision;
     plan.device = cluster_.device.name;
     plan.device_memory = constraints_.memory;
@@ -112,8 +112,9 @@ class PlanMaker {
         stage.parameter_bytes += work_.parameters[parameter.index()].bytes;
       }
       stage.ranks = best.terms.ranks[s];
-      if (!best.terms.savings.recomputed.empty()) {
-        for (const auto& segment : best.terms.savings.recomputed[s]) stage.recomputed.push_back(members_of(segment));
+      if (!best.terms.optimizations.recomputed.empty()) {
+        for (const auto& segment : best.terms.optimizations.recomputed[s])
+          stage.recomputed.push_back(members_of(segment));
       }
       stage.forward = terms.forward;
       stage.backward = terms.backward;
@@ -150,7 +151,7 @@ class PlanMaker {
       if (!among_first && other != replicated) continue;
       plan.runners_up.push_back(
           {describe(other->staging.replicas, other->staging.microbatches, other->staging.schedule) +
-               describe(other->terms.savings),
+               describe(other->terms.optimizations),
            candidates.fits(*other) ? why_slower(*other, best) : why_not(*other), other->terms.step});
     }
   }
@@ -196,7 +197,7 @@ class PlanMaker {
     const bool many = objective.actions(staging) > StepObjective::kManyActions || !terms.orders.empty();
     const SizedPipeline sized = make_pipeline(free_links, staging, terms.ranks, constraints_.world);
     const StepTerms unhindered =
-        many ? free.folded(staging, sized, terms.savings, terms.orders) : free.evaluate(staging, terms.ranks);
+        many ? free.folded(staging, sized, terms.optimizations, terms.orders) : free.evaluate(staging, terms.ranks);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
     const double bubble = best.terms.bubble - links;
     if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;

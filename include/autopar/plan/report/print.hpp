@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/text.hpp>
@@ -50,8 +50,8 @@ namespace detail {
   return stage.parameter_elements > 0 ? readable_count(stage.parameter_elements) : readable(stage.parameter_bytes);
 }
 
-/// Of the operators that it runs again: how many of all.
-[[nodiscard]] inline std::string run_again(const StagePlan& stage) {
+/// Of the operators that it is recomputed: how many of all.
+[[nodiscard]] inline std::string describe_recomputed(const StagePlan& stage) {
   std::size_t atoms = 0;
   for (const auto& segment : stage.recomputed) atoms += segment.size();
   return percent(stage.atoms.empty() ? 0 : static_cast<double>(atoms) / static_cast<double>(stage.atoms.size()));
@@ -97,10 +97,10 @@ namespace detail {
   std::vector<int> replicas;
   for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
   if (replicas.empty()) return "empty plan\n";
-  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(savings_of(plan)) +
-                     (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
-                     (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " +
-                     std::to_string(plan.batch) + "\n";
+  std::string text =
+      "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(memory_optimizations_of(plan)) +
+      (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
+      (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " + std::to_string(plan.batch) + "\n";
   text += "predicted: step " + readable(plan.step);
   if (plan.step > Seconds(0)) {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
@@ -118,11 +118,11 @@ namespace detail {
   }
   std::vector<std::vector<std::string>> rows{{"stage", "ops", "parameters", "replicas", "ranks", "forward", "backward",
                                               "messages", "gradient sums", "peak memory", "of available"}};
-  const bool again = savings_of(plan).recomputes();
-  if (again) rows.front().push_back("run again");
+  const bool recomputes = memory_optimizations_of(plan).recomputes();
+  if (recomputes) rows.front().push_back("recomputed");
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     rows.push_back(detail::cells(plan.stages[s], s, plan.device_memory));
-    if (again) rows.back().push_back(detail::run_again(plan.stages[s]));
+    if (recomputes) rows.back().push_back(detail::describe_recomputed(plan.stages[s]));
   }
   text += detail::aligned(rows);
   text += "forward, backward and messages: one micro-batch of one replica; gradient sums: once a step\n";

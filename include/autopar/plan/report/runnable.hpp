@@ -5,19 +5,21 @@
 #include <string>
 
 #include <autopar/core/error.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/schedule/compute_checks.hpp>
 #include <autopar/schedule/schedule.hpp>
-#include <autopar/schedule/turn_checks.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
 /// Whether a plan's schedule runs backwards in two parts.
 [[nodiscard]] inline bool parts_backwards(const Plan& plan) {
-  if (plan.schedule != ScheduleKind::kSynthesised) return !keeps_backwards_whole(plan.schedule);
-  return std::ranges::any_of(plan.orders, [](const auto& turns) {
-    return std::ranges::any_of(turns, [](Turn turn) { return turn.kind == ActionKind::kBackwardInput; });
+  if (!traits_of(plan.schedule).orders_in_plan) return !keeps_backwards_whole(plan.schedule);
+  return std::ranges::any_of(plan.orders, [](const auto& computes) {
+    return std::ranges::any_of(computes,
+                               [](ComputeAction compute) { return compute.kind == ActionKind::kBackwardInput; });
   });
 }
 
@@ -31,7 +33,7 @@ namespace autopar {
 
 namespace detail {
 
-/// @throws InvalidArgument unless what each stage runs again are atoms of its own, each in one segment
+/// @throws InvalidArgument unless what each stage recomputes are atoms of its own, each in one segment
 inline void check_segments(const Plan& plan) {
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     std::set<NodeId> left(plan.stages[s].atoms.begin(), plan.stages[s].atoms.end());
@@ -58,7 +60,7 @@ inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
   if (std::find(known.begin(), known.end(), name_of(plan.schedule)) == known.end())
     refuse("schedule " + name_of(plan.schedule));
   if (plan.zero > runtime.max_zero) refuse("ZeRO " + std::to_string(plan.zero));
-  if (!runtime.recompute && savings_of(plan).recomputes()) refuse("recomputation");
+  if (!runtime.recompute && memory_optimizations_of(plan).recomputes()) refuse("recomputation");
   if (!runtime.offload && plan.offload != Offload::kNone) refuse("offload = optimizer");
   detail::check_segments(plan);
   const auto check = [&]<SchedulePolicy Policy>(const Policy& policy) {

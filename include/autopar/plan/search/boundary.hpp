@@ -16,12 +16,12 @@ struct Boundary {
   Affine held;             ///< of those that are made, what their makers would not keep anyway
   Affine arriving, going;  ///< gradients of values made and read
 
-  /// As `add_boundary` counts them, of one share.
-  [[nodiscard]] std::int64_t bytes(std::int64_t share, int in_flight, int microbatches) const {
-    return bytes_at(held, share).value() * std::min(microbatches, in_flight) +
-           bytes_at(in, share).value() * std::min(microbatches, in_flight + 1) +
-           bytes_at(arriving, share).value() * gradients_arriving(microbatches) +
-           bytes_at(going, share).value() * gradients_going(microbatches);
+  /// As `add_boundary` counts them, of one slice.
+  [[nodiscard]] std::int64_t bytes(std::int64_t slice, int in_flight, int microbatches) const {
+    return bytes_at(held, slice).value() * std::min(microbatches, in_flight) +
+           bytes_at(in, slice).value() * std::min(microbatches, in_flight + 1) +
+           bytes_at(arriving, slice).value() * gradients_arriving(microbatches) +
+           bytes_at(going, slice).value() * gradients_going(microbatches);
   }
 
   Boundary& operator+=(const Boundary& other) {

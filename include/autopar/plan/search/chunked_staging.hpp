@@ -11,6 +11,7 @@
 
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/search/uniform_staging.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -28,9 +29,7 @@ struct ChunkedStaging {
   std::int64_t simulated_of_best = 150'000;  ///< actions of the best of those, which are simulated
   bool only_fits = false;  ///< what does not fit is of no interest: only whether anything does, as otherwise
 
-  [[nodiscard]] static bool is_plain(ScheduleKind kind) {
-    return kind == ScheduleKind::kGPipe || kind == ScheduleKind::kOneFOneB;
-  }
+  [[nodiscard]] static bool is_plain(ScheduleKind kind) { return has_closed_form(kind); }
 
   [[nodiscard]] SearchResult search(const StepObjective& objective) const {
     SearchResult result{Candidates(objective.constraints().memory)};
@@ -63,7 +62,7 @@ struct ChunkedStaging {
     return std::find(constraints.schedules.begin(), constraints.schedules.end(), kind) != constraints.schedules.end();
   }
   [[nodiscard]] static bool synthesises(const StepObjective& objective) {
-    return allows(objective.constraints(), ScheduleKind::kSynthesised);
+    return allows(objective.constraints(), kSynthesisedSchedule);
   }
 
   class Shapes;
@@ -87,7 +86,7 @@ struct ChunkedStaging {
     Candidates::rank(tried, objective.constraints().memory);
     if (static_cast<int>(tried.size()) > synthesised) tried.resize(static_cast<std::size_t>(synthesised));
     for (Candidate& candidate : tried) {
-      candidate.staging.schedule = ScheduleKind::kSynthesised;
+      candidate.staging.schedule = kSynthesisedSchedule;
       if (!meets(constraints, objective.work(), candidate.staging)) continue;
       if (only_fits && !objective.may_fit(candidate.staging)) continue;
       ++result.states;
@@ -132,7 +131,7 @@ struct ChunkedStaging {
     }
   }
 
-  /// On the ranks and with the savings of the schedule that they start from.
+  /// On the ranks and with the memory optimizations of the schedule that they start from.
   void synthesise_best(std::vector<Candidate> tried, const StepObjective& objective, SearchResult& result) const {
     std::int64_t left = simulated_of_best;
     int count = 0;
@@ -140,16 +139,16 @@ struct ChunkedStaging {
     for (Candidate& candidate : tried) {
       if (left <= 0 || count == synthesised || candidate.terms.step > limit) break;
       Staging& staging = candidate.staging;
-      staging.schedule = ScheduleKind::kSynthesised;
+      staging.schedule = kSynthesisedSchedule;
       if (!meets(objective.constraints(), objective.work(), staging)) continue;
       left -= objective.actions(staging);
       ++count;
       ++result.states;
       const SizedPipeline sized =
           make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks), objective.constraints().world);
-      StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.savings));
+      StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.optimizations));
       if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
-        terms = objective.evaluate(staging, sized, std::move(terms.savings), std::move(terms.orders));
+        terms = objective.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
       result.candidates.offer({std::move(staging), std::move(terms)});
     }
   }
@@ -163,6 +162,7 @@ struct ChunkedStaging {
     [[nodiscard]] std::vector<Shape> all(int max_chunks) const {
       const Constraints& constraints = objective_.constraints();
       const int nodes = static_cast<int>(objective_.work().graph.node_count());
+      const auto kinds = kinds_by_layout();
       std::vector<Shape> out;
       // On one position there is nothing to fill a wait with: a plain schedule is as fast.
       const bool plain_too = std::ranges::any_of(constraints.schedules, is_plain);
@@ -172,13 +172,10 @@ struct ChunkedStaging {
         if (static_cast<int>(replicas.size()) != positions) continue;
         if (std::accumulate(replicas.begin(), replicas.end(), 0) > constraints.world) continue;
         for (const int microbatches : constraints.microbatches) {
-          for (const ScheduleKind kind : {ScheduleKind::kZbH1, ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
+          for (const ScheduleKind kind : kinds) {
             if (!allows(constraints, kind) && !synthesises(objective_)) continue;
             for (int chunks = 1; chunks <= max_chunks; ++chunks) {
-              const bool has_shape = kind == ScheduleKind::kZbH1  ? chunks == 1
-                                     : kind == ScheduleKind::kZbV ? chunks == 2
-                                                                  : chunks >= 2;
-              if (!has_shape || positions * chunks > nodes) continue;
+              if (!allows_chunks(traits_of(kind).layout, chunks) || positions * chunks > nodes) continue;
               out.push_back({positions, chunks, microbatches, kind});
               out.back().promise = promise(out.back(), *std::min_element(replicas.begin(), replicas.end()));
             }
@@ -191,11 +188,10 @@ struct ChunkedStaging {
     /// Nothing if the nodes allow no such cut.
     [[nodiscard]] std::optional<Staging> make(const Shape& shape) const {
       const auto [positions, chunks, microbatches, kind, promised] = shape;
-      const bool v_shaped = kind == ScheduleKind::kZbV;
       const auto replicas_of = of_positions(positions);
       std::vector<int> replicas, position_of;
       for (int s = 0; s < positions * chunks; ++s) {
-        const int position = v_shaped ? std::min(s, 2 * positions - 1 - s) : s % positions;
+        const int position = position_in(traits_of(kind).layout, s, positions);
         position_of.push_back(position);
         replicas.push_back(replicas_of[static_cast<std::size_t>(position)]);
       }
@@ -206,6 +202,15 @@ struct ChunkedStaging {
     }
 
    private:
+    /// The schedules that are not plain and follow from the pipeline, fewest stages a position first.
+    [[nodiscard]] static std::vector<ScheduleKind> kinds_by_layout() {
+      std::vector<ScheduleKind> kinds;
+      for (const ScheduleTraits& row : kScheduleTraits) {
+        if (!is_plain(row.kind) && !row.orders_in_plan) kinds.push_back(row.kind);
+      }
+      std::ranges::stable_sort(kinds, {}, [](ScheduleKind kind) { return traits_of(kind).layout; });
+      return kinds;
+    }
     [[nodiscard]] std::vector<int> of_positions(int positions) const {
       const Constraints& constraints = objective_.constraints();
       return constraints.replicas_are_fixed() ? constraints.fixed_replicas(positions)
@@ -214,22 +219,20 @@ struct ChunkedStaging {
 
     /// All micro-batches through one of equal positions, and the bubble of the schedule's closed form.
     [[nodiscard]] double promise(const Shape& shape, int replicas) const {
-      const Shares& shares = objective_.shares().at(shape.microbatches, replicas, shape.positions * shape.chunks);
-      const auto [entry, added] = times_.try_emplace(shares.largest);
+      const SliceSizes& slices = objective_.slices().at(shape.microbatches, replicas, shape.positions * shape.chunks);
+      const auto [entry, added] = times_.try_emplace(slices.largest);
       NodeCost& whole = entry->second;
       if (added) {
-        for (const NodeCost& cost : objective_.work().node_costs(shares.largest)) {
+        for (const NodeCost& cost : objective_.work().node_costs(slices.largest)) {
           whole.forward += cost.forward;
           whole.backward += cost.backward;
           whole.backward_weight += cost.backward_weight;
         }
       }
       const double each = (whole.forward + whole.backward).value() / shape.positions;
-      const double parted = std::max(0.0, each - 2 * whole.backward_weight.value() / shape.positions);
-      const double bubble = shape.kind == ScheduleKind::kInterleaved ? each / shape.chunks
-                            : shape.kind == ScheduleKind::kZbV       ? parted / 2
-                                                                     : parted;
-      return shares.busy_times() * each + (shape.positions - 1) * bubble + after(shape.positions, replicas);
+      const double weight = whole.backward_weight.value() / shape.positions;
+      const double bubble = traits_of(shape.kind).bubble(each, weight, shape.chunks);
+      return slices.busy_times() * each + (shape.positions - 1) * bubble + after(shape.positions, replicas);
     }
 
     /// The slowest sum of any position, where that is fastest, and the update.
@@ -239,7 +242,7 @@ struct ChunkedStaging {
       const Workload& work = objective_.work();
       const auto counts = of_positions(positions);
       const Bytes trained(objective_.trainable().value() / positions);
-      for (const Placement placement : placements(counts, objective_.cluster())) {
+      for (const RankPlacement placement : rank_placements(counts, objective_.cluster())) {
         double slowest = 0;
         for (const auto& ranks : place(counts, placement)) {
           if (ranks.size() > 1) slowest = std::max(slowest, work.all_reduce(trained, ranks).value());

@@ -24,18 +24,18 @@ class CutTables {
  public:
   /// Sums over a tail for one number of micro-batches and one of replicas.
   struct Sums {
-    double forward = 0;  ///< of the smallest share
+    double forward = 0;  ///< of the smallest slice
     double backward = 0;
     double busy = 0;              ///< forwards and backwards of a step, of the replica with the most samples
-    double largest_backward = 0;  ///< of the largest share
-    std::int64_t saved = 0;       ///< bytes of the largest share
+    double largest_backward = 0;  ///< of the largest slice
+    std::int64_t saved = 0;       ///< bytes of the largest slice
   };
   /// What stages of so many replicas are made of.
   struct Sized {
-    const Shares* shares = nullptr;
-    std::vector<Sums> sums;  ///< by tail
-    double least_again = 0;  ///< seconds a byte by which a backward grows at least, of what is not kept
-    bool is_ample = false;   ///< whatever the stage, its memory does not matter
+    const SliceSizes* slices = nullptr;
+    std::vector<Sums> sums;      ///< by tail
+    double least_recompute = 0;  ///< seconds a byte by which a backward grows at least, of what is not kept
+    bool is_ample = false;       ///< whatever the stage, its memory does not matter
   };
 
   /// @pre at most 64 nodes @return nullopt if there are more than `max_tails` tails
@@ -88,11 +88,11 @@ class CutTables {
     const std::int64_t saved = (size.sums[to.index()].saved - size.sums[from.index()].saved) * in_flight;
     const std::int64_t over =
         held(from, to, nodes, replicas) + saved - not_at_once(from, to, nodes, saved, microbatches, replicas) +
-        boundary(nodes).bytes(size.shares->largest, in_flight, microbatches) - objective_->constraints().memory.value();
+        boundary(nodes).bytes(size.slices->largest, in_flight, microbatches) - objective_->constraints().memory.value();
     if (over <= 0) return 0;
     if (over > saved || objective_->constraints().recompute == Recompute::kNever)
       return std::numeric_limits<double>::infinity();
-    return static_cast<double>(over) / in_flight * size.least_again;
+    return static_cast<double>(over) / in_flight * size.least_recompute;
   }
   /// What flows over the borders of a stage.
   [[nodiscard]] Boundary boundary(NodeMask stage) const { return boundaries_(stage); }
@@ -112,8 +112,8 @@ class CutTables {
     const bool keeps = only && replicas == objective_->constraints().world;
     auto& size = of_all[static_cast<std::size_t>(keeps ? 0 : replicas)];
     if (!size) {
-      const Shares& shares = objective_->shares().at(microbatches, replicas, only ? 1 : 0);
-      size = std::make_unique<Sized>(made(microbatches, shares));
+      const SliceSizes& slices = objective_->slices().at(microbatches, replicas, only ? 1 : 0);
+      size = std::make_unique<Sized>(made(microbatches, slices));
     }
     return *size;
   }
@@ -127,15 +127,15 @@ class CutTables {
     std::vector<double> node(objective_->work().graph.node_count(), std::numeric_limits<double>::infinity());
     for (int r = 1; r <= objective_->constraints().world; ++r) {
       for (const int stages : {0, 1}) {
-        const Shares& shares = objective_->shares().at(microbatches, r, stages);
-        for (std::size_t i = 0; i < node.size(); ++i) node[i] = std::min(node[i], r * busy(shares, i));
+        const SliceSizes& slices = objective_->slices().at(microbatches, r, stages);
+        for (std::size_t i = 0; i < node.size(); ++i) node[i] = std::min(node[i], r * busy(slices, i));
       }
     }
     table = summed<double>([&](NodeId id) { return node[id.index()]; });
     return table;
   }
 
-  /// Longest paths at the smallest share of any stage, by node, the node itself included.
+  /// Longest paths at the smallest slice of any stage, by node, the node itself included.
   struct Paths {
     std::vector<double> forward, backward;  ///< of forwards (backwards) that end at the node
     std::vector<double> forward_below;      ///< of forwards that begin at it
@@ -225,10 +225,10 @@ class CutTables {
     return sums;
   }
 
-  /// Seconds of the smallest share's forward for each byte that the largest share would keep, of the node with fewest.
-  [[nodiscard]] double least_again(const Shares& shares) const {
-    const auto& small = objective_->work().node_costs(shares.smallest);
-    const auto& large = objective_->work().node_costs(shares.largest);
+  /// Seconds of the smallest slice's forward for each byte that the largest slice would keep, of the node with fewest.
+  [[nodiscard]] double least_recompute(const SliceSizes& slices) const {
+    const auto& small = objective_->work().node_costs(slices.smallest);
+    const auto& large = objective_->work().node_costs(slices.largest);
     double least = std::numeric_limits<double>::infinity();
     for (std::size_t i = 0; i < small.size(); ++i) {
       const auto saved = large[i].saved.value();
@@ -237,24 +237,24 @@ class CutTables {
     return least;
   }
 
-  [[nodiscard]] double busy(const Shares& shares, std::size_t node) const {
+  [[nodiscard]] double busy(const SliceSizes& slices, std::size_t node) const {
     double sum = 0;
-    for (const auto& [share, times] : shares.heaviest) {
-      const NodeCost& cost = objective_->work().node_costs(share)[node];
+    for (const auto& [slice, times] : slices.heaviest) {
+      const NodeCost& cost = objective_->work().node_costs(slice)[node];
       sum += times * (cost.forward + cost.backward).value();
     }
     return sum;
   }
 
-  [[nodiscard]] Sized made(int microbatches, const Shares& shares) const {
+  [[nodiscard]] Sized made(int microbatches, const SliceSizes& slices) const {
     Sized out;
-    out.shares = &shares;
-    out.least_again = least_again(shares);
-    const auto& small = objective_->work().node_costs(shares.smallest);
-    const auto& large = objective_->work().node_costs(shares.largest);
+    out.slices = &slices;
+    out.least_recompute = least_recompute(slices);
+    const auto& small = objective_->work().node_costs(slices.smallest);
+    const auto& large = objective_->work().node_costs(slices.largest);
     std::vector<Sums> each(small.size());
     for (std::size_t i = 0; i < each.size(); ++i) {
-      each[i] = {small[i].forward.value(), small[i].backward.value(), busy(shares, i), large[i].backward.value(),
+      each[i] = {small[i].forward.value(), small[i].backward.value(), busy(slices, i), large[i].backward.value(),
                  large[i].saved.value()};
     }
     out.sums.resize(lattice_.size());
@@ -264,7 +264,7 @@ class CutTables {
                      before.largest_backward + own.largest_backward, before.saved + own.saved};
     }
     const std::int64_t most = everything_ + out.sums.back().saved * microbatches +
-                              boundaries_.most().bytes(shares.largest, microbatches, microbatches);
+                              boundaries_.most().bytes(slices.largest, microbatches, microbatches);
     out.is_ample = most <= objective_->constraints().memory.value();
     return out;
   }
@@ -273,7 +273,7 @@ class CutTables {
     const auto& graph = objective_->work().graph;
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
     for (int r = 1; r <= objective_->constraints().world; ++r) {
-      least = std::min(least, objective_->shares().at(microbatches, r, 0).smallest);
+      least = std::min(least, objective_->slices().at(microbatches, r, 0).smallest);
     }
     const auto& costs = objective_->work().node_costs(least);
     paths.forward.assign(graph.node_count(), 0);

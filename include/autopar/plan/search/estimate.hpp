@@ -6,11 +6,12 @@
 #include <vector>
 
 #include <autopar/plan/step/objective.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
 /// A quick guess at StepObjective for comparing stagings of large problems: all replicas of a stage are one, links are
-/// never contended, the memory of boundaries is left out, what must run again to fit takes about its part of the
+/// never contended, the memory of boundaries is left out, what must be recomputed to fit takes about its part of the
 /// forward. Guides local search, never decides.
 /// @cost O(nodes + edges + stages^2 + stages * microbatches) a call
 class QuickEstimate {
@@ -39,25 +40,26 @@ class QuickEstimate {
     }
   }
 
-  /// Seconds of a step; infinite if a stage does not fit, or if its turns and updates alone take `limit` or longer.
+  /// Seconds of a step; infinite if a stage does not fit, or if its compute actions and updates alone take `limit` or
+  /// longer.
   [[nodiscard]] double operator()(const Staging& staging, double limit = std::numeric_limits<double>::infinity()) {
     const auto stages = static_cast<std::size_t>(staging.stages());
     stages_.assign(stages, {});
     for (std::size_t s = 0; s < stages; ++s) {
-      stages_[s].share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-      stages_[s].costs = &work_.node_costs(stages_[s].share);
+      stages_[s].slice = objective_.slices().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      stages_[s].costs = &work_.node_costs(stages_[s].slice);
     }
     add_nodes(staging);
     add_tied(staging);
     if (!make_fit(staging) || busiest(staging.microbatches) * (1 - 1e-9) >= limit)
       return std::numeric_limits<double>::infinity();
     add_messages(staging);
-    return course(staging);
+    return makespan(staging);
   }
 
  private:
   struct Stage {
-    std::int64_t share = 0;
+    std::int64_t slice = 0;
     const std::vector<NodeCost>* costs = nullptr;
     double forward = 0, backward = 0;
     Bytes saved{}, workspace{}, trainable{};
@@ -110,7 +112,7 @@ class QuickEstimate {
     return true;
   }
 
-  /// Turns and update of one stage.
+  /// Compute actions and update of one stage.
   [[nodiscard]] double busiest(int microbatches) const {
     double most = 0;
     for (const Stage& stage : stages_) {
@@ -127,16 +129,16 @@ class QuickEstimate {
       const auto from = static_cast<std::size_t>(staging.stage_of[work_.graph.source(edge).index()]);
       const auto to = static_cast<std::size_t>(staging.stage_of[work_.graph.target(edge).index()]);
       if (from == to) continue;
-      const auto share = std::max(stages_[from].share, stages_[to].share);
-      bytes_[from * n + to] += std::max(1.0, work_.graph[edge].bytes.at(static_cast<double>(share)));
+      const auto slice = std::max(stages_[from].slice, stages_[to].slice);
+      bytes_[from * n + to] += std::max(1.0, work_.graph[edge].bytes.at(static_cast<double>(slice)));
     }
     if (placed_ == staging.replicas) return;
     placed_ = staging.replicas;
-    ranks_ = place(placed_, placements(placed_, objective_.cluster()).back());
+    ranks_ = place(placed_, rank_placements(placed_, objective_.cluster()).back());
   }
 
   /// Plays the stages' orders against each other, then adds sums and update.
-  [[nodiscard]] double course(const Staging& staging) {
+  [[nodiscard]] double makespan(const Staging& staging) {
     const std::size_t n = stages_.size();
     delay_.assign(n * n, -1);
     for (std::size_t i = 0; i < n; ++i) {
@@ -163,18 +165,18 @@ class QuickEstimate {
     return step;
   }
 
-  /// A forward needs those of earlier stages, a backward those of later ones; visiting turns by 1F1B's or GPipe's
-  /// order, wave by wave, meets no turn before what it needs.
+  /// A forward needs those of earlier stages, a backward those of later ones; visiting compute actions by 1F1B's or
+  /// GPipe's order, wave by wave, meets no compute action before what it needs.
   void play(const Staging& staging, int microbatches) {
     const int n = staging.stages();
-    const bool gpipe = staging.schedule == ScheduleKind::kGPipe || !work_.loss_mode;
+    const bool forwards_first = puts_forwards_first(staging.schedule) || !work_.loss_mode;
     std::vector<int> forwards(static_cast<std::size_t>(n), 0), backwards(forwards);
     for (bool moved = true; moved;) {
       moved = false;
       for (int i = 0; i < 2 * n; ++i) {
         const int s = i < n ? i : 2 * n - 1 - i;
         const auto u = static_cast<std::size_t>(s);
-        const int ahead = gpipe ? microbatches : std::min(microbatches, n - s);
+        const int ahead = forwards_first ? microbatches : std::min(microbatches, n - s);
         if (i < n) {
           while (forwards[u] < microbatches && forwards[u] - backwards[u] < ahead &&
                  (s == 0 || forwards[u] < forwards[u - 1])) {
@@ -183,11 +185,12 @@ class QuickEstimate {
           }
         } else {
           while (backwards[u] < forwards[u] &&
-                 (gpipe ? forwards[u] == microbatches : forwards[u] >= std::min(microbatches, backwards[u] + ahead)) &&
+                 (forwards_first ? forwards[u] == microbatches
+                                 : forwards[u] >= std::min(microbatches, backwards[u] + ahead)) &&
                  (s == n - 1 || backwards[u] < backwards[u + 1])) {
             run_backward(s, backwards[u]++, microbatches);
             moved = true;
-            if (!gpipe && forwards[u] < microbatches) break;
+            if (!forwards_first && forwards[u] < microbatches) break;
           }
         }
       }

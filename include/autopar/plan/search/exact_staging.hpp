@@ -100,9 +100,9 @@ class BranchAndBound {
       look();
       if (rest_ && hopeless((*rest_)(to, constraints_.world - used - replicas, later + 1))) continue;
       ++result_.states;
-      const double again = tables_.recomputing_to_fit(from, to, nodes, in_flight, microbatches_, replicas, only);
-      if (again == std::numeric_limits<double>::infinity()) continue;
-      chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, again, chosen_));
+      const double recompute = tables_.recomputing_to_fit(from, to, nodes, in_flight, microbatches_, replicas, only);
+      if (recompute == std::numeric_limits<double>::infinity()) continue;
+      chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, recompute, chosen_));
       if (!hopeless(bound_(chosen_, constraints_.world - used - replicas))) {
         if (first)
           evaluate();

@@ -8,6 +8,7 @@
 
 #include <autopar/plan/search/uniform_staging.hpp>
 #include <autopar/plan/step/objective.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -70,11 +71,12 @@ class LeastMemoryCuts {
   }
 
  private:
-  /// 1F1B never holds more micro-batches than GPipe.
+  /// One micro-batch for each stage behind is never more than all.
   [[nodiscard]] ScheduleKind least_in_flight() const {
     const auto& allowed = objective_.constraints().schedules;
-    const auto plain = std::find(allowed.begin(), allowed.end(), ScheduleKind::kOneFOneB);
-    if (plain != allowed.end()) return *plain;
+    const auto least = std::ranges::find(allowed, InFlightLaw::kStagesBehind,
+                                         [](ScheduleKind kind) { return traits_of(kind).in_flight; });
+    if (least != allowed.end()) return *least;
     const auto lawful = std::find_if(allowed.begin(), allowed.end(), has_closed_form);
     return lawful != allowed.end() ? *lawful : allowed.front();
   }

@@ -15,6 +15,7 @@
 #include <autopar/plan/search/cut_tables.hpp>
 #include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_cuts.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -23,26 +24,26 @@ namespace detail {
 /// What is the same for all stages of a staging.
 struct MemoryVariant {
   int microbatches = 1;
-  ScheduleKind schedule = ScheduleKind::kOneFOneB;
+  ScheduleKind schedule = kDefaultSchedule;
   int zero = 0;
   Offload offload = Offload::kNone;
 };
 
-/// The prediction for every stage with as much run again as leaves least.
+/// The prediction for every stage with as much recomputed as leaves least.
 /// @param fixed     `fixed_memory` of the staging under the variant
-/// @param segments  that may be run again
+/// @param segments  that may be recomputed
 [[nodiscard]] inline std::vector<StageMemory> least_predicted(const StepObjective& objective, const Staging& staging,
                                                               const SizedPipeline& sized, const MemoryVariant& variant,
                                                               const std::vector<InFlight>& in_flight,
                                                               const std::vector<StageMemory>& fixed,
                                                               const StageSegments& segments) {
   const Recompute recompute = objective.constraints().recompute;
-  Savings savings{variant.zero, {}, variant.offload};
+  MemoryOptimizations optimizations{variant.zero, {}, variant.offload};
   if (recompute != Recompute::kNever) {
-    const RecomputeChoice choice(objective.work(), staging, sized, objective.shares(), segments, in_flight, fixed);
-    savings.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
+    const RecomputeChoice choice(objective.work(), staging, sized, objective.slices(), segments, in_flight, fixed);
+    optimizations.recomputed = recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(Bytes(0));
   }
-  return predict_memory(objective.work(), staging, sized, objective.shares(), in_flight, savings, fixed);
+  return predict_memory(objective.work(), staging, sized, objective.slices(), in_flight, optimizations, fixed);
 }
 
 /// What a stage holds at least, whatever the stages around it: the planner's own prediction, with everything else in
@@ -184,10 +185,10 @@ class LimitedStagings {
     int least = kNever;
     for_each_stage(tail, later, [&](DownsetId to, NodeMask nodes) {
       const int most = last_replicas(nodes, later, std::min(constraints_.world, least - 1));
-      std::int64_t share = 0;
+      std::int64_t slice = 0;
       for (int replicas = first_replicas(later); replicas <= most; ++replicas) {
-        const std::int64_t before = std::exchange(share, share_of(nodes, replicas));
-        if (variant_.zero == 0 && share == before) continue;  // nothing is shared but samples
+        const std::int64_t before = std::exchange(slice, slice_of(nodes, replicas));
+        if (variant_.zero == 0 && slice == before) continue;  // nothing is shared but samples
         if (!fits(tail, to, nodes, later, replicas)) continue;
         least = std::min(least, replicas + needed(to, later + 1));
         break;
@@ -254,8 +255,8 @@ class LimitedStagings {
   }
 
   /// Samples of the largest.
-  [[nodiscard]] std::int64_t share_of(NodeMask nodes, int replicas) const {
-    return objective_.shares().at(variant_.microbatches, replicas, nodes == tables_.all() ? 1 : 0).largest;
+  [[nodiscard]] std::int64_t slice_of(NodeMask nodes, int replicas) const {
+    return objective_.slices().at(variant_.microbatches, replicas, nodes == tables_.all() ? 1 : 0).largest;
   }
 
   [[nodiscard]] bool fits(DownsetId tail, DownsetId to, NodeMask nodes, int later, int replicas) {
@@ -263,7 +264,7 @@ class LimitedStagings {
     const int in_flight =
         peak_in_flight(variant_.schedule, objective_.work().loss_mode, 0, later + 1, variant_.microbatches);
     std::int64_t least = tables_.held(tail, to, nodes, replicas);
-    least += tables_.boundary(nodes).bytes(share_of(nodes, replicas), in_flight, variant_.microbatches);
+    least += tables_.boundary(nodes).bytes(slice_of(nodes, replicas), in_flight, variant_.microbatches);
     if (constraints_.recompute == Recompute::kNever) {
       const auto& sums = tables_.sized(variant_.microbatches, replicas, only).sums;
       const std::int64_t saved = (sums[to.index()].saved - sums[tail.index()].saved) * in_flight;
@@ -285,7 +286,7 @@ class LimitedStagings {
     }
     const Workload& work = objective_.work();
     const SizedPipeline sized =
-        make_pipeline(work, staging, place(staging, Placement::kReplicasTogether), constraints_.world);
+        make_pipeline(work, staging, place(staging, RankPlacement::kReplicasTogether), constraints_.world);
     const auto memory = least_predicted(objective_, staging, sized, variant_, in_flight_by_law(work, staging),
                                         fixed_memory(work, constraints_, staging, variant_.zero, variant_.offload),
                                         segments_in_stages(work, staging));
@@ -344,12 +345,12 @@ class LeastStaging {
     }
   }
 
-  /// 1F1B holds no more than any other schedule whose law is known.
+  /// One stage behind for each micro-batch ahead is the least of the laws.
   [[nodiscard]] std::vector<MemoryVariant> variants() const {
     const Constraints& constraints = objective_.constraints();
     std::vector<ScheduleKind> schedules;
     for (const ScheduleKind kind : constraints.schedules) {
-      if (kind == ScheduleKind::kOneFOneB) {
+      if (traits_of(kind).in_flight == InFlightLaw::kStagesBehind) {
         schedules = {kind};
         break;
       }
@@ -395,8 +396,8 @@ class LeastStaging {
 }  // namespace detail
 
 /// The staging with one stage a rank that needs the least memory: over all convex cuts, replicas, micro-batches and
-/// savings where they are few enough, and then proven; else along one topological order (on more than eight ranks: with
-/// even replicas). Nothing if the constraints leave no such staging.
+/// memory optimizations where they are few enough, and then proven; else along one topological order (on more than
+/// eight ranks: with even replicas). Nothing if the constraints leave no such staging.
 [[nodiscard]] inline std::optional<LeastMemory> least_memory(const StepObjective& objective) {
   auto start = detail::LeastMemoryCuts(objective).best();
   const auto& constraints = objective.constraints();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <autopar/plan/search/cut_tables.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
@@ -15,7 +16,7 @@ struct ChosenStage {
   NodeMask nodes = 0;
   int replicas = 1;
   bool regular = true;
-  double forward = 0, backward = 0;  ///< smallest share
+  double forward = 0, backward = 0;  ///< smallest slice
   double busy = 0;
   double after = 0;                          ///< gradient sums that no backward hides, and the update
   NodeMask before = 0, before_gradient = 0;  ///< nodes whose values it reads, gradients it returns
@@ -30,7 +31,7 @@ struct ChosenStage {
 ///   `peak_activations` forwards, and GPipe starts no backward below before the last forward has come down;
 /// - the remaining nodes need their least device-seconds on the remaining devices.
 ///
-/// All costs are those of the smallest share, a message between stages takes as long as the smallest there may be, and
+/// All costs are those of the smallest slice, a message between stages takes as long as the smallest there may be, and
 /// waits on links are left out: that only makes it smaller.
 class LowerBound {
  public:
@@ -39,29 +40,29 @@ class LowerBound {
         objective_(objective),
         microbatches_(microbatches),
         message_(tables.least_message()),
-        gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode),
+        forwards_first_(puts_forwards_first(schedule) || !objective.work().loss_mode),
         is_gathered_as_it_is_(std::ranges::all_of(objective.work().parameters, [](const ParameterProfile& parameter) {
           return parameter.computed_with() == parameter.bytes;
         })) {}
 
   /// The stage between two tails in front of `later` stages, with everything that depends on those alone.
   /// @param only   it is the only stage
-  /// @param again  least seconds by which a backward grows so that it fits
-  [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only, double again,
-                                   const std::vector<ChosenStage>& later) {
+  /// @param recompute  least seconds by which a backward grows so that it fits
+  [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only,
+                                   double recompute, const std::vector<ChosenStage>& later) {
     ChosenStage stage{.from = from, .to = to, .nodes = nodes, .replicas = replicas};
     const auto& size = tables_.sized(microbatches_, replicas, only);
     const auto &low = size.sums[from.index()], &high = size.sums[to.index()];
     stage.forward = high.forward - low.forward;
-    const Shares& shares = *size.shares;
-    stage.backward = high.backward - low.backward + again;
-    stage.busy = high.busy - low.busy + again * shares.busy_times();
-    stage.regular = shares.regular;
+    const SliceSizes& slices = *size.slices;
+    stage.backward = high.backward - low.backward + recompute;
+    stage.busy = high.busy - low.busy + recompute * slices.busy_times();
+    stage.regular = slices.regular;
     const Workload& work = objective_.work();
     const Bytes own(tables_.trainable(from, to, nodes, true));
     const Bytes read(tables_.trainable(from, to, nodes, false));
     const double sum = replicas > 1 && own > Bytes(0) ? work.least_all_reduce(own, replicas).value() : 0;
-    stage.after = least_after(sum, high.largest_backward - low.largest_backward + again, read, replicas);
+    stage.after = least_after(sum, high.largest_backward - low.largest_backward + recompute, read, replicas);
     NodeMask below = 0;
     for (NodeMask rest = nodes; rest != 0; rest &= rest - 1) {
       const NodeId node(std::countr_zero(rest));
@@ -137,8 +138,8 @@ class LowerBound {
   [[nodiscard]] double of_stage(const ChosenStage& stage, double head, double foot, int later, bool regular) const {
     double bound = head + stage.busy + std::max(foot, stage.after);
     if (!regular) return bound;  // with an empty share there is nothing to wait for
-    const int forwards_before = gpipe_ ? microbatches_ : std::min(later + 1, microbatches_);
-    const double forwards = gpipe_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
+    const int forwards_before = forwards_first_ ? microbatches_ : std::min(later + 1, microbatches_);
+    const double forwards = forwards_first_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
     const double round = forwards * stage.forward + stage.below + microbatches_ * stage.backward;
     return std::max(bound, head + round + std::max(foot, stage.after));
   }
@@ -147,7 +148,7 @@ class LowerBound {
   const StepObjective& objective_;
   int microbatches_;
   double message_;
-  bool gpipe_;
+  bool forwards_first_;
   bool is_gathered_as_it_is_;  // and not in a smaller element type
   std::vector<double> heads_, feet_;
 };

@@ -8,15 +8,16 @@
 #include <vector>
 
 #include <autopar/plan/search/cut_tables.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
 /// How fast the nodes that no stage has yet can run at best: a dynamic program over tails, ranks left and stages
-/// chosen, with what stages must hold. It sees that memory and whole operators make even shares impossible, which a sum
+/// chosen, with what stages must hold. It sees that memory and whole operators make even slices impossible, which a sum
 /// of work does not; and where it leads is a good staging to start from.
 ///
 /// A stage between two tails takes no less than the longest path of forwards that leads to it, its own forwards and
-/// backwards, what a micro-batch needs below it, and the path of backwards from it, all at the smallest share.
+/// backwards, what a micro-batch needs below it, and the path of backwards from it, all at the smallest slice.
 class RestBottleneck {
  public:
   /// @param max_work  most elementary steps, about a nanosecond each
@@ -82,12 +83,12 @@ class RestBottleneck {
         objective_(&objective),
         microbatches_(microbatches),
         schedule_(schedule),
-        gpipe_(schedule == ScheduleKind::kGPipe || !objective.work().loss_mode),
+        forwards_first_(puts_forwards_first(schedule) || !objective.work().loss_mode),
         world_(objective.constraints().world),
         depth_(std::min<int>(world_, static_cast<int>(tables.tails().node_count()))) {
     for (int replicas = 1; replicas <= world_; ++replicas) {
-      regular_ = regular_ && objective.shares().at(microbatches, replicas, 0).regular &&
-                 objective.shares().at(microbatches, replicas, 1).regular;
+      regular_ = regular_ && objective.slices().at(microbatches, replicas, 0).regular &&
+                 objective.slices().at(microbatches, replicas, 1).regular;
     }
   }
 
@@ -147,12 +148,12 @@ class RestBottleneck {
       const auto& size = tables_->sized(microbatches_, replicas, only);
       const auto &low = size.sums[pair.from.index()], &high = size.sums[pair.to.index()];
       const int in_flight = peak_in_flight(schedule_, objective_->work().loss_mode, 0, later + 1, microbatches_);
-      const double again =
+      const double recompute =
           tables_->recomputing_to_fit(pair.from, pair.to, pair.nodes, in_flight, microbatches_, replicas, only);
-      if (again == std::numeric_limits<double>::infinity()) continue;
-      const double all_again = again > 0 ? again * size.shares->busy_times() : 0;
-      const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + again,
-                                 high.busy - low.busy + all_again, later);
+      if (recompute == std::numeric_limits<double>::infinity()) continue;
+      const double all_recomputed = recompute > 0 ? recompute * size.slices->busy_times() : 0;
+      const double own = seconds(around, high.forward - low.forward, high.backward - low.backward + recompute,
+                                 high.busy - low.busy + all_recomputed, later);
       for (int ranks = replicas; ranks <= world_; ++ranks) {
         const double rest = cells_[cell(pair.to, ranks - replicas, std::min(later + 1, depth_ - 1))].seconds;
         Cell& best = cells_[cell(pair.from, ranks, later)];
@@ -165,8 +166,8 @@ class RestBottleneck {
                                int later) const {
     const double bound = around.head + busy + around.foot;
     if (!regular_) return bound;  // with an empty share there is nothing to wait for
-    const int forwards_before = gpipe_ ? microbatches_ : std::min(later + 1, microbatches_);
-    const double forwards = gpipe_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
+    const int forwards_before = forwards_first_ ? microbatches_ : std::min(later + 1, microbatches_);
+    const double forwards = forwards_first_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
     const double round = forwards * forward + around.round_below + microbatches_ * backward + around.foot;
     return std::max({bound, around.head + round, around.head + microbatches_ * forward + around.forward_below});
   }
@@ -200,7 +201,7 @@ class RestBottleneck {
   const StepObjective* objective_;
   int microbatches_;
   ScheduleKind schedule_;
-  bool gpipe_;
+  bool forwards_first_;
   bool regular_ = true;
   int world_, depth_;
   std::int64_t work_ = 0;

@@ -18,7 +18,7 @@ namespace detail {
 enum class CutGoal : std::uint8_t { kTime, kMemory };
 
 /// Cuts a topological order into consecutive stages with the smallest bottleneck (forward + backward of the largest
-/// share, and of what must run again to fit about its part of the forward), among the cuts whose stages fit by
+/// slice, and of what must be recomputed to fit about its part of the forward), among the cuts whose stages fit by
 /// themselves; if none fit, the smallest bottleneck of all.
 class LinearCuts {
  public:
@@ -87,8 +87,8 @@ class LinearCuts {
     }
   }
 
-  [[nodiscard]] Sums sums(std::int64_t share) const {
-    const auto& costs = objective_.work().node_costs(share);
+  [[nodiscard]] Sums sums(std::int64_t slice) const {
+    const auto& costs = objective_.work().node_costs(slice);
     Sums out{{0}, {0}, {0}, {}};
     for (const NodeId node : order_) {
       out.forward.push_back(out.forward.back() + costs[node.index()].forward.value());
@@ -107,8 +107,8 @@ class LinearCuts {
     best[0] = 0;
     std::vector<std::vector<std::size_t>> from(stages, std::vector<std::size_t>(n + 1, n));
     for (std::size_t s = 0; s < stages; ++s) {
-      const auto share = objective_.shares().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-      const Sums total = sums(share);
+      const auto slice = objective_.slices().at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      const Sums total = sums(slice);
       const int in_flight = peak_in_flight(staging.schedule, objective_.work().loss_mode, static_cast<int>(s),
                                            staging.stages(), staging.microbatches);
       std::vector<double> next(n + 1, kNever);
@@ -120,14 +120,14 @@ class LinearCuts {
           if (best[i] == kNever) continue;
           const std::int64_t saved = (total.saved[j] - total.saved[i]) * in_flight;
           const std::int64_t held = held_[i * (n + 1) + j].at(staging.replicas[s]) + workspace +
-                                    boundary_bytes(i, j, share, in_flight, staging.microbatches);
-          const double again = recomputes() ? recomputed(held, saved) : 0;
+                                    boundary_bytes(i, j, slice, in_flight, staging.microbatches);
+          const double recompute = recomputes() ? recomputed(held, saved) : 0;
           const double own = goal == CutGoal::kTime
-                                 ? total.time[j] - total.time[i] + again * (total.forward[j] - total.forward[i])
+                                 ? total.time[j] - total.time[i] + recompute * (total.forward[j] - total.forward[i])
                                  : static_cast<double>(recomputes() ? held : held + saved);
           const double bottleneck = std::max(best[i], own);
           if (bottleneck >= next[j]) continue;
-          const bool fits = recomputes() ? again < 1 : held + saved <= objective_.constraints().memory.value();
+          const bool fits = recomputes() ? recompute < 1 : held + saved <= objective_.constraints().memory.value();
           if (must_fit && !fits) continue;
           if (mixes_samples(i, j) && staging.replicas[s] > 1) continue;
           next[j] = bottleneck;
@@ -153,10 +153,10 @@ class LinearCuts {
   }
 
   /// As predict_memory counts them.
-  [[nodiscard]] std::int64_t boundary_bytes(std::size_t begin, std::size_t end, std::int64_t share, int in_flight,
+  [[nodiscard]] std::int64_t boundary_bytes(std::size_t begin, std::size_t end, std::int64_t slice, int in_flight,
                                             int microbatches) const {
     if (boundary_.empty()) return 0;
-    return boundary_[begin * (order_.size() + 1) + end].bytes(share, in_flight, microbatches);
+    return boundary_[begin * (order_.size() + 1) + end].bytes(slice, in_flight, microbatches);
   }
 
   [[nodiscard]] bool mixes_samples(std::size_t begin, std::size_t end) const {

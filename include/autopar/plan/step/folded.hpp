@@ -12,8 +12,8 @@
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
-#include <autopar/plan/step/course.hpp>
 #include <autopar/plan/step/staging_costs.hpp>
+#include <autopar/plan/step/timeline.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
@@ -24,11 +24,11 @@ namespace autopar::detail {
 /// that has most of them, as long as all together take.
 class RankMessages {
  public:
-  /// @param share  [stage] samples, the largest of any replica @pre the arguments outlive it
-  RankMessages(const Workload& work, const SizedPipeline& sized, std::vector<std::int64_t> share)
-      : work_(work), sized_(sized), share_(std::move(share)), known_(2 * sized.channels.size()) {}
+  /// @param slice  [stage] samples, the largest of any replica @pre the arguments outlive it
+  RankMessages(const Workload& work, const SizedPipeline& sized, std::vector<std::int64_t> slice)
+      : work_(work), sized_(sized), slice_(std::move(slice)), known_(2 * sized.channels.size()) {}
 
-  [[nodiscard]] std::int64_t share(StageId stage) const { return share_[stage.index()]; }
+  [[nodiscard]] std::int64_t slice(StageId stage) const { return slice_[stage.index()]; }
 
   /// @param c  a channel of the staging that is not wholly the callers'
   [[nodiscard]] Seconds over(std::size_t c, Flow flow) const {
@@ -46,7 +46,7 @@ class RankMessages {
     if (!to.valid()) return with_callers(size, from, true);
     const auto senders = ranks(from).size(), readers = ranks(to).size();
     const auto few = std::min(senders, readers), many = std::max(senders, readers);
-    const std::int64_t samples = std::max(share(from), share(to));
+    const std::int64_t samples = std::max(slice(from), slice(to));
     const bool batched = channel.kind == ChannelKind::kBatched;
     const auto count =
         batched ? std::min(samples, overlaps(few, many)) : static_cast<std::int64_t>((many + few - 1) / few);
@@ -57,7 +57,7 @@ class RankMessages {
   /// Every rank has a piece of the batch: the last replica's are those of the last ranks.
   [[nodiscard]] Seconds with_callers(const Affine& size, StageId stage, bool sends) const {
     const Rank own = ranks(stage).back();
-    const std::int64_t samples = share(stage), world = sized_.pipeline.ranks;
+    const std::int64_t samples = slice(stage), world = sized_.pipeline.ranks;
     const std::int64_t count = std::min(samples, overlaps(ranks(stage).size(), static_cast<std::size_t>(world)));
     const Bytes each = bytes_at(size, (samples + count - 1) / count);
     Seconds sum{};
@@ -78,19 +78,20 @@ class RankMessages {
 
   const Workload& work_;
   const SizedPipeline& sized_;
-  std::vector<std::int64_t> share_;
+  std::vector<std::int64_t> slice_;
   mutable std::vector<std::optional<Seconds>> known_;  // [2 * channel + flow]
 };
 
-/// The pipeline of a staging with one rank for each position, and what its turns and messages take: turns those of the
-/// largest share, messages those of the rank that has most. One more rank, without turns, stands for all callers.
+/// The pipeline of a staging with one rank for each position, and what its compute actions and messages take: compute
+/// actions those of the largest slice, messages those of the rank that has most. One more rank, without compute
+/// actions, stands for all callers.
 class FoldedPipeline {
  public:
-  /// @param share         [stage] samples, the largest of any replica
+  /// @param slice         [stage] samples, the largest of any replica
   /// @param microbatches  of which a replica has samples @pre the arguments outlive it
   FoldedPipeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-                 std::vector<std::int64_t> share, int microbatches, const StagingCosts& costs)
-      : costs_(costs), messages_(work, sized, std::move(share)) {
+                 std::vector<std::int64_t> slice, int microbatches, const StagingCosts& costs)
+      : costs_(costs), messages_(work, sized, std::move(slice)) {
     const auto positions = staging.replicas_of_positions().size();
     for (int s = 0; s < staging.stages(); ++s) pipeline_.stages.push_back({Rank(staging.position(s))});
     layout_ = {std::vector<std::int64_t>(positions, 0), microbatches};
@@ -111,13 +112,13 @@ class FoldedPipeline {
   [[nodiscard]] const Pipeline& pipeline() const { return pipeline_; }
   [[nodiscard]] const BatchLayout& layout() const { return layout_; }
 
-  [[nodiscard]] Seconds forward(StageId stage, std::int64_t) const { return costs_.forward(stage, share(stage)); }
-  [[nodiscard]] Seconds backward(StageId stage, std::int64_t) const { return costs_.backward(stage, share(stage)); }
+  [[nodiscard]] Seconds forward(StageId stage, std::int64_t) const { return costs_.forward(stage, slice(stage)); }
+  [[nodiscard]] Seconds backward(StageId stage, std::int64_t) const { return costs_.backward(stage, slice(stage)); }
   [[nodiscard]] Seconds backward_input(StageId stage, std::int64_t) const {
-    return costs_.backward_input(stage, share(stage));
+    return costs_.backward_input(stage, slice(stage));
   }
   [[nodiscard]] Seconds backward_weight(StageId stage, std::int64_t) const {
-    return costs_.backward_weight(stage, share(stage));
+    return costs_.backward_weight(stage, slice(stage));
   }
   [[nodiscard]] Seconds message(Rank, const Action& action) const {
     return messages_.over(channel_[static_cast<std::size_t>(action.channel)], action.flow);
@@ -125,7 +126,7 @@ class FoldedPipeline {
   [[nodiscard]] Seconds reduce(const Action&) const { return {}; }  // it has no groups
 
  private:
-  [[nodiscard]] std::int64_t share(StageId stage) const { return messages_.share(stage); }
+  [[nodiscard]] std::int64_t slice(StageId stage) const { return messages_.slice(stage); }
 
   const StagingCosts& costs_;
   RankMessages messages_;
@@ -135,20 +136,20 @@ class FoldedPipeline {
 };
 static_assert(SplitBackwardCosts<FoldedPipeline>);
 
-/// The course of a folded pipeline, to which gradient sums are added: buckets are taken as equal.
-class FoldedCourse {
+/// The timeline of a folded pipeline, to which gradient sums are added: buckets are taken as equal.
+class FoldedTimeline {
  public:
   /// @param orders  [rank] of a synthesised schedule, else none
   /// @pre the workload, the staging and its pipeline outlive it
-  FoldedCourse(const Workload& work, const Staging& staging, const SizedPipeline& sized,
-               std::vector<std::int64_t> share, int microbatches, const std::vector<std::vector<Turn>>& orders,
-               const StagingCosts& costs)
+  FoldedTimeline(const Workload& work, const Staging& staging, const SizedPipeline& sized,
+                 std::vector<std::int64_t> slice, int microbatches,
+                 const std::vector<std::vector<ComputeAction>>& orders, const StagingCosts& costs)
       : staging_(staging),
         sized_(sized),
         costs_(costs),
         last_(staging.replicas.size()),
         positions_(staging.replicas_of_positions().size()) {
-    const FoldedPipeline folded(work, staging, sized, std::move(share), microbatches, costs_);
+    const FoldedPipeline folded(work, staging, sized, std::move(slice), microbatches, costs_);
     GivenOrders given{orders, staging.microbatches};
     if (!orders.empty()) given.orders = of_positions(orders, static_cast<std::size_t>(folded.pipeline().ranks));
     for (const Phase phase : phases(work.loss_mode)) {
@@ -157,10 +158,10 @@ class FoldedCourse {
     }
   }
 
-  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.turns_last_as_long(costs); }
+  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.computes_last_as_long(costs); }
 
   /// With these gradient sums; every rank does what its position does.
-  [[nodiscard]] Course course(const StagingCosts& costs) const {
+  [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) const {
     std::vector<double> free_at(positions_.size(), 0), summing(positions_.size(), 0);
     const std::vector<std::size_t> position_of = positions_of_ranks();
     for (std::size_t g = 0; g < sized_.pipeline.groups.size(); ++g) {
@@ -194,8 +195,8 @@ class FoldedCourse {
   };
   struct Position {
     double busy = 0, communicating = 0;
-    double computed = 0;  // end of the last turn
-    double end = 0;       // of the last turn or message
+    double computed = 0;  // end of the last compute action
+    double end = 0;       // of the last compute action or message
   };
 
   /// One phase after the other.
@@ -209,7 +210,7 @@ class FoldedCourse {
         const double start = before + timeline.spans[p][i].start.value(),
                      end = before + timeline.spans[p][i].end.value();
         mine.end = std::max(mine.end, end);
-        if (is_turn(action.kind))
+        if (is_compute(action.kind))
           mine.computed = std::max(mine.computed, end);
         else
           mine.communicating += end - start;
@@ -219,9 +220,9 @@ class FoldedCourse {
     begin_ += timeline.step.value();
   }
 
-  [[nodiscard]] Course of_ranks(const std::vector<std::size_t>& position_of, const std::vector<double>& free_at,
-                                const std::vector<double>& summing) const {
-    Course out(position_of.size());
+  [[nodiscard]] CallTimeline of_ranks(const std::vector<std::size_t>& position_of, const std::vector<double>& free_at,
+                                      const std::vector<double>& summing) const {
+    CallTimeline out(position_of.size());
     for (const auto& ranks : sized_.pipeline.stages) {
       for (const Rank rank : ranks) {
         const std::size_t r = rank.index(), p = position_of[r];
@@ -248,9 +249,9 @@ class FoldedCourse {
     return position_of;
   }
   /// Of the first rank at each. @param ranks  of the folded pipeline
-  [[nodiscard]] std::vector<std::vector<Turn>> of_positions(const std::vector<std::vector<Turn>>& orders,
-                                                            std::size_t ranks) const {
-    std::vector<std::vector<Turn>> out(ranks);
+  [[nodiscard]] std::vector<std::vector<ComputeAction>> of_positions(
+      const std::vector<std::vector<ComputeAction>>& orders, std::size_t ranks) const {
+    std::vector<std::vector<ComputeAction>> out(ranks);
     for (std::size_t s = 0; s < last_.size(); ++s) out[position(s)] = orders[sized_.pipeline.stages[s].front().index()];
     return out;
   }

@@ -13,18 +13,18 @@
 #include <autopar/plan/memory/memory.hpp>
 #include <autopar/plan/memory/recompute_choice.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/request.hpp>
-#include <autopar/plan/step/course.hpp>
 #include <autopar/plan/step/folded.hpp>
 #include <autopar/plan/step/staging_costs.hpp>
 #include <autopar/plan/step/step_terms.hpp>
+#include <autopar/plan/step/timeline.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/simulate.hpp>
 #include <autopar/schedule/synthesised.hpp>
-#include <autopar/schedule/zb_h1.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -42,7 +42,7 @@ class StepObjective {
   using Found = SearchResult;
 
   StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
-      : work_(work), cluster_(cluster), constraints_(constraints), shares_(constraints) {
+      : work_(work), cluster_(cluster), constraints_(constraints), slices_(constraints) {
     std::int64_t count = 0;
     for (const ParameterProfile& parameter : work.parameters) {
       trainable_ += parameter.trainable ? parameter.bytes : Bytes(0);
@@ -54,16 +54,16 @@ class StepObjective {
   [[nodiscard]] const Workload& work() const { return work_; }
   [[nodiscard]] const Cluster& cluster() const { return cluster_; }
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
-  [[nodiscard]] const ShareTable& shares() const { return shares_; }
+  [[nodiscard]] const SliceTable& slices() const { return slices_; }
 
-  /// Time and memory under the best placement and the best savings, also of stagings that do not fit. Of many actions
-  /// the placement and the ZeRO level that are best when the replicas of each stage are one.
+  /// Time and memory under the best placement and the best memory optimizations, also of stagings that do not fit. Of
+  /// many actions the placement and the ZeRO level that are best when the replicas of each stage are one.
   /// @param limit  steps that are longer are of interest only roughly: of many actions as `folded` says
   [[nodiscard]] StepTerms operator()(const Staging& staging,
                                      Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (is_compared_first(staging)) return simulated(staging, folded(staging), limit);
     std::optional<StepTerms> best;
-    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_))
+    for (const RankPlacement placement : rank_placements(staging.replicas_of_positions(), cluster_))
       keep_better(best, evaluate(staging, place(staging, placement)));
     return std::move(*best);
   }
@@ -74,30 +74,32 @@ class StepObjective {
     if (!is_compared_first(staging)) return (*this)(staging, limit);
     if (choice.step > limit * (1 + kFoldedAbove)) return choice;
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.ranks), constraints_.world);
-    return evaluate(staging, sized, std::move(choice.savings));
+    return evaluate(staging, sized, std::move(choice.optimizations));
   }
 
-  /// Time and memory on given ranks, under the best savings.
+  /// Time and memory on given ranks, under the best memory optimizations.
   ///
-  /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are run again, those first that
-  /// free most bytes a second; as no turn gets shorter by running more again, no longer run of them is faster.
+  /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are recomputed, those first
+  /// that free most bytes a second; as no compute action gets shorter by recomputing more, no longer run of them is
+  /// faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<std::vector<Rank>> ranks) const {
     const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
     std::optional<StepTerms> best;
     std::optional<detail::PlayedPipeline> played;
-    keep_best_savings(best, staging, sized,
-                      [&](Savings savings) { return evaluate(staging, sized, std::move(savings), {}, played); });
+    keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
+      return evaluate(staging, sized, std::move(optimizations), {}, played);
+    });
     return std::move(*best);
   }
 
-  using Orders = std::vector<std::vector<Turn>>;
+  using Orders = std::vector<std::vector<ComputeAction>>;
 
-  /// Time and memory on given ranks, under given savings.
+  /// Time and memory on given ranks, under given memory optimizations.
   /// @param orders  [rank] of a synthesised schedule; where there are none, they are synthesised
-  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings,
-                                   Orders orders = {}) const {
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
+                                   MemoryOptimizations optimizations, Orders orders = {}) const {
     std::optional<detail::PlayedPipeline> played;
-    return evaluate(staging, sized, std::move(savings), std::move(orders), played);
+    return evaluate(staging, sized, std::move(optimizations), std::move(orders), played);
   }
 
   /// What was predicted of a staging of blocks, with the memory of their nodes: no more than that of the blocks.
@@ -114,31 +116,32 @@ class StepObjective {
   /// @cost O(actions of one rank a position)
   [[nodiscard]] StepTerms folded(const Staging& staging) const {
     std::optional<StepTerms> best;
-    for (const Placement placement : placements(staging.replicas_of_positions(), cluster_)) {
+    for (const RankPlacement placement : rank_placements(staging.replicas_of_positions(), cluster_)) {
       const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
-      std::optional<detail::FoldedCourse> course;
-      keep_best_savings(best, staging, sized,
-                        [&](Savings savings) { return folded(staging, sized, std::move(savings), {}, course); });
+      std::optional<detail::FoldedTimeline> timeline;
+      keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
+        return folded(staging, sized, std::move(optimizations), {}, timeline);
+      });
     }
     return std::move(*best);
   }
 
-  /// The same on given ranks, under given savings; the schedule may be synthesised.
+  /// The same on given ranks, under given memory optimizations; the schedule may be synthesised.
   /// @param orders  as for `evaluate`
-  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings,
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
                                  Orders orders = {}) const {
-    std::optional<detail::FoldedCourse> course;
-    return folded(staging, sized, std::move(savings), std::move(orders), course);
+    std::optional<detail::FoldedTimeline> timeline;
+    return folded(staging, sized, std::move(optimizations), std::move(orders), timeline);
   }
 
-  /// Of a ZeRO level the fewest segments to run again with which the ranks fit; if they cannot, what makes them
+  /// Of a ZeRO level the fewest segments to recompute with which the ranks fit; if they cannot, what makes them
   /// smallest.
-  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero,
-                                Offload offload = Offload::kNone) const {
-    return savings(staging, sized, zero, offload, constraints_.memory);
+  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
+                                                  Offload offload = Offload::kNone) const {
+    return optimizations(staging, sized, zero, offload, constraints_.memory);
   }
 
-  /// About how many actions one simulation of a staging has: turns with their messages, and gradient sums.
+  /// About how many actions one simulation of a staging has: compute actions with their messages, and gradient sums.
   [[nodiscard]] std::int64_t actions(const Staging& staging) const {
     const auto positions = staging.replicas_of_positions();
     const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / positions.size());
@@ -146,10 +149,10 @@ class StepObjective {
            std::accumulate(positions.begin(), positions.end(), std::int64_t{0});
   }
 
-  /// How many savings and places are predicted for a staging at most, of which the best counts.
+  /// How many memory optimizations and places are predicted for a staging at most, of which the best counts.
   [[nodiscard]] std::int64_t variants(const Staging& staging) const {
     return static_cast<std::int64_t>(zero_levels(staging).size() * constraints_.offloads.size() *
-                                     placements(staging.replicas_of_positions(), cluster_).size());
+                                     rank_placements(staging.replicas_of_positions(), cluster_).size());
   }
 
   /// Elementary steps of `folded`, in which there are as many.
@@ -167,10 +170,10 @@ class StepObjective {
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
   static constexpr std::int64_t kManyActions = 30'000;
 
-  /// Memory of each stage under the savings that leave least, by the laws of schedules with one stage a rank; nothing
-  /// is offloaded that the host cannot hold, unless it must be.
+  /// Memory of each stage under the memory optimizations that leave least, by the laws of schedules with one stage a
+  /// rank; nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
-    const auto ranks = place(staging, Placement::kReplicasTogether);
+    const auto ranks = place(staging, RankPlacement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
     const auto worst = [](const std::vector<StageMemory>& memory) {
       Bytes most{};
@@ -182,7 +185,7 @@ class StepObjective {
     std::pair<bool, Bytes> least_of{};
     for (const Offload offload : constraints_.offloads) {
       for (const int level : zero_levels(staging)) {
-        auto memory = memory_of(staging, sized, in_flight, savings(staging, sized, level, offload, Bytes(0)));
+        auto memory = memory_of(staging, sized, in_flight, optimizations(staging, sized, level, offload, Bytes(0)));
         const std::pair own(!host_holds(ranks, memory), worst(memory));
         if (!least.empty() && !(own < least_of)) continue;
         least = std::move(memory);
@@ -192,15 +195,15 @@ class StepObjective {
     return least;
   }
 
-  /// False if the staging does not fit under any savings that would be tried, without working out what it takes; of
-  /// synthesised orders, if it fits under none.
+  /// False if the staging does not fit under any memory optimizations that would be tried, without working out what it
+  /// takes; of synthesised orders, if it fits under none.
   [[nodiscard]] bool may_fit(const Staging& staging) const {
-    const auto ranks = place(staging, Placement::kReplicasTogether);
+    const auto ranks = place(staging, RankPlacement::kReplicasTogether);
     const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
-    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+    const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     for (const int level : zero_levels(staging)) {
       for (const Offload offload : constraints_.offloads) {
-        const Savings own = savings(staging, sized, level, offload);
+        const MemoryOptimizations own = optimizations(staging, sized, level, offload);
         const auto in_flight =
             synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_of_positions(staging, sized, own);
         const auto memory = memory_of(staging, sized, in_flight, own);
@@ -232,65 +235,67 @@ class StepObjective {
   }
 
  private:
-  /// What `terms_of` makes of the best savings. Offloading what fits as it is takes no less time.
+  /// What `terms_of` makes of the best memory optimizations. Offloading what fits as it is takes no less time.
   template <class TermsOf>
-  void keep_best_savings(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
-                         const TermsOf& terms_of) const {
+  void keep_best_optimizations(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
+                               const TermsOf& terms_of) const {
     for (const int level : zero_levels(staging)) {
       bool fits_as_it_is = false;
       for (const Offload offload : constraints_.offloads) {
         if (fits_as_it_is) break;
-        StepTerms terms = terms_of(savings(staging, sized, level, offload));
-        fits_as_it_is = fits(terms) && !terms.savings.recomputes();
+        StepTerms terms = terms_of(optimizations(staging, sized, level, offload));
+        fits_as_it_is = fits(terms) && !terms.optimizations.recomputes();
         keep_better(best, std::move(terms));
       }
     }
   }
 
   [[nodiscard]] bool is_compared_first(const Staging& staging) const {
-    return actions(staging) > kManyActions && staging.schedule != ScheduleKind::kSynthesised;
+    return actions(staging) > kManyActions && !traits_of(staging.schedule).orders_in_plan;
   }
 
   /// Levels that differ: without replicas there is nobody to share with.
   [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
-    const bool shares = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
-    return std::span(constraints_.zero_levels).first(shares ? constraints_.zero_levels.size() : 1);
+    const bool replicated = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
+    return std::span(constraints_.zero_levels).first(replicated ? constraints_.zero_levels.size() : 1);
   }
 
-  /// @param played  of the same staging on the same ranks; is played anew unless its turns last as long
-  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
+  /// @param played  of the same staging on the same ranks; is played anew unless its compute actions last as long
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
+                                   MemoryOptimizations optimizations, Orders orders,
                                    std::optional<detail::PlayedPipeline>& played) const {
-    const StagingCosts costs(work_, staging, sized, savings);
-    const BatchLayout layout{shares_.local(), staging.microbatches};
-    StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
+    const StagingCosts costs(work_, staging, sized, optimizations);
+    const BatchLayout layout{slices_.local(), staging.microbatches};
+    StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !played || !played->holds_for(costs)) {
       const GivenOrders given{terms.orders, staging.microbatches};
       played.emplace(work_.loss_mode, sized.pipeline, layout, staging.schedule, given, costs);
     }
-    explain(terms, staging, sized, costs, played->course(costs));
+    explain(terms, staging, sized, costs, played->timeline(costs));
     return terms;
   }
 
-  /// @param course  of the same staging on the same ranks; is played anew unless its turns last as long
-  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, Savings savings, Orders orders,
-                                 std::optional<detail::FoldedCourse>& course) const {
-    const StagingCosts costs(work_, staging, sized, savings);
-    StepTerms terms = untimed(staging, sized, costs, std::move(savings), std::move(orders));
-    if (!terms.orders.empty() || !course || !course->holds_for(costs))
-      course.emplace(work_, staging, sized, detail::largest_shares(staging, shares_), busy_times(staging), terms.orders,
-                     costs);
-    explain(terms, staging, sized, costs, course->course(costs));
+  /// @param timeline  of the same staging on the same ranks; is played anew unless its compute actions last as long
+  [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
+                                 Orders orders, std::optional<detail::FoldedTimeline>& timeline) const {
+    const StagingCosts costs(work_, staging, sized, optimizations);
+    StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
+    if (!terms.orders.empty() || !timeline || !timeline->holds_for(costs))
+      timeline.emplace(work_, staging, sized, detail::largest_slices(staging, slices_), busy_times(staging),
+                       terms.orders, costs);
+    explain(terms, staging, sized, costs, timeline->timeline(costs));
     return terms;
   }
 
   /// Memory and, of a synthesised schedule, orders.
   [[nodiscard]] StepTerms untimed(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
-                                  Savings savings, Orders orders) const {
-    const bool synthesised = staging.schedule == ScheduleKind::kSynthesised;
+                                  MemoryOptimizations optimizations, Orders orders) const {
+    const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     StepTerms terms;
     terms.ranks = sized.pipeline.stages;
-    if (synthesised) terms.orders = orders.empty() ? orders_of(staging, sized, costs, savings) : std::move(orders);
-    terms.savings = std::move(savings);
+    if (synthesised)
+      terms.orders = orders.empty() ? orders_of(staging, sized, costs, optimizations) : std::move(orders);
+    terms.optimizations = std::move(optimizations);
     terms.stages.resize(terms.ranks.size());
     set_memory(terms, staging, sized);
     return terms;
@@ -301,9 +306,9 @@ class StepObjective {
     // Results that leave the call are all forward before the first backward, whatever the orders.
     const auto in_flight =
         terms.orders.empty() || !work_.loss_mode
-            ? in_flight_of_positions(staging, sized, terms.savings)
-            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, shares_, terms.savings));
-    const auto stages = memory_of(staging, sized, in_flight, terms.savings);
+            ? in_flight_of_positions(staging, sized, terms.optimizations)
+            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, slices_, terms.optimizations));
+    const auto stages = memory_of(staging, sized, in_flight, terms.optimizations);
     terms.host_holds = host_holds(terms.ranks, stages);
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
   }
@@ -312,7 +317,7 @@ class StepObjective {
   [[nodiscard]] int busy_times(const Staging& staging) const {
     int times = 1;
     for (const int replicas : staging.replicas)
-      times = std::max(times, shares_.at(staging.microbatches, replicas, staging.stages()).busy_times());
+      times = std::max(times, slices_.at(staging.microbatches, replicas, staging.stages()).busy_times());
     return times;
   }
 
@@ -325,16 +330,16 @@ class StepObjective {
   }
 
   /// @param memory  that the ranks should fit; if they cannot, what makes them smallest
-  [[nodiscard]] Savings savings(const Staging& staging, const SizedPipeline& sized, int zero, Offload offload,
-                                Bytes memory) const {
-    Savings out{zero, {}, offload};
+  [[nodiscard]] MemoryOptimizations optimizations(const Staging& staging, const SizedPipeline& sized, int zero,
+                                                  Offload offload, Bytes memory) const {
+    MemoryOptimizations out{zero, {}, offload};
     if (constraints_.recompute == Recompute::kNever) return out;
     const auto in_flight = in_flight_of_positions(staging, sized, out);
     if (constraints_.recompute == Recompute::kToFit &&
         positions_fit(staging, memory_of(staging, sized, in_flight, out), memory))
       return out;
     const auto segments = detail::segments_in_stages(work_, staging);
-    const detail::RecomputeChoice choice(work_, staging, sized, shares_, segments, in_flight, fixed_of(staging, out));
+    const detail::RecomputeChoice choice(work_, staging, sized, slices_, segments, in_flight, fixed_of(staging, out));
     out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
     return out;
   }
@@ -356,63 +361,42 @@ class StepObjective {
 
   /// Micro-batches that each stage holds; of a synthesised schedule, about. Its replicas run alike.
   [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
-                                                             const Savings& savings) const {
-    if (has_closed_form(staging.schedule) || staging.schedule == ScheduleKind::kSynthesised || !work_.loss_mode)
+                                                             const MemoryOptimizations& optimizations) const {
+    if (has_closed_form(staging.schedule) || traits_of(staging.schedule).orders_in_plan || !work_.loss_mode)
       return in_flight_by_law(work_, staging);
     Pipeline positions;
     positions.ranks = static_cast<int>(staging.replicas_of_positions().size());
     for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
-    return in_flight_of(fixed_orders(staging, positions).orders,
-                        held_by_microbatch(work_, staging, sized, shares_, savings));
+    const auto orders = with_policy(
+        staging.schedule, [&](const auto& policy) { return rank_orders_of(policy, positions, staging.microbatches); });
+    return in_flight_of(orders, held_by_microbatch(work_, staging, sized, slices_, optimizations));
   }
 
-  /// `predict_memory`, the part that is the same whatever is in flight or run again worked out once a staging.
+  /// `predict_memory`, the part that is the same whatever is in flight or recomputed worked out once a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<InFlight>& in_flight,
-                                                   const Savings& savings) const {
-    return predict_memory(work_, staging, sized, shares_, in_flight, savings, fixed_of(staging, savings));
+                                                   const MemoryOptimizations& optimizations) const {
+    return predict_memory(work_, staging, sized, slices_, in_flight, optimizations, fixed_of(staging, optimizations));
   }
-  [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging, const Savings& savings) const {
+  [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging,
+                                                         const MemoryOptimizations& optimizations) const {
     if (fixed_.staging != staging) fixed_ = {staging, {}};
-    const auto [entry, added] = fixed_.by_savings.try_emplace({savings.zero, savings.offload});
-    if (added) entry->second = fixed_memory(work_, constraints_, staging, savings.zero, savings.offload);
+    const auto [entry, added] = fixed_.by_optimizations.try_emplace({optimizations.zero, optimizations.offload});
+    if (added) entry->second = fixed_memory(work_, constraints_, staging, optimizations.zero, optimizations.offload);
     return entry->second;
-  }
-
-  /// Orders that follow from the shape of the pipeline alone; none where each stage has its own law.
-  [[nodiscard]] static GivenOrders fixed_orders(const Staging& staging, const Pipeline& pipeline) {
-    const int microbatches = staging.microbatches;
-    switch (staging.schedule) {
-      case ScheduleKind::kZbH1: {
-        GivenOrders orders{std::vector<std::vector<Turn>>(pipeline.stages.size()), microbatches};
-        const int stages = static_cast<int>(pipeline.stages.size());
-        for (int s = 0; s < stages; ++s) {
-          auto& order = orders.orders[pipeline.stages[static_cast<std::size_t>(s)].front().index()];
-          order = ZbH1{}.order(StageId(s), stages, microbatches);
-          for (Turn& turn : order) turn.stage = StageId(s);
-        }
-        return orders;
-      }
-      case ScheduleKind::kInterleaved:
-        return {Interleaved{}.rank_orders(pipeline, microbatches), microbatches};
-      case ScheduleKind::kZbV:
-        return {ZbV{}.rank_orders(pipeline, microbatches), microbatches};
-      default:
-        return {};
-    }
   }
 
   /// Of the ranks, synthesised.
   [[nodiscard]] Orders orders_of(const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
-                                 const Savings& savings) const {
+                                 const MemoryOptimizations& optimizations) const {
     const Pipeline& pipeline = sized.pipeline;
     const int microbatches = staging.microbatches;
     if (actions(staging) <= kFewActions)
-      return synthesised(staging, sized, savings, pipeline, {shares_.local(), microbatches}, costs);
-    // Replicas take their turns in the same order, so one of each decides it.
-    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_shares(staging, shares_), microbatches,
+      return synthesised(staging, sized, optimizations, pipeline, {slices_.local(), microbatches}, costs);
+    // Replicas run their compute actions in the same order, so one of each decides it.
+    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_slices(staging, slices_), microbatches,
                                         costs);
-    const Orders of_positions = synthesised(staging, sized, savings, folded.pipeline(), folded.layout(), folded);
+    const Orders of_positions = synthesised(staging, sized, optimizations, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {
       for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)])
@@ -426,14 +410,15 @@ class StepObjective {
 
   /// @param pipeline  of the staging itself, or with one rank a position
   template <SplitBackwardCosts Costs>
-  [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized, const Savings& savings,
-                                   const Pipeline& pipeline, const BatchLayout& layout, const Costs& costs) const {
+  [[nodiscard]] Orders synthesised(const Staging& staging, const SizedPipeline& sized,
+                                   const MemoryOptimizations& optimizations, const Pipeline& pipeline,
+                                   const BatchLayout& layout, const Costs& costs) const {
     Synthesised<Costs> policy{.costs = costs, .local = layout.local, .held = {}, .budget = kSynthesisBudget};
-    const auto bytes = held_by_microbatch(work_, staging, sized, shares_, savings);
+    const auto bytes = held_by_microbatch(work_, staging, sized, slices_, optimizations);
     for (std::size_t s = 0; s < bytes.read.size(); ++s)
       policy.held.push_back(std::max(bytes.whole[s], bytes.waiting[s]) + bytes.read[s]);
     const std::vector<InFlight> none(staging.replicas.size());
-    const auto fixed = memory_of(staging, sized, none, savings);
+    const auto fixed = memory_of(staging, sized, none, optimizations);
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
     std::vector<Bytes> least(policy.limits.size());
     for (std::size_t s = 0; s < fixed.size(); ++s) {
@@ -450,14 +435,14 @@ class StepObjective {
   }
 
   void explain(StepTerms& terms, const Staging& staging, const SizedPipeline& sized, const StagingCosts& costs,
-               const detail::Course& course) const {
-    terms.step = course.step;
-    std::vector<Seconds> updates(course.busy.size());  // of all stages of a rank
+               const detail::CallTimeline& timeline) const {
+    terms.step = timeline.step;
+    std::vector<Seconds> updates(timeline.busy.size());  // of all stages of a rank
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
       StageTerms& stage = terms.stages[s];
-      const auto share = shares_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
-      stage.forward = costs.forward(StageId::of(s), share);
-      stage.backward = costs.backward(StageId::of(s), share);
+      const auto slice = slices_.at(staging.microbatches, staging.replicas[s], staging.stages()).largest;
+      stage.forward = costs.forward(StageId::of(s), slice);
+      stage.backward = costs.backward(StageId::of(s), slice);
       stage.update = costs.update(StageId::of(s), constraints_.optimizer_state_factor);
       for (const Rank rank : sized.pipeline.stages[s]) updates[rank.index()] += stage.update;
     }
@@ -468,13 +453,13 @@ class StepObjective {
       StageTerms& stage = terms.stages[s];
       for (const Rank rank : sized.pipeline.stages[s]) {
         const std::size_t r = rank.index();
-        stage.communication = std::max(stage.communication, course.communicating[r] / staging.microbatches);
-        stage.reduction = std::max(stage.reduction, course.summing[r]);
+        stage.communication = std::max(stage.communication, timeline.communicating[r] / staging.microbatches);
+        stage.reduction = std::max(stage.reduction, timeline.summing[r]);
         if (counted[r]) continue;
         counted[r] = true;
-        terms.step = std::max(terms.step, course.end[r] + updates[r]);
-        terms.computing = std::max(terms.computing, course.busy[r] + updates[r]);
-        busy += (course.busy[r] + updates[r]).value();
+        terms.step = std::max(terms.step, timeline.end[r] + updates[r]);
+        terms.computing = std::max(terms.computing, timeline.busy[r] + updates[r]);
+        busy += (timeline.busy[r] + updates[r]).value();
         ++used;
       }
       terms.summing = std::max(terms.summing, stage.reduction);
@@ -485,10 +470,10 @@ class StepObjective {
   const Workload& work_;
   const Cluster& cluster_;
   const Constraints& constraints_;
-  ShareTable shares_;
+  SliceTable slices_;
   struct Fixed {
     Staging staging;
-    std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_savings;
+    std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_optimizations;
   };
   mutable Fixed fixed_;  // of the last staging
   Bytes trainable_{};

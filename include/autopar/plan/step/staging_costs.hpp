@@ -5,13 +5,14 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/plan/memory/zero_memory.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/schedule/simulate.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar {
 
@@ -39,7 +40,7 @@ struct TrainedBytes {
   return bytes;
 }
 
-/// An update takes no less under any savings that the constraints leave.
+/// An update takes no less under any memory optimizations that the constraints leave.
 [[nodiscard]] inline Seconds least_update(const Workload& work, const Constraints& constraints, Bytes bytes) {
   const double factor = constraints.optimizer_state_factor;
   const bool always = constraints.offloads.front() == Offload::kOptimizer;
@@ -55,14 +56,15 @@ inline constexpr double kHalfOfASum = 0.5;
 /// Costs of one staging as the simulator asks for them.
 class StagingCosts {
  public:
-  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized, const Savings& savings = {})
+  StagingCosts(const Workload& work, const Staging& staging, const SizedPipeline& sized,
+               const MemoryOptimizations& optimizations = {})
       : work_(work),
         sized_(sized),
-        zero_(savings.zero),
-        offload_(savings.offload),
+        zero_(optimizations.zero),
+        offload_(optimizations.offload),
         whole_backwards_(keeps_backwards_whole(staging.schedule)),
         nodes_(nodes_by_stage(staging)),
-        again_(savings.recomputed),
+        recomputed_(optimizations.recomputed),
         parameters_(detail::trained_by_stage(work, staging)),
         known_(nodes_.size()) {}
 
@@ -96,8 +98,8 @@ class StagingCosts {
     const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
     return in_shares(group) ? sum * detail::kHalfOfASum : sum;
   }
-  /// Whether all turns that these costs were asked for take as long under others.
-  [[nodiscard]] bool turns_last_as_long(const StagingCosts& others) const {
+  /// Whether all compute actions that these costs were asked for take as long under others.
+  [[nodiscard]] bool computes_last_as_long(const StagingCosts& others) const {
     for (std::size_t s = 0; s < known_.size(); ++s) {
       for (const Known& known : known_[s]) {
         const Known& other = others.at(StageId::of(s), known.samples);
@@ -143,8 +145,8 @@ class StagingCosts {
       sum.backward += costs[node.index()].backward + totals;
       sum.backward_weight += costs[node.index()].backward_weight;
     }
-    if (!again_.empty()) {
-      for (const auto& segment : again_[stage.index()]) {
+    if (!recomputed_.empty()) {
+      for (const auto& segment : recomputed_[stage.index()]) {
         for (const NodeId node : segment) {
           sum.backward += costs[node.index()].forward;
           sum.backward_weight = std::max(Seconds{}, sum.backward_weight - costs[node.index()].backward_weight);
@@ -162,17 +164,17 @@ class StagingCosts {
       const Seconds first =
           gathers ? half_of_a_sum(stage, detail::in_proportion(unit, computed_with, trained)) : Seconds{};
       if (gathers) sum.forward = std::max(sum.forward + first, gathering);
-      const Seconds again = gathers ? half_of_a_sum(stage, gathered_again(stage)) : Seconds{};
+      const Seconds again = gathers ? half_of_a_sum(stage, regathered_bytes(stage)) : Seconds{};
       sum.backward = std::max(sum.backward + (first + last), gathering + again + summing);
     }
     return row.emplace_back(sum);
   }
 
-  /// What segments that run again let go of before their backwards.
-  [[nodiscard]] Bytes gathered_again(StageId stage) const {
-    if (again_.empty() || again_[stage.index()].empty() || !whole_backwards_) return {};
-    detail::ReadAgain read(work_, nodes_[stage.index()], whole_backwards_);
-    for (const auto& segment : again_[stage.index()]) read.add(segment);
+  /// What segments that are recomputed let go of before their backwards.
+  [[nodiscard]] Bytes regathered_bytes(StageId stage) const {
+    if (recomputed_.empty() || recomputed_[stage.index()].empty() || !whole_backwards_) return {};
+    detail::Regathered read(work_, nodes_[stage.index()], whole_backwards_);
+    for (const auto& segment : recomputed_[stage.index()]) read.add(segment);
     return read.gathered_once_more();
   }
 
@@ -192,10 +194,10 @@ class StagingCosts {
   Offload offload_;
   bool whole_backwards_;
   std::vector<std::vector<NodeId>> nodes_;
-  std::vector<std::vector<std::vector<NodeId>>> again_;  // [stage][segment]
-  std::vector<detail::TrainedBytes> parameters_;         // by stage
-  mutable std::vector<std::vector<Known>> known_;        // by stage; a handful of different shares
-  mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
+  std::vector<std::vector<std::vector<NodeId>>> recomputed_;  // [stage][segment]
+  std::vector<detail::TrainedBytes> parameters_;              // by stage
+  mutable std::vector<std::vector<Known>> known_;             // by stage; a handful of different shares
+  mutable std::vector<std::pair<Bytes, Seconds>> sums_;       // the last of each group
 };
 static_assert(SplitBackwardCosts<StagingCosts>);
 

@@ -5,14 +5,14 @@
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
 #include <autopar/plan/memory/memory.hpp>
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 #include <autopar/schedule/concepts.hpp>
 
 namespace autopar {
 
 /// What a stage contributes to a step.
 struct StageTerms {
-  Seconds forward{};  ///< of the largest share of a micro-batch
+  Seconds forward{};  ///< of the largest slice of a micro-batch
   Seconds backward{};
   Seconds communication{};  ///< messages of one micro-batch, of the rank that has the most, both ways
   Seconds reduction{};      ///< its gradient sums, one after the other
@@ -28,10 +28,10 @@ struct StepTerms {
   Seconds computing{};  ///< of the busiest rank, update included
   Seconds summing{};    ///< gradient sums of the rank that has the most
   std::vector<StageTerms> stages;
-  std::vector<std::vector<Rank>> ranks;   ///< [stage][replica]
-  std::vector<std::vector<Turn>> orders;  ///< [rank] of a synthesised schedule
-  bool host_holds = true;                 ///< what is offloaded
-  Savings savings;                        ///< with which it was predicted
+  std::vector<std::vector<Rank>> ranks;            ///< [stage][replica]
+  std::vector<std::vector<ComputeAction>> orders;  ///< [rank] of a synthesised schedule
+  bool host_holds = true;                          ///< what is offloaded
+  MemoryOptimizations optimizations;               ///< with which it was predicted
 };
 
 }  // namespace autopar

@@ -12,19 +12,19 @@
 
 namespace autopar::detail {
 
-/// Plays fixed orders of lanes and looks for what holds the last turn up.
-class OrderedCourse {
+/// Plays fixed orders of lanes and looks for what holds the last compute action up.
+class OrderedTimeline {
  public:
-  explicit OrderedCourse(const SynthesisProblem& problem) : problem_(problem) {}
+  explicit OrderedTimeline(const SynthesisProblem& problem) : problem_(problem) {}
 
-  /// Every turn as early as its lane and its data allow. @return false if the orders wait for each other
-  bool play(const std::vector<std::vector<SynthesisTurn>>& orders) {
+  /// Every compute action as early as its lane and its data allow. @return false if the orders wait for each other
+  bool play(const std::vector<std::vector<SynthesisAction>>& orders) {
     orders_ = &orders;
     const std::size_t lanes = orders.size();
     at_.assign(lanes, 0);
     free_at_.assign(lanes, 0);
-    start_.assign(problem_.turns(), kNever);
-    end_.assign(problem_.turns(), kNever);
+    start_.assign(problem_.computes(), kNever);
+    end_.assign(problem_.computes(), kNever);
     played_.clear();
     makespan_ = 0;
     std::size_t all = 0;
@@ -39,19 +39,20 @@ class OrderedCourse {
     return passed == all;
   }
   [[nodiscard]] double makespan() const { return makespan_; }
-  [[nodiscard]] double end(const SynthesisTurn& turn) const { return end_[problem_.index(turn)]; }
+  [[nodiscard]] double end(const SynthesisAction& compute) const { return end_[problem_.index(compute)]; }
 
-  /// Seconds from the start of each turn to the end of all that waits for it, given the orders. @pre play returned true
+  /// Seconds from the start of each compute action to the end of all that waits for it, given the orders. @pre play
+  /// returned true
   [[nodiscard]] std::vector<double> tails() const {
-    std::vector<double> tail(problem_.turns(), 0);   // after the end, until the turn itself is visited
-    std::vector<double> behind(orders_->size(), 0);  // on each lane
-    for (auto turn = played_.rbegin(); turn != played_.rend(); ++turn) {
-      const auto& stage = problem_.stages[turn->stage];
-      double& mine = tail[problem_.index(*turn)];
+    std::vector<double> tail(problem_.computes(), 0);  // after the end, until the compute action itself is visited
+    std::vector<double> behind(orders_->size(), 0);    // on each lane
+    for (auto compute = played_.rbegin(); compute != played_.rend(); ++compute) {
+      const auto& stage = problem_.stages[compute->stage];
+      double& mine = tail[problem_.index(*compute)];
       for (const std::size_t l : stage.lanes) mine = std::max(mine, behind[l]);
-      mine += stage.seconds(turn->kind);
+      mine += stage.seconds(compute->kind);
       for (const std::size_t l : stage.lanes) behind[l] = mine;
-      for_each_input(*turn, [&](const SynthesisTurn& input, double delay) {
+      for_each_input(*compute, [&](const SynthesisAction& input, double delay) {
         double& before = tail[problem_.index(input)];
         before = std::max(before, mine + delay);
       });
@@ -59,25 +60,25 @@ class OrderedCourse {
     return tail;
   }
 
-  /// Positions [lane, position] of turns on a longest way whose start waits for their lane, the latest first.
+  /// Positions [lane, position] of compute actions on a longest way whose start waits for their lane, the latest first.
   [[nodiscard]] std::vector<std::pair<std::size_t, std::size_t>> held_up() const {
     std::vector<std::pair<std::size_t, std::size_t>> out;
     std::vector<std::vector<std::size_t>> position(orders_->size());
-    SynthesisTurn turn;
+    SynthesisAction compute;
     double latest = -1;
-    for (const SynthesisTurn& played : played_) {
+    for (const SynthesisAction& played : played_) {
       if (end(played) > latest) {
         latest = end(played);
-        turn = played;
+        compute = played;
       }
     }
     for (;;) {
-      const auto& stage = problem_.stages[turn.stage];
-      const double start = start_[problem_.index(turn)];
+      const auto& stage = problem_.stages[compute.stage];
+      const double start = start_[problem_.index(compute)];
       if (start <= kSame * makespan_) return out;
       bool found = false;
-      SynthesisTurn before;
-      for_each_input(turn, [&](const SynthesisTurn& input, double delay) {
+      SynthesisAction before;
+      for_each_input(compute, [&](const SynthesisAction& input, double delay) {
         if (end(input) + delay < start - kSame * makespan_ || found) return;
         found = true;
         before = input;
@@ -86,7 +87,7 @@ class OrderedCourse {
         for (const std::size_t l : stage.lanes) {
           const auto& order = (*orders_)[l];
           std::size_t at = 0;  // an input is named by its slot: a backward may be whole
-          while (problem_.index(order[at]) != problem_.index(turn)) ++at;
+          while (problem_.index(order[at]) != problem_.index(compute)) ++at;
           if (at == 0 || end(order[at - 1]) < start - kSame * makespan_) continue;
           out.emplace_back(l, at);
           before = order[at - 1];
@@ -95,7 +96,7 @@ class OrderedCourse {
         }
       }
       if (!found) return out;
-      turn = before;
+      compute = before;
     }
   }
 
@@ -104,80 +105,81 @@ class OrderedCourse {
   static constexpr double kSame = 1e-12;
 
   template <class Visit>
-  void for_each_input(const SynthesisTurn& turn, const Visit& visit) const {
-    const auto& stage = problem_.stages[turn.stage];
-    if (turn.kind == ActionKind::kBackwardWeight) {
-      visit(SynthesisTurn{turn.stage, ActionKind::kBackwardInput, turn.microbatch}, 0.0);
-    } else if (turn.kind == ActionKind::kForward) {
+  void for_each_input(const SynthesisAction& compute, const Visit& visit) const {
+    const auto& stage = problem_.stages[compute.stage];
+    if (compute.kind == ActionKind::kBackwardWeight) {
+      visit(SynthesisAction{compute.stage, ActionKind::kBackwardInput, compute.microbatch}, 0.0);
+    } else if (compute.kind == ActionKind::kForward) {
       for (const auto& link : stage.values) {
-        visit(SynthesisTurn{link.stage, ActionKind::kForward, turn.microbatch}, link.delay);
+        visit(SynthesisAction{link.stage, ActionKind::kForward, compute.microbatch}, link.delay);
       }
     } else {
-      visit(SynthesisTurn{turn.stage, ActionKind::kForward, turn.microbatch}, 0.0);
+      visit(SynthesisAction{compute.stage, ActionKind::kForward, compute.microbatch}, 0.0);
       for (const auto& link : stage.gradients) {
-        visit(SynthesisTurn{link.stage, problem_.stages[link.stage].first_backward(), turn.microbatch}, link.delay);
+        visit(SynthesisAction{link.stage, problem_.stages[link.stage].first_backward(), compute.microbatch},
+              link.delay);
       }
     }
   }
 
-  bool perform(const SynthesisTurn& turn, std::size_t& passed) {
-    const auto& stage = problem_.stages[turn.stage];
+  bool perform(const SynthesisAction& compute, std::size_t& passed) {
+    const auto& stage = problem_.stages[compute.stage];
     double start = 0;
     for (const std::size_t l : stage.lanes) {
-      if (at_[l] == (*orders_)[l].size() || !((*orders_)[l][at_[l]] == turn)) return false;
+      if (at_[l] == (*orders_)[l].size() || !((*orders_)[l][at_[l]] == compute)) return false;
       start = std::max(start, free_at_[l]);
     }
-    for_each_input(turn, [&](const SynthesisTurn& input, double delay) {
+    for_each_input(compute, [&](const SynthesisAction& input, double delay) {
       start = std::max(start, end_[problem_.index(input)] + delay);
     });
     if (start == kNever) return false;
-    const double end = start + stage.seconds(turn.kind);
-    start_[problem_.index(turn)] = start;
-    end_[problem_.index(turn)] = end;
+    const double end = start + stage.seconds(compute.kind);
+    start_[problem_.index(compute)] = start;
+    end_[problem_.index(compute)] = end;
     makespan_ = std::max(makespan_, end);
     for (const std::size_t l : stage.lanes) {
       free_at_[l] = end;
       ++at_[l];
       ++passed;
     }
-    played_.push_back(turn);
+    played_.push_back(compute);
     return true;
   }
 
   const SynthesisProblem& problem_;
-  const std::vector<std::vector<SynthesisTurn>>* orders_ = nullptr;
+  const std::vector<std::vector<SynthesisAction>>* orders_ = nullptr;
   std::vector<std::size_t> at_;
   std::vector<double> free_at_, start_, end_;  // by lane; by SynthesisProblem::index
-  std::vector<SynthesisTurn> played_;
+  std::vector<SynthesisAction> played_;
   double makespan_ = kNever;
 };
 
 /// Most that a lane holds at once in this order.
-[[nodiscard]] inline double peak_held(const SynthesisProblem& problem, const std::vector<SynthesisTurn>& order) {
+[[nodiscard]] inline double peak_held(const SynthesisProblem& problem, const std::vector<SynthesisAction>& order) {
   double held = 0, peak = 0;
-  for (const SynthesisTurn& turn : order) {
-    if (turn.kind == ActionKind::kForward) held += problem.stages[turn.stage].held;
+  for (const SynthesisAction& compute : order) {
+    if (compute.kind == ActionKind::kForward) held += problem.stages[compute.stage].held;
     peak = std::max(peak, held);
-    if (gives_weight_gradients(turn.kind)) held -= problem.stages[turn.stage].held;
+    if (gives_weight_gradients(compute.kind)) held -= problem.stages[compute.stage].held;
   }
   return peak;
 }
 
-/// Shortens orders move by move: a turn that holds the last one up, because its lane is busy with another, goes some
-/// places ahead, or the turn before it some places back. The first move that helps is taken.
+/// Shortens orders move by move: a compute action that holds the last one up, because its lane is busy with another,
+/// goes some places ahead, or the compute action before it some places back. The first move that helps is taken.
 class OrderSearch {
  public:
-  explicit OrderSearch(const SynthesisProblem& problem) : problem_(problem), course_(problem) {}
+  explicit OrderSearch(const SynthesisProblem& problem) : problem_(problem), timeline_(problem) {}
 
   /// @param budget  of orders that are played; what is left of it on return @return the makespan
-  double improve(std::vector<std::vector<SynthesisTurn>>& orders, std::int64_t& budget) {
-    if (!course_.play(orders)) return std::numeric_limits<double>::infinity();
-    double best = course_.makespan();
+  double improve(std::vector<std::vector<SynthesisAction>>& orders, std::int64_t& budget) {
+    if (!timeline_.play(orders)) return std::numeric_limits<double>::infinity();
+    double best = timeline_.makespan();
     bool improved = true;
     while (improved && budget > 0) {
       improved = false;
-      (void)course_.play(orders);
-      for (const auto& [lane, at] : course_.held_up()) {
+      (void)timeline_.play(orders);
+      for (const auto& [lane, at] : timeline_.held_up()) {
         improved = improve_at(orders, lane, at, best, budget);
         if (improved || budget <= 0) break;
       }
@@ -188,7 +190,7 @@ class OrderSearch {
  private:
   static constexpr std::size_t kReach = 4;  // places
 
-  bool improve_at(std::vector<std::vector<SynthesisTurn>>& orders, std::size_t lane, std::size_t at, double& best,
+  bool improve_at(std::vector<std::vector<SynthesisAction>>& orders, std::size_t lane, std::size_t at, double& best,
                   std::int64_t& budget) {
     auto& order = orders[lane];
     for (std::size_t places = 1; places <= kReach; ++places) {
@@ -200,15 +202,15 @@ class OrderSearch {
     return false;
   }
 
-  /// Moves a turn; moves it back unless the makespan is shorter for it.
-  bool helps(std::vector<std::vector<SynthesisTurn>>& orders, std::size_t lane, std::size_t from, std::size_t to,
+  /// Moves a compute action; moves it back unless the makespan is shorter for it.
+  bool helps(std::vector<std::vector<SynthesisAction>>& orders, std::size_t lane, std::size_t from, std::size_t to,
              double& best, std::int64_t& budget) {
     auto& order = orders[lane];
     move(order, from, to);
     if (budget > 0 && peak_held(problem_, order) <= problem_.lanes[lane].limit) {
       --budget;
-      if (course_.play(orders) && course_.makespan() < best * (1 - 1e-9)) {
-        best = course_.makespan();
+      if (timeline_.play(orders) && timeline_.makespan() < best * (1 - 1e-9)) {
+        best = timeline_.makespan();
         return true;
       }
     }
@@ -216,7 +218,7 @@ class OrderSearch {
     return false;
   }
 
-  static void move(std::vector<SynthesisTurn>& order, std::size_t from, std::size_t to) {
+  static void move(std::vector<SynthesisAction>& order, std::size_t from, std::size_t to) {
     const auto at = [&](std::size_t i) { return order.begin() + static_cast<std::ptrdiff_t>(i); };
     if (from < to)
       std::rotate(at(from), at(from + 1), at(to + 1));
@@ -225,7 +227,7 @@ class OrderSearch {
   }
 
   const SynthesisProblem& problem_;
-  OrderedCourse course_;
+  OrderedTimeline timeline_;
 };
 
 }  // namespace autopar::detail

@@ -13,14 +13,14 @@
 
 namespace autopar::detail {
 
-/// Orders of all lanes with their course.
-struct SynthesisCourse {
-  std::vector<std::vector<SynthesisTurn>> orders;  // [lane]
-  std::vector<double> start, end;                  // by SynthesisProblem::index
+/// Orders of all lanes with their timeline.
+struct SynthesisTimeline {
+  std::vector<std::vector<SynthesisAction>> orders;  // [lane]
+  std::vector<double> start, end;                    // by SynthesisProblem::index
   double makespan = std::numeric_limits<double>::infinity();
 };
 
-/// How list scheduling chooses among the turns that a lane could start.
+/// How list scheduling chooses among the compute actions that a lane could start.
 struct SynthesisRule {
   enum class Kinds : std::uint8_t { kBackwardFirst, kForwardFirst, kAlternate, kWeightFirst };
   enum class Chunks : std::uint8_t { kFurthest, kNearest, kEarliest };  // on its way; kEarliest: micro-batch
@@ -33,8 +33,8 @@ struct SynthesisRule {
   const std::vector<double>* urgency = nullptr;  // by index; if given it decides, the largest first
 };
 
-/// Plays a problem through in time: each lane starts, among the turns whose data are there and whose activations fit,
-/// the one that a rule prefers; weight backwards fill the time in which there is nothing else.
+/// Plays a problem through in time: each lane starts, among the compute actions whose data are there and whose
+/// activations fit, the one that a rule prefers; weight backwards fill the time in which there is nothing else.
 ///
 /// A forward must leave enough memory for the micro-batches that have started, earliest first, to come to their ends
 /// on the lane one after the other (Dijkstra's banker), so no order runs into a lack of memory.
@@ -54,7 +54,7 @@ class ListScheduler {
   }
 
   /// @param limit  nothing is wanted whose makespan is this or more: it is given up, its makespan infinite
-  [[nodiscard]] SynthesisCourse run(const SynthesisRule& rule, double limit = kNever) {
+  [[nodiscard]] SynthesisTimeline run(const SynthesisRule& rule, double limit = kNever) {
     reset(rule);
     limit_ = limit * (1 + 1e-9);  // what is left is a sum in another order
     for (;;) {
@@ -66,19 +66,19 @@ class ListScheduler {
       }
       if (next == choices_.size()) break;
       perform(choices_[next]);
-      if (course_.makespan == kNever) break;
+      if (timeline_.makespan == kNever) break;
     }
-    return std::move(course_);
+    return std::move(timeline_);
   }
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
-  /// Lanes with a turn that needs one of a stage.
+  /// Lanes with a compute action that needs one of a stage.
   struct Waiting {
     std::vector<std::size_t> forwards, backwards;
   };
   struct Choice {
-    SynthesisTurn turn;
+    SynthesisAction compute;
     double start = kNever;
   };
   struct Passed {  // micro-batches of a stage: forward, (input) backward, wholly backward
@@ -88,11 +88,11 @@ class ListScheduler {
   void reset(const SynthesisRule& rule) {
     rule_ = rule;
     const std::size_t lanes = problem_.lanes.size();
-    course_ = {};
-    course_.orders.resize(lanes);
-    course_.start.assign(problem_.turns(), kNever);
-    course_.end.assign(problem_.turns(), kNever);
-    course_.makespan = 0;
+    timeline_ = {};
+    timeline_.orders.resize(lanes);
+    timeline_.start.assign(problem_.computes(), kNever);
+    timeline_.end.assign(problem_.computes(), kNever);
+    timeline_.makespan = 0;
     passed_.assign(problem_.stages.size(), {});
     free_at_.assign(lanes, 0);
     left_ = work_;
@@ -130,24 +130,25 @@ class ListScheduler {
     return best(l, now);
   }
 
-  /// Of the turns that could start now the preferred; a better one that starts soon is waited for.
+  /// Of the compute actions that could start now the preferred; a better one that starts soon is waited for.
   [[nodiscard]] Choice best(std::size_t l, double now) const {
     Choice chosen;
     for (const Choice& candidate : candidates_) {
       if (candidate.start > now) continue;
-      if (chosen.start == kNever || preferred(l, candidate.turn, chosen.turn)) chosen = candidate;
+      if (chosen.start == kNever || preferred(l, candidate.compute, chosen.compute)) chosen = candidate;
     }
-    if (rule_.patience <= 0 || chosen.start == kNever || chosen.turn.kind != ActionKind::kBackwardWeight) return chosen;
-    const double until = now + rule_.patience * problem_.stages[chosen.turn.stage].weight;
+    if (rule_.patience <= 0 || chosen.start == kNever || chosen.compute.kind != ActionKind::kBackwardWeight)
+      return chosen;
+    const double until = now + rule_.patience * problem_.stages[chosen.compute.stage].weight;
     Choice awaited;
     for (const Choice& candidate : candidates_) {
-      if (candidate.turn.kind == ActionKind::kBackwardWeight || candidate.start >= until) continue;
+      if (candidate.compute.kind == ActionKind::kBackwardWeight || candidate.start >= until) continue;
       if (candidate.start < awaited.start) awaited = candidate;
     }
     return awaited.start < kNever ? awaited : chosen;
   }
 
-  [[nodiscard]] bool preferred(std::size_t l, const SynthesisTurn& a, const SynthesisTurn& b) const {
+  [[nodiscard]] bool preferred(std::size_t l, const SynthesisAction& a, const SynthesisAction& b) const {
     if (rule_.urgency != nullptr) {
       const double x = (*rule_.urgency)[problem_.index(a)], y = (*rule_.urgency)[problem_.index(b)];
       if (x != y) return x > y;
@@ -155,8 +156,8 @@ class ListScheduler {
     return key(l, a) < key(l, b);
   }
 
-  [[nodiscard]] std::tuple<int, int, int> key(std::size_t l, const SynthesisTurn& turn) const {
-    const bool forward = turn.kind == ActionKind::kForward, weight = turn.kind == ActionKind::kBackwardWeight;
+  [[nodiscard]] std::tuple<int, int, int> key(std::size_t l, const SynthesisAction& compute) const {
+    const bool forward = compute.kind == ActionKind::kForward, weight = compute.kind == ActionKind::kBackwardWeight;
     int first = 0;  // forwards 1 behind 0 or ahead of 2
     switch (rule_.kinds) {
       case SynthesisRule::Kinds::kBackwardFirst:
@@ -173,28 +174,28 @@ class ListScheduler {
         break;
     }
     if (weight) first = rule_.kinds == SynthesisRule::Kinds::kWeightFirst ? -1 : 2;
-    const int way = forward ? -static_cast<int>(turn.stage) : static_cast<int>(turn.stage);  // furthest first
+    const int way = forward ? -static_cast<int>(compute.stage) : static_cast<int>(compute.stage);  // furthest first
     switch (rule_.chunks) {
       case SynthesisRule::Chunks::kFurthest:
-        return {first, way, turn.microbatch};
+        return {first, way, compute.microbatch};
       case SynthesisRule::Chunks::kNearest:
-        return {first, -way, turn.microbatch};
+        return {first, -way, compute.microbatch};
       default:
-        return {first, turn.microbatch, way};
+        return {first, compute.microbatch, way};
     }
   }
 
   [[nodiscard]] double forward_ready(std::size_t s, int m) const {
     double ready = 0;
     for (const auto& link : problem_.stages[s].values) {
-      ready = std::max(ready, course_.end[problem_.index(link.stage, ActionKind::kForward, m)] + link.delay);
+      ready = std::max(ready, timeline_.end[problem_.index(link.stage, ActionKind::kForward, m)] + link.delay);
     }
     return ready;
   }
   [[nodiscard]] double backward_ready(std::size_t s, int m) const {
-    double ready = course_.end[problem_.index(s, ActionKind::kForward, m)];
+    double ready = timeline_.end[problem_.index(s, ActionKind::kForward, m)];
     for (const auto& link : problem_.stages[s].gradients) {
-      ready = std::max(ready, course_.end[problem_.index(link.stage, ActionKind::kBackward, m)] + link.delay);
+      ready = std::max(ready, timeline_.end[problem_.index(link.stage, ActionKind::kBackward, m)] + link.delay);
     }
     return ready;
   }
@@ -228,44 +229,44 @@ class ListScheduler {
   }
 
   void perform(const Choice& choice) {
-    const SynthesisTurn turn = choice.turn;
-    const auto& stage = problem_.stages[turn.stage];
-    const double end = choice.start + stage.seconds(turn.kind);
-    course_.start[problem_.index(turn)] = choice.start;
-    course_.end[problem_.index(turn)] = end;
-    course_.makespan = std::max(course_.makespan, end);
-    Passed& passed = passed_[turn.stage];
-    if (turn.kind == ActionKind::kForward) ++passed.forward;
-    if (gives_input_gradients(turn.kind)) ++passed.backward;
-    if (gives_weight_gradients(turn.kind)) ++passed.all;
+    const SynthesisAction compute = choice.compute;
+    const auto& stage = problem_.stages[compute.stage];
+    const double end = choice.start + stage.seconds(compute.kind);
+    timeline_.start[problem_.index(compute)] = choice.start;
+    timeline_.end[problem_.index(compute)] = end;
+    timeline_.makespan = std::max(timeline_.makespan, end);
+    Passed& passed = passed_[compute.stage];
+    if (compute.kind == ActionKind::kForward) ++passed.forward;
+    if (gives_input_gradients(compute.kind)) ++passed.backward;
+    if (gives_weight_gradients(compute.kind)) ++passed.all;
     for (const std::size_t l : stage.lanes) {
-      course_.orders[l].push_back(turn);
+      timeline_.orders[l].push_back(compute);
       free_at_[l] = end;
       left_[l] -= end - choice.start;
-      if (end + left_[l] >= limit_) course_.makespan = kNever;
+      if (end + left_[l] >= limit_) timeline_.makespan = kNever;
       stale_[l] = true;
-      if (turn.kind != ActionKind::kBackwardWeight) last_was_forward_[l] = turn.kind == ActionKind::kForward;
+      if (compute.kind != ActionKind::kBackwardWeight) last_was_forward_[l] = compute.kind == ActionKind::kForward;
     }
     if (shares_lanes_)
       stale_.assign(stale_.size(), true);
-    else if (turn.kind != ActionKind::kBackwardWeight)
-      wake_neighbours(turn);
+    else if (compute.kind != ActionKind::kBackwardWeight)
+      wake_neighbours(compute);
   }
 
-  /// Lanes that may have waited for the turn.
-  void wake_neighbours(const SynthesisTurn& turn) {
-    const Waiting& waiting = waiting_[turn.stage];
-    for (const std::size_t l : turn.kind == ActionKind::kForward ? waiting.forwards : waiting.backwards)
+  /// Lanes that may have waited for the compute action.
+  void wake_neighbours(const SynthesisAction& compute) {
+    const Waiting& waiting = waiting_[compute.stage];
+    for (const std::size_t l : compute.kind == ActionKind::kForward ? waiting.forwards : waiting.backwards)
       stale_[l] = true;
   }
 
   const SynthesisProblem& problem_;
-  bool shares_lanes_ = false;     // a stage has several lanes, so a turn holds up all that share one of them
+  bool shares_lanes_ = false;     // a stage has several lanes, so a compute action holds up all that share one of them
   std::vector<Waiting> waiting_;  // by stage
   std::vector<double> work_;      // seconds, by lane
   SynthesisRule rule_;
   double limit_ = kNever;
-  SynthesisCourse course_;
+  SynthesisTimeline timeline_;
   std::vector<Passed> passed_;          // by stage
   std::vector<double> free_at_, left_;  // of the work
   std::vector<int> most_;               // micro-batches in flight, by stage

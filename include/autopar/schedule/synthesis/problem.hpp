@@ -19,17 +19,17 @@
 
 namespace autopar::detail {
 
-/// One turn as a synthesiser sees it.
-struct SynthesisTurn {
+/// One compute action as a synthesiser sees it.
+struct SynthesisAction {
   std::size_t stage = 0;
   ActionKind kind = ActionKind::kForward;
   int microbatch = 0;
-  friend bool operator==(const SynthesisTurn&, const SynthesisTurn&) = default;
+  friend bool operator==(const SynthesisAction&, const SynthesisAction&) = default;
 };
 
-/// What decides how long a step takes, without its batch: the replicas of a stage do their turns together, each as long
-/// as the largest share takes, and messages delay only who waits for them. Ranks that run the same stages are one
-/// *lane*. Micro-batches are alike.
+/// What decides how long a step takes, without its batch: the replicas of a stage run their compute actions together,
+/// each as long as the largest slice takes, and messages delay only who waits for them. Ranks that run the same stages
+/// are one *lane*. Micro-batches are alike.
 struct SynthesisProblem {
   struct Link {
     std::size_t stage;
@@ -68,16 +68,16 @@ struct SynthesisProblem {
   std::vector<Lane> lanes;
   int microbatches = 1;
 
-  /// Position of a turn in tables of all turns.
+  /// Position of a compute action in tables of all compute actions.
   [[nodiscard]] std::size_t index(std::size_t stage, ActionKind kind, int microbatch) const {
     const std::size_t part = kind == ActionKind::kForward ? 0 : kind == ActionKind::kBackwardWeight ? 2 : 1;
     return (3 * stage + part) * static_cast<std::size_t>(microbatches) + static_cast<std::size_t>(microbatch);
   }
-  [[nodiscard]] std::size_t index(const SynthesisTurn& turn) const {
-    return index(turn.stage, turn.kind, turn.microbatch);
+  [[nodiscard]] std::size_t index(const SynthesisAction& compute) const {
+    return index(compute.stage, compute.kind, compute.microbatch);
   }
-  /// By stage: how often the busiest lane can do all turns of a micro-batch while one goes from the stage's forward to
-  /// the end of the pipeline and back, all turns and messages on its way included.
+  /// By stage: how often the busiest lane can do all compute actions of a micro-batch while one goes from the stage's
+  /// forward to the end of the pipeline and back, all compute actions and messages on its way included.
   [[nodiscard]] std::vector<double> rounds_in_flight() const {
     std::vector<double> below(stages.size(), 0), way(stages.size(), 0);
     double pace = 0;
@@ -104,7 +104,7 @@ struct SynthesisProblem {
     return way;
   }
 
-  [[nodiscard]] std::size_t turns() const { return 3 * stages.size() * static_cast<std::size_t>(microbatches); }
+  [[nodiscard]] std::size_t computes() const { return 3 * stages.size() * static_cast<std::size_t>(microbatches); }
 };
 
 /// Reads a problem off a pipeline under the costs of the simulator.
@@ -121,7 +121,7 @@ class ProblemReader {
     out.microbatches = split_.microbatches();
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
       SynthesisProblem::Stage stage;
-      const auto largest = largest_share(StageId::of(s));
+      const auto largest = largest_slice(StageId::of(s));
       stage.forward = costs_.forward(StageId::of(s), largest).value();
       stage.backward = costs_.backward(StageId::of(s), largest).value();
       stage.input = costs_.backward_input(StageId::of(s), largest).value();
@@ -140,8 +140,8 @@ class ProblemReader {
     return out;
   }
 
-  /// No order of the pipeline's turns is simulated faster: a rank is busy with all its own turns after the shortest way
-  /// from the source to one of its stages.
+  /// No order of the pipeline's compute actions is simulated faster: a rank is busy with all its own compute actions
+  /// after the shortest way from the source to one of its stages.
   [[nodiscard]] Seconds lower_bound() const {
     const std::size_t stages = pipeline_.stages.size();
     std::vector<double> head(stages, 0);  // before any forward of the stage can start
@@ -160,13 +160,13 @@ class ProblemReader {
         const auto replica = std::find(ranks.begin(), ranks.end(), Rank(r));
         if (replica == ranks.end()) continue;
         for (int m = 0; m < split_.microbatches(); ++m) {
-          const auto share = split_.share(StageId::of(s), static_cast<int>(replica - ranks.begin()), m).size();
-          if (share == 0) continue;
+          const auto slice = split_.slice(StageId::of(s), static_cast<int>(replica - ranks.begin()), m).size();
+          if (slice == 0) continue;
           first = std::min(first, head[s]);
-          work += costs_.forward(StageId::of(s), share).value() +
-                  std::min(costs_.backward(StageId::of(s), share).value(),
-                           costs_.backward_input(StageId::of(s), share).value() +
-                               costs_.backward_weight(StageId::of(s), share).value());
+          work += costs_.forward(StageId::of(s), slice).value() +
+                  std::min(costs_.backward(StageId::of(s), slice).value(),
+                           costs_.backward_input(StageId::of(s), slice).value() +
+                               costs_.backward_weight(StageId::of(s), slice).value());
         }
       }
       if (work > 0) bound = std::max(bound, first + work);
@@ -175,10 +175,10 @@ class ProblemReader {
   }
 
  private:
-  [[nodiscard]] std::int64_t largest_share(StageId stage) const {
+  [[nodiscard]] std::int64_t largest_slice(StageId stage) const {
     std::int64_t largest = 0;
     for (int m = 0; m < split_.microbatches(); ++m) {
-      for (const Share& share : split_.shares(stage, m)) largest = std::max(largest, share.samples.size());
+      for (const MicrobatchSlice& slice : split_.slices(stage, m)) largest = std::max(largest, slice.samples.size());
     }
     return std::max<std::int64_t>(1, largest);
   }
@@ -231,7 +231,7 @@ class ProblemReader {
     double least = std::numeric_limits<double>::infinity();
     std::set<std::int64_t> sizes;
     for (int m = 0; m < split_.microbatches(); ++m) {
-      for (const Share& share : split_.shares(stage, m)) sizes.insert(share.samples.size());
+      for (const MicrobatchSlice& slice : split_.slices(stage, m)) sizes.insert(slice.samples.size());
     }
     for (const auto size : sizes) least = std::min(least, costs_.forward(stage, size).value());
     return sizes.empty() ? 0 : least;

@@ -53,8 +53,8 @@ std::vector<ValueId> made_for_others(const OpGraph& graph, const BatchPlan& plan
   return result;
 }
 
-std::vector<OpId> run_for_each_share(const BatchPlan& plan, std::vector<OpId> ops) {
-  std::erase_if(ops, [&](OpId op) { return plan.treatment(op).once; });
+std::vector<OpId> run_for_each_slice(const BatchPlan& plan, std::vector<OpId> ops) {
+  std::erase_if(ops, [&](OpId op) { return plan.handling(op).once; });
   return ops;
 }
 
@@ -81,12 +81,12 @@ AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vec
       plan_(plan),
       device_(device),
       outgoing_(made_for_others(graph, plan, ops)),
-      runner_(graph, plan, run_for_each_share(plan, ops), outgoing_, device) {
+      runner_(graph, plan, run_for_each_slice(plan, ops), outgoing_, device) {
   find_boundary(ops);
   for (const auto op : ops) {
-    if (plan.treatment(op).once) casts_.push_back(op);
-    const auto& treatment = plan.treatment(op);
-    whole_batch_ = whole_batch_ || treatment.whole_batch || treatment.total;
+    if (plan.handling(op).once) casts_.push_back(op);
+    const auto& handling = plan.handling(op);
+    whole_batch_ = whole_batch_ || handling.whole_batch || handling.total;
   }
 }
 
@@ -157,8 +157,8 @@ Environment AtomBench::fresh_environment() const {
   return values;
 }
 
-ShareContext AtomBench::share(std::int64_t samples) const {
-  ShareContext context;
+SliceContext AtomBench::slice(std::int64_t samples) const {
+  SliceContext context;
   context.samples = samples;
   context.batch = whole_batch_ ? samples : 2 * samples;  // as a part of the batch, where it may be one
   context.counts = &counts_;
@@ -188,7 +188,7 @@ AtomBench::Times AtomBench::run(std::int64_t samples, Bytes elsewhere) {
   const at::AutoGradMode with_grad(true);
   bring(samples);
   const auto runs = static_cast<std::size_t>(runs_in_a_row(device_, latest_));
-  const auto context = share(samples);
+  const auto context = slice(samples);
   std::vector<Environment> values;
   for (std::size_t i = 0; i < runs; ++i) values.push_back(fresh_environment());
   std::vector<NormSample> statistics(plan_.batch_norms.size());

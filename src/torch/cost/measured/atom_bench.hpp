@@ -26,8 +26,8 @@ class AtomBench {
   AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vector<OpId>& ops, c10::Device device);
 
   /// Runs it on `samples` samples and takes the time of one run.
-  /// @param elsewhere  bytes that the model's other atoms move between two turns of this one: a CPU's caches hold as
-  /// much
+  /// @param elsewhere  bytes that the model's other atoms move between two compute actions of this one: a CPU's caches
+  /// hold as much
   ///                   less of its parameters and of what it saved
   [[nodiscard]] Times run(std::int64_t samples, Bytes elsewhere);
 
@@ -37,8 +37,9 @@ class AtomBench {
   [[nodiscard]] bool differentiable(ValueId value) const;
   void bring(std::int64_t samples);
   [[nodiscard]] Environment fresh_environment() const;
-  [[nodiscard]] ShareContext share(std::int64_t samples) const;
-  /// Leaves in a CPU's caches what a step leaves there when a turn comes to the atom: what others moved, then `fresh`.
+  [[nodiscard]] SliceContext slice(std::int64_t samples) const;
+  /// Leaves in a CPU's caches what a step leaves there when a compute action comes to the atom: what others moved, then
+  /// `fresh`.
   void pass_through_caches(Bytes elsewhere, const std::vector<at::Tensor>& fresh);
   [[nodiscard]] std::vector<at::Tensor> made_by_others() const;
 

@@ -39,7 +39,7 @@ void check_probes(const MeasureOptions& options) {
   }
 }
 
-/// Bytes that turns of an atom move, by samples: its parameters with their gradients, and what it saves.
+/// Bytes that compute actions of an atom move, by samples: its parameters with their gradients, and what it saves.
 Affine moved_bytes(const ModelProfile& model, NodeId node) {
   Affine moved = model.graph[node].saved;
   for (const auto parameter : model.graph[node].parameters) {
@@ -238,7 +238,7 @@ MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan&
   }
   log.info("measured " + std::to_string(rows.size()) + " of " + std::to_string(todo.size()) +
            " distinct atoms that were not known, of " + std::to_string(model.node_count()) +
-           " atoms; with the largest share they take together " + std::to_string(ratios[sizes - 1]) +
+           " atoms; with the largest slice they take together " + std::to_string(ratios[sizes - 1]) +
            " (forward) and " + std::to_string(ratios.back()) + " (backward) x as long as alone");
   return known;
 }

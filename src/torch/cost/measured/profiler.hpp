@@ -41,10 +41,10 @@ struct MeasureOptions {
 
 /// Measures one atom of each structure that `known` lacks, shared out among the ranks, and gives every rank all of
 /// them, known ones included. On a CPU as much memory is touched before each run as the host's ranks move between two
-/// turns of an atom, so that caches hold what they do in a step. An atom that cannot be run alone is left out, with a
-/// warning: it costs what the roofline says. Then every rank runs the beginning of the model, up to 512 MiB, as a stage
-/// does; by how much that takes longer than the sum of its atoms, those that were measured now are made longer.
-/// Collective. @cost (distinct atoms / ranks + 1 beginning of the model) x probes x repetitions runs
+/// compute actions of an atom, so that caches hold what they do in a step. An atom that cannot be run alone is left
+/// out, with a warning: it costs what the roofline says. Then every rank runs the beginning of the model, up to 512
+/// MiB, as a stage does; by how much that takes longer than the sum of its atoms, those that were measured now are made
+/// longer. Collective. @cost (distinct atoms / ranks + 1 beginning of the model) x probes x repetitions runs
 [[nodiscard]] MeasuredCosts measure_atoms(World& world, const OpGraph& graph, const BatchPlan& plan,
                                           const GraphProfile& profile, c10::Device device,
                                           const MeasureOptions& options, MeasuredCosts known = {});

@@ -38,7 +38,7 @@ CheckedCase random_case(int seed) {
   return out;
 }
 
-/// All that the planner has: savings and schedules in turn, memory that is sometimes short.
+/// All that the planner has: memory optimizations and schedules in turn, memory that is sometimes short.
 CheckedCase random_full_case(int seed) {
   Dice dice(static_cast<std::uint64_t>(seed) + 4711);
   const Bytes memory(dice.chance(50) ? 1 << 20 : dice(150, 700) * 1000);
@@ -148,7 +148,7 @@ CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string
 }
 
 /// Two stages on a rank each, in these orders, with figures that are not right.
-Plan in_orders(const CheckedCase& c, const std::vector<std::vector<Turn>>& orders) {
+Plan in_orders(const CheckedCase& c, const std::vector<std::vector<ComputeAction>>& orders) {
   CheckedCase two = c;
   two.request.options.schedule = "1f1b";
   two.request.options.replicas = {1};
@@ -191,7 +191,7 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
     CHECK(verdict.step.value() == Approx(plan->step.value()).epsilon(1e-9));
     CHECK(verdict.gap >= -1e-9);
     const auto zero = "zero " + std::to_string(plan->zero);
-    const Savings savings = savings_of(*plan);
+    const MemoryOptimizations optimizations = memory_optimizations_of(*plan);
     const bool replicated = std::ranges::any_of(plan->stages, [](const auto& stage) { return stage.ranks.size() > 1; });
     ++met["all"], ++met[name_of(plan->schedule)];
     if (replicated) ++met[zero];
@@ -199,13 +199,13 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
         plan->stages, [&](const auto& stage) { return stage.ranks.size() != plan->stages[0].ranks.size(); });
     if (unequal && plan->zero > 0) ++met["unequal"];
     for (int s = 0; plan->zero == 3 && s < static_cast<int>(plan->stages.size()); ++s) {
-      const bool lets_go = detail::checked_read_again(detail::StatedPlan(c.model, *plan), s).once_more > 0;
+      const bool lets_go = detail::checked_regathered(detail::StatedPlan(c.model, *plan), s).once_more > 0;
       if (lets_go && plan->stages[static_cast<std::size_t>(s)].ranks.size() > 1) ++met["gathers once more"];
     }
-    if (savings.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
-    if (savings.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
-    if (savings.recomputes()) ++met["recomputed"];
-    if (savings.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
+    if (optimizations.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
+    if (optimizations.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
+    if (optimizations.recomputes()) ++met["recomputed"];
+    if (optimizations.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
   }
   CHECK(met["all"] > 400);
   CHECK(met["recomputed"] > 100);
@@ -299,7 +299,7 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   rejected("step", [](Plan& p) { p.batch += 4; });
 }
 
-TEST_CASE("tampered savings are rejected", "[check]") {
+TEST_CASE("tampered memory optimizations are rejected", "[check]") {
   CheckedCase c = eight_atoms("1f1b", 2, "full");
   c.model.parameters[0].bytes += Bytes(400);  // of equal parameters half a stage's are as much as two of its buckets
   const auto plan = planned_by(c, true);
@@ -401,7 +401,7 @@ TEST_CASE("tampered stages and orders of schedules with several stages a rank ar
       p.device_memory = std::ranges::max(p.stages, {}, &StagePlan::peak_memory).peak_memory + Bytes(1000);
     });
   }
-  const CheckedCase h1 = eight_atoms("zb-h1", 3, "layer.0,layer.5");  // of what runs again nothing is put off
+  const CheckedCase h1 = eight_atoms("zb-h1", 3, "layer.0,layer.5");  // of what is recomputed nothing is deferred
   const auto parted = planned_by(h1, true);
   REQUIRE(parted);
   REQUIRE(verdict_on(h1, *parted).accepted());
@@ -431,15 +431,18 @@ TEST_CASE("tampered orders of a synthesised schedule are rejected, and so are or
   rejected("leaves out", [](Plan& p) { ++p.microbatches; });
   rejected("has its own", [](Plan& p) { p.schedule = ScheduleKind::kInterleaved; });
   rejected("step", [](Plan& p) {
-    for (auto& turns : p.orders)
-      std::stable_partition(turns.begin(), turns.end(), [](Turn t) { return t.kind == ActionKind::kForward; });
+    for (auto& computes : p.orders)
+      std::stable_partition(computes.begin(), computes.end(),
+                            [](ComputeAction t) { return t.kind == ActionKind::kForward; });
   });
   rejected("peak memory", [](Plan& p) {  // one micro-batch after the other
-    for (auto& turns : p.orders) std::ranges::stable_sort(turns, {}, &Turn::microbatch);
+    for (auto& computes : p.orders) std::ranges::stable_sort(computes, {}, &ComputeAction::microbatch);
   });
-  const auto turn = [](ActionKind kind, int microbatch, int stage) { return Turn{kind, microbatch, StageId(stage)}; };
-  const auto f = [&](int m, int s) { return turn(ActionKind::kForward, m, s); };
-  const auto b = [&](int m, int s) { return turn(ActionKind::kBackward, m, s); };
+  const auto compute = [](ActionKind kind, int microbatch, int stage) {
+    return ComputeAction{kind, microbatch, StageId(stage)};
+  };
+  const auto f = [&](int m, int s) { return compute(ActionKind::kForward, m, s); };
+  const auto b = [&](int m, int s) { return compute(ActionKind::kBackward, m, s); };
   const Plan runs = in_orders(c, {{f(0, 0), b(0, 0), f(1, 0), b(1, 0)}, {f(0, 1), b(0, 1), f(1, 1), b(1, 1)}});
   CHECK(joined(verdict_on(c, runs).faults).find("wait for each other") == std::string::npos);
   CHECK(verdict_on(c, runs).step > Seconds{});

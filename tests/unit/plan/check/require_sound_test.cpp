@@ -90,8 +90,8 @@ TEST_CASE("orders in which ranks wait for each other for ever are refused", "[ch
   REQUIRE(plan.orders.size() == 2);
   CHECK(refusal(model, plan).empty());
   auto& order = plan.orders[static_cast<std::size_t>(plan.stages.back().ranks[0].value())];
-  for (Turn& turn : order)
-    turn.microbatch = plan.microbatches - 1 - turn.microbatch;  // the last stage's, the other way round
+  for (ComputeAction& compute : order)
+    compute.microbatch = plan.microbatches - 1 - compute.microbatch;  // the last stage's, the other way round
   CAPTURE(refusal(model, plan));
   CHECK_FALSE(refusal(model, plan).empty());
 }

@@ -87,7 +87,7 @@ TEST_CASE("bundles of parameters keep what each stage of any staging reads", "[l
 
     const Staging staging = test::random_staging(dice, fine, 6);
     CHECK(read_by_stages(bundled, staging) == read_by_stages(fine, staging));
-    const auto ranks = place(staging.replicas, Placement::kReplicasTogether);
+    const auto ranks = place(staging.replicas, RankPlacement::kReplicasTogether);
     CHECK(gradient_bytes(make_pipeline(bundled, staging, ranks, 6)) ==
           gradient_bytes(make_pipeline(fine, staging, ranks, 6)));
 

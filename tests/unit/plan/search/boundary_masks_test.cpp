@@ -29,7 +29,7 @@ TEST_CASE("what flows over a stage's borders is the same by masks as edge by edg
       const auto by_edges = detail::boundary_of(work, [&](NodeId node) { return (stage & detail::bit(node)) != 0; });
       REQUIRE(masks(stage) == by_edges);
       differing += by_edges == detail::Boundary{} ? 0 : 1;
-      for (const std::int64_t share : {1, 7}) REQUIRE(masks.most().bytes(share, 2, 3) >= by_edges.bytes(share, 2, 3));
+      for (const std::int64_t slice : {1, 7}) REQUIRE(masks.most().bytes(slice, 2, 3) >= by_edges.bytes(slice, 2, 3));
     }
   }
   CHECK(differing > 10'000);

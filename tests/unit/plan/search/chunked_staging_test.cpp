@@ -188,10 +188,10 @@ TEST_CASE("parameters tied between two stages of one rank are not reduced over t
   const RooflineCost costs(cluster);
   const Workload work = make_workload(model, costs);
   const Staging staging{{0, 1, 2, 3}, {1, 1, 1, 1}, 4, ScheduleKind::kZbV, {0, 1, 1, 0}};
-  const auto single = make_pipeline(work, staging, place(staging, Placement::kReplicasTogether), 2);
+  const auto single = make_pipeline(work, staging, place(staging, RankPlacement::kReplicasTogether), 2);
   CHECK(single.pipeline.groups.empty());
   const Staging doubled{{0, 1, 2, 3}, {2, 1, 1, 2}, 4, ScheduleKind::kZbV, {0, 1, 1, 0}};
-  const auto replicated = make_pipeline(work, doubled, place(doubled, Placement::kReplicasTogether), 3);
+  const auto replicated = make_pipeline(work, doubled, place(doubled, RankPlacement::kReplicasTogether), 3);
   REQUIRE(replicated.pipeline.groups.size() == 1);
   CHECK(replicated.pipeline.groups[0].ranks == std::vector<Rank>{Rank(0), Rank(1)});
   CHECK(!replicated.pipeline.groups[0].stage.valid());

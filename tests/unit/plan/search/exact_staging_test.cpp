@@ -38,8 +38,8 @@ TEST_CASE("the exact search finds what brute force finds", "[equality]") {
     ++feasible;
     pipelined += exact.candidates.best().staging.stages() > 1 ? 1 : 0;
     const Candidate& plan = exact.candidates.best();
-    recomputed += plan.terms.savings.recomputes() ? 1 : 0;
-    sharded += plan.terms.savings.zero > 0 ? 1 : 0;
+    recomputed += plan.terms.optimizations.recomputes() ? 1 : 0;
+    sharded += plan.terms.optimizations.zero > 0 ? 1 : 0;
     CHECK(meets(constraints, work, plan.staging));
     CHECK(exact.candidates.fits(plan));
   }

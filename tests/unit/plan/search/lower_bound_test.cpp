@@ -82,13 +82,13 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
       REQUIRE(to);
       const bool only = nodes.size() == 1;
       const int later = static_cast<int>(chosen.size());
-      const double again = tables->recomputing_to_fit(
+      const double recompute = tables->recomputing_to_fit(
           from, *to, mask, peak_in_flight(staging.schedule, work.loss_mode, 0, later + 1, staging.microbatches),
           staging.microbatches, staging.replicas[s], only);
-      if (legal) REQUIRE(again < std::numeric_limits<double>::infinity());
-      recomputed += legal && again > 0 ? 1 : 0;
+      if (legal) REQUIRE(recompute < std::numeric_limits<double>::infinity());
+      recomputed += legal && recompute > 0 ? 1 : 0;
       // What cannot fit is no plan; how long it takes is bounded all the same.
-      const double least = again < std::numeric_limits<double>::infinity() ? again : 0;
+      const double least = recompute < std::numeric_limits<double>::infinity() ? recompute : 0;
       chosen.push_back(bound.choose(from, *to, mask, staging.replicas[s], only, legal ? least : 0, chosen));
       used += staging.replicas[s];
       from = *to;
@@ -121,14 +121,14 @@ TEST_CASE("the bound counts a message wherever a path leaves a stage") {
   detail::LowerBound bound(*tables, objective, 1, ScheduleKind::kOneFOneB);
   std::vector<detail::ChosenStage> chosen;
   DownsetId from = tables->tails().empty_set();
-  double turns = 0;
+  double computes = 0;
   for (const NodeId node : {NodeId(2), NodeId(1), NodeId(0)}) {
     const DownsetId to = tables->tails().covers(from).front().result;
     chosen.push_back(bound.choose(from, to, detail::bit(node), 1, false, 0, chosen));
     from = to;
     const NodeCost each = work.node_cost(node, 3);
-    turns += (each.forward + each.backward).value();
+    computes += (each.forward + each.backward).value();
   }
-  CHECK(bound(chosen, 0) >= (turns + 4 * message) * (1 - 1e-9));
+  CHECK(bound(chosen, 0) >= (computes + 4 * message) * (1 - 1e-9));
   CHECK(bound(chosen, 0) <= objective({{0, 1, 2}, {1, 1, 1}, 1, ScheduleKind::kOneFOneB}).step.value());
 }

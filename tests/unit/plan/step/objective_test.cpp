@@ -143,7 +143,8 @@ TEST_CASE("a value read by two stages travels to both, and once to each") {
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   const Staging staging{{0, 1, 2}, {1, 1, 1}, 1, ScheduleKind::kGPipe};
-  const SizedPipeline sized = make_pipeline(work, staging, place(staging.replicas, Placement::kReplicasTogether), 3);
+  const SizedPipeline sized =
+      make_pipeline(work, staging, place(staging.replicas, RankPlacement::kReplicasTogether), 3);
   REQUIRE(sized.pipeline.channels.size() == 5);
   CHECK(sized.pipeline.channels[0] == Channel{kSource, StageId(0), ChannelKind::kBatched, false});
   CHECK(sized.pipeline.channels[1] == Channel{StageId(0), StageId(1), ChannelKind::kBatched, true});

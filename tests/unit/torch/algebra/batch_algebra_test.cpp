@@ -1,6 +1,6 @@
 #include "torch/algebra/batch_algebra.hpp"
 
-#include "share_checks.hpp"
+#include "slice_checks.hpp"
 
 namespace {
 
@@ -69,7 +69,7 @@ TEST_CASE("views carry the samples to where they go") {
        }});
 }
 
-TEST_CASE("a share of one sample keeps its batch dim") {
+TEST_CASE("a slice of one sample keeps its batch dim") {
   const auto planned = expect_exact({{floats({-1, 1, 3})}, {}, [](Net&, const Tensors& in) -> Tensors {
                                        if (in[0].size(0) == 1) return {in[0].squeeze(1), in[0].squeeze(1)};
                                        return {in[0].squeeze(), in[0].squeeze(1)};
@@ -261,7 +261,7 @@ TEST_CASE("the loss of sequences divides by each sample's own length") {
                "ctc_loss", "dim 1");
 }
 
-TEST_CASE("shares whose targets are all ignored add nothing") {
+TEST_CASE("slices whose targets are all ignored add nothing") {
   expect_exact({{floats({-1, 4}), labels({-1, 2}, 3)}, {}, [](Net&, const Tensors& in) -> Tensors {
                   // only where the second number is 0 does the target count; one constant row keeps the count above
                   // zero
@@ -462,7 +462,7 @@ TEST_CASE("dropout without effect, and factories of batch size") {
                 }});
 }
 
-TEST_CASE("random draws are keyed by share where they belong to samples") {
+TEST_CASE("random draws are keyed by slice where they belong to samples") {
   Net net({{4}}, {});
   const Case test{{floats({-1, 4})}, {{4}}, [](Net& n, const Tensors& in) -> Tensors {
                     auto y = torch::dropout(in[0], 0.5, true);
@@ -472,10 +472,10 @@ TEST_CASE("random draws are keyed by share where they belong to samples") {
                   }};
   const auto planned = plan_of(test, net);
   std::vector<Draw> draws;
-  for (const auto& treatment : planned.plan.ops) {
-    if (treatment.draw != Draw::kNone) draws.push_back(treatment.draw);
+  for (const auto& handling : planned.plan.ops) {
+    if (handling.draw != Draw::kNone) draws.push_back(handling.draw);
   }
-  CHECK((draws == std::vector<Draw>{Draw::kPerShare, Draw::kAlike, Draw::kPerShare, Draw::kAlike}));
+  CHECK((draws == std::vector<Draw>{Draw::kPerSlice, Draw::kAlike, Draw::kPerSlice, Draw::kAlike}));
 }
 
 TEST_CASE("operators that mix samples are named") {

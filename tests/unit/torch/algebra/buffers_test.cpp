@@ -1,4 +1,4 @@
-#include "share_checks.hpp"
+#include "slice_checks.hpp"
 
 #include "torch/algebra/batch_algebra.hpp"
 
@@ -36,7 +36,7 @@ TEST_CASE("a buffer that follows parameters is updated once a call") {
     CHECK(update.kind == BufferUpdateKind::kReplicated);
     CHECK_FALSE(update.ops.empty());
     const bool counts = planned.graph.value(update.buffer).dtype == torch::kLong;
-    CHECK(planned.plan.treatment(update.ops.back()).in_stage != counts);
+    CHECK(planned.plan.handling(update.ops.back()).in_stage != counts);
   }
 }
 
@@ -51,7 +51,7 @@ TEST_CASE("a buffer read after its update is a private copy") {
       },
       {some()}));
   REQUIRE(planned.plan.buffer_updates.size() == 1);
-  CHECK(planned.plan.treatment(planned.plan.buffer_updates[0].ops.back()).in_stage);
+  CHECK(planned.plan.handling(planned.plan.buffer_updates[0].ops.back()).in_stage);
 }
 
 TEST_CASE("a buffer that averages over samples sums its addends") {
@@ -124,7 +124,7 @@ TEST_CASE("batch norm by micro-batch pools its running statistics") {
   const Tensors expected{net.state(0).clone(), net.state(1).clone()};
   net.state(0).copy_(test.buffers[0]);
   net.state(1).copy_(test.buffers[1]);
-  (void)ShareInterpreter(planned.graph, planned.plan, net, {x}, 9).run({{0, 9}}, {{0, 2}, {2, 2}, {2, 9}});
+  (void)SliceInterpreter(planned.graph, planned.plan, net, {x}, 9).run({{0, 9}}, {{0, 2}, {2, 2}, {2, 9}});
   require_equal({net.state(0), net.state(1)}, expected, "running statistic");
 }
 
@@ -146,7 +146,7 @@ TEST_CASE("instance norm is exact by sample, and its running statistics are mean
   const auto planned = plan_of(test, net);
   REQUIRE(planned.plan.batch_norms.size() == 1);
   CHECK(planned.plan.batch_norms[0].by_sample);
-  CHECK_FALSE(planned.plan.normalises_by_share(planned.plan.batch_norms[0].op));
+  CHECK_FALSE(planned.plan.normalises_by_slice(planned.plan.batch_norms[0].op));
   expect_whole({{{{3, 4, -1}}},
                 {{4}},
                 [=](Net& n, const Tensors& in) -> Tensors { return {norm(n, in[0], true).sum(1)}; },
@@ -216,7 +216,7 @@ TEST_CASE("a buffer that follows completed sums takes its value after the pipeli
     for (std::size_t k = 0; k < after_sums.size(); ++k) {
       const auto& update = planned.plan.buffer_updates[k];
       CHECK(update.kind == BufferUpdateKind::kPartialSum);
-      CHECK(planned.plan.treatment(planned.graph.value(update.result).definer).in_epilogue == after_sums[k]);
+      CHECK(planned.plan.handling(planned.graph.value(update.result).definer).in_epilogue == after_sums[k]);
     }
   }
   // in place, and a result of the new value

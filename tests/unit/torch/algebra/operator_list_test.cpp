@@ -40,7 +40,7 @@ Chapter chapter_of(OpFamily family) {
       return {kPerSample, "the same values"};
     case F::kFactory:
     case F::kLikeFactory:
-      return {kPerSample, "new tensors, alike for all samples; draws differ from share to share"};
+      return {kPerSample, "new tensors, alike for all samples; draws differ from slice to slice"};
     case F::kFill:
     case F::kCopyInto:
       return {kPerSample, "overwrites a tensor"};
@@ -74,7 +74,7 @@ Chapter chapter_of(OpFamily family) {
     case F::kRows:
       return {kPerSample, "along the dim of samples; mixes else"};
     case F::kReduceSum:
-      return {kSums, "over the batch a sum that shares add up; per sample along other dims"};
+      return {kSums, "over the batch a sum that slices add up; per sample along other dims"};
     case F::kReduceMean:
       return {kSums, "over the batch a mean, divided by the global count; per sample along other dims"};
     case F::kContraction:
@@ -94,7 +94,7 @@ Chapter chapter_of(OpFamily family) {
       return {kPerSample, "rows of a sample with rows of the same sample; mixes else"};
     case F::kDropout:
     case F::kFeatureDropout:
-      return {kPerSample, "draws keyed by the first sample of the share"};
+      return {kPerSample, "draws keyed by the first sample of the slice"};
     case F::kEmbedding:
     case F::kEmbeddingBag:
     case F::kIndex:
@@ -112,7 +112,7 @@ Chapter chapter_of(OpFamily family) {
     case F::kSequenceLoss:
       return {kSums, "losses: per sample, summed, or divided by the global count"};
     case F::kBatchNorm:
-      return {kSums, "statistics of a share or of the whole batch (Options::batch_norm)"};
+      return {kSums, "statistics of a slice or of the whole batch (Options::batch_norm)"};
     case F::kTotal:
     case F::kMixing:
       return {kMixes, "whatever the dims: one micro-batch and one replica"};
@@ -160,7 +160,7 @@ Chapter chapter_of_unknown(const std::string& name, const Operators& operators) 
   if (contains_any(name, {"_foreach", "_fused_", "_amp_"})) return {kOther, "steps of optimizers, outside the model"};
   if (all([](const auto& op) { return takes_no_tensors(op.schema()); }) && !contains_any(name, {"sparse", "quant"})) {
     return {kMixes,
-            "new tensors of patterns, alike for all shares if their sizes are fixed; whole if they follow the batch"};
+            "new tensors of patterns, alike for all slices if their sizes are fixed; whole if they follow the batch"};
   }
   if (contains_any(name, {"sparse",  "csr",   "csc",  "bsc",     "bsr",      "coalesce", "nested",
                           "jagged",  "quant", "q_",   "qscheme", "int_repr", "fbgemm",   "_indices",

@@ -1,8 +1,8 @@
-#include "share_checks.hpp"
+#include "slice_checks.hpp"
 
 #include "torch/algebra/batch_algebra.hpp"
 
-// Operators of signals, matrices, images and parts of tensors: the shares of a batch against the whole.
+// Operators of signals, matrices, images and parts of tensors: the slices of a batch against the whole.
 namespace {
 namespace operators_test {
 

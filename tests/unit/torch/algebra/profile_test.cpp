@@ -125,18 +125,18 @@ TEST_CASE("convolutions count kernel times result") {
 
 TEST_CASE("gradients of results that weight gradients wait with are counted") {
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).padding(1));
-  const auto put_off = [&](const auto& forward) {
+  const auto deferred_weight = [&](const auto& forward) {
     const auto p =
         profile(*conv, {torch::randn({2, 4, 8, 8})}, [&](const Tensors& in) { return forward(in[0]).sum(); });
     Affine sum;
-    for (const auto node : p.profile.model.graph.nodes()) sum += p.profile.model.graph[node].put_off;
+    for (const auto node : p.profile.model.graph.nodes()) sum += p.profile.model.graph[node].deferred_weight;
     return sum;
   };
   const auto plain = [&](const Tensor& x) { return torch::relu(conv->forward(x)); };
-  CHECK(put_off(plain) == Affine{6 * 8 * 8 * 4, 0});
-  CHECK(put_off([&](const Tensor& x) { return torch::conv2d(x, conv->weight * 2, conv->bias); }) == Affine{});
+  CHECK(deferred_weight(plain) == Affine{6 * 8 * 8 * 4, 0});
+  CHECK(deferred_weight([&](const Tensor& x) { return torch::conv2d(x, conv->weight * 2, conv->bias); }) == Affine{});
   conv->weight.set_requires_grad(false);
-  CHECK(put_off(plain) == Affine{});
+  CHECK(deferred_weight(plain) == Affine{});
 }
 
 TEST_CASE("equal layers have equal structure, others do not") {

@@ -183,7 +183,7 @@ TEST_CASE("Odd ways of making and changing tensors replay as eager", "[replay]")
   }
 }
 
-TEST_CASE("A treatment may scale a result, replace an operator, or leave it alone", "[replay]") {
+TEST_CASE("A handler may scale a result, replace an operator, or leave it alone", "[replay]") {
   auto model = model_of([](at::Tensor y, at::Tensor) { return y.exp().sum(); });
   const auto graph = capture_model(*model);
   const auto ops = all_ops(graph);
@@ -197,17 +197,17 @@ TEST_CASE("A treatment may scale a result, replace an operator, or leave it alon
     return environment[graph.outputs[0].index()].item<float>();
   };
   const float plain = run();
-  replayer.treat(ops.back(), [](ReplayCall& call) {
+  replayer.handle(ops.back(), [](ReplayCall& call) {
     call.proceed();
     call.stack.back() = call.stack.back().toTensor() * 0.5;
   });
   REQUIRE(run() == plain * 0.5f);
-  replayer.treat(ops.back(), [](ReplayCall& call) {
+  replayer.handle(ops.back(), [](ReplayCall& call) {
     call.stack.clear();
     call.stack.emplace_back(torch::tensor(42.0f));
   });
   REQUIRE(run() == 42.0f);
-  REQUIRE_THROWS_AS(Replayer(graph, {ops[0]}, {}, at::kCPU).treat(ops[1], {}), InvalidArgument);
+  REQUIRE_THROWS_AS(Replayer(graph, {ops[0]}, {}, at::kCPU).handle(ops[1], {}), InvalidArgument);
 }
 
 TEST_CASE("Parts of a graph, run one after the other, equal the whole", "[replay]") {

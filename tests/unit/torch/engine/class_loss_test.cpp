@@ -46,12 +46,12 @@ Replayed replayed(Classifier& net, const at::Tensor& logits, const at::Tensor& t
   bind_state(out.graph, net, values);
   values[out.graph.inputs[0].index()] = logits;
   values[out.graph.inputs[1].index()] = target;
-  ShareContext share;
-  share.samples = share.batch = logits.size(0);
+  SliceContext slice;
+  slice.samples = slice.batch = logits.size(0);
   std::vector<at::Tensor> counts(plan.counts.size(), torch::ones({}, torch::kDouble));
-  share.counts = &counts;
+  slice.counts = &counts;
   std::vector<NormSample> norms;
-  runner.run(values, share, norms);
+  runner.run(values, slice, norms);
   out.loss = values[out.graph.outputs[0].index()];
   return out;
 }

@@ -21,7 +21,7 @@
 #include "torch/cost/partition.hpp"
 #include "torch/rewrite/linear_fold.hpp"
 
-// Segments that run again against the same program that runs once: results, gradients, statistics, memory.
+// Recomputed segments against the same program that runs once: results, gradients, statistics, memory.
 namespace stage_runner_test {
 
 using namespace autopar;
@@ -59,7 +59,7 @@ struct Program {
     }
     return ops;
   }
-  /// @param segment_of  by atom; empty = nothing runs again
+  /// @param segment_of  by atom; empty = nothing is recomputed
   [[nodiscard]] std::vector<StagePart> parts(std::vector<int> segment_of) const {
     return parts_of_stage(graph, stage_ops(), {atoms.atom_of, std::move(segment_of)});
   }
@@ -84,7 +84,7 @@ class Run {
         runner_(program.graph, program.plan, program.parts(segment_of), kept(program), at::kCPU, splits),
         values_(runner_.environment()) {
     bind_state(program.graph, *program.net, values_);
-    share_.draws = {5, 7};
+    slice_.draws = {5, 7};
   }
 
   void forward(const Tensor& x) {
@@ -94,10 +94,10 @@ class Run {
       auto& buffer = values_[update.buffer.index()];
       if (buffer.defined()) buffer = buffer.detach().clone();
     }
-    share_.samples = share_.batch = x.size(0);
+    slice_.samples = slice_.batch = x.size(0);
     out_.norms.assign(program_.plan.batch_norms.size(), {});
     deferred = std::make_shared<DeferredGradients>();
-    runner_.run(values_, share_, out_.norms, deferred);
+    runner_.run(values_, slice_, out_.norms, deferred);
     out_.results.clear();
     for (const auto output : program_.graph.outputs) out_.results.push_back(values_[output.index()]);
     for (auto value : kept(program_)) {
@@ -122,7 +122,7 @@ class Run {
     }
     return out_;
   }
-  /// Whether nothing of a share is left.
+  /// Whether nothing of a slice is left.
   [[nodiscard]] bool environment_is_clean() const {
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (program_.graph.values[i].kind == ValueKind::kComputed && values_[i].defined()) return false;
@@ -144,7 +144,7 @@ class Run {
   const Program& program_;
   SegmentInterpreter runner_;
   Environment values_;
-  ShareContext share_;
+  SliceContext slice_;
   Tensor x_;
   Trained out_;
 };
@@ -225,7 +225,7 @@ Program perceptron(const Tensor& x, int layers = 4, std::int64_t width = 6) {
           }};
 }
 
-TEST_CASE("a chain of layers with dropout is the same to the bit, whatever runs again") {
+TEST_CASE("a chain of layers with dropout is the same to the bit, whatever is recomputed") {
   const auto x = samples({5, 6});
   check(perceptron(x), x, 0);
 }
@@ -297,7 +297,7 @@ TEST_CASE("batch statistics are taken once, and a counter is not counted twice")
   const auto x = samples({6, 5});
   const Program program(net, x, [&](const Tensor& in) { return (*net)(in); });
   check(program, x, 0);
-  CHECK(net->steps.item<double>() == 0);  // shares write copies
+  CHECK(net->steps.item<double>() == 0);  // slices write copies
   CHECK(torch::equal(net->norm->running_mean, torch::zeros({7}, torch::kDouble)));
 
   Run run(program, program.all_in_runs_of(100));
@@ -334,7 +334,7 @@ TEST_CASE("a parameter gathers its gradient once in a backward") {
   }
 }
 
-TEST_CASE("of segments nothing is put off") {
+TEST_CASE("of segments nothing is deferred") {
   const auto x = samples({5, 6});
   const auto program = perceptron(x, 3);
   auto segments = program.all_in_runs_of(100);
@@ -342,7 +342,7 @@ TEST_CASE("of segments nothing is put off") {
   CHECK(all.runner().deferrable().empty());
   all.forward(x);
   const auto whole = all.backward();
-  all.deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be put off"); });
+  all.deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be deferred"); });
   check_same(whole, train(program, {}, x), 0);
 
   std::fill(segments.begin() + static_cast<std::ptrdiff_t>(segments.size() / 2), segments.end(), -1);
@@ -536,7 +536,7 @@ TEST_CASE("segments are parts of their own, in an order in which they can run") 
     for (const auto& part : program.parts(segment_of)) {
       CHECK(std::is_sorted(part.ops.begin(), part.ops.end()));
       for (const auto op : part.ops) {
-        CHECK((segment_of[program.atoms.atom_of[op.index()].index()] >= 0) == part.again);
+        CHECK((segment_of[program.atoms.atom_of[op.index()].index()] >= 0) == part.recomputed);
         for_each_input(program.graph.op(op),
                        [&](ValueId value) { CHECK((program.graph.value(value).is_leaf() || made[value.index()])); });
         for_each_output(program.graph.op(op), [&](ValueId value) { made[value.index()] = true; });

@@ -34,7 +34,7 @@ struct Case {
   std::vector<std::vector<std::int64_t>> parameters;
   Tensor input;
   std::function<Tensor(const std::vector<Tensor>& p, const Tensor& x)> function;
-  std::size_t put_off;  ///< parameters that the input backward leaves without a gradient
+  std::size_t deferred_weight;  ///< parameters that the input backward leaves without a gradient
 };
 
 struct Gradients {
@@ -56,11 +56,11 @@ Gradients run(const Case& example, bool splits) {
   auto input = example.input.detach().clone();
   if (example.input.requires_grad()) input.set_requires_grad(true);
   environment[graph.inputs[0].index()] = input;
-  ShareContext share;
-  share.samples = share.batch = input.size(0);
+  SliceContext slice;
+  slice.samples = slice.batch = input.size(0);
   std::vector<NormSample> norms;
   const auto deferred = std::make_shared<DeferredGradients>();
-  runner.run(environment, share, norms, deferred);
+  runner.run(environment, slice, norms, deferred);
   Gradients out;
   out.result = environment[graph.outputs[0].index()];
   (out.result * torch::linspace(-1, 2, out.result.numel(), torch::kDouble).cos().view(out.result.sizes()))
@@ -92,19 +92,19 @@ void check(const Case& example, double tolerance = 0) {
   const auto whole = run(example, false), split = run(example, true);
   check_same(whole.result.detach(), split.result.detach(), tolerance);
   check_same(whole.of_input, split.of_input, tolerance);
-  std::size_t put_off = 0;
+  std::size_t deferred_weight = 0;
   for (std::size_t i = 0; i < whole.of_parameters.size(); ++i) {
     INFO("parameter " << i);
     REQUIRE(whole.of_parameters[i].defined());
     check_same(whole.of_parameters[i], split.of_parameters[i], tolerance);
-    put_off += split.after_input[i].defined() ? 0 : 1;
+    deferred_weight += split.after_input[i].defined() ? 0 : 1;
   }
-  CHECK(put_off == example.put_off);
+  CHECK(deferred_weight == example.deferred_weight);
 }
 
 Tensor samples(std::vector<std::int64_t> sizes) { return torch::randn(sizes, torch::kDouble).requires_grad_(); }
 
-TEST_CASE("linear layers put off both gradients, to the bit") {
+TEST_CASE("linear layers defer both gradients, to the bit") {
   const auto layer = [](const auto& p, const Tensor& x) { return F::linear(x, p[0], p[1]); };
   check({{{5, 4}, {5}}, samples({6, 4}), layer, 2});
   check({{{5, 4}, {5}}, samples({6, 4}).detach(), layer, 2});  // the first of a model: its input has no gradient
@@ -131,7 +131,7 @@ TEST_CASE("a layer that is used twice gets the sum of both") {
          2});
 }
 
-TEST_CASE("convolutions of every kind put off both gradients") {
+TEST_CASE("convolutions of every kind defer both gradients") {
   using torch::conv1d, torch::conv2d, torch::conv3d;
   check({{{4, 3, 3}, {4}},
          samples({5, 3, 9}),
@@ -158,7 +158,7 @@ TEST_CASE("convolutions of every kind put off both gradients") {
          2});
 }
 
-TEST_CASE("embeddings put off their only gradient") {
+TEST_CASE("embeddings defer their only gradient") {
   const auto ids = torch::randint(7, {6, 5}, torch::kLong);
   for (const std::int64_t padding : {-1, 2}) {
     check({{{7, 3}, {2, 3}},
@@ -178,7 +178,7 @@ TEST_CASE("other operators, and weights that are computed, have whole backwards"
          1});
 }
 
-TEST_CASE("a parameter that one operator puts off and another does not gets both") {
+TEST_CASE("a parameter that one operator defers and another does not gets both") {
   check({{{4, 4}}, samples({6, 4}), [](const auto& p, const Tensor& x) { return F::linear(x, p[0]) + p[0].sum(0); }, 0},
         1e-13);
 }
@@ -196,13 +196,13 @@ TEST_CASE("a frozen weight makes the operator a plain one") {
   auto environment = runner.environment();
   bind_state(graph, net, environment);
   environment[graph.inputs[0].index()] = x;
-  ShareContext share;
-  share.samples = share.batch = 6;
+  SliceContext slice;
+  slice.samples = slice.batch = 6;
   std::vector<NormSample> norms;
   const auto deferred = std::make_shared<DeferredGradients>();
-  runner.run(environment, share, norms, deferred);
+  runner.run(environment, slice, norms, deferred);
   environment[graph.outputs[0].index()].sum().backward();
-  deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be put off"); });
+  deferred->compute([](ValueId, const Tensor&) { FAIL("nothing may be deferred"); });
   CHECK(net.p[1].grad().defined());
   CHECK_FALSE(net.p[0].grad().defined());
 }

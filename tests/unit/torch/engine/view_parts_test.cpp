@@ -91,9 +91,9 @@ Run run_graph(Heads& net, const OpGraph& graph, const at::Tensor& x) {
   bind_state(graph, net, values);
   values[graph.inputs[0].index()] = x;
   std::vector<NormSample> statistics;
-  ShareContext share;
-  share.samples = share.batch = x.size(0);
-  runner.run(values, share, statistics);
+  SliceContext slice;
+  slice.samples = slice.batch = x.size(0);
+  runner.run(values, slice, statistics);
   const OperatorCount count;
   Run out{gradients(net, x, values[graph.outputs[0].index()])};
   out.clones = count.of("aten::clone");

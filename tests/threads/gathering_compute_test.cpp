@@ -22,8 +22,9 @@
 
 #include "holding_transport.hpp"
 
-// Turns that gather parameters and sum gradients into shares (ZeRO 3): in which order, and how much is whole meanwhile.
-namespace gathering_turns_test {
+// Compute actions that gather parameters and sum gradients into shares (ZeRO 3): in which order, and how much is whole
+// meanwhile.
+namespace gathering_compute_test {
 
 using namespace autopar;
 using testing::HoldingTransport;
@@ -156,7 +157,7 @@ static_assert(SplitBackwardEngine<LayeredEngine> && ShardingEngine<LayeredEngine
 struct Example {
   Pipeline pipeline;
   BatchLayout layout;
-  Course backward = {};  ///< of each turn
+  Course backward = {};  ///< of each compute action
 };
 
 /// Three replicas of one stage; the last has no samples.
@@ -172,11 +173,11 @@ Example replicated(int layers, const std::function<int(int)>& filled_after, int 
   return out;
 }
 
-/// Layers that run again before their backward, so many at a time; of their parameters some are kept for it.
+/// Layers that are recomputed before their backward, so many at a time; of their parameters some are kept for it.
 struct Again {
   int together = 1, kept = 1;
 };
-Example running_again(int layers, Again again, int microbatches = 1) {
+Example recomputing(int layers, Again again, int microbatches = 1) {
   std::vector<int> order, filled_after;
   Course backward;
   for (int first = 0; first < layers; first += again.together) {
@@ -246,7 +247,7 @@ void check_that_little_is_whole() {
   }
 }
 
-TEST_CASE("sums stand among the gatherings of their turn: a bucket is summed while the next one fills") {
+TEST_CASE("sums stand among the gatherings of their compute action: a bucket is summed while the next one fills") {
   check_that_little_is_whole<AnyTransport>();
   check_that_little_is_whole<HoldingTransport>();
 }
@@ -256,9 +257,9 @@ TEST_CASE("a bucket that fills late is summed late, and those behind it, by all 
   const auto seen = run<HoldingTransport>(replicated(kLayers, late, 2), OneFOneB{});
   for (const auto& each : seen) CHECK(each.issued == seen[0].issued);
   const auto& issued = seen[0].issued;
-  const auto turn = issued.begin() + kLayers;  // a backward: behind the gatherings of a forward
-  CHECK(std::find(turn, issued.end(), "sum 1") < std::find(turn, issued.end(), "gather 4"));
-  CHECK(std::find(turn, issued.end(), "sum 2") > std::find(turn, issued.end(), "gather 8"));
+  const auto compute = issued.begin() + kLayers;  // a backward: behind the gatherings of a forward
+  CHECK(std::find(compute, issued.end(), "sum 1") < std::find(compute, issued.end(), "gather 4"));
+  CHECK(std::find(compute, issued.end(), "sum 2") > std::find(compute, issued.end(), "gather 8"));
 }
 
 TEST_CASE("a bucket that a backward does not reach is summed where the others sum it") {
@@ -278,18 +279,18 @@ TEST_CASE("sums of a weight backward follow all that it gathers") {
   CHECK(*(first - 1) == "gather " + std::to_string(kLayers - 1));
 }
 
-TEST_CASE("of layers that run again those are gathered twice that are not kept for their backward") {
+TEST_CASE("of layers that are recomputed those are gathered twice that are not kept for their backward") {
   for (const Again again : {Again{4, 1}, Again{4, 2}, Again{3, 2}, Again{kLayers, 1}, Again{2, 1}}) {
     INFO(again.together << " layers together, " << again.kept << " kept");
-    const auto example = running_again(kLayers, again, 2);
+    const auto example = recomputing(kLayers, again, 2);
     for (const auto& seen : {run<AnyTransport>(example, OneFOneB{}), run<HoldingTransport>(example, OneFOneB{})}) {
       for (std::size_t rank = 0; rank < seen.size(); ++rank) CHECK(seen[rank].issued == seen[0].issued);
       const auto& order = example.pipeline.backward_gathers.front();
       std::vector<std::string> want;
       for (const int layer : order) want.push_back("gather " + std::to_string(layer));
       std::vector<std::string> gathered;
-      const auto turn = seen[0].issued.begin() + kLayers;  // the first backward: behind the gatherings of a forward
-      for (auto each = turn; gathered.size() < want.size(); ++each) {
+      const auto compute = seen[0].issued.begin() + kLayers;  // the first backward: behind the gatherings of a forward
+      for (auto each = compute; gathered.size() < want.size(); ++each) {
         if (each->starts_with("gather")) gathered.push_back(*each);
       }
       CHECK(gathered == want);
@@ -303,10 +304,10 @@ TEST_CASE("a backward has no more layers' parameters than it keeps, the one that
     const auto seen = run<HoldingTransport>(example, OneFOneB{});
     return seen[0].most_in_backwards;
   };
-  CHECK(most(running_again(kLayers, {4, 1})) <= 2);
-  CHECK(most(running_again(kLayers, {4, 2})) <= 3);
-  CHECK(most(running_again(kLayers, {4, 4})) <= 5);
-  CHECK(most(running_again(kLayers, {4, 4})) >= 4);
+  CHECK(most(recomputing(kLayers, {4, 1})) <= 2);
+  CHECK(most(recomputing(kLayers, {4, 2})) <= 3);
+  CHECK(most(recomputing(kLayers, {4, 4})) <= 5);
+  CHECK(most(recomputing(kLayers, {4, 4})) >= 4);
 }
 
 TEST_CASE("what is gathered again is not while it is still read") {
@@ -341,7 +342,7 @@ TEST_CASE("a list of gatherings that leaves one out, or has one of others, is re
 }
 
 TEST_CASE("a gathering too many, or too few, is a fault of the program") {
-  const auto example = running_again(4, {4, 1});
+  const auto example = recomputing(4, {4, 1});
   const auto good = make_program(example.pipeline, example.layout, OneFOneB{});
   CHECK_FALSE(find_fault(example.pipeline, example.layout, Phase::kStep, good).has_value());
   auto once = example.pipeline;
@@ -370,4 +371,4 @@ TEST_CASE("a sum that stands where it cannot be is a fault of the program") {
   CHECK(fault_with(0, 1, 1));  // elsewhere than on the other members
 }
 
-}  // namespace gathering_turns_test
+}  // namespace gathering_compute_test

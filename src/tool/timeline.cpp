@@ -1,4 +1,4 @@
-#include "course.hpp"
+#include "timeline.hpp"
 
 #include <algorithm>
 
@@ -33,22 +33,22 @@ BarKind kind_of(const Action& action) {
   return BarKind::kBackward;
 }
 
-class CourseMaker {
+class TimelineMaker {
  public:
-  CourseMaker(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs)
+  TimelineMaker(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs)
       : plan_(plan),
         costs_(costs),
         work_(make_workload(profile, costs_)),
         staging_(staging_of(plan, profile.graph.node_count())),
         sized_(make_pipeline(work_, staging_, ranks_of(plan), plan.world)),
-        stage_costs_(work_, staging_, sized_, savings_of(plan)) {
-    course_.busy.assign(static_cast<std::size_t>(plan.world), {});
-    course_.stages.resize(course_.busy.size());
-    bars_.resize(course_.busy.size());
-    ends_.resize(course_.busy.size());
+        stage_costs_(work_, staging_, sized_, memory_optimizations_of(plan)) {
+    timeline_.busy.assign(static_cast<std::size_t>(plan.world), {});
+    timeline_.stages.resize(timeline_.busy.size());
+    bars_.resize(timeline_.busy.size());
+    ends_.resize(timeline_.busy.size());
   }
 
-  [[nodiscard]] StepCourse make() && {
+  [[nodiscard]] StepTimeline make() && {
     if (work_.loss_mode) {
       add(Phase::kStep);
     } else {
@@ -57,9 +57,9 @@ class CourseMaker {
     }
     add_updates();
     for (auto& bars : bars_) {
-      for (Bar& bar : bars) course_.bars.push_back(std::move(bar));
+      for (Bar& bar : bars) timeline_.bars.push_back(std::move(bar));
     }
-    return std::move(course_);
+    return std::move(timeline_);
   }
 
  private:
@@ -71,9 +71,9 @@ class CourseMaker {
     const GivenOrders orders{plan_.orders, plan_.orders.empty() ? 0 : plan_.microbatches};
     const Program program = make_program(sized_.pipeline, layout, plan_.schedule, phase, orders);
     const Timeline timeline = simulate(sized_.pipeline, program, stage_costs_);
-    const Seconds before = course_.step;
+    const Seconds before = timeline_.step;
     for (std::size_t r = 0; r < bars_.size(); ++r) {
-      course_.busy[r] += timeline.busy[r];
+      timeline_.busy[r] += timeline.busy[r];
       ends_[r] = before;
       for (std::size_t i = 0; i < timeline.spans[r].size(); ++i) {
         const Action& action = program.ranks[r][i];
@@ -84,7 +84,7 @@ class CourseMaker {
                             before + span.end});
       }
     }
-    course_.step += timeline.step;
+    timeline_.step += timeline.step;
   }
 
   /// A rank updates its stages one after the other.
@@ -95,15 +95,15 @@ class CourseMaker {
       const Seconds update = stage_costs_.update(StageId::of(s), plan_.optimizer_state_factor);
       for (const Rank rank : plan_.stages[s].ranks) {
         const std::size_t r = rank.index();
-        course_.stages[r].push_back(static_cast<int>(s));
+        timeline_.stages[r].push_back(static_cast<int>(s));
         const Seconds begin = ends_[r] + updating[r], end = ends_[r] + (updating[r] + update);
         updating[r] += update;
         if (update > Seconds{}) {
           const std::string what = "optimizer's update of stage " + std::to_string(s);
           bars_[r].push_back({BarKind::kUpdate, rank, -1, gathers ? what + ", gathered" : what, begin, end});
         }
-        course_.busy[r] += update;
-        course_.step = std::max(course_.step, end);
+        timeline_.busy[r] += update;
+        timeline_.step = std::max(timeline_.step, end);
       }
     }
   }
@@ -114,7 +114,7 @@ class CourseMaker {
   Staging staging_;
   SizedPipeline sized_;
   StagingCosts stage_costs_;
-  StepCourse course_;
+  StepTimeline timeline_;
   std::vector<std::vector<Bar>> bars_;  // by rank
   std::vector<Seconds> ends_;
 };
@@ -143,17 +143,17 @@ std::string name_of(BarKind kind) {
   return "unknown";
 }
 
-std::string stages_of(const StepCourse& course, Rank rank) {
-  const auto& stages = course.stages[rank.index()];
+std::string stages_of(const StepTimeline& timeline, Rank rank) {
+  const auto& stages = timeline.stages[rank.index()];
   std::string text;
   for (const int stage : stages) text += (text.empty() ? "" : ", ") + std::to_string(stage);
   return stages.empty() ? "idle" : (stages.size() == 1 ? "stage " : "stages ") + text;
 }
 
-StepCourse course_of(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs) {
+StepTimeline timeline_of(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs) {
   const auto fault = detail::fault_in_shape(profile, plan);
   if (!fault.empty()) throw InvalidArgument("the plan does not divide this model: " + fault);
-  return CourseMaker(plan, profile, costs).make();
+  return TimelineMaker(plan, profile, costs).make();
 }
 
 }  // namespace autopar::tool

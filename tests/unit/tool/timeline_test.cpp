@@ -1,4 +1,4 @@
-#include "course.hpp"
+#include "timeline.hpp"
 
 #include <catch_shim.hpp>
 
@@ -51,7 +51,7 @@ std::vector<Drawn> drawn_bars(const std::string& html) {
 
 }  // namespace
 
-TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
+TEST_CASE("the timeline of a plan is what the planner predicted", "[tool]") {
   int compared = 0;
   for (int seed = 0; seed < 120; ++seed) {
     Dice dice(static_cast<std::uint64_t>(seed) + 4000);
@@ -62,26 +62,26 @@ TEST_CASE("the course of a plan is what the planner predicted", "[tool]") {
     Planner<> planner;
     planner.staging.max_states = 1000;
     const Plan plan = planner.plan(model, cluster, request);
-    const auto course = tool::course_of(plan, model, ProfiledCost(cluster, {}));
+    const auto timeline = tool::timeline_of(plan, model, ProfiledCost(cluster, {}));
     CAPTURE(seed);
-    REQUIRE(course.step == plan.step);
+    REQUIRE(timeline.step == plan.step);
     double waiting = 0;
     int used = 0;
     for (const auto& stage : plan.stages) {
-      for (const Rank rank : stage.ranks) waiting += course.waiting(rank), ++used;
+      for (const Rank rank : stage.ranks) waiting += timeline.waiting(rank), ++used;
     }
     CHECK(waiting / used == Approx(plan.bubble).margin(1e-12));
-    for (const auto& bar : course.bars) {
+    for (const auto& bar : timeline.bars) {
       REQUIRE(bar.begin >= Seconds{});
       REQUIRE(bar.begin <= bar.end);
-      REQUIRE(bar.end <= course.step);
+      REQUIRE(bar.end <= timeline.step);
     }
     ++compared;
   }
   CHECK(compared == 120);
 }
 
-TEST_CASE("so is the course of a plan whose ranks run several stages, whose backwards are parted, that saves memory",
+TEST_CASE("so is the timeline of a plan whose ranks run several stages, whose backwards are parted, that saves memory",
           "[tool]") {
   std::map<std::string, int> met;
   for (int seed = 0; seed < 90; ++seed) {
@@ -105,12 +105,12 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
     } catch (const InfeasiblePlan&) {  // fewer operators than the schedule has stages
       continue;
     }
-    const auto course = tool::course_of(*plan, model, ProfiledCost(cluster, {}));
+    const auto timeline = tool::timeline_of(*plan, model, ProfiledCost(cluster, {}));
     CAPTURE(seed, to_text(*plan));
-    REQUIRE(course.step == plan->step);
+    REQUIRE(timeline.step == plan->step);
     std::map<tool::BarKind, int> kinds;
-    std::vector<Seconds> busy(course.busy.size()), free_at(busy);
-    for (const auto& bar : course.bars) {
+    std::vector<Seconds> busy(timeline.busy.size()), free_at(busy);
+    for (const auto& bar : timeline.bars) {
       ++kinds[bar.kind];
       if (!tool::computes(bar.kind)) continue;
       REQUIRE(bar.begin >= free_at[bar.rank.index()] - Seconds(1e-15));  // a rank does one thing at a time
@@ -120,11 +120,11 @@ TEST_CASE("so is the course of a plan whose ranks run several stages, whose back
     double waiting = 0;
     int used = 0;
     for (std::size_t r = 0; r < busy.size(); ++r) {
-      CHECK(busy[r].value() == Approx(course.busy[r].value()));
-      if (course.stages[r].empty()) continue;
+      CHECK(busy[r].value() == Approx(timeline.busy[r].value()));
+      if (timeline.stages[r].empty()) continue;
       ++used;
-      waiting += course.waiting(Rank::of(r));
-      if (course.stages[r].size() > 1) ++met["several stages"];
+      waiting += timeline.waiting(Rank::of(r));
+      if (timeline.stages[r].size() > 1) ++met["several stages"];
     }
     CHECK(waiting / used == Approx(plan->bubble).margin(1e-12));
     CHECK(kinds[tool::BarKind::kBackwardInput] == kinds[tool::BarKind::kBackwardWeight]);
@@ -153,10 +153,10 @@ TEST_CASE("the timeline page is whole in itself and its bars stand where the ste
     CHECK(html.find(foreign) == std::string::npos);
 
   const Plan plan = read_plan(folder.at("plan.json"));
-  const auto course = tool::course_of(plan, folder.model, ProfiledCost(folder.cluster, {}));
+  const auto timeline = tool::timeline_of(plan, folder.model, ProfiledCost(folder.cluster, {}));
   const auto bars = drawn_bars(html);
   const auto shown =
-      std::count_if(course.bars.begin(), course.bars.end(), [](const auto& b) { return b.end > b.begin; });
+      std::count_if(timeline.bars.begin(), timeline.bars.end(), [](const auto& b) { return b.end > b.begin; });
   REQUIRE(static_cast<std::ptrdiff_t>(bars.size()) == shown);
   std::map<std::string, int> kinds;
   std::map<double, std::vector<std::pair<double, double>>> lanes;  // of computing, by their y
@@ -184,11 +184,11 @@ TEST_CASE("the timeline page is whole in itself and its bars stand where the ste
       drawn += list[i].second - list[i].first;
     }
     const int row = static_cast<int>((y - 64) / 34);
-    CHECK(drawn / 1150 == Approx(1 - course.waiting(Rank(row))).margin(1e-3));
+    CHECK(drawn / 1150 == Approx(1 - timeline.waiting(Rank(row))).margin(1e-3));
   }
   for (int r = 0; r < 4; ++r) {
     CHECK(html.find("rank " + std::to_string(r) + ", stage ") != std::string::npos);
-    CHECK(html.find(">" + percent(course.waiting(Rank(r))) + "</text>") != std::string::npos);
+    CHECK(html.find(">" + percent(timeline.waiting(Rank(r))) + "</text>") != std::string::npos);
   }
 
   const auto trace = nlohmann::json::parse(folder.text("t.json"));
@@ -215,14 +215,14 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     CAPTURE(drawn.err);
     REQUIRE(drawn.status == 0);
     const Plan plan = read_plan(folder.at("plan.json"));
-    const auto course = tool::course_of(plan, folder.model, ProfiledCost(folder.cluster, {}));
+    const auto timeline = tool::timeline_of(plan, folder.model, ProfiledCost(folder.cluster, {}));
     const std::string html = folder.text("t.html");
     std::map<std::string, int> kinds;
     for (const auto& bar : drawn_bars(html)) ++kinds[bar.kind];
-    const auto stages_of_rank = static_cast<int>(course.stages[0].size());
+    const auto stages_of_rank = static_cast<int>(timeline.stages[0].size());
     CHECK(kinds["forward"] == 4 * 4 * stages_of_rank);  // 4 micro-batches on 4 ranks
     CHECK(kinds["backward"] + kinds["backward-input"] == kinds["forward"]);
-    CHECK(kinds["backward-input"] >= kinds["backward-weight"]);  // what runs again puts nothing off
+    CHECK(kinds["backward-input"] >= kinds["backward-weight"]);  // what is recomputed defers nothing
     CHECK((kinds["backward-weight"] > 0) == (schedule != "interleaved"));
     CHECK(kinds["update"] == 4 * stages_of_rank);
     const bool several = schedule == "interleaved" || schedule == "zb-v";
@@ -230,7 +230,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     if (several) CHECK_THAT(drawn.out, Catch::Matchers::Contains("stages 0, "));
     if (several) CHECK(html.find("rank 0, stages 0, ") != std::string::npos);
     const auto json = nlohmann::json::parse(with({"simulate", "--json"}).out);
-    CHECK(json.at("ranks").at(0).at("stages").size() == course.stages[0].size());
+    CHECK(json.at("ranks").at(0).at("stages").size() == timeline.stages[0].size());
     const auto explained = with({"explain", "--json"});
     CAPTURE(explained.err);
     REQUIRE(explained.status == 0);
@@ -239,7 +239,7 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     Bytes most{};
     for (int r = 0; r < 4; ++r) {
       Bytes held{};
-      for (const int s : course.stages[static_cast<std::size_t>(r)])
+      for (const int s : timeline.stages[static_cast<std::size_t>(r)])
         held += plan.stages[static_cast<std::size_t>(s)].peak_memory;
       most = std::max(most, held);
     }
@@ -255,21 +255,21 @@ TEST_CASE("plans that the runtime cannot run yet are drawn, checked and explaine
     CHECK(differs.status == 1);
     CHECK_THAT(differs.out, Catch::Matchers::Contains("ZeRO level: 2 -> 1") &&
                                 Catch::Matchers::Contains("offloaded: none -> optimizer") &&
-                                Catch::Matchers::Contains("stage 0: run again"));
+                                Catch::Matchers::Contains("stage 0: recomputed"));
     CHECK(run_tool({"check", folder.at("other.json"), files[1], files[2]}).status == 1);
   }
 }
 
 TEST_CASE("names in a page cannot break out of it", "[tool]") {
-  tool::StepCourse course;
-  course.step = Seconds(1);
-  course.busy = {Seconds(0.5)};
-  course.stages = {{0}};
-  course.bars = {{tool::BarKind::kForward, Rank(0), 0, "<script>\"&", Seconds(0), Seconds(0.5)}};
-  const std::string html = tool::to_html(course, "</title><b>", "autopar timeline");
+  tool::StepTimeline timeline;
+  timeline.step = Seconds(1);
+  timeline.busy = {Seconds(0.5)};
+  timeline.stages = {{0}};
+  timeline.bars = {{tool::BarKind::kForward, Rank(0), 0, "<script>\"&", Seconds(0), Seconds(0.5)}};
+  const std::string html = tool::to_html(timeline, "</title><b>", "autopar timeline");
   CHECK(html.find("<script>") == std::string::npos);
   CHECK(html.find("<b>") == std::string::npos);
   CHECK(html.find("&lt;script&gt;&quot;&amp;") != std::string::npos);
-  course.step = Seconds(0);
-  CHECK_THROWS_AS(tool::to_html(course, "", ""), InvalidArgument);
+  timeline.step = Seconds(0);
+  CHECK_THROWS_AS(tool::to_html(timeline, "", ""), InvalidArgument);
 }

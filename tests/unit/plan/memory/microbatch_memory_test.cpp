@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-#include <autopar/plan/memory/turn_memory.hpp>
+#include <autopar/plan/memory/microbatch_memory.hpp>
 
 #include "unit/plan/random_models.hpp"
 
-namespace turn_memory_test {
+namespace microbatch_memory_test {
 
 using namespace autopar;
 using test::Dice;
@@ -26,11 +26,11 @@ struct Nodes {
     ids.push_back(work.graph.add_node(std::move(node)));
     costs.push_back(cost);
   }
-  [[nodiscard]] TurnMemory turn(ScheduleKind schedule) const {
-    TurnMemory sum;
+  [[nodiscard]] MicrobatchMemory compute(ScheduleKind schedule) const {
+    MicrobatchMemory sum;
     for (const NodeId id : ids) {
       const Bytes own = made.empty() ? Bytes(0) : made[id.index()];
-      sum = sum.with(TurnMemory::of(work.graph[id], costs[id.index()], schedule, own), schedule);
+      sum = sum.with(MicrobatchMemory::of(work.graph[id], costs[id.index()], schedule, own), schedule);
     }
     return sum;
   }
@@ -40,7 +40,7 @@ NodeCost drawn(Dice& dice) {
   NodeCost cost;
   cost.saved = Bytes(dice.chance(20) ? 0 : dice(1, 100));
   cost.workspace = Bytes(dice.chance(20) ? 0 : dice(1, 150));
-  cost.put_off = Bytes(dice.chance(50) ? 0 : dice(1, 150));
+  cost.deferred_weight = Bytes(dice.chance(50) ? 0 : dice(1, 150));
   return cost;
 }
 
@@ -102,7 +102,7 @@ struct Played {
   }
 };
 
-TEST_CASE("a turn takes what a forward and a backward played byte by byte take, with any segments run again",
+TEST_CASE("a compute action takes what a forward and a backward played byte by byte take, with any segments recomputed",
           "[laws]") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
@@ -112,18 +112,18 @@ TEST_CASE("a turn takes what a forward and a backward played byte by byte take, 
       for (std::size_t i = 0; i < nodes.ids.size(); ++i) nodes.made.emplace_back(dice.chance(30) ? 0 : dice(1, 200));
     }
     const Played plain(nodes, {});
-    const TurnMemory turn = nodes.turn(ScheduleKind::kOneFOneB);
+    const MicrobatchMemory compute = nodes.compute(ScheduleKind::kOneFOneB);
     REQUIRE(plain.held == 0);
-    REQUIRE(turn.kept == Bytes(plain.kept));
-    REQUIRE(turn.made == Bytes(plain.gradients));
-    REQUIRE(turn.made + turn.kept + turn.work == Bytes(plain.peak));
-    REQUIRE(turn.put_off == Bytes(0));
-    detail::StageTurn stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB, nodes.made);
-    REQUIRE(stage.memory().work == turn.work);
+    REQUIRE(compute.kept == Bytes(plain.kept));
+    REQUIRE(compute.made == Bytes(plain.gradients));
+    REQUIRE(compute.made + compute.kept + compute.work == Bytes(plain.peak));
+    REQUIRE(compute.deferred_weight == Bytes(0));
+    detail::StageMicrobatch stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kOneFOneB, nodes.made);
+    REQUIRE(stage.memory().work == compute.work);
     std::vector<detail::SegmentPiece> again;
     for (const auto& piece : drawn_pieces(dice, nodes)) {
       again.push_back(piece);
-      stage.run_again(piece);
+      stage.recompute(piece);
       const Played played(nodes, again);
       REQUIRE(played.held == 0);
       REQUIRE(stage.memory().kept == Bytes(played.kept));
@@ -150,14 +150,14 @@ TEST_CASE("blocks of nodes take no less than their nodes, and as much in order w
         for (const std::size_t i : block) {
           originals.push_back(nodes.work.graph[nodes.ids[i]].members.front());
           sum.saved += nodes.costs[i].saved;
-          sum.put_off += nodes.costs[i].put_off;
+          sum.deferred_weight += nodes.costs[i].deferred_weight;
           sum.workspace = std::max(sum.workspace, nodes.costs[i].workspace);
         }
         blocks.add(originals, sum);
       }
-      const TurnMemory fine = nodes.turn(schedule), coarse = blocks.turn(schedule);
+      const MicrobatchMemory fine = nodes.compute(schedule), coarse = blocks.compute(schedule);
       REQUIRE(coarse.kept == fine.kept);
-      REQUIRE(coarse.put_off == fine.put_off);
+      REQUIRE(coarse.deferred_weight == fine.deferred_weight);
       REQUIRE(coarse.work >= fine.work);
       ++(coarse.work == fine.work ? equal : more);
     }
@@ -166,22 +166,22 @@ TEST_CASE("blocks of nodes take no less than their nodes, and as much in order w
   CHECK(more > 50);
 }
 
-TEST_CASE("where backwards are parted all that is kept is there at work, and what is run again puts nothing off") {
+TEST_CASE("where backwards are parted all that is kept is there at work, and what is recomputed defers nothing") {
   Nodes nodes;
-  nodes.add({NodeId(0)}, {.saved = Bytes(10), .workspace = Bytes(100), .put_off = Bytes(7)});
-  nodes.add({NodeId(1)}, {.saved = Bytes(30), .workspace = Bytes(20), .put_off = Bytes(5)});
-  CHECK(nodes.turn(ScheduleKind::kOneFOneB).work == Bytes(70));
-  const TurnMemory parted = nodes.turn(ScheduleKind::kZbH1);
+  nodes.add({NodeId(0)}, {.saved = Bytes(10), .workspace = Bytes(100), .deferred_weight = Bytes(7)});
+  nodes.add({NodeId(1)}, {.saved = Bytes(30), .workspace = Bytes(20), .deferred_weight = Bytes(5)});
+  CHECK(nodes.compute(ScheduleKind::kOneFOneB).work == Bytes(70));
+  const MicrobatchMemory parted = nodes.compute(ScheduleKind::kZbH1);
   CHECK(parted.work == Bytes(100));
-  CHECK(parted.put_off == Bytes(12));
-  detail::StageTurn stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kZbH1);
+  CHECK(parted.deferred_weight == Bytes(12));
+  detail::StageMicrobatch stage(nodes.work, nodes.ids, nodes.costs, ScheduleKind::kZbH1);
   detail::SegmentPiece piece;
   piece.nodes = {nodes.ids[1]};
   piece.entering = Bytes(3);
-  stage.run_again(piece);
-  CHECK(stage.memory().put_off == Bytes(7));
+  stage.recompute(piece);
+  CHECK(stage.memory().deferred_weight == Bytes(7));
   CHECK(stage.memory().kept == Bytes(13));
   CHECK(stage.memory().work == Bytes(100));
 }
 
-}  // namespace turn_memory_test
+}  // namespace microbatch_memory_test

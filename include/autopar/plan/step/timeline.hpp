@@ -20,8 +20,8 @@ namespace autopar::detail {
 }
 
 /// Phases one after the other, without the optimizer's update.
-struct Course {
-  explicit Course(std::size_t ranks) : busy(ranks), end(ranks), communicating(ranks), summing(ranks) {}
+struct CallTimeline {
+  explicit CallTimeline(std::size_t ranks) : busy(ranks), end(ranks), communicating(ranks), summing(ranks) {}
 
   void add(const Program& actions, const Timeline& timeline) {
     const Seconds before = step;
@@ -43,7 +43,8 @@ struct Course {
   std::vector<Seconds> busy, end, communicating, summing;  // by rank
 };
 
-/// The programs of a pipeline, played through once; gradient sums are added for costs whose turns last as long.
+/// The programs of a pipeline, played through once; gradient sums are added for costs whose compute actions last as
+/// long.
 class PlayedPipeline {
  public:
   /// @pre pipeline and workload of the costs outlive it
@@ -58,13 +59,13 @@ class PlayedPipeline {
   PlayedPipeline(const PlayedPipeline&) = delete;  // simulations refer to its programs and costs
   PlayedPipeline& operator=(const PlayedPipeline&) = delete;
 
-  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.turns_last_as_long(costs); }
+  [[nodiscard]] bool holds_for(const StagingCosts& costs) const { return costs_.computes_last_as_long(costs); }
 
   /// With gradient sums at these costs.
-  [[nodiscard]] Course course(const StagingCosts& costs) {
-    Course course(ranks_);
-    for (std::size_t p = 0; p < programs_.size(); ++p) course.add(programs_[p], simulations_[p].sum(costs));
-    return course;
+  [[nodiscard]] CallTimeline timeline(const StagingCosts& costs) {
+    CallTimeline timeline(ranks_);
+    for (std::size_t p = 0; p < programs_.size(); ++p) timeline.add(programs_[p], simulations_[p].sum(costs));
+    return timeline;
   }
 
  private:

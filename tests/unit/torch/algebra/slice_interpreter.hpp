@@ -80,33 +80,33 @@ inline Tensor make(const Arg& arg, std::int64_t batch) {
   return data;
 }
 
-/// Runs a captured program share by share as BatchPlan says, in the plainest way.
-class ShareInterpreter {
+/// Runs a captured program slice by slice as BatchPlan says, in the plainest way.
+class SliceInterpreter {
  public:
-  struct Share {
+  struct BatchSlice {
     std::int64_t begin, end;
     [[nodiscard]] std::int64_t size() const { return end - begin; }
   };
 
-  ShareInterpreter(const OpGraph& graph, const BatchPlan& plan, Net& net, Tensors inputs, std::int64_t batch)
+  SliceInterpreter(const OpGraph& graph, const BatchPlan& plan, Net& net, Tensors inputs, std::int64_t batch)
       : graph_(graph), plan_(plan), net_(net), inputs_(std::move(inputs)), batch_(batch) {}
 
-  /// From now on runs each share stage by stage, in memory that stages do not share. @param stage_of  by OpId, from 0
+  /// From now on runs each slice stage by stage, in memory that stages do not share. @param stage_of  by OpId, from 0
   void cut(std::vector<int> stage_of, int stages) {
     stage_of_ = std::move(stage_of);
     stages_ = stages;
   }
 
   /// Results of the whole batch; autograd connects them with the inputs and the parameters of the net.
-  Tensors run(const std::vector<Share>& ranks, const std::vector<Share>& shares) {
+  Tensors run(const std::vector<BatchSlice>& ranks, const std::vector<BatchSlice>& slices) {
     run_prologue(ranks);
     std::vector<std::vector<Tensor>> environments;
-    for (const auto& share : shares) {
-      if (share.size() > 0) environments.push_back(run_stage(share));
+    for (const auto& slice : slices) {
+      if (slice.size() > 0) environments.push_back(run_stage(slice));
     }
-    run_epilogue(shares, environments);
+    run_epilogue(slices, environments);
     Tensors results;
-    for (const auto& output : plan_.outputs) results.push_back(result_of(output, shares, environments));
+    for (const auto& output : plan_.outputs) results.push_back(result_of(output, slices, environments));
     update_buffers(environments);
     return results;
   }
@@ -114,7 +114,7 @@ class ShareInterpreter {
  private:
   using Environment = std::vector<Tensor>;
 
-  Environment leaves(const Share& share) {
+  Environment leaves(const BatchSlice& slice) {
     Environment values(graph_.values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto& info = graph_.values[i];
@@ -124,18 +124,18 @@ class ShareInterpreter {
       if (info.kind == ValueKind::kBuffer) values[i] = net_.named_buffers()[info.name].clone();
       if (info.kind == ValueKind::kInput) {
         values[i] = inputs_.at(static_cast<std::size_t>(info.position));
-        if (type.is_batched()) values[i] = values[i].narrow(type.dim, share.begin, share.size());
+        if (type.is_batched()) values[i] = values[i].narrow(type.dim, slice.begin, slice.size());
       }
     }
     for (const auto& [value, tensor] : early_) values[value.index()] = tensor;
     return values;
   }
 
-  void call(const OpNode& node, const OpTreatment& treatment, Environment& values, std::int64_t n) {
+  void call(const OpNode& node, const OpHandling& handling, Environment& values, std::int64_t n) {
     const double weight = static_cast<double>(n) / static_cast<double>(batch_);
-    if (treatment.replace_squeeze) {
+    if (handling.replace_squeeze) {
       values[node.outputs[0].values[0].index()] =
-          values[node.inputs[0].values[0].index()].squeeze(treatment.squeeze_dims);
+          values[node.inputs[0].values[0].index()].squeeze(handling.squeeze_dims);
       return;
     }
     torch::jit::Stack stack = node.args;
@@ -168,16 +168,16 @@ class ShareInterpreter {
         stack[at] = list;
       }
     });
-    for (const auto position : treatment.weighted_arguments) {
+    for (const auto position : handling.weighted_arguments) {
       auto& argument = stack[static_cast<std::size_t>(position)];
       argument = argument.isTensor() ? c10::IValue(argument.toTensor() * weight)
                                      : c10::IValue(argument.toScalar().toDouble() * weight);
     }
-    if (treatment.copy_written) stack[0] = stack[0].toTensor().clone();
-    if (treatment.reduction_argument >= 0)
-      stack[static_cast<std::size_t>(treatment.reduction_argument)] = at::Reduction::Sum;
-    if (treatment.batch_norm >= 0) {
-      observe(treatment.batch_norm, stack[0].toTensor());
+    if (handling.copy_written) stack[0] = stack[0].toTensor().clone();
+    if (handling.reduction_argument >= 0)
+      stack[static_cast<std::size_t>(handling.reduction_argument)] = at::Reduction::Sum;
+    if (handling.batch_norm >= 0) {
+      observe(handling.batch_norm, stack[0].toTensor());
       stack[3] = stack[4] = Tensor();
     }
     node.op.callBoxed(stack);
@@ -186,8 +186,8 @@ class ShareInterpreter {
       for (std::size_t k = 0; k < slot.values.size(); ++k) {
         if (!slot.values[k].valid()) continue;
         auto tensor = slot.kind == SlotKind::kTensor ? result.toTensor() : result.toTensorList().get(k);
-        if (treatment.count >= 0) tensor = tensor / counts_[static_cast<std::size_t>(treatment.count)];
-        if (treatment.scale_output) tensor = tensor * weight;
+        if (handling.count >= 0) tensor = tensor / counts_[static_cast<std::size_t>(handling.count)];
+        if (handling.scale_output) tensor = tensor * weight;
         values[slot.values[k].index()] = tensor;
       }
     }
@@ -195,10 +195,10 @@ class ShareInterpreter {
 
   void call(OpId op, Environment& values, std::int64_t n) {
     at::AutoGradMode mode(graph_.op(op).grad_enabled && at::GradMode::is_enabled());
-    call(graph_.op(op), plan_.treatment(op), values, n);
+    call(graph_.op(op), plan_.handling(op), values, n);
   }
 
-  void run_prologue(const std::vector<Share>& ranks) {
+  void run_prologue(const std::vector<BatchSlice>& ranks) {
     counts_.assign(plan_.counts.size(), Tensor());
     std::vector<Environment> locals;
     at::NoGradGuard no_grad;
@@ -207,7 +207,8 @@ class ShareInterpreter {
       for (std::size_t r = 0; r < ranks.size(); ++r) {
         for (const auto op : level.ops) {
           bool shared = true;
-          for_each_output(graph_.op(op), [&](ValueId v) { shared = shared && plan_.type(v).is(Spread::kReplicated); });
+          for_each_output(graph_.op(op),
+                          [&](ValueId v) { shared = shared && plan_.type(v).is(Placement::kReplicated); });
           bool early = false;
           for (const auto sum : level.sums) early = early || graph_.value(sum).definer == op;
           if (ranks[r].size() > 0 || (shared && !early)) call(op, locals[r], ranks[r].size());
@@ -240,10 +241,10 @@ class ShareInterpreter {
 
   [[nodiscard]] int stage_of(OpId op) const { return stage_of_.empty() ? 0 : stage_of_[op.index()]; }
 
-  Environment run_stage(const Share& share) {
+  Environment run_stage(const BatchSlice& slice) {
     std::vector<Environment> stages;
     for (int stage = 0; stage < stages_; ++stage) {
-      auto& values = stages.emplace_back(leaves(share));
+      auto& values = stages.emplace_back(leaves(slice));
       for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
         const auto op = OpId::of(i);
         if (!plan_.ops[i].in_stage || stage_of(op) != stage) continue;
@@ -254,7 +255,7 @@ class ShareInterpreter {
           REQUIRE(from < stage);
           values[value.index()] = stages[static_cast<std::size_t>(from)][value.index()].clone();
         });
-        call(op, values, share.size());
+        call(op, values, slice.size());
       }
     }
     return merge(stages);
@@ -274,13 +275,13 @@ class ShareInterpreter {
     return values;
   }
 
-  Tensor total(ValueId value, bool weighted, const std::vector<Share>& shares,
+  Tensor total(ValueId value, bool weighted, const std::vector<BatchSlice>& slices,
                const std::vector<Environment>& environments) {
     Tensor sum;
     std::size_t k = 0;
-    for (const auto& share : shares) {
-      if (share.size() == 0) continue;
-      const double weight = weighted ? static_cast<double>(share.size()) / static_cast<double>(batch_) : 1;
+    for (const auto& slice : slices) {
+      if (slice.size() == 0) continue;
+      const double weight = weighted ? static_cast<double>(slice.size()) / static_cast<double>(batch_) : 1;
       auto addend = environments[k++][value.index()];
       if (weighted) addend = addend * weight;
       sum = sum.defined() ? sum + addend : addend;
@@ -288,7 +289,7 @@ class ShareInterpreter {
     return sum;
   }
 
-  void run_epilogue(const std::vector<Share>& shares, const std::vector<Environment>& environments) {
+  void run_epilogue(const std::vector<BatchSlice>& slices, const std::vector<Environment>& environments) {
     late_ = Environment(graph_.values.size());
     for (std::size_t i = 0; i < late_.size(); ++i) {
       if (graph_.values[i].kind == ValueKind::kConstant) late_[i] = graph_.values[i].constant;
@@ -296,12 +297,12 @@ class ShareInterpreter {
     }
     for (const auto& [value, tensor] : early_) late_[value.index()] = tensor;
     for (const auto& input : plan_.epilogue_inputs) {
-      late_[input.value.index()] = total(input.value, input.weighted, shares, environments).clone();
+      late_[input.value.index()] = total(input.value, input.weighted, slices, environments).clone();
     }
     for (const auto op : plan_.epilogue) call(op, late_, batch_);
   }
 
-  Tensor result_of(const OutputPlan& output, const std::vector<Share>& shares,
+  Tensor result_of(const OutputPlan& output, const std::vector<BatchSlice>& slices,
                    const std::vector<Environment>& environments) {
     switch (output.kind) {
       case OutputKind::kInput:
@@ -311,9 +312,9 @@ class ShareInterpreter {
       case OutputKind::kEpilogue:
         return late_[output.value.index()];
       case OutputKind::kPartialSum:
-        return total(output.value, false, shares, environments);
+        return total(output.value, false, slices, environments);
       case OutputKind::kReplicated:
-        if (output.differentiable) return total(output.value, true, shares, environments);
+        if (output.differentiable) return total(output.value, true, slices, environments);
         return environments.front()[output.value.index()];
       case OutputKind::kBatched:
         break;
@@ -340,7 +341,7 @@ class ShareInterpreter {
     for (const auto& update : plan_.buffer_updates) {
       if (update.kind != BufferUpdateKind::kReplicated) continue;
       auto values = leaves({0, batch_});
-      for (const auto op : update.ops) call(graph_.op(op), plan_.treatment(op), values, batch_);
+      for (const auto op : update.ops) call(graph_.op(op), plan_.handling(op), values, batch_);
       replicated.emplace_back(net_.named_buffers()[graph_.value(update.buffer).name], values[update.result.index()]);
     }
     for (auto& [buffer, written] : replicated) buffer.copy_(written);
@@ -348,7 +349,7 @@ class ShareInterpreter {
       if (update.kind == BufferUpdateKind::kReplicated) continue;
       auto buffer = net_.named_buffers()[graph_.value(update.buffer).name];
       const auto definer = graph_.value(update.result).definer;  // none if a norm works on the buffer
-      if (definer.valid() && plan_.treatment(definer).in_epilogue) {
+      if (definer.valid() && plan_.handling(definer).in_epilogue) {
         buffer.copy_(late_[update.result.index()]);
         continue;
       }

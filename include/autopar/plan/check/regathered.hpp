@@ -7,19 +7,19 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/plan/check/stated_plan.hpp>
-#include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/traits.hpp>
 
 namespace autopar::detail {
 
-/// Bytes that segments of a stage gather when they run again under ZeRO 3.
-struct CheckedReadAgain {
+/// Bytes that segments of a stage gather when they are recomputed under ZeRO 3.
+struct CheckedRegathered {
   std::int64_t held = 0;       ///< at a time, until their gradients are made
   std::int64_t once_more = 0;  ///< let go of behind the second forward, to be gathered once more
 };
 
 /// What atoms outside a segment read as well is held, and all where backwards come in parts; of the rest a segment
 /// holds eight buckets at most.
-[[nodiscard]] inline CheckedReadAgain checked_read_again(const StatedPlan& stated, int stage) {
+[[nodiscard]] inline CheckedRegathered checked_regathered(const StatedPlan& stated, int stage) {
   const StagePlan& plan = stated.plan().stages[static_cast<std::size_t>(stage)];
   const ModelProfile& model = stated.model();
   const auto readers = [&](const std::vector<NodeId>& atoms) {

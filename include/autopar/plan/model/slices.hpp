@@ -13,10 +13,10 @@
 namespace autopar {
 
 /// How many samples the replicas of a stage run at a time: the arithmetic of BatchSplit, summed up.
-struct Shares {
-  std::int64_t smallest = 0;  ///< of the shares that are not empty
+struct SliceSizes {
+  std::int64_t smallest = 0;  ///< of the slices that are not empty
   std::int64_t largest = 0;
-  bool regular = true;                                 ///< no replica has an empty share of any micro-batch
+  bool regular = true;                                 ///< no replica has an empty slice of any micro-batch
   std::vector<std::pair<std::int64_t, int>> heaviest;  ///< (samples, times) of the replica with the most samples
 
   /// How often that replica computes.
@@ -73,24 +73,24 @@ class PieceClasses {
 
 /// @param keeps_pieces  one stage on all ranks: each rank runs its own piece
 /// @cost O(replicas * different sizes of micro-batches), one or two where local batches are equal
-[[nodiscard]] inline Shares shares_of(const PieceClasses& classes, int replicas, bool keeps_pieces) {
-  Shares out;
+[[nodiscard]] inline SliceSizes slices_of(const PieceClasses& classes, int replicas, bool keeps_pieces) {
+  SliceSizes out;
   std::int64_t most = -1;
-  const auto count = [&](std::int64_t share) {
-    if (share == 0) {
+  const auto count = [&](std::int64_t slice) {
+    if (slice == 0) {
       out.regular = false;
       return;
     }
-    out.smallest = out.smallest == 0 ? share : std::min(out.smallest, share);
-    out.largest = std::max(out.largest, share);
+    out.smallest = out.smallest == 0 ? slice : std::min(out.smallest, slice);
+    out.largest = std::max(out.largest, slice);
   };
   if (keeps_pieces) {
     for (std::size_t c = 0; c < classes.count(); ++c) {
       auto pieces = classes.pieces(c);
       std::int64_t total = 0;
-      for (const auto& [share, times] : pieces) {
-        count(share);
-        total += share * times;
+      for (const auto& [slice, times] : pieces) {
+        count(slice);
+        total += slice * times;
       }
       pieces.erase(0);
       if (total <= most) continue;
@@ -99,7 +99,7 @@ class PieceClasses {
     }
     return out;
   }
-  const auto share = [&](std::int64_t size, std::int64_t q) { return size * (q + 1) / replicas - size * q / replicas; };
+  const auto slice = [&](std::int64_t size, std::int64_t q) { return size * (q + 1) / replicas - size * q / replicas; };
   for (const auto& [size, times] : classes.sizes()) {
     count(size / replicas);  // the first replica's, no larger than any
     count((size + replicas - 1) / replicas);
@@ -107,35 +107,35 @@ class PieceClasses {
   std::int64_t heaviest = 0;
   for (std::int64_t q = 0; q < replicas; ++q) {
     std::int64_t total = 0;
-    for (const auto& [size, times] : classes.sizes()) total += share(size, q) * times;
+    for (const auto& [size, times] : classes.sizes()) total += slice(size, q) * times;
     if (total <= most) continue;
     most = total;
     heaviest = q;
   }
   std::map<std::int64_t, int> of_heaviest;
-  for (const auto& [size, times] : classes.sizes()) of_heaviest[share(size, heaviest)] += times;
+  for (const auto& [size, times] : classes.sizes()) of_heaviest[slice(size, heaviest)] += times;
   of_heaviest.erase(0);
   out.heaviest.assign(of_heaviest.begin(), of_heaviest.end());
   return out;
 }
 
-[[nodiscard]] inline Shares shares_of(const std::vector<std::int64_t>& local, int microbatches, int replicas,
-                                      bool keeps_pieces) {
-  return shares_of(PieceClasses(local, microbatches), replicas, keeps_pieces);
+[[nodiscard]] inline SliceSizes slices_of(const std::vector<std::int64_t>& local, int microbatches, int replicas,
+                                          bool keeps_pieces) {
+  return slices_of(PieceClasses(local, microbatches), replicas, keeps_pieces);
 }
 
-/// `shares_of` for one request, each combination worked out once.
-class ShareTable {
+/// `slices_of` for one request, each combination worked out once.
+class SliceTable {
  public:
-  explicit ShareTable(const Constraints& constraints) : local_(constraints.local_batches()) {}
+  explicit SliceTable(const Constraints& constraints) : local_(constraints.local_batches()) {}
 
   /// @param stages  stages of the whole plan; 0 = not known, but more than one
-  [[nodiscard]] const Shares& at(int microbatches, int replicas, int stages) const {
+  [[nodiscard]] const SliceSizes& at(int microbatches, int replicas, int stages) const {
     const bool keeps = stages == 1 && replicas == static_cast<int>(local_.size());
     const auto [entry, added] = table_.try_emplace({microbatches, keeps ? -1 : replicas});
     if (added) {
       const auto& classes = classes_.try_emplace(microbatches, local_, microbatches).first->second;
-      entry->second = shares_of(classes, replicas, keeps);
+      entry->second = slices_of(classes, replicas, keeps);
     }
     return entry->second;
   }
@@ -143,7 +143,7 @@ class ShareTable {
 
  private:
   std::vector<std::int64_t> local_;
-  mutable std::map<std::pair<int, int>, Shares> table_;
+  mutable std::map<std::pair<int, int>, SliceSizes> table_;
   mutable std::map<int, PieceClasses> classes_;  // by micro-batches
 };
 

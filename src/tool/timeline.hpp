@@ -37,8 +37,8 @@ struct Bar {
   Seconds begin{}, end{};
 };
 
-/// The predicted course of one step of a plan.
-struct StepCourse {
+/// The predicted timeline of one step of a plan.
+struct StepTimeline {
   std::vector<Bar> bars;                 ///< rank by rank, each in the order of its program
   Seconds step{};                        ///< optimizer's update included
   std::vector<Seconds> busy;             ///< [rank] computing, update included
@@ -50,9 +50,9 @@ struct StepCourse {
 
 [[nodiscard]] std::string name_of(BarKind kind);
 /// "stage 1", "stages 0, 5" or "idle".
-[[nodiscard]] std::string stages_of(const StepCourse& course, Rank rank);
+[[nodiscard]] std::string stages_of(const StepTimeline& timeline, Rank rank);
 
 /// @throws InvalidArgument unless plan, profile and cluster belong together
-[[nodiscard]] StepCourse course_of(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs);
+[[nodiscard]] StepTimeline timeline_of(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs);
 
 }  // namespace autopar::tool

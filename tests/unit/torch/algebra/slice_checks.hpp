@@ -6,7 +6,7 @@
 
 #include <autopar/core/error.hpp>
 
-#include "share_interpreter.hpp"
+#include "slice_interpreter.hpp"
 
 #include <catch_shim.hpp>
 
@@ -14,7 +14,7 @@
 
 namespace autopar::test {
 
-using Share = ShareInterpreter::Share;
+using BatchSlice = SliceInterpreter::BatchSlice;
 
 struct Planned {
   OpGraph graph;
@@ -81,14 +81,14 @@ inline void require_equal(const Tensors& actual, const Tensors& expected, const 
   }
 }
 
-inline std::vector<Share> random_cut(std::int64_t batch, std::int64_t pieces, std::mt19937& random) {
+inline std::vector<BatchSlice> random_cut(std::int64_t batch, std::int64_t pieces, std::mt19937& random) {
   std::vector<std::int64_t> cuts{0, batch};
   for (std::int64_t i = 1; i < pieces; ++i)
     cuts.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(batch + 1)));
   std::sort(cuts.begin(), cuts.end());
-  std::vector<Share> shares;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) shares.push_back({cuts[i], cuts[i + 1]});
-  return shares;
+  std::vector<BatchSlice> slices;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) slices.push_back({cuts[i], cuts[i + 1]});
+  return slices;
 }
 
 /// A random chain of convex stages: a random order of the atoms that respects their dependencies, cut at random places.
@@ -121,7 +121,7 @@ inline std::vector<int> random_stages(const Planned& planned, int stages, std::m
 }
 
 inline void compare(const Case& test, Net& net, const Planned& planned, std::int64_t batch,
-                    const std::vector<Share>& ranks, const std::vector<Share>& shares,
+                    const std::vector<BatchSlice>& ranks, const std::vector<BatchSlice>& slices,
                     const std::vector<int>& stage_of = {}, int stages = 1) {
   Tensors inputs;
   for (const auto& arg : test.args) inputs.push_back(make(arg, batch));
@@ -134,9 +134,9 @@ inline void compare(const Case& test, Net& net, const Planned& planned, std::int
   }
   const auto expected = train(net, test, inputs, cotangents, [&] { return test.function(net, inputs); });
   const auto actual = train(net, test, inputs, cotangents, [&] {
-    ShareInterpreter interpreter(planned.graph, planned.plan, net, inputs, batch);
+    SliceInterpreter interpreter(planned.graph, planned.plan, net, inputs, batch);
     if (stages > 1) interpreter.cut(stage_of, stages);
-    return interpreter.run(ranks, shares);
+    return interpreter.run(ranks, slices);
   });
   require_equal(actual.results, expected.results, "result");
   require_equal(actual.gradients, expected.gradients, "gradient");
@@ -145,7 +145,7 @@ inline void compare(const Case& test, Net& net, const Planned& planned, std::int
 
 inline std::string describe(const Planned& planned) {
   const auto op = planned.plan.first_whole_batch_op();
-  return op.valid() ? planned.graph.describe(op) + ": " + planned.plan.treatment(op).reason : "all ops may be split";
+  return op.valid() ? planned.graph.describe(op) + ": " + planned.plan.handling(op).reason : "all ops may be split";
 }
 
 /// The function may be split, and random splits train as the whole batch does.
@@ -161,11 +161,11 @@ inline Planned expect_exact(const Case& test) {
     for (const int pieces : {1, 2, 3, 6}) {
       if (batch == 1 && pieces > 2) continue;
       INFO("batch " << batch << ", pieces " << pieces);
-      const auto ranks = random_cut(batch, 3, random), shares = random_cut(batch, pieces, random);
-      compare(test, net, planned, batch, ranks, shares);
+      const auto ranks = random_cut(batch, 3, random), slices = random_cut(batch, pieces, random);
+      compare(test, net, planned, batch, ranks, slices);
       for (const int stages : {2, 4}) {
         INFO("stages " << stages);
-        compare(test, net, planned, batch, ranks, shares, random_stages(planned, stages, random), stages);
+        compare(test, net, planned, batch, ranks, slices, random_stages(planned, stages, random), stages);
       }
     }
   }
@@ -181,7 +181,7 @@ inline Planned expect_whole(const Case& test, const std::string& op, const std::
   REQUIRE(found.valid());
   INFO(describe(planned));
   CHECK(planned.graph.name(found) == "aten::" + op);
-  CHECK_THAT(planned.plan.treatment(found).reason, Catch::Matchers::Contains(reason));
+  CHECK_THAT(planned.plan.handling(found).reason, Catch::Matchers::Contains(reason));
   CHECK_THROWS_AS(require_splittable(planned.graph, planned.plan), CaptureError);
   std::mt19937 random(7);
   for (const std::int64_t batch : {4, 9})

@@ -10,7 +10,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
-#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 
@@ -21,13 +21,13 @@ namespace autopar {
 inline constexpr Bytes kLandingBytes{8 << 20};
 
 /// What the stages of a staging pay time for to hold less memory.
-struct Savings {
+struct MemoryOptimizations {
   /// ZeRO level of all stages, among the replicas of each. 1: optimizer state in shares, what was updated is gathered;
   /// 2: gradients as well, summed into shares after every micro-batch; 3: parameters as well, gathered for every
   /// micro-batch ahead of its forward and of its backward.
   /// @source Rajbhandari et al., "ZeRO", SC 2020
   int zero = 0;
-  /// [stage][segment]: nodes that keep what enters them alone and run their forward again before their backward, which
+  /// [stage][segment]: nodes that keep what enters them alone and recompute their forward before their backward, which
   /// is whole under every schedule.
   std::vector<std::vector<std::vector<NodeId>>> recomputed{};
   /// Of all stages. Each rank's gradients go to its host when they are complete, the optimizer steps there, on the
@@ -38,15 +38,15 @@ struct Savings {
   [[nodiscard]] bool recomputes() const {
     return std::any_of(recomputed.begin(), recomputed.end(), [](const auto& segments) { return !segments.empty(); });
   }
-  friend bool operator==(const Savings&, const Savings&) = default;
+  friend bool operator==(const MemoryOptimizations&, const MemoryOptimizations&) = default;
 };
 
-/// The savings that a plan describes, by the atoms of the model.
-[[nodiscard]] inline Savings savings_of(const Plan& plan) {
-  Savings savings{plan.zero, {}, plan.offload};
-  for (const StagePlan& stage : plan.stages) savings.recomputed.push_back(stage.recomputed);
-  if (!savings.recomputes()) savings.recomputed.clear();
-  return savings;
+/// The memory optimizations that a plan describes, by the atoms of the model.
+[[nodiscard]] inline MemoryOptimizations memory_optimizations_of(const Plan& plan) {
+  MemoryOptimizations optimizations{plan.zero, {}, plan.offload};
+  for (const StagePlan& stage : plan.stages) optimizations.recomputed.push_back(stage.recomputed);
+  if (!optimizations.recomputes()) optimizations.recomputed.clear();
+  return optimizations;
 }
 
 namespace detail {
@@ -59,16 +59,17 @@ namespace detail {
 
 }  // namespace detail
 
-/// " (ZeRO 1, optimizer offloaded, 12 segments run again)", or nothing.
-[[nodiscard]] inline std::string describe(const Savings& savings) {
+/// " (ZeRO 1, optimizer offloaded, 12 segments recomputed)", or nothing.
+[[nodiscard]] inline std::string describe(const MemoryOptimizations& optimizations) {
   std::string text;
-  if (savings.zero > 0) text = "ZeRO " + std::to_string(savings.zero);
-  if (savings.offload == Offload::kOptimizer) text += text.empty() ? "optimizer offloaded" : ", optimizer offloaded";
+  if (optimizations.zero > 0) text = "ZeRO " + std::to_string(optimizations.zero);
+  if (optimizations.offload == Offload::kOptimizer)
+    text += text.empty() ? "optimizer offloaded" : ", optimizer offloaded";
   std::size_t segments = 0;
-  for (const auto& stage : savings.recomputed) segments += stage.size();
+  for (const auto& stage : optimizations.recomputed) segments += stage.size();
   if (segments > 0) {
     text += (text.empty() ? "" : ", ") + std::to_string(segments) + (segments == 1 ? " segment" : " segments") +
-            " run again";
+            " recomputed";
   }
   return text.empty() ? "" : " (" + text + ")";
 }
@@ -86,19 +87,19 @@ namespace detail {
   return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.value()) * smaller));
 }
 
-/// The part of a segment that is in one stage, and what it takes to run it again.
+/// The part of a segment that is in one stage, and what it takes to recompute it.
 struct SegmentPiece {
   std::vector<NodeId> nodes;  ///< ascending
-  Bytes saved{};              ///< what its nodes keep of a micro-batch unless it is run again, and its second run makes
-  Bytes entering{};           ///< values of other nodes of the stage that it reads and that their makers do not keep
-  Bytes leaving{};            ///< what its nodes keep of values that others read, which stays
+  Bytes saved{};     ///< what its nodes keep of a micro-batch unless it is recomputed, and its second run makes
+  Bytes entering{};  ///< values of other nodes of the stage that it reads and that their makers do not keep
+  Bytes leaving{};   ///< what its nodes keep of values that others read, which stays
   Seconds forward{};
 
-  /// Bytes of a micro-batch in flight that running it again saves; may be negative.
+  /// Bytes of a micro-batch in flight that recomputing it saves; may be negative.
   [[nodiscard]] Bytes freed() const { return saved - entering - leaving; }
 };
 
-/// [stage][segment]: the segments that may be run again, as far as they are in one stage. Nodes that take totals over
+/// [stage][segment]: the segments that may be recomputed, as far as they are in one stage. Nodes that take totals over
 /// the whole batch are in none.
 [[nodiscard]] inline std::vector<std::vector<std::vector<NodeId>>> segments_in_stages(const Workload& work,
                                                                                       const Staging& staging) {
@@ -115,15 +116,15 @@ struct SegmentPiece {
   return out;
 }
 
-/// [stage][segment] at the stage's largest share.
-/// @param share  [stage] samples
+/// [stage][segment] at the stage's largest slice.
+/// @param slice  [stage] samples
 [[nodiscard]] inline std::vector<std::vector<SegmentPiece>> measured_pieces(
     const Workload& work, const Staging& staging, const std::vector<std::vector<std::vector<NodeId>>>& segments,
-    const std::vector<std::int64_t>& share) {
+    const std::vector<std::int64_t>& slice) {
   std::vector<std::vector<SegmentPiece>> pieces(segments.size());
   std::vector<SegmentPiece*> piece_of(work.graph.node_count(), nullptr);
   for (std::size_t s = 0; s < segments.size(); ++s) {
-    const auto& costs = work.node_costs(share[s]);
+    const auto& costs = work.node_costs(slice[s]);
     pieces[s].resize(segments[s].size());
     for (std::size_t i = 0; i < segments[s].size(); ++i) {
       SegmentPiece& piece = pieces[s][i];
@@ -140,7 +141,7 @@ struct SegmentPiece {
     auto& known = values[piece];
     if (std::find(known.begin(), known.end(), value.value) != known.end()) return;
     known.push_back(value.value);
-    sum += bytes_at(value.bytes, share[static_cast<std::size_t>(stage)]);
+    sum += bytes_at(value.bytes, slice[static_cast<std::size_t>(stage)]);
   };
   for (const EdgeId edge : work.graph.edges()) {
     const std::size_t from = work.graph.source(edge).index(), to = work.graph.target(edge).index();

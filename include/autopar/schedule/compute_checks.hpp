@@ -14,16 +14,16 @@
 
 namespace autopar::detail {
 
-/// Throws InvalidArgument unless the turns of `stage` name each micro-batch once as forward and, later, once as
-/// backward, whole or in two parts. @param whose  "" or who runs the stage, for the message
-inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int microbatches,
-                        const std::string& whose = {}) {
+/// Throws InvalidArgument unless the compute actions of `stage` name each micro-batch once as forward and, later, once
+/// as backward, whole or in two parts. @param whose  "" or who runs the stage, for the message
+inline void check_computes(const std::vector<ComputeAction>& computes, std::size_t stage, int microbatches,
+                           const std::string& whose = {}) {
   enum class Passed : std::uint8_t { kNothing, kForward, kBackwardInput, kAll };
   std::vector<Passed> passed(static_cast<std::size_t>(microbatches), Passed::kNothing);
-  const auto pass = [&](const Turn turn) {
-    if (turn.microbatch < 0 || turn.microbatch >= microbatches) return false;
-    Passed& at = passed[static_cast<std::size_t>(turn.microbatch)];
-    switch (turn.kind) {
+  const auto pass = [&](const ComputeAction compute) {
+    if (compute.microbatch < 0 || compute.microbatch >= microbatches) return false;
+    Passed& at = passed[static_cast<std::size_t>(compute.microbatch)];
+    switch (compute.kind) {
       case ActionKind::kForward:
         return std::exchange(at, Passed::kForward) == Passed::kNothing;
       case ActionKind::kBackward:
@@ -36,7 +36,7 @@ inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int m
         return false;
     }
   };
-  const bool sound = std::all_of(turns.begin(), turns.end(), pass) &&
+  const bool sound = std::all_of(computes.begin(), computes.end(), pass) &&
                      std::all_of(passed.begin(), passed.end(), [](Passed at) { return at == Passed::kAll; });
   if (!sound) {
     throw InvalidArgument(
@@ -47,20 +47,21 @@ inline void check_turns(const std::vector<Turn>& turns, std::size_t stage, int m
   }
 }
 
-/// Throws InvalidArgument unless every rank's turns are those of its stages.
-inline void check_rank_orders(const Pipeline& pipeline, const std::vector<std::vector<Turn>>& orders,
+/// Throws InvalidArgument unless every rank's compute actions are those of its stages.
+inline void check_rank_orders(const Pipeline& pipeline, const std::vector<std::vector<ComputeAction>>& orders,
                               int microbatches) {
   if (orders.size() != static_cast<std::size_t>(pipeline.ranks)) {
     throw InvalidArgument("schedule policy: orders of " + std::to_string(orders.size()) + " ranks, the pipeline has " +
                           std::to_string(pipeline.ranks));
   }
-  std::vector<std::map<StageId, std::vector<Turn>>> by_stage(orders.size());
+  std::vector<std::map<StageId, std::vector<ComputeAction>>> by_stage(orders.size());
   for (std::size_t r = 0; r < orders.size(); ++r) {
-    for (const Turn turn : orders[r]) by_stage[r][turn.stage].push_back(turn);
+    for (const ComputeAction compute : orders[r]) by_stage[r][compute.stage].push_back(compute);
   }
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
     for (const Rank rank : pipeline.stages[s]) {
-      check_turns(by_stage[rank.index()][StageId::of(s)], s, microbatches, " on rank " + std::to_string(rank.value()));
+      check_computes(by_stage[rank.index()][StageId::of(s)], s, microbatches,
+                     " on rank " + std::to_string(rank.value()));
       by_stage[rank.index()].erase(StageId::of(s));
     }
   }

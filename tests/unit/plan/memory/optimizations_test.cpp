@@ -1,4 +1,4 @@
-#include <autopar/plan/memory/savings.hpp>
+#include <autopar/plan/memory/optimizations.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -63,7 +63,7 @@ using Segments = std::vector<std::vector<NodeId>>;
 
 /// Every set of segments of every stage, at every level, offloaded or not: the shortest step that fits.
 std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& objective) {
-  const auto ranks = place(staged.staging, Placement::kReplicasTogether);
+  const auto ranks = place(staged.staging, RankPlacement::kReplicasTogether);
   const SizedPipeline sized = make_pipeline(staged.work, staged.staging, ranks, staged.constraints.world);
   const auto all = detail::segments_in_stages(staged.work, staged.staging);
   std::vector<std::pair<std::size_t, std::size_t>> pieces;
@@ -74,12 +74,12 @@ std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& ob
   for (const int zero : staged.constraints.zero_levels) {
     for (const Offload offload : staged.constraints.offloads) {
       for (std::uint32_t set = 0; set < 1u << pieces.size(); ++set) {
-        Savings savings{zero, std::vector<Segments>(all.size()), offload};
+        MemoryOptimizations optimizations{zero, std::vector<Segments>(all.size()), offload};
         for (std::size_t p = 0; p < pieces.size(); ++p) {
           if ((set >> p & 1u) != 0)
-            savings.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
+            optimizations.recomputed[pieces[p].first].push_back(all[pieces[p].first][pieces[p].second]);
         }
-        const StepTerms terms = objective.evaluate(staged.staging, sized, savings);
+        const StepTerms terms = objective.evaluate(staged.staging, sized, optimizations);
         if (objective.fits(terms) && (!best || terms.step < *best)) best = terms.step;
       }
     }
@@ -93,7 +93,7 @@ ModelProfile deep(double saved) {
   return model;
 }
 
-PlanRequest saving_request(std::int64_t batch) {
+PlanRequest optimizing_request(std::int64_t batch) {
   PlanRequest request;
   request.batch = batch;
   request.runtime = runtime_capabilities();
@@ -103,13 +103,13 @@ PlanRequest saving_request(std::int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("running as little as fits again is as fast as the best of all sets, level by level", "[laws]") {
+TEST_CASE("recomputing as little as fits is as fast as the best of all sets, level by level", "[laws]") {
   int judged = 0, recomputed = 0, sharded = 0, offloaded = 0, best_found = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
     const Staged staged(seed + 3'000'000, seed % 2 == 1);
     const StepObjective objective(staged.work, staged.cluster, staged.constraints);
-    const auto ranks = place(staged.staging, Placement::kReplicasTogether);
+    const auto ranks = place(staged.staging, RankPlacement::kReplicasTogether);
     const StepTerms chosen = objective.evaluate(staged.staging, ranks);
     const auto best = best_of_all(staged, objective);
     // A greedy choice may need one piece more than a knapsack, but never claims to fit where nothing does.
@@ -121,9 +121,9 @@ TEST_CASE("running as little as fits again is as fast as the best of all sets, l
     ++judged;
     CHECK(chosen.step >= *best * (1 - 1e-12));
     best_found += chosen.step <= *best * (1 + 1e-9) ? 1 : 0;
-    recomputed += chosen.savings.recomputes() ? 1 : 0;
-    sharded += chosen.savings.zero > 0 ? 1 : 0;
-    offloaded += chosen.savings.offload == Offload::kOptimizer ? 1 : 0;
+    recomputed += chosen.optimizations.recomputes() ? 1 : 0;
+    sharded += chosen.optimizations.zero > 0 ? 1 : 0;
+    offloaded += chosen.optimizations.offload == Offload::kOptimizer ? 1 : 0;
   }
   CHECK(judged > 250);
   CHECK(recomputed > 40);
@@ -132,7 +132,7 @@ TEST_CASE("running as little as fits again is as fast as the best of all sets, l
   CHECK(best_found > judged * 9 / 10);
 }
 
-TEST_CASE("what runs again trades its activations for what enters it, and its forward for time") {
+TEST_CASE("what is recomputed trades its activations for what enters it, and its forward for time") {
   const ModelProfile model = deep(4000);
   const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
   const RooflineCost cost(cluster);
@@ -144,7 +144,7 @@ TEST_CASE("what runs again trades its activations for what enters it, and its fo
   // Two micro-batches: all gradients of parameters are there while the second works.
   const Staging staging{std::vector<int>(12, 0), {1}, 2, ScheduleKind::kGPipe};
   const StepObjective objective(work, cluster, constraints);
-  const SizedPipeline sized = make_pipeline(work, staging, place({1}, Placement::kReplicasTogether), 1);
+  const SizedPipeline sized = make_pipeline(work, staging, place({1}, RankPlacement::kReplicasTogether), 1);
   const StepTerms plain = objective.evaluate(staging, sized, {});
   const Segments halves{{NodeId(0), NodeId(1), NodeId(2), NodeId(3), NodeId(4), NodeId(5)},
                         {NodeId(6), NodeId(7), NodeId(8), NodeId(9), NodeId(10), NodeId(11)}};
@@ -170,7 +170,7 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   constraints.optimizer_state_factor = 2;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
   const StepObjective objective(work, cluster, constraints);
-  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
   const Bytes whole(4 * 40'000);
   std::vector<StepTerms> levels;
@@ -209,13 +209,13 @@ StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<N
   const Staging staging{std::vector<int>(model.graph.node_count(), 0), {4}, 1, schedule};
   const Workload work = make_workload(model, cost);
   const StepObjective objective(work, cluster, constraints);
-  const SizedPipeline sized = make_pipeline(work, staging, place({4}, Placement::kReplicasTogether), 4);
+  const SizedPipeline sized = make_pipeline(work, staging, place({4}, RankPlacement::kReplicasTogether), 4);
   return objective.evaluate(staging, sized, {3, {std::move(again)}}).stages[0];
 }
 
 }  // namespace
 
-TEST_CASE("parameters of a segment that runs again are whole until their gradients are made") {
+TEST_CASE("parameters of a segment that is recomputed are whole until their gradients are made") {
   ModelProfile model = test::chain(12, 1e6, 40'000, 400);
   const auto brought = [&](std::vector<std::vector<NodeId>> again) {
     return gathered_by_four(model, std::move(again)).memory.brought;
@@ -232,7 +232,7 @@ TEST_CASE("parameters of a segment that runs again are whole until their gradien
   CHECK(brought({few, many}) == Bytes(8 * 20'000));
 }
 
-TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and the rest is gathered once more") {
+TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, and the rest is gathered once more") {
   constexpr std::int64_t kMiB = 1 << 20;
   ModelProfile model = test::chain(12, 1e6, 64 * kMiB, 400);
   std::vector<NodeId> few, most, all;
@@ -256,7 +256,7 @@ TEST_CASE("of a wide segment that runs again 256 MiB stay for its backward, and 
   CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
   // All of it takes longer than computing.
   const RooflineCost cost(test::small_cluster(4));
-  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const auto half_of_sum = [&](std::int64_t mib) { return cost.all_reduce(Bytes(mib * kMiB), ranks[0]).value() * 0.5; };
   const auto backward = [&](const std::vector<std::vector<NodeId>>& again) {
     return gathered_by_four(model, again).backward.value();
@@ -278,7 +278,7 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
   constraints.batch = 8;
   constraints.memory = cluster.device.memory;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
-  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const auto stage_of = [&](int zero) {
     const Workload work = make_workload(model, cost);
     const StepObjective objective(work, cluster, constraints);
@@ -317,7 +317,7 @@ TEST_CASE(
   constraints.gradient_copies = 2;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
   const StepObjective objective(work, cluster, constraints);
-  const auto ranks = place({4}, Placement::kReplicasTogether);
+  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
   const Bytes whole(4 * 40'000), largest(40'000);
   const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
@@ -345,7 +345,7 @@ TEST_CASE(
 TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says so") {
   const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
   Cluster cluster = test::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
-  PlanRequest request = saving_request(8);
+  PlanRequest request = optimizing_request(8);
   CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), !Catch::Contains("offload"));  // these are CPUs
   cluster.host = test::small_host(Bytes(1 << 20));
   const Plan plan = Planner<>{}.plan(model, cluster, request);
@@ -353,7 +353,7 @@ TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says
   CHECK(plan.host_memory == cluster.host->memory);
   CHECK(plan.stages[0].peak_memory <= plan.device_memory);
   CHECK(plan.stages[0].host_memory == Bytes(4 * 40'000 * (1 + 1 + 2) + 2 * 40'000));
-  CHECK(describe(savings_of(plan)) == " (optimizer offloaded)");
+  CHECK(describe(memory_optimizations_of(plan)) == " (optimizer offloaded)");
   CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("offload = optimizer"));
   CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
   request.options.offload = "none";
@@ -396,10 +396,10 @@ TEST_CASE("segments cover every node once, and the cuts between them are cheap",
   CHECK(std::set<int>(segment_of.begin(), segment_of.end()).size() == 12);
 }
 
-TEST_CASE("a plan that would not fit fits by running segments again, and says so") {
+TEST_CASE("a plan that would not fit fits by recomputing segments, and says so") {
   const ModelProfile model = deep(40'000);
   const Cluster cluster = test::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
-  PlanRequest request = saving_request(8);
+  PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   const Plan plan = Planner<>{}.plan(model, cluster, request);
   REQUIRE(plan.stages.size() == 1);
@@ -407,7 +407,7 @@ TEST_CASE("a plan that would not fit fits by running segments again, and says so
   CHECK(segments.size() > 6);
   CHECK(segments.size() < 12);  // as few as fit
   CHECK(plan.stages[0].peak_memory <= plan.device_memory);
-  CHECK(describe(savings_of(plan)) == " (" + std::to_string(segments.size()) + " segments run again)");
+  CHECK(describe(memory_optimizations_of(plan)) == " (" + std::to_string(segments.size()) + " segments recomputed)");
   request.runtime = {};
   CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
   request.runtime = runtime_capabilities();
@@ -417,12 +417,12 @@ TEST_CASE("a plan that would not fit fits by running segments again, and says so
   CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
 }
 
-TEST_CASE("the user chooses what runs again: everything, or modules by name") {
+TEST_CASE("the user chooses what is recomputed: everything, or modules by name") {
   const ModelProfile model = deep(400);
   const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
-  PlanRequest request = saving_request(8);
+  PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
-  const auto run_again = [&](const std::string& recompute) {
+  const auto recomputed_by = [&](const std::string& recompute) {
     request.options.recompute = recompute;
     const Plan plan = Planner<>{}.plan(model, cluster, request);
     std::vector<NodeId> atoms;
@@ -430,26 +430,26 @@ TEST_CASE("the user chooses what runs again: everything, or modules by name") {
     std::sort(atoms.begin(), atoms.end());
     return atoms;
   };
-  CHECK(run_again("auto").empty());
-  CHECK(run_again("none").empty());
-  CHECK(run_again("full").size() == 12);
+  CHECK(recomputed_by("auto").empty());
+  CHECK(recomputed_by("none").empty());
+  CHECK(recomputed_by("full").size() == 12);
   const auto one_segment_each = [&](const std::string& recompute) {
     request.options.recompute = recompute;
     return Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
   };
   CHECK(one_segment_each("layer").size() == 1);
-  CHECK(run_again("layer.3,layer.10") == std::vector<NodeId>{NodeId(3), NodeId(10)});
-  CHECK(run_again("layer").size() == 12);
-  CHECK_THROWS_WITH(run_again("layer.99"), Catch::Contains("layer.99") && Catch::Contains("modules"));
-  CHECK_THROWS_WITH(run_again("layer.1,"), Catch::Contains("''"));
-  CHECK_THROWS_AS(run_again(""), InvalidArgument);
+  CHECK(recomputed_by("layer.3,layer.10") == std::vector<NodeId>{NodeId(3), NodeId(10)});
+  CHECK(recomputed_by("layer").size() == 12);
+  CHECK_THROWS_WITH(recomputed_by("layer.99"), Catch::Contains("layer.99") && Catch::Contains("modules"));
+  CHECK_THROWS_WITH(recomputed_by("layer.1,"), Catch::Contains("''"));
+  CHECK_THROWS_AS(recomputed_by(""), InvalidArgument);
 }
 
 TEST_CASE("a segment that something outside leads back into is two, and so are its prices") {
   ModelProfile model = deep(400);
   model.graph[NodeId(5)].path = "between.0";
   const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
-  PlanRequest request = saving_request(8);
+  PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   request.options.recompute = "layer";
   const auto segments = Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
@@ -458,9 +458,9 @@ TEST_CASE("a segment that something outside leads back into is two, and so are i
   CHECK(segments[1].front() == NodeId(6));
 }
 
-TEST_CASE("what runs again has its backward at one stretch, and nothing of it waits") {
+TEST_CASE("what is recomputed has its backward at one stretch, and nothing of it waits") {
   ModelProfile model = deep(40'000);
-  for (const NodeId node : model.graph.nodes()) model.graph[node].put_off = {10'000, 0};
+  for (const NodeId node : model.graph.nodes()) model.graph[node].deferred_weight = {10'000, 0};
   const Cluster cluster = test::small_cluster(2, Bytes(1 << 30));
   const RooflineCost cost(cluster);
   Workload work = make_workload(model, cost);
@@ -473,15 +473,15 @@ TEST_CASE("what runs again has its backward at one stretch, and nothing of it wa
   constraints.world = 2;
   constraints.batch = 8;
   const SizedPipeline sized = make_pipeline(work, staging, {{Rank(0)}, {Rank(1)}}, 2);
-  const Savings again{0, {{{NodeId(0), NodeId(1), NodeId(2)}}, {}}};
-  const ShareTable shares(constraints);
+  const MemoryOptimizations again{0, {{{NodeId(0), NodeId(1), NodeId(2)}}, {}}};
+  const SliceTable slices(constraints);
   const std::vector<InFlight> in_flight{{2, 0}, {1, 1}};
-  const auto plain = predict_memory(work, constraints, staging, sized, shares, in_flight);
-  const auto saving = predict_memory(work, constraints, staging, sized, shares, in_flight, again);
-  const auto share = shares.at(4, 1, 2).largest;
-  CHECK((plain[0].saved - saving[0].saved).value() == 3 * 40'000 * share * 2);
-  CHECK((saving[0].workspace - plain[0].workspace).value() == 3 * 40'000 * share);
-  CHECK(plain[1].saved.value() == (6 * 40'000 + 6 * 10'000) * share);
+  const auto plain = predict_memory(work, constraints, staging, sized, slices, in_flight);
+  const auto saving = predict_memory(work, constraints, staging, sized, slices, in_flight, again);
+  const auto slice = slices.at(4, 1, 2).largest;
+  CHECK((plain[0].saved - saving[0].saved).value() == 3 * 40'000 * slice * 2);
+  CHECK((saving[0].workspace - plain[0].workspace).value() == 3 * 40'000 * slice);
+  CHECK(plain[1].saved.value() == (6 * 40'000 + 6 * 10'000) * slice);
   CHECK(saving[1] == plain[1]);
   const StagingCosts before(work, staging, sized), after(work, staging, sized, again);
   CHECK(after.backward_weight(StageId(0), 1).value() == Approx(before.backward_weight(StageId(0), 1).value() / 2));
@@ -507,13 +507,13 @@ TEST_CASE("a plan whose segments are not of its stages is refused") {
 TEST_CASE("ZeRO levels are chosen, fixed or refused by name") {
   const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
   const Cluster cluster = test::small_cluster(4);
-  PlanRequest request = saving_request(16);
+  PlanRequest request = optimizing_request(16);
   request.options.replicas = {4};
   for (int zero = 0; zero <= 3; ++zero) {
     request.options.zero = zero;
     const Plan plan = Planner<>{}.plan(model, cluster, request);
     CHECK(plan.zero == zero);
-    CHECK(describe(savings_of(plan)) == (zero == 0 ? "" : " (ZeRO " + std::to_string(zero) + ")"));
+    CHECK(describe(memory_optimizations_of(plan)) == (zero == 0 ? "" : " (ZeRO " + std::to_string(zero) + ")"));
     if (zero > 0) CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("ZeRO"));
   }
   request.options.zero = 4;

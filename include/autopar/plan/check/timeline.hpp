@@ -16,31 +16,32 @@
 namespace autopar::detail {
 
 /// Predicted seconds of each rank in one phase of a step.
-struct CheckedCourse {
+struct CheckedTimeline {
   double end = 0;                                               ///< of all ranks
   std::vector<double> ends, computing, communicating, summing;  ///< by rank
 };
 
-/// Plays an order in time: a rank takes its turns one after the other; a message travels beside that when both its ends
-/// are issued, one at a time out of a rank and into it, and its turn waits for it; receives are issued `kReceivesAhead`
-/// turns early; buckets are summed as they fill during the last backward of their stage.
+/// Plays an order in time: a rank runs its compute actions one after the other; a message travels beside that when both
+/// its ends are issued, one at a time out of a rank and into it, and its compute action waits for it; receives are
+/// issued `kReceivesAhead` compute actions early; buckets are summed as they fill during the last backward of their
+/// stage.
 template <class Costs>
-class CoursePlayer {
+class TimelinePlayer {
  public:
   /// @param costs  see `CheckedCosts`
-  CoursePlayer(const StatedPlan& stated, CheckedOrder& order, const Costs& costs)
+  TimelinePlayer(const StatedPlan& stated, CheckedOrder& order, const Costs& costs)
       : stated_(stated),
         order_(order),
         costs_(costs),
-        ranks_(order.turns.size()),
+        ranks_(order.computes.size()),
         issued_(order.messages.size(), false) {
-    for (auto* list : {&course_.ends, &course_.computing, &course_.communicating, &course_.summing})
+    for (auto* list : {&timeline_.ends, &timeline_.computing, &timeline_.communicating, &timeline_.summing})
       list->assign(ranks_.size(), 0);
     ready_at_.resize(ranks_.size());
-    for (std::size_t r = 0; r < ranks_.size(); ++r) ready_at_[r].assign(order.turns[r].size(), 0);
+    for (std::size_t r = 0; r < ranks_.size(); ++r) ready_at_[r].assign(order.computes[r].size(), 0);
   }
 
-  [[nodiscard]] CheckedCourse play(bool sums) && {
+  [[nodiscard]] CheckedTimeline play(bool sums) && {
     for (std::size_t r = 0; r < ranks_.size(); ++r) agenda_.insert({0, r});
     while (!agenda_.empty()) {
       const auto [now, rank] = *agenda_.begin();
@@ -48,30 +49,31 @@ class CoursePlayer {
       arrive(rank, now);
     }
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      if (ranks_[r].next + 1 < order_.turns[r].size()) throw InvalidArgument("check: the plan never comes to its end");
+      if (ranks_[r].next + 1 < order_.computes[r].size())
+        throw InvalidArgument("check: the plan never comes to its end");
     }
     if (sums) play_sums();
-    for (const double end : course_.ends) course_.end = std::max(course_.end, end);
-    return std::move(course_);
+    for (const double end : timeline_.ends) timeline_.end = std::max(timeline_.end, end);
+    return std::move(timeline_);
   }
 
  private:
-  struct LastTurn {
+  struct LastCompute {
     double begin = 0, end = 0;
   };
   struct State {
     std::size_t next = 0, posted = 0;
     bool waiting = false;
     double since = 0, out_free = 0, in_free = 0;
-    std::map<int, LastTurn> last{};  // of each stage
+    std::map<int, LastCompute> last{};  // of each stage
 
     /// When the rank has a part of the gradients of `stage` (they come evenly during its last backward), or, with -1,
     /// all that any of its stages adds to.
     [[nodiscard]] double filled_at(int stage, double part) const {
       double at = 0;
-      for (const auto& [own, turn] : last) {
+      for (const auto& [own, compute] : last) {
         if (stage >= 0 && own != stage) continue;
-        at = std::max(at, turn.begin + (stage >= 0 ? part : 1) * (turn.end - turn.begin));
+        at = std::max(at, compute.begin + (stage >= 0 ? part : 1) * (compute.end - compute.begin));
       }
       return at;
     }
@@ -79,15 +81,15 @@ class CoursePlayer {
 
   void arrive(std::size_t rank, double now) {
     State& state = ranks_[rank];
-    const auto& turns = order_.turns[rank];
-    while (state.posted < turns.size() && state.posted <= state.next + kReceivesAhead) {
-      for (const std::size_t id : turns[state.posted].receives) issue(id, now);
+    const auto& computes = order_.computes[rank];
+    while (state.posted < computes.size() && state.posted <= state.next + kReceivesAhead) {
+      for (const std::size_t id : computes[state.posted].receives) issue(id, now);
       ++state.posted;
     }
-    for (const std::size_t id : turns[state.next].sends) issue(id, now);
+    for (const std::size_t id : computes[state.next].sends) issue(id, now);
     state.waiting = true;
     state.since = now;
-    try_turn(rank);
+    try_compute(rank);
   }
 
   void issue(std::size_t id, double now) {
@@ -104,33 +106,33 @@ class CoursePlayer {
       sender.out_free = receiver.in_free = end;
     }
     for (const std::size_t rank : {message.from, message.to}) {
-      course_.ends[rank] = std::max(course_.ends[rank], end);
-      course_.communicating[rank] += end - start;
+      timeline_.ends[rank] = std::max(timeline_.ends[rank], end);
+      timeline_.communicating[rank] += end - start;
     }
     if (message.awaited_by < 0) return;
-    const auto turn = static_cast<std::size_t>(message.awaited_by);
-    --order_.turns[message.to][turn].missing;
-    ready_at_[message.to][turn] = std::max(ready_at_[message.to][turn], end);
-    try_turn(message.to);
+    const auto compute = static_cast<std::size_t>(message.awaited_by);
+    --order_.computes[message.to][compute].missing;
+    ready_at_[message.to][compute] = std::max(ready_at_[message.to][compute], end);
+    try_compute(message.to);
   }
 
-  void try_turn(std::size_t rank) {
+  void try_compute(std::size_t rank) {
     State& state = ranks_[rank];
-    const CheckedTurn& turn = order_.turns[rank][state.next];
-    if (!state.waiting || turn.missing > 0 || state.next + 1 == order_.turns[rank].size()) return;
-    const double takes = seconds_of(turn), begin = std::max(state.since, ready_at_[rank][state.next]);
+    const CheckedAction& compute = order_.computes[rank][state.next];
+    if (!state.waiting || compute.missing > 0 || state.next + 1 == order_.computes[rank].size()) return;
+    const double takes = seconds_of(compute), begin = std::max(state.since, ready_at_[rank][state.next]);
     const double end = begin + takes;
     state.waiting = false;
-    state.last[turn.stage] = {begin, end};
-    course_.computing[rank] += takes;
-    course_.ends[rank] = std::max(course_.ends[rank], end);
+    state.last[compute.stage] = {begin, end};
+    timeline_.computing[rank] += takes;
+    timeline_.ends[rank] = std::max(timeline_.ends[rank], end);
     ++state.next;
     agenda_.insert({end, rank});
   }
 
-  [[nodiscard]] double seconds_of(const CheckedTurn& turn) const {
-    const NodeCost& cost = costs_.of_stage(turn.stage, turn.samples);
-    switch (turn.kind) {
+  [[nodiscard]] double seconds_of(const CheckedAction& compute) const {
+    const NodeCost& cost = costs_.of_stage(compute.stage, compute.samples);
+    switch (compute.kind) {
       case ActionKind::kForward:
         return cost.forward.value();
       case ActionKind::kBackwardInput:
@@ -155,8 +157,8 @@ class CoursePlayer {
         const double takes = costs_.sum(sum, Bytes(sum.buckets[b])).value();
         for (const std::size_t rank : sum.ranks) {
           free_at[rank] = start + takes;
-          course_.summing[rank] += takes;
-          course_.ends[rank] = std::max(course_.ends[rank], free_at[rank]);
+          timeline_.summing[rank] += takes;
+          timeline_.ends[rank] = std::max(timeline_.ends[rank], free_at[rank]);
         }
       }
     }
@@ -169,7 +171,7 @@ class CoursePlayer {
   std::vector<bool> issued_;
   std::vector<std::vector<double>> ready_at_;
   std::set<std::pair<double, std::size_t>> agenda_;
-  CheckedCourse course_;
+  CheckedTimeline timeline_;
 };
 
 }  // namespace autopar::detail

@@ -14,18 +14,18 @@ struct DrawKey {
 };
 
 /// The samples that an operator sees, and how they lie in the whole batch.
-struct ShareContext {
-  std::int64_t samples = 0;       ///< n, of this share; at least 1
+struct SliceContext {
+  std::int64_t samples = 0;       ///< n, of this slice; at least 1
   std::int64_t batch = 0;         ///< N, of the call, over all ranks
   std::int64_t first_sample = 0;  ///< position of its first sample in the global batch
   DrawKey draws;
   const std::vector<at::Tensor>* counts = nullptr;  ///< by BatchPlan::counts: 0-dim f64, over the whole batch
 
-  /// n / N: what a mean over the share, or a term that counts once, contributes.
+  /// n / N: what a mean over the slice, or a term that counts once, contributes.
   [[nodiscard]] double weight() const { return static_cast<double>(samples) / static_cast<double>(batch); }
 };
 
-/// Statistics of one batch norm over one share. Those of a share that is the whole batch are as the operator gave them
+/// Statistics of one batch norm over one slice. Those of a slice that is the whole batch are as the operator gave them
 /// where its type is less than f64: unbiased, for running statistics at once.
 struct NormSample {
   at::Tensor mean;  ///< per channel, f64 but for a whole batch

@@ -21,9 +21,9 @@
 
 #include "fidelity.hpp"
 
-// Turns under ZeRO 2 and 3: what they gather and sum, in which order, what is whole meanwhile, and what views of
-// parameters see.
-namespace turns_test {
+// Compute actions under ZeRO 2 and 3: what they gather and sum, in which order, what is whole meanwhile, and what views
+// of parameters see.
+namespace compute_actions_test {
 
 namespace ap = autopar;
 namespace nn = torch::nn;
@@ -178,8 +178,8 @@ TEST_CASE("a bucket is summed as soon as it is full, and little is whole at a ti
   }
 }
 
-// What runs again needs all its parameters before its backward begins.
-TEST_CASE("a bucket of layers that run again is summed before what comes behind their segment is gathered") {
+// What is recomputed needs all its parameters before its backward begins.
+TEST_CASE("a bucket of layers that are recomputed is summed before what comes behind their segment is gathered") {
   for (const Way& way : {Way{3, true, "module", "full"}, Way{3, false, "bf16", "full"}}) {
     INFO(describe(way));
     const auto run = trained(way);
@@ -217,7 +217,8 @@ TEST_CASE("sums of backwards in parts follow what they gather, in the same order
 
 constexpr int64_t kWide = 2880;  ///< a layer of nearly 32 MiB
 
-/// In a module of their own, so that they run again together. The only bias is in one unit with what comes behind them.
+/// In a module of their own, so that they are recomputed together. The only bias is in one unit with what comes behind
+/// them.
 struct Block : nn::Module {
   explicit Block(int count) {
     for (int i = 0; i < count; ++i) {
@@ -353,4 +354,4 @@ TEST_CASE("views of parameters, detached or not, see their values after they wer
   }
 }
 
-}  // namespace turns_test
+}  // namespace compute_actions_test

@@ -1,4 +1,4 @@
-#include <autopar/plan/model/shares.hpp>
+#include <autopar/plan/model/slices.hpp>
 
 #include <catch_shim.hpp>
 
@@ -8,7 +8,7 @@
 
 using namespace autopar;
 
-TEST_CASE("shares are those that the program's arithmetic gives") {
+TEST_CASE("slices are those that the program's arithmetic gives") {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     CAPTURE(seed);
     test::Dice dice(seed);
@@ -26,7 +26,7 @@ TEST_CASE("shares are those that the program's arithmetic gives") {
     for (int q = 0; q < replicas; ++q) {
       std::int64_t mine = 0;
       for (int m = 0; m < microbatches; ++m) {
-        const auto n = split.share(StageId(0), q, m).size();
+        const auto n = split.slice(StageId(0), q, m).size();
         mine += n;
         regular = regular && n > 0;
         largest = std::max(largest, n);
@@ -35,14 +35,14 @@ TEST_CASE("shares are those that the program's arithmetic gives") {
       total += mine;
       most = std::max(most, mine);
     }
-    const ShareTable table(constraints);
-    const Shares& shares = table.at(microbatches, replicas, stages);
+    const SliceTable table(constraints);
+    const SliceSizes& slices = table.at(microbatches, replicas, stages);
     CHECK(total == constraints.batch);
-    CHECK(shares.smallest == smallest);
-    CHECK(shares.largest == largest);
-    CHECK(shares.regular == regular);
+    CHECK(slices.smallest == smallest);
+    CHECK(slices.largest == largest);
+    CHECK(slices.regular == regular);
     std::int64_t heaviest = 0;
-    for (const auto& [samples, times] : shares.heaviest) heaviest += samples * times;
+    for (const auto& [samples, times] : slices.heaviest) heaviest += samples * times;
     CHECK(heaviest == most);
   }
 }

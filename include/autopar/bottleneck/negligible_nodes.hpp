@@ -12,25 +12,26 @@ namespace autopar::detail {
 /// Nodes at the ends of a graph that take no time and hardly any memory: inputs such as masks and token ids. Without
 /// their costs they are no part of the search (`FreeNodes`), and what that finds and proves holds for them if they fit
 /// beside the only node that they are connected with.
-class LightNodes {
+class NegligibleNodes {
  public:
-  explicit LightNodes(const VariantTables& tables) : tables_(tables) {
+  explicit NegligibleNodes(const VariantTables& tables) : tables_(tables) {
     std::vector<bool> taken(tables.graph.node_count(), false);
     for (const NodeId node : tables.graph.nodes()) {
-      if (tables.graph.in_edges(node).size() + tables.graph.out_edges(node).size() != 1 || !is_light(node)) continue;
+      if (tables.graph.in_edges(node).size() + tables.graph.out_edges(node).size() != 1 || !is_negligible(node))
+        continue;
       const NodeId host = host_of(node);
       if (taken[host.index()]) continue;  // it goes itself
       taken[node.index()] = true;
-      light_.push_back(node);
+      negligible_.push_back(node);
     }
   }
 
-  [[nodiscard]] bool empty() const { return light_.empty(); }
+  [[nodiscard]] bool empty() const { return negligible_.empty(); }
 
   /// The tables with these nodes for nothing.
   [[nodiscard]] VariantTables without_costs() const {
     VariantTables tables = tables_;
-    for (const NodeId node : light_) {
+    for (const NodeId node : negligible_) {
       for (auto& variants : tables.variants[node.index()]) {
         for (NodeVariant& v : variants) {
           v.bytes_in_flight = v.bytes = 0;
@@ -53,22 +54,22 @@ class LightNodes {
   /// Moves each of them beside the node that it is connected with.
   /// @return whether they fit there, and leave no stage empty
   [[nodiscard]] bool settle(std::vector<VariantStage>& stages) const {
-    std::vector<bool> light(tables_.graph.node_count(), false);
-    for (const NodeId node : light_) light[node.index()] = true;
-    std::vector<std::size_t> stage_of(light.size(), 0);
+    std::vector<bool> negligible(tables_.graph.node_count(), false);
+    for (const NodeId node : negligible_) negligible[node.index()] = true;
+    std::vector<std::size_t> stage_of(negligible.size(), 0);
     for (std::size_t s = 0; s < stages.size(); ++s) {
       VariantStage kept = stages[s];
       kept.nodes.clear();
       kept.variants.clear();
       for (std::size_t i = 0; i < stages[s].nodes.size(); ++i) {
-        if (light[stages[s].nodes[i].index()]) continue;
+        if (negligible[stages[s].nodes[i].index()]) continue;
         kept.nodes.push_back(stages[s].nodes[i]);
         kept.variants.push_back(stages[s].variants[i]);
         stage_of[kept.nodes.back().index()] = s;
       }
       stages[s] = std::move(kept);
     }
-    for (const NodeId node : light_) {
+    for (const NodeId node : negligible_) {
       VariantStage& stage = stages[stage_of[host_of(node).index()]];
       stage.nodes.push_back(node);
       stage.variants.push_back(lightest(node, position_of(stage.tensor_degree)));
@@ -77,18 +78,19 @@ class LightNodes {
   }
 
  private:
-  static constexpr double kLight = 1e-4;  ///< of the memory
+  static constexpr double kNegligible = 1e-4;  ///< of the memory
 
   [[nodiscard]] NodeId host_of(NodeId node) const {
     const auto& graph = tables_.graph;
     return graph.out_edges(node).empty() ? graph.source(graph.in_edges(node)[0])
                                          : graph.target(graph.out_edges(node)[0]);
   }
-  [[nodiscard]] bool is_light(NodeId node) const {
+  [[nodiscard]] bool is_negligible(NodeId node) const {
     for (const auto& variants : tables_.variants[node.index()]) {
       if (variants.empty()) return false;  // it forbids a tensor degree
       for (const NodeVariant& v : variants) {
-        if (v.work != 0 || v.parameters != 0 || v.bytes_in_flight + v.bytes > kLight * tables_.memory) return false;
+        if (v.work != 0 || v.parameters != 0 || v.bytes_in_flight + v.bytes > kNegligible * tables_.memory)
+          return false;
       }
     }
     return true;
@@ -124,7 +126,7 @@ class LightNodes {
   }
 
   const VariantTables& tables_;
-  std::vector<NodeId> light_;
+  std::vector<NodeId> negligible_;
 };
 
 }  // namespace autopar::detail

@@ -8,36 +8,37 @@
 #include <utility>
 #include <vector>
 
-#include <autopar/plan/check/stated_plan.hpp>
+#include <autopar/core/ids.hpp>
 #include <autopar/schedule/action.hpp>
+#include <autopar/schedule/concepts.hpp>
 
 namespace autopar::detail {
 
-/// One turn of a rank, the micro-batch left open.
-struct SaidTurn {
+/// One compute action of a rank, the micro-batch left open.
+struct SaidAction {
   ActionKind kind = ActionKind::kForward;
   std::size_t chunk = 0;  ///< which of the rank's stages
 };
 
-/// Writes a rank's turns down: each said turn is of the next micro-batch of its kind and stage, and is left out when
-/// there is none left.
-class TurnScribe {
+/// Writes a rank's compute actions down: each said compute action is of the next micro-batch of its kind and stage, and
+/// is left out when there is none left.
+class ActionScribe {
  public:
-  TurnScribe(const std::vector<int>& stages, int microbatches)
+  ActionScribe(const std::vector<int>& stages, int microbatches)
       : stages_(stages), microbatches_(microbatches), next_(stages.size()) {}
 
-  void say(SaidTurn turn) {
-    const auto kind = turn.kind == ActionKind::kForward ? 0u : turn.kind == ActionKind::kBackwardWeight ? 2u : 1u;
-    int& microbatch = next_[turn.chunk].of_kind[kind];
+  void say(SaidAction compute) {
+    const auto kind = compute.kind == ActionKind::kForward ? 0u : compute.kind == ActionKind::kBackwardWeight ? 2u : 1u;
+    int& microbatch = next_[compute.chunk].of_kind[kind];
     if (microbatch >= microbatches_) return;
-    turns_.push_back({turn.kind, microbatch++, StageId(stages_[turn.chunk])});
+    computes_.push_back({compute.kind, microbatch++, StageId(stages_[compute.chunk])});
   }
-  void say(std::int64_t times, std::initializer_list<SaidTurn> phrase) {
+  void say(std::int64_t times, std::initializer_list<SaidAction> phrase) {
     for (std::int64_t i = 0; i < times; ++i) {
-      for (const SaidTurn turn : phrase) say(turn);
+      for (const SaidAction compute : phrase) say(compute);
     }
   }
-  [[nodiscard]] std::vector<Turn> written() && { return std::move(turns_); }
+  [[nodiscard]] std::vector<ComputeAction> written() && { return std::move(computes_); }
 
  private:
   struct Next {
@@ -46,15 +47,16 @@ class TurnScribe {
   const std::vector<int>& stages_;
   int microbatches_;
   std::vector<Next> next_;
-  std::vector<Turn> turns_;
+  std::vector<ComputeAction> computes_;
 };
 
-/// The laws of the schedules that need no evidence, phrase by phrase, for rank number `place` of `places` in a row
-/// (replicas count once). Derived from the papers, not from the planner's schedules.
+/// The orders of the schedules said a second time, phrase by phrase, for rank number `place` of `places` in a row
+/// (replicas count once) with so many chunks. Derived from the papers, not from the policies: who checks a plan shares
+/// no code with who made it.
 class ScheduleLaws {
  public:
-  ScheduleLaws(int place, int places, int microbatches, TurnScribe& scribe)
-      : place_(place), places_(places), microbatches_(microbatches), scribe_(scribe) {}
+  ScheduleLaws(int place, int places, int chunks, int microbatches, ActionScribe& scribe)
+      : place_(place), places_(places), chunks_(chunks), microbatches_(microbatches), scribe_(scribe) {}
 
   /// @source Huang et al., NeurIPS 2019, arXiv:1811.06965
   void gpipe() {
@@ -79,7 +81,7 @@ class ScheduleLaws {
   /// end. With fewer micro-batches than fill it, those that are not there are left out.
   /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
   void zb_v() {
-    constexpr SaidTurn up{ActionKind::kForward, 1}, input{ActionKind::kBackwardInput, 1},
+    constexpr SaidAction up{ActionKind::kForward, 1}, input{ActionKind::kBackwardInput, 1},
         weight{ActionKind::kBackwardWeight, 1};
     const int from_here = places_ - place_, filled = std::max(microbatches_, 2 * places_ - 1);
     scribe_.say(2 * from_here - 1, {kF});                            // until the first comes back up
@@ -95,19 +97,19 @@ class ScheduleLaws {
   /// backwards down. There are as many rounds as have at least one micro-batch a place; the first ones are larger by
   /// one.
   /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
-  void interleaved(int chunks) {
+  void interleaved() {
     const int rounds = std::max(1, microbatches_ / places_), least = microbatches_ / rounds,
               more = microbatches_ % rounds;
     std::vector<std::tuple<int, int, int>> passes;  // round, chunk, micro-batch
     for (int m = 0; m < microbatches_; ++m) {
       const int in_larger = more * (least + 1);
       const int round = m < in_larger ? m / (least + 1) : more + (m - in_larger) / least;
-      for (int c = 0; c < chunks; ++c) passes.emplace_back(round, c, m);
+      for (int c = 0; c < chunks_; ++c) passes.emplace_back(round, c, m);
     }
     std::sort(passes.begin(), passes.end());
     const std::size_t largest = static_cast<std::size_t>(least + (more > 0 ? 1 : 0));
-    const std::size_t behind = static_cast<std::size_t>(after()), depth = static_cast<std::size_t>(chunks);
-    const std::size_t ahead = chunks == 1 ? behind : 2 * behind + (depth - 1) * largest;
+    const std::size_t behind = static_cast<std::size_t>(after()), depth = static_cast<std::size_t>(chunks_);
+    const std::size_t ahead = chunks_ == 1 ? behind : 2 * behind + (depth - 1) * largest;
     for (std::size_t k = 0; k < passes.size() + ahead; ++k) {
       if (k < passes.size()) scribe_.say({ActionKind::kForward, static_cast<std::size_t>(std::get<1>(passes[k]))});
       if (k < ahead || k - ahead >= passes.size()) continue;
@@ -117,49 +119,16 @@ class ScheduleLaws {
   }
 
  private:
-  static constexpr SaidTurn kF{ActionKind::kForward}, kB{ActionKind::kBackward}, kI{ActionKind::kBackwardInput},
+  static constexpr SaidAction kF{ActionKind::kForward}, kB{ActionKind::kBackward}, kI{ActionKind::kBackwardInput},
       kW{ActionKind::kBackwardWeight};
 
   [[nodiscard]] int after() const { return places_ - place_ - 1; }
 
-  int place_, places_, microbatches_;
-  TurnScribe& scribe_;
+  int place_, places_, chunks_, microbatches_;
+  ActionScribe& scribe_;
 };
 
-/// In which order each rank takes its turns, [rank]; of a synthesised schedule as the plan states it.
-[[nodiscard]] inline std::vector<std::vector<Turn>> turn_orders(const StatedPlan& stated) {
-  const Plan& plan = stated.plan();
-  if (plan.schedule == ScheduleKind::kSynthesised) return plan.orders;
-  std::vector<std::vector<Turn>> orders(static_cast<std::size_t>(plan.world));
-  const std::size_t chunks = stated.stages_on(stated.ranks_of(0).front().index()).size();
-  const int places = stated.stages() / static_cast<int>(chunks);
-  for (std::size_t r = 0; r < orders.size(); ++r) {
-    const auto& stages = stated.stages_on(r);
-    if (stages.empty()) continue;
-    TurnScribe scribe(stages, plan.microbatches);
-    ScheduleLaws laws(stages.front(), places, plan.microbatches, scribe);
-    switch (plan.schedule) {
-      case ScheduleKind::kGPipe:
-        laws.gpipe();
-        break;
-      case ScheduleKind::kOneFOneB:
-        laws.one_f_one_b();
-        break;
-      case ScheduleKind::kInterleaved:
-        laws.interleaved(static_cast<int>(chunks));
-        break;
-      case ScheduleKind::kZbH1:
-        laws.zb_h1();
-        break;
-      case ScheduleKind::kZbV:
-        laws.zb_v();
-        break;
-      case ScheduleKind::kSynthesised:
-        break;
-    }
-    orders[r] = std::move(scribe).written();
-  }
-  return orders;
-}
+/// Has a rank's order written down by its law.
+using RestatedOrder = void (ScheduleLaws::*)();
 
 }  // namespace autopar::detail

@@ -1,0 +1,205 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/core/ids.hpp>
+#include <autopar/schedule/chunks.hpp>
+#include <autopar/schedule/concepts.hpp>
+#include <autopar/schedule/given_orders.hpp>
+#include <autopar/schedule/gpipe.hpp>
+#include <autopar/schedule/interleaved.hpp>
+#include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/restated_orders.hpp>
+#include <autopar/schedule/zb_h1.hpp>
+#include <autopar/schedule/zb_v.hpp>
+
+namespace autopar {
+
+/// How many micro-batches a stage has forward before its first backward, which is as many as are ever forward and not
+/// yet backward.
+enum class InFlightLaw : std::uint8_t {
+  kAllMicrobatches,  ///< every forward comes before every backward
+  kStagesBehind,     ///< one for each stage from it to the last
+  kCounted,          ///< no law says what its memory is: orders must be counted
+};
+
+/// What is true of a schedule. Everybody asks this, and nobody which schedule it is.
+struct ScheduleTraits {
+  ScheduleKind kind{};
+  std::string_view name;          ///< as options, plans and files spell it
+  StageLayout layout{};           ///< where it wants the stages
+  bool splits_backwards = false;  ///< backwards come in two parts, if the runtime has them
+  bool orders_in_plan = false;    ///< made for one pipeline and stated by its plan; else they follow from the pipeline
+  InFlightLaw in_flight = InFlightLaw::kCounted;
+
+  /// Most chunks of micro-batches that the ranks of a position hold from their forwards to their whole backwards; none
+  /// if there is no closed form. With fewer micro-batches than `filled_by` no more than that.
+  int (*peak)(int position, int positions, int chunks, int microbatches) = nullptr;
+  /// Seconds by which each position but one makes a step of equal stages longer than what a position computes.
+  /// @param pass    seconds of one micro-batch's forward and backward in all stages of a position
+  /// @param weight  of these, for gradients of parameters
+  double (*bubble)(double pass, double weight, int chunks) = nullptr;
+  /// Micro-batches from which on the bubble is that, if a forward, an input and a weight backward take equally long.
+  int (*filled_by)(int positions) = nullptr;
+
+  /// Its order said a second time, which plans are checked by; none if plans state it.
+  detail::RestatedOrder restated = nullptr;
+};
+
+namespace detail {
+
+/// The schedule's policy, which yields the orders, beside what is true of it.
+template <SchedulePolicy P>
+struct ScheduleRow {
+  using Policy = P;
+  ScheduleTraits traits;
+};
+
+[[nodiscard]] constexpr double bubble_of_whole(double pass, double /*weight*/, int chunks) { return pass / chunks; }
+/// Weight backwards fill what would be waited for until the backward of inputs is through.
+[[nodiscard]] constexpr double bubble_of_split(double pass, double weight, int chunks) {
+  return std::max(0.0, pass - 2 * weight) / chunks;
+}
+[[nodiscard]] constexpr int one(int /*positions*/) { return 1; }
+[[nodiscard]] constexpr int one_each(int positions) { return positions; }
+[[nodiscard]] constexpr int there_and_back(int positions) { return 2 * positions - 1; }
+
+/// The one table of schedules, by `ScheduleKind`. README.md has the sources of the figures.
+inline constexpr std::tuple kScheduleTable{
+    ScheduleRow<GPipe>{{
+        .kind = ScheduleKind::kGPipe,
+        .name = "gpipe",
+        .layout = StageLayout::kStraight,
+        .in_flight = InFlightLaw::kAllMicrobatches,
+        .peak = [](int s, int p, int, int m) { return GPipe{}.peak_activations(StageId(s), p, m); },
+        .bubble = bubble_of_whole,
+        .filled_by = one,
+        .restated = &ScheduleLaws::gpipe,
+    }},
+    ScheduleRow<OneFOneB>{{
+        .kind = ScheduleKind::kOneFOneB,
+        .name = "1f1b",
+        .layout = StageLayout::kStraight,
+        .in_flight = InFlightLaw::kStagesBehind,
+        .peak = [](int s, int p, int, int m) { return OneFOneB{}.peak_activations(StageId(s), p, m); },
+        .bubble = bubble_of_whole,
+        .filled_by = one,
+        .restated = &ScheduleLaws::one_f_one_b,
+    }},
+    ScheduleRow<Interleaved>{{
+        .kind = ScheduleKind::kInterleaved,
+        .name = "interleaved",
+        .layout = StageLayout::kLooped,
+        .peak = [](int d, int p, int v, int m) { return Interleaved::peak_activations(d, p, v, m); },
+        .bubble = bubble_of_whole,
+        .filled_by = one_each,
+        .restated = &ScheduleLaws::interleaved,
+    }},
+    ScheduleRow<ZbH1>{{
+        .kind = ScheduleKind::kZbH1,
+        .name = "zb-h1",
+        .layout = StageLayout::kStraight,
+        .splits_backwards = true,
+        .peak = [](int s, int p, int, int m) { return ZbH1{}.peak_activations(StageId(s), p, m); },
+        .bubble = bubble_of_split,
+        .filled_by = one_each,
+        .restated = &ScheduleLaws::zb_h1,
+    }},
+    ScheduleRow<ZbV>{{
+        .kind = ScheduleKind::kZbV,
+        .name = "zb-v",
+        .layout = StageLayout::kVShaped,
+        .splits_backwards = true,
+        .peak = [](int d, int p, int, int m) { return ZbV::peak_activations(d, p, m); },
+        .bubble = bubble_of_split,
+        .filled_by = there_and_back,
+        .restated = &ScheduleLaws::zb_v,
+    }},
+    ScheduleRow<GivenOrders>{{
+        .kind = ScheduleKind::kSynthesised,
+        .name = "synth",
+        .layout = StageLayout::kAnywhere,
+        .splits_backwards = true,
+        .orders_in_plan = true,
+    }},
+};
+
+}  // namespace detail
+
+/// By kind.
+inline constexpr std::array kScheduleTraits =
+    std::apply([](const auto&... rows) { return std::array{rows.traits...}; }, detail::kScheduleTable);
+static_assert(std::ranges::equal(kScheduleTraits, kScheduleKinds, {}, &ScheduleTraits::kind), "a row a kind, in order");
+
+/// @throws InvalidArgument if there is no such kind
+[[nodiscard]] constexpr const ScheduleTraits& traits_of(ScheduleKind kind) {
+  const auto row = static_cast<std::size_t>(kind);
+  if (row >= kScheduleTraits.size()) throw InvalidArgument("schedule: no such kind");
+  return kScheduleTraits[row];
+}
+
+/// As options and files spell it.
+[[nodiscard]] constexpr std::string_view to_string(ScheduleKind kind) { return traits_of(kind).name; }
+
+/// Nothing if there is no schedule of this name.
+[[nodiscard]] constexpr std::optional<ScheduleKind> schedule_named(std::string_view name) {
+  const auto row = std::ranges::find(kScheduleTraits, name, &ScheduleTraits::name);
+  return row == kScheduleTraits.end() ? std::nullopt : std::optional(row->kind);
+}
+
+/// Whether all backwards are whole, so that a runtime need not part them.
+[[nodiscard]] constexpr bool keeps_backwards_whole(ScheduleKind kind) { return !traits_of(kind).splits_backwards; }
+
+/// Whether it is made for several stages a rank.
+[[nodiscard]] constexpr bool wants_chunks(ScheduleKind kind) {
+  const StageLayout layout = traits_of(kind).layout;
+  return layout == StageLayout::kLooped || layout == StageLayout::kVShaped;
+}
+
+/// Whether `peak` alone says what a stage holds, without the orders of compute actions; bounds know how such schedules
+/// run, too.
+[[nodiscard]] constexpr bool has_closed_form(ScheduleKind kind) {
+  return traits_of(kind).in_flight != InFlightLaw::kCounted;
+}
+
+/// Whether no backward comes before any forward, as where results leave the call before backwards start.
+[[nodiscard]] constexpr bool puts_forwards_first(ScheduleKind kind) {
+  return traits_of(kind).in_flight == InFlightLaw::kAllMicrobatches;
+}
+
+/// The first schedule of the table of which something is true. @pre there is one
+template <std::predicate<const ScheduleTraits&> Is>
+[[nodiscard]] consteval ScheduleKind first_schedule(Is is) {
+  return std::ranges::find_if(kScheduleTraits, is)->kind;
+}
+/// Where results leave the call before backwards start, all schedules are this one.
+inline constexpr ScheduleKind kForwardsFirst =
+    first_schedule([](const auto& row) { return row.in_flight == InFlightLaw::kAllMicrobatches; });
+/// The schedule whose orders a synthesiser makes and a plan states.
+inline constexpr ScheduleKind kSynthesisedSchedule = first_schedule([](const auto& row) { return row.orders_in_plan; });
+
+/// Names of the schedules of which something is true.
+template <std::predicate<ScheduleKind> Is>
+[[nodiscard]] std::vector<std::string> schedule_names(Is is) {
+  std::vector<std::string> names;
+  for (const ScheduleTraits& row : kScheduleTraits) {
+    if (is(row.kind)) names.emplace_back(row.name);
+  }
+  return names;
+}
+[[nodiscard]] inline std::vector<std::string> schedule_names() {
+  return schedule_names([](ScheduleKind) { return true; });
+}
+
+}  // namespace autopar

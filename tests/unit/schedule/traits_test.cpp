@@ -1,0 +1,196 @@
+#include <autopar/schedule/traits.hpp>
+
+#include <set>
+#include <string>
+
+#include <autopar/schedule/restated_orders.hpp>
+#include <autopar/schedule/schedule.hpp>
+
+#include <catch_shim.hpp>
+
+#include "equal_times.hpp"
+#include "random_pipeline.hpp"
+
+using namespace autopar;
+
+namespace {
+namespace traits_test {
+
+/// Stages as a row wants them, and how many micro-batches.
+struct Sizes {
+  int positions, chunks, microbatches;
+};
+
+Sizes random_sizes(const ScheduleTraits& row, testing::Dice& dice) {
+  Sizes out{dice.between(1, 7), dice.between(1, 4), dice.between(1, 20)};
+  while (!allows_chunks(row.layout, out.chunks)) out.chunks = dice.between(1, 4);
+  return out;
+}
+
+Pipeline laid_out(const ScheduleTraits& row, const Sizes& sizes) {
+  return testing::in_a_row(stages_for(row.kind, testing::single_ranks(sizes.positions), sizes.chunks));
+}
+
+std::vector<std::vector<ComputeAction>> orders_of(const ScheduleTraits& row, const Sizes& sizes) {
+  const Pipeline pipeline = laid_out(row, sizes);
+  return with_policy(row.kind,
+                     [&](const auto& policy) { return rank_orders_of(policy, pipeline, sizes.microbatches); });
+}
+
+/// Holds every row whose orders follow from the pipeline to `claim` for 200 random sizes.
+template <class Claim>
+void hold(const Claim& claim) {
+  for (const ScheduleTraits& row : kScheduleTraits) {
+    if (row.orders_in_plan) continue;
+    testing::Dice dice(17);
+    for (int i = 0; i < 200; ++i) {
+      const Sizes sizes = random_sizes(row, dice);
+      INFO(row.name << ": " << sizes.positions << " positions, " << sizes.chunks << " chunks, " << sizes.microbatches
+                    << " micro-batches");
+      claim(row, sizes);
+    }
+  }
+}
+
+}  // namespace traits_test
+}  // namespace
+
+using namespace traits_test;
+
+TEST_CASE("each kind has one row, with a name of its own", "[schedule][traits]") {
+  std::set<std::string_view> names;
+  for (const ScheduleKind kind : kScheduleKinds) {
+    CHECK(traits_of(kind).kind == kind);
+    CHECK(names.insert(traits_of(kind).name).second);
+  }
+  CHECK(kScheduleTraits.size() == kScheduleKinds.size());
+  CHECK_THROWS_AS(traits_of(static_cast<ScheduleKind>(kScheduleKinds.size())), InvalidArgument);
+  CHECK_THROWS_AS(with_policy(static_cast<ScheduleKind>(kScheduleKinds.size()), [](const auto&) {}), InvalidArgument);
+}
+
+TEST_CASE("a row says all that has a closed form, or that its orders stand in plans", "[schedule][traits]") {
+  for (const ScheduleTraits& row : kScheduleTraits) {
+    INFO(row.name);
+    const bool is_law = !row.orders_in_plan;
+    CHECK((row.peak != nullptr) == is_law);
+    CHECK((row.bubble != nullptr) == is_law);
+    CHECK((row.filled_by != nullptr) == is_law);
+    CHECK((row.restated != nullptr) == is_law);
+    CHECK(with_policy(row.kind, [](const auto& policy) {
+            return std::same_as<std::remove_cvref_t<decltype(policy)>, GivenOrders>;
+          }) == row.orders_in_plan);
+    // Bounds on stages that lie straight and run whole backwards know both laws of what is in flight.
+    CHECK(has_closed_form(row.kind) == (row.layout == StageLayout::kStraight && !row.splits_backwards));
+  }
+}
+
+TEST_CASE("a schedule's stages lie where its row says, and its policy takes no others", "[schedule][traits]") {
+  hold([](const ScheduleTraits& row, const Sizes& sizes) {
+    const Pipeline pipeline = laid_out(row, sizes);
+    const ChunkLayout stages = chunk_layout(pipeline);
+    REQUIRE(lies_in(row.layout, stages));
+    REQUIRE(stages.chunks() == sizes.chunks);
+    for (std::size_t s = 0; s < stages.at.size(); ++s)
+      REQUIRE(static_cast<int>(stages.at[s]) == position_in(row.layout, static_cast<int>(s), sizes.positions));
+    with_policy(row.kind, [&]<class Policy>(const Policy& policy) {
+      REQUIRE(StageOrderPolicy<Policy> == (row.layout == StageLayout::kStraight));
+      if constexpr (RankOrderPolicy<Policy>) {
+        for (const auto& other : {looped_stages(testing::single_ranks(sizes.positions), sizes.chunks),
+                                  v_shaped_stages(testing::single_ranks(sizes.positions))}) {
+          const Pipeline lying = testing::in_a_row(other);
+          if (lies_in(row.layout, chunk_layout(lying))) continue;
+          REQUIRE_THROWS_AS(policy.rank_orders(lying, sizes.microbatches), InvalidArgument);
+        }
+      }
+    });
+  });
+}
+
+TEST_CASE("backwards come in two parts where the row says so, and nowhere else", "[schedule][traits]") {
+  hold([](const ScheduleTraits& row, const Sizes& sizes) {
+    for (const auto& computes : orders_of(row, sizes)) {
+      const auto has = [&](ActionKind kind) {
+        return std::ranges::any_of(computes, [&](ComputeAction compute) { return compute.kind == kind; });
+      };
+      REQUIRE(has(ActionKind::kBackwardInput) == row.splits_backwards);
+      REQUIRE(has(ActionKind::kBackwardWeight) == row.splits_backwards);
+      REQUIRE(has(ActionKind::kBackward) == !row.splits_backwards);
+    }
+  });
+}
+
+TEST_CASE("as many micro-batches are in flight as the row's law says", "[schedule][traits]") {
+  hold([](const ScheduleTraits& row, const Sizes& sizes) {
+    if (row.in_flight == InFlightLaw::kCounted) return;
+    const auto orders = orders_of(row, sizes);
+    for (int s = 0; s < sizes.positions; ++s) {
+      const bool all = row.in_flight == InFlightLaw::kAllMicrobatches;
+      const int expected = all ? sizes.microbatches : std::min(sizes.positions - s, sizes.microbatches);
+      int now = 0, most = 0, before_first = -1;
+      for (const ComputeAction compute : orders[static_cast<std::size_t>(s)]) {
+        if (compute.kind != ActionKind::kForward && before_first < 0) before_first = now;
+        now += compute.kind == ActionKind::kForward ? 1 : -1;
+        most = std::max(most, now);
+      }
+      REQUIRE(before_first == expected);
+      REQUIRE(most == expected);
+      REQUIRE(row.peak(s, sizes.positions, 1, sizes.microbatches) == expected);
+    }
+  });
+}
+
+TEST_CASE("a position holds at its peak what the row's closed form says", "[schedule][traits]") {
+  hold([](const ScheduleTraits& row, const Sizes& sizes) {
+    const auto orders = orders_of(row, sizes);
+    for (int d = 0; d < sizes.positions; ++d) {
+      int now = 0, most = 0;
+      for (const ComputeAction compute : orders[static_cast<std::size_t>(d)]) {
+        if (compute.kind == ActionKind::kForward) most = std::max(most, ++now);
+        if (gives_weight_gradients(compute.kind)) --now;
+      }
+      const int said = row.peak(d, sizes.positions, sizes.chunks, sizes.microbatches);
+      REQUIRE(most <= said);
+      if (sizes.microbatches >= row.filled_by(sizes.positions)) REQUIRE(most == said);
+    }
+  });
+}
+
+TEST_CASE("the simulated bubble is the row's closed form", "[schedule][traits]") {
+  hold([](const ScheduleTraits& row, const Sizes& sizes) {
+    if (sizes.microbatches < row.filled_by(sizes.positions)) return;
+    const auto timeline = with_policy(row.kind, [&](const auto& policy) {
+      return testing::timeline_of(laid_out(row, sizes), sizes.microbatches, policy);
+    });
+    // A second for each of a forward, an input and a weight backward.
+    const double pass = 3.0 * sizes.chunks, weight = 1.0 * sizes.chunks;
+    const double bubble = (sizes.positions - 1) * row.bubble(pass, weight, sizes.chunks);
+    REQUIRE(timeline.step == Approx(sizes.microbatches * pass + bubble));
+    REQUIRE(timeline.idle == Approx(bubble / timeline.step).margin(1e-12));
+  });
+}
+
+TEST_CASE("said a second time, every order is the policy's", "[schedule][traits]") {
+  hold([](const ScheduleTraits& row, const Sizes& sizes) {
+    const Pipeline pipeline = laid_out(row, sizes);
+    const auto orders = orders_of(row, sizes);
+    for (int d = 0; d < sizes.positions; ++d) {
+      std::vector<int> stages;
+      for (int s = 0; s < static_cast<int>(pipeline.stages.size()); ++s) {
+        if (pipeline.stages[static_cast<std::size_t>(s)].front() == Rank(d)) stages.push_back(s);
+      }
+      detail::ActionScribe scribe(stages, sizes.microbatches);
+      detail::ScheduleLaws laws(d, sizes.positions, sizes.chunks, sizes.microbatches, scribe);
+      (laws.*row.restated)();
+      REQUIRE(testing::spelled(std::move(scribe).written()) == testing::spelled(orders[static_cast<std::size_t>(d)]));
+    }
+  });
+}
+
+TEST_CASE("a schedule is found by what is true of it", "[schedule][traits]") {
+  CHECK(traits_of(kSynthesisedSchedule).orders_in_plan);
+  CHECK(puts_forwards_first(kForwardsFirst));
+  CHECK(has_closed_form(kDefaultSchedule));
+  CHECK(schedule_names(has_closed_form) == std::vector<std::string>{"gpipe", "1f1b"});
+  CHECK(schedule_names(wants_chunks) == std::vector<std::string>{"interleaved", "zb-v"});
+  CHECK(schedule_names().size() == kScheduleKinds.size());
+}
