@@ -12,7 +12,6 @@
 #include <autopar/plan/memory/optimizations.hpp>
 
 #include "torch/device/host_copies.hpp"
-#include "torch/parameters/state_registry.hpp"
 
 namespace autopar {
 
@@ -161,10 +160,6 @@ void ShardMemory::allocate() {
 
 void ShardMemory::release() {
   if (unit_.zero >= 3 && whole_.storage().nbytes() > 0) drop_memory(whole_);
-}
-
-bool in_shares(const StateTensor& tensor, const std::vector<ShardUnit>& units) {
-  return tensor.unit >= 0 && units[static_cast<std::size_t>(tensor.unit)].zero > 0;
 }
 
 }  // namespace autopar

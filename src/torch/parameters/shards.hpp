@@ -17,8 +17,6 @@
 
 namespace autopar {
 
-struct StateTensor;
-
 /// Parameters of one element type, one behind the other in a flat memory of which every rank of a group owns an equal
 /// part (ZeRO), or each rank all of it (only if it is offloaded). Gradients lie likewise, so that a sum into shares
 /// gives each rank those of what it owns. The same on every rank.
@@ -52,10 +50,6 @@ struct ShardUnit {
   /// Elements of a parameter that a rank owns, counted within the parameter; may be empty.
   [[nodiscard]] Interval shard_of(const Place& place, Rank rank) const;
 };
-
-/// Whether a holder has a part of the tensor only.
-/// @param units  that `StateTensor::unit` counts
-[[nodiscard]] bool in_shares(const StateTensor& tensor, const std::vector<ShardUnit>& units);
 
 /// Units for parameters of one group of ranks, in the order given, each of `limit` bytes at most, or of one parameter.
 /// @param forms  `key` is a position in `names`

@@ -73,17 +73,13 @@ class Blends {
 
 }  // namespace
 
-WorldSums Session::Impl::sums_over(const std::vector<Rank>& holders) {
-  return {wire_, group_of(holders), static_cast<int>(holders.size()), device_};
-}
-
 void Session::Impl::update_buffers(Call& call) {
   const at::NoGradGuard no_grad;
   pool_batch_norms(call);
   call.program->replicated_updates->run(call.batch);
   for (const auto& update : call.program->plan.buffer_updates) {
-    const auto& tensor = registry_.named(call.program->graph.value(update.buffer).name);
-    if (update.kind == BufferUpdateKind::kReplicated || !holds(tensor)) continue;
+    const auto& tensor = parameters_.named(call.program->graph.value(update.buffer).name);
+    if (update.kind == BufferUpdateKind::kReplicated || !parameters_.holds(tensor)) continue;
     if (call.tail && call.tail->results.count(update.result) > 0) {
       tensor.handle.detach().copy_(call.tail->results.at(update.result));
       continue;
@@ -91,7 +87,7 @@ void Session::Impl::update_buffers(Call& call) {
     const auto results = call.engine->buffer_results(update.result);
     auto total = at::zeros_like(tensor.handle);
     for (const auto& result : results) total.add_(result);
-    tensor.handle.detach().copy_(sums_over(tensor.holders).sum({total})[0]);
+    tensor.handle.detach().copy_(deployment_.sums_over(tensor.holders).sum({total})[0]);
   }
 }
 
@@ -102,8 +98,8 @@ void Session::Impl::pool_batch_norms(Call& call) {
   std::vector<std::pair<std::vector<Rank>, std::vector<NormPool>>> pools;
   for (std::size_t i = 0; i < norms.size(); ++i) {
     if (!norms[i].running_mean.valid()) continue;
-    const auto& mean = registry_.named(graph.value(norms[i].running_mean).name);
-    if (!holds(mean)) continue;
+    const auto& mean = parameters_.named(graph.value(norms[i].running_mean).name);
+    if (!parameters_.holds(mean)) continue;
     auto of_holders = std::find_if(pools.begin(), pools.end(), [&](const auto& p) { return p.first == mean.holders; });
     if (of_holders == pools.end()) of_holders = pools.insert(pools.end(), {mean.holders, {}});
     of_holders->second.push_back({&norms[i], call.engine->norm_samples(i)});
@@ -128,11 +124,11 @@ void Session::Impl::pool_batch_norms(Call& call) {
 // Two passes, so that variances do not suffer from large means: first the pooled means, then squares around them.
 void Session::Impl::pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools,
                               const OpGraph& graph) {
-  auto total = sums_over(holders);
+  auto total = deployment_.sums_over(holders);
   std::vector<at::Tensor> addends;
   for (const auto& pool : pools) {
     const auto channels = handle_of(graph, pool.norm->running_mean).sizes();
-    auto sums = at::zeros(channels, at::TensorOptions().dtype(at::kDouble).device(device_));
+    auto sums = at::zeros(channels, at::TensorOptions().dtype(at::kDouble).device(deployment_.device()));
     auto count = at::zeros({}, sums.options());
     for (const auto& sample : pool.samples) {
       sums.add_(sample.mean, sample.count);

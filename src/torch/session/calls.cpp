@@ -49,7 +49,7 @@ CallHeader Session::Impl::next_header(CallKind kind) {
 CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction& forward) {
   const auto start = std::chrono::steady_clock::now();
   resolve_once();
-  const Tf32Scope tf32(options_.precision == "tf32", device_);
+  const Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options_.inference);
   if (options_.plan_only) {
     prepare(arguments, forward);
@@ -65,7 +65,7 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   auto key = capture_key(call->arguments);
   auto header = next_header(CallKind::kForward);
   const auto own_key = key + format_key(call->arguments);
-  header.needs_capture = is_stale(own_key);
+  header.needs_capture = programs_.is_stale(own_key);
   header.members_changed = members_changed(own_key, call->arguments);
   header.word = formats_of(call->arguments);
   header.shared = call->arguments.shared;
@@ -79,19 +79,19 @@ CallResult Session::Impl::call(const Flattened& arguments, const ForwardFunction
   open(*call, headers);
   agree_on_formats(call->arguments, words_of(headers));
   key += format_key(call->arguments);
-  bool capture_again = programs_.peek(key) == nullptr, changed = false, pending = false;
+  bool capture_again = !programs_.knows(key), changed = false, pending = false;
   for (const auto& other : headers) {
     capture_again = capture_again || other.needs_capture;
     changed = changed || other.members_changed;
     pending = pending || other.has_pending;
   }
-  if (!capture_again) capture_again = is_outdated(**programs_.find(key), call->arguments, forward, changed);
+  if (!capture_again) capture_again = is_outdated(*programs_.find(key), call->arguments, forward, changed);
   if (capture_again) capture_and_deploy(call->arguments, key, call->batch, forward);
-  call->program = *programs_.find(key);
+  call->program = programs_.find(key);
   auto& verification = call->program->verification;
   ++verification.calls;
   if (capture_again) verification.agreed = verification.calls;
-  call->layout.microbatches = plan_->microbatches;
+  call->layout.microbatches = deployment_.plan().microbatches;
   require_statistics(*call);
   check_memory(*call->program, call->batch);
   verify_sizes(*call->program, call->arguments, forward, call->layout);
@@ -144,7 +144,7 @@ void Session::Impl::open(Call& call, const std::vector<CallHeader>& headers) {
 
 void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& forward) {
   resolve_once();
-  const Tf32Scope tf32(options_.precision == "tf32", device_);
+  const Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const at::AutoGradMode gradients(at::GradMode::is_enabled() && !options_.inference);
   Call call;
   const auto error = inspect(arguments, call.arguments);
@@ -152,13 +152,13 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
   auto header = next_header(CallKind::kPrepare);
   header.shared = call.arguments.shared;
   header.samples = call.arguments.has_batch ? call.arguments.samples : (world_.rank() == 0 ? 1 : 0);
-  header.needs_capture = is_stale(key + format_key(call.arguments));
+  header.needs_capture = programs_.is_stale(key + format_key(call.arguments));
   header.word = formats_of(call.arguments);
   const auto headers = exchange(world_, header, key, error);
   open(call, headers);
   agree_on_formats(call.arguments, words_of(headers));
   key += format_key(call.arguments);
-  bool capture_again = programs_.peek(key) == nullptr;
+  bool capture_again = !programs_.knows(key);
   for (const auto& other : headers) capture_again = capture_again || other.needs_capture;
   if (capture_again) capture_and_deploy(call.arguments, key, call.batch, forward);
 }
@@ -168,7 +168,7 @@ void Session::Impl::prepare(const Flattened& arguments, const ForwardFunction& f
 void Session::Impl::run_forward(Call& call) {
   auto& program = *call.program;
   program.runtime->refresh_leaves();
-  upload_owners();
+  parameters_.upload();
   call.differentiate = at::GradMode::is_enabled() && any_differentiable(program.plan);
   call.loss_mode = call.differentiate && program.plan.loss_mode;
   if (call.differentiate) warn_of_second_gradients();
@@ -183,21 +183,21 @@ void Session::Impl::run_forward(Call& call) {
                       {},
                       {},
                       {}};
-  for (const auto& tensor : call.arguments.tensors) context.inputs.push_back(tensor.detach().to(device_));
+  for (const auto& tensor : call.arguments.tensors) context.inputs.push_back(tensor.detach().to(deployment_.device()));
 
   SliceContext local;
   local.samples = call.layout.local[world_.rank_id().index()];
   local.batch = call.batch;
   for (int r = 0; r < world_.rank(); ++r) local.first_sample += call.layout.local[static_cast<std::size_t>(r)];
   local.draws = context.draws;
-  if (!program.plan.prologue.empty()) call.known = program.prologue->run(context.inputs, local, world_sums_);
+  if (!program.plan.prologue.empty()) call.known = program.prologue->run(context.inputs, local, deployment_.sums());
   context.prologue = call.known.values;
   context.counts = call.known.counts;
 
   call.engine = std::make_shared<TorchEngine>(*program.runtime, std::move(context));
   if (call.loss_mode) {
     const auto loss = program.plan.outputs[static_cast<std::size_t>(program.plan.loss)].value;
-    call.engine->add_sum_gradient(loss, program.loss_gradient(call.loss_scale, device_));
+    call.engine->add_sum_gradient(loss, program.loss_gradient(call.loss_scale, deployment_.device()));
     call.engine->start_gradients();
   }
   execute(call, call.loss_mode ? Phase::kStep : Phase::kForward);
@@ -207,7 +207,7 @@ void Session::Impl::run_forward(Call& call) {
   const auto sums = global_sums(program.graph, program.plan);
   for (const auto& sum : sums) addends.push_back(call.engine->sum(sum.value));
   if (!sums.empty()) {
-    const auto totals = world_sums_.sum(addends);
+    const auto totals = deployment_.sums().sum(addends);
     for (std::size_t i = 0; i < sums.size(); ++i) {
       call.sums[sums[i].value] = totals[i].to(program.graph.value(sums[i].value).dtype);
     }
@@ -224,13 +224,13 @@ void Session::Impl::run_forward(Call& call) {
     call.tail = program.epilogue->run(call.sums, known, whole, call.differentiate);
   }
   update_buffers(call);
-  uploaded_.wait();  // an optimizer on the host may step as soon as the call returns
+  parameters_.wait_for_upload();  // an optimizer on the host may step as soon as the call returns
 }
 
 void Session::Impl::execute(Call& call, Phase phase) {
   auto& program = *call.program;
   const bool reduce = phase != Phase::kForward && !call.accumulate;
-  const auto& actions = program.actions(call.layout, *plan_, phase, reduce, world_.rank_id());
+  const auto& actions = program.actions(call.layout, deployment_.plan(), phase, reduce, world_.rank_id());
   ExecutorHooks hooks;
   hooks.fail = [this](std::string_view action, std::string_view message) { world_.fail(action, message); };
   if (!options_.trace_file.empty()) {
@@ -247,9 +247,9 @@ void Session::Impl::execute(Call& call, Phase phase) {
                         since_start(begin), since_start(end)});
     };
   }
-  Executor executor(*call.engine, wire_, program.groups, hooks, program.gather_groups);
+  Executor executor(*call.engine, deployment_.wire(), program.groups, hooks, program.gather_groups);
   executor.run(actions);
-  if (!options_.trace_file.empty()) write_chrome_trace(trace_path(), trace_, plan_->model, overwrite());
+  if (!options_.trace_file.empty()) write_chrome_trace(trace_path(), trace_, deployment_.plan().model, overwrite());
 }
 
 std::filesystem::path Session::Impl::trace_path() const {

@@ -27,10 +27,10 @@ bool lacks_links(const MeasuredLinks& links, const World& world) {
 
 MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, const GraphProfile& profile,
                                             std::int64_t batch) {
-  if (options_.costs == "roofline" || (options_.costs == "auto" && !device_.is_cuda())) return {};
+  if (options_.costs == "roofline" || (options_.costs == "auto" && !deployment_.device().is_cuda())) return {};
   if (options_.costs == "auto" && leaves_no_choice(program, profile, batch)) return {};
-  const auto here = describe_cluster(world_, device_);
-  auto origin = cost_origin(world_, here, device_);
+  const auto here = describe_cluster(world_, deployment_.device());
+  auto origin = cost_origin(world_, here, deployment_.device());
   if (options_.precision == "tf32") origin.device += ", tf32";
   std::string decision;  // rank 0's, who alone looks at files: nothing to measure, or the costs that it knows
   together(world_, "reading measured costs", [&] {
@@ -42,17 +42,17 @@ MeasuredCosts Session::Impl::measured_costs(const CapturedProgram& program, cons
 
   MeasureOptions measure;
   measure.samples = probe_samples(batch, world_.size());
-  auto costs = measure_atoms(world_, program.graph, program.plan, profile, device_, measure, known);
+  auto costs = measure_atoms(world_, program.graph, program.plan, profile, deployment_.device(), measure, known);
   const bool given_links = !options_.cluster_file.empty();
   if (!given_links && lacks_links(known.links, world_)) {
-    auto wire = new_transport();
-    auto links = measure_links(world_, wire, here, device_);
+    auto wire = deployment_.new_transport();
+    auto links = measure_links(world_, wire, here, deployment_.device());
     links.messages.merge(costs.links.messages);
     links.all_reduces.merge(costs.links.all_reduces);
     costs.links = std::move(links);
   }
-  if (costs.updates.empty()) costs.updates = measure_updates(world_, device_);
-  if (costs.host == MeasuredHost{}) costs.host = measure_host(world_, device_);
+  if (costs.updates.empty()) costs.updates = measure_updates(world_, deployment_.device());
+  if (costs.host == MeasuredHost{}) costs.host = measure_host(world_, deployment_.device());
   together(world_, "writing measured costs", [&] {
     if (world_.rank() == 0 && costs != known) keep_costs(costs, origin);
   });

@@ -65,9 +65,9 @@ void GradientStore::reduce(GradientSums sums) {
 
 void GradientStore::reduce_whole(GradientSums& sums) {
   std::map<std::pair<std::vector<Rank>, at::ScalarType>, std::vector<HandleGradient*>> groups;
-  for (const auto& tensor : sums.registry.tensors()) {
+  for (const auto& tensor : sums.parameters.tensors()) {
     const auto found = accumulated_.find(tensor.handle.unsafeGetTensorImpl());
-    if (found == accumulated_.end() || in_shares(tensor, sums.units)) continue;
+    if (found == accumulated_.end() || sums.parameters.is_sharded(tensor)) continue;
     groups[{tensor.holders, found->second.gradient.scalar_type()}].push_back(&found->second);
   }
   for (auto& [key, members] : groups) {
@@ -88,14 +88,15 @@ void GradientStore::reduce_whole(GradientSums& sums) {
 }
 
 void GradientStore::reduce_into_shards(GradientSums& sums) {
-  for (std::size_t u = 0; u < sums.units.size(); ++u) {
-    if (sums.units[u].zero != 1 || sums.shards[u] == nullptr) continue;  // from level 2 on each call summed into shares
+  for (const auto& memory : sums.parameters.memories()) {
+    if (memory == nullptr || memory->unit().zero != 1) continue;  // from level 2 on each call summed into shares
+    const auto& unit = memory->unit();
     std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>> gradients;
-    for (const auto& place : sums.units[u].places) {
-      const auto found = accumulated_.find(sums.registry.named(place.names.front()).handle.unsafeGetTensorImpl());
+    for (const auto& place : unit.places) {
+      const auto found = accumulated_.find(sums.parameters.named(place.names.front()).handle.unsafeGetTensorImpl());
       if (found != accumulated_.end()) gradients.emplace_back(&place, &found->second.gradient);
     }
-    if (!gradients.empty()) sum_into_shares(sums.wire, sums.groups.at(sums.units[u].ranks), *sums.shards[u], gradients);
+    if (!gradients.empty()) sum_into_shares(sums.wire, sums.groups.at(unit.ranks), *memory, gradients);
   }
 }
 

@@ -11,8 +11,7 @@
 #include <autopar/core/units.hpp>
 #include <autopar/runtime/any_transport.hpp>
 
-#include "torch/parameters/shards.hpp"
-#include "torch/parameters/state_registry.hpp"
+#include "torch/parameters/parameter_store.hpp"
 
 namespace autopar {
 
@@ -30,9 +29,7 @@ void add_to(at::Tensor& sum, const at::Tensor& gradient, bool may_take);
 struct GradientSums {
   AnyTransport& wire;
   const std::map<std::vector<Rank>, GroupId>& groups;  ///< by holders, of all that there are
-  const StateRegistry& registry;
-  const std::vector<ShardUnit>& units;
-  const std::vector<std::shared_ptr<ShardMemory>>& shards;  ///< by unit; null where this rank is no member
+  const ParameterStore& parameters;
 };
 
 /// Gradients of this rank that are not in `.grad` yet, by handle: those that calls inside no_sync accumulate, then

@@ -21,7 +21,8 @@ StageGradients Session::Impl::gradients_of(Call& call, const std::vector<ValueId
                            call.engine->take_spent()};
   for (const auto parameter : *gradients.reached) {
     auto& gradient = gradients.by_position[runtime.position_of(parameter)];
-    if (!gradient.defined()) gradient = at::zeros_like(runtime.handle(parameter), at::TensorOptions().device(device_));
+    if (!gradient.defined())
+      gradient = at::zeros_like(runtime.handle(parameter), at::TensorOptions().device(deployment_.device()));
   }
   return gradients;
 }
@@ -62,14 +63,14 @@ void Session::Impl::flush_reduced() {
 /// Adds to `.grad`, what is offloaded when it has arrived on the host.
 void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gradient, bool may_take,
                                  LeavingGradients& leaving) {
-  watch_.note_gradient(handle, units_.empty());
+  watch_.note_gradient(handle, parameters_.units().empty());
   if (gradient.device() == handle.device()) return add_to(handle.mutable_grad(), gradient, may_take);
   constexpr bool kNonBlocking = true;
-  const auto& tensor = registry_.of(handle);
-  auto& memory = *shards_[static_cast<std::size_t>(tensor.unit)];
+  const auto& tensor = parameters_.of(handle);
+  auto& memory = parameters_.memory_of(tensor);
   auto& set = leaving.sets[tensor.unit];
   if (!set.defined()) set = memory.gradient_memory();
-  auto copy = part_of(set, memory.within_part(*place_of(tensor)).begin, handle.sizes());
+  auto copy = part_of(set, memory.within_part(*parameters_.place_of(tensor)).begin, handle.sizes());
   leaving.copies.push_back({handle, copy.copy_(gradient, kNonBlocking)});
 }
 
@@ -77,29 +78,29 @@ void Session::Impl::add_to_owner(const at::Tensor& handle, const at::Tensor& gra
 void Session::Impl::add_arrived(const LeavingGradients& leaving) {
   if (leaving.copies.empty()) return;
   DeviceEvent copied;
-  copied.set(device_);
+  copied.set(deployment_.device());
   copied.wait();
   for (const auto& [handle, gradient] : leaving.copies) add_to(handle.mutable_grad(), gradient, true);
 }
 
-void Session::Impl::reduce_accumulated() { gradients_.reduce({wire_, groups_, registry_, units_, shards_}); }
+void Session::Impl::reduce_accumulated() { gradients_.reduce({deployment_.wire(), deployment_.groups(), parameters_}); }
 
 void Session::Impl::warn_of_second_gradients() {
-  if (warned_of_second_gradients_ || plan_->gradient_copies > 1) return;
+  if (warned_of_second_gradients_ || deployment_.plan().gradient_copies > 1) return;
   Bytes first = gradients_.accumulated(), planned;
-  for (const auto& tensor : registry_.tensors()) {
+  for (const auto& tensor : parameters_.tensors()) {
     const auto& grad = tensor.handle.grad();
-    const bool here = tensor.is_parameter && grad.defined() && grad.device() == device_;
+    const bool here = tensor.is_parameter && grad.defined() && grad.device() == deployment_.device();
     if (here) first += Bytes(static_cast<std::int64_t>(grad.nbytes()));
   }
   if (first == Bytes(0)) return;
-  for (const auto& stage : plan_->stages) {
+  for (const auto& stage : deployment_.plan().stages) {
     if (std::ranges::find(stage.ranks, world_.rank_id()) != stage.ranks.end()) planned += stage.peak_memory;
   }
-  if (planned + first <= plan_->device_memory) return;
+  if (planned + first <= deployment_.plan().device_memory) return;
   warned_of_second_gradients_ = true;
   log_.warn("a call makes gradients while there are some of earlier calls; the plan counts one set (" +
-            readable(planned) + " of " + readable(plan_->device_memory) +
+            readable(planned) + " of " + readable(deployment_.plan().device_memory) +
             "), so memory may run out: set gradient_accumulation = true to plan" +
             " for two, or call zero_grad() before the model");
 }
@@ -113,7 +114,7 @@ void Session::Impl::sync_gradients() {
     const at::NoGradGuard no_grad;
     reduce_accumulated();
     StepOutcome outcome;
-    if (scaler_) outcome.overflow = any_overflow(!gradients_.reduced_are_finite(device_));
+    if (scaler_) outcome.overflow = any_overflow(!gradients_.reduced_are_finite(deployment_.device()));
     if (!scaler_ || !pending || !skips(outcome)) flush_reduced();
   });
 }
@@ -128,17 +129,18 @@ StepOutcome Session::Impl::unscale(const Call& call, StageGradients& gradients, 
   const auto& runtime = *call.program->runtime;
   std::vector<at::Tensor> own;
   for (const auto parameter : *gradients.reached) own.push_back(gradients.by_position[runtime.position_of(parameter)]);
-  const bool finite = divide_and_check(own, call.loss_scale, device_);
+  const bool finite = divide_and_check(own, call.loss_scale, deployment_.device());
   for (auto& gradient : of_inputs) {
     if (gradient.defined()) gradient = gradient.div(call.loss_scale);
   }
-  if (!call.accumulate) outcome.overflow = any_overflow(!finite || !gradients_.reduced_are_finite(device_));
+  if (!call.accumulate)
+    outcome.overflow = any_overflow(!finite || !gradients_.reduced_are_finite(deployment_.device()));
   return outcome;
 }
 
 bool Session::Impl::any_overflow(bool mine) {
-  const auto flag = at::full({}, mine ? 1.0 : 0.0, at::TensorOptions().dtype(at::kDouble).device(device_));
-  return world_sums_.sum({flag})[0].item<double>() > 0;
+  const auto flag = at::full({}, mine ? 1.0 : 0.0, at::TensorOptions().dtype(at::kDouble).device(deployment_.device()));
+  return deployment_.sums().sum({flag})[0].item<double>() > 0;
 }
 
 /// Whether the optimizers are to leave the parameters alone: an undefined gradient is one that they pass over.
@@ -151,8 +153,8 @@ bool Session::Impl::skips(StepOutcome& outcome) {
   }
   if (!outcome.overflow) return false;
   gradients_.drop_reduced();
-  for (const auto& tensor : registry_.tensors()) {
-    if (tensor.is_parameter && holds(tensor)) tensor.handle.mutable_grad().reset();
+  for (const auto& tensor : parameters_.tensors()) {
+    if (tensor.is_parameter && parameters_.holds(tensor)) tensor.handle.mutable_grad().reset();
   }
   return true;
 }
@@ -172,7 +174,7 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   }
   const at::NoGradGuard no_grad;
   exchange(world_, next_header(CallKind::kClip), std::to_string(max_norm) + " " + std::to_string(norm_type));
-  const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(deployment_.device());
   const bool largest = std::isinf(norm_type);
   // Each gradient counts on the first rank that holds it, each share on its own; maxima go to a place of their own for
   // each rank.
@@ -180,23 +182,22 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   auto mine = own.select(0, largest ? world_.rank() : 0);
   std::vector<at::Tensor> gradients;
   auto dtype = at::kDouble;
-  for (const auto& tensor : registry_.tensors()) {
+  for (const auto& tensor : parameters_.tensors()) {
     if (tensor.is_parameter) dtype = c10::toRealValueType(tensor.handle.scalar_type());
-    if (!tensor.is_parameter || !holds(tensor) || !tensor.handle.grad().defined()) continue;
+    if (!tensor.is_parameter || !parameters_.holds(tensor) || !tensor.handle.grad().defined()) continue;
     const auto& gradient = gradients.emplace_back(tensor.handle.grad());
-    const bool counts = in_shares(tensor) || tensor.holders.front() == world_.rank_id();
-    if (!counts || gradient.numel() == 0) continue;
+    if (!parameters_.counts(tensor) || gradient.numel() == 0) continue;
     const auto sizes = gradient.is_complex() ? gradient.abs() : gradient;
-    const auto norm = at::linalg_vector_norm(sizes, norm_type, {}, false, at::kDouble).to(device_);
+    const auto norm = at::linalg_vector_norm(sizes, norm_type, {}, false, at::kDouble).to(deployment_.device());
     if (largest)
       mine.copy_(mine.maximum(norm));
     else
       mine.add_(norm.pow(norm_type));
   }
-  const auto total = world_sums_.sum({own})[0];
+  const auto total = deployment_.sums().sum({own})[0];
   const auto norm = largest ? total.max() : total.select(0, 0).pow(1.0 / norm_type);
   const auto factor = norm.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
-  const auto is_elsewhere = [&](const at::Tensor& gradient) { return gradient.device() != device_; };
+  const auto is_elsewhere = [&](const at::Tensor& gradient) { return gradient.device() != deployment_.device(); };
   const auto on_host = std::any_of(gradients.begin(), gradients.end(), is_elsewhere) ? factor.to(at::kCPU) : factor;
   for (auto& gradient : gradients) {
     gradient.mul_((is_elsewhere(gradient) ? on_host : factor).to(gradient.scalar_type()));

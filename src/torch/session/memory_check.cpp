@@ -54,13 +54,13 @@ Plan with_program(Plan plan, const CapturedProgram& program, const GraphProfile&
 void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) const {
   if (batch <= program.checked_batch) return;
   program.checked_batch = batch;
-  if (world_.rank() != 0 || plan_->device_memory == Bytes(0)) return;
-  auto profile = profile_graph(program.graph, program.plan, device_.type());
+  if (world_.rank() != 0 || deployment_.plan().device_memory == Bytes(0)) return;
+  auto profile = profile_graph(program.graph, program.plan, deployment_.device().type());
   const bool trains = std::any_of(program.plan.outputs.begin(), program.plan.outputs.end(),
                                   [](const OutputPlan& output) { return output.differentiable; });
   profile.model.loss_mode = profile.model.loss_mode || !trains;  // nothing stays for a backward
-  const auto plan = with_program(*plan_, program, profile, batch);
-  const auto cluster = at_precision(describe_cluster(world_, device_), options_.precision);
+  const auto plan = with_program(deployment_.plan(), program, profile, batch);
+  const auto cluster = at_precision(describe_cluster(world_, deployment_.device()), options_.precision);
   const ProfiledCost costs(cluster, {}, Bytes(1));
   const detail::StatedPlan stated(profile.model, plan);
   const detail::CheckedCosts<ProfiledCost> checked(stated, costs);
@@ -69,7 +69,7 @@ void Session::Impl::check_memory(CapturedProgram& program, std::int64_t batch) c
     if (Bytes(peaks[stage]) <= plan.device_memory) continue;
     log_.warn("a call with " + std::to_string(batch) + " samples needs about " + readable(Bytes(peaks[stage])) +
               " on a rank of stage " + std::to_string(stage) + ", which has " + readable(plan.device_memory) +
-              ": the plan was made for " + std::to_string(plan_->batch) +
+              ": the plan was made for " + std::to_string(deployment_.plan().batch) +
               " samples, and maybe for another mode or other arguments; bring fewer samples a "
               "call, or make the first call, or prepare(args...), with what takes most");
     return;

@@ -77,7 +77,7 @@ void Session::Impl::place_state(const CapturedProgram& program, const std::vecto
       for_each_input(mode.graph.ops[i], [&](ValueId value) {
         const auto& info = mode.graph.value(value);
         const bool is_state = info.kind == ValueKind::kParameter || info.kind == ValueKind::kBuffer;
-        if (is_state && is_free(info.name)) add_once(registry_.named(info.name).stages, its_stage_of[i]);
+        if (is_state && is_free(info.name)) add_once(parameters_.named(info.name).stages, its_stage_of[i]);
       });
     }
   };
@@ -85,18 +85,20 @@ void Session::Impl::place_state(const CapturedProgram& program, const std::vecto
   for (const auto& mode : others) {
     const auto homes = homes_in(mode->graph);
     std::set<std::string> known;
-    for (const auto& tensor : registry_.tensors()) {
+    for (const auto& tensor : parameters_.tensors()) {
       if (!tensor.stages.empty()) known.insert(tensor.names.begin(), tensor.names.end());
     }
     try {
       const auto atoms = partition_into_atoms(mode->graph, mode->plan);
-      place(*mode, place_by_parameters(mode->graph, mode->plan, atoms, homes, static_cast<int>(plan_->stages.size())),
+      place(*mode,
+            place_by_parameters(mode->graph, mode->plan, atoms, homes,
+                                static_cast<int>(deployment_.plan().stages.size())),
             [&](const std::string& name) { return known.count(name) == 0; });
     } catch (const CaptureError&) {  // its call says so, if there is one
     }
   }
   // What no known mode uses may be needed by another: it goes with what is registered nearest to it.
-  auto& tensors = registry_.tensors();
+  auto& tensors = parameters_.tensors();
   const auto placed = tensors;
   for (auto& tensor : tensors) {
     if (!tensor.stages.empty()) continue;
@@ -113,19 +115,15 @@ void Session::Impl::place_state(const CapturedProgram& program, const std::vecto
   for (int r = 0; r < world_.size(); ++r) everyone.push_back(Rank(r));
   for (auto& tensor : tensors) {
     for (const auto stage : tensor.stages) {
-      const auto& ranks = plan_->stages[stage.index()].ranks;
+      const auto& ranks = deployment_.plan().stages[stage.index()].ranks;
       tensor.holders.insert(tensor.holders.end(), ranks.begin(), ranks.end());
     }
     std::sort(tensor.holders.begin(), tensor.holders.end());
     tensor.holders.erase(std::unique(tensor.holders.begin(), tensor.holders.end()), tensor.holders.end());
   }
   for (const auto leaf : program.plan.prologue_leaves) {
-    registry_.named(program.graph.value(leaf).name).holders = everyone;
+    parameters_.named(program.graph.value(leaf).name).holders = everyone;
   }
-}
-
-bool Session::Impl::holds(const StateTensor& tensor) const {
-  return std::binary_search(tensor.holders.begin(), tensor.holders.end(), world_.rank_id());
 }
 
 void Session::Impl::materialise_state() {
@@ -146,15 +144,15 @@ void Session::Impl::materialise_state() {
     }
   }
   std::vector<at::Tensor> own;  // what is held in units is made as they are
-  for (auto& tensor : registry_.tensors()) {
-    if (holds(tensor) && tensor.unit < 0) own.push_back(tensor.handle);
+  for (auto& tensor : parameters_.tensors()) {
+    if (parameters_.holds(tensor) && tensor.unit < 0) own.push_back(tensor.handle);
   }
   if (init_)
     init_->materialise(own);
   else
     take_values_of_rank_0();
-  for (auto& tensor : registry_.tensors()) {
-    if (holds(tensor)) continue;
+  for (auto& tensor : parameters_.tensors()) {
+    if (parameters_.holds(tensor)) continue;
     const auto description = describe_absence(tensor, world_.rank());
     if (is_phantom(tensor.handle))
       describe_phantom(tensor.handle, description);
@@ -162,9 +160,9 @@ void Session::Impl::materialise_state() {
       turn_into_phantom(tensor.handle, description);
   }
   const at::NoGradGuard no_grad;
-  for (auto& tensor : registry_.tensors()) {
-    const bool moves = holds(tensor) && tensor.unit < 0 && tensor.handle.device() != device_;
-    if (moves) tensor.handle.set_data(tensor.handle.to(device_));
+  for (auto& tensor : parameters_.tensors()) {
+    const bool moves = parameters_.holds(tensor) && tensor.unit < 0 && tensor.handle.device() != deployment_.device();
+    if (moves) tensor.handle.set_data(tensor.handle.to(deployment_.device()));
   }
 }
 
@@ -172,11 +170,12 @@ void Session::Impl::materialise_state() {
 void Session::Impl::take_values_of_rank_0() {
   if (world_.size() == 1) return;
   const at::NoGradGuard no_grad;
-  auto& tensors = registry_.tensors();
+  auto& tensors = parameters_.tensors();
   std::vector<at::Tensor> host(tensors.size());
   std::vector<std::uint64_t> hashes(tensors.size(), 0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const bool is_compared = tensors[i].holders != std::vector{Rank(0)} && (world_.rank() == 0 || holds(tensors[i]));
+    const bool is_compared =
+        tensors[i].holders != std::vector{Rank(0)} && (world_.rank() == 0 || parameters_.holds(tensors[i]));
     if (!is_compared) continue;
     host[i] = tensors[i].handle.detach().to(at::kCPU).contiguous();
     if (host[i].numel() > 0) hashes[i] = hash_values(bytes_of(host[i]));
@@ -215,7 +214,7 @@ void Session::Impl::take_values_of_rank_0() {
 }
 
 at::Tensor Session::Impl::handle_of(const OpGraph& graph, ValueId leaf) {
-  return registry_.named(graph.value(leaf).name).handle;
+  return parameters_.named(graph.value(leaf).name).handle;
 }
 
 }  // namespace autopar

@@ -45,7 +45,7 @@ PlannedModes Session::Impl::capture_other_modes(const CallArguments& arguments, 
   PlannedModes modes;
   if (options_.inference) return modes;
   const bool training = module_->is_training(), gradients = at::GradMode::is_enabled();
-  const auto& tensors = registry_.tensors();
+  const auto& tensors = parameters_.tensors();
   const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const StateTensor& tensor) {
     return tensor.is_parameter && tensor.handle.requires_grad();
   });

@@ -95,7 +95,7 @@ void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t ba
 
 // Machines that are not there are GPUs where they have a host beside them.
 c10::DeviceType Session::Impl::planned_device() const {
-  if (!options_.plan_only || options_.cluster_file.empty()) return device_.type();
+  if (!options_.plan_only || options_.cluster_file.empty()) return deployment_.device().type();
   return read_cluster(options_.cluster_file).host ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
 }
 
@@ -111,7 +111,7 @@ void Session::Impl::make_plan(const CapturedProgram& program, const GraphProfile
     bytes = blob_of(to_json(plan));
   });
   bytes = world_.broadcast(std::move(bytes), Rank(0), "sending the plan");
-  if (!plan_) adopt_plan(profile, parse_plan(text_of(bytes), "the plan of rank 0"));
+  if (!deployment_.has_plan()) adopt_plan(profile, parse_plan(text_of(bytes), "the plan of rank 0"));
 }
 
 // libtorch refuses a statistic of one value, with sizes of a slice that the user has never seen.
@@ -147,7 +147,7 @@ void Session::Impl::warn_of_batch_statistics(const CapturedProgram& program, std
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& ops = division.stage_ops[s];
     if (std::any_of(ops.begin(), ops.end(), [&](OpId op) { return program.plan.normalises_by_slice(op); }))
-      samples.insert(samples_of_slice(batch, plan_->microbatches, division.pipeline.stages[s].size()));
+      samples.insert(samples_of_slice(batch, deployment_.plan().microbatches, division.pipeline.stages[s].size()));
   }
   const auto text = describe_batch_statistics(samples, batch);
   if (text.empty()) return;
@@ -170,8 +170,8 @@ Plan Session::Impl::plan_or_read(const CapturedProgram& program, const GraphProf
 
 Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfile& profile, std::int64_t batch,
                                 MeasuredCosts costs) const {
-  const auto cluster =
-      options_.cluster_file.empty() ? describe_cluster(world_, device_) : read_cluster(options_.cluster_file);
+  const auto cluster = options_.cluster_file.empty() ? describe_cluster(world_, deployment_.device())
+                                                     : read_cluster(options_.cluster_file);
   PlanRequest request;
   request.options = options_;
   request.runtime = runtime_capabilities();
@@ -204,7 +204,7 @@ Plan Session::Impl::search_plan(const CapturedProgram& program, const GraphProfi
     }
   }
   note_batch_statistics(plan, program.plan, request.batch);
-  if (options_.precision == "tf32" && device_.is_cpu()) {
+  if (options_.precision == "tf32" && deployment_.device().is_cpu()) {
     plan.notes.push_back("precision = tf32 changes nothing on CPUs, which have no such products");
   }
   return plan;
@@ -232,7 +232,7 @@ void Session::Impl::adopt_plan(const GraphProfile& profile, Plan plan) {
     if (world_.rank() == 0) require_sound(profile.model, plan);  // whose plan the others get
     require_runnable(plan, runtime_capabilities());
   }
-  plan_ = std::move(plan);
+  deployment_.adopt(std::move(plan));
 }
 
 /// Before anything is measured or planned for them.
@@ -249,13 +249,14 @@ void Session::Impl::require_replaceable_files(std::uint64_t model) const {
 }
 
 void Session::Impl::write_reports(const OpGraph& graph, const ModelProfile& profile) const {
-  const auto graph_mark = file_mark("graph", plan_->model), report_mark = file_mark("report", plan_->model);
+  const auto graph_mark = file_mark("graph", deployment_.plan().model),
+             report_mark = file_mark("report", deployment_.plan().model);
   if (!options_.graph_file.empty())
-    write_marked_file(options_.graph_file, to_dot(graph, *plan_), graph_mark, overwrite());
+    write_marked_file(options_.graph_file, to_dot(graph, deployment_.plan()), graph_mark, overwrite());
   if (!options_.profile_file.empty()) write_profile(options_.profile_file, profile, overwrite());
   if (!options_.report_file.empty())
-    write_marked_file(options_.report_file, report_mark + "\n" + to_text(*plan_), report_mark, overwrite());
-  world_.logger(LogModule::kPlanner).info(to_text(*plan_));
+    write_marked_file(options_.report_file, report_mark + "\n" + to_text(deployment_.plan()), report_mark, overwrite());
+  world_.logger(LogModule::kPlanner).info(to_text(deployment_.plan()));
 }
 
 }  // namespace autopar

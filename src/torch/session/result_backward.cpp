@@ -69,8 +69,8 @@ torch::autograd::edge_list Session::Impl::parameter_edges(const CapturedProgram&
   torch::autograd::edge_list edges;
   const auto add = [&](const at::Tensor& handle) { edges.push_back(torch::autograd::impl::gradient_edge(handle)); };
   for (const auto parameter : offered) add(program.runtime->handle(parameter));
-  for (const auto& tensor : registry_.tensors()) {
-    if (tensor.is_parameter && !holds(tensor)) add(tensor.handle);
+  for (const auto& tensor : parameters_.tensors()) {
+    if (tensor.is_parameter && !parameters_.holds(tensor)) add(tensor.handle);
   }
   return edges;
 }
@@ -125,7 +125,7 @@ std::vector<at::Tensor> Session::Impl::input_gradients(Call& call) {
     addends.push_back(gradients[i]);
   }
   if (shared.empty()) return gradients;
-  const auto totals = world_sums_.sum(addends);
+  const auto totals = deployment_.sums().sum(addends);
   for (std::size_t k = 0; k < shared.size(); ++k) gradients[shared[k]] = totals[k];
   return gradients;
 }
@@ -161,7 +161,7 @@ std::vector<at::Tensor> Session::Impl::backward_of_outputs(Call& call, const std
                                                            const std::vector<at::Tensor>& gradients,
                                                            const BackwardRequest& request) {
   const at::NoGradGuard no_grad;
-  const Tf32Scope tf32(options_.precision == "tf32", device_);
+  const Tf32Scope tf32(options_.precision == "tf32", deployment_.device());
   const auto agreed = agree_on_backward(call, gradients, request);
   const auto common = common_gradients(call, outputs, gradients, agreed.defined);
   if (world_.size() > 1 && !request.completed && !request.from_user) warn_of_own_loss(call, outputs, gradients);
@@ -220,8 +220,8 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
     const auto& output = plan.outputs[outputs[k]];
     roots.push_back(output.value);
     if (output.kind != OutputKind::kBatched) continue;
-    call.engine->add_result_gradient(output.value,
-                                     scaled(gradients[k].defined() ? gradients[k].to(device_) : at::Tensor()));
+    call.engine->add_result_gradient(
+        output.value, scaled(gradients[k].defined() ? gradients[k].to(deployment_.device()) : at::Tensor()));
   }
   for (const auto& output : plan.outputs) {
     const auto found = common.find(output.value);
@@ -243,8 +243,8 @@ std::vector<at::Tensor> Session::Impl::run_backward(Call& call, const std::vecto
   auto of_inputs = input_gradients(call);
   auto outcome = unscale(call, of_stages, of_inputs);
   std::vector<at::Tensor> out(of_inputs.size() + request.parameters.size());
-  hand_over(of_stages, request, at::ones({}, at::TensorOptions().dtype(at::kDouble).device(device_)), call.accumulate,
-            outcome, out);
+  hand_over(of_stages, request, at::ones({}, at::TensorOptions().dtype(at::kDouble).device(deployment_.device())),
+            call.accumulate, outcome, out);
   for (std::size_t i = 0; i < of_inputs.size(); ++i) {
     if (request.arguments[i]) out[i] = like_argument(of_inputs[i], call.arguments.tensors[i]);
   }
@@ -263,19 +263,19 @@ std::map<ValueId, at::Tensor> Session::Impl::common_gradients(const Call& call, 
     const auto& output = call.program->plan.outputs[outputs[k]];
     if (!defined[k] || output.kind == OutputKind::kBatched) continue;
     const auto& info = call.program->graph.value(output.value);
-    const auto options = at::TensorOptions().dtype(info.dtype).device(device_);
+    const auto options = at::TensorOptions().dtype(info.dtype).device(deployment_.device());
     const auto gradient =
-        gradients[k].defined() ? gradients[k].to(device_) : at::zeros(sizes_at(info, call.batch), options);
+        gradients[k].defined() ? gradients[k].to(deployment_.device()) : at::zeros(sizes_at(info, call.batch), options);
     const auto wide = gradient.abs().to(at::kDouble);
     addends.push_back(gradient);
     addends.push_back(wide.mul(wide));
-    addends.push_back(
-        at::full({}, gradients[k].defined() ? 1 : 0, at::TensorOptions().dtype(at::kDouble).device(device_)));
+    addends.push_back(at::full({}, gradients[k].defined() ? 1 : 0,
+                               at::TensorOptions().dtype(at::kDouble).device(deployment_.device())));
     common.push_back(k);
   }
   std::map<ValueId, at::Tensor> means;
   if (common.empty()) return means;
-  const auto totals = world_sums_.sum(addends);
+  const auto totals = deployment_.sums().sum(addends);
   for (std::size_t c = 0; c < common.size(); ++c) {
     const auto k = common[c];
     auto mean = totals[3 * c].div(totals[3 * c + 2].to(totals[3 * c].scalar_type()));
@@ -314,9 +314,9 @@ void Session::Impl::require_same(const at::Tensor& mine, const at::Tensor& mean,
 int Session::Impl::absent_parameter(const BackwardRequest& request, std::size_t offered) const {
   if (request.plain) return -1;
   std::size_t k = offered;
-  for (std::size_t t = 0; t < registry_.tensors().size(); ++t) {
-    const auto& tensor = registry_.tensors()[t];
-    if (!tensor.is_parameter || holds(tensor)) continue;
+  for (std::size_t t = 0; t < parameters_.tensors().size(); ++t) {
+    const auto& tensor = parameters_.tensors()[t];
+    if (!tensor.is_parameter || parameters_.holds(tensor)) continue;
     if (request.returned[k++]) return static_cast<int>(t);
   }
   return -1;
@@ -324,7 +324,7 @@ int Session::Impl::absent_parameter(const BackwardRequest& request, std::size_t 
 
 void Session::Impl::require_here(int absent, std::size_t rank) const {
   if (absent < 0) return;
-  const auto& tensor = registry_.tensors()[static_cast<std::size_t>(absent)];
+  const auto& tensor = parameters_.tensors()[static_cast<std::size_t>(absent)];
   throw InvalidArgument(
       "torch::autograd::grad on rank " + std::to_string(rank) + " asks for the gradient of parameter '" +
       tensor.name() + "', which has no data there but on rank " + std::to_string(tensor.holders.front().value()) +

@@ -27,18 +27,20 @@ std::exception_ptr unknown_among(const std::vector<torch::optim::Optimizer*>& op
 // ---------------------------------------------------------------- Impl: what needs no file of its own
 
 void Session::Impl::deploy(Plan plan) {
-  if (plan_) throw InvalidArgument("deploy(plan): the model is deployed already; call it before the first call");
+  if (deployment_.has_plan())
+    throw InvalidArgument("deploy(plan): the model is deployed already; call it before the first call");
   given_plan_ = std::move(plan);
 }
 
 void Session::Impl::recapture() { programs_.clear(); }
 
 const Plan& Session::Impl::plan() const {
-  if (!plan_) throw InvalidArgument("plan(): there is no plan yet; call the model or prepare(args...) first");
-  return *plan_;
+  if (!deployment_.has_plan())
+    throw InvalidArgument("plan(): there is no plan yet; call the model or prepare(args...) first");
+  return deployment_.plan();
 }
 
-c10::Device Session::Impl::device() const { return resolved_ ? device_ : c10::Device(c10::kCPU); }
+c10::Device Session::Impl::device() const { return resolved_ ? deployment_.device() : c10::Device(c10::kCPU); }
 
 void Session::Impl::require_deployed(const char* member) const {
   if (!deployed_) {
@@ -49,22 +51,17 @@ void Session::Impl::require_deployed(const char* member) const {
 
 std::vector<PlacedTensor> Session::Impl::placed() const {
   std::vector<PlacedTensor> tensors;
-  for (const auto& tensor : registry_.tensors()) tensors.push_back(placed(tensor));
+  for (const auto& tensor : parameters_.tensors()) tensors.push_back(placed(tensor));
   return tensors;
 }
 
 PlacedTensor Session::Impl::placed(const StateTensor& tensor) const {
-  PlacedTensor placed{tensor.name(), tensor.handle, tensor.holders, tensor.sizes, {}};
-  if (const auto* place = place_of(tensor); place != nullptr && in_shares(tensor)) {
-    const auto& unit = units_[static_cast<std::size_t>(tensor.unit)];
-    for (const auto holder : tensor.holders) placed.shards.push_back(unit.shard_of(*place, holder));
-  }
-  return placed;
+  return {tensor.name(), tensor.handle, tensor.holders, tensor.sizes, parameters_.shards_of_holders(tensor)};
 }
 
 at::Tensor Session::Impl::gather(const at::Tensor& handle) {
   require_deployed("gather");
-  const auto& tensor = registry_.of(handle);
+  const auto& tensor = parameters_.of(handle);
   exchange(world_, next_header(CallKind::kGather), tensor.name());
   return guarded("gather", [&] { return gather_tensor(world_, placed(tensor)); });
 }
@@ -75,7 +72,7 @@ std::vector<std::pair<std::string, at::Tensor>> Session::Impl::gather_state() {
   const auto values = guarded("gather_state", [&] { return gather_tensors(world_, placed()); });
   std::vector<std::pair<std::string, at::Tensor>> state;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    for (const auto& name : registry_.tensors()[i].names) state.emplace_back(name, values[i]);
+    for (const auto& name : parameters_.tensors()[i].names) state.emplace_back(name, values[i]);
   }
   return state;
 }
@@ -133,19 +130,19 @@ const SessionStats& Session::stats() const { return impl_->stats(); }
 c10::Device Session::device() const { return impl_->device(); }
 World& Session::world() { return impl_->world(); }
 
-bool Session::owns(const at::Tensor& handle) const { return impl_->holds(impl_->registry().of(handle)); }
+bool Session::owns(const at::Tensor& handle) const { return impl_->parameters().holds(impl_->parameters().of(handle)); }
 
 std::vector<at::Tensor> Session::owned_parameters() const {
   std::vector<at::Tensor> owned;
-  for (const auto& tensor : impl_->registry().tensors()) {
-    if (tensor.is_parameter && impl_->holds(tensor)) owned.push_back(tensor.handle);
+  for (const auto& tensor : impl_->parameters().tensors()) {
+    if (tensor.is_parameter && impl_->parameters().holds(tensor)) owned.push_back(tensor.handle);
   }
   return owned;
 }
 
 std::int64_t Session::parameter_count() const {
   std::int64_t count = 0;
-  for (const auto& tensor : impl_->registry().tensors()) {
+  for (const auto& tensor : impl_->parameters().tensors()) {
     if (!tensor.is_parameter) continue;
     std::int64_t elements = 1;
     for (const auto size : tensor.sizes) elements *= size;

@@ -17,7 +17,6 @@
 
 #include <autopar/io/file.hpp>
 #include <autopar/io/trace_file.hpp>
-#include <autopar/runtime/any_transport.hpp>
 #include <autopar/torch/init_record.hpp>
 #include <autopar/torch/session.hpp>
 
@@ -29,18 +28,17 @@
 #include "torch/device/host_copies.hpp"
 #include "torch/engine/torch_engine.hpp"
 #include "torch/gradients/loss_scaler.hpp"
-#include "torch/parameters/shards.hpp"
-#include "torch/parameters/state_registry.hpp"
+#include "torch/parameters/parameter_store.hpp"
 #include "torch/session/call_arguments.hpp"
 #include "torch/session/captured_program.hpp"
+#include "torch/session/deployment.hpp"
 #include "torch/session/gradient_store.hpp"
 #include "torch/session/handshake.hpp"
 #include "torch/session/loss_watch.hpp"
 #include "torch/session/optimizer_watch.hpp"
 #include "torch/session/planned_modes.hpp"
-#include "torch/session/recent_map.hpp"
+#include "torch/session/program_cache.hpp"
 #include "torch/session/result_node.hpp"
-#include "torch/session/world_sums.hpp"
 #include "torch/staging/planned_segments.hpp"
 
 namespace autopar {
@@ -100,8 +98,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] const SessionStats& stats() const { return stats_; }
   [[nodiscard]] c10::Device device() const;
   [[nodiscard]] World& world() { return world_; }
-  [[nodiscard]] bool holds(const StateTensor& tensor) const;
-  [[nodiscard]] const StateRegistry& registry() const { return registry_; }
+  [[nodiscard]] const ParameterStore& parameters() const { return parameters_; }
 
   void attach(torch::optim::Optimizer& optimizer);
   [[nodiscard]] ParameterShard shard(const at::Tensor& handle) const;
@@ -120,12 +117,11 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
             const LoadOptions& options);
 
  private:
-  // ---- deployment.cpp
+  // ---- capturing.cpp
   void resolve_once();
   [[nodiscard]] std::string capture_key(const CallArguments& arguments) const;
   [[nodiscard]] CaptureOptions capture_options() const;
   void require_one_precision() const;
-  [[nodiscard]] bool is_stale(const std::string& key) const;
   void capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
                           const ForwardFunction& forward);
   void remember(const std::string& key, std::shared_ptr<CapturedProgram> program);
@@ -156,10 +152,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   [[nodiscard]] std::vector<std::vector<Rank>> holders_in(const OpGraph& graph) const;
   void materialise_state();
   void take_values_of_rank_0();
-  [[nodiscard]] AnyTransport new_transport();
-  void make_transports();
   void build_runtime(CapturedProgram& program);
-  [[nodiscard]] GroupId group_of(const std::vector<Rank>& ranks);
   void verify_sizes(CapturedProgram& program, const CallArguments& arguments, const ForwardFunction& forward,
                     const BatchLayout& layout);
 
@@ -187,21 +180,10 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   // ---- sharding.cpp
   void require_optimizers(const Plan& plan) const;
   void plan_shards(const CapturedProgram& program);
-  void add_units(std::vector<ShardUnit> units, c10::ScalarType gathered);
   void offload_rest(const CapturedProgram& program);
-  void hold_shards();
-  void move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle);
-  void upload_owners();
-  [[nodiscard]] bool in_shares(const StateTensor& tensor) const;
   void fit_optimizer(torch::optim::Optimizer& optimizer);
-  [[nodiscard]] std::string description_of_share(const ShardUnit& unit, const ShardUnit::Place& place) const;
   void refuse_to_save_parts(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
-  [[nodiscard]] std::vector<ShardedGroup> sharded_groups(const StagedGraph& division) const;
-  [[nodiscard]] at::Tensor compute_memory_of(const OpGraph& graph, ValueId leaf) const;
-  [[nodiscard]] at::Tensor copy_of(const OpGraph& graph, ValueId leaf) const;
-  void require_readable(const StateTensor& tensor, const ParameterReads& reads) const;
-  [[nodiscard]] const ShardUnit::Place* place_of(const StateTensor& tensor) const;
 
   // ---- costs.cpp
   [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,
@@ -281,7 +263,6 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void pool_batch_norms(Call& call);
   struct NormPool;
   void pool_over(const std::vector<Rank>& holders, const std::vector<NormPool>& pools, const OpGraph& graph);
-  [[nodiscard]] WorldSums sums_over(const std::vector<Rank>& holders);
 
   // ---- checkpoint
   [[nodiscard]] std::vector<PlacedTensor> placed() const;
@@ -294,23 +275,17 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   std::string cache_folder_;  ///< see ConfigSources
   PlanFunction planner_;
   std::shared_ptr<InitRecord> init_;
-  StateRegistry registry_;
+  ParameterStore parameters_;
+  Deployment deployment_;
   std::vector<torch::nn::Module*> modules_;  ///< all, for the fingerprint of their modes
   Logger log_;
 
-  c10::Device device_ = c10::Device(c10::kCPU);
   bool deployed_ = false;
-  std::optional<Plan> plan_, given_plan_;
-  PlannedSegments segments_;        ///< of plan_
-  std::uint64_t planned_hash_ = 0;  ///< of the graph that plan_ divides, as captured
+  std::optional<Plan> given_plan_;
+  PlannedSegments segments_;        ///< of the plan
+  std::uint64_t planned_hash_ = 0;  ///< of the graph that the plan divides, as captured
   AtomPartition planned_atoms_;     ///< likewise
-  AnyTransport wire_;
-  std::map<std::vector<Rank>, GroupId> groups_, gather_groups_;
-  WorldSums world_sums_;
-  std::vector<ShardUnit> units_;                      ///< of all ranks
-  std::vector<std::shared_ptr<ShardMemory>> shards_;  ///< by unit; null where this rank is no member
-  DeviceEvent uploaded_;                              ///< after the latest `upload_owners`
-  RecentMap<std::string, std::shared_ptr<CapturedProgram>> programs_{kRememberedPrograms};  ///< by capture_key
+  ProgramCache programs_;           ///< by capture_key
   bool warned_of_forgetting_ = false;
   MemberWatch members_;
   bool warned_of_change_ = false;

@@ -50,9 +50,9 @@ std::string range_of_calls(std::int64_t first, std::int64_t last) {
 }  // namespace
 
 bool Session::Impl::members_changed(const std::string& key, const CallArguments& arguments) const {
-  const auto* known = programs_.peek(key);
+  const auto known = programs_.peek(key);
   return options_.verify_capture && known != nullptr &&
-         members_.changed((*known)->verification.members, arguments.beside);
+         members_.changed(known->verification.members, arguments.beside);
 }
 
 std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& program, const CallArguments& arguments,
@@ -66,7 +66,7 @@ std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& pro
     return defined;
   };
   const NormalModeScope as_captured;
-  const WholeHandles whole(registry_);
+  const WholeHandles whole(parameters_.registry());
   const auto before = members_.look({});
   auto change = change_since_capture(program.captured, *module_, program.inputs, flat_forward, capture_options());
   members_.ignore_changes_for_all(before);
@@ -123,15 +123,15 @@ void Session::Impl::verify_replicas() {
   if (options_.verify_replicas == 0 || stats_.calls % options_.verify_replicas != 0) return;
   const at::NoGradGuard no_grad;
   const auto compared = [this](const StateTensor& tensor) {
-    return tensor.is_parameter && tensor.holders.size() > 1 && !in_shares(tensor);
+    return tensor.is_parameter && tensor.holders.size() > 1 && !parameters_.is_sharded(tensor);
   };
   std::vector<std::uint64_t> mine;
-  for (const auto& tensor : registry_.tensors()) {
-    if (compared(tensor)) mine.push_back(holds(tensor) ? hash_of_bits(tensor.handle) : 0);
+  for (const auto& tensor : parameters_.tensors()) {
+    if (compared(tensor)) mine.push_back(parameters_.holds(tensor) ? hash_of_bits(tensor.handle) : 0);
   }
   const auto all = world_.all_gather(std::as_bytes(std::span(mine)), "comparing the replicas' parameters");
   std::size_t i = 0;
-  for (const auto& tensor : registry_.tensors()) {
+  for (const auto& tensor : parameters_.tensors()) {
     if (!compared(tensor)) continue;
     const auto of = [&](Rank rank) {
       std::uint64_t hash = 0;

@@ -15,19 +15,17 @@ using namespace autopar;
 
 /// A layer whose weight both of two ranks hold, and whose bias rank 0 has alone.
 struct Shared {
-  explicit Shared(World& world) : wire(world.make_transport()) {
-    registry.named("weight").holders = {Rank(0), Rank(1)};
-    registry.named("bias").holders = {Rank(0)};
+  explicit Shared(World& world) : wire(world.make_transport()), parameters(*layer, world.rank_id()) {
+    parameters.named("weight").holders = {Rank(0), Rank(1)};
+    parameters.named("bias").holders = {Rank(0)};
     groups[{Rank(0), Rank(1)}] = wire.make_group({Rank(0), Rank(1)});
   }
-  GradientSums sums() { return {wire, groups, registry, units, shards}; }
+  GradientSums sums() { return {wire, groups, parameters}; }
 
   torch::nn::Linear layer{2, 3};
   AnyTransport wire;
-  StateRegistry registry{*layer};
+  ParameterStore parameters;
   std::map<std::vector<Rank>, GroupId> groups;
-  std::vector<ShardUnit> units;
-  std::vector<std::shared_ptr<ShardMemory>> shards;
 };
 
 double value_of(const std::vector<HandleGradient>& gradients, const at::Tensor& handle) {

@@ -1,4 +1,4 @@
-#include "torch/session/share_guard.hpp"
+#include "torch/parameters/share_guard.hpp"
 
 #include <algorithm>
 #include <iterator>

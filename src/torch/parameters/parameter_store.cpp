@@ -1,0 +1,181 @@
+#include "torch/parameters/parameter_store.hpp"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
+
+#include <autopar/core/assert.hpp>
+#include <autopar/core/error.hpp>
+
+#include "torch/device/host_memory.hpp"
+#include "torch/parameters/share_guard.hpp"
+#include "torch/parameters/whole_handles.hpp"
+
+namespace autopar {
+
+namespace {
+
+/// A unit's places in rows that are no larger than so many elements, or of one place.
+std::vector<std::span<const ShardUnit::Place>> rows_of(const ShardUnit& unit, std::int64_t limit) {
+  std::vector<std::span<const ShardUnit::Place>> rows;
+  const std::span all(unit.places);
+  std::int64_t elements = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    elements += all[i].elements();
+    if (rows.empty() || elements > limit) {
+      rows.push_back(all.subspan(i, 1));
+      elements = all[i].elements();
+    } else {
+      rows.back() = std::span(rows.back().data(), rows.back().size() + 1);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- who holds what
+
+bool ParameterStore::holds(const StateTensor& tensor) const {
+  return std::binary_search(tensor.holders.begin(), tensor.holders.end(), self_);
+}
+
+bool ParameterStore::is_sharded(const StateTensor& tensor) const {
+  const auto* unit = unit_of(tensor);
+  return unit != nullptr && unit->zero > 0;
+}
+
+Interval ParameterStore::elements_here(const StateTensor& tensor) const {
+  if (!holds(tensor)) return {};
+  if (is_sharded(tensor)) return unit_of(tensor)->shard_of(*place_of(tensor), self_);
+  return {0, c10::multiply_integers(tensor.sizes)};
+}
+
+std::vector<Interval> ParameterStore::shards_of_holders(const StateTensor& tensor) const {
+  std::vector<Interval> shards;
+  if (!is_sharded(tensor)) return shards;
+  for (const auto holder : tensor.holders) shards.push_back(unit_of(tensor)->shard_of(*place_of(tensor), holder));
+  return shards;
+}
+
+bool ParameterStore::counts(const StateTensor& tensor) const {
+  return is_sharded(tensor) ? holds(tensor) : tensor.holders.front() == self_;
+}
+
+// ---------------------------------------------------------------- units
+
+const ShardUnit* ParameterStore::unit_of(const StateTensor& tensor) const {
+  return tensor.unit < 0 ? nullptr : &units_[static_cast<std::size_t>(tensor.unit)];
+}
+
+ShardMemory& ParameterStore::memory_of(const StateTensor& tensor) const {
+  AUTOPAR_ASSERT(tensor.unit >= 0, "a parameter that is in no unit has no memory there");
+  return *memories_[static_cast<std::size_t>(tensor.unit)];
+}
+
+const ShardUnit::Place* ParameterStore::place_of(const StateTensor& tensor) const {
+  const auto* unit = unit_of(tensor);
+  return unit == nullptr ? nullptr : unit->find(tensor.name());
+}
+
+void ParameterStore::add_units(std::vector<ShardUnit> units, c10::ScalarType gathered) {
+  AUTOPAR_ASSERT(memories_.empty(), "units are added before any is held");
+  for (auto& unit : units) {
+    unit.gathered = gathered;
+    for (const auto& place : unit.places) named(place.names.front()).unit = static_cast<int>(units_.size());
+    units_.push_back(std::move(unit));
+  }
+}
+
+// A host may hold far less than what the ranks of a unit have together: whole tensors are made as few at a time as one
+// large one takes.
+void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
+  std::int64_t row = 1 << 18;  // elements, for which it pays to go through the construction once more
+  for (const auto& unit : units_) {
+    for (const auto& place : unit.places) row = std::max(row, place.elements());
+  }
+  // First what stays, so that what does not leaves no gaps behind.
+  for (const auto& unit : units_) {
+    const bool is_member = std::binary_search(unit.ranks.begin(), unit.ranks.end(), self_);
+    memories_.push_back(is_member ? std::make_shared<ShardMemory>(unit, self_, device) : nullptr);
+  }
+  for (const auto& memory : memories_) {
+    if (memory == nullptr) continue;
+    for (const auto places : rows_of(memory->unit(), row)) {
+      std::vector<at::Tensor> handles;
+      for (const auto& place : places) handles.push_back(named(place.names.front()).handle);
+      if (init != nullptr) init->materialise(handles);
+      for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);
+      release_freed_memory();
+    }
+  }
+}
+
+std::string ParameterStore::describe_shard(const ShardUnit& unit, const ShardUnit::Place& place) const {
+  return "'" + place.names.front() + "' is held in shares (ZeRO " + std::to_string(unit.zero) + "), of which rank " +
+         std::to_string(self_.value()) + " has " + std::to_string(unit.shard_of(place, self_).size()) + " of " +
+         std::to_string(place.elements()) + " elements";
+}
+
+void ParameterStore::move_into(ShardMemory& memory, const ShardUnit::Place& place, const at::Tensor& handle) {
+  const at::NoGradGuard no_grad;
+  memory.take_over(place, handle);
+  const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
+  const auto own = memory.owner_memory(place);
+  give_data(handle, memory.unit().zero == 0 ? own : guarded_share(own, describe_shard(memory.unit(), place)));
+  if (!gradient.defined()) return;
+  if (memory.unit().zero == 0) {
+    handle.mutable_grad() = gradient.to(handle.device());
+    return;
+  }
+  const auto shard = memory.unit().shard_of(place, self_);
+  handle.mutable_grad() = gradient.reshape({-1})
+                              .narrow(0, shard.begin, shard.size())
+                              .to(handle.device(), gradient.scalar_type(), false, true);
+}
+
+void ParameterStore::upload() {
+  for (const auto& memory : memories_) {
+    if (memory == nullptr || !memory->unit().offloaded) continue;
+    memory->upload();
+    uploaded_.set(memory->whole().device());
+  }
+}
+
+// ---------------------------------------------------------------- what stages compute with
+
+at::Tensor ParameterStore::compute_memory(const std::string& name) const {
+  if (units_.empty()) return {};
+  const auto& tensor = named(name);
+  const auto* place = place_of(tensor);
+  return place == nullptr ? at::Tensor() : memory_of(tensor).compute_memory(*place);
+}
+
+at::Tensor ParameterStore::compute_copy(const std::string& name) const {
+  const auto& tensor = named(name);
+  const auto* unit = unit_of(tensor);
+  return unit == nullptr || !unit->gathers_copies() ? at::Tensor() : memory_of(tensor).gathered(*place_of(tensor));
+}
+
+// Casts of what is gathered within compute actions would outlive it, and copies are gathered in one element type.
+void ParameterStore::require_readable(const StateTensor& tensor, const ParameterReads& reads) const {
+  const auto* unit = unit_of(tensor);
+  if (unit == nullptr || reads.none()) return;
+  if (unit->gathers_copies() ? reads.only_copy() == unit->gathered : unit->zero < 3 || reads.copies.empty()) return;
+  if (unit->zero == 0) {
+    throw InvalidArgument(
+        "parameter '" + tensor.name() + "' is on the device as " + c10::toString(unit->gathered) +
+        " only (offload), but a later mode or signature of the model reads it in another element type; use " +
+        "one setting of autocast in all modes, or call the model in this mode first, or set offload = none");
+  }
+  throw InvalidArgument(
+      "parameter '" + tensor.name() + "' is gathered as " + c10::toString(unit->gathered) + " (ZeRO " +
+      std::to_string(unit->zero) + "), but a later mode or signature of the model reads it in another " +
+      "element type; use one setting of autocast in all modes, or call the model in this mode first, " +
+      "with zero = 2 at most");
+}
+
+}  // namespace autopar

@@ -1,0 +1,34 @@
+#include "torch/parameters/whole_handles.hpp"
+
+#include <utility>
+
+#include "torch/capture/phantom.hpp"
+
+namespace autopar {
+
+void give_data(const at::Tensor& handle, const at::Tensor& data) {
+  const bool requires_grad = handle.requires_grad();
+  auto same = handle;
+  same.set_data(data);
+  same.set_requires_grad(requires_grad);
+}
+
+WholeHandles::WholeHandles(const StateRegistry& registry) {
+  for (const auto& tensor : registry.tensors()) {
+    if (tensor.unit < 0 || is_phantom(tensor.handle)) continue;
+    kept_.push_back(
+        {tensor.handle, tensor.handle.variable_data(), std::exchange(tensor.handle.mutable_grad(), at::Tensor())});
+    const auto phantom = make_phantom(tensor.sizes, tensor.handle.scalar_type(), false,
+                                      "parameter '" + tensor.name() + "' is held in shares; use model->gather(p)");
+    give_data(tensor.handle, phantom);
+  }
+}
+
+WholeHandles::~WholeHandles() {
+  for (const auto& [handle, data, gradient] : kept_) {
+    give_data(handle, data);
+    handle.mutable_grad() = gradient;
+  }
+}
+
+}  // namespace autopar

@@ -1,0 +1,446 @@
+#include "torch/session/session_impl.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+
+#include <autopar/core/error.hpp>
+#include <autopar/io/config.hpp>
+#include <autopar/plan/model/pipeline_of.hpp>
+#include <autopar/plan/report/runnable.hpp>
+#include <autopar/torch/device.hpp>
+
+#include "torch/device/host_memory.hpp"
+#include "torch/ir/shown_name.hpp"
+#include "torch/parameters/whole_handles.hpp"
+#include "torch/rewrite/cast_hoist.hpp"
+#include "torch/rewrite/channels_last.hpp"
+#include "torch/rewrite/linear_fold.hpp"
+#include "torch/rewrite/select_fold.hpp"
+
+namespace autopar {
+
+namespace {
+
+/// "warn,Planner=debug": a level for all modules, and levels of single ones.
+void set_log_levels(Log& log, const std::string& levels) {
+  std::istringstream items(levels);
+  for (std::string item; std::getline(items, item, ',');) {
+    const auto equals = item.find('=');
+    const auto level = log_level_named(equals == std::string::npos ? item : item.substr(equals + 1));
+    bool known = level.has_value();
+    if (known && equals == std::string::npos) log.set_level(*level);
+    if (known && equals != std::string::npos) {
+      known = false;
+      for (int m = 0; m < kLogModules; ++m) {
+        if (name_of(static_cast<LogModule>(m)) != item.substr(0, equals)) continue;
+        log.set_level(static_cast<LogModule>(m), *level);
+        known = true;
+      }
+    }
+    if (!known) {
+      throw InvalidArgument("log_level has the part '" + item +
+                            "', which is neither a level (trace, debug, info, warn, error, off) nor Module=level");
+    }
+  }
+}
+
+}  // namespace
+
+Session::Impl::Impl(World& world, std::shared_ptr<torch::nn::Module> module, Options code, PlanFunction planner,
+                    std::shared_ptr<InitRecord> init, std::span<const std::byte> members)
+    : world_(world.view()),
+      module_(std::move(module)),
+      code_(std::move(code)),
+      options_(code_),
+      planner_(std::move(planner)),
+      init_(std::move(init)),
+      parameters_(*module_, world.rank_id()),
+      deployment_(world_),
+      log_(world.logger(LogModule::kSession)),
+      members_(*module_, members),
+      losses_(world.rank() == 0 ? log_ : Logger()) {
+  for (const auto& part : module_->modules()) modules_.push_back(part.get());
+  model_number_ = world.count_model();
+}
+
+// ---------------------------------------------------------------- options
+
+void Session::Impl::resolve_once() {
+  if (resolved_) return;
+  ResolvedOptions resolved;
+  together(world_, "resolving options", [&] {
+    const auto sources = process_config_sources();
+    cache_folder_ = sources.cache_folder;
+    resolved = resolve_options(code_, sources);
+  });
+  std::string text;
+  const auto described = describe_options(resolved.options);
+  for (const auto& [name, value] : described) text += name + " = " + value + "\n";
+  const auto texts = world_.all_gather(blob_of(text), "comparing options");
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    const auto other = text_of(texts[r]);
+    if (other == text_of(texts[0])) continue;
+    std::istringstream first_lines(text_of(texts[0])), other_lines(other);
+    std::string a, b;
+    while (std::getline(first_lines, a) && std::getline(other_lines, b) && a == b) {
+    }
+    throw InvalidArgument("options differ between ranks: rank 0 has " + a + ", rank " + std::to_string(r) + " has " +
+                          b + "; give every rank the same options");
+  }
+  options_ = resolved.options;
+  set_log_levels(world_.log(), options_.log_level);
+  world_.set_stall_limits({options_.stall_warning, options_.stall_timeout});
+  if (world_.rank() == 0) {
+    for (const auto& note : resolved.notes) log_.warn(note);
+  }
+  together(world_, "choosing devices", [&] { deployment_.use(device_of(world_, options_.device)); });
+  log_.info("device " + deployment_.device().str());
+  if (options_.keep_memory && deployment_.device().is_cpu()) keep_freed_memory();
+  if (options_.precision == "fp16") {
+    scaler_.emplace();
+    note_scaler();
+  }
+  resolved_ = true;
+}
+
+// ---------------------------------------------------------------- capture
+
+std::string Session::Impl::capture_key(const CallArguments& arguments) const {
+  std::uint64_t flags = 0;
+  const auto note = [&flags](char flag) { flags = hash_bytes(&flag, 1, flags); };
+  for (const auto* part : modules_) note(part->is_training() ? 't' : 'e');
+  for (const auto& tensor : parameters_.tensors()) note(tensor.handle.requires_grad() ? 'g' : '-');
+  std::string key = arguments.signature + (at::GradMode::is_enabled() ? "; gradients" : "; no gradients");
+  for (const auto type : {at::kCPU, at::kCUDA}) {
+    if (at::autocast::is_autocast_enabled(type)) key += std::string("; autocast ") + c10::DeviceTypeName(type);
+  }
+  return key + (module_->is_training() ? "; train " : "; eval ") + std::to_string(flags);
+}
+
+namespace {
+
+/// Those of CUDA devices that this version supports, with the process's setting of what single precision may be rounded
+/// to.
+MatrixUnits matrix_units(c10::Device device) {
+  return {device.is_cuda(), device.is_cuda() && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV)};
+}
+
+}  // namespace
+
+CaptureOptions Session::Impl::capture_options() const {
+  CaptureOptions capture;
+  capture.batch_norm_by_totals = options_.batch_norm == "exact";
+  if (options_.precision == "bf16") capture.autocast = Autocast{at::kBFloat16, deployment_.device().type()};
+  if (options_.precision == "fp16") capture.autocast = Autocast{at::kHalf, deployment_.device().type()};
+  return capture;
+}
+
+// Autocast lowers single precision only, and one of several settings of element types would be silently without effect.
+void Session::Impl::require_one_precision() const {
+  if (options_.precision == "module" || options_.precision == "tf32") return;
+  const auto setting = "precision = " + options_.precision;
+  for (const auto type : {at::kCPU, at::kCUDA}) {
+    if (!at::autocast::is_autocast_enabled(type)) continue;
+    throw InvalidArgument("autocast is on around the call, but " + setting +
+                          " is set, which casts in its place; leave autocast off, or set precision = module");
+  }
+  const auto& tensors = parameters_.tensors();
+  const auto is_single = [](const auto& tensor) {
+    return tensor.is_parameter && tensor.handle.scalar_type() == at::kFloat;
+  };
+  if (std::any_of(tensors.begin(), tensors.end(), is_single)) return;
+  const auto first =
+      std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_parameter; });
+  if (first == tensors.end()) return;
+  throw InvalidArgument(setting +
+                        " keeps parameters in float32 and computes in 16 bits, but the module has none of float32: '" +
+                        first->name() + "' is " + c10::toString(first->handle.scalar_type()) +
+                        "; convert the module with to(torch::kFloat), or set precision = module");
+}
+
+void Session::Impl::capture_into(CapturedProgram& program, const CallArguments& arguments,
+                                 const ForwardFunction& forward) {
+  const auto flat_forward = [&](const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> all(arguments.flat_count);
+    for (std::size_t i = 0; i < tensors.size(); ++i) all[arguments.positions[i]] = tensors[i];
+    auto result = forward(all);
+    program.prototype = result.prototype;
+    program.result_count = result.tensors.size();
+    program.result_positions.clear();
+    std::vector<at::Tensor> defined;
+    for (std::size_t i = 0; i < result.tensors.size(); ++i) {
+      if (!result.tensors[i].defined()) continue;
+      program.result_positions.push_back(i);
+      defined.push_back(result.tensors[i]);
+    }
+    return defined;
+  };
+  require_one_precision();
+  program.inputs = arguments.specs;
+  {
+    const WholeHandles whole(parameters_.registry());
+    const auto before = members_.look({});
+    program.captured = capture(*module_, arguments.specs, flat_forward, capture_options());
+    if (gains_from_channels_last(program.captured, matrix_units(deployment_.device()))) {
+      auto faster = capture_channels_last(program.captured, *module_, arguments.specs, flat_forward, capture_options());
+      if (faster) std::tie(program.captured, program.inputs) = std::tie(faster->graph, faster->inputs);
+    }
+    members_.ignore_changes_for_all(before);
+  }
+  program.verification.members = members_.look(arguments.beside);
+  program.graph = lay_out_weight_copies(
+      fold_selects(fold_linear(hoist_parameter_casts(program.captured), deployment_.device().type())));
+  AlgebraOptions algebra;
+  algebra.batch_norm = options_.batch_norm == "exact" ? BatchNormMode::kExact : BatchNormMode::kMicrobatch;
+  program.plan = analyze_batch(program.graph, algebra);
+  for (const auto& value : program.graph.values) {
+    if (value.kind == ValueKind::kConstant && value.constant.defined()) {
+      program.constants.emplace_back(value.constant, value.constant._version());
+    }
+  }
+}
+
+void Session::Impl::require_same_graph(const CapturedProgram& program) {
+  const std::vector<std::uint64_t> mine{program.captured.hash(), program.captured.ops.size()};
+  const auto all = world_.all_gather(std::as_bytes(std::span(mine)), "comparing captured graphs");
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    std::uint64_t first[2], other[2];
+    std::memcpy(first, all[0].data(), sizeof(first));
+    std::memcpy(other, all[r].data(), sizeof(other));
+    throw InvalidArgument("the ranks captured different programs: rank 0 has " + std::to_string(first[1]) +
+                          " operators (hash " + std::to_string(first[0]) + "), rank " + std::to_string(r) + " has " +
+                          std::to_string(other[1]) + " (hash " + std::to_string(other[0]) +
+                          "); construct the same model on every rank, and let forward not depend on the rank");
+  }
+}
+
+void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std::string& key, std::int64_t batch,
+                                       const ForwardFunction& forward) {
+  const auto start = std::chrono::steady_clock::now();
+  const NormalModeScope normal;
+  PlannedModes modes;
+  if (!deployment_.has_plan()) modes = capture_other_modes(arguments, forward);
+  auto program = std::make_shared<CapturedProgram>();
+  together(world_, "capturing the model", [&] { capture_into(*program, arguments, forward); });
+  require_same_graph(*program);
+  ++stats_.captures;
+  modes.add(program, at::GradMode::is_enabled());
+
+  GraphProfile profile;
+  if (!deployed_) together(world_, "profiling the model", [&] { profile = modes.profile(planned_device()); });
+  if (!deployment_.has_plan()) make_plan(*modes.planned, profile, batch);
+  if (options_.plan_only) return;
+  const bool is_divided = !deployed_ && modes.planned == program;
+  if (is_divided) program->checked_batch = deployment_.plan().batch;
+  if (!deployed_) deploy_state(modes, profile);
+  if (!is_divided) {
+    AtomPartition atoms;
+    together(world_, "profiling the model", [&] {
+      atoms = program->captured.hash() == planned_hash_ ? planned_atoms_
+                                                        : partition_into_atoms(program->graph, program->plan);
+    });
+    static_cast<void>(divide_program(*program, atoms));
+  }
+  together(world_, "sharing parameters", [&] {
+    include_holders(program->division, program->graph, holders_in(program->graph));
+    if (parameters_.units().empty()) return;
+    const auto shared = shared_parameters(*program);
+    shard_groups(program->division, program->graph, program->plan, shared);
+    if (parts_backwards(deployment_.plan())) return;
+    // As plans are costed: of a synthesised one as if it parted its backwards.
+    const auto kept = keeps_backwards_whole(deployment_.plan().schedule)
+                          ? kKeptForBackward
+                          : Bytes(std::numeric_limits<std::int64_t>::max());
+    order_backward_gathers(program->division, program->graph, program->plan, shared, program->recomputed, kept);
+  });
+  build_runtime(*program);
+  warn_of_batch_statistics(*program, batch);
+  remember(key, program);
+  if (deployment_.device().is_cpu()) release_freed_memory();  // what planning needed
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  stats_.planning += Seconds(spent.count());
+  log_.info("captured " + std::to_string(program->captured.ops.size()) + " operators, ready in " +
+            std::to_string(spent.count()) + " s");
+}
+
+std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, const AtomPartition& atoms) {
+  std::vector<StageId> stage_of;
+  together(world_, "dividing the model", [&] {
+    stage_of = stages_of_ops(program, atoms);
+    require_whole_batches(program, stage_of);
+    StageMap stages{stage_of, {}, {}};
+    for (const auto& stage : deployment_.plan().stages) stages.stage_ranks.push_back(stage.ranks);
+    stages = cut_at_totals(program.graph, program.plan, atoms, stages);
+    program.parts = stages.parts;
+    program.division = divide(program.graph, program.plan, stages, world_.size());
+    if (!deployed_) segments_ = PlannedSegments(deployment_.plan(), program.graph, atoms);
+    program.recomputed = segments_.in(program.graph, atoms);
+  });
+  return stage_of;
+}
+
+void Session::Impl::deploy_state(const PlannedModes& modes, const GraphProfile& profile) {
+  auto& program = *modes.planned;
+  planned_hash_ = program.captured.hash();
+  planned_atoms_ = profile.atoms;
+  const auto stage_of = divide_program(program, profile.atoms);
+  deployment_.start();
+  place_state(program, stage_of, modes.others);
+  for (const auto& tensor : parameters_.tensors()) static_cast<void>(deployment_.group_of(tensor.holders));
+  together(world_, "checking optimizers", [&] { require_optimizers(deployment_.plan()); });
+  plan_shards(program);
+  materialise_state();
+  parameters_.hold_shards(init_.get(), deployment_.device());
+  deployed_ = true;
+  together(world_, "fitting optimizers", [&] {
+    for (auto* optimizer : optimizers_) fit_optimizer(*optimizer);
+  });
+  if (init_) init_->forget_states();
+  if (!load_at_deployment_) return;
+  const auto request = *std::exchange(load_at_deployment_, std::nullopt);
+  load(request.folder, request.optimizers, request.options);
+}
+
+void Session::Impl::remember(const std::string& key, std::shared_ptr<CapturedProgram> program) {
+  const bool forgets = programs_.remember(key, std::move(program));
+  if (!forgets || std::exchange(warned_of_forgetting_, true) || world_.rank() != 0) return;
+  log_.warn("forward was captured for more than " + std::to_string(kRememberedPrograms) +
+            " signatures of its arguments, so the one called longest ago is forgotten, and captured again when it "
+            "comes back. Each capture takes time: pass a number that changes from call to call as a 0-dim tensor, "
+            "and let sizes other than the batch's be few");
+}
+
+std::vector<StageId> Session::Impl::stages_of_ops(const CapturedProgram& program, const AtomPartition& atoms) const {
+  if (program.captured.hash() == planned_hash_) {
+    std::vector<StageId> stage_of(program.graph.ops.size());
+    for (std::size_t s = 0; s < deployment_.plan().stages.size(); ++s) {
+      for (const auto op : deployment_.plan().stages[s].ops) stage_of.at(static_cast<std::size_t>(op)) = StageId::of(s);
+    }
+    return stage_of;
+  }
+  return place_by_parameters(program.graph, program.plan, atoms, homes_in(program.graph),
+                             static_cast<int>(deployment_.plan().stages.size()));
+}
+
+std::vector<std::vector<StageId>> Session::Impl::homes_in(const OpGraph& graph) const {
+  std::vector<std::vector<StageId>> home(graph.values.size());
+  for (const auto* leaves : {&graph.parameters, &graph.buffers}) {
+    for (const auto& [name, value] : *leaves) {
+      home[value.index()] = parameters_.named(name).stages;
+    }
+  }
+  return home;
+}
+
+std::vector<std::vector<Rank>> Session::Impl::holders_in(const OpGraph& graph) const {
+  std::vector<std::vector<Rank>> holders(graph.values.size());
+  for (const auto& [name, value] : graph.parameters) {
+    holders[value.index()] = parameters_.named(name).holders;
+  }
+  return holders;
+}
+
+void Session::Impl::require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const {
+  for (std::size_t i = 0; i < stage_of.size(); ++i) {
+    const auto& handling = program.plan.ops[i];
+    if (!handling.in_stage || !(handling.whole_batch || handling.total)) continue;
+    const auto replicas = deployment_.plan().stages[stage_of[i].index()].ranks.size();
+    if (deployment_.plan().microbatches == 1 && (replicas == 1 || handling.total)) continue;
+    if (handling.total) {
+      throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
+                         "with batch_norm = exact it is right with one micro-batch only, but the plan has " +
+                             std::to_string(deployment_.plan().microbatches) +
+                             "; set microbatches = 1, or batch_norm = microbatch");
+    }
+    throw CaptureError(
+        shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
+        handling.reason + "; it is exact with one micro-batch and one replica only, but the plan has " +
+            std::to_string(deployment_.plan().microbatches) + " micro-batches and " + std::to_string(replicas) +
+            " replicas of its stage; set microbatches = 1 and replicas to 1 for it, or leave both to the "
+            "planner");
+  }
+}
+
+// ---------------------------------------------------------------- runtime
+
+namespace {
+
+std::vector<ShardedGroup> sharded_groups(const StagedGraph& division, const ParameterStore& parameters) {
+  std::vector<ShardedGroup> groups;
+  for (const int unit : division.group_units) {
+    auto& group = groups.emplace_back();
+    if (unit < 0) continue;
+    group.memory = parameters.memories()[static_cast<std::size_t>(unit)];
+    group.unit = &parameters.units()[static_cast<std::size_t>(unit)];
+  }
+  return groups;
+}
+
+}  // namespace
+
+void Session::Impl::build_runtime(CapturedProgram& program) {
+  const auto& division = program.division;
+  const auto lookup = [this, &graph = program.graph](ValueId leaf) { return handle_of(graph, leaf); };
+  together(world_, "preparing the stages", [&] {
+    const auto compute = [this, &graph = program.graph](ValueId leaf) {
+      return parameters_.compute_memory(graph.value(leaf).name);
+    };
+    const auto copy = [this, &graph = program.graph](ValueId leaf) {
+      return parameters_.compute_copy(graph.value(leaf).name);
+    };
+    program.runtime =
+        std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), deployment_.device(),
+                                      Stage::Leaves{lookup, compute, copy}, parts_backwards(deployment_.plan()),
+                                      program.recomputed, sharded_groups(division, parameters_));
+    program.prologue = std::make_unique<Prologue>(program.graph, program.plan, deployment_.device(), lookup);
+    program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, deployment_.device());
+    std::vector<const BufferUpdate*> held;
+    for (const auto& update : program.plan.buffer_updates) {
+      const bool here = parameters_.holds(parameters_.named(program.graph.value(update.buffer).name));
+      if (here && update.kind == BufferUpdateKind::kReplicated) held.push_back(&update);
+    }
+    program.replicated_updates =
+        std::make_unique<ReplicatedUpdates>(program.graph, program.plan, held, deployment_.device(), lookup);
+  });
+  for (const auto& group : division.pipeline.groups) {
+    program.groups.push_back(deployment_.group_of(group.ranks));
+    const bool gathers_apart = group.zero >= 3;
+    program.gather_groups.push_back(gathers_apart ? deployment_.gather_group_of(group.ranks) : program.groups.back());
+  }
+  deployment_.connect(division.pipeline);
+}
+
+void Session::Impl::verify_sizes(CapturedProgram& program, const CallArguments& arguments,
+                                 const ForwardFunction& forward, const BatchLayout& layout) {
+  constexpr std::size_t kSizesVerified = 16;
+  if (!arguments.has_batch || program.verified.size() >= kSizesVerified) return;
+  const auto batch = std::accumulate(layout.local.begin(), layout.local.end(), std::int64_t{0});
+  if (!program.verified.insert(batch).second) return;
+  const std::int64_t sizes[] = {batch};
+  const auto flat_forward = [&](const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> all(arguments.flat_count), defined;
+    for (std::size_t i = 0; i < tensors.size(); ++i) all[arguments.positions[i]] = tensors[i];
+    for (auto& tensor : forward(all).tensors) {
+      if (tensor.defined()) defined.push_back(tensor);
+    }
+    return defined;
+  };
+  together(world_, "verifying the capture", [&] {
+    const NormalModeScope as_captured;
+    const WholeHandles whole(parameters_.registry());
+    verify_capture(program.captured, *module_, program.inputs, flat_forward, sizes, capture_options());
+  });
+}
+
+}  // namespace autopar

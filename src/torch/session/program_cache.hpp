@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <autopar/torch/session.hpp>
+
+#include "torch/session/captured_program.hpp"
+#include "torch/session/recent_map.hpp"
+
+namespace autopar {
+
+/// Captured programs by the key of the call that they were captured for: mode, signature, what requires gradients. The
+/// one used longest ago of more than `kRememberedPrograms` is forgotten. Calls under way and gradients that wait for
+/// their backward hold their programs themselves. Ranks that ask for equal keys in one order know the same programs.
+class ProgramCache {
+ public:
+  /// Null if there is none. Keeps it longer.
+  [[nodiscard]] std::shared_ptr<CapturedProgram> find(const std::string& key) {
+    const auto* found = programs_.find(key);
+    return found == nullptr ? nullptr : *found;
+  }
+  /// As `find`, without keeping it longer.
+  [[nodiscard]] std::shared_ptr<CapturedProgram> peek(const std::string& key) const {
+    const auto* found = programs_.peek(key);
+    return found == nullptr ? nullptr : *found;
+  }
+  [[nodiscard]] bool knows(const std::string& key) const { return programs_.peek(key) != nullptr; }
+  /// Whether there is one, which does not stand for the call any more.
+  [[nodiscard]] bool is_stale(const std::string& key) const {
+    const auto program = peek(key);
+    return program != nullptr && program->is_stale();
+  }
+  /// In place of the one with this key. @return whether another was forgotten for it
+  bool remember(const std::string& key, std::shared_ptr<CapturedProgram> program) {
+    const bool forgets = programs_.is_full() && !knows(key);
+    programs_.put(key, std::move(program));
+    return forgets;
+  }
+  void clear() { programs_.clear(); }
+
+ private:
+  RecentMap<std::string, std::shared_ptr<CapturedProgram>> programs_{kRememberedPrograms};
+};
+
+}  // namespace autopar

@@ -1,0 +1,132 @@
+#include "torch/parameters/parameter_store.hpp"
+
+#include <numeric>
+#include <vector>
+
+#include <torch/nn.h>
+
+#include <autopar/core/error.hpp>
+#include <catch_shim.hpp>
+
+#include "torch/gradients/gradient_buckets.hpp"
+
+namespace parameter_store_test {
+
+using namespace autopar;
+
+const std::vector<Rank> kBoth{Rank(0), Rank(1)};
+
+/// The weight of a layer, 40 elements of which shards take multiples of 16, by a ZeRO level; its bias on rank 0 alone.
+struct Sharded {
+  Sharded(int rank, int zero, bool offloaded = false) : parameters(*layer, Rank(rank)) {
+    const torch::NoGradGuard no_grad;
+    layer->weight.copy_(torch::arange(40).reshape({20, 2}));
+    parameters.named("weight").holders = kBoth;
+    parameters.named("bias").holders = {Rank(0)};
+    parameters.add_units(make_units({{"weight"}}, {{0, {20, 2}, at::kFloat}}, kBoth, zero, Bytes(1 << 20), offloaded),
+                         at::kFloat);
+  }
+  torch::nn::Linear layer{2, 20};
+  ParameterStore parameters;
+};
+
+/// 40 numbers.
+std::vector<float> counted_from(float first) {
+  std::vector<float> numbers(40);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+std::vector<float> values_of(const at::Tensor& tensor) {
+  const auto flat = tensor.detach().contiguous().to(at::kFloat).flatten();
+  return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
+}
+
+TEST_CASE("a rank holds what it is named a holder of, and counts each element once") {
+  for (const int rank : {0, 1}) {
+    Sharded sharded(rank, 0);
+    auto& parameters = sharded.parameters;
+    const auto &weight = parameters.named("weight"), &bias = parameters.named("bias");
+    CHECK(parameters.holds(weight));
+    CHECK(parameters.holds(bias) == (rank == 0));
+    CHECK_FALSE(parameters.is_sharded(weight));
+    CHECK(parameters.elements_here(weight).size() == 40);
+    CHECK(parameters.elements_here(bias).size() == (rank == 0 ? 20 : 0));
+    CHECK(parameters.shards_of_holders(weight).empty());
+    CHECK(parameters.counts(weight) == (rank == 0));
+    CHECK(parameters.of(sharded.layer->bias).name() == "bias");
+    CHECK_THROWS_AS(parameters.named("wieght"), InvalidArgument);
+  }
+}
+
+TEST_CASE("shards of all ranks are the whole, and handles refer to them") {
+  for (const int zero : {1, 2, 3}) {
+    std::vector<float> together;
+    std::int64_t counted = 0, end = 0;
+    for (const int rank : {0, 1}) {
+      Sharded sharded(rank, zero);
+      auto& parameters = sharded.parameters;
+      sharded.layer->weight.mutable_grad() = torch::arange(40).reshape({20, 2}).to(at::kFloat) + 10;
+      parameters.hold_shards(nullptr, at::kCPU);
+      const auto& weight = parameters.named("weight");
+      const auto here = parameters.elements_here(weight);
+      CHECK(parameters.is_sharded(weight));
+      CHECK(parameters.counts(weight));
+      CHECK(here.begin == end);
+      end = here.end;
+      counted += here.size();
+      CHECK(parameters.shards_of_holders(weight)[static_cast<std::size_t>(rank)].begin == here.begin);
+      CHECK(sharded.layer->weight.sizes() == at::IntArrayRef({here.size()}));
+      CHECK(sharded.layer->weight.requires_grad());
+      const auto values = values_of(sharded.layer->weight);
+      together.insert(together.end(), values.begin(), values.end());
+      CHECK(values_of(sharded.layer->weight.grad()).front() == values.front() + 10);
+    }
+    CHECK(counted == 40);
+    CHECK(together == counted_from(0));
+  }
+}
+
+TEST_CASE("stages compute with memory that the owner's elements lie in") {
+  Sharded sharded(0, 1);
+  auto& parameters = sharded.parameters;
+  parameters.hold_shards(nullptr, at::kCPU);
+  const torch::NoGradGuard no_grad;
+  sharded.layer->weight.zero_();
+  const auto whole = parameters.compute_memory("weight");
+  CHECK(whole.sizes() == at::IntArrayRef({20, 2}));
+  CHECK(values_of(whole).front() == 0);
+  CHECK_FALSE(parameters.compute_memory("bias").defined());
+  CHECK_FALSE(parameters.compute_copy("weight").defined());
+}
+
+TEST_CASE("what is offloaded is on the host for its owner, and uploaded for stages") {
+  Sharded sharded(0, 0, true);
+  auto& parameters = sharded.parameters;
+  parameters.hold_shards(nullptr, at::kCPU);
+  const torch::NoGradGuard no_grad;
+  CHECK(values_of(sharded.layer->weight) == counted_from(0));
+  sharded.layer->weight.add_(1);
+  parameters.upload();
+  parameters.wait_for_upload();
+  auto& memory = parameters.memory_of(parameters.named("weight"));
+  memory.allocate();
+  CHECK(values_of(parameters.compute_memory("weight")) == counted_from(1));
+}
+
+TEST_CASE("one element type is gathered, and others are refused") {
+  torch::nn::Linear layer{2, 3};
+  ParameterStore parameters(*layer, Rank(0));
+  parameters.named("weight").holders = kBoth;
+  parameters.add_units(make_units({{"weight"}}, {{0, {3, 2}, at::kFloat}}, kBoth, 3), at::kBFloat16);
+  parameters.hold_shards(nullptr, at::kCPU);
+  ParameterReads as_gathered, whole;
+  as_gathered.copies = {at::kBFloat16};
+  whole.itself = true;
+  CHECK(parameters.compute_copy("weight").scalar_type() == at::kBFloat16);
+  CHECK_NOTHROW(parameters.require_readable(parameters.named("weight"), as_gathered));
+  CHECK_THROWS_AS(parameters.require_readable(parameters.named("weight"), whole), InvalidArgument);
+  CHECK_NOTHROW(parameters.require_readable(parameters.named("bias"), whole));
+}
+
+}  // namespace parameter_store_test
