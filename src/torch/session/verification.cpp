@@ -51,8 +51,7 @@ std::string range_of_calls(std::int64_t first, std::int64_t last) {
 
 bool Session::Impl::members_changed(const std::string& key, const CallArguments& arguments) const {
   const auto known = programs_.peek(key);
-  return options_.verify_capture && known != nullptr &&
-         members_.changed(known->verification.members, arguments.beside);
+  return options_.verify_capture && known != nullptr && members_.changed(known->verification.members, arguments.beside);
 }
 
 std::optional<CaptureChange> Session::Impl::change_of(const CapturedProgram& program, const CallArguments& arguments,
