@@ -106,7 +106,7 @@ double milliseconds(ap::Seconds time) { return time.value() * 1e3; }
 
 std::string boards_of(const ap::StagePlan& stage) {
   std::string text;
-  for (const ap::Rank rank : stage.ranks) text += (text.empty() ? "" : ",") + std::to_string(rank.value());
+  for (const ap::Rank rank : stage.mesh.ranks()) text += (text.empty() ? "" : ",") + std::to_string(rank.value());
   return text;
 }
 

@@ -89,7 +89,7 @@ std::vector<double> gibibytes(const std::vector<std::int64_t>& bytes) {
 std::vector<std::int64_t> predicted_bytes(const ap::Plan& plan) {
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(plan.world));
   for (const auto& stage : plan.stages) {
-    for (const auto rank : stage.ranks) bytes[rank.index()] += stage.peak_memory.value();
+    for (const auto rank : stage.mesh.ranks()) bytes[rank.index()] += stage.peak_memory.value();
   }
   return bytes;
 }

@@ -64,9 +64,7 @@ struct Bar {
                                                   const ap::ProfiledCost& costs) {
   const auto work = ap::make_workload(profile, costs);
   const auto staging = ap::staging_of(plan, profile.graph.node_count());
-  std::vector<std::vector<ap::Rank>> ranks;
-  for (const auto& stage : plan.stages) ranks.push_back(stage.ranks);
-  const auto sized = ap::make_pipeline(work, staging, ranks, plan.world);
+  const auto sized = ap::make_pipeline(work, staging, ap::meshes_of(plan), plan.world);
   const ap::StagingCosts stage_costs(work, staging, sized);
   ap::Constraints constraints;
   constraints.world = plan.world;
@@ -89,7 +87,7 @@ struct Bar {
     auto& mine = out.emplace_back(detail::of_bars(bars));
     mine[kMessages] = messages;
     for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-      const auto& members = plan.stages[s].ranks;
+      const auto& members = plan.stages[s].mesh.ranks();
       if (std::find(members.begin(), members.end(), ap::Rank::of(r)) == members.end()) continue;
       mine[kUpdate] += stage_costs.update(ap::StageId::of(s), plan.optimizer_state_factor).value();
     }

@@ -123,7 +123,7 @@ void make_wrapped(ap::World& world, Half& half, const Work& work, const Make& ma
       const auto& plan = model->plan();
       std::map<ap::Rank, double> bytes;  // a rank may run several stages
       for (const auto& stage : plan.stages) {
-        for (const auto rank : stage.ranks) bytes[rank] += static_cast<double>(stage.peak_memory.value());
+        for (const auto rank : stage.mesh.ranks()) bytes[rank] += static_cast<double>(stage.peak_memory.value());
       }
       const auto most = std::ranges::max_element(bytes, {}, [](const auto& each) { return each.second; });
       half.line["predicted_ms"] = plan.step.value() * 1e3;

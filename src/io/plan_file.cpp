@@ -62,7 +62,8 @@ const char* word_of(Enum value, const std::vector<std::pair<Enum, const char*>>&
 OrderedJson stage_json(const StagePlan& stage) {
   OrderedJson recomputed = OrderedJson::array();
   for (const auto& segment : stage.recomputed) recomputed.push_back(detail::id_list(segment));
-  return {{"ranks", detail::id_list(stage.ranks)},
+  return {{"ranks", detail::id_list(stage.mesh.ranks())},
+          {"tensor", stage.mesh.tensor()},
           {"atoms", detail::id_list(stage.atoms)},
           {"ops", detail::id_list(stage.ops)},
           {"recomputed", std::move(recomputed)},
@@ -79,7 +80,12 @@ OrderedJson stage_json(const StagePlan& stage) {
 
 StagePlan read_stage(JsonReader& reader, int world) {
   StagePlan stage;
-  stage.ranks = reader.ids<Rank>("ranks", 0, world - 1);
+  auto ranks = reader.ids<Rank>("ranks", 0, world - 1);
+  if (ranks.empty()) reader.fail("ranks", "a stage needs at least one rank");
+  const auto tensor = static_cast<int>(reader.whole("tensor", 1, world));
+  if (ranks.size() % static_cast<std::size_t>(tensor) != 0)
+    reader.fail("tensor", std::to_string(ranks.size()) + " ranks are no whole number of replicas of so many shards");
+  stage.mesh = Mesh(std::move(ranks), tensor);
   stage.atoms = reader.ids<NodeId>("atoms", 0, kMaxId);
   stage.ops = reader.ids<std::int32_t>("ops", 0, kMaxId);
   stage.recomputed = reader.id_lists<NodeId>("recomputed", 0, kMaxId);
@@ -92,7 +98,6 @@ StagePlan read_stage(JsonReader& reader, int world) {
   stage.reduction = read_seconds(reader, "reduction_s");
   stage.peak_memory = Bytes(reader.whole("peak_memory_bytes", 0, kMaxBytes));
   stage.host_memory = Bytes(reader.whole("host_memory_bytes", 0, kMaxBytes));
-  if (stage.ranks.empty()) reader.fail("ranks", "a stage needs at least one rank");
   return stage;
 }
 
@@ -213,6 +218,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
                      : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
                      : plan.version == 3 ? ", which counted each gradient twice and says nothing of element types"
                      : plan.version == 4 ? ", which says nothing of what is in host memory"
+                     : plan.version == 5 ? ", which says nothing of tensor shards"
                                          : "") +
                     "; remove the file to plan again");
   }

@@ -105,8 +105,9 @@ class PlanDifferences {
   void add_stage(const std::string& name, const StagePlan& first, const StagePlan& second) {
     add(name + ": atoms", as_ranges(first.atoms), as_ranges(second.atoms));
     add(name + ": operators", as_ranges(first.ops), as_ranges(second.ops));
-    add(name + ": replicas", first.ranks.size(), second.ranks.size());
-    add(name + ": ranks", as_ranges(first.ranks), as_ranges(second.ranks));
+    add(name + ": replicas", first.mesh.replicas(), second.mesh.replicas());
+    add(name + ": tensor shards", first.mesh.tensor(), second.mesh.tensor());
+    add(name + ": ranks", as_ranges(first.mesh.ranks()), as_ranges(second.mesh.ranks()));
     add(name + ": recomputed", segments_of(first), segments_of(second));
     add(name + ": parameters", first.parameter_bytes, second.parameter_bytes);
     add(name + ": forward", first.forward, second.forward);

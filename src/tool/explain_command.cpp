@@ -49,7 +49,7 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
     busy += timeline.busy[r].value();
     used += timeline.stages[r].empty() ? 0 : 1;
   }
-  const Bytes most = peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
+  const Bytes most = peak_of_ranks(meshes_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
   out.memory = most / plan.device_memory;
   if (!(timeline.step > Seconds{})) return out;
   out.computing = busy / (used * timeline.step.value());

@@ -40,7 +40,7 @@ class TimelineMaker {
         costs_(costs),
         work_(make_workload(profile, costs_)),
         staging_(staging_of(plan, profile.graph.node_count())),
-        sized_(make_pipeline(work_, staging_, ranks_of(plan), plan.world)),
+        sized_(make_pipeline(work_, staging_, meshes_of(plan), plan.world)),
         stage_costs_(work_, staging_, sized_, memory_optimizations_of(plan)) {
     timeline_.busy.assign(static_cast<std::size_t>(plan.world), {});
     timeline_.stages.resize(timeline_.busy.size());
@@ -93,7 +93,7 @@ class TimelineMaker {
     const bool gathers = plan_.zero == 1 || plan_.zero == 2;
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       const Seconds update = stage_costs_.update(StageId::of(s), plan_.optimizer_state_factor);
-      for (const Rank rank : plan_.stages[s].ranks) {
+      for (const Rank rank : plan_.stages[s].mesh.ranks()) {
         const std::size_t r = rank.index();
         timeline_.stages[r].push_back(static_cast<int>(s));
         const Seconds begin = ends_[r] + updating[r], end = ends_[r] + (updating[r] + update);

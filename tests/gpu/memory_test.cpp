@@ -82,8 +82,7 @@ struct Recurrent : nn::Module {
 int64_t predicted_here(const ap::Plan& plan, ap::Rank rank) {
   int64_t bytes = 0;
   for (const auto& stage : plan.stages) {
-    if (std::find(stage.ranks.begin(), stage.ranks.end(), rank) != stage.ranks.end())
-      bytes += stage.peak_memory.value();
+    if (stage.mesh.contains(rank)) bytes += stage.peak_memory.value();
   }
   return bytes;
 }

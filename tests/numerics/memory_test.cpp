@@ -67,7 +67,7 @@ struct Run {
 std::int64_t predicted_peak(const ap::Plan& plan, ap::Rank rank) {
   std::int64_t bytes = 0;
   for (const auto& stage : plan.stages) {
-    if (std::ranges::find(stage.ranks, rank) != stage.ranks.end()) bytes += stage.peak_memory.value();
+    if (stage.mesh.contains(rank)) bytes += stage.peak_memory.value();
   }
   return bytes;
 }
@@ -269,7 +269,7 @@ class Judge {
     std::ostringstream out;
     std::size_t again = 0;
     for (const auto& stage : plan.stages) {
-      out << stage.ranks.size() << "@" << stage.ranks.front().value() << " ";
+      out << stage.mesh.replicas() << "@" << stage.mesh.rank(0).value() << " ";
       again += stage.recomputed.size();
     }
     out << "m" << plan.microbatches << " " << ap::to_string(plan.schedule) << " z" << plan.zero << " r" << again;

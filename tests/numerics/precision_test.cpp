@@ -63,7 +63,7 @@ void check_error_law(const std::vector<Way>& ways, int calls = 1, uint64_t seed 
   for (const auto& way : ways) {
     INFO(way.describe());
     const auto [known, is_new] = by_clip.try_emplace(way.clip);
-    if (is_new) known->second = {one_process<Net>(args, "fp64", way.clip), one_process<Net>(args, "bf16", way.clip)};
+    if (is_new) known->second = {one_process<Net>(args, "fp64", way.clip), {one_process<Net>(args, "bf16", way.clip)}};
     const auto& want = known->second;
     std::mutex mutex;
     ap::loopback::run(static_cast<int>(way.local.size()), [&](ap::World& world) {
@@ -507,7 +507,7 @@ void check_half() {
   torch::manual_seed(4);
   const std::vector calls{Net::batch(8)};
   constexpr double kScale = 1024;
-  const Expected want{one_process<Net>(calls, "fp64"), one_process<Net>(calls, "fp16", 0, at::kCPU, kScale)};
+  const Expected want{one_process<Net>(calls, "fp64"), {one_process<Net>(calls, "fp16", 0, at::kCPU, kScale)}};
   for (const int microbatches : {2, 8}) {
     const Way way{{4, 4}, {.stages = 2, .microbatches = microbatches, .zero = 0, .precision = "fp16"}};
     INFO(way.describe());

@@ -27,7 +27,7 @@ void check_says(const std::vector<std::string>& parts, const Work& refused) {
   for (const auto& part : parts) {
     if (!has(part)) throw std::logic_error("'" + part + "' is not in: " + message);
   }
-  for (const char* internal : {"autopar::total", "batch 7", "batch 12", "batch 18", "7, 12, 18", "(7)"}) {
+  for (const char* internal : {"autopar::all_reduce", "batch 7", "batch 12", "batch 18", "7, 12, 18", "(7)"}) {
     if (has(internal)) throw std::logic_error("'" + std::string(internal) + "' is in: " + message);
   }
 }

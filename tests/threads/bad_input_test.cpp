@@ -394,7 +394,7 @@ void check_ways(const std::vector<WayOut>& table) {
     const auto got = messages(entry.ranks, entry.refused);
     check_all(got, entry.type, entry.says);
     for (const auto& message : got) {
-      CHECK_FALSE(contains(message, "autopar::total"));
+      CHECK_FALSE(contains(message, "autopar::all_reduce"));
       CHECK_FALSE(contains(message, "batch 7"));
     }
     for (const auto& way : entry.ways) {

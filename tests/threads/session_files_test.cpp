@@ -128,7 +128,7 @@ TEST_CASE("plan files of every schedule are read and run; stages that lie elsewh
   }
   for (const char* schedule : {"interleaved", "zb-v"}) {
     auto elsewhere = ap::read_plan(file(schedule));
-    std::swap(elsewhere.stages[0].ranks, elsewhere.stages[1].ranks);
+    std::swap(elsewhere.stages[0].mesh, elsewhere.stages[1].mesh);
     ap::write_plan(file(schedule), elsewhere);
     const auto refused = refusal([&] { train(2, {.plan_file = file(schedule)}); });
     CAPTURE(refused);

@@ -148,7 +148,7 @@ concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::
   if (staging.position_of.empty()) return !wants_chunks(schedule);
   const StageLayout wanted = traits_of(schedule).layout;
   if (wanted == StageLayout::kAnywhere) return true;
-  ChunkLayout stages{Positions(staging.replicas_of_positions().size()), {}};
+  ChunkLayout stages{std::vector<std::vector<Rank>>(staging.replicas_of_positions().size()), {}};
   for (int s = 0; s < staging.stages(); ++s) stages.at.push_back(static_cast<std::size_t>(staging.position(s)));
   return wants_chunks(schedule) && stages.chunks() > 1 && lies_in(wanted, stages);
 }

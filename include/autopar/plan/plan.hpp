@@ -8,12 +8,13 @@
 #include <autopar/core/units.hpp>
 #include <autopar/schedule/concepts.hpp>
 #include <autopar/schedule/kind.hpp>
+#include <autopar/schedule/mesh.hpp>
 
 namespace autopar {
 
 /// 2: plans carry a certificate. 3: and ZeRO levels and segments that are recomputed. 4: and copies of gradients and
-/// the element types. 5: and what is in host memory.
-inline constexpr int kPlanVersion = 5;
+/// the element types. 5: and what is in host memory. 6: and tensor shards.
+inline constexpr int kPlanVersion = 6;
 
 /// What is kept in the host's memory instead of the device's.
 enum class Offload : std::uint8_t {
@@ -32,7 +33,7 @@ enum class Binding : std::uint8_t { kCompute, kBandwidth, kBubble, kMemory };
 struct StagePlan {
   std::vector<NodeId> atoms;      ///< of the model profile's graph, ascending
   std::vector<std::int32_t> ops;  ///< positions of their operators in the captured graph, ascending
-  std::vector<Rank> ranks;        ///< [replica]
+  Mesh mesh;                      ///< the ranks that run it
   /// Segments of atoms that recompute their forward before their backward
   std::vector<std::vector<NodeId>> recomputed;
   std::vector<ParameterId> parameters;  ///< read by the stage, ascending

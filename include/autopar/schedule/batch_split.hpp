@@ -41,8 +41,8 @@ struct Route {
 /// The global batch is the concatenation of the ranks' local batches in rank order. Micro-batch m is the concatenation,
 /// in rank order, of a piece of every local batch: it begins at `piece_begin(b, first, m, M)` (b samples, M
 /// micro-batches). A stage with R replicas cuts the B samples of a micro-batch into [B*q/R, B*(q+1)/R); a pipeline
-/// whose stages are all on all ranks keeps each rank's own piece instead, so that no input travels. The source and the
-/// sink hold own pieces too.
+/// whose stages are all on all ranks, each a replica, keeps each rank's own piece instead, so that no input travels.
+/// The source and the sink hold own pieces too.
 ///
 /// Results that are not batched do not go through the sink: the session sums or shares them over all ranks itself. An
 /// argument that all ranks share is taken from the own rank, and the session sums its gradient.
@@ -71,15 +71,16 @@ class BatchSplit {
     return {rank.value() == 0 ? 0 : piece_ends[rank.index() - 1], piece_ends[rank.index()]};
   }
 
-  /// What replica `q` of a stage runs of micro-batch `m`. For the source and the sink, `q` is the rank.
+  /// What replica `q` of a stage runs of micro-batch `m`, on each of its tensor shards. For the source and the sink,
+  /// `q` is the rank.
   [[nodiscard]] Interval slice(StageId stage, int q, int m) const {
     if (stage == kSource || stage == kSink) return piece(Rank(q), m);
-    if (keeps_pieces_) return piece(stages_[0][static_cast<std::size_t>(q)], m);
-    const auto replicas = static_cast<std::int64_t>(stages_[stage.index()].size());
+    if (keeps_pieces_) return piece(stages_[0].rank(q), m);
+    const std::int64_t replicas = stages_[stage.index()].replicas();
     return {size(m) * q / replicas, size(m) * (q + 1) / replicas};
   }
 
-  /// Slices of all replicas of a stage, in ascending order of samples; empty ones are left out.
+  /// Slices of all ranks of a stage, in ascending order of samples, then of tensor shards; empty ones are left out.
   [[nodiscard]] std::vector<MicrobatchSlice> slices(StageId stage, int m) const;
 
   /// Position in the global batch of the first sample of an interval: the key of random draws, which differs between
@@ -97,6 +98,9 @@ class BatchSplit {
   /// if it is an argument. Partial sums: holder i sends its addend to reader i mod n, so a reader may get several or
   /// none. Totals: every holder sends its addend to every reader. Holders and readers with an empty slice take no part.
   /// A channel that is not differentiable has no gradient routes.
+  ///
+  /// Tensor shards of a replica hold the same bits of what travels: shard t of whoever gets it gets it once, from shard
+  /// t mod T of its writer, values and gradients alike.
   [[nodiscard]] std::vector<Route> routes(const Channel& channel, int m, Flow flow) const;
 
   /// Whether every stage is on all ranks, in one order, so that inputs and results stay where they are.
@@ -104,11 +108,24 @@ class BatchSplit {
 
  private:
   [[nodiscard]] const std::vector<std::int64_t>& ends(int m) const { return ends_[static_cast<std::size_t>(m)]; }
-  [[nodiscard]] std::vector<Route> batched_routes(const Channel& channel, int m) const;
-  [[nodiscard]] std::vector<Route> whole_routes(const Channel& channel, int m) const;
+  /// One replica's message for another.
+  struct Hop {
+    int from;
+    int to;
+    Interval samples;
+  };
+  struct ReplicaSlice {
+    int replica;
+    Interval samples;
+  };
+  [[nodiscard]] const Mesh& mesh(StageId stage) const { return stage.valid() ? stages_[stage.index()] : everyone_; }
+  [[nodiscard]] std::vector<ReplicaSlice> replica_slices(StageId stage, int m) const;
+  [[nodiscard]] std::vector<Hop> batched_hops(const Channel& channel, int m) const;
+  [[nodiscard]] std::vector<Hop> whole_hops(const Channel& channel, int m) const;
 
   BatchLayout layout_;
-  std::vector<std::vector<Rank>> stages_;
+  std::vector<Mesh> stages_;
+  Mesh everyone_;  // the source and the sink
   bool keeps_pieces_ = false;
   std::vector<std::int64_t> first_of_rank_;      // first sample of each rank in the global batch
   std::vector<std::vector<std::int64_t>> ends_;  // [microbatch][rank]: where the rank's piece ends
@@ -121,7 +138,7 @@ inline void check_stages(const Pipeline& pipeline) {
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
     const auto stage = "pipeline: stage " + std::to_string(s);
     if (pipeline.stages[s].empty()) throw InvalidArgument(stage + " has no rank; give it at least one");
-    for (const Rank rank : pipeline.stages[s]) {
+    for (const Rank rank : pipeline.stages[s].ranks()) {
       const auto who = " has rank " + std::to_string(rank.value());
       if (!rank.valid() || rank.value() >= pipeline.ranks) {
         throw InvalidArgument(stage + who + ", but ranks are 0 to " + std::to_string(pipeline.ranks - 1));
@@ -233,7 +250,11 @@ inline BatchSplit::BatchSplit(const Pipeline& pipeline, const BatchLayout& layou
   detail::check_backward_gathers(pipeline);
   detail::check_layout(pipeline, layout);
 
-  keeps_pieces_ = !stages_.empty() && stages_[0].size() == static_cast<std::size_t>(pipeline.ranks) &&
+  std::vector<Rank> everyone;
+  for (int r = 0; r < pipeline.ranks; ++r) everyone.emplace_back(r);
+  everyone_ = Mesh(std::move(everyone));
+
+  keeps_pieces_ = !stages_.empty() && stages_[0].replicas() == pipeline.ranks &&
                   std::all_of(stages_.begin(), stages_.end(), [&](const auto& stage) { return stage == stages_[0]; });
   std::int64_t first = 0;
   for (const auto samples : layout_.local) {
@@ -250,27 +271,30 @@ inline BatchSplit::BatchSplit(const Pipeline& pipeline, const BatchLayout& layou
   }
 }
 
-inline std::vector<MicrobatchSlice> BatchSplit::slices(StageId stage, int m) const {
-  const bool pseudo = stage == kSource || stage == kSink;
-  const int replicas = pseudo ? ranks() : static_cast<int>(stages_[stage.index()].size());
-  std::vector<MicrobatchSlice> out;
-  for (int q = 0; q < replicas; ++q) {
-    const auto samples = slice(stage, q, m);
-    const Rank rank = pseudo ? Rank(q) : stages_[stage.index()][static_cast<std::size_t>(q)];
-    if (!samples.empty()) out.push_back({rank, samples});
+inline std::vector<BatchSplit::ReplicaSlice> BatchSplit::replica_slices(StageId stage, int m) const {
+  std::vector<ReplicaSlice> out;
+  for (int q = 0; q < mesh(stage).replicas(); ++q) {
+    if (const auto samples = slice(stage, q, m); !samples.empty()) out.push_back({q, samples});
   }
-  std::sort(out.begin(), out.end(),
-            [](const MicrobatchSlice& a, const MicrobatchSlice& b) { return a.samples.begin < b.samples.begin; });
+  std::ranges::sort(out, {}, [](const ReplicaSlice& each) { return each.samples.begin; });
   return out;
 }
 
-inline std::vector<Route> BatchSplit::batched_routes(const Channel& channel, int m) const {
-  const auto holders = slices(channel.from, m);
-  const auto readers = slices(channel.to, m);
-  std::vector<Route> out;
+inline std::vector<MicrobatchSlice> BatchSplit::slices(StageId stage, int m) const {
+  std::vector<MicrobatchSlice> out;
+  for (const auto& [replica, samples] : replica_slices(stage, m)) {
+    for (const Rank rank : mesh(stage).tensor_group(replica)) out.push_back({rank, samples});
+  }
+  return out;
+}
+
+inline std::vector<BatchSplit::Hop> BatchSplit::batched_hops(const Channel& channel, int m) const {
+  const auto holders = replica_slices(channel.from, m);
+  const auto readers = replica_slices(channel.to, m);
+  std::vector<Hop> out;
   for (std::size_t h = 0, r = 0; h < holders.size() && r < readers.size();) {
     const auto both = intersect(holders[h].samples, readers[r].samples);
-    if (!both.empty()) out.push_back({holders[h].rank, readers[r].rank, both});
+    if (!both.empty()) out.push_back({holders[h].replica, readers[r].replica, both});
     if (holders[h].samples.end <= readers[r].samples.end)
       ++h;
     else
@@ -279,34 +303,46 @@ inline std::vector<Route> BatchSplit::batched_routes(const Channel& channel, int
   return out;
 }
 
-inline std::vector<Route> BatchSplit::whole_routes(const Channel& channel, int m) const {
-  const auto holders = slices(channel.from, m);
-  const auto readers = slices(channel.to, m);
-  std::vector<Route> out;
+inline std::vector<BatchSplit::Hop> BatchSplit::whole_hops(const Channel& channel, int m) const {
+  const auto holders = replica_slices(channel.from, m);
+  const auto readers = replica_slices(channel.to, m);
+  std::vector<Hop> out;
   if (channel.kind == ChannelKind::kTotal) {
-    for (const MicrobatchSlice& holder : holders) {
-      for (const MicrobatchSlice& reader : readers) out.push_back({holder.rank, reader.rank, {}});
+    for (const ReplicaSlice& holder : holders) {
+      for (const ReplicaSlice& reader : readers) out.push_back({holder.replica, reader.replica, {}});
     }
     return out;
   }
   if (channel.kind == ChannelKind::kPartialSum) {
     for (std::size_t i = 0; i < holders.size(); ++i) {
-      out.push_back({holders[i].rank, readers[i % readers.size()].rank, {}});
+      out.push_back({holders[i].replica, readers[i % readers.size()].replica, {}});
     }
     return out;
   }
   for (std::size_t i = 0; i < readers.size(); ++i) {
-    const Rank reader = readers[i].rank;
-    out.push_back({channel.from == kSource ? reader : holders[i % holders.size()].rank, reader, {}});
+    out.push_back({holders[i % holders.size()].replica, readers[i].replica, {}});
   }
   return out;
 }
 
 inline std::vector<Route> BatchSplit::routes(const Channel& channel, int m, Flow flow) const {
   if (flow == Flow::kGradient && !channel.differentiable) return {};
-  auto out = channel.kind == ChannelKind::kBatched ? batched_routes(channel, m) : whole_routes(channel, m);
-  if (flow == Flow::kGradient) {
-    for (Route& route : out) std::swap(route.from, route.to);
+  const Mesh& from = mesh(channel.from);
+  const Mesh& to = mesh(channel.to);
+  const bool is_argument = channel.from == kSource && channel.kind == ChannelKind::kReplicated;
+  std::vector<Route> out;
+  for (const Hop& hop : channel.kind == ChannelKind::kBatched ? batched_hops(channel, m) : whole_hops(channel, m)) {
+    const auto holder = [&](int shard) {
+      return is_argument ? to.rank(hop.to, shard) : from.rank(hop.from, shard % from.tensor());
+    };
+    const auto reader = [&](int shard) { return to.rank(hop.to, shard % to.tensor()); };
+    const int copies = flow == Flow::kValue ? to.tensor() : from.tensor();
+    for (int t = 0; t < copies; ++t) {
+      if (flow == Flow::kValue)
+        out.push_back({holder(t), reader(t), hop.samples});
+      else
+        out.push_back({reader(t), holder(t), hop.samples});
+    }
   }
   return out;
 }

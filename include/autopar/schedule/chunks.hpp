@@ -14,15 +14,15 @@
 
 namespace autopar {
 
-/// The ranks of each position of a pipeline, in its order: what one device is in a pipeline without replicas. Positions
+/// The mesh at each position of a pipeline, in its order: what one device is in a pipeline without replicas. Positions
 /// may have different numbers of ranks, and share none.
-using Positions = std::vector<std::vector<Rank>>;
+using Positions = std::vector<Mesh>;
 
 /// Stages of a pipeline that passes its positions `chunks` times, always from the first to the last: stage s is at
 /// position s mod p. With one chunk: a stage at each position.
 /// @source Narayanan et al., SC'21, arXiv:2104.04473, section 2.2.2
-[[nodiscard]] inline std::vector<std::vector<Rank>> looped_stages(const Positions& positions, int chunks) {
-  std::vector<std::vector<Rank>> stages;
+[[nodiscard]] inline std::vector<Mesh> looped_stages(const Positions& positions, int chunks) {
+  std::vector<Mesh> stages;
   for (int c = 0; c < chunks; ++c) stages.insert(stages.end(), positions.begin(), positions.end());
   return stages;
 }
@@ -30,16 +30,16 @@ using Positions = std::vector<std::vector<Rank>>;
 /// Stages of a pipeline that goes to the last position and back: stages s and 2p - 1 - s are at position s, so that the
 /// first and the last stage, and the two in the middle, are on the same ranks.
 /// @source Qi et al., NeurIPS 2024, arXiv:2405.15362, section 3
-[[nodiscard]] inline std::vector<std::vector<Rank>> v_shaped_stages(const Positions& positions) {
-  std::vector<std::vector<Rank>> stages = positions;
+[[nodiscard]] inline std::vector<Mesh> v_shaped_stages(const Positions& positions) {
+  std::vector<Mesh> stages = positions;
   stages.insert(stages.end(), positions.rbegin(), positions.rend());
   return stages;
 }
 
 /// Where the stages of a pipeline are: positions in the order of their first stages.
 struct ChunkLayout {
-  Positions positions;          ///< ranks ascending
-  std::vector<std::size_t> at;  ///< position of each stage
+  std::vector<std::vector<Rank>> positions;  ///< ranks ascending
+  std::vector<std::size_t> at;               ///< position of each stage
   [[nodiscard]] int size() const { return static_cast<int>(positions.size()); }
   /// Stages of a position, if all have as many.
   [[nodiscard]] int chunks() const { return static_cast<int>(at.size() / positions.size()); }
@@ -63,7 +63,7 @@ struct ChunkLayout {
   ChunkLayout out;
   std::vector<int> stage_at(static_cast<std::size_t>(pipeline.ranks), -1);  // the first stage of each rank
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
-    auto ranks = pipeline.stages[s];
+    auto ranks = pipeline.stages[s].ranks();
     std::sort(ranks.begin(), ranks.end());
     std::size_t position = 0;
     while (position < out.positions.size() && out.positions[position] != ranks) ++position;

@@ -59,7 +59,7 @@ inline void check_rank_orders(const Pipeline& pipeline, const std::vector<std::v
     for (const ComputeAction compute : orders[r]) by_stage[r][compute.stage].push_back(compute);
   }
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
-    for (const Rank rank : pipeline.stages[s]) {
+    for (const Rank rank : pipeline.stages[s].ranks()) {
       check_computes(by_stage[rank.index()][StageId::of(s)], s, microbatches,
                      " on rank " + std::to_string(rank.value()));
       by_stage[rank.index()].erase(StageId::of(s));

@@ -7,6 +7,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/schedule/action.hpp>
+#include <autopar/schedule/mesh.hpp>
 
 namespace autopar {
 
@@ -53,7 +54,7 @@ struct ReduceGroup {
 /// "chunks"), each once.
 struct Pipeline {
   int ranks = 1;
-  std::vector<std::vector<Rank>> stages;  ///< [stage][replica]
+  std::vector<Mesh> stages;
   std::vector<Channel> channels;
   std::vector<ReduceGroup> groups;  ///< in the order in which they are issued: best later stages first
   /// By stage that gathers within compute actions: its groups in the order in which a whole backward needs them, each

@@ -166,9 +166,9 @@ class ProgramBuilder {
   void add_units() {
     units_of_stage_.resize(pipeline_.stages.size());
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
-      for (std::size_t q = 0; q < pipeline_.stages[s].size(); ++q) {
+      for (const Rank rank : pipeline_.stages[s].ranks()) {
         units_of_stage_[s].push_back(units_.size());
-        Unit unit{pipeline_.stages[s][q], StageId::of(s), static_cast<int>(q), {}};
+        Unit unit{rank, StageId::of(s), *pipeline_.stages[s].replica_of(rank), {}};
         unit.slots.resize(2 * static_cast<std::size_t>(split_.microbatches()));
         units_of_rank_[unit.rank.index()].push_back(static_cast<int>(units_.size()));
         units_.push_back(std::move(unit));
@@ -362,7 +362,7 @@ class ProgramBuilder {
     for (std::size_t g = 0; g < pipeline_.groups.size(); ++g) {
       const ReduceGroup& group = pipeline_.groups[g];
       if (group.zero < 2) continue;
-      auto replicas = group.stage.valid() ? pipeline_.stages[group.stage.index()] : std::vector<Rank>{};
+      auto replicas = group.stage.valid() ? pipeline_.stages[group.stage.index()].ranks() : std::vector<Rank>{};
       std::sort(replicas.begin(), replicas.end());
       if (replicas != group.ranks) {
         throw InvalidArgument(

@@ -60,7 +60,7 @@ template <SchedulePolicy Policy>
     for (int s = 0; s < stages; ++s) {
       auto order = policy.order(StageId(s), stages, microbatches);
       for (ComputeAction& compute : order) compute.stage = StageId(s);
-      for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)]) orders[rank.index()] = order;
+      for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)].ranks()) orders[rank.index()] = order;
     }
     return orders;
   }
@@ -69,8 +69,7 @@ template <SchedulePolicy Policy>
 /// The stages of a pipeline where a schedule wants them.
 /// @param chunks  stages a position, as far as there is a choice: a V has two, schedules of one stage a position run
 ///                any number
-[[nodiscard]] inline std::vector<std::vector<Rank>> stages_for(ScheduleKind kind, const Positions& positions,
-                                                               int chunks = 1) {
+[[nodiscard]] inline std::vector<Mesh> stages_for(ScheduleKind kind, const Positions& positions, int chunks = 1) {
   const bool v_shaped = traits_of(kind).layout == StageLayout::kVShaped;
   return v_shaped ? v_shaped_stages(positions) : looped_stages(positions, chunks);
 }

@@ -136,8 +136,9 @@ struct Synthesised {
     [[nodiscard]] std::optional<Orders> fixed_orders(ScheduleKind kind) const {
       Pipeline lanes{.ranks = static_cast<int>(problem_.lanes.size()), .stages = {}, .channels = {}, .groups = {}};
       for (const auto& stage : problem_.stages) {
-        lanes.stages.emplace_back();
-        for (const std::size_t l : stage.lanes) lanes.stages.back().push_back(Rank::of(l));
+        std::vector<Rank> ranks;
+        for (const std::size_t l : stage.lanes) ranks.push_back(Rank::of(l));
+        lanes.stages.emplace_back(std::move(ranks));
         if (wants_chunks(kind) && stage.lanes.size() > 1) return std::nullopt;
       }
       if (wants_chunks(kind) && !lies_in(traits_of(kind).layout, chunk_layout(lanes))) return std::nullopt;

@@ -251,7 +251,7 @@ void Analysis::find_buffer_updates() {
     const auto needed = cone({update.result});
     for (std::size_t i = 0; i < needed.size(); ++i) {
       if (!needed[i]) continue;
-      if (plan_.ops[i].whole_batch || plan_.ops[i].total) update.kind = BufferUpdateKind::kWholeBatch;
+      if (plan_.ops[i].whole_batch || plan_.ops[i].collective != nullptr) update.kind = BufferUpdateKind::kWholeBatch;
       update.ops.push_back(OpId::of(i));
     }
     if (update.kind != BufferUpdateKind::kReplicated) update.ops.clear();

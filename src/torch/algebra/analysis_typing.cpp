@@ -111,7 +111,7 @@ RuleResult type_over_samples(const OpContext& op) {
     case OpFamily::kClassLoss:
     case OpFamily::kSequenceLoss:
       return type_loss_op(op);
-    case OpFamily::kTotal:
+    case OpFamily::kCollective:
       return typed(op, op.type(op.first_tensor()));
     case OpFamily::kUnknown:
       return RuleResult::mixes("autopar does not know how it treats samples");

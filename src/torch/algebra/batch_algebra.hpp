@@ -7,6 +7,7 @@
 #include <c10/core/DeviceType.h>
 
 #include "torch/algebra/batch_type.hpp"
+#include "torch/ir/collectives.hpp"
 #include "torch/ir/op_graph.hpp"
 
 namespace autopar {
@@ -14,7 +15,7 @@ namespace autopar {
 /// Which samples a batch norm in training mode normalises by (DESIGN §5, batch statistics).
 enum class BatchNormMode : std::uint8_t {
   kMicrobatch,  ///< by the slice; running statistics are pooled over all slices and updated once a call
-  kExact        ///< by the whole batch: captured with totals (CaptureOptions), else the operator mixes samples
+  kExact        ///< by the whole batch: captured with all-reduces (CaptureOptions), else the operator mixes samples
 };
 
 struct AlgebraOptions {
@@ -38,9 +39,10 @@ struct OpHandling {
   bool in_epilogue = false;  ///< see BatchPlan::epilogue; an op in none of the three has no effect and is not run
 
   bool whole_batch = false;  ///< exact only on a share with n = N: one micro-batch, one replica
-  bool total = false;        ///< its operand is a partial sum, of which it gets the total: one micro-batch; where the
-                             ///< slices are on several replicas, a stage ends before it
-  std::string reason;        ///< why, for messages
+  /// A row of `kCollectives`, which takes a partial sum: one micro-batch; where the slices are on several replicas, a
+  /// stage ends before it.
+  const Collective* collective = nullptr;
+  std::string reason;  ///< why, for messages
 
   /// Schema positions of arguments (tensors or numbers) that count once: times n/N before the call. A weighted argument
   /// that the op writes in place is first copied: `args[0] * (n/N)` is the tensor that is written and becomes the

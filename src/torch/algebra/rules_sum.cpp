@@ -67,9 +67,9 @@ RuleResult type_over_sums(const OpContext& op) {
   const auto operands = classify(op);
   const auto name = op.base_name();
   constexpr auto kNotLinear = "it is not linear in a sum over samples";
-  if (op.traits().family == OpFamily::kTotal) {
+  if (op.traits().family == OpFamily::kCollective) {
     RuleResult result = typed(op, BatchType::replicated());
-    result.handling.total = true;
+    result.handling.collective = collective_named(op.node().op.schema().name());
     return result;
   }
   if (operands.samples) return RuleResult::needs_sum("it uses a sum over all samples for each sample");

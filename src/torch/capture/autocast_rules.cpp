@@ -108,10 +108,9 @@ bool is_free_of_autocast(const c10::OperatorHandle& op) {
                                                            "aten::embedding_bag",
                                                            "aten::log_sigmoid",
                                                            "aten::contiguous",
-                                                           "aten::one_hot",
-                                                           "autopar::total"};
+                                                           "aten::one_hot"};
   // Whether these copy depends on how their operand lies in memory, which is known when they run.
-  if (traits_of(op).family == OpFamily::kReshape) return true;
+  if (traits_of(op).family == OpFamily::kReshape || traits_of(op).family == OpFamily::kCollective) return true;
   return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
 }
 

@@ -130,7 +130,7 @@ OneCapture capture_at(std::int64_t batch, const torch::nn::Module& module, const
                          .owner = {},
                          .constructing = false,
                          .make_real = detail::materialise_constant,
-                         .batch_norm_by_totals = options.batch_norm_by_totals,
+                         .exact_batch_norm = options.exact_batch_norm,
                          .autocast_device = options.autocast ? std::optional(options.autocast->device) : std::nullopt,
                          .solved = solved,
                          .batch = batch});

@@ -44,8 +44,8 @@ struct Autocast {
 };
 
 struct CaptureOptions {
-  /// Record batch norms in training mode as operators of which each treats samples alike, and `autopar::total`s.
-  bool batch_norm_by_totals = false;
+  /// Record batch norms in training mode as operators of which each treats samples alike, and all-reduces.
+  bool exact_batch_norm = false;
   /// Run the forward inside autocast. Unlike there, results have the element types that they have without it, and what
   /// sums or averages all elements of a tensor (a loss) gives float32.
   std::optional<Autocast> autocast{};

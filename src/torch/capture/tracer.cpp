@@ -15,7 +15,7 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/capture/autocast_rules.hpp"
-#include "torch/capture/norm_by_totals.hpp"
+#include "torch/capture/exact_batch_norm.hpp"
 #include "torch/capture/phantom.hpp"
 #include "torch/capture/window_views.hpp"
 #include "torch/ir/ivalues.hpp"
@@ -89,7 +89,7 @@ void Tracer::handle(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (answer_by_identity(op, stack) || answer_by_data(op, stack) || refer_to_data(op, stack)) return;
     if (read_borrowed(op, stack)) return;
   }
-  if (options_.batch_norm_by_totals && is_training_batch_norm(op, *stack)) return norm_by_totals(stack);
+  if (options_.exact_batch_norm && is_training_batch_norm(op, *stack)) return exact_batch_norm(stack);
   if (take_apart(op, stack) || take_windows(op, stack)) return;
   const c10::impl::ExcludeDispatchKeyGuard below(kTraceKey);
   Call call{op, schema, stack, stack->size() - schema.arguments().size(), OpNode{op}};

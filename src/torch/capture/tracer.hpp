@@ -41,8 +41,8 @@ class Tracer {
     /// Gives data to a phantom that is no parameter, buffer or argument (a plain member made by the constructor).
     /// Returns false if it cannot.
     std::function<bool(const at::Tensor&)> make_real;
-    /// Batch norms in training mode are recorded as the operators of norm_by_totals.
-    bool batch_norm_by_totals = false;
+    /// Batch norms in training mode are recorded as the operators of exact_batch_norm.
+    bool exact_batch_norm = false;
     /// Autocast, where it is on, is that of `CaptureOptions::autocast` on this device; none: the caller's own.
     std::optional<c10::DeviceType> autocast_device{};
     /// The program of other batch sizes and this run's: forms of what is too large to be tried. None before it is

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -10,21 +9,18 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <autopar/core/error.hpp>
-#include <autopar/io/file.hpp>
-#include <autopar/io/safetensors.hpp>
-
 #include "torch/checkpoint/agreement.hpp"
+#include "torch/checkpoint/format.hpp"
 #include "torch/checkpoint/metadata.hpp"
 #include "torch/checkpoint/rows.hpp"
 
 namespace autopar {
 
-void save_checkpoint(World& world, const std::filesystem::path& folder, const std::vector<PlacedTensor>& tensors,
-                     const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info) {
+void save_checkpoint(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
+                     const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
+                     const CheckpointInfo& info) {
   const auto rows = in_file_order(model_rows(tensors), state_rows(tensors, optimizers));
-  const auto file = folder / kCheckpointFile;
-  const auto subject = "cannot save " + file.string();
+  const auto subject = "cannot save " + format.file(folder).string();
   SavedInfo saved{info};
   all_or_none(world, "save of a checkpoint", subject, [&] {
     for (const auto* optimizer : optimizers) saved.optimizers.push_back(describe(*optimizer));
@@ -35,30 +31,11 @@ void save_checkpoint(World& world, const std::filesystem::path& folder, const st
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (there[i] != 0) entries.push_back(rows[i].entry);
   }
-  std::optional<SafetensorsWriter> writer;
-  std::string error;
-  const auto attempt = [&](const auto& body) {
-    if (world.rank() != 0 || !error.empty()) return;
-    try {
-      body();
-    } catch (const std::exception& met) {
-      error = met.what();
-    }
-  };
-  attempt([&] {
-    static_cast<void>(remove_partial_files(file));
-    writer.emplace(file, entries, to_metadata(saved));
-  });
+  const auto writer = format.writer(world, folder, entries, to_metadata(saved));
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (there[i] == 0) continue;
-    // Sent even when rank 0 can no longer write, so that both sides stay in step.
-    const auto data = to_root(world, rows[i]);
-    attempt([&] { writer->write(memory_of(data)); });
+    if (there[i] != 0) writer->write(rows[i]);
   }
-  attempt([&] { writer->commit(); });
-  all_or_none(world, "save of a checkpoint", subject, [&] {
-    if (!error.empty()) throw CheckpointError(error);
-  });
+  all_or_none(world, "save of a checkpoint", subject, [&] { writer->commit(); });
 }
 
 std::vector<at::Tensor> gather_tensors(World& world, const std::vector<PlacedTensor>& tensors) {

@@ -39,16 +39,18 @@ struct CheckpointInfo {
 /// Of a checkpoint, in its folder.
 inline constexpr const char* kCheckpointFile = "model.safetensors";
 
-/// Writes `folder`/model.safetensors on rank 0: every tensor with its checksum, the optimizers' state and
-/// hyper-parameters. Rank 0 holds one tensor at a time. The file appears complete or not at all; every rank learns
-/// which. What earlier saves that were killed left in the folder is removed. Collective; no micro-batch may be in
-/// flight.
-/// @throws CheckpointError on every rank when rank 0 cannot write, or a hyper-parameter has a value that load refuses
-void save_checkpoint(World& world, const std::filesystem::path& folder, const std::vector<PlacedTensor>& tensors,
-                     const std::vector<torch::optim::Optimizer*>& optimizers, const CheckpointInfo& info);
+class CheckpointFormat;  // checkpoint/format.hpp
+
+/// Writes every tensor with its checksum, the optimizers' state and hyper-parameters to `folder`. The checkpoint
+/// appears complete or not at all; every rank learns which. What earlier saves that were killed left in the folder is
+/// removed. Collective; no micro-batch may be in flight.
+/// @throws CheckpointError on every rank when one cannot write, or a hyper-parameter has a value that load refuses
+void save_checkpoint(World& world, const CheckpointFormat& format, const std::filesystem::path& folder,
+                     const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
+                     const CheckpointInfo& info);
 
 /// Reads what save_checkpoint wrote under any plan and number of ranks, or what another program wrote as safetensors,
-/// with names as in `tensors`. Rank 0 reads, and sends each tensor to its holders. Optimizers get the state and the
+/// with names as in `tensors`. Optimizers get the state and the
 /// hyper-parameters of the file, as when torch::optim loads. Without `optimizers`, those of the file are passed over.
 ///
 /// All of the file is read and verified before anything is changed: until all ranks have agreed that it is good, each
@@ -57,7 +59,8 @@ void save_checkpoint(World& world, const std::filesystem::path& folder, const st
 /// @return nothing if autopar did not write the file
 /// @throws CheckpointError on every rank, naming what is missing, unknown, damaged or of another size; then tensors,
 ///         optimizers and the world are as they were
-[[nodiscard]] std::optional<CheckpointInfo> load_checkpoint(World& world, const std::filesystem::path& folder,
+[[nodiscard]] std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointFormat& format,
+                                                            const std::filesystem::path& folder,
                                                             const std::vector<PlacedTensor>& tensors,
                                                             const std::vector<torch::optim::Optimizer*>& optimizers,
                                                             const LoadOptions& options = {});

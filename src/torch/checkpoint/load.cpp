@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <cstring>
-#include <exception>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,14 +11,12 @@
 #include <torch/optim/optimizer.h>
 
 #include <autopar/core/error.hpp>
-#include <autopar/io/file.hpp>
-#include <autopar/io/safetensors.hpp>
 
 #include "torch/checkpoint/agreement.hpp"
 #include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/format.hpp"
 #include "torch/checkpoint/metadata.hpp"
 #include "torch/checkpoint/rows.hpp"
-#include "torch/gradients/gradient_buckets.hpp"
 
 namespace autopar {
 
@@ -57,11 +53,13 @@ std::map<std::string, std::string> unpacked(const std::string& text) {
 /// anything.
 class Loading {
  public:
-  Loading(World& world, std::filesystem::path file, const std::vector<PlacedTensor>& tensors,
-          const std::vector<torch::optim::Optimizer*>& optimizers, const LoadOptions& options)
+  Loading(World& world, const CheckpointFormat& format, std::filesystem::path folder,
+          const std::vector<PlacedTensor>& tensors, const std::vector<torch::optim::Optimizer*>& optimizers,
+          const LoadOptions& options)
       : world_(world),
-        file_(std::move(file)),
-        subject_("cannot load " + file_.string()),
+        format_(format),
+        folder_(std::move(folder)),
+        subject_("cannot load " + format.file(folder_).string()),
         tensors_(tensors),
         optimizers_(optimizers),
         options_(options) {}
@@ -77,35 +75,32 @@ class Loading {
   void find_entries();
   [[nodiscard]] bool named_as_in_the_model() const;
   void require_known_entries() const;
-  void read_row(std::size_t row);
-  void hand_out(std::size_t row);
   [[nodiscard]] std::span<torch::optim::Optimizer* const> loaded() const {
     return std::span(optimizers_).first(new_options_.size());
   }
 
   World& world_;
-  std::filesystem::path file_;
+  const CheckpointFormat& format_;
+  std::filesystem::path folder_;
   std::string subject_;
   const std::vector<PlacedTensor>& tensors_;
   const std::vector<torch::optim::Optimizer*>& optimizers_;
   LoadOptions options_;
-  std::optional<SafetensorsReader> reader_;  ///< on rank 0
-  std::optional<SavedInfo> saved_;           ///< nothing: the file is of another writer
+  std::unique_ptr<CheckpointReader> reader_;
+  std::optional<SavedInfo> saved_;  ///< nothing: the file is of another writer
   /// By optimizer, of those that are in the file.
   std::vector<std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>> new_options_;
   std::vector<Row> rows_;
   std::vector<std::string> names_;   ///< rank 0: by row, in the file; empty: it is not there
   std::string there_;                ///< by row: whether it is in the file, '1' or '0'
   std::vector<at::Tensor> arrived_;  ///< by row: what this rank holds of it
-  std::vector<std::byte> whole_;     ///< rank 0: one row at a time
 };
 
 void Loading::read_header() {
   std::map<std::string, std::string> metadata;
   all_or_none(world_, kAction, subject_, [&] {
+    reader_ = format_.reader(world_, folder_);
     if (world_.rank() != 0) return;
-    static_cast<void>(remove_partial_files(file_));
-    reader_.emplace(file_);
     metadata = reader_->metadata();
     if (from_metadata(metadata) && !reader_->has_checksums()) {
       throw CheckpointError("autopar wrote it with checksums, and they are gone: it is damaged");
@@ -206,60 +201,26 @@ void Loading::allocate() {
                               " elements here, of the file's come " + std::to_string(arrived_[i].numel()));
       }
     }
-    if (world_.rank() == 0) whole_.resize(most);
+    reader_->reserve(most);
   });
 }
 
-// Rank 0 goes on sending when it can no longer read, so that both sides stay in step.
 void Loading::transfer() {
-  std::string error;
   for (std::size_t i = 0; i < rows_.size(); ++i) {
-    if (there_[i] != '1') continue;
-    if (world_.rank() == 0 && error.empty()) {
-      try {
-        read_row(i);
-      } catch (const std::exception& met) {
-        error = met.what();
-      }
-    }
-    hand_out(i);
+    if (there_[i] == '1') reader_->read(rows_[i], world_.rank() == 0 ? names_[i] : std::string(), arrived_[i]);
   }
   all_or_none(world_, kAction, subject_, [&] {
-    if (!error.empty()) throw CheckpointError(error);
+    reader_->finish();
     for (std::size_t i = 0; i < rows_.size(); ++i) {
       const auto& row = rows_[i];
-      if (!arrived_[i].defined() || row.optimizer == nullptr || row.is_counter()) continue;
-      arrived_[i] = arrived_[i].to(row.tensor->handle.device());
+      if (!arrived_[i].defined() || row.optimizer == nullptr) continue;
+      if (!row.is_counter()) {
+        arrived_[i] = arrived_[i].to(row.tensor->handle.device());
+      } else if (const auto count = arrived_[i].item<std::int64_t>(); count < 0) {
+        throw CheckpointError("'" + row.entry.name + "' counts " + std::to_string(count) + " steps");
+      }
     }
   });
-}
-
-void Loading::read_row(std::size_t row) {
-  const auto data = std::span(whole_).first(static_cast<std::size_t>(rows_[row].entry.bytes().value()));
-  reader_->read(names_[row], data);
-  if (!rows_[row].is_counter()) return;
-  std::int64_t count = 0;
-  std::memcpy(&count, data.data(), sizeof(count));
-  if (count < 0) throw CheckpointError("'" + names_[row] + "' counts " + std::to_string(count) + " steps");
-}
-
-/// From rank 0's memory to each holder's.
-void Loading::hand_out(std::size_t i) {
-  const auto& row = rows_[i];
-  const auto element = static_cast<std::size_t>(size_of(row.entry.dtype).value());
-  const auto all = static_cast<std::size_t>(row.entry.bytes().value());
-  for (std::size_t h = 0; h < row.holders().size(); ++h) {
-    const bool whole = row.shards().empty(), mine = row.holders()[h] == world_.rank_id();
-    const auto begin = whole ? 0 : static_cast<std::size_t>(row.shards()[h].begin) * element;
-    const auto bytes = whole ? all : static_cast<std::size_t>(row.shards()[h].size()) * element;
-    if (bytes == 0) continue;
-    if (world_.rank() == 0 && mine)
-      std::memcpy(arrived_[i].data_ptr(), whole_.data() + begin, bytes);
-    else if (world_.rank() == 0)
-      world_.send(std::span(whole_).subspan(begin, bytes), row.holders()[h], row.entry.name);
-    else if (mine)
-      world_.receive(memory_of(arrived_[i]), Rank(0), row.entry.name);
-  }
 }
 
 std::optional<CheckpointInfo> Loading::take_over() {
@@ -290,12 +251,13 @@ std::optional<CheckpointInfo> Loading::take_over() {
 
 }  // namespace
 
-std::optional<CheckpointInfo> load_checkpoint(World& world, const std::filesystem::path& folder,
+std::optional<CheckpointInfo> load_checkpoint(World& world, const CheckpointFormat& format,
+                                              const std::filesystem::path& folder,
                                               const std::vector<PlacedTensor>& tensors,
                                               const std::vector<torch::optim::Optimizer*>& optimizers,
                                               const LoadOptions& options) {
   for (const auto* optimizer : optimizers) static_cast<void>(optimizer_kind(*optimizer));
-  Loading loading(world, folder / kCheckpointFile, tensors, optimizers, options);
+  Loading loading(world, format, folder, tensors, optimizers, options);
   loading.read_header();
   loading.match();
   loading.allocate();

@@ -130,11 +130,13 @@ class Profiler {
            static_cast<std::int64_t>(c10::elementSize(*type));
   }
 
-  // What is added up in the atom that uses the total cannot travel between replicas.
-  void add_total(OpProfile& atom, const std::vector<OpId>& ops, const OpContext& op) const {
-    const auto addend = op.first_tensor();
-    atom.totals += Bytes(static_cast<std::int64_t>(algebra::bytes_of(graph_, addend).fixed));
-    atom.whole_batch = atom.whole_batch || std::binary_search(ops.begin(), ops.end(), graph_.value(addend).definer);
+  // An operand that the same atom makes cannot travel between replicas.
+  void add_collective(OpProfile& atom, const std::vector<OpId>& ops, const OpContext& op,
+                      const Collective& collective) const {
+    const auto operand = op.first_tensor();
+    const Bytes bytes(static_cast<std::int64_t>(algebra::bytes_of(graph_, operand).fixed));
+    atom.totals += collective.all_reduced(bytes);
+    atom.whole_batch = atom.whole_batch || std::binary_search(ops.begin(), ops.end(), graph_.value(operand).definer);
   }
 
   void add_atom(const std::vector<OpId>& ops) {
@@ -153,7 +155,7 @@ class Profiler {
       }
       add_structure(structure, op, ops);
       atom.whole_batch = atom.whole_batch || plan_.handling(id).whole_batch;
-      if (plan_.handling(id).total) add_total(atom, ops, op);
+      if (const auto* collective = plan_.handling(id).collective) add_collective(atom, ops, op, *collective);
       atom.batch_statistic = atom.batch_statistic || plan_.normalises_by_slice(id);
       atom.ops.push_back(id.value());
       for (const auto value : op.tensors()) {

@@ -34,8 +34,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Stag
   }
   std::vector<StageId> own;
   for (std::size_t s = 0; s < program_.pipeline.stages.size(); ++s) {
-    const auto& ranks = program_.pipeline.stages[s];
-    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) own.push_back(StageId::of(s));
+    if (program_.pipeline.stages[s].contains(rank)) own.push_back(StageId::of(s));
   }
   find_parameters(division, own, leaves.handle);
   lay_out_buckets(division.group_parameters);

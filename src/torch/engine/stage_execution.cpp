@@ -29,9 +29,9 @@ StageExecution::StageExecution(Stage& stage, const CallContext& context)
 }
 
 Interval StageExecution::own_slice(int microbatch) const {
-  const auto& ranks = stage_.program().pipeline.stages[stage_.stage().index()];
-  const auto replica = std::find(ranks.begin(), ranks.end(), context_.rank) - ranks.begin();
-  return context_.split.slice(stage_.stage(), static_cast<int>(replica), microbatch);
+  const auto replica = stage_.program().pipeline.stages[stage_.stage().index()].replica_of(context_.rank);
+  AUTOPAR_ASSERT(replica, "a rank runs a stage whose mesh it is not part of");
+  return context_.split.slice(stage_.stage(), *replica, microbatch);
 }
 
 SliceContext StageExecution::slice_context(const Action& action) const {

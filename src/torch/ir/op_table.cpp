@@ -3,6 +3,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "torch/ir/collectives.hpp"
+
 namespace autopar {
 namespace {
 
@@ -299,9 +301,9 @@ std::unordered_map<std::string_view, const OpTraits*> index_table() {
 const OpTraits& traits_of(std::string_view qualified_name) {
   static const auto index = index_table();
   static constexpr OpTraits kUnknown{"", F::kUnknown, C::kMemory, S::kInputAndResult};
-  static constexpr OpTraits kTotal{"autopar::total", F::kTotal};
+  static constexpr OpTraits kCollective{"", F::kCollective};
   constexpr std::string_view kAten = "aten::";
-  if (qualified_name == kTotal.name) return kTotal;
+  if (collective_named(qualified_name) != nullptr) return kCollective;
   if (!qualified_name.starts_with(kAten)) return kUnknown;
   auto name = qualified_name.substr(kAten.size());
   if (const auto line = index.find(name); line != index.end()) return *line->second;

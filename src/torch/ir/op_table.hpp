@@ -63,8 +63,8 @@ enum class OpFamily : std::uint8_t {
   kClassLoss,      ///< has `reduction`, `ignore_index`, class weights: cross entropy, nll
   kSequenceLoss,   ///< has `reduction`; samples are dim 1 of the sequences and dim 0 of targets and lengths: ctc
   kBatchNorm,
-  kTotal,   ///< autopar::total: what the shares add up to
-  kMixing,  ///< known to mix samples whatever its arguments
+  kCollective,  ///< a row of `kCollectives`
+  kMixing,      ///< known to mix samples whatever its arguments
 };
 
 /// What libtorch keeps from forward for the backward of an operator (its derivative formulas), besides views.

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "torch/ir/collectives.hpp"
 #include "torch/ir/op_graph.hpp"
 
 namespace autopar {
@@ -9,7 +10,8 @@ namespace autopar {
 /// The operator as its user knows it, for messages: what a capture records in place of another goes by that one's name.
 [[nodiscard]] inline std::string shown_name(const OpGraph& graph, OpId op) {
   const auto& name = graph.name(op);
-  return name == "autopar::total" ? "aten::batch_norm" : name;
+  const auto* collective = collective_named(name);
+  return collective == nullptr ? name : std::string(collective->stands_for);
 }
 
 }  // namespace autopar

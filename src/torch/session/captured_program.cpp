@@ -12,6 +12,7 @@
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/validate.hpp>
 
+#include "torch/algebra/parameter_reads.hpp"
 #include "torch/engine/message.hpp"
 
 namespace autopar {

@@ -139,7 +139,7 @@ MatrixUnits matrix_units(c10::Device device) {
 
 CaptureOptions Session::Impl::capture_options() const {
   CaptureOptions capture;
-  capture.batch_norm_by_totals = options_.batch_norm == "exact";
+  capture.exact_batch_norm = options_.batch_norm == "exact";
   if (options_.precision == "bf16") capture.autocast = Autocast{at::kBFloat16, deployment_.device().type()};
   if (options_.precision == "fp16") capture.autocast = Autocast{at::kHalf, deployment_.device().type()};
   return capture;
@@ -280,8 +280,8 @@ std::vector<StageId> Session::Impl::divide_program(CapturedProgram& program, con
     stage_of = stages_of_ops(program, atoms);
     require_whole_batches(program, stage_of);
     StageMap stages{stage_of, {}, {}};
-    for (const auto& stage : deployment_.plan().stages) stages.stage_ranks.push_back(stage.ranks);
-    stages = cut_at_totals(program.graph, program.plan, atoms, stages);
+    for (const auto& stage : deployment_.plan().stages) stages.meshes.push_back(stage.mesh);
+    stages = cut_at_collectives(program.graph, program.plan, atoms, stages);
     program.parts = stages.parts;
     program.division = divide(program.graph, program.plan, stages, world_.size());
     if (!deployed_) segments_ = PlannedSegments(deployment_.plan(), program.graph, atoms);
@@ -354,10 +354,10 @@ std::vector<std::vector<Rank>> Session::Impl::holders_in(const OpGraph& graph) c
 void Session::Impl::require_whole_batches(const CapturedProgram& program, const std::vector<StageId>& stage_of) const {
   for (std::size_t i = 0; i < stage_of.size(); ++i) {
     const auto& handling = program.plan.ops[i];
-    if (!handling.in_stage || !(handling.whole_batch || handling.total)) continue;
-    const auto replicas = deployment_.plan().stages[stage_of[i].index()].ranks.size();
-    if (deployment_.plan().microbatches == 1 && (replicas == 1 || handling.total)) continue;
-    if (handling.total) {
+    if (!handling.in_stage || !(handling.whole_batch || handling.collective)) continue;
+    const auto replicas = deployment_.plan().stages[stage_of[i].index()].mesh.replicas();
+    if (deployment_.plan().microbatches == 1 && (replicas == 1 || handling.collective)) continue;
+    if (handling.collective) {
       throw CaptureError(shown_name(program.graph, OpId::of(i)), program.graph.ops[i].path,
                          "with batch_norm = exact it is right with one micro-batch only, but the plan has " +
                              std::to_string(deployment_.plan().microbatches) +

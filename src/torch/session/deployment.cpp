@@ -40,7 +40,9 @@ GroupId Deployment::gather_group_of(const std::vector<Rank>& ranks) {
 void Deployment::connect(const Pipeline& pipeline) {
   std::vector<DirectedPair> pairs;
   for (const auto& channel : pipeline.channels) {
-    const auto ranks_of = [&](StageId stage) { return stage.valid() ? pipeline.stages[stage.index()] : everyone(); };
+    const auto ranks_of = [&](StageId stage) {
+      return stage.valid() ? pipeline.stages[stage.index()].ranks() : everyone();
+    };
     for (const auto from : ranks_of(channel.from)) {
       for (const auto to : ranks_of(channel.to)) {
         if (from == to) continue;

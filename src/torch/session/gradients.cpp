@@ -95,7 +95,7 @@ void Session::Impl::warn_of_second_gradients() {
   }
   if (first == Bytes(0)) return;
   for (const auto& stage : deployment_.plan().stages) {
-    if (std::ranges::find(stage.ranks, world_.rank_id()) != stage.ranks.end()) planned += stage.peak_memory;
+    if (stage.mesh.contains(world_.rank_id())) planned += stage.peak_memory;
   }
   if (planned + first <= deployment_.plan().device_memory) return;
   warned_of_second_gradients_ = true;

@@ -115,7 +115,7 @@ void Session::Impl::place_state(const CapturedProgram& program, const std::vecto
   for (int r = 0; r < world_.size(); ++r) everyone.push_back(Rank(r));
   for (auto& tensor : tensors) {
     for (const auto stage : tensor.stages) {
-      const auto& ranks = deployment_.plan().stages[stage.index()].ranks;
+      const auto& ranks = deployment_.plan().stages[stage.index()].mesh.ranks();
       tensor.holders.insert(tensor.holders.end(), ranks.begin(), ranks.end());
     }
     std::sort(tensor.holders.begin(), tensor.holders.end());

@@ -43,8 +43,8 @@ bool takes_one_value(const BatchPlan& algebra, OpId op) {
 }
 
 /// Samples of a slice of the batch.
-std::int64_t samples_of_slice(std::int64_t batch, int microbatches, std::size_t replicas) {
-  return std::max<std::int64_t>(1, batch / microbatches / static_cast<std::int64_t>(replicas));
+std::int64_t samples_of_slice(std::int64_t batch, int microbatches, int replicas) {
+  return std::max<std::int64_t>(1, batch / microbatches / replicas);
 }
 
 /// Whether a plan leaves some batch norm a single value of each channel.
@@ -52,7 +52,7 @@ bool starves_statistics(const Plan& plan, const BatchPlan& algebra, std::int64_t
   return std::any_of(plan.stages.begin(), plan.stages.end(), [&](const StagePlan& stage) {
     const auto takes_one = [&](auto op) { return takes_one_value(algebra, OpId::of(static_cast<std::size_t>(op))); };
     return std::any_of(stage.ops.begin(), stage.ops.end(), takes_one) &&
-           samples_of_slice(batch, plan.microbatches, stage.ranks.size()) < 2;
+           samples_of_slice(batch, plan.microbatches, stage.mesh.replicas()) < 2;
   });
 }
 
@@ -86,7 +86,7 @@ void note_batch_statistics(Plan& plan, const BatchPlan& algebra, std::int64_t ba
       return algebra.normalises_by_slice(OpId::of(static_cast<std::size_t>(op)));
     };
     if (std::any_of(stage.ops.begin(), stage.ops.end(), normalises))
-      samples.insert(samples_of_slice(batch, plan.microbatches, stage.ranks.size()));
+      samples.insert(samples_of_slice(batch, plan.microbatches, stage.mesh.replicas()));
   }
   if (const auto note = describe_batch_statistics(samples, batch); !note.empty()) plan.notes.push_back(note);
 }
@@ -124,13 +124,13 @@ void Session::Impl::require_statistics(const Call& call) const {
       if (!takes_one_value(program.plan, op)) continue;
       if (!split) split.emplace(division.pipeline, call.layout);
       for (int m = 0; m < call.layout.microbatches; ++m) {
-        for (std::size_t r = 0; r < division.pipeline.stages[s].size(); ++r) {
-          if (split->slice(StageId::of(s), static_cast<int>(r), m).size() != 1) continue;
+        for (int q = 0; q < division.pipeline.stages[s].replicas(); ++q) {
+          if (split->slice(StageId::of(s), q, m).size() != 1) continue;
           throw InvalidArgument(
               "batch norm '" + program.graph.op(op).path +
               "' normalises by the samples of a micro-batch on a replica, and " + "with a batch of " +
               std::to_string(call.batch) + " samples, microbatches = " + std::to_string(call.layout.microbatches) +
-              " and " + std::to_string(division.pipeline.stages[s].size()) +
+              " and " + std::to_string(division.pipeline.stages[s].replicas()) +
               " replicas of its stage some have one sample, of which there is no variance: bring more samples, set "
               "microbatches or replicas to fewer, or set batch_norm = exact, which takes the whole batch");
         }
@@ -147,7 +147,7 @@ void Session::Impl::warn_of_batch_statistics(const CapturedProgram& program, std
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& ops = division.stage_ops[s];
     if (std::any_of(ops.begin(), ops.end(), [&](OpId op) { return program.plan.normalises_by_slice(op); }))
-      samples.insert(samples_of_slice(batch, deployment_.plan().microbatches, division.pipeline.stages[s].size()));
+      samples.insert(samples_of_slice(batch, deployment_.plan().microbatches, division.pipeline.stages[s].replicas()));
   }
   const auto text = describe_batch_statistics(samples, batch);
   if (text.empty()) return;

@@ -6,6 +6,7 @@
 
 #include <autopar/core/error.hpp>
 
+#include "torch/checkpoint/format.hpp"
 #include "torch/session/session_impl.hpp"
 
 namespace autopar {
@@ -88,7 +89,9 @@ void Session::Impl::save(const std::string& folder, const std::vector<torch::opt
   require_deployed("save");
   exchange(world_, next_header(CallKind::kSave), folder, unknown_among(optimizers));
   const auto scaler = scaler_ ? std::optional(scaler_->state()) : std::nullopt;
-  in_step("save", [&] { save_checkpoint(world_, folder, placed(), optimizers, {seed_, stats_.calls, scaler}); });
+  in_step("save", [&] {
+    save_checkpoint(world_, single_file(), folder, placed(), optimizers, {seed_, stats_.calls, scaler});
+  });
 }
 
 void Session::Impl::load(const std::string& folder, const std::vector<torch::optim::Optimizer*>& optimizers,
@@ -99,7 +102,8 @@ void Session::Impl::load(const std::string& folder, const std::vector<torch::opt
   }
   const auto details = folder + (options.optimizer == Missing::kAllowed ? ", without an optimizer that it lacks" : "");
   exchange(world_, next_header(CallKind::kLoad), details, unknown_among(optimizers));
-  const auto info = in_step("load", [&] { return load_checkpoint(world_, folder, placed(), optimizers, options); });
+  const auto info =
+      in_step("load", [&] { return load_checkpoint(world_, single_file(), folder, placed(), optimizers, options); });
   if (!info) return;
   seed_ = info->seed;
   stats_.calls = info->calls;

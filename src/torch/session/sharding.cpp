@@ -76,7 +76,7 @@ Bytes largest_read(const OpGraph& graph) {
 // ---------------------------------------------------------------- deployment
 
 void Session::Impl::require_optimizers(const Plan& plan) const {
-  const auto has_replicas = [](const StagePlan& stage) { return stage.ranks.size() > 1; };
+  const auto has_replicas = [](const StagePlan& stage) { return stage.mesh.replicas() > 1; };
   if (plan.offload != Offload::kNone && optimizers_.empty()) {
     throw InvalidArgument("offload = " + name_of(plan.offload) +
                           " needs to know the optimizer, which then steps on the host: " +
@@ -109,10 +109,10 @@ void Session::Impl::plan_shards(const CapturedProgram& program) {
     const auto tensor_of = [&](ValueId value) -> const StateTensor& {
       return parameters_.named(program.graph.value(value).name);
     };
-    std::size_t replicas = 0;  // of the stage that has most
+    int replicas = 0;  // of the stage that has most
     for (const auto parameter : division.group_parameters[g]) {
       for (const auto stage : tensor_of(parameter).stages)
-        replicas = std::max(replicas, deployment_.plan().stages[stage.index()].ranks.size());
+        replicas = std::max(replicas, deployment_.plan().stages[stage.index()].mesh.replicas());
     }
     if (replicas < 2) continue;
     using Kind = std::pair<int, c10::ScalarType>;  // level, what is gathered

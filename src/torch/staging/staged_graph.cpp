@@ -25,8 +25,8 @@ class Divider {
 
   StagedGraph divide(int world) && {
     division_.pipeline.ranks = world;
-    division_.pipeline.stages = stages_.stage_ranks;
-    division_.stage_ops.resize(stages_.stage_ranks.size());
+    division_.pipeline.stages = stages_.meshes;
+    division_.stage_ops.resize(stages_.meshes.size());
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       if (plan_.ops[i].in_stage) add_op(OpId::of(i));
     }
@@ -56,8 +56,8 @@ class Divider {
       if (info.is_leaf() && info.kind != ValueKind::kInput) return;
       if (plan_.is_prologue(value)) return;
       const auto from = stage_of_value(value);
-      const bool total = plan_.handling(op).total && plan_.type(value).is(Placement::kPartialSum);
-      if (from != stage) add_value(from, stage, value, total ? ChannelKind::kTotal : kind_of(value));
+      const auto* collective = plan_.type(value).is(Placement::kPartialSum) ? plan_.handling(op).collective : nullptr;
+      if (from != stage) add_value(from, stage, value, collective ? collective->channel : kind_of(value));
     });
   }
 
@@ -120,7 +120,7 @@ class Divider {
     for (auto& [key, parameters] : groups) {
       std::set<Rank> ranks;
       for (const auto stage : key.second) {
-        const auto& replicas = division_.pipeline.stages[stage.index()];
+        const auto& replicas = division_.pipeline.stages[stage.index()].ranks();
         ranks.insert(replicas.begin(), replicas.end());
       }
       if (ranks.size() < 2) continue;
@@ -149,7 +149,7 @@ StagedGraph divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& 
 void include_holders(StagedGraph& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders) {
   std::map<ValueId, std::set<Rank>> readers;  // of trained parameters
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
-    const auto& replicas = division.pipeline.stages[s];
+    const auto& replicas = division.pipeline.stages[s].ranks();
     for (const auto op : division.stage_ops[s]) {
       for_each_input(graph.op(op), [&](ValueId value) {
         const auto& info = graph.value(value);
@@ -260,7 +260,7 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
   for (const auto& [unit, stages] : readers) {
     const auto& of_unit = shared.units[static_cast<std::size_t>(unit)];
     const auto stage = stages.size() == 1 ? *stages.begin() : StageId::none();
-    auto replicas = stage.valid() ? division.pipeline.stages[stage.index()] : std::vector<Rank>{};
+    auto replicas = stage.valid() ? division.pipeline.stages[stage.index()].ranks() : std::vector<Rank>{};
     std::sort(replicas.begin(), replicas.end());
     if (of_unit.zero >= 3 && replicas != of_unit.ranks) {
       throw InvalidArgument(
@@ -433,23 +433,23 @@ void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const B
   }
 }
 
-StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
-                       const StageMap& stages) {
+StageMap cut_at_collectives(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+                            const StageMap& stages) {
   std::vector<int> level(atoms.atoms.size(), 0);
   std::map<std::pair<StageId, int>, StageId> parts;  // by stage and level
   std::vector<std::pair<StageId, int>> part_of(atoms.atoms.size());
   for (std::size_t atom = 0; atom < level.size(); ++atom) {
     const auto stage = stages.stage_of[atoms.atoms[atom].front().index()];
-    const bool several = stages.stage_ranks[stage.index()].size() > 1;
+    const bool several = stages.meshes[stage.index()].replicas() > 1;
     for (const auto op : atoms.atoms[atom]) {
       for_each_input(graph.op(op), [&](ValueId value) {
         const auto definer = graph.value(value).definer;
         if (!definer.valid() || !atoms.atom_of[definer.index()].valid()) return;
-        const bool total = plan.handling(op).total && plan.type(value).is(Placement::kPartialSum);
+        const bool adds_up = plan.handling(op).collective != nullptr && plan.type(value).is(Placement::kPartialSum);
         const auto from = atoms.atom_of[definer.index()].index();
         if (from != atom) {
-          level[atom] = std::max(level[atom], level[from] + (total ? 1 : 0));
-        } else if (total && several) {
+          level[atom] = std::max(level[atom], level[from] + (adds_up ? 1 : 0));
+        } else if (adds_up && several) {
           throw CaptureError(
               shown_name(graph, definer), graph.op(definer).path,
               "replicas cannot add it up, because memory that is written later holds it and what follows "
@@ -460,11 +460,11 @@ StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPa
     part_of[atom] = {stage, several ? level[atom] : 0};
     parts.emplace(part_of[atom], StageId::none());
   }
-  StageMap cut{stages.stage_of, {}, std::vector<std::vector<StageId>>(stages.stage_ranks.size())};
+  StageMap cut{stages.stage_of, {}, std::vector<std::vector<StageId>>(stages.meshes.size())};
   for (auto& [part, id] : parts) {
-    id = StageId::of(cut.stage_ranks.size());
+    id = StageId::of(cut.meshes.size());
     cut.parts[part.first.index()].push_back(id);
-    cut.stage_ranks.push_back(stages.stage_ranks[part.first.index()]);
+    cut.meshes.push_back(stages.meshes[part.first.index()]);
   }
   for (std::size_t i = 0; i < cut.stage_of.size(); ++i) {
     if (const auto atom = atoms.atom_of[i]; atom.valid()) cut.stage_of[i] = parts.at(part_of[atom.index()]);

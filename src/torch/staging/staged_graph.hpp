@@ -34,22 +34,23 @@ struct StagedGraph {
   std::map<OpId, std::vector<int>> lets_go;
 };
 
-/// Stages of ops and the ranks of each stage.
+/// Stages of ops and the mesh of each stage.
 struct StageMap {
-  std::vector<StageId> stage_of;               ///< by OpId; ops outside the pipeline are not looked at
-  std::vector<std::vector<Rank>> stage_ranks;  ///< [stage][replica]
-  std::vector<std::vector<StageId>> parts;     ///< [stage of the plan] what it was cut into, ascending
+  std::vector<StageId> stage_of;            ///< by OpId; ops outside the pipeline are not looked at
+  std::vector<Mesh> meshes;                 ///< by stage
+  std::vector<std::vector<StageId>> parts;  ///< [stage of the plan] what it was cut into, ascending
 };
 
 /// @throws InvalidArgument if a stage would read what a later stage makes, or a value that may not leave its share
 [[nodiscard]] StagedGraph divide(const OpGraph& graph, const BatchPlan& plan, const StageMap& stages, int world);
 
-/// Cuts every stage that has several replicas once more before each level of totals, so that what the replicas add up
-/// can travel between them: several stages of the result then run on the same ranks. Stages without ops are left out.
+/// Cuts every stage that has several replicas once more before each level of collectives, so that their operands
+/// can travel between the parts: several stages of the result then run on the same ranks. Stages without ops are left
+/// out.
 /// @param stages  those of the plan; `parts` is not looked at
-/// @throws CaptureError if a total and its addend may not be separated
-[[nodiscard]] StageMap cut_at_totals(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
-                                     const StageMap& stages);
+/// @throws CaptureError if a collective and its operand may not be separated
+[[nodiscard]] StageMap cut_at_collectives(const OpGraph& graph, const BatchPlan& plan, const AtomPartition& atoms,
+                                          const StageMap& stages);
 
 /// Sums gradients over all ranks that hold a parameter, also those that this program does not need it on: another one
 /// reads it there, or the prologue does, and optimizers must step all copies alike.

@@ -41,8 +41,11 @@ void check_row(ap::World& world, const std::string& model, Way way, bool whole_s
   const std::vector calls{Net::batch(kBatch), Net::batch(kBatch)};
   const auto device = ap::device(world);
   const double scale = way.options.precision == "fp16" ? 1024 : 1;
+  const auto rounded = [&](at::MemoryFormat images) {
+    return one_process<Net>(calls, way.options.precision, way.clip, device, scale, images);
+  };
   const Expected want{one_process<Net>(calls, "fp64", way.clip),
-                      one_process<Net>(calls, way.options.precision, way.clip, device, scale)};
+                      {rounded(at::MemoryFormat::Contiguous), rounded(at::MemoryFormat::ChannelsLast)}};
   INFO(model << ": " << way.describe() << ", rank " << world.rank());
   const auto compared = compare_rank<Net>(world, calls, way, want, luck(way.options.precision));
   Comparison worst;

@@ -42,7 +42,7 @@ std::size_t files_in(const fs::path& folder) {
 Plan small_plan() {
   Plan plan;
   plan.model = kModel;
-  plan.stages.emplace_back().ranks = {Rank(0)};
+  plan.stages.emplace_back().mesh = {Rank(0)};
   return plan;
 }
 

@@ -33,7 +33,7 @@ Plan sample_plan() {
     stage.atoms = {NodeId(2 * s), NodeId(2 * s + 1)};
     stage.ops = {3 * s, 3 * s + 2};
     if (s == 1) stage.recomputed = {{NodeId(2)}, {NodeId(3)}};
-    stage.ranks = s == 0 ? std::vector{Rank(0), Rank(1)} : std::vector{Rank(2)};
+    stage.mesh = s == 0 ? Mesh({Rank(0), Rank(1)}, 2) : Mesh{Rank(2)};
     stage.parameters = {ParameterId(s)};
     stage.parameter_bytes = Bytes(1000);
     stage.parameter_elements = 250;

@@ -71,7 +71,7 @@ void check_laws(const Plan& plan, const ModelProfile& model, const PlanRequest& 
     for (const NodeId atom : stage.atoms) set.insert(atom);
     CHECK(is_convex(model.graph, set));
     CHECK(stage.peak_memory <= plan.device_memory);
-    for (const Rank rank : stage.ranks) {
+    for (const Rank rank : stage.mesh.ranks()) {
       REQUIRE(rank.value() < plan.world);
       CHECK_FALSE(used[rank.index()]);
       used[rank.index()] = true;
@@ -108,7 +108,7 @@ TEST_CASE("a small model is replicated, or the replicated plan is the explained 
     const Plan plan = Planner<>{}.plan(tutorial(512, 10), a100s(8), request);
     check_laws(plan, tutorial(512, 10), request);
     const std::string replicated = "1 stage x " + std::to_string(world) + " replicas";
-    const bool best = plan.stages.size() == 1 && static_cast<int>(plan.stages[0].ranks.size()) == world;
+    const bool best = plan.stages.size() == 1 && plan.stages[0].mesh.replicas() == world;
     const bool named = std::any_of(plan.runners_up.begin(), plan.runners_up.end(), [&](const RunnerUp& other) {
       return other.summary.starts_with(replicated) && other.step >= plan.step && !other.reason.empty();
     });

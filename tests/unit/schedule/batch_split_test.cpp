@@ -1,5 +1,6 @@
 #include <autopar/schedule/batch_split.hpp>
 
+#include <map>
 #include <set>
 #include <string>
 
@@ -95,12 +96,22 @@ TEST_CASE("the slices of a stage are its micro-batch, once, in near-equal parts"
       for (int s = -2; s < static_cast<int>(pipeline.stages.size()); ++s) {
         const StageId stage = s == -2 ? kSource : s == -1 ? kSink : StageId(s);
         std::int64_t end = 0;
-        for (const MicrobatchSlice& slice : split.slices(stage, m)) {
+        const auto slices = split.slices(stage, m);
+        const auto tensor = s < 0 ? 1 : static_cast<std::size_t>(pipeline.stages[static_cast<std::size_t>(s)].tensor());
+        REQUIRE(slices.size() % tensor == 0);
+        for (std::size_t i = 0; i < slices.size(); ++i) {
+          const MicrobatchSlice& slice = slices[i];
+          if (i % tensor > 0) {  // another shard of the same replica
+            REQUIRE(slice.samples == slices[i - 1].samples);
+            const Mesh& mesh = pipeline.stages[static_cast<std::size_t>(s)];
+            REQUIRE(mesh.replica_of(slice.rank) == mesh.replica_of(slices[i - 1].rank));
+            continue;
+          }
           REQUIRE(slice.samples.begin == end);
           REQUIRE(!slice.samples.empty());
           end = slice.samples.end;
           if (s >= 0 && !split.keeps_pieces()) {
-            const auto replicas = static_cast<std::int64_t>(pipeline.stages[static_cast<std::size_t>(s)].size());
+            const auto replicas = static_cast<std::int64_t>(pipeline.stages[static_cast<std::size_t>(s)].replicas());
             REQUIRE(slice.samples.size() >= split.size(m) / replicas);
             REQUIRE(slice.samples.size() <= (split.size(m) + replicas - 1) / replicas);
           }
@@ -112,7 +123,7 @@ TEST_CASE("the slices of a stage are its micro-batch, once, in near-equal parts"
 }
 
 TEST_CASE("stages that are all on all ranks keep every rank's piece", "[schedule]") {
-  const std::vector<Rank> all{Rank(1), Rank(0)};
+  const Mesh all{Rank(1), Rank(0)};
   Pipeline pipeline{.ranks = 2,
                     .stages = {all, all},
                     .channels = {{kSource, StageId(0), ChannelKind::kBatched, true},
@@ -149,7 +160,7 @@ TEST_CASE("a single stage on all ranks keeps every rank's piece, so that nothing
   REQUIRE(split.slice(StageId(0), 0, 0) == split.piece(Rank(2), 0));
 }
 
-TEST_CASE("batched routes carry each sample once, from its holder to its reader", "[schedule]") {
+TEST_CASE("each rank gets each of its samples once, from a rank that holds it", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 500; ++seed) {
     const auto [pipeline, layout] =
         seed % 2 == 0 ? testing::random_case(seed, 6, 4) : testing::random_chunked_case(seed, 6, 4);
@@ -157,23 +168,21 @@ TEST_CASE("batched routes carry each sample once, from its holder to its reader"
     for (const Channel& channel : pipeline.channels) {
       if (channel.kind != ChannelKind::kBatched) continue;
       for (int m = 0; m < layout.microbatches; ++m) {
-        const auto holder = [&](StageId stage, std::int64_t position) {
-          for (const MicrobatchSlice& slice : split.slices(stage, m)) {
-            if (slice.samples.begin <= position && position < slice.samples.end) return slice.rank;
+        for (const Flow flow : {Flow::kValue, Flow::kGradient}) {
+          if (flow == Flow::kGradient && !channel.differentiable) continue;
+          std::map<Rank, Interval> held;
+          for (const auto& slice : split.slices(writer_of(channel, flow), m)) held[slice.rank] = slice.samples;
+          std::map<Rank, std::int64_t> next;
+          for (const auto& slice : split.slices(reader_of(channel, flow), m)) next[slice.rank] = slice.samples.begin;
+          for (const Route& route : split.routes(channel, m, flow)) {
+            REQUIRE(!route.samples.empty());
+            REQUIRE(intersect(route.samples, held.at(route.from)) == route.samples);
+            REQUIRE(route.samples.begin == next.at(route.to));
+            next[route.to] = route.samples.end;
           }
-          return Rank::none();
-        };
-        std::int64_t next = 0;
-        for (const Route& route : split.routes(channel, m, Flow::kValue)) {
-          REQUIRE(route.samples.begin == next);
-          REQUIRE(!route.samples.empty());
-          next = route.samples.end;
-          for (auto i = route.samples.begin; i < route.samples.end; ++i) {
-            REQUIRE(route.from == holder(channel.from, i));
-            REQUIRE(route.to == holder(channel.to, i));
-          }
+          for (const auto& slice : split.slices(reader_of(channel, flow), m))
+            REQUIRE(next.at(slice.rank) == slice.samples.end);
         }
-        REQUIRE(next == split.size(m));
       }
     }
   }
@@ -221,6 +230,32 @@ TEST_CASE("totals go from every holder to every reader, their gradients back", "
   const BatchSplit one_sample(pipeline, {{0, 1, 0, 0}, 1});  // the last replica of each stage holds it
   CHECK(one_sample.routes(total, 0, Flow::kValue) == std::vector<Route>{{Rank(0), Rank(2), {}}});
   CHECK(one_sample.routes(total, 0, Flow::kGradient) == std::vector<Route>{{Rank(2), Rank(0), {}}});
+}
+
+TEST_CASE("tensor shards hold the same bits: each gets its copy from one shard of the writer", "[schedule]") {
+  const Mesh wide({Rank(0), Rank(1), Rank(2), Rank(3)}, 2), narrow{Rank(4)};
+  const Pipeline pipeline{.ranks = 5,
+                          .stages = {wide, narrow, wide},
+                          .channels = {{StageId(0), StageId(1), ChannelKind::kBatched, true},
+                                       {StageId(1), StageId(2), ChannelKind::kReplicated, true},
+                                       {kSource, StageId(0), ChannelKind::kReplicated, true},
+                                       {StageId(0), StageId(2), ChannelKind::kPartialSum, true}},
+                          .groups = {}};
+  const BatchSplit split(pipeline, {{4, 0, 0, 0, 0}, 1});
+  const auto ways = [&](std::size_t channel, Flow flow) {
+    std::vector<std::pair<int, int>> out;
+    for (const Route& route : split.routes(pipeline.channels[channel], 0, flow))
+      out.emplace_back(route.from.value(), route.to.value());
+    return out;
+  };
+  using Ways = std::vector<std::pair<int, int>>;
+  CHECK(ways(0, Flow::kValue) == Ways{{0, 4}, {2, 4}});
+  CHECK(ways(0, Flow::kGradient) == Ways{{4, 0}, {4, 1}, {4, 2}, {4, 3}});
+  CHECK(ways(1, Flow::kValue) == Ways{{4, 0}, {4, 1}, {4, 2}, {4, 3}});
+  CHECK(ways(1, Flow::kGradient) == Ways{{0, 4}, {2, 4}});
+  CHECK(ways(2, Flow::kValue) == Ways{{0, 0}, {1, 1}, {2, 2}, {3, 3}});
+  CHECK(ways(2, Flow::kGradient) == Ways{{0, 0}, {2, 2}});
+  CHECK(ways(3, Flow::kValue) == Ways{{0, 0}, {1, 1}, {2, 2}, {3, 3}});
 }
 
 TEST_CASE("malformed pipelines and layouts are refused by name", "[schedule]") {

@@ -13,14 +13,14 @@ TEST_CASE("stages lie on positions in loops or in a V, and are found there again
     const auto p = positions.size();
     for (int v = 1; v <= 3; ++v) {
       const auto layout = chunk_layout(testing::in_a_row(looped_stages(positions, v)));
-      CHECK(layout.positions == positions);
+      CHECK(Positions(layout.positions.begin(), layout.positions.end()) == positions);
       CHECK(layout.chunks() == v);
       CHECK(layout.is_looped());
       CHECK(layout.is_v_shaped() == (v == 2 && p == 1));
       for (std::size_t s = 0; s < layout.at.size(); ++s) CHECK(layout.at[s] == s % p);
     }
     const auto layout = chunk_layout(testing::in_a_row(v_shaped_stages(positions)));
-    CHECK(layout.positions == positions);
+    CHECK(Positions(layout.positions.begin(), layout.positions.end()) == positions);
     CHECK(layout.is_v_shaped());
     CHECK(layout.is_looped() == (p == 1));
     for (std::size_t s = 0; s < layout.at.size(); ++s) CHECK(layout.at[s] == std::min(s, 2 * p - 1 - s));

@@ -26,8 +26,9 @@ inline Positions positions_of(const std::vector<int>& replicas) {
   Positions out;
   int rank = 0;
   for (const int r : replicas) {
-    out.emplace_back();
-    for (int q = 0; q < r; ++q) out.back().push_back(Rank(rank++));
+    std::vector<Rank> ranks;
+    for (int q = 0; q < r; ++q) ranks.push_back(Rank(rank++));
+    out.emplace_back(std::move(ranks));
   }
   return out;
 }
@@ -36,11 +37,12 @@ inline Positions single_ranks(int positions) {
 }
 
 /// Each stage reads what the one before it makes, the first reads inputs.
-inline Pipeline in_a_row(std::vector<std::vector<Rank>> stages) {
+inline Pipeline in_a_row(std::vector<Mesh> stages) {
   Pipeline out{.ranks = 0, .stages = std::move(stages), .channels = {}, .groups = {}};
   for (int s = 0; s < static_cast<int>(out.stages.size()); ++s) {
     out.channels.push_back({s == 0 ? kSource : StageId(s - 1), StageId(s), ChannelKind::kBatched, s > 0});
-    for (const Rank rank : out.stages[static_cast<std::size_t>(s)]) out.ranks = std::max(out.ranks, rank.value() + 1);
+    for (const Rank rank : out.stages[static_cast<std::size_t>(s)].ranks())
+      out.ranks = std::max(out.ranks, rank.value() + 1);
   }
   return out;
 }

@@ -25,7 +25,7 @@ TEST_CASE("schedules of ranks still run when their stages are cut into parts") {
       for (int microbatches = 1; microbatches <= 4; ++microbatches) {
         const auto whole = testing::in_a_row(
             stages_for(kind, testing::positions_of(std::vector<int>(static_cast<std::size_t>(positions), 2)), 2));
-        std::vector<std::vector<Rank>> stages;
+        std::vector<Mesh> stages;
         std::vector<std::vector<StageId>> parts;
         for (std::size_t s = 0; s < whole.stages.size(); ++s) {
           auto& of_stage = parts.emplace_back();

@@ -200,7 +200,7 @@ TEST_CASE("stages that share a rank share its time, the earliest micro-batch fir
     }
     return out;
   };
-  const auto row = [](std::vector<std::vector<Rank>> stages, int ranks) {
+  const auto row = [](std::vector<Mesh> stages, int ranks) {
     Pipeline out{.ranks = ranks, .stages = std::move(stages), .channels = {}, .groups = {}};
     for (int s = 1; s < static_cast<int>(out.stages.size()); ++s) {
       out.channels.push_back({StageId(s - 1), StageId(s), ChannelKind::kBatched, true});

@@ -55,15 +55,20 @@ inline void add_random_channels(Pipeline& pipeline, Dice& dice) {
 
 inline void add_random_groups(Pipeline& pipeline, Dice& dice) {
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
-    auto ranks = pipeline.stages[s];
-    std::sort(ranks.begin(), ranks.end());
-    if (ranks.size() > 1) pipeline.groups.push_back({ranks, StageId::of(s), dice.below(4)});
+    for (int t = 0; t < pipeline.stages[s].tensor(); ++t) {
+      auto ranks = pipeline.stages[s].replica_group(t);
+      std::sort(ranks.begin(), ranks.end());
+      if (ranks.size() > 1) pipeline.groups.push_back({ranks, StageId::of(s), dice.below(4)});
+    }
   }
   const int stages = static_cast<int>(pipeline.stages.size());
   if (stages < 2 || !dice.chance(40)) return;
   const int a = dice.below(stages), b = (a + dice.between(1, stages - 1)) % stages;
-  auto ranks = pipeline.stages[static_cast<std::size_t>(a)];
-  const auto& others = pipeline.stages[static_cast<std::size_t>(b)];
+  const Mesh& one = pipeline.stages[static_cast<std::size_t>(a)];
+  const Mesh& other = pipeline.stages[static_cast<std::size_t>(b)];
+  if (one.tensor() > 1 || other.tensor() > 1) return;
+  auto ranks = one.ranks();
+  const auto& others = other.ranks();
   ranks.insert(ranks.end(), others.begin(), others.end());
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
@@ -80,8 +85,19 @@ inline void add_random_layout(Case& out, Dice& dice, int max_microbatches) {
   out.layout.microbatches = dice.between(1, max_microbatches);
 }
 
-/// Ranks in any order, unequal replicas, idle ranks, skip channels of all kinds, ties, ragged and empty local batches,
-/// more micro-batches than samples.
+/// Some of the meshes with tensor shards.
+inline std::vector<Mesh> random_meshes(const std::vector<std::vector<Rank>>& stages, std::uint32_t seed) {
+  Dice dice(seed + 555);
+  std::vector<Mesh> meshes;
+  for (const auto& ranks : stages) {
+    const int tensor = dice.chance(60) ? 1 : dice.between(1, static_cast<int>(ranks.size()));
+    meshes.emplace_back(ranks, ranks.size() % static_cast<std::size_t>(tensor) == 0 ? tensor : 1);
+  }
+  return meshes;
+}
+
+/// Ranks in any order, unequal replicas, tensor shards, idle ranks, skip channels of all kinds, ties, ragged and empty
+/// local batches, more micro-batches than samples.
 inline Case random_case(std::uint32_t seed, int max_ranks, int max_microbatches) {
   Dice dice(seed);
   Case out;
@@ -90,15 +106,16 @@ inline Case random_case(std::uint32_t seed, int max_ranks, int max_microbatches)
   std::vector<Rank> free;
   for (int r = 0; r < pipeline.ranks; ++r) free.insert(free.begin() + dice.below(r + 1), Rank(r));
   const int stages = dice.between(1, pipeline.ranks);
-  pipeline.stages.resize(static_cast<std::size_t>(stages));
-  for (auto& stage : pipeline.stages) {
+  std::vector<std::vector<Rank>> ranks(static_cast<std::size_t>(stages));
+  for (auto& stage : ranks) {
     stage.push_back(free.back());
     free.pop_back();
   }
   while (!free.empty()) {
-    if (dice.chance(80)) pipeline.stages[static_cast<std::size_t>(dice.below(stages))].push_back(free.back());
+    if (dice.chance(80)) ranks[static_cast<std::size_t>(dice.below(stages))].push_back(free.back());
     free.pop_back();
   }
+  pipeline.stages = random_meshes(ranks, seed);
   add_random_channels(pipeline, dice);
   add_random_groups(pipeline, dice);
   add_random_layout(out, dice, max_microbatches);
@@ -111,13 +128,14 @@ inline Case random_chunked_case(std::uint32_t seed, int max_ranks, int max_micro
   Case out;
   Pipeline& pipeline = out.pipeline;
   pipeline.ranks = dice.between(1, max_ranks);
-  pipeline.stages.resize(static_cast<std::size_t>(dice.between(1, 2 * pipeline.ranks + 1)));
+  std::vector<std::vector<Rank>> stages(static_cast<std::size_t>(dice.between(1, 2 * pipeline.ranks + 1)));
   const int most = dice.between(1, pipeline.ranks);
-  for (auto& stage : pipeline.stages) {
+  for (auto& stage : stages) {
     std::vector<Rank> ranks;
     for (int r = 0; r < pipeline.ranks; ++r) ranks.insert(ranks.begin() + dice.below(r + 1), Rank(r));
     stage.assign(ranks.begin(), ranks.begin() + dice.between(1, most));
   }
+  pipeline.stages = random_meshes(stages, seed);
   add_random_channels(pipeline, dice);
   add_random_groups(pipeline, dice);
   for (std::size_t g = pipeline.groups.size(); g > 1; --g) {
@@ -133,7 +151,7 @@ inline Case random_placed_case(std::uint32_t seed, ScheduleKind kind, int max_ra
   Case out;
   Pipeline& pipeline = out.pipeline;
   pipeline.ranks = dice.between(1, max_ranks);
-  Positions positions(static_cast<std::size_t>(dice.between(1, pipeline.ranks)));
+  std::vector<std::vector<Rank>> positions(static_cast<std::size_t>(dice.between(1, pipeline.ranks)));
   std::vector<Rank> free;
   for (int r = 0; r < pipeline.ranks; ++r) free.insert(free.begin() + dice.below(r + 1), Rank(r));
   for (auto& position : positions) {
@@ -145,7 +163,7 @@ inline Case random_placed_case(std::uint32_t seed, ScheduleKind kind, int max_ra
     positions[static_cast<std::size_t>(dice.below(static_cast<int>(positions.size())))].push_back(rank);
   }
   const int chunks = kind == ScheduleKind::kInterleaved ? dice.between(1, 3) : 1;
-  pipeline.stages = stages_for(kind, positions, chunks);
+  pipeline.stages = stages_for(kind, random_meshes(positions, seed), chunks);
   add_random_channels(pipeline, dice);
   add_random_groups(pipeline, dice);
   std::reverse(pipeline.groups.begin(), pipeline.groups.end());
@@ -158,7 +176,10 @@ inline Case random_placed_case(std::uint32_t seed, ScheduleKind kind, int max_ra
 inline Case in_shares(Case out, std::uint32_t seed) {
   Dice dice(seed + 77);
   Pipeline& pipeline = out.pipeline;
-  for (ReduceGroup& group : pipeline.groups) group.zero = dice.below(group.stage.valid() ? 4 : 2);
+  for (ReduceGroup& group : pipeline.groups) {
+    const bool replicas_only = group.stage.valid() && pipeline.stages[group.stage.index()].tensor() == 1;
+    group.zero = dice.below(replicas_only ? 4 : 2);
+  }
   if (dice.chance(50)) return out;
   for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
     auto& order = pipeline.backward_gathers.emplace_back();
@@ -182,7 +203,7 @@ struct RandomOrders {
     const int stages = static_cast<int>(pipeline.stages.size());
     const auto run = [&](int stage, ComputeAction compute) {
       compute.stage = StageId(stage);
-      for (const Rank rank : pipeline.stages[compute.stage.index()]) orders[rank.index()].push_back(compute);
+      for (const Rank rank : pipeline.stages[compute.stage.index()].ranks()) orders[rank.index()].push_back(compute);
     };
     std::vector<int> at(static_cast<std::size_t>(microbatches), 0);  // stages forward, then stages backward
     std::vector<std::pair<int, int>> weights;                        // stage, micro-batch

@@ -71,7 +71,7 @@ TEST_CASE("every rank of a program computes in the policy's order, less its empt
         for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
           auto order = ZbH1{}.order(StageId::of(s), static_cast<int>(pipeline.stages.size()), layout.microbatches);
           for (ComputeAction& compute : order) compute.stage = StageId::of(s);
-          for (const Rank rank : pipeline.stages[s]) orders[rank.index()] = order;
+          for (const Rank rank : pipeline.stages[s].ranks()) orders[rank.index()] = order;
         }
       } else {
         orders = kind == ScheduleKind::kZbV ? ZbV{}.rank_orders(pipeline, layout.microbatches)
@@ -79,9 +79,8 @@ TEST_CASE("every rank of a program computes in the policy's order, less its empt
       }
       for (std::size_t r = 0; r < orders.size(); ++r) {
         std::erase_if(orders[r], [&](const ComputeAction compute) {
-          const auto& ranks = pipeline.stages[compute.stage.index()];
-          const auto q = std::find(ranks.begin(), ranks.end(), Rank::of(r)) - ranks.begin();
-          return split.slice(compute.stage, static_cast<int>(q), compute.microbatch).empty();
+          const int replica = *pipeline.stages[compute.stage.index()].replica_of(Rank::of(r));
+          return split.slice(compute.stage, replica, compute.microbatch).empty();
         });
       }
       REQUIRE(testing::computes_of(make_program(pipeline, layout, kind)) == orders);

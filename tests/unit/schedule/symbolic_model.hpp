@@ -56,7 +56,8 @@ inline ChannelKind as_read(ChannelKind kind) { return kind == ChannelKind::kTota
 inline bool contributes(const Pipeline& pipeline, std::size_t group, StageId stage) {
   const ReduceGroup& reduced = pipeline.groups[group];
   if (reduced.stage.valid()) return reduced.stage == stage;
-  const auto& replicas = pipeline.stages[stage.index()];
+  const auto& replicas = pipeline.stages[stage.index()].ranks();
+  if (pipeline.stages[stage.index()].tensor() > 1) return false;  // its shards would add the same gradient
   return std::all_of(replicas.begin(), replicas.end(), [&](Rank rank) {
     return std::find(reduced.ranks.begin(), reduced.ranks.end(), rank) != reduced.ranks.end();
   });
@@ -349,7 +350,10 @@ class SymbolicRank {
 
   void fill_buckets(const Action& action, const Words& dx, Word d_whole) {
     for (std::size_t g = 0; g < buckets_.size(); ++g) {
-      for (std::size_t b = 0; contributes(pipeline_, g, action.stage) && b < buckets_[g].size(); ++b) {
+      const auto& members = pipeline_.groups[g].ranks;
+      const bool is_member = std::find(members.begin(), members.end(), rank_) != members.end();
+      if (!is_member || !contributes(pipeline_, g, action.stage)) continue;
+      for (std::size_t b = 0; b < buckets_[g].size(); ++b) {
         for (auto i = action.samples.begin; i < action.samples.end; ++i) {
           buckets_[g][b] += dx[at(i)] * weight::parameter(g, b, key(action, i));
         }

@@ -91,7 +91,7 @@ Task random_task(Dice& dice) {
   for (std::size_t s = 0; s < out.pipeline.stages.size(); ++s) out.held.emplace_back(dice.between(1, 5));
   std::vector<Bytes> need(static_cast<std::size_t>(out.pipeline.ranks));
   for (std::size_t s = 0; s < out.held.size(); ++s) {
-    for (const Rank rank : out.pipeline.stages[s]) need[rank.index()] += out.held[s];
+    for (const Rank rank : out.pipeline.stages[s].ranks()) need[rank.index()] += out.held[s];
   }
   const int rounds = dice.between(1, 6);
   for (const Bytes bytes : need) out.limits.push_back(Bytes(bytes.value() * rounds + dice.below(4)));

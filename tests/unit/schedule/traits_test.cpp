@@ -176,7 +176,7 @@ TEST_CASE("said a second time, every order is the policy's", "[schedule][traits]
     for (int d = 0; d < sizes.positions; ++d) {
       std::vector<int> stages;
       for (int s = 0; s < static_cast<int>(pipeline.stages.size()); ++s) {
-        if (pipeline.stages[static_cast<std::size_t>(s)].front() == Rank(d)) stages.push_back(s);
+        if (pipeline.stages[static_cast<std::size_t>(s)].rank(0) == Rank(d)) stages.push_back(s);
       }
       detail::ActionScribe scribe(stages, sizes.microbatches);
       detail::ScheduleLaws laws(d, sizes.positions, sizes.chunks, sizes.microbatches, scribe);

@@ -68,7 +68,7 @@ TEST_CASE("the timeline of a plan is what the planner predicted", "[tool]") {
     double waiting = 0;
     int used = 0;
     for (const auto& stage : plan.stages) {
-      for (const Rank rank : stage.ranks) waiting += timeline.waiting(rank), ++used;
+      for (const Rank rank : stage.mesh.ranks()) waiting += timeline.waiting(rank), ++used;
     }
     CHECK(waiting / used == Approx(plan.bubble).margin(1e-12));
     for (const auto& bar : timeline.bars) {

@@ -67,7 +67,7 @@ TEST_CASE("options come from a file and from the command line, which wins", "[to
   CHECK(planned({}).stages.size() == 2);
   CHECK(planned({}).microbatches == 4);
   CHECK(planned({"--stages", "3"}).stages.size() == 3);
-  CHECK(planned({"--stages", "0", "--microbatches", "2", "--replicas", "1,3"}).stages[1].ranks.size() == 3);
+  CHECK(planned({"--stages", "0", "--microbatches", "2", "--replicas", "1,3"}).stages[1].mesh.replicas() == 3);
   CHECK(planned({"--set", "microbatches=2"}).microbatches == 2);
   CHECK(planned({"--world", "2"}).world == 2);
   CHECK(planned({"--devices", "6"}).world == 6);

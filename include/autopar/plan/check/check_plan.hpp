@@ -102,11 +102,11 @@ class PlanChecker {
   /// @throws InvalidArgument if the plan is too large to be played
   void check_size(const StatedPlan& stated) const {
     double messages = 2.0 * plan_.world;  // and compute actions
-    for (const StagePlan& stage : plan_.stages) messages += 3.0 * static_cast<double>(stage.ranks.size());
+    for (const StagePlan& stage : plan_.stages) messages += 3.0 * static_cast<double>(stage.mesh.ranks().size());
     for (const Crossing& crossing : stated.crossings()) {
       for (const int stage : {crossing.from, crossing.to}) {
         messages += stated.is_stage(stage)
-                        ? static_cast<double>(plan_.stages[static_cast<std::size_t>(stage)].ranks.size())
+                        ? static_cast<double>(plan_.stages[static_cast<std::size_t>(stage)].mesh.ranks().size())
                         : plan_.world;
       }
     }
@@ -164,7 +164,7 @@ class PlanChecker {
     for (int s = 0; s < stated.stages(); ++s) {
       const StagePlan& stage = plan_.stages[static_cast<std::size_t>(s)];
       double communication = 0, summing = 0;
-      for (const Rank rank : stage.ranks) {
+      for (const Rank rank : stage.mesh.ranks()) {
         communication = std::max(communication, timeline.communicating[rank.index()] / plan_.microbatches);
         summing = std::max(summing, timeline.summing[rank.index()]);
       }

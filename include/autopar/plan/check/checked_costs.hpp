@@ -92,8 +92,8 @@ class CheckedCosts {
     for (const auto& segment : plan.recomputed) recomputed.insert(segment.begin(), segment.end());
     for (const NodeId atom : plan.atoms) {
       const Bytes totals = stated_.model().graph[atom].totals;  // added up by the replicas, in both directions
-      const bool adds_up = totals > Bytes(0) && plan.ranks.size() > 1;
-      const Seconds adding = adds_up ? costs_.all_reduce(totals, plan.ranks) : Seconds{};
+      const bool adds_up = totals > Bytes(0) && plan.mesh.replicas() > 1;
+      const Seconds adding = adds_up ? costs_.all_reduce(totals, plan.mesh.replica_group(0)) : Seconds{};
       const NodeCost one = of_atom(atom, samples);
       sum.forward += one.forward + adding;
       sum.backward += one.backward + adding;

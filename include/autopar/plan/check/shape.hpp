@@ -52,7 +52,7 @@ class ShapeCheck {
   std::string of_stages() {
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       const StagePlan& stage = plan_.stages[s];
-      if (stage.ranks.empty()) return field(s, "ranks") + name_of(s) + " has no rank";
+      if (stage.mesh.empty()) return field(s, "ranks") + name_of(s) + " has no rank";
       if (stage.atoms.empty()) return field(s, "atoms") + name_of(s) + " has no atom";
       const std::string atoms = field(s, "atoms");
       for (const NodeId atom : stage.atoms) {
@@ -63,7 +63,7 @@ class ShapeCheck {
         if (stage_of_[atom.index()] >= 0) return atoms + "atom " + number(atom.value()) + " is in two stages";
         stage_of_[atom.index()] = static_cast<int>(s);
         const OpProfile& op = model_.graph[atom];
-        if (op.whole_batch && stage.ranks.size() > 1)
+        if (op.whole_batch && stage.mesh.replicas() > 1)
           return field(s, "ranks") + name_of(s) + " has replicas, but " + op.name + " mixes samples";
         if ((op.whole_batch || op.totals > Bytes(0)) && plan_.microbatches > 1)
           return "microbatches: " + op.name + " needs the whole batch, but there are several micro-batches";
@@ -121,9 +121,10 @@ class ShapeCheck {
     std::vector<int> place_of_rank(static_cast<std::size_t>(plan_.world), -1);
     std::vector<std::size_t> place_of_stage, first;  // numbered by their first stages
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
-      const auto& ranks = plan_.stages[s].ranks;
-      const auto known = std::find_if(first.begin(), first.end(),
-                                      [&](std::size_t other) { return plan_.stages[other].ranks == ranks; });
+      const auto& ranks = plan_.stages[s].mesh.ranks();
+      const auto known = std::find_if(first.begin(), first.end(), [&](std::size_t other) {
+        return plan_.stages[other].mesh == plan_.stages[s].mesh;
+      });
       place_of_stage.push_back(static_cast<std::size_t>(known - first.begin()));
       if (known != first.end()) {
         if (!may_share) return field(s, "ranks") + "rank " + number(ranks.front().value()) + " runs two stages";
@@ -184,7 +185,7 @@ class ShapeCheck {
              number(plan_.world);
     std::vector<std::vector<std::size_t>> stages_on(plan_.orders.size());
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
-      for (const Rank rank : plan_.stages[s].ranks) stages_on[rank.index()].push_back(s);
+      for (const Rank rank : plan_.stages[s].mesh.ranks()) stages_on[rank.index()].push_back(s);
     }
     for (std::size_t r = 0; r < plan_.orders.size(); ++r) {
       if (std::string fault = of_order(plan_.orders[r], stages_on[r]); !fault.empty())

@@ -66,7 +66,7 @@ class StatedPlan {
   [[nodiscard]] bool is_stage(int stage) const { return stage >= 0 && stage < stages(); }
   [[nodiscard]] int stage_of(NodeId atom) const { return stage_of_[atom.index()]; }
   [[nodiscard]] const std::vector<Rank>& ranks_of(int stage) const {
-    return plan_.stages[static_cast<std::size_t>(stage)].ranks;
+    return plan_.stages[static_cast<std::size_t>(stage)].mesh.ranks();
   }
   [[nodiscard]] std::int64_t replicas(int stage) const { return static_cast<std::int64_t>(ranks_of(stage).size()); }
   /// Stages that a rank runs, ascending.
@@ -133,7 +133,7 @@ class StatedPlan {
   [[nodiscard]] bool keeps_pieces() const {
     return replicas(0) == plan_.world &&
            std::all_of(plan_.stages.begin(), plan_.stages.end(),
-                       [this](const StagePlan& stage) { return stage.ranks.size() == ranks_of(0).size(); });
+                       [this](const StagePlan& stage) { return stage.mesh.ranks().size() == ranks_of(0).size(); });
   }
 
   /// Each value once for each pair of stages, batched ones apart from whole ones.

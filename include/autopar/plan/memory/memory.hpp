@@ -275,13 +275,13 @@ inline void apply_recomputation(std::vector<StageMemory>& memory, const Workload
 }
 
 /// Peak bytes of the rank that needs most: stages that share it are added.
-/// @param ranks  [stage][replica]
-/// @param bytes_of  peak bytes of a stage, by its position in `ranks`
+/// @param meshes  by stage
+/// @param bytes_of  peak bytes of a stage, by its position in `meshes`
 template <class BytesOf>
-[[nodiscard]] Bytes peak_of_ranks(const std::vector<std::vector<Rank>>& ranks, const BytesOf& bytes_of) {
+[[nodiscard]] Bytes peak_of_ranks(const std::vector<Mesh>& meshes, const BytesOf& bytes_of) {
   std::vector<Bytes> of_rank;
-  for (std::size_t s = 0; s < ranks.size(); ++s) {
-    for (const Rank rank : ranks[s]) {
+  for (std::size_t s = 0; s < meshes.size(); ++s) {
+    for (const Rank rank : meshes[s].ranks()) {
       if (rank.index() >= of_rank.size()) of_rank.resize(rank.index() + 1);
       of_rank[rank.index()] += bytes_of(s);
     }

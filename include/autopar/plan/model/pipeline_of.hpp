@@ -129,12 +129,13 @@ inline void add_groups(SizedPipeline& out, const Workload& work, const Staging& 
   for (std::size_t i = 0; i < own.size(); ++i) {
     // Of stages that share ranks, the later one's backwards end first.
     const std::size_t s = staging.position_of.empty() ? i : own.size() - 1 - i;
-    add_group(out, work, out.pipeline.stages[s], StageId::of(s), own[s]);
+    const Mesh& mesh = out.pipeline.stages[s];
+    for (int t = 0; t < mesh.tensor(); ++t) add_group(out, work, mesh.replica_group(t), StageId::of(s), own[s]);
   }
   for (const auto& [holders, parameters] : tied) {
     std::vector<Rank> ranks;
     for (const int s : holders) {
-      const auto& more = out.pipeline.stages[static_cast<std::size_t>(s)];
+      const auto& more = out.pipeline.stages[static_cast<std::size_t>(s)].ranks();
       ranks.insert(ranks.end(), more.begin(), more.end());
     }
     add_group(out, work, std::move(ranks), StageId::none(), parameters);
@@ -147,11 +148,11 @@ inline void add_groups(SizedPipeline& out, const Workload& work, const Staging& 
 ///
 /// A value that two stages read travels to each of them directly from its maker. Values whose size does not depend on
 /// the samples are taken as replicated.
-[[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging,
-                                                 std::vector<std::vector<Rank>> ranks, int world) {
+[[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging, std::vector<Mesh> meshes,
+                                                 int world) {
   SizedPipeline out;
   out.pipeline.ranks = world;
-  out.pipeline.stages = std::move(ranks);
+  out.pipeline.stages = std::move(meshes);
   const auto stage_of = [&](NodeId node) { return StageId(staging.stage_of[node.index()]); };
   detail::ChannelCollector channels;
   for (const auto& input : work.inputs) {

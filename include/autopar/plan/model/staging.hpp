@@ -80,11 +80,11 @@ struct Staging {
   return text;
 }
 
-/// Ranks of each replica of each stage of a plan.
-[[nodiscard]] inline std::vector<std::vector<Rank>> ranks_of(const Plan& plan) {
-  std::vector<std::vector<Rank>> ranks;
-  for (const StagePlan& stage : plan.stages) ranks.push_back(stage.ranks);
-  return ranks;
+/// By stage.
+[[nodiscard]] inline std::vector<Mesh> meshes_of(const Plan& plan) {
+  std::vector<Mesh> meshes;
+  for (const StagePlan& stage : plan.stages) meshes.push_back(stage.mesh);
+  return meshes;
 }
 
 /// Which neighbours in rank order work together.
@@ -93,15 +93,15 @@ enum class RankPlacement : std::uint8_t {
   kStagesTogether,    ///< consecutive ranks are successive stages: activations stay near
 };
 
-/// Ranks of each replica of each stage, from rank 0 on without gaps.
-[[nodiscard]] inline std::vector<std::vector<Rank>> place(const std::vector<int>& replicas, RankPlacement placement) {
+/// By stage a mesh of so many replicas, from rank 0 on without gaps.
+[[nodiscard]] inline std::vector<Mesh> place(const std::vector<int>& replicas, RankPlacement placement) {
   std::vector<std::vector<Rank>> ranks(replicas.size());
   if (placement == RankPlacement::kReplicasTogether) {
     std::size_t next = 0;
     for (std::size_t s = 0; s < replicas.size(); ++s) {
       for (int q = 0; q < replicas[s]; ++q) ranks[s].push_back(Rank::of(next++));
     }
-    return ranks;
+    return {ranks.begin(), ranks.end()};
   }
   std::vector<std::pair<double, std::size_t>> computes;  // (position of the replica in its stage, stage)
   for (std::size_t s = 0; s < replicas.size(); ++s) {
@@ -111,15 +111,15 @@ enum class RankPlacement : std::uint8_t {
   }
   std::sort(computes.begin(), computes.end());
   for (std::size_t i = 0; i < computes.size(); ++i) ranks[computes[i].second].push_back(Rank::of(i));
-  return ranks;
+  return {ranks.begin(), ranks.end()};
 }
 
-/// Ranks of each replica of each stage of a staging, stages that share their ranks on the same ones.
-[[nodiscard]] inline std::vector<std::vector<Rank>> place(const Staging& staging, RankPlacement placement) {
+/// By stage of a staging its mesh; stages that share their ranks are on the same one.
+[[nodiscard]] inline std::vector<Mesh> place(const Staging& staging, RankPlacement placement) {
   const auto positions = place(staging.replicas_of_positions(), placement);
-  std::vector<std::vector<Rank>> ranks;
-  for (int s = 0; s < staging.stages(); ++s) ranks.push_back(positions[static_cast<std::size_t>(staging.position(s))]);
-  return ranks;
+  std::vector<Mesh> meshes;
+  for (int s = 0; s < staging.stages(); ++s) meshes.push_back(positions[static_cast<std::size_t>(staging.position(s))]);
+  return meshes;
 }
 
 /// The placements worth comparing: one if all ranks in use are joined by one level of links, or only one stage or only

@@ -20,16 +20,16 @@ namespace autopar {
 /// @throws InvalidArgument unless the plan puts each node into one stage
 [[nodiscard]] inline Staging staging_of(const Plan& plan, std::size_t nodes) {
   Staging staging{std::vector<int>(nodes, -1), {}, plan.microbatches, plan.schedule};
-  std::vector<const std::vector<Rank>*> positions;
+  std::vector<const Mesh*> positions;
   for (const StagePlan& stage : plan.stages) {
     const auto same =
-        std::find_if(positions.begin(), positions.end(), [&](const auto* ranks) { return *ranks == stage.ranks; });
+        std::find_if(positions.begin(), positions.end(), [&](const auto* mesh) { return *mesh == stage.mesh; });
     staging.position_of.push_back(static_cast<int>(same - positions.begin()));
-    if (same == positions.end()) positions.push_back(&stage.ranks);
+    if (same == positions.end()) positions.push_back(&stage.mesh);
   }
   if (positions.size() == plan.stages.size()) staging.position_of.clear();
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-    staging.replicas.push_back(static_cast<int>(plan.stages[s].ranks.size()));
+    staging.replicas.push_back(plan.stages[s].mesh.replicas());
     for (const NodeId atom : plan.stages[s].atoms) {
       if (atom.index() >= nodes || staging.stage_of[atom.index()] >= 0) {
         throw InvalidArgument("the plan puts atom " + std::to_string(atom.value()) + " of " + std::to_string(nodes) +
@@ -48,7 +48,7 @@ namespace detail {
 
 [[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
   std::vector<int> replicas;
-  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
+  for (const auto& stage : plan.stages) replicas.push_back(stage.mesh.replicas());
   return replicas;
 }
 
@@ -111,7 +111,7 @@ class PlanMaker {
         stage.parameter_elements += work_.parameters[parameter.index()].elements;
         stage.parameter_bytes += work_.parameters[parameter.index()].bytes;
       }
-      stage.ranks = best.terms.ranks[s];
+      stage.mesh = best.terms.meshes[s];
       if (!best.terms.optimizations.recomputed.empty()) {
         for (const auto& segment : best.terms.optimizations.recomputed[s])
           stage.recomputed.push_back(members_of(segment));
@@ -195,9 +195,9 @@ class PlanMaker {
     const StepObjective free(free_links, cluster_, objective.constraints());
     const auto [staging, terms] = uncoarsening.comparable(best);
     const bool many = objective.actions(staging) > StepObjective::kManyActions || !terms.orders.empty();
-    const SizedPipeline sized = make_pipeline(free_links, staging, terms.ranks, constraints_.world);
+    const SizedPipeline sized = make_pipeline(free_links, staging, terms.meshes, constraints_.world);
     const StepTerms unhindered =
-        many ? free.folded(staging, sized, terms.optimizations, terms.orders) : free.evaluate(staging, terms.ranks);
+        many ? free.folded(staging, sized, terms.optimizations, terms.orders) : free.evaluate(staging, terms.meshes);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);
     const double bubble = best.terms.bubble - links;
     if (1 - best.terms.bubble >= std::max(links, bubble)) return Binding::kCompute;
@@ -207,7 +207,7 @@ class PlanMaker {
   void add_idle_note(Plan& plan, const Candidates& candidates) const {
     std::vector<bool> used(static_cast<std::size_t>(constraints_.world), false);
     for (const auto& stage : plan.stages) {
-      for (const Rank rank : stage.ranks) used[rank.index()] = true;
+      for (const Rank rank : stage.mesh.ranks()) used[rank.index()] = true;
     }
     std::vector<int> idle;
     for (std::size_t r = 0; r < used.size(); ++r) {

@@ -57,9 +57,15 @@ namespace detail {
   return percent(stage.atoms.empty() ? 0 : static_cast<double>(atoms) / static_cast<double>(stage.atoms.size()));
 }
 
+/// "4", or "2 x 2" where each replica is cut into tensor shards.
+[[nodiscard]] inline std::string replicas_and_shards(const Mesh& mesh) {
+  const auto replicas = std::to_string(mesh.replicas());
+  return mesh.tensor() == 1 ? replicas : replicas + " x " + std::to_string(mesh.tensor());
+}
+
 [[nodiscard]] inline std::vector<std::string> cells(const StagePlan& stage, std::size_t index, Bytes available) {
   std::vector<int> ranks;
-  for (const Rank rank : stage.ranks) ranks.push_back(rank.value());
+  for (const Rank rank : stage.mesh.ranks()) ranks.push_back(rank.value());
   std::sort(ranks.begin(), ranks.end());
   // A graph that was not captured has atoms only.
   const auto operators = stage.ops.empty() ? stage.atoms.size() : stage.ops.size();
@@ -67,7 +73,7 @@ namespace detail {
   return {std::to_string(index),
           std::to_string(operators),
           parameters_of(stage),
-          std::to_string(stage.ranks.size()),
+          replicas_and_shards(stage.mesh),
           ranges(ranks),
           readable(stage.forward),
           readable(stage.backward),
@@ -95,7 +101,7 @@ namespace detail {
 /// `printable`.
 [[nodiscard]] inline std::string to_text(const Plan& plan) {
   std::vector<int> replicas;
-  for (const auto& stage : plan.stages) replicas.push_back(static_cast<int>(stage.ranks.size()));
+  for (const auto& stage : plan.stages) replicas.push_back(stage.mesh.replicas());
   if (replicas.empty()) return "empty plan\n";
   std::string text =
       "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(memory_optimizations_of(plan)) +
@@ -106,13 +112,13 @@ namespace detail {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";
   }
   text += ", bound by " + name_of(plan.binding) + ", ranks in use wait " + percent(plan.bubble) + " of it\n";
-  const Bytes most = peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
+  const Bytes most = peak_of_ranks(meshes_of(plan), [&](std::size_t stage) { return plan.stages[stage].peak_memory; });
   text += "memory: " + readable(most) + " used of " + readable(plan.device_memory) +
           " available a rank (margin taken off), optimizer state " +
           detail::formatted("%g", plan.optimizer_state_factor) + " x parameters\n";
   if (plan.host_memory > Bytes(0)) {
     const Bytes offloaded =
-        peak_of_ranks(ranks_of(plan), [&](std::size_t stage) { return plan.stages[stage].host_memory; });
+        peak_of_ranks(meshes_of(plan), [&](std::size_t stage) { return plan.stages[stage].host_memory; });
     text += "host memory: " + readable(offloaded) + " used of " + readable(plan.host_memory) +
             " available a rank (margin taken off): gradients, optimizer state and the parameters that it steps\n";
   }

@@ -27,7 +27,7 @@ namespace autopar {
 [[nodiscard]] inline Pipeline stages_of(const Plan& plan) {
   Pipeline pipeline;
   pipeline.ranks = plan.world;
-  for (const auto& stage : plan.stages) pipeline.stages.push_back(stage.ranks);
+  for (const auto& stage : plan.stages) pipeline.stages.push_back(stage.mesh);
   return pipeline;
 }
 
@@ -59,6 +59,9 @@ inline void require_runnable(const Plan& plan, const Capabilities& runtime) {
   const auto& known = runtime.schedules;
   if (std::find(known.begin(), known.end(), name_of(plan.schedule)) == known.end())
     refuse("schedule " + name_of(plan.schedule));
+  for (const StagePlan& stage : plan.stages) {
+    if (stage.mesh.tensor() > runtime.max_tensor_parallel) refuse("tensor = " + std::to_string(stage.mesh.tensor()));
+  }
   if (plan.zero > runtime.max_zero) refuse("ZeRO " + std::to_string(plan.zero));
   if (!runtime.recompute && memory_optimizations_of(plan).recomputes()) refuse("recomputation");
   if (!runtime.offload && plan.offload != Offload::kNone) refuse("offload = optimizer");

@@ -134,7 +134,7 @@ class QuickEstimate {
     }
     if (placed_ == staging.replicas) return;
     placed_ = staging.replicas;
-    ranks_ = place(placed_, rank_placements(placed_, objective_.cluster()).back());
+    meshes_ = place(placed_, rank_placements(placed_, objective_.cluster()).back());
   }
 
   /// Plays the stages' orders against each other, then adds sums and update.
@@ -145,7 +145,7 @@ class QuickEstimate {
       for (std::size_t j = i + 1; j < n; ++j) {
         if (bytes_[i * n + j] <= 0) continue;
         delay_[i * n + j] =
-            work_.transfer(Bytes(static_cast<std::int64_t>(bytes_[i * n + j])), ranks_[i].front(), ranks_[j].front())
+            work_.transfer(Bytes(static_cast<std::int64_t>(bytes_[i * n + j])), meshes_[i].rank(0), meshes_[j].rank(0))
                 .value();
       }
     }
@@ -157,7 +157,8 @@ class QuickEstimate {
     double step = 0;
     for (std::size_t s = 0; s < n; ++s) {
       const Stage& stage = stages_[s];
-      const double sum = ranks_[s].size() > 1 ? work_.all_reduce(stage.trainable, ranks_[s]).value() : 0;
+      const double sum =
+          meshes_[s].replicas() > 1 ? work_.all_reduce(stage.trainable, meshes_[s].replica_group(0)).value() : 0;
       const double hidden = stage.trainable > kBucketBytes ? stage.backward : 0;  // sums start as buckets fill
       const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);
       step = std::max(step, summed + detail::least_update(work_, objective_.constraints(), stage.trainable).value());
@@ -228,8 +229,8 @@ class QuickEstimate {
   std::vector<Bytes> trained_by_;   // by node: those of its own parameters that are trainable
   std::vector<Tied> tied_;
   std::vector<Stage> stages_;
-  std::vector<int> placed_;  // replicas that are on `ranks_`
-  std::vector<std::vector<Rank>> ranks_;
+  std::vector<int> placed_;  // replicas that are on `meshes_`
+  std::vector<Mesh> meshes_;
   std::vector<double> bytes_, delay_;  // [from * stages + to]
   std::vector<double> forward_end_, backward_end_, free_at_;
 };

@@ -96,9 +96,9 @@ class StageFloor {
       staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = 0;
     const auto [shape, added] = shapes_.try_emplace(nodes);
     if (added) {
-      std::vector<std::vector<Rank>> ranks;  // only which are the same matters
-      for (int s = 0; s < staging.stages(); ++s) ranks.push_back({Rank(s)});
-      shape->second.sized = make_pipeline(work, staging, std::move(ranks), 2);
+      std::vector<Mesh> meshes;  // only which are the same matters
+      for (int s = 0; s < staging.stages(); ++s) meshes.push_back({Rank(s)});
+      shape->second.sized = make_pipeline(work, staging, std::move(meshes), 2);
       shape->second.segments = segments_in_stages(work, staging);
       if (!only) shape->second.segments.back().clear();
     }

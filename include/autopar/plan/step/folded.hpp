@@ -44,21 +44,21 @@ class RankMessages {
     const Affine& size = flow == Flow::kValue ? sized_.channels[c].value : sized_.channels[c].gradient;
     if (!from.valid()) return with_callers(size, to, false);
     if (!to.valid()) return with_callers(size, from, true);
-    const auto senders = ranks(from).size(), readers = ranks(to).size();
+    const auto senders = replicas(from), readers = replicas(to);
     const auto few = std::min(senders, readers), many = std::max(senders, readers);
     const std::int64_t samples = std::max(slice(from), slice(to));
     const bool batched = channel.kind == ChannelKind::kBatched;
     const auto count =
         batched ? std::min(samples, overlaps(few, many)) : static_cast<std::int64_t>((many + few - 1) / few);
     const Bytes each = bytes_at(size, batched ? (samples + count - 1) / count : samples);
-    return work_.transfer(each, ranks(from).front(), ranks(to).front()) * static_cast<double>(count);
+    return work_.transfer(each, mesh(from).rank(0), mesh(to).rank(0)) * static_cast<double>(count);
   }
 
   /// Every rank has a piece of the batch: the last replica's are those of the last ranks.
   [[nodiscard]] Seconds with_callers(const Affine& size, StageId stage, bool sends) const {
-    const Rank own = ranks(stage).back();
+    const Rank own = mesh(stage).ranks().back();
     const std::int64_t samples = slice(stage), world = sized_.pipeline.ranks;
-    const std::int64_t count = std::min(samples, overlaps(ranks(stage).size(), static_cast<std::size_t>(world)));
+    const std::int64_t count = std::min(samples, overlaps(replicas(stage), static_cast<std::size_t>(world)));
     const Bytes each = bytes_at(size, (samples + count - 1) / count);
     Seconds sum{};
     for (std::int64_t i = 0; i < count; ++i) {
@@ -74,7 +74,8 @@ class RankMessages {
     for (std::size_t q = 0; q < few; ++q) most = std::max(most, ((q + 1) * many + few - 1) / few - q * many / few);
     return static_cast<std::int64_t>(most);
   }
-  [[nodiscard]] const std::vector<Rank>& ranks(StageId stage) const { return sized_.pipeline.stages[stage.index()]; }
+  [[nodiscard]] const Mesh& mesh(StageId stage) const { return sized_.pipeline.stages[stage.index()]; }
+  [[nodiscard]] std::size_t replicas(StageId stage) const { return static_cast<std::size_t>(mesh(stage).replicas()); }
 
   const Workload& work_;
   const SizedPipeline& sized_;
@@ -223,8 +224,8 @@ class FoldedTimeline {
   [[nodiscard]] CallTimeline of_ranks(const std::vector<std::size_t>& position_of, const std::vector<double>& free_at,
                                       const std::vector<double>& summing) const {
     CallTimeline out(position_of.size());
-    for (const auto& ranks : sized_.pipeline.stages) {
-      for (const Rank rank : ranks) {
+    for (const Mesh& mesh : sized_.pipeline.stages) {
+      for (const Rank rank : mesh.ranks()) {
         const std::size_t r = rank.index(), p = position_of[r];
         out.busy[r] = Seconds(positions_[p].busy);
         out.end[r] = Seconds(std::max(positions_[p].end, free_at[p]));
@@ -244,7 +245,7 @@ class FoldedTimeline {
   [[nodiscard]] std::vector<std::size_t> positions_of_ranks() const {
     std::vector<std::size_t> position_of(static_cast<std::size_t>(sized_.pipeline.ranks), 0);
     for (std::size_t s = 0; s < last_.size(); ++s) {
-      for (const Rank rank : sized_.pipeline.stages[s]) position_of[rank.index()] = position(s);
+      for (const Rank rank : sized_.pipeline.stages[s].ranks()) position_of[rank.index()] = position(s);
     }
     return position_of;
   }
@@ -252,7 +253,7 @@ class FoldedTimeline {
   [[nodiscard]] std::vector<std::vector<ComputeAction>> of_positions(
       const std::vector<std::vector<ComputeAction>>& orders, std::size_t ranks) const {
     std::vector<std::vector<ComputeAction>> out(ranks);
-    for (std::size_t s = 0; s < last_.size(); ++s) out[position(s)] = orders[sized_.pipeline.stages[s].front().index()];
+    for (std::size_t s = 0; s < last_.size(); ++s) out[position(s)] = orders[sized_.pipeline.stages[s].rank(0).index()];
     return out;
   }
   [[nodiscard]] std::size_t position(std::size_t stage) const {

@@ -73,7 +73,7 @@ class StepObjective {
                                     Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (!is_compared_first(staging)) return (*this)(staging, limit);
     if (choice.step > limit * (1 + kFoldedAbove)) return choice;
-    const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.ranks), constraints_.world);
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.meshes), constraints_.world);
     return evaluate(staging, sized, std::move(choice.optimizations));
   }
 
@@ -82,8 +82,8 @@ class StepObjective {
   /// Of each ZeRO level, offloaded or not, the fewest segments with which the ranks fit are recomputed, those first
   /// that free most bytes a second; as no compute action gets shorter by recomputing more, no longer run of them is
   /// faster.
-  [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<std::vector<Rank>> ranks) const {
-    const SizedPipeline sized = make_pipeline(work_, staging, std::move(ranks), constraints_.world);
+  [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<Mesh> meshes) const {
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(meshes), constraints_.world);
     std::optional<StepTerms> best;
     std::optional<detail::PlayedPipeline> played;
     keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
@@ -104,7 +104,7 @@ class StepObjective {
 
   /// What was predicted of a staging of blocks, with the memory of their nodes: no more than that of the blocks.
   [[nodiscard]] StepTerms of_nodes(const Staging& staging, StepTerms terms) const {
-    set_memory(terms, staging, make_pipeline(work_, staging, terms.ranks, constraints_.world));
+    set_memory(terms, staging, make_pipeline(work_, staging, terms.meshes, constraints_.world));
     return terms;
   }
 
@@ -173,8 +173,8 @@ class StepObjective {
   /// Memory of each stage under the memory optimizations that leave least, by the laws of schedules with one stage a
   /// rank; nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
-    const auto ranks = place(staging, RankPlacement::kReplicasTogether);
-    const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
+    const auto meshes = place(staging, RankPlacement::kReplicasTogether);
+    const SizedPipeline sized = make_pipeline(work_, staging, meshes, constraints_.world);
     const auto worst = [](const std::vector<StageMemory>& memory) {
       Bytes most{};
       for (const StageMemory& stage : memory) most = std::max(most, stage.total());
@@ -186,7 +186,7 @@ class StepObjective {
     for (const Offload offload : constraints_.offloads) {
       for (const int level : zero_levels(staging)) {
         auto memory = memory_of(staging, sized, in_flight, optimizations(staging, sized, level, offload, Bytes(0)));
-        const std::pair own(!host_holds(ranks, memory), worst(memory));
+        const std::pair own(!host_holds(meshes, memory), worst(memory));
         if (!least.empty() && !(own < least_of)) continue;
         least = std::move(memory);
         least_of = own;
@@ -198,8 +198,8 @@ class StepObjective {
   /// False if the staging does not fit under any memory optimizations that would be tried, without working out what it
   /// takes; of synthesised orders, if it fits under none.
   [[nodiscard]] bool may_fit(const Staging& staging) const {
-    const auto ranks = place(staging, RankPlacement::kReplicasTogether);
-    const SizedPipeline sized = make_pipeline(work_, staging, ranks, constraints_.world);
+    const auto meshes = place(staging, RankPlacement::kReplicasTogether);
+    const SizedPipeline sized = make_pipeline(work_, staging, meshes, constraints_.world);
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     for (const int level : zero_levels(staging)) {
       for (const Offload offload : constraints_.offloads) {
@@ -208,7 +208,7 @@ class StepObjective {
             synthesised ? std::vector<InFlight>(staging.replicas.size()) : in_flight_of_positions(staging, sized, own);
         const auto memory = memory_of(staging, sized, in_flight, own);
         const auto total = [&](std::size_t stage) { return memory[stage].total(); };
-        if (peak_of_ranks(ranks, total) <= constraints_.memory && host_holds(ranks, memory)) return true;
+        if (peak_of_ranks(meshes, total) <= constraints_.memory && host_holds(meshes, memory)) return true;
       }
     }
     return false;
@@ -217,21 +217,20 @@ class StepObjective {
   [[nodiscard]] static Seconds seconds(const StepTerms& terms) { return terms.step; }
   /// Largest peak of any rank.
   [[nodiscard]] static Bytes peak(const StepTerms& terms) {
-    return peak_of_ranks(terms.ranks, [&](std::size_t stage) { return terms.stages[stage].memory.total(); });
+    return peak_of_ranks(terms.meshes, [&](std::size_t stage) { return terms.stages[stage].memory.total(); });
   }
   /// Likewise in the memory of its host.
   [[nodiscard]] static Bytes host_peak(const StepTerms& terms) {
-    return peak_of_ranks(terms.ranks, [&](std::size_t stage) { return terms.stages[stage].memory.host; });
+    return peak_of_ranks(terms.meshes, [&](std::size_t stage) { return terms.stages[stage].memory.host; });
   }
   [[nodiscard]] static bool fits(const StepTerms& terms, Bytes memory) {
     return terms.host_holds && peak(terms) <= memory;
   }
   [[nodiscard]] bool fits(const StepTerms& terms) const { return fits(terms, constraints_.memory); }
   /// Whether what these stages offload has room in their hosts' memory.
-  [[nodiscard]] bool host_holds(const std::vector<std::vector<Rank>>& ranks,
-                                const std::vector<StageMemory>& stages) const {
+  [[nodiscard]] bool host_holds(const std::vector<Mesh>& meshes, const std::vector<StageMemory>& stages) const {
     return !constraints_.host_memory ||
-           peak_of_ranks(ranks, [&](std::size_t stage) { return stages[stage].host; }) <= *constraints_.host_memory;
+           peak_of_ranks(meshes, [&](std::size_t stage) { return stages[stage].host; }) <= *constraints_.host_memory;
   }
 
  private:
@@ -292,11 +291,11 @@ class StepObjective {
                                   MemoryOptimizations optimizations, Orders orders) const {
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     StepTerms terms;
-    terms.ranks = sized.pipeline.stages;
+    terms.meshes = sized.pipeline.stages;
     if (synthesised)
       terms.orders = orders.empty() ? orders_of(staging, sized, costs, optimizations) : std::move(orders);
     terms.optimizations = std::move(optimizations);
-    terms.stages.resize(terms.ranks.size());
+    terms.stages.resize(terms.meshes.size());
     set_memory(terms, staging, sized);
     return terms;
   }
@@ -309,7 +308,7 @@ class StepObjective {
             ? in_flight_of_positions(staging, sized, terms.optimizations)
             : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, slices_, terms.optimizations));
     const auto stages = memory_of(staging, sized, in_flight, terms.optimizations);
-    terms.host_holds = host_holds(terms.ranks, stages);
+    terms.host_holds = host_holds(terms.meshes, stages);
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
   }
 
@@ -399,7 +398,7 @@ class StepObjective {
     const Orders of_positions = synthesised(staging, sized, optimizations, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {
-      for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)])
+      for (const Rank rank : pipeline.stages[static_cast<std::size_t>(s)].ranks())
         orders[rank.index()] = of_positions[static_cast<std::size_t>(staging.position(s))];
     }
     return orders;
@@ -422,7 +421,7 @@ class StepObjective {
     policy.limits.assign(static_cast<std::size_t>(pipeline.ranks), constraints_.memory);
     std::vector<Bytes> least(policy.limits.size());
     for (std::size_t s = 0; s < fixed.size(); ++s) {
-      for (const Rank rank : pipeline.stages[s]) {
+      for (const Rank rank : pipeline.stages[s].ranks()) {
         policy.limits[rank.index()] -= fixed[s].total();
         least[rank.index()] += policy.held[s];
       }
@@ -444,14 +443,14 @@ class StepObjective {
       stage.forward = costs.forward(StageId::of(s), slice);
       stage.backward = costs.backward(StageId::of(s), slice);
       stage.update = costs.update(StageId::of(s), constraints_.optimizer_state_factor);
-      for (const Rank rank : sized.pipeline.stages[s]) updates[rank.index()] += stage.update;
+      for (const Rank rank : sized.pipeline.stages[s].ranks()) updates[rank.index()] += stage.update;
     }
     double busy = 0;
     int used = 0;
     std::vector<bool> counted(updates.size(), false);
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
       StageTerms& stage = terms.stages[s];
-      for (const Rank rank : sized.pipeline.stages[s]) {
+      for (const Rank rank : sized.pipeline.stages[s].ranks()) {
         const std::size_t r = rank.index();
         stage.communication = std::max(stage.communication, timeline.communicating[r] / staging.microbatches);
         stage.reduction = std::max(stage.reduction, timeline.summing[r]);

@@ -115,7 +115,7 @@ class StagingCosts {
   /// first forward.
   [[nodiscard]] Seconds update(StageId stage, double state_factor) const {
     const auto& parameters = parameters_[stage.index()];
-    const auto replicas = sized_.pipeline.stages[stage.index()].size();
+    const auto replicas = static_cast<std::size_t>(sized_.pipeline.stages[stage.index()].replicas());
     const Bytes updated = detail::updated_bytes(parameters.trained, zero_, replicas);
     const Seconds own = offload_ == Offload::kOptimizer ? work_.offloaded_update(updated, state_factor)
                                                         : work_.update(updated, state_factor);
@@ -178,13 +178,17 @@ class StagingCosts {
     return read.gathered_once_more();
   }
 
+  /// Those of the first tensor shard, whom the others resemble.
+  [[nodiscard]] std::vector<Rank> replicas_of(StageId stage) const {
+    return sized_.pipeline.stages[stage.index()].replica_group(0);
+  }
   [[nodiscard]] Seconds half_of_a_sum(StageId stage, Bytes bytes) const {
-    const auto& ranks = sized_.pipeline.stages[stage.index()];
+    const auto ranks = replicas_of(stage);
     return ranks.size() > 1 && bytes > Bytes(0) ? work_.all_reduce(bytes, ranks) * detail::kHalfOfASum : Seconds{};
   }
 
   [[nodiscard]] Seconds add_totals(StageId stage, Bytes bytes) const {
-    const auto& ranks = sized_.pipeline.stages[stage.index()];
+    const auto ranks = replicas_of(stage);
     return bytes > Bytes(0) && ranks.size() > 1 ? work_.all_reduce(bytes, ranks) : Seconds{};
   }
 

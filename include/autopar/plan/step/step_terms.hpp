@@ -28,7 +28,7 @@ struct StepTerms {
   Seconds computing{};  ///< of the busiest rank, update included
   Seconds summing{};    ///< gradient sums of the rank that has the most
   std::vector<StageTerms> stages;
-  std::vector<std::vector<Rank>> ranks;            ///< [stage][replica]
+  std::vector<Mesh> meshes;                        ///< by stage
   std::vector<std::vector<ComputeAction>> orders;  ///< [rank] of a synthesised schedule
   bool host_holds = true;                          ///< what is offloaded
   MemoryOptimizations optimizations;               ///< with which it was predicted

@@ -156,11 +156,10 @@ class ProblemReader {
     for (int r = 0; r < pipeline_.ranks; ++r) {
       double work = 0, first = std::numeric_limits<double>::infinity();
       for (std::size_t s = 0; s < stages; ++s) {
-        const auto& ranks = pipeline_.stages[s];
-        const auto replica = std::find(ranks.begin(), ranks.end(), Rank(r));
-        if (replica == ranks.end()) continue;
+        const auto replica = pipeline_.stages[s].replica_of(Rank(r));
+        if (!replica) continue;
         for (int m = 0; m < split_.microbatches(); ++m) {
-          const auto slice = split_.slice(StageId::of(s), static_cast<int>(replica - ranks.begin()), m).size();
+          const auto slice = split_.slice(StageId::of(s), *replica, m).size();
           if (slice == 0) continue;
           first = std::min(first, head[s]);
           work += costs_.forward(StageId::of(s), slice).value() +
@@ -188,8 +187,7 @@ class ProblemReader {
     for (int r = 0; r < pipeline_.ranks; ++r) {
       std::vector<std::size_t> mine;
       for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
-        const auto& ranks = pipeline_.stages[s];
-        if (std::find(ranks.begin(), ranks.end(), Rank(r)) != ranks.end()) mine.push_back(s);
+        if (pipeline_.stages[s].contains(Rank(r))) mine.push_back(s);
       }
       if (mine.empty()) continue;
       const auto [at, added] = lane_of.try_emplace(mine, out.lanes.size());

@@ -86,7 +86,7 @@ AtomBench::AtomBench(const OpGraph& graph, const BatchPlan& plan, const std::vec
   for (const auto op : ops) {
     if (plan.handling(op).once) casts_.push_back(op);
     const auto& handling = plan.handling(op);
-    whole_batch_ = whole_batch_ || handling.whole_batch || handling.total;
+    whole_batch_ = whole_batch_ || handling.whole_batch || handling.collective != nullptr;
   }
 }
 

@@ -192,15 +192,16 @@ TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
     CHECK(verdict.gap >= -1e-9);
     const auto zero = "zero " + std::to_string(plan->zero);
     const MemoryOptimizations optimizations = memory_optimizations_of(*plan);
-    const bool replicated = std::ranges::any_of(plan->stages, [](const auto& stage) { return stage.ranks.size() > 1; });
+    const bool replicated =
+        std::ranges::any_of(plan->stages, [](const auto& stage) { return stage.mesh.replicas() > 1; });
     ++met["all"], ++met[name_of(plan->schedule)];
     if (replicated) ++met[zero];
     const bool unequal = std::ranges::any_of(
-        plan->stages, [&](const auto& stage) { return stage.ranks.size() != plan->stages[0].ranks.size(); });
+        plan->stages, [&](const auto& stage) { return stage.mesh.replicas() != plan->stages[0].mesh.replicas(); });
     if (unequal && plan->zero > 0) ++met["unequal"];
     for (int s = 0; plan->zero == 3 && s < static_cast<int>(plan->stages.size()); ++s) {
       const bool lets_go = detail::checked_regathered(detail::StatedPlan(c.model, *plan), s).once_more > 0;
-      if (lets_go && plan->stages[static_cast<std::size_t>(s)].ranks.size() > 1) ++met["gathers once more"];
+      if (lets_go && plan->stages[static_cast<std::size_t>(s)].mesh.replicas() > 1) ++met["gathers once more"];
     }
     if (optimizations.offload == Offload::kOptimizer) ++met[c.cluster.host ? "offloaded" : "offloaded in place"];
     if (optimizations.offload == Offload::kOptimizer && c.request.options.offload == "auto") ++met["offloaded to fit"];
@@ -286,8 +287,8 @@ TEST_CASE("a raised bound and every tampered statement are rejected", "[check]")
   rejected("in two stages", [](Plan& p) { p.stages[1].atoms.push_back(p.stages[0].atoms[0]); });
   rejected("has not", [](Plan& p) { p.stages[1].atoms.push_back(NodeId(99)); });
   rejected("back to stage 0", [](Plan& p) { std::swap(p.stages[0].atoms, p.stages[1].atoms); });
-  rejected("runs two stages", [](Plan& p) { p.stages[0].ranks = p.stages[1].ranks; });
-  rejected("outside the world", [](Plan& p) { p.stages[0].ranks = {Rank(7)}; });
+  rejected("runs two stages", [](Plan& p) { p.stages[0].mesh = p.stages[1].mesh; });
+  rejected("outside the world", [](Plan& p) { p.stages[0].mesh = {Rank(7)}; });
   rejected("another", [](Plan& p) { p.device = "another"; });
   rejected("made for model", [](Plan& p) { ++p.model; });
   rejected("5 ranks", [](Plan& p) { p.world = 5; });
@@ -382,14 +383,14 @@ TEST_CASE("tampered stages and orders of schedules with several stages a rank ar
     REQUIRE(verdict_on(c, *plan).accepted());
     const Tampering rejected{c, *plan};
     rejected(schedule == "zb-v" ? "and back" : "come round",
-             [](Plan& p) { std::swap(p.stages[0].ranks, p.stages[1].ranks); });
+             [](Plan& p) { std::swap(p.stages[0].mesh, p.stages[1].mesh); });
     rejected(schedule == "zb-v" ? "come round" : "and back",
              [&](Plan& p) { p.schedule = schedule == "zb-v" ? ScheduleKind::kInterleaved : ScheduleKind::kZbV; });
     for (const auto plain : {ScheduleKind::kGPipe, ScheduleKind::kOneFOneB, ScheduleKind::kZbH1})
       rejected("runs two stages", [&](Plan& p) { p.schedule = plain; });
-    rejected("in one order", [](Plan& p) { std::swap(p.stages[0].ranks[0], p.stages[0].ranks[1]); });
-    rejected("in common", [](Plan& p) { p.stages[0].ranks = {Rank(0)}; });
-    rejected("in common", [](Plan& p) { p.stages[0].ranks.push_back(Rank(2)); });
+    rejected("in one order", [](Plan& p) { p.stages[0].mesh = {p.stages[0].mesh.rank(1), p.stages[0].mesh.rank(0)}; });
+    rejected("in common", [](Plan& p) { p.stages[0].mesh = {Rank(0)}; });
+    rejected("in common", [](Plan& p) { p.stages[0].mesh = {Rank(0), Rank(1), Rank(2)}; });
     rejected("has its own", [](Plan& p) { p.orders.resize(4); });
     rejected("orders of 0 ranks", [](Plan& p) { p.schedule = ScheduleKind::kSynthesised; });
     rejected("step", [](Plan& p) { p.microbatches = 5; });

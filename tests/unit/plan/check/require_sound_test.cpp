@@ -73,9 +73,9 @@ TEST_CASE("what is not sound is refused by its field", "[check]") {
   refused("stages[0].parameters", [](Plan& p) { p.stages[0].parameters.pop_back(); });
   refused("stages[0].parameter_bytes", [](Plan& p) { p.stages[0].parameter_bytes += Bytes(1); });
   refused("stages[0].parameter_elements", [](Plan& p) { p.stages[0].parameter_elements += 1; });
-  refused("stages[0].ranks", [](Plan& p) { p.stages[0].ranks.clear(); });
-  refused("stages[0].ranks", [](Plan& p) { p.stages[0].ranks = {Rank(9)}; });
-  refused("stages[1].ranks", [](Plan& p) { p.stages[1].ranks = p.stages[0].ranks; });
+  refused("stages[0].ranks", [](Plan& p) { p.stages[0].mesh = {}; });
+  refused("stages[0].ranks", [](Plan& p) { p.stages[0].mesh = {Rank(9)}; });
+  refused("stages[1].ranks", [](Plan& p) { p.stages[1].mesh = p.stages[0].mesh; });
   refused("stages[0].recomputed", [](Plan& p) { p.stages[0].recomputed = {{p.stages[1].atoms[0]}}; });
   refused("orders", [](Plan& p) { p.orders.resize(4); });
 }
@@ -89,7 +89,7 @@ TEST_CASE("orders in which ranks wait for each other for ever are refused", "[ch
   }());
   REQUIRE(plan.orders.size() == 2);
   CHECK(refusal(model, plan).empty());
-  auto& order = plan.orders[static_cast<std::size_t>(plan.stages.back().ranks[0].value())];
+  auto& order = plan.orders[static_cast<std::size_t>(plan.stages.back().mesh.rank(0).value())];
   for (ComputeAction& compute : order)
     compute.microbatch = plan.microbatches - 1 - compute.microbatch;  // the last stage's, the other way round
   CAPTURE(refusal(model, plan));

@@ -494,7 +494,7 @@ TEST_CASE("a plan whose segments are not of its stages is refused") {
   Plan plan;
   plan.world = 1;
   plan.stages.resize(1);
-  plan.stages[0].ranks = {Rank(0)};
+  plan.stages[0].mesh = {Rank(0)};
   plan.stages[0].atoms = {NodeId(0), NodeId(1)};
   plan.stages[0].recomputed = {{NodeId(0)}, {NodeId(1)}};
   CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));

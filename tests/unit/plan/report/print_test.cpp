@@ -37,12 +37,12 @@ TEST_CASE("a plan prints as a table with what binds, the runner-up and the notes
   StagePlan stage;
   stage.atoms = {NodeId(0), NodeId(1)};
   stage.ops = {0, 1, 2};
-  stage.ranks = {Rank(0), Rank(1), Rank(2)};
+  stage.mesh = {Rank(0), Rank(1), Rank(2)};
   stage.parameter_bytes = Bytes(std::int64_t{9} << 30);
   stage.forward = Seconds(0.004);
   stage.peak_memory = Bytes(std::int64_t{18} << 30);
   plan.stages.push_back(stage);
-  stage.ranks = {Rank(3)};
+  stage.mesh = {Rank(3)};
   stage.parameter_elements = 2'415'919'104;
   plan.stages.push_back(stage);
   plan.runners_up.push_back({"1 stage x 4 replicas", "does not fit", Seconds(0.1)});

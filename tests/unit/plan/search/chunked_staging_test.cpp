@@ -40,9 +40,8 @@ std::string fault_of(const ModelProfile& model, const Cluster& cluster, const Pl
   const Constraints constraints = resolve(request, work, cluster);
   const Staging staging = staging_of(plan, work.graph.node_count());
   if (!suits(plan.schedule, staging)) return "the stages are not where the schedule wants them";
-  std::vector<std::vector<Rank>> ranks;
-  for (const StagePlan& stage : plan.stages) ranks.push_back(stage.ranks);
-  const auto sized = make_pipeline(work, staging, ranks, constraints.world);
+  const auto meshes = meshes_of(plan);
+  const auto sized = make_pipeline(work, staging, meshes, constraints.world);
   const GivenOrders orders{plan.orders, plan.orders.empty() ? 0 : plan.microbatches};
   const std::vector<std::int64_t> ones(static_cast<std::size_t>(constraints.world), 1);  // leave shares empty
   for (const auto& local : {constraints.local_batches(), ones}) {
@@ -52,7 +51,7 @@ std::string fault_of(const ModelProfile& model, const Cluster& cluster, const Pl
       if (const auto fault = find_fault(sized.pipeline, layout, phase, program)) return fault->what;
     }
   }
-  const StepTerms terms = StepObjective(work, cluster, constraints).evaluate(staging, ranks);
+  const StepTerms terms = StepObjective(work, cluster, constraints).evaluate(staging, meshes);
   if (terms.step != plan.step) return "the step is another one";
   if (StepObjective::peak(terms) > constraints.memory) return "it does not fit";
   return {};
@@ -89,8 +88,8 @@ TEST_CASE("memory of ranks with several stages is the sum of their stages' at th
     Bytes most{};
     std::vector<Bytes> total(4);
     for (std::size_t s = 0; s < terms.stages.size(); ++s) {
-      saved[terms.ranks[s].front().index()] += terms.stages[s].memory.saved.value();
-      total[terms.ranks[s].front().index()] += terms.stages[s].memory.total();
+      saved[terms.meshes[s].rank(0).index()] += terms.stages[s].memory.saved.value();
+      total[terms.meshes[s].rank(0).index()] += terms.stages[s].memory.total();
     }
     for (const Bytes bytes : total) most = std::max(most, bytes);
     CHECK(StepObjective::peak(terms) == most);
@@ -173,7 +172,7 @@ TEST_CASE("plans of random models under all schedules: legal, accepted, within m
     REQUIRE(fault_of(model, cluster, request, plan) == "");
     REQUIRE(plan.step <= plain->step * (1 + 1e-9));
     std::size_t ranks = 0;
-    for (const StagePlan& stage : plan.stages) ranks += stage.ranks.size();
+    for (const StagePlan& stage : plan.stages) ranks += stage.mesh.ranks().size();
     chunks += ranks > static_cast<std::size_t>(world) ? 1 : 0;
     synthesised += plan.schedule == ScheduleKind::kSynthesised ? 1 : 0;
   }

@@ -59,10 +59,10 @@ TEST_CASE("with one replica a stage the folded step is the simulated one", "[law
     const StepTerms folded = objective.folded(it.staging), simulated = objective(it.staging);
     CHECK(folded.step.value() == Approx(simulated.step.value()).epsilon(1e-12).margin(0));
     CHECK(folded.optimizations == simulated.optimizations);
-    CHECK(folded.ranks == simulated.ranks);
+    CHECK(folded.meshes == simulated.meshes);
     for (std::size_t s = 0; s < folded.stages.size(); ++s) CHECK(folded.stages[s].memory == simulated.stages[s].memory);
     several_stages += it.staging.stages() > 1 ? 1 : 0;
-    const auto sized = make_pipeline(it.work, it.staging, folded.ranks, it.constraints.world);
+    const auto sized = make_pipeline(it.work, it.staging, folded.meshes, it.constraints.world);
     tied += sized.pipeline.groups.empty() ? 0 : 1;
   }
   CHECK(several_stages > 300);
@@ -81,7 +81,7 @@ TEST_CASE("with equally many replicas of each stage, and callers, the folded ste
     it.set_samples(it.constraints.world * it.dice(1, 5));
     const StepObjective objective(it.work, it.cluster, it.constraints);
     const StepTerms folded = objective.folded(it.staging);
-    const auto sized = make_pipeline(it.work, it.staging, folded.ranks, it.constraints.world);
+    const auto sized = make_pipeline(it.work, it.staging, folded.meshes, it.constraints.world);
     const StepTerms simulated = objective.evaluate(it.staging, sized, folded.optimizations);
     ratios.push_back(folded.step / simulated.step);
     CHECK(ratios.back() > 0.8);
@@ -108,7 +108,7 @@ TEST_CASE("what many callers send to few ranks is in the folded step") {
                       microbatches};
       for (int i = 0; i < 64; ++i) staging.stage_of[static_cast<std::size_t>(i)] = i * stages / 64;
       const StepTerms folded = objective.folded(staging);
-      const auto sized = make_pipeline(work, staging, folded.ranks, constraints.world);
+      const auto sized = make_pipeline(work, staging, folded.meshes, constraints.world);
       const double simulated = objective.evaluate(staging, sized, folded.optimizations).step.value();
       CHECK(folded.step.value() == Approx(simulated).epsilon(0.15).margin(0));
     }

@@ -126,7 +126,7 @@ TEST_CASE("a stage holds parameters, gradients, state, temporaries of a step, ti
   check(1, 1000, 0);
   check(2, 2000, 2000);
   // The tied parameter is summed over ranks 0 and 2, and nothing else is.
-  const SizedPipeline sized = make_pipeline(work, {{0, 1, 2}, {1, 1, 1}, 2, ScheduleKind::kOneFOneB}, terms.ranks, 3);
+  const SizedPipeline sized = make_pipeline(work, {{0, 1, 2}, {1, 1, 1}, 2, ScheduleKind::kOneFOneB}, terms.meshes, 3);
   REQUIRE(sized.pipeline.groups.size() == 1);
   CHECK(sized.pipeline.groups[0].ranks == std::vector<Rank>{Rank(0), Rank(2)});
   CHECK_FALSE(sized.pipeline.groups[0].stage.valid());
@@ -188,7 +188,7 @@ TEST_CASE("heavy traffic stays inside a node") {
   const Staging staging{{0, 1}, {2, 2}, 4, ScheduleKind::kOneFOneB};
   const auto ranks_of_first = [&] {
     const Workload work = make_workload(model, cost);
-    return StepObjective(work, cluster, constraints)(staging).ranks[0];
+    return StepObjective(work, cluster, constraints)(staging).meshes[0];
   };
   CHECK(ranks_of_first() == std::vector<Rank>{Rank(0), Rank(2)});
   model = test::chain(2, 1e6, 10'000'000, 40);

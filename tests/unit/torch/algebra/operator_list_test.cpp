@@ -113,7 +113,7 @@ Chapter chapter_of(OpFamily family) {
       return {kSums, "losses: per sample, summed, or divided by the global count"};
     case F::kBatchNorm:
       return {kSums, "statistics of a slice or of the whole batch (Options::batch_norm)"};
-    case F::kTotal:
+    case F::kCollective:
     case F::kMixing:
       return {kMixes, "whatever the dims: one micro-batch and one replica"};
     case F::kUnknown:
@@ -248,8 +248,8 @@ std::string operator_list() {
   std::ostringstream out;
   out << "# What each operator of libtorch does to samples\n\n"
          "Written by a test from libtorch's own list (" TORCH_VERSION
-         ") and `src/torch/algebra/op_table.cpp`; "
-         "`test_torch_algebra \"[write-operators]\"`\nwrites it anew. In-place and `out` twins are as their operator. "
+         ") and `src/torch/ir/op_table.cpp`; "
+         "`test_torch \"[write-operators]\"`\nwrites it anew. In-place and `out` twins are as their operator. "
          "What *mixes*, or is *not known*, runs on the whole batch in one\nmicro-batch and one replica, or is refused "
          "by "
          "name where a plan has several. Where no operand has samples, anything may run.\n";
@@ -270,7 +270,7 @@ TEST_CASE("the list of operators is what the table says of libtorch's operators"
   std::ifstream in(file());
   const std::string text((std::istreambuf_iterator<char>(in)), {});
   const auto expected = operator_list();
-  INFO("OPERATORS.md is stale; write it anew: test_torch_algebra \"[write-operators]\"");
+  INFO("OPERATORS.md is stale; write it anew: test_torch \"[write-operators]\"");
   CHECK((text == expected));
 }
 

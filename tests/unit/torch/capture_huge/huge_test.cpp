@@ -151,7 +151,7 @@ void require_planned_for_64_devices(const char* cluster, const Allowed& allowed)
   REQUIRE(static_cast<double>(model->parameter_count()) >= allowed.parameters);
   REQUIRE(peak_gib() < allowed.gib);
   std::set<Rank> ranks;
-  for (const auto& stage : model->plan().stages) ranks.insert(stage.ranks.begin(), stage.ranks.end());
+  for (const auto& stage : model->plan().stages) ranks.insert(stage.mesh.ranks().begin(), stage.mesh.ranks().end());
   REQUIRE(ranks.size() == 64);
   REQUIRE(model->plan().stages.size() > 1);  // one device cannot hold it
 }

@@ -1,9 +1,13 @@
 #include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/format.hpp"
 
 #include <catch_shim.hpp>
 #include <temp_folder.hpp>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <mutex>
 
 #include <torch/torch.h>
@@ -57,7 +61,7 @@ TEST_CASE("state saved on two ranks goes on identically on one and three") {
     Fixture fixture(world.rank(), 2, 5);
     fixture.step(world.rank(), 2);
     set_rate(*fixture.optimizer, 0.05);
-    save_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}, {7, 42});
+    save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {7, 42});
     fixture.step(world.rank(), 2);
     const std::lock_guard lock(mutex);
     if (world.rank() == 1) after = {fixture.tensors[0].detach().clone(), fixture.tensors[1].detach().clone()};
@@ -65,7 +69,8 @@ TEST_CASE("state saved on two ranks goes on identically on one and three") {
   for (const int ranks : {1, 3}) {
     loopback::run(ranks, [&](World& world) {
       Fixture fixture(world.rank(), ranks, 100);
-      const auto info = load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()});
+      const auto info =
+          load_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()});
       fixture.step(world.rank(), ranks);
       const auto gathered = gather_tensors(world, fixture.placed);
       const auto second = gather_tensor(world, fixture.placed[1]);
@@ -81,12 +86,116 @@ TEST_CASE("state saved on two ranks goes on identically on one and three") {
   }
 }
 
+namespace {
+
+/// What a sharded format does, without files: each holder keeps its own part and takes it back, nothing travels.
+class PartsInMemory : public CheckpointFormat {
+ public:
+  struct Kept {
+    std::mutex mutex;
+    std::vector<TensorEntry> entries;
+    std::map<std::string, std::string> metadata;
+    std::map<std::string, at::Tensor> wholes;
+  };
+  std::filesystem::path file(const std::filesystem::path&) const override { return "memory"; }
+  std::unique_ptr<CheckpointWriter> writer(World& world, const std::filesystem::path&,
+                                           const std::vector<TensorEntry>& entries,
+                                           const std::map<std::string, std::string>& metadata) const override {
+    const std::lock_guard lock(kept_->mutex);
+    kept_->entries = entries;
+    kept_->metadata = metadata;
+    for (const auto& entry : entries) kept_->wholes.try_emplace(entry.name, empty_for(entry));
+    return std::make_unique<Writer>(world, *kept_);
+  }
+  std::unique_ptr<CheckpointReader> reader(World& world, const std::filesystem::path&) const override {
+    return std::make_unique<Reader>(world, *kept_);
+  }
+
+ private:
+  /// Where this rank's part of a row lies in the whole; undefined if it holds none.
+  static at::Tensor own_part(const World& world, Kept& kept, const Row& row) {
+    const auto holder = std::ranges::find(row.holders(), world.rank_id());
+    if (holder == row.holders().end()) return {};
+    const auto& whole = kept.wholes.at(row.entry.name);
+    const auto position = static_cast<std::size_t>(holder - row.holders().begin());
+    return row.shards().empty() ? whole : share_of(whole, row.shards()[position]);
+  }
+  struct Writer : CheckpointWriter {
+    Writer(World& world, Kept& kept) : world(world), kept(kept) {}
+    void write(const Row& row) override {
+      const std::lock_guard lock(kept.mutex);
+      const torch::NoGradGuard no_grad;
+      if (auto part = own_part(world, kept, row); part.defined()) part.copy_(to_cpu(row.value()).view_as(part));
+    }
+    void commit() override {}
+    World& world;
+    Kept& kept;
+  };
+  struct Reader : CheckpointReader {
+    Reader(World& world, Kept& kept) : world(world), kept(kept) {}
+    const std::map<std::string, std::string>& metadata() const override { return kept.metadata; }
+    bool has_checksums() const override { return true; }
+    const std::vector<TensorEntry>& entries() const override { return kept.entries; }
+    const TensorEntry* find(const std::string& name) const override {
+      const auto found = std::ranges::find(kept.entries, name, &TensorEntry::name);
+      return found == kept.entries.end() ? nullptr : &*found;
+    }
+    void reserve(std::size_t) override {}
+    void read(const Row& row, const std::string&, const at::Tensor& mine) override {
+      const std::lock_guard lock(kept.mutex);
+      if (mine.defined()) mine.copy_(own_part(world, kept, row).view_as(mine));
+    }
+    void finish() override {}
+    World& world;
+    Kept& kept;
+  };
+
+  std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
+};
+
+}  // namespace
+
+TEST_CASE("another format than one file: each rank keeps its own shards, and any plan reads them") {
+  const PartsInMemory format;
+  const auto placed = [](at::Tensor tensor, int rank, int ranks) {
+    std::vector<Rank> holders;
+    std::vector<Interval> shards;
+    for (int r = 0; r < ranks; ++r) {
+      holders.emplace_back(r);
+      shards.push_back({tensor.numel() * r / ranks, tensor.numel() * (r + 1) / ranks});
+    }
+    const auto mine = shards[static_cast<std::size_t>(rank)];
+    const auto handle = tensor.view({-1}).narrow(0, mine.begin, mine.size()).clone().set_requires_grad(true);
+    return PlacedTensor{"a", handle, holders, tensor.sizes().vec(), shards};
+  };
+  const auto values = torch::arange(10, torch::kDouble).view({2, 5});
+  loopback::run(3, [&](World& world) {
+    const std::vector<PlacedTensor> tensors{placed(values, world.rank(), 3)};
+    torch::optim::SGD sgd(std::vector<at::Tensor>{tensors[0].handle}, torch::optim::SGDOptions(0.1).momentum(0.9));
+    save_checkpoint(world, format, "anywhere", tensors, {&sgd}, {7, 42});
+  });
+  std::mutex mutex;
+  for (const int ranks : {1, 2, 4}) {
+    loopback::run(ranks, [&](World& world) {
+      const std::vector<PlacedTensor> tensors{placed(torch::zeros({2, 5}, torch::kDouble), world.rank(), ranks)};
+      torch::optim::SGD sgd(std::vector<at::Tensor>{tensors[0].handle}, torch::optim::SGDOptions(0.2).momentum(0.9));
+      const auto info = load_checkpoint(world, format, "anywhere", tensors, {&sgd});
+      const auto whole = gather_tensor(world, tensors[0]);
+      const std::lock_guard lock(mutex);
+      REQUIRE(info);
+      CHECK(info->calls == 42);
+      CHECK(torch::equal(whole, values));
+      CHECK(sgd.param_groups()[0].options().get_lr() == 0.1);
+    });
+  }
+}
+
 TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, and nothing changes") {
   const TempFolder folder;
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5);
     fixture.step(world.rank(), 2);
-    save_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
+    save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   std::mutex mutex;
   const auto refused = [&](const std::string& part, const std::function<void(Fixture&)>& change, bool adam = true) {
@@ -95,7 +204,7 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
       change(fixture);
       std::string message;
       try {
-        (void)load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()});
+        (void)load_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()});
       } catch (const CheckpointError& error) {
         message = error.what();
       }
@@ -122,13 +231,13 @@ TEST_CASE("what has no state is saved and loaded without: frozen parameters, opt
     (fixture.tensors[0] * 2).sum().backward();
     fixture.optimizer->step();
     set_rate(*fixture.optimizer, 0.05);
-    save_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
+    save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   const auto load_into_stepped = [&](bool adam) {
     loopback::run(2, [&](World& world) {
       Fixture fixture(world.rank(), 2, 5, adam);
       fixture.step(world.rank(), 2);
-      (void)load_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()});
+      (void)load_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()});
       static std::mutex mutex;
       const std::lock_guard lock(mutex);
       CHECK(state_of(*fixture.optimizer, fixture.tensors[0]).size() == (adam ? 4 : 0));
@@ -140,7 +249,7 @@ TEST_CASE("what has no state is saved and loaded without: frozen parameters, opt
   loopback::run(2, [&](World& world) {
     Fixture fixture(world.rank(), 2, 5, false);
     set_rate(*fixture.optimizer, 0.05);
-    save_checkpoint(world, folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
+    save_checkpoint(world, single_file(), folder / "state", fixture.placed, {fixture.optimizer.get()}, {});
   });
   load_into_stepped(false);
 }

@@ -20,6 +20,7 @@
 #include <autopar/runtime/loopback.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/format.hpp"
 #include "torch/parameters/hyper_parameters.hpp"
 
 // What a load that fails leaves behind: nothing. And what makes it fail.
@@ -104,7 +105,8 @@ void make_checkpoint(const fs::path& folder) {
   loopback::run(2, [&](World& world) {
     Model model(world);
     model.step(world);
-    save_checkpoint(world, folder, model.placed, {model.optimizer.get()}, {7, 42, LossScaler::State{1024, 3, 1}});
+    save_checkpoint(world, single_file(), folder, model.placed, {model.optimizer.get()},
+                    {7, 42, LossScaler::State{1024, 3, 1}});
   });
 }
 
@@ -144,14 +146,14 @@ void check_refused(const fs::path& folder, const fs::path& good, const std::stri
     const auto generator = at::detail::getDefaultCPUGenerator().get_state();
     std::string message;
     try {
-      (void)load_checkpoint(world, folder, model.placed, {model.optimizer.get()});
+      (void)load_checkpoint(world, single_file(), folder, model.placed, {model.optimizer.get()});
     } catch (const CheckpointError& error) {
       message = error.what();
     }
     const bool same = snapshot_of(model) == before;
     const bool same_draws = torch::equal(generator, at::detail::getDefaultCPUGenerator().get_state());
     Model next(world, 1);
-    (void)load_checkpoint(world, good, next.placed, {next.optimizer.get()});
+    (void)load_checkpoint(world, single_file(), good, next.placed, {next.optimizer.get()});
     Model expected(world);
     expected.step(world);
     if (world.rank() == 0) expected.tensors[1] = next.tensors[1];
@@ -278,7 +280,7 @@ TEST_CASE("an error of any read is a CheckpointError on every rank, and the next
       if (world.rank() == 0) reads_until_error = errors;
       bool threw = false;
       try {
-        (void)load_checkpoint(world, folder / "state", model.placed, {model.optimizer.get()});
+        (void)load_checkpoint(world, single_file(), folder / "state", model.placed, {model.optimizer.get()});
       } catch (const CheckpointError&) {
         threw = true;
       }
@@ -286,7 +288,7 @@ TEST_CASE("an error of any read is a CheckpointError on every rank, and the next
       if (world.rank() == 0) reads_until_error = -1;
       world.barrier();
       const bool same = snapshot_of(model) == before;
-      const auto info = load_checkpoint(world, folder / "state", model.placed, {model.optimizer.get()});
+      const auto info = load_checkpoint(world, single_file(), folder / "state", model.placed, {model.optimizer.get()});
       const std::lock_guard lock(mutex);
       CHECK(threw == same);
       CHECK(info->calls == 42);
@@ -318,7 +320,8 @@ TEST_CASE("a file of weights alone is loaded when that is allowed, and leaves th
       expected.step(world);
       const auto state = state_of(*model.optimizer, model.tensors[2]);
       const auto moments = state[1].second.clone();
-      const auto info = load_checkpoint(world, folder / "foreign", model.placed, {model.optimizer.get()}, kWeights);
+      const auto info =
+          load_checkpoint(world, single_file(), folder / "foreign", model.placed, {model.optimizer.get()}, kWeights);
       const std::lock_guard lock(mutex);
       CHECK_FALSE(info.has_value());
       CHECK(torch::equal(model.tensors[0], expected.tensors[0]));
@@ -332,13 +335,15 @@ TEST_CASE("a file of weights alone is loaded when that is allowed, and leaves th
   // Of our own, with weights alone: the same.
   loopback::run(2, [&](World& world) {
     Model model(world);
-    save_checkpoint(world, folder / "weights", model.placed, {}, {1, 2});
+    save_checkpoint(world, single_file(), folder / "weights", model.placed, {}, {1, 2});
   });
   check_refused(folder / "weights", folder / "good", "no state of optimizer 0");
   loopback::run(2, [&](World& world) {
     Model model(world, 9);
-    const auto info = load_checkpoint(world, folder / "weights", model.placed, {model.optimizer.get()}, kWeights);
-    const auto alone = load_checkpoint(world, folder / "good", model.placed, {});  // state that nobody asks for
+    const auto info =
+        load_checkpoint(world, single_file(), folder / "weights", model.placed, {model.optimizer.get()}, kWeights);
+    const auto alone =
+        load_checkpoint(world, single_file(), folder / "good", model.placed, {});  // state that nobody asks for
     const std::lock_guard lock(mutex);
     CHECK(info->calls == 2);
     CHECK(alone->calls == 42);
@@ -357,7 +362,7 @@ TEST_CASE("what killed saves left in the folder goes with the next save or load"
   write_text_file(living, "kept");
   loopback::run(2, [&](World& world) {
     Model model(world);
-    (void)load_checkpoint(world, state, model.placed, {model.optimizer.get()});
+    (void)load_checkpoint(world, single_file(), state, model.placed, {model.optimizer.get()});
   });
   CHECK_FALSE(fs::exists(left));
   CHECK(fs::exists(living));

@@ -20,6 +20,7 @@
 #include <autopar/torch/optim/lamb.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/format.hpp"
 
 // The multi-tensor optimizers are torch::optim's, step by step: parameters of every layout, options of every kind,
 // groups with options of their own, gradients that come and go, files that go from one to the other.
@@ -308,8 +309,8 @@ void check_files(const Options& options) {
         saved.push_back({"p" + std::to_string(i), first[i], {ap::Rank(0)}});
         loaded.push_back({"p" + std::to_string(i), second[i], {ap::Rank(0)}});
       }
-      ap::save_checkpoint(world, folder, saved, {&from}, {});
-      (void)ap::load_checkpoint(world, folder, loaded, {&to});
+      ap::save_checkpoint(world, ap::single_file(), folder, saved, {&from}, {});
+      (void)ap::load_checkpoint(world, ap::single_file(), folder, loaded, {&to});
     });
     std::filesystem::remove_all(folder);
   };

@@ -1,4 +1,4 @@
-#include "torch/capture/norm_by_totals.hpp"
+#include "torch/capture/exact_batch_norm.hpp"
 
 #include <cstdint>
 #include <utility>
@@ -7,16 +7,13 @@
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/library.h>
 
 namespace autopar::detail {
 namespace {
 
-at::Tensor same(const at::Tensor& self) { return self.clone(); }
-
-at::Tensor total(const at::Tensor& addend) {
+at::Tensor all_reduce(const at::Tensor& addend) {
   static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("autopar::total", "").typed<at::Tensor(const at::Tensor&)>();
+      c10::Dispatcher::singleton().findSchemaOrThrow("autopar::all_reduce", "").typed<at::Tensor(const at::Tensor&)>();
   return op.call(addend);
 }
 
@@ -52,7 +49,7 @@ bool is_training_batch_norm(const c10::OperatorHandle& op, const torch::jit::Sta
   return stack[base + 5].toBool() && stack[base].toTensor().dim() >= 2;
 }
 
-void norm_by_totals(torch::jit::Stack* stack) {
+void exact_batch_norm(torch::jit::Stack* stack) {
   const auto call = take_arguments(stack);
   const auto& input = call.input;
   std::vector<std::int64_t> others, row(static_cast<std::size_t>(input.dim()), 1);
@@ -62,9 +59,9 @@ void norm_by_totals(torch::jit::Stack* stack) {
   row[1] = input.size(1);
   const auto count = input.numel() / input.size(1);
   const auto wide = input.to(at::toOpMathType(input.scalar_type()));
-  const auto mean = total(wide.sum(others, true).div(count));
+  const auto mean = all_reduce(wide.sum(others, true).div(count));
   const auto centred = wide - mean;
-  const auto variance = total((centred * centred).sum(others, true).div(count));
+  const auto variance = all_reduce((centred * centred).sum(others, true).div(count));
   auto result = centred * (variance + call.eps).rsqrt();
   if (call.weight.defined()) result = result * call.weight.reshape(row);
   if (call.bias.defined()) result = result + call.bias.reshape(row);
@@ -78,5 +75,3 @@ void norm_by_totals(torch::jit::Stack* stack) {
 }
 
 }  // namespace autopar::detail
-
-TORCH_LIBRARY(autopar, library) { library.def("total(Tensor self) -> Tensor", autopar::detail::same); }

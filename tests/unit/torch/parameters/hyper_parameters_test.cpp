@@ -13,6 +13,7 @@
 #include <autopar/torch/optim/lamb.hpp>
 
 #include "torch/checkpoint/checkpoint.hpp"
+#include "torch/checkpoint/format.hpp"
 
 namespace hyper_parameters_test {
 
@@ -58,8 +59,8 @@ void check_as_torch_does(const Options& first, const Options& second, const Opti
   const auto& kept = static_cast<const Options&>(to.param_groups()[1].options());
   two_steps(from, mine);
   loopback::run(1, [&](World& world) {
-    save_checkpoint(world, folder / "state", on_rank_0(mine), {&from}, {});
-    (void)load_checkpoint(world, folder / "state", on_rank_0(loaded), {&to});
+    save_checkpoint(world, single_file(), folder / "state", on_rank_0(mine), {&from}, {});
+    (void)load_checkpoint(world, single_file(), folder / "state", on_rank_0(loaded), {&to});
   });
   std::stringstream archive;
   torch::save(from, archive);
@@ -142,16 +143,16 @@ TEST_CASE("what could not be loaded again is not saved, and an earlier checkpoin
   loopback::run(2, [&](World& world) {
     const auto tensors = two_parameters();
     optim::SGD sgd(tensors, optim::SGDOptions(0.1));
-    save_checkpoint(world, folder / "state", on_rank_0(tensors), {&sgd}, {});
+    save_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
     sgd.param_groups()[0].options().set_lr(std::nan(""));
     std::string message;
     try {
-      save_checkpoint(world, folder / "state", on_rank_0(tensors), {&sgd}, {});
+      save_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd}, {});
     } catch (const CheckpointError& error) {
       message = error.what();
     }
     const bool names_it = message.find("lr = nan") != std::string::npos;
-    (void)load_checkpoint(world, folder / "state", on_rank_0(tensors), {&sgd});
+    (void)load_checkpoint(world, single_file(), folder / "state", on_rank_0(tensors), {&sgd});
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     CHECK(names_it);

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <autopar/core/error.hpp>
+#include <autopar/core/ids.hpp>
+
+namespace autopar {
+
+/// The ranks of a stage as a grid: replicas, which divide the samples, times tensor shards, which divide the operators
+/// of one replica.
+///
+///     Mesh mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 2);
+///     mesh.tensor_group(0);   // ranks 0 and 1: one replica, the same samples
+///     mesh.replica_group(0);  // ranks 0 and 2: the same shard of the parameters, other samples
+///
+/// Tensor shards of a replica are neighbours in the list: they exchange most, and planners put neighbours on the
+/// fastest links. Cost of all members: O(ranks).
+class Mesh {
+ public:
+  Mesh() = default;
+  Mesh(std::initializer_list<Rank> ranks) : ranks_(ranks) {}
+  /// @param ranks   [replica * tensor + shard]
+  /// @throws InvalidArgument if `tensor` is not positive or does not divide their number
+  Mesh(std::vector<Rank> ranks, int tensor = 1) : ranks_(std::move(ranks)), tensor_(tensor) {
+    if (tensor >= 1 && ranks_.size() % static_cast<std::size_t>(tensor) == 0) return;
+    throw InvalidArgument("mesh: " + std::to_string(ranks_.size()) + " ranks are no whole number of replicas of " +
+                          std::to_string(tensor) + " tensor shards each");
+  }
+
+  [[nodiscard]] const std::vector<Rank>& ranks() const { return ranks_; }
+  [[nodiscard]] bool empty() const { return ranks_.empty(); }
+  [[nodiscard]] int replicas() const { return static_cast<int>(ranks_.size()) / tensor_; }
+  [[nodiscard]] int tensor() const { return tensor_; }
+
+  /// @pre both are in their ranges
+  [[nodiscard]] Rank rank(int replica, int shard = 0) const {
+    return ranks_[static_cast<std::size_t>(replica * tensor_ + shard)];
+  }
+  [[nodiscard]] bool contains(Rank rank) const { return std::ranges::find(ranks_, rank) != ranks_.end(); }
+  /// Nothing if the rank is not part of the mesh.
+  [[nodiscard]] std::optional<int> replica_of(Rank rank) const {
+    const auto found = std::ranges::find(ranks_, rank);
+    if (found == ranks_.end()) return std::nullopt;
+    return static_cast<int>(found - ranks_.begin()) / tensor_;
+  }
+
+  /// Ranks that hold the same shard, by replica.
+  [[nodiscard]] std::vector<Rank> replica_group(int shard) const {
+    std::vector<Rank> group;
+    for (int q = 0; q < replicas(); ++q) group.push_back(rank(q, shard));
+    return group;
+  }
+  /// Ranks that run the same samples, by shard.
+  [[nodiscard]] std::vector<Rank> tensor_group(int replica) const {
+    std::vector<Rank> group;
+    for (int t = 0; t < tensor_; ++t) group.push_back(rank(replica, t));
+    return group;
+  }
+
+  friend bool operator==(const Mesh&, const Mesh&) = default;
+
+ private:
+  std::vector<Rank> ranks_;
+  int tensor_ = 1;
+};
+
+}  // namespace autopar

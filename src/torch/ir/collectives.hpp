@@ -1,0 +1,42 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include <autopar/core/units.hpp>
+#include <autopar/schedule/pipeline.hpp>
+
+namespace autopar {
+
+/// An operator of a captured program that the ranks of a stage run together. In one process it is a copy of its
+/// operand. Where a stage lies on several ranks it is cut before the operator, and the operand travels between the two
+/// parts.
+///
+/// To add one: a row in `kCollectives`, and how the batch algebra types its result (`type_over_sums`).
+struct Collective {
+  std::string_view name;        ///< in the graph
+  std::string_view adjoint;     ///< the collective that its backward is, over the same ranks
+  ChannelKind channel;          ///< how its operand reaches the part behind it, and its gradient comes back
+  double all_reduces;           ///< how long it takes, in all-reduces of as many bytes
+  std::string_view stands_for;  ///< the operator that a user wrote, for messages
+
+  /// Bytes of an all-reduce that takes as long as this on an operand of `operand` bytes.
+  [[nodiscard]] constexpr Bytes all_reduced(Bytes operand) const {
+    return Bytes(static_cast<std::int64_t>(all_reduces * static_cast<double>(operand.value())));
+  }
+};
+
+inline constexpr std::array kCollectives{
+    Collective{"autopar::all_reduce", "autopar::all_reduce", ChannelKind::kTotal, 1, "aten::batch_norm"},
+};
+
+/// Nothing for other operators.
+[[nodiscard]] constexpr const Collective* collective_named(std::string_view name) {
+  const auto found =
+      std::find_if(kCollectives.begin(), kCollectives.end(), [&](const Collective& row) { return row.name == name; });
+  return found == kCollectives.end() ? nullptr : &*found;
+}
+
+}  // namespace autopar
