@@ -191,7 +191,7 @@ const std::set<std::string> kEvents{
     "accept",          "backward",     "backward_input",      "backward_weight",   "bucket",
     "forward",         "gathered",     "receive_buffer",      "gathering",         "wire all_gather",
     "wire all_reduce", "wire receive", "wire reduce_scatter", "wire send",         "pack",
-    "reduced",         "release",      "wire wait",           "last backward ends"};
+    "reduced",         "reshard",      "wire wait",           "last backward ends"};
 
 // Most of a run is waiting for a failure to be seen, so that only one in so many is tried each time.
 TEST_CASE("an exception in any action ends all ranks, under every schedule and ZeRO level", "[executor]") {

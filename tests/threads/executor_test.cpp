@@ -270,7 +270,7 @@ TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[
     Buffer pack(const Action&) { return {}; }
     Buffer receive_buffer(const Action&) { return {}; }
     void accept(const Action&, const Buffer&) {}
-    void on_bucket_ready(std::function<void(int, int)>) {}
+    void set_gate(ParameterGate*) {}
     Buffer bucket(const Action&) { return {}; }
     DType bucket_dtype(const Action&) { return DType::kF32; }
     void reduced(const Action&) {}

@@ -100,9 +100,7 @@ class FakeEngine {
     model_.accept(action, words);
   }
 
-  void on_bucket_ready(std::function<void(int, int)> ready) { ready_ = std::move(ready); }
-
-  void on_parameters_needed(std::function<void(int, int)> needed) { needed_ = std::move(needed); }
+  void set_gate(ParameterGate* gate) { gate_ = gate; }
 
   /// Of a sum into shares every member's part is the whole, so that each can be checked.
   Buffer bucket(const Action& action) {
@@ -148,13 +146,10 @@ class FakeEngine {
       if (part != part_of(action, member)) throw std::logic_error(describe(action) + ": a part is wrong");
     }
     model_.gather(action);
-    held_.insert({action.group, action.bucket});
     if (action.microbatch < 0) gathered_.erase({action.group, action.bucket});
   }
-  [[nodiscard]] bool holds(const Action& action) const { return held_.contains({action.group, action.bucket}); }
-  void release(const Action& action) {
-    count("release", action);
-    held_.erase({action.group, action.bucket});
+  void reshard(const Action& action) {
+    count("reshard", action);
     const auto found = gathered_.find({action.group, action.bucket});
     if (found == gathered_.end()) throw std::logic_error(describe(action) + ": never there");
     if (--found->second.times == 0) gathered_.erase(found);
@@ -190,7 +185,7 @@ class FakeEngine {
     if (gives_weight_gradients(action.kind)) filled_.insert({action.stage, action.microbatch});
     for (const Action& reduction : to_report_) {
       const bool last = !is_awaited(reduction) && (reduction.stage == action.stage || !reduction.stage.valid());
-      if ((last || script_.eager) && ready_) ready_(reduction.group, reduction.bucket);
+      if (last || script_.eager) gate_->gradients_ready(reduction.group, reduction.bucket);
     }
     if (script_.log && backwards_left_[action.stage] == 0) script_.log("last backward ends");
   }
@@ -210,9 +205,7 @@ class FakeEngine {
   }
 
   void need_parameters(const Action& compute) {
-    model_.for_each_gathered_by(compute, [&](int group, int bucket) {
-      if (needed_) needed_(group, bucket);
-    });
+    model_.for_each_gathered_by(compute, [&](int group, int bucket) { gate_->unshard(group, bucket); });
   }
 
   /// Messages of one compute action: ascending by channel and peer.
@@ -233,13 +226,12 @@ class FakeEngine {
   Phase phase_;
   Ledger& ledger_;
   Script script_;
-  std::function<void(int, int)> ready_, needed_;
+  ParameterGate* gate_ = nullptr;
   struct Gathered {
     std::deque<Buffer> on_their_way;
-    int times = 0;  // that it was, and not released since
+    int times = 0;  // that it was, and not resharded since
   };
   std::map<std::pair<int, int>, Gathered> gathered_;
-  std::set<std::pair<int, int>> held_;
   std::set<std::pair<StageId, int>> filled_;  // by weight gradients of a micro-batch
   std::vector<Action> to_report_;
   std::map<std::tuple<int, int, int>, Buffer> sums_;

@@ -64,7 +64,7 @@ class LayeredEngine {
     in_backward_ = true;
     for (const auto [kind, layer] : backward_) {
       if (kind == Doing::kNeeds) need(layer);
-      if (kind == Doing::kLetsGo) let_go(layer);
+      if (kind == Doing::kLetsGo) gate_->reshard(layer, 0);
       if (kind == Doing::kFills) add_gradient(layer);
     }
   }
@@ -75,8 +75,7 @@ class LayeredEngine {
   Buffer pack(const Action&) { return {}; }
   Buffer receive_buffer(const Action&) { return {}; }
   void accept(const Action&, const Buffer&) {}
-  void on_bucket_ready(std::function<void(int, int)> ready) { ready_ = std::move(ready); }
-  void on_parameters_needed(std::function<void(int, int)> needed) { needed_ = std::move(needed); }
+  void set_gate(ParameterGate* gate) { gate_ = gate; }
 
   Buffer bucket(const Action& action) {
     seen_.issued.push_back("sum " + std::to_string(action.group));
@@ -106,8 +105,10 @@ class LayeredEngine {
     return of_members(action.group);
   }
   void gathered(const Action& action) { there_.insert(action.group); }
-  [[nodiscard]] bool holds(const Action& action) const { return there_.count(action.group) > 0; }
-  void release(const Action& action) { let_go(action.group); }
+  void reshard(const Action& action) {
+    parameters_.erase(action.group);
+    there_.erase(action.group);
+  }
 
   [[nodiscard]] const std::vector<std::int64_t>& sums() const { return sums_; }
 
@@ -117,20 +118,16 @@ class LayeredEngine {
     return {reinterpret_cast<std::byte*>(memory->data()), members_ * sizeof value, memory};
   }
   void need(int layer) {
-    needed_(layer, 0);
+    gate_->unshard(layer, 0);
     if (there_.count(layer) == 0) throw std::logic_error("layer " + std::to_string(layer) + " is not there");
-  }
-  void let_go(int layer) {
-    parameters_.erase(layer);
-    there_.erase(layer);
   }
   void add_gradient(int layer) {
     if (!fills_(layer)) return;
     gradients_[layer] += layer + 1;
     filled_.insert(layer);
     note();
-    let_go(layer);  // who read its parameters has run
-    ready_(layer, 0);
+    gate_->reshard(layer, 0);  // who read its parameters has run
+    gate_->gradients_ready(layer, 0);
   }
   void note() {
     std::set<int> buckets = whole_;
@@ -150,7 +147,7 @@ class LayeredEngine {
   std::map<int, std::int64_t> gradients_;
   std::map<int, std::deque<Buffer>> on_their_way_;
   std::set<int> whole_, filled_, parameters_, there_;
-  std::function<void(int, int)> ready_, needed_;
+  ParameterGate* gate_ = nullptr;
 };
 static_assert(SplitBackwardEngine<LayeredEngine> && ShardingEngine<LayeredEngine>);
 

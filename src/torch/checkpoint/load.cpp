@@ -17,6 +17,7 @@
 #include "torch/checkpoint/format.hpp"
 #include "torch/checkpoint/metadata.hpp"
 #include "torch/checkpoint/rows.hpp"
+#include "torch/gradients/gradient_buckets.hpp"
 
 namespace autopar {
 

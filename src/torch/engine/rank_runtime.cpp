@@ -23,7 +23,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Stag
                .splits_backwards = splits_backwards,
                .recomputed = std::move(recomputed),
                .gathered_by = {},
-               .lets_go = division.lets_go},
+               .resharded_after = division.resharded_after},
       rank_(rank),
       shared_(std::move(shared)) {
   for (const auto& values : program_.channel_values) {

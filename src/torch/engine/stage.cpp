@@ -47,26 +47,25 @@ Stage::Stage(const DividedProgram& program, StageId stage, const Leaves& leaves,
 namespace {
 
 /// Before a node of the backward runs: what its operator read is brought back.
-class NeedHook : public torch::autograd::FunctionPreHook {
+class UnshardHook : public torch::autograd::FunctionPreHook {
  public:
-  NeedHook(std::shared_ptr<ParameterNeeds> needs, std::vector<int> groups)
-      : needs_(std::move(needs)), groups_(std::move(groups)) {}
+  UnshardHook(std::shared_ptr<const StageGate> gate, std::vector<int> groups)
+      : gate_(std::move(gate)), groups_(std::move(groups)) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
-    for (const int group : groups_) {
-      if (needs_->need) needs_->need(group);
-    }
+    gate_->unshard(groups_);
     return gradients;
   }
 
  private:
-  std::shared_ptr<ParameterNeeds> needs_;
+  std::shared_ptr<const StageGate> gate_;
   std::vector<int> groups_;
 };
 
-void add_need(const at::Tensor& result, const std::shared_ptr<ParameterNeeds>& needs, const std::vector<int>& groups) {
+void unshard_before_backward(const at::Tensor& result, const std::shared_ptr<const StageGate>& gate,
+                             const std::vector<int>& groups) {
   if (!result.defined() || !result.requires_grad() || !result.grad_fn()) return;
-  result.grad_fn()->add_pre_hook(std::make_unique<NeedHook>(needs, groups));
+  result.grad_fn()->add_pre_hook(std::make_unique<UnshardHook>(gate, groups));
 }
 
 }  // namespace
@@ -85,27 +84,24 @@ OpHooks Stage::hooks(const std::vector<StagePart>& parts) {
   }
   std::map<OpId, std::vector<int>> last_read_by;
   for (const auto& [group, op] : last) last_read_by[op].push_back(group);
-  hooks.before = [this, needs = needs_](OpId op) {
+  hooks.before = [this](OpId op) {
     const auto groups = program_.gathered_by.find(op);
-    if (groups != program_.gathered_by.end()) {
-      for (const int group : groups->second) needs->need(group);
-    }
+    if (groups != program_.gathered_by.end()) gate_->unshard(groups->second);
     const auto casts = casts_read_by_.find(op);
     if (casts == casts_read_by_.end()) return;
     for (const auto cast : casts->second) make_cast(cast);
   };
-  hooks.after = [this, needs = needs_, last_read_by](OpId op, const torch::jit::Stack& results) {
+  hooks.after = [this, last_read_by](OpId op, const torch::jit::Stack& results) {
     const auto groups = program_.gathered_by.find(op);
     if (groups == program_.gathered_by.end()) return;
     for (const auto& result : results) {
-      if (result.isTensor()) add_need(result.toTensor(), needs, groups->second);
+      if (result.isTensor()) unshard_before_backward(result.toTensor(), gate_, groups->second);
       if (!result.isTensorList()) continue;
-      for (const at::Tensor& each : result.toTensorVector()) add_need(each, needs, groups->second);
+      for (const at::Tensor& each : result.toTensorVector()) unshard_before_backward(each, gate_, groups->second);
     }
-    const auto& releases = needs->backward ? program_.lets_go : last_read_by;
-    const auto no_more = releases.find(op);
-    if (no_more == releases.end()) return;
-    for (const int group : no_more->second) needs->release(group);
+    const auto& resharded_after = gate_->backward ? program_.resharded_after : last_read_by;
+    const auto no_more = resharded_after.find(op);
+    if (no_more != resharded_after.end()) gate_->reshard(no_more->second);
   };
   return hooks;
 }

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <autopar/runtime/parameter_gate.hpp>
 #include <autopar/schedule/pipeline.hpp>
 
 #include "torch/algebra/batch_algebra.hpp"
@@ -40,13 +41,21 @@ struct DividedProgram {
   /// Reduction groups whose parameters are gathered for compute actions (ZeRO 3): by op, those that it reads, directly
   /// or through views.
   std::map<OpId, std::vector<int>> gathered_by;
-  std::map<OpId, std::vector<int>> lets_go;  ///< see StagedGraph
+  std::map<OpId, std::vector<int>> resharded_after;  ///< see StagedGraph
 };
 
-/// Who brings parameters that are not always there, and takes them away; during a compute action.
-struct ParameterNeeds {
-  std::function<void(int group)> need, release;
-  bool backward = false;  ///< what runs does so again
+/// The gate of the compute action that runs a stage, as its operators and their autograd nodes use it.
+struct StageGate {
+  ParameterGate* gate = nullptr;
+  bool backward = false;  ///< operators that run do so again
+
+  /// A group that is gathered for compute actions is one bucket.
+  void unshard(const std::vector<int>& groups) const {
+    for (const int group : groups) gate->unshard(group, 0);
+  }
+  void reshard(const std::vector<int>& groups) const {
+    for (const int group : groups) gate->reshard(group, 0);
+  }
 };
 
 /// A stage of a captured program on one rank, prepared once and used by every call (see TorchEngine).
@@ -95,8 +104,8 @@ class Stage {
   [[nodiscard]] bool defers(ValueId parameter) const;
   /// While set, called with each parameter of a reduction group whose gradient a backward has just added.
   void on_gradient(std::function<void(ValueId)> added) { *gradient_added_ = std::move(added); }
-  /// Whom to ask for parameters that are gathered for compute actions, while one runs.
-  void set_needs(ParameterNeeds needs) { *needs_ = std::move(needs); }
+  /// Whom to ask for parameters that are gathered for compute actions. Before each.
+  void set_gate(StageGate gate) { *gate_ = gate; }
   /// Follows handles, and what is computed with in their place, whose memory or requires_grad changed since.
   /// O(parameters of the stage).
   void refresh_leaves();
@@ -146,7 +155,7 @@ class Stage {
   Lookup compute_, copy_;
   Environment handles_, environment_;
   std::shared_ptr<std::function<void(ValueId)>> gradient_added_ = std::make_shared<std::function<void(ValueId)>>();
-  std::shared_ptr<ParameterNeeds> needs_ = std::make_shared<ParameterNeeds>();
+  std::shared_ptr<StageGate> gate_ = std::make_shared<StageGate>();  ///< autograd's nodes have it, too
   /// Autograd holds them weakly: held here they are not made again for every call, and keep their hooks.
   std::map<ValueId, std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::shared_ptr<SideStream> side_;  ///< of weight gradients, see `proceed_splitting`; null where they are reduced

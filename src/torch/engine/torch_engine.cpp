@@ -78,20 +78,8 @@ StageExecution& TorchEngine::run_of(StageId stage) {
 StageExecution& TorchEngine::begin_compute(const Action& action) {
   for (auto& run : runs_) run.release_sent();
   auto& run = run_of(action.stage);
-  run.stage().set_needs({.need =
-                             [this](int group) {
-                               if (needed_) needed_(group, 0);
-                             },
-                         .release = [this](int group) { release_group(group); },
-                         .backward = action.kind != ActionKind::kForward});
+  run.stage().set_gate({.gate = gate_, .backward = action.kind != ActionKind::kForward});
   return run;
-}
-
-void TorchEngine::release_group(int group) {
-  auto& gathered = gathered_[group];
-  if (gathered.there == 0) return;
-  --gathered.there;
-  if (gathered.there + gathered.on_its_way == 0 && runtime_.zero_of(group) >= 3) runtime_.shards_of(group)->release();
 }
 
 void TorchEngine::forward(const Action& action) { begin_compute(action).forward(action); }
@@ -126,7 +114,7 @@ void TorchEngine::run_backward(StageExecution& run, const Action& action, bool l
   const auto roots = run.begin_backward(action, sum_gradients_);
   for (const auto& value : roots.values) spent_.push_back(value.grad_fn());
   const bool gives_weights = gives_weight_gradients(action.kind);
-  if (gives_weights && (sums_in_some_computes_ || (last && bucket_ready_))) {
+  if (gives_weights && (sums_in_some_computes_ || last)) {
     stage.on_gradient([this, &stage, last](ValueId parameter) {
       if (stage.defers(parameter)) return;
       if (sums_in_computes(parameter)) take_gradient(stage, parameter);
@@ -149,14 +137,14 @@ void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool l
   const c10::impl::ExcludeDispatchKeyGuard as_in_forward(c10::autocast_dispatch_keyset);
   auto& stage = run.stage();
   std::set<ValueId> added;
-  const auto need = [this](const std::vector<ValueId>& parameters) { need_deferred(parameters); };
   const auto add = [&](ValueId parameter, at::Tensor gradient) {
     add_gradient(stage, parameter, std::move(gradient));
     if (sums_in_computes(parameter)) move_into_bucket(parameter);
     added.insert(parameter);
     if (is_complete(parameter, last)) count_down(parameter);
   };
-  deferred->compute(add, need);
+  // The formulas of weight gradients get the weights themselves.
+  deferred->compute(add, [this](const std::vector<ValueId>& parameters) { unshard(parameters); });
   for (const auto parameter : stage.parameters()) {
     if (!stage.defers(parameter) || added.count(parameter) > 0) continue;
     if (sums_in_computes(parameter)) move_into_bucket(parameter);  // what autograd added
@@ -164,12 +152,10 @@ void TorchEngine::run_deferred(StageExecution& run, const Action& action, bool l
   }
 }
 
-/// The formulas of weight gradients get the weights themselves.
-void TorchEngine::need_deferred(const std::vector<ValueId>& parameters) {
+void TorchEngine::unshard(const std::vector<ValueId>& parameters) {
   for (const auto parameter : parameters) {
     const auto bucket = bucket_of_.find(parameter);
-    if (bucket == bucket_of_.end() || runtime_.zero_of(bucket->second.first) < 3) continue;
-    if (needed_) needed_(bucket->second.first, bucket->second.second);
+    if (bucket != bucket_of_.end()) gate_->unshard(bucket->second.first, bucket->second.second);
   }
 }
 
@@ -182,9 +168,7 @@ bool TorchEngine::sums_in_computes(ValueId parameter) const {
 }
 
 /// Whether nothing more will be added to a parameter's bucket once this compute action has added its gradient.
-bool TorchEngine::is_complete(ValueId parameter, bool last) const {
-  return bucket_ready_ && (last || sums_in_computes(parameter));
-}
+bool TorchEngine::is_complete(ValueId parameter, bool last) const { return last || sums_in_computes(parameter); }
 
 /// Every compute action that gives weight gradients fills the buckets that are summed within it.
 void TorchEngine::expect_gradients(const Stage& stage) {
@@ -244,8 +228,9 @@ void TorchEngine::add_gradient(const Stage& stage, ValueId parameter, at::Tensor
 void TorchEngine::count_down(ValueId parameter) {
   const auto found = bucket_of_.find(parameter);
   if (found == bucket_of_.end() || --missing_[found->second] > 0) return;
-  release_group(found->second.first);  // who read its parameters has run
-  bucket_ready_(found->second.first, found->second.second);
+  const auto [group, bucket] = found->second;
+  gate_->reshard(group, bucket);  // who read its parameters has run
+  gate_->gradients_ready(group, bucket);
 }
 
 // Another call's backward may run between two of this one, so the compute copies carry gradients only while one runs.
@@ -400,19 +385,12 @@ void TorchEngine::reduced(const Action& action) {
 Buffer TorchEngine::gathering(const Action& action) {
   auto& memory = *runtime_.shards_of(action.group);
   memory.allocate();
-  ++gathered_[action.group].on_its_way;
+  ++whole_[action.group];
   return buffer_of(memory.whole());
 }
 
-void TorchEngine::gathered(const Action& action) {
-  auto& gathered = gathered_[action.group];
-  --gathered.on_its_way;
-  ++gathered.there;
-}
-
-bool TorchEngine::holds(const Action& action) const {
-  const auto found = gathered_.find(action.group);
-  return found != gathered_.end() && found->second.there > 0;
+void TorchEngine::reshard(const Action& action) {
+  if (--whole_[action.group] == 0) runtime_.shards_of(action.group)->release();
 }
 
 std::deque<at::Tensor> TorchEngine::take_gradients() {

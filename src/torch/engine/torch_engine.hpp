@@ -32,10 +32,9 @@ class TorchEngine {
   void add_result_gradient(ValueId value, at::Tensor gradient);
   /// Adds gradients to fresh zeroed buckets from now on. Before the first backward.
   void start_gradients();
-  /// Called with a bucket's group and number as soon as nothing will be added to it.
-  void on_bucket_ready(std::function<void(int group, int bucket)> ready) { bucket_ready_ = std::move(ready); }
 
   // StageEngine
+  void set_gate(ParameterGate* gate) { gate_ = gate; }
   void forward(const Action& action);
   void backward(const Action& action);
   void backward_input(const Action& action);
@@ -49,10 +48,8 @@ class TorchEngine {
 
   // ShardingEngine
   [[nodiscard]] Buffer gathering(const Action& action);
-  void gathered(const Action& action);
-  [[nodiscard]] bool holds(const Action& action) const;
-  void release(const Action& action) { release_group(action.group); }
-  void on_parameters_needed(std::function<void(int group, int bucket)> needed) { needed_ = std::move(needed); }
+  void gathered(const Action&) {}  // compute copies lie in that memory
+  void reshard(const Action& action);
 
   /// This rank's samples of a batched result. After the forwards; zero samples give an empty tensor.
   [[nodiscard]] at::Tensor take_result(ValueId value);
@@ -88,8 +85,7 @@ class TorchEngine {
   void unbind_gradients(Stage& stage);
   void count_down(ValueId parameter);
   [[nodiscard]] bool sums_in_computes(ValueId parameter) const;
-  void release_group(int group);
-  void need_deferred(const std::vector<ValueId>& parameters);
+  void unshard(const std::vector<ValueId>& parameters);
   [[nodiscard]] bool is_complete(ValueId parameter, bool last) const;
   void expect_gradients(const Stage& stage);
   void report_rest(const Stage& stage);
@@ -108,17 +104,14 @@ class TorchEngine {
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
   std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within compute actions
   std::set<int> summed_;                              ///< groups whose sum of this compute action has started
-  struct Gathered {
-    int on_its_way = 0, there = 0;  ///< more than one if it is gathered again before it was let go of
-  };
-  std::map<int, Gathered> gathered_;  ///< by group
+  std::map<int, int> whole_;                          ///< by group: gatherings that have not been resharded
   bool sums_in_some_computes_ = false;
   std::vector<at::Tensor> shares_;  ///< by group: this rank's part of sums into shares
   /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the
   /// last call has freed, which costs more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;
   std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
-  std::function<void(int, int)> bucket_ready_, needed_;
+  ParameterGate* gate_ = nullptr;
   std::map<ValueId, std::pair<int, int>> bucket_of_;  ///< parameter to (group, bucket)
   std::map<ValueId, std::size_t> place_of_;           ///< likewise, in the group's layout
   /// Gradients that stages have to add in their last backwards until the bucket is full.

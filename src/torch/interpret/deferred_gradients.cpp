@@ -13,7 +13,7 @@ void DeferredGradients::defer(Task task) {
 }
 
 void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& add,
-                                const std::function<void(const std::vector<ValueId>&)>& need) {
+                                const std::function<void(const std::vector<ValueId>&)>& before) {
   const at::NoGradGuard no_grad;
   auto tasks = [&] {
     const std::lock_guard lock(mutex_);
@@ -28,7 +28,7 @@ void DeferredGradients::compute(const std::function<void(ValueId, at::Tensor)>& 
     for (const auto parameter : task.parameters) ++sums[parameter].missing;
   }
   for (auto& task : tasks) {
-    if (need) need(task.parameters);
+    if (before) before(task.parameters);
     auto gradients = task.compute();
     task.compute = nullptr;
     for (std::size_t i = 0; i < gradients.size(); ++i) {

@@ -25,9 +25,9 @@ class DeferredGradients {
 
   /// Computes what was deferred, in the order in which the backward came by, and lets go of it. `add` is called for
   /// each parameter when its last gradient is there, with their sum: what autograd would add, with the same rounding.
-  /// `need` is called with the parameters of a task before it is computed.
+  /// `before` is called with the parameters of a task before it is computed.
   void compute(const std::function<void(ValueId parameter, at::Tensor sum)>& add,
-               const std::function<void(const std::vector<ValueId>& parameters)>& need = {});
+               const std::function<void(const std::vector<ValueId>& parameters)>& before = {});
 
  private:
   std::mutex mutex_;

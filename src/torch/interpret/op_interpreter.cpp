@@ -18,7 +18,6 @@
 #include "torch/interpret/class_loss.hpp"
 #include "torch/interpret/draws.hpp"
 #include "torch/interpret/view_parts.hpp"
-#include "torch/ir/last_writes.hpp"
 #include "torch/ir/tensor_form.hpp"
 
 namespace autopar {
@@ -109,7 +108,6 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       layout_matters_(device.is_cpu() ? std::vector<bool>(graph.ops.size()) : makes_viewed_memory(graph)),
       count_(ops.size()),
       replayer_(graph, ops, keep, device) {
-  const auto last_writes = detail::last_writes(graph);
   const auto uses = side_ ? graph.uses() : std::vector<std::vector<OpId>>();
   for (const auto op : ops) {
     const auto norm = plan.handling(op).batch_norm;
@@ -124,8 +122,7 @@ OpInterpreter::OpInterpreter(const OpGraph& graph, const BatchPlan& plan, std::v
       deferrable_.push_back(split->weight);
       if (split->bias.valid()) deferrable_.push_back(split->bias);
     }
-    const bool apart = takes_apart(graph, op) && last_writes[graph.value(graph.input(op, 0)).storage.index()] < op;
-    if (apart) histories_[op] = &proceed_in_parts;
+    if (takes_apart(graph, op)) histories_[op] = &proceed_in_parts;
     if (makes_gradient_in_place(graph, op)) histories_[op] = &proceed_with_gradient_in_place;
     const bool handled = is_handled(plan.handling(op)) || layout_matters_[op.index()] || hooks_.ops.count(op) > 0;
     if (split || handled || histories_.contains(op)) {

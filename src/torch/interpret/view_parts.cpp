@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -60,12 +61,22 @@ class PartsNode : public torch::autograd::Node {
 
 }  // namespace
 
+namespace {
+
+bool is_written_from(const OpGraph& graph, OpId op, StorageId storage) {
+  return std::any_of(graph.ops.begin() + static_cast<std::ptrdiff_t>(op.index()), graph.ops.end(),
+                     [&](const OpNode& node) { return std::ranges::find(node.writes, storage) != node.writes.end(); });
+}
+
+}  // namespace
+
 bool takes_apart(const OpGraph& graph, OpId op) {
   static constexpr std::array<std::string_view, 5> kNames{"aten::unbind", "aten::split", "aten::split_with_sizes",
                                                           "aten::chunk", "aten::tensor_split"};
   const auto whole = graph.input(op, 0);
   return std::ranges::find(kNames, graph.name(op)) != kNames.end() && graph.op(op).grad_enabled && whole.valid() &&
-         graph.value(whole).has_gradient() && graph.value(whole).storage.valid();
+         graph.value(whole).has_gradient() && graph.value(whole).storage.valid() &&
+         !is_written_from(graph, op, graph.value(whole).storage);
 }
 
 void proceed_in_parts(ReplayCall& call) {

@@ -358,7 +358,7 @@ class BackwardOfStage {
   // What something else reads as well gets its gradients from a segment when all of its backward is over.
   void play_recomputed(const std::vector<OpId>& ops) {
     for (const auto op : ops) gather_for(op);
-    let_go_of(ops);
+    reshard_after(ops);
     std::set<int> at_end;
     for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
       gather_for(*op);
@@ -384,7 +384,7 @@ class BackwardOfStage {
     if (sums_in_computes(group(g))) groups_[static_cast<std::size_t>(g)].filled_after = static_cast<int>(order_.size());
   }
   /// Of what a segment has read: its backward needs the last first.
-  void let_go_of(const std::vector<OpId>& ops) {
+  void reshard_after(const std::vector<OpId>& ops) {
     std::set<int> seen;
     Bytes kept{};
     for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
@@ -392,7 +392,7 @@ class BackwardOfStage {
         if (!gathers(g) || elsewhere_.count(g) > 0 || !seen.insert(g).second) continue;
         kept += bytes_of(g);
         if (kept <= kept_ || seen.size() == 1) continue;
-        division_.lets_go[*op].push_back(g);
+        division_.resharded_after[*op].push_back(g);
         there_.erase(g);
       }
     }

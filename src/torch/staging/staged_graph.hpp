@@ -29,9 +29,9 @@ struct StagedGraph {
   };
   /// Of those in units: what they, their views and their copies have
   std::map<StorageId, InGroup> parameter_of_storage;
-  /// Operators of segments that are recomputed in a whole backward: groups that are let go of behind them and gathered
+  /// Operators of segments that are recomputed in a whole backward: groups that are resharded behind them and gathered
   /// once more.
-  std::map<OpId, std::vector<int>> lets_go;
+  std::map<OpId, std::vector<int>> resharded_after;
 };
 
 /// Stages of ops and the mesh of each stage.

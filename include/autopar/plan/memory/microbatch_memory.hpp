@@ -51,6 +51,13 @@ struct MicrobatchMemory {
   }
 };
 
+/// Whether, as a stage's backward goes on, gradients of parameters come where activations go: so many micro-batches,
+/// and replicas of the stage, leave none from an earlier backward and need none in buckets. Of stages that share no
+/// ranks.
+[[nodiscard]] constexpr bool gradients_follow_activations(int microbatches, int replicas) {
+  return microbatches == 1 && replicas == 1;
+}
+
 /// Gradients of parameters that the backward of each node of a stage is the first to make, while activations go. Of a
 /// parameter, that of its last reader. None where gradients are there when a backward begins, of another micro-batch or
 /// of another stage of the rank, or where replicas sum them in memory of its own.
@@ -58,7 +65,8 @@ struct MicrobatchMemory {
 /// @return by position in `nodes`; empty = none
 [[nodiscard]] inline std::vector<Bytes> gradients_made(const Workload& work, const Staging& staging, std::size_t stage,
                                                        const std::vector<NodeId>& nodes) {
-  if (staging.microbatches != 1 || staging.replicas[stage] != 1 || !staging.position_of.empty()) return {};
+  const bool shares_ranks = !staging.position_of.empty();
+  if (shares_ranks || !gradients_follow_activations(staging.microbatches, staging.replicas[stage])) return {};
   std::vector<Bytes> made(nodes.size());
   std::vector<bool> read(work.parameters.size(), false);
   for (std::size_t i = nodes.size(); i-- > 0;) {

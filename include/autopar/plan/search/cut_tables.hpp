@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <autopar/graph/algorithms/downsets.hpp>
+#include <autopar/plan/memory/microbatch_memory.hpp>
 #include <autopar/plan/model/node_mask.hpp>
 #include <autopar/plan/search/boundary_masks.hpp>
 #include <autopar/plan/step/objective.hpp>
@@ -67,11 +68,11 @@ class CutTables {
     }
     return sum.at(replicas);
   }
-  /// Of what the stage between two tails saves and the gradients in `held`, what is never there together, at most: see
-  /// gradients_made.
+  /// Of what the stage between two tails saves and the gradients in `held`, what is never there together, at most.
   [[nodiscard]] std::int64_t not_at_once(DownsetId from, DownsetId to, NodeMask stage, std::int64_t saved,
                                          int microbatches, int replicas) const {
-    return microbatches == 1 && replicas == 1 ? std::min(saved, trainable(from, to, stage, false)) : 0;
+    if (!gradients_follow_activations(microbatches, replicas)) return 0;
+    return std::min(saved, trainable(from, to, stage, false));
   }
   /// Whether `held` is within the memory.
   [[nodiscard]] bool holds(DownsetId from, DownsetId to, NodeMask stage, int replicas) const {

@@ -1,0 +1,107 @@
+#include <autopar/runtime/messages.hpp>
+
+#include <utility>
+#include <vector>
+
+#include <autopar/schedule/pipeline.hpp>
+
+#include <catch_shim.hpp>
+
+#include "recording.hpp"
+
+namespace messages_test {
+
+using namespace autopar;
+using testing::Events;
+
+Action forward(int microbatch) {
+  return {.kind = ActionKind::kForward, .stage = StageId(0), .microbatch = microbatch, .samples = {0, 1}};
+}
+Action receive(int microbatch, StageId stage = StageId(0), Rank peer = Rank(1)) {
+  return {.kind = ActionKind::kReceive, .stage = stage, .microbatch = microbatch, .channel = 0, .peer = peer};
+}
+Action send(int microbatch, Rank peer = Rank(1)) {
+  return {.kind = ActionKind::kSend, .stage = StageId(0), .microbatch = microbatch, .channel = 0, .peer = peer};
+}
+
+/// Messages of a program, and what they did.
+struct Fixture {
+  explicit Fixture(std::vector<Action> program, bool in_order = false)
+      : actions(std::move(program)), wire(events, in_order) {}
+  Events take() { return std::exchange(events, {}); }
+
+  Events events;
+  std::vector<Action> actions;
+  testing::RecordingWire wire;
+  testing::RecordingEngine engine{events};
+  detail::Progress::Trace trace;
+  detail::Progress progress{trace};
+  detail::Messages<testing::RecordingEngine, testing::RecordingWire> messages{engine, wire, actions, progress};
+};
+
+TEST_CASE("receives are posted ahead of so many compute actions, and waited for by the one that reads them") {
+  Fixture f({receive(0), forward(0), receive(1), forward(1), receive(2), forward(2), receive(3), forward(3)});
+  f.messages.post_ahead();
+  CHECK(f.take() == Events{"receive 0", "receive 1", "receive 2"});  // forward 0's, and kReceivesAhead more
+  f.messages.receive(f.actions[0]);
+  CHECK(f.take().empty());
+  f.messages.serve(f.actions[1]);
+  CHECK(f.take() == Events{"wait 0", "accept 0"});
+  f.messages.post_ahead();
+  CHECK(f.take() == Events{"receive 3"});
+}
+
+TEST_CASE("where operations hold up those behind them, receives are posted where the program has them") {
+  Fixture f({receive(0), forward(0), receive(1), forward(1)}, true);
+  f.messages.post_ahead();
+  CHECK(f.take().empty());
+  f.messages.receive(f.actions[0]);
+  CHECK(f.take() == Events{"receive 0"});
+}
+
+TEST_CASE("a message of the rank to itself touches no wire") {
+  Fixture f({send(0, Rank(0)), receive(0, StageId(0), Rank(0)), forward(0)});
+  f.messages.post_ahead();
+  f.messages.send(f.actions[0]);
+  f.messages.receive(f.actions[1]);
+  f.messages.serve(f.actions[2]);
+  CHECK(f.take() == Events{"pack 0", "accept 0"});
+}
+
+TEST_CASE("results are handed over in the program's order, whichever comes first") {
+  Fixture f({receive(0, kSink), receive(1, kSink), receive(2, kSink)});
+  f.messages.post_ahead();
+  f.take();
+  f.wire.end(1);
+  f.messages.settle();
+  CHECK(f.take().empty());
+  f.wire.end(0);
+  f.messages.settle();
+  CHECK(f.take() == Events{"wait 0", "accept 0", "wait 1", "accept 1"});
+  f.messages.finish_received();
+  CHECK(f.take() == Events{"wait 2", "accept 2"});
+}
+
+TEST_CASE("what has left is let go of, and the rest is waited for at the end; an error is that of the message") {
+  Fixture f({send(0), send(1), send(2)});
+  for (const auto& action : f.actions) f.messages.send(action);
+  f.take();
+  f.wire.end(1);
+  f.messages.settle();
+  f.messages.finish_sent();
+  CHECK(f.take() == Events{"wait 0", "wait 2"});
+  CHECK(f.progress.busy_with() == &f.actions[2]);
+}
+
+TEST_CASE("after a failure what is under way is waited for, and handed to nobody") {
+  Fixture f({receive(0), forward(0), receive(0, kSink), send(0)});
+  f.messages.post_ahead();
+  f.messages.send(f.actions[3]);
+  f.take();
+  f.messages.drain_received();
+  CHECK(f.take() == Events{"wait 0", "wait 1"});
+  f.messages.drain_sent();
+  CHECK(f.take() == Events{"wait 2"});
+}
+
+}  // namespace messages_test

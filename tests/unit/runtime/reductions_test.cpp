@@ -1,0 +1,177 @@
+#include <autopar/runtime/reductions.hpp>
+
+#include <utility>
+#include <vector>
+
+#include <catch_shim.hpp>
+
+#include "recording.hpp"
+
+namespace reductions_test {
+
+using namespace autopar;
+using testing::Events;
+
+Action backward(int microbatch, int stage = 0) {
+  return {.kind = ActionKind::kBackward,
+          .stage = StageId(stage),
+          .microbatch = microbatch,
+          .flow = Flow::kGradient,
+          .samples = {0, 1}};
+}
+Action sum(int bucket, int group = 0, StageId stage = StageId(0)) {
+  return {.kind = ActionKind::kReduce, .stage = stage, .flow = Flow::kGradient, .group = group, .bucket = bucket};
+}
+Action share(int bucket, int microbatch, int after = 0) {
+  return {.kind = ActionKind::kReduceScatter,
+          .stage = StageId(0),
+          .microbatch = microbatch,
+          .flow = Flow::kGradient,
+          .group = bucket,
+          .bucket = 0,
+          .after = after};
+}
+Action send() {
+  return {.kind = ActionKind::kSend,
+          .stage = StageId(0),
+          .microbatch = 0,
+          .channel = 0,
+          .flow = Flow::kGradient,
+          .peer = Rank(1)};
+}
+
+/// Reductions of a program, and what they did.
+struct Fixture {
+  explicit Fixture(std::vector<Action> program, bool in_order = false)
+      : actions(std::move(program)), wire(events, in_order) {}
+
+  void begin(std::size_t action) {
+    progress.reach(actions[action]);
+    reductions.begin_compute(actions[action]);
+  }
+  void fill(int group, int bucket) {
+    reductions.fill(group, bucket);
+    while (reductions.startable() != nullptr) reductions.start_next();
+  }
+  Events take() { return std::exchange(events, {}); }
+
+  Events events;
+  std::vector<Action> actions;
+  testing::RecordingWire wire;
+  testing::RecordingEngine engine{events};
+  detail::Progress::Trace trace;
+  detail::Progress progress{trace};
+  std::vector<GroupId> groups{{0}, {1}, {2}, {3}};
+  detail::Reductions<testing::RecordingEngine, testing::RecordingWire> reductions{engine, wire, groups, actions,
+                                                                                  progress};
+};
+
+TEST_CASE("sums start in the program's order, whichever bucket is full first") {
+  Fixture f({backward(0), sum(0), sum(1), sum(0, 1)});
+  f.begin(0);
+  f.fill(1, 0);
+  f.fill(0, 1);
+  CHECK(f.take().empty());
+  f.fill(0, 0);
+  CHECK(f.take() == Events{"all-reduce 0", "all-reduce 0", "all-reduce 1"});
+}
+
+TEST_CASE("a bucket is not full while a backward of its stage, or of any for tied parameters, has still to begin") {
+  Fixture f({backward(0, 1), sum(0, 0, StageId(1)), backward(0), backward(1), sum(0, 1), sum(0, 2, StageId::none())});
+  f.begin(0);
+  f.fill(0, 0);
+  CHECK(f.take() == Events{"all-reduce 0"});
+  f.begin(2);
+  f.fill(1, 0);
+  CHECK(f.take().empty());
+  f.begin(3);
+  f.fill(2, 0);
+  f.fill(1, 0);
+  CHECK(f.take() == Events{"all-reduce 1", "all-reduce 2"});
+}
+
+TEST_CASE("where operations hold up those behind them, a sum starts behind the messages that come before it") {
+  for (const bool in_order : {false, true}) {
+    Fixture f({backward(0), send(), sum(0)}, in_order);
+    f.begin(0);
+    f.fill(0, 0);
+    CHECK(f.take().empty() == in_order);
+    f.progress.reach(f.actions[2]);
+    f.fill(0, 0);
+    CHECK(f.take().empty() != in_order);
+  }
+}
+
+TEST_CASE("sums of one group end in the program's order, those of others without waiting for them") {
+  Fixture f({backward(0), sum(0), sum(1), sum(0, 1)});
+  f.begin(0);
+  f.fill(1, 0);
+  f.fill(0, 1);
+  f.fill(0, 0);
+  f.take();
+  f.wire.end(1);
+  f.wire.end(2);
+  f.reductions.settle();
+  CHECK(f.take() == Events{"wait 2", "reduced 0"});  // bucket 1 of group 0 waits for bucket 0
+  f.reductions.finish();
+  CHECK(f.take() == Events{"wait 0", "reduced 0", "wait 1", "reduced 1"});
+}
+
+TEST_CASE("within compute actions one sum is on its way while the next bucket fills, and of whole calls any number") {
+  Fixture f({backward(0), share(0, 0), share(1, 0), share(2, 0)});
+  f.begin(0);
+  f.fill(0, 0);
+  CHECK(f.take() == Events{"reduce-scatter 0"});
+  f.fill(1, 0);
+  CHECK(f.take() == Events{"reduce-scatter 1", "wait 0", "reduced 0"});
+  f.fill(2, 0);
+  CHECK(f.take() == Events{"reduce-scatter 2", "wait 1", "reduced 0"});
+}
+
+TEST_CASE("a sum within a compute action is its own backward's, not a later one's") {
+  Fixture f({backward(0), share(0, 0), backward(1), share(0, 1)});
+  f.begin(0);
+  f.fill(0, 0);
+  CHECK(f.take() == Events{"reduce-scatter 0"});
+  f.fill(0, 0);
+  CHECK(f.take().empty());
+  f.begin(2);
+  f.fill(0, 0);
+  CHECK(f.take().front() == "reduce-scatter 0");
+}
+
+TEST_CASE("of a compute action that gathers the next sum is known, and needs no full bucket") {
+  Fixture f({backward(0), share(0, 0, 1), share(1, 0, 3)}, true);
+  f.begin(0);
+  f.reductions.begin_gathering_compute(2);
+  for (const int after : {1, 3}) {
+    REQUIRE(f.reductions.next_of_compute() != nullptr);
+    CHECK(f.reductions.next_of_compute()->after == after);
+    CHECK(f.reductions.startable() == nullptr);
+    f.reductions.fill_next_of_compute();
+    REQUIRE(f.reductions.startable() != nullptr);
+    f.reductions.start_next();
+  }
+  CHECK(f.reductions.next_of_compute() == nullptr);
+  f.reductions.end_gathering_compute();
+}
+
+TEST_CASE("an error while a sum ends is that of the sum, and of the outer action afterwards") {
+  Fixture f({backward(0), sum(0)});
+  f.begin(0);
+  f.fill(0, 0);
+  f.reductions.finish();
+  CHECK(f.progress.busy_with() == &f.actions[0]);
+}
+
+TEST_CASE("after a failure sums under way are waited for, and handed to nobody") {
+  Fixture f({backward(0), sum(0), sum(1), sum(0, 1)});
+  f.begin(0);
+  f.fill(0, 0);
+  f.fill(0, 1);
+  f.take();
+  f.reductions.drain();
+  CHECK(f.take() == Events{"wait 0", "wait 1"});
+}
+
+}  // namespace reductions_test
