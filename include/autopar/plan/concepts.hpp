@@ -128,15 +128,18 @@ static_assert(Objective<StepObjective>);
 ///
 /// Laws: pure and deterministic; every stage is convex and not empty, the stages partition the nodes; constraints on
 /// stages, replicas, micro-batches, schedules and whole-batch nodes are met; an exact policy returns the fastest
-/// staging that fits. Budgets count expanded states.
+/// staging that fits. Budgets count expanded states. `testing/staging_laws.hpp` checks them.
 template <class P, class O = StepObjective>
 concept StagingPolicy = Objective<O> && requires(const P& policy, const O& objective) {
   requires std::same_as<typename P::policy_category, staging_policy_tag>;
   { policy.search(objective) } -> std::same_as<typename O::Found>;
 };
 
-/// Puts nodes together before the search. Laws: the blocks partition the nodes and do not depend on one another in a
-/// circle; pure and deterministic.
+/// Puts nodes together before the search.
+///
+/// Laws: the blocks partition the nodes and do not depend on one another in a circle; there are at least `least_blocks`
+/// (as many stages as the user asks for), if the workload has so many nodes; pure and deterministic.
+/// `testing/coarsening_laws.hpp` checks them.
 template <class P>
 concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::int64_t samples, int least_blocks) {
   requires std::same_as<typename P::policy_category, coarsening_policy_tag>;
