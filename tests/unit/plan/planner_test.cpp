@@ -99,6 +99,27 @@ struct FirstHalf {
   }
 };
 
+/// What was measured, but for one operator that takes so many times as long.
+struct DearOperator {
+  using policy_category = cost_policy_tag;
+  std::string name;
+  double times = 1;
+
+  struct Costs : ProfiledCost {
+    static constexpr bool kCostsByValue = false;
+    std::string name;
+    double times;
+    NodeCost node(const ModelGraph& graph, NodeId id, double samples) const {
+      NodeCost cost = ProfiledCost::node(graph, id, samples);
+      if (graph[id].name != name) return cost;
+      for (Seconds* time : {&cost.forward, &cost.backward, &cost.backward_weight}) *time = *time * times;
+      return cost;
+    }
+  };
+  Costs costs(const ModelProfile&, const ProfiledCost& measured) const { return {{measured}, name, times}; }
+};
+static_assert(CostPolicy<DearOperator>);
+
 }  // namespace
 
 TEST_CASE("a small model is replicated, or the replicated plan is the explained runner-up") {
@@ -215,6 +236,27 @@ TEST_CASE("policies come in any order and keep their knobs") {
   watched.observer = [&](const std::string& phase) { phases.push_back(phase); };
   CHECK(watched.plan(model, cluster, request) == exact);
   CHECK(phases.size() == 4);
+}
+
+TEST_CASE("a cost policy has the last word on what operators cost") {
+  const ModelProfile model = testing::chain(8, 1e7, 1000, 400);
+  const Cluster cluster = testing::small_cluster(2);
+  auto request = request_for(2, 16, 0);
+  request.options.stages = 2;
+  const auto first_stage = [](const Plan& plan) { return plan.stages.front().atoms.size(); };
+  const Plan even = Planner<>{}.plan(model, cluster, request);
+  CHECK(first_stage(even) == 4);
+  const Plan dear = Planner{DearOperator{.name = "2", .times = 100}}.plan(model, cluster, request);
+  CHECK(first_stage(dear) == 3);  // as little as can be beside it
+  CHECK(dear.step > 10 * even.step);
+  CHECK(Planner{DearOperator{.name = "2", .times = 100}, NoCoarsening{}}.plan(model, cluster, request).step ==
+        dear.step);
+
+  const ProfiledCost measured(cluster, {});
+  const Plan as_measured = Planner<>{}.plan(model, measured, cluster, request);
+  CHECK(Planner{DearOperator{.name = "2", .times = 1}}.plan(model, measured, cluster, request) == as_measured);
+  CHECK(Planner<CostsAsGiven>{}.plan(model, measured, cluster, request) == as_measured);
+  CHECK(Planner{DearOperator{.name = "2", .times = 100}}.plan(model, measured, cluster, request) == dear);
 }
 
 TEST_CASE("a task graph without a network is divided too") {
