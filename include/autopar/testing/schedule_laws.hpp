@@ -86,10 +86,10 @@ class ScheduleCheck {
   }
 
   void check_peaks() const {
-    if constexpr (StageOrderPolicy<P>) {
+    if constexpr (!RankOrderPolicy<P>) {
       for (int s = 0; s < stages(); ++s) {
         int held = 0, most = 0;
-        for (const ComputeAction compute : policy_.order(StageId(s), stages(), layout_.microbatches)) {
+        for (const ComputeAction compute : orders_[static_cast<std::size_t>(s)]) {
           if (compute.kind == ActionKind::kForward) most = std::max(most, ++held);
           if (gives_weight_gradients(compute.kind)) --held;
         }
@@ -168,7 +168,7 @@ void check_schedule_laws(const P& policy, const ScheduleLawOptions& options = {}
   for (int i = 0; i < options.inputs; ++i) {
     const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(i);
     check(options.layout, seed, false);
-    if (RankOrderPolicy<P>) {
+    if constexpr (RankOrderPolicy<P>) {
       using enum StageLayout;
       for (const StageLayout other : {kStraight, kLooped, kVShaped, kAnywhere}) {
         if (other != options.layout) check(other, seed, options.layout != kAnywhere);
