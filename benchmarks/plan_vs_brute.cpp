@@ -13,9 +13,8 @@
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/search/exact_staging.hpp>
-
-#include "../tests/unit/plan/random_instances.hpp"
-#include "brute_force.hpp"
+#include <autopar/testing/brute_force.hpp>
+#include <autopar/testing/random_instances.hpp>
 
 namespace ap = autopar;
 
@@ -31,7 +30,7 @@ double most_plans(std::uint64_t seed) { return seed % 200 == 0 ? 1e6 : seed % 4 
 
 /// @return whether the instance was of the right size, so that it counts
 bool compare(std::uint64_t seed, std::uint64_t draw, Tally& tally) {
-  const auto instance = ap::test::random_instance(seed * 1000 + draw, draw < 20 ? 9 : 4, 6);
+  const auto instance = ap::testing::random_instance(seed * 1000 + draw, draw < 20 ? 9 : 4, 6);
   const ap::RooflineCost cost(instance.cluster);
   const ap::Workload work = ap::make_workload(instance.model, cost);
   ap::Constraints constraints;
@@ -40,11 +39,11 @@ bool compare(std::uint64_t seed, std::uint64_t draw, Tally& tally) {
   } catch (const ap::CaptureError&) {  // a forced plan that mixes samples
     return false;
   }
-  const double plans = ap::test::count_stagings(work, constraints);
+  const double plans = ap::testing::count_stagings(work, constraints);
   if (plans > most_plans(seed) || (draw < 10 && plans < 20)) return false;
   const ap::StepObjective objective(work, instance.cluster, constraints);
   const ap::SearchResult exact = ap::ExactStaging{}.search(objective);
-  const ap::SearchResult brute = ap::BruteForce{}.search(objective);
+  const ap::SearchResult brute = ap::testing::BruteForce{}.search(objective);
   const bool feasible = brute.candidates.any_fits();
   double difference = std::numeric_limits<double>::infinity();
   if (feasible == exact.candidates.any_fits()) {

@@ -2,25 +2,28 @@
 #
 #   core < graph < { cost, schedule } < plan < bottleneck < io < runtime < torch < shard      (include/autopar/<layer>, src/<layer>)
 #
-# A file includes its own layer or lower ones, never a sibling (cost and schedule meet in plan). core to bottleneck know the
+#                                                              testing beside io: only tests know it
+#
+# A file includes its own layer or lower ones, never a sibling (cost and schedule meet in plan). core to bottleneck, and testing, know the
 # standard library only. The runtime sees values of the planning layers, no policies. <torch/…>, <ATen/…> and <c10/…> from
 # torch on; MPI, CUDA and NCCL in src/ only, but for the opt-in header; compiled fmt and spdlog never where torch is.
 # A kind of schedule is named where kinds are listed and in the table of their traits: everybody else asks what is true of it.
 cmake_minimum_required(VERSION 3.25)
 
-set(layers core graph cost schedule plan bottleneck io runtime torch shard)
+set(layers core graph cost schedule plan bottleneck testing io runtime torch shard)
 set(rank_core 0)
 set(rank_graph 1)
 set(rank_cost 2)
 set(rank_schedule 2)
 set(rank_plan 3)
 set(rank_bottleneck 4)
+set(rank_testing 5)
 set(rank_io 5)
 set(rank_runtime 6)
 set(rank_torch 7)
 set(rank_shard 8)
 set(rank_umbrella 9) # autopar.hpp and fwd.hpp
-set(std_only_layers core graph cost schedule plan bottleneck)
+set(std_only_layers core graph cost schedule plan bottleneck testing)
 set(runtime_may_see
   schedule/action.hpp schedule/program.hpp schedule/batch_split.hpp schedule/pipeline.hpp
   plan/plan.hpp plan/options.hpp)
@@ -79,6 +82,8 @@ macro(check_own_include)
   endif()
   if(NOT DEFINED rank_${target})
     violation("there is no layer '${target}'")
+  elseif(target STREQUAL "testing" AND NOT layer STREQUAL "testing")
+    violation("testing is for tests alone")
   elseif(NOT target STREQUAL layer AND NOT rank_${target} LESS rank_${layer})
     violation("${layer} may not know ${target}")
   elseif(layer STREQUAL "runtime" AND target MATCHES "^(graph|cost|schedule|plan|bottleneck)$")
@@ -106,7 +111,7 @@ macro(check_foreign_include)
   elseif(included MATCHES "^(fmt|spdlog)/" AND NOT file MATCHES "^src/(io|runtime|tool)/")
     violation("compiled fmt and spdlog only in src/io, src/runtime and src/tool: torch brings another fmt")
   elseif(layer IN_LIST std_only_layers AND NOT included MATCHES "^[a-z_]+$")
-    violation("core to bottleneck know the standard library only")
+    violation("core to bottleneck, and testing, know the standard library only")
   elseif(file MATCHES "^include/" AND included MATCHES "^(nlohmann|toml\\+\\+|CLI)/|^xxh")
     violation("file formats belong into src/")
   endif()

@@ -38,6 +38,10 @@ must_be_refused(include/autopar/torch/a.hpp "<autopar/shard/linear.hpp>" "torch 
 must_be_refused(include/autopar/torch/a.hpp "<autopar/autopar.hpp>" "torch may not know umbrella")
 must_be_refused(include/autopar/core/a.hpp "<autopar/nowhere/a.hpp>" "there is no layer 'nowhere'")
 must_be_refused(include/autopar/nowhere/a.hpp "<vector>" "there is no layer 'nowhere'")
+must_be_refused(include/autopar/plan/a.hpp "<autopar/testing/dice.hpp>" "testing is for tests alone")
+must_be_refused(src/torch/a.cpp "<autopar/testing/dice.hpp>" "testing is for tests alone")
+must_be_refused(include/autopar/testing/a.hpp "<autopar/io/file.hpp>" "testing may not know io")
+must_be_refused(include/autopar/testing/a.hpp "<catch2/catch.hpp>" "standard library only")
 must_be_refused(include/autopar/plan/a.hpp "<fmt/core.h>" "compiled fmt")
 must_be_refused(include/autopar/plan/a.hpp "<unistd.h>" "standard library only")
 must_be_refused(include/autopar/runtime/a.hpp "<torch/torch.h>" "from the torch layer on")
@@ -65,6 +69,7 @@ line_must_be_accepted(include/autopar/schedule/kind.hpp "constexpr auto kind = S
 line_must_be_accepted(include/autopar/schedule/traits.hpp "constexpr auto kind = ScheduleKind::kGPipe,")
 line_must_be_accepted(include/autopar/plan/plan.hpp "ScheduleKind schedule = kDefaultSchedule,")
 
+must_be_accepted(include/autopar/testing/a.hpp "<autopar/plan/planner.hpp>")
 must_be_accepted(include/autopar/plan/report/a.hpp "<autopar/plan/model/b.hpp>")
 must_be_accepted(include/autopar/plan/a.hpp "<autopar/plan/search/b.hpp>")
 must_be_accepted(include/autopar/plan/a.hpp "<autopar/cost/links.hpp>")

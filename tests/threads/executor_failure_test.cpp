@@ -26,7 +26,7 @@
 namespace executor_failure_test {
 
 using namespace autopar;
-using testing::Case;
+using testing::PipelineCase;
 
 /// An event of a rank, by its name ("forward", "gathered", "wire send", …) and number.
 struct Fault {
@@ -62,7 +62,7 @@ struct Outcome {
   int buffers = 0;
 };
 
-Outcome run(const Case& example, const Program& program, const std::optional<Fault>& fault) {
+Outcome run(const PipelineCase& example, const Program& program, const std::optional<Fault>& fault) {
   const auto ranks = program.ranks.size();
   Outcome out{.events = std::vector<std::map<std::string, int>>(ranks),
               .actions = std::vector<std::string>(ranks),
@@ -106,9 +106,9 @@ Outcome run(const Case& example, const Program& program, const std::optional<Fau
 }
 
 /// Two positions, the first with two replicas in shares, a partial sum past the second, a parameter tied across all.
-Case make_case(ScheduleKind kind, int zero) {
+PipelineCase make_case(ScheduleKind kind, int zero) {
   using enum ChannelKind;
-  Case out;
+  PipelineCase out;
   out.pipeline.ranks = 3;
   const std::vector<Rank> first{Rank(2), Rank(0)};
   out.pipeline.stages = stages_for(kind, {first, {Rank(1)}}, kind == ScheduleKind::kInterleaved ? 2 : 1);
@@ -126,7 +126,7 @@ Case make_case(ScheduleKind kind, int zero) {
   return out;
 }
 
-Program make_program_of(ScheduleKind kind, const Case& example) {
+Program make_program_of(ScheduleKind kind, const PipelineCase& example) {
   const auto& [pipeline, layout] = example;
   if (kind != ScheduleKind::kSynthesised) return make_program(pipeline, layout, kind);
   const Synthesised<testing::EqualTimes> policy{

@@ -18,17 +18,17 @@
 #include <autopar/schedule/schedule.hpp>
 #include <autopar/schedule/synthesised.hpp>
 #include <autopar/schedule/validate.hpp>
+#include <autopar/testing/pipelines.hpp>
 
 #include <catch_shim.hpp>
 
 #include "../unit/schedule/equal_times.hpp"
-#include "../unit/schedule/random_pipeline.hpp"
+#include "../unit/schedule/random_orders.hpp"
 #include "../unit/schedule/symbolic_model.hpp"
 #include "fake_engine.hpp"
 #include "holding_transport.hpp"
 
 using namespace autopar;
-using testing::Case;
 using testing::FakeEngine;
 using testing::HoldingTransport;
 using testing::index_of;
@@ -36,6 +36,7 @@ using testing::Ledger;
 using testing::LoggedTransport;
 using testing::make_groups;
 using testing::make_models;
+using testing::PipelineCase;
 using testing::Script;
 
 namespace {
@@ -63,7 +64,7 @@ std::vector<std::string> messages_and_sums(const std::vector<Action>& actions, R
 
 /// Runs phases one after the other on one thread a rank; empty if all results are the reference's.
 template <class Wire = AnyTransport, SchedulePolicy Policy>
-std::string run_phases(const Case& example, const std::vector<Phase>& phases, const Policy& policy,
+std::string run_phases(const PipelineCase& example, const std::vector<Phase>& phases, const Policy& policy,
                        std::uint32_t seed) {
   const auto& [pipeline, layout] = example;
   Ledger ledger;
@@ -121,7 +122,7 @@ std::string run_random_case(std::uint32_t seed) {
 /// The same under the schedules that part backwards or say where stages are.
 template <class Wire = AnyTransport>
 std::string run_random_placed_case(ScheduleKind kind, std::uint32_t seed) {
-  auto example = testing::random_placed_case(seed, kind, 6, 7);
+  auto example = testing::random_placed_case(seed, traits_of(kind).layout, 6, 7);
   if (seed % 5 > 1) example = testing::in_shares(example, seed);
   return with_policy(kind, [&](const auto& policy) {
     auto wrong = run_phases<Wire>(example, {Phase::kStep}, policy, seed);
@@ -130,8 +131,8 @@ std::string run_random_placed_case(ScheduleKind kind, std::uint32_t seed) {
 }
 
 /// `stages` stages in a row, one rank each.
-Case row(int stages, int microbatches) {
-  Case out;
+PipelineCase row(int stages, int microbatches) {
+  PipelineCase out;
   out.pipeline.ranks = stages;
   for (int s = 0; s < stages; ++s) {
     out.pipeline.stages.push_back({Rank(s)});
@@ -178,7 +179,7 @@ TEST_CASE("interleaved 1F1B, ZB-H1 and ZB-V on threads: the results of one proce
 TEST_CASE("synthesised orders on threads, backwards whole and in parts: the results of one process", "[executor]") {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const auto kind = seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kInterleaved;
-    const auto example = testing::random_placed_case(seed, kind, 6, 7);
+    const auto example = testing::random_placed_case(seed, traits_of(kind).layout, 6, 7);
     const Synthesised<testing::EqualTimes> policy{
         .costs = {}, .local = example.layout.local, .parts_backwards = seed % 3 != 0, .budget = 40};
     INFO("seed " << seed);
@@ -196,11 +197,11 @@ TEST_CASE("programs end, in their own order, where every message and sum holds u
 }
 
 TEST_CASE("reductions start within the last backward, in the program's order whatever fills first", "[executor]") {
-  Case example{{.ranks = 2,
-                .stages = {{Rank(0), Rank(1)}},
-                .channels = {{kSource, StageId(0), ChannelKind::kBatched, false}},
-                .groups = {{{Rank(0), Rank(1)}, StageId(0), 5}}},
-               {{3, 4}, 2}};
+  PipelineCase example{{.ranks = 2,
+                        .stages = {{Rank(0), Rank(1)}},
+                        .channels = {{kSource, StageId(0), ChannelKind::kBatched, false}},
+                        .groups = {{{Rank(0), Rank(1)}, StageId(0), 5}}},
+                       {{3, 4}, 2}};
   const auto program = make_program(example.pipeline, example.layout, OneFOneB{});
   auto models = make_models(example);
   Ledger ledger;
@@ -231,13 +232,13 @@ TEST_CASE("reductions start within the last backward, in the program's order wha
 TEST_CASE("a stage's reductions start in its own last backward, although the rank's other stage goes on",
           "[executor]") {
   const std::vector<Rank> both{Rank(0), Rank(1)};
-  const Case example{{.ranks = 2,
-                      .stages = {both, both},
-                      .channels = {{kSource, StageId(0), ChannelKind::kBatched, false},
-                                   {StageId(0), StageId(1), ChannelKind::kBatched, true},
-                                   {StageId(0), StageId(1), ChannelKind::kTotal, true}},
-                      .groups = {{both, StageId(1), 3}, {both, StageId(0), 1}, {both, StageId::none(), 1}}},
-                     {{3, 4}, 2}};
+  const PipelineCase example{{.ranks = 2,
+                              .stages = {both, both},
+                              .channels = {{kSource, StageId(0), ChannelKind::kBatched, false},
+                                           {StageId(0), StageId(1), ChannelKind::kBatched, true},
+                                           {StageId(0), StageId(1), ChannelKind::kTotal, true}},
+                              .groups = {{both, StageId(1), 3}, {both, StageId(0), 1}, {both, StageId::none(), 1}}},
+                             {{3, 4}, 2}};
   const auto program = make_program(example.pipeline, example.layout, GPipe{});
   auto models = make_models(example);
   Ledger ledger;
@@ -340,15 +341,16 @@ TEST_CASE("buffers are dropped while the step goes on, not at its end", "[execut
 TEST_CASE("wherever an engine throws, it is named, the others learn it, and no buffer is left", "[executor]") {
   using enum ChannelKind;
   const StageId s0(0), s1(1), s2(2);
-  const Case example{{.ranks = 4,
-                      .stages = {{Rank(2), Rank(0)}, {Rank(1)}, {Rank(3)}},
-                      .channels = {{kSource, s0, kBatched, true},
-                                   {s0, s1, kPartialSum, true},
-                                   {s0, s2, kBatched, true},
-                                   {s1, s2, kBatched, true},
-                                   {s2, kSink, kBatched, false}},
-                      .groups = {{{Rank(0), Rank(2)}, s0, 2}, {{Rank(0), Rank(2), Rank(3)}, StageId::none(), 1}}},
-                     {{2, 3, 0, 1}, 3}};
+  const PipelineCase example{
+      {.ranks = 4,
+       .stages = {{Rank(2), Rank(0)}, {Rank(1)}, {Rank(3)}},
+       .channels = {{kSource, s0, kBatched, true},
+                    {s0, s1, kPartialSum, true},
+                    {s0, s2, kBatched, true},
+                    {s1, s2, kBatched, true},
+                    {s2, kSink, kBatched, false}},
+       .groups = {{{Rank(0), Rank(2)}, s0, 2}, {{Rank(0), Rank(2), Rank(3)}, StageId::none(), 1}}},
+      {{2, 3, 0, 1}, 3}};
   const auto& [pipeline, layout] = example;
   const auto program = make_program(pipeline, layout, OneFOneB{});
   int thrown = 0;
@@ -471,7 +473,7 @@ TEST_CASE(
     for (std::uint32_t seed = 0; seed < 12; ++seed) {
       const auto placed =
           kind == ScheduleKind::kSynthesised ? (seed % 2 == 0 ? ScheduleKind::kZbV : ScheduleKind::kZbH1) : kind;
-      const auto example = testing::random_placed_case(seed, placed, 5, 6);
+      const auto example = testing::random_placed_case(seed, traits_of(placed).layout, 5, 6);
       const auto& [pipeline, layout] = example;
       const Synthesised<testing::EqualTimes> synthesised{
           .costs = {}, .local = layout.local, .parts_backwards = true, .budget = 40};

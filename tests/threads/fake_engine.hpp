@@ -22,8 +22,8 @@
 #include <autopar/runtime/stage_engine.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/schedule/action.hpp>
+#include <autopar/testing/pipelines.hpp>
 
-#include "../unit/schedule/random_pipeline.hpp"
 #include "../unit/schedule/symbolic_model.hpp"
 
 /// An engine without tensors for tests of the executor, and a transport that is watched.
@@ -304,7 +304,7 @@ std::vector<GroupId> make_groups(auto& transport, const Pipeline& pipeline) {
   return groups;
 }
 
-inline std::vector<SymbolicRank> make_models(const Case& example) {
+inline std::vector<SymbolicRank> make_models(const PipelineCase& example) {
   std::vector<SymbolicRank> models;
   for (int r = 0; r < example.pipeline.ranks; ++r) models.emplace_back(example.pipeline, example.layout, Rank(r));
   return models;

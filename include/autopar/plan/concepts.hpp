@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/cost/concepts.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/profiled.hpp>
 #include <autopar/graph/partition.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
@@ -22,6 +25,7 @@ namespace autopar {
 /// Mark what a policy is for, so that `Planner` takes policies in any order.
 struct staging_policy_tag {};
 struct coarsening_policy_tag {};
+struct cost_policy_tag {};
 
 /// A staging with its prediction.
 struct Candidate {
@@ -128,20 +132,41 @@ static_assert(Objective<StepObjective>);
 ///
 /// Laws: pure and deterministic; every stage is convex and not empty, the stages partition the nodes; constraints on
 /// stages, replicas, micro-batches, schedules and whole-batch nodes are met; an exact policy returns the fastest
-/// staging that fits. Budgets count expanded states.
+/// staging that fits. Budgets count expanded states. `testing/staging_laws.hpp` checks them.
 template <class P, class O = StepObjective>
 concept StagingPolicy = Objective<O> && requires(const P& policy, const O& objective) {
   requires std::same_as<typename P::policy_category, staging_policy_tag>;
   { policy.search(objective) } -> std::same_as<typename O::Found>;
 };
 
-/// Puts nodes together before the search. Laws: the blocks partition the nodes and do not depend on one another in a
-/// circle; pure and deterministic.
+/// Puts nodes together before the search.
+///
+/// Laws: the blocks partition the nodes and do not depend on one another in a circle; there are at least `least_blocks`
+/// (as many stages as the user asks for), if the workload has so many nodes; pure and deterministic.
+/// `testing/coarsening_laws.hpp` checks them.
 template <class P>
 concept CoarseningPolicy = requires(const P& policy, const Workload& work, std::int64_t samples, int least_blocks) {
   requires std::same_as<typename P::policy_category, coarsening_policy_tag>;
   { policy.coarsen(work, samples, least_blocks) } -> std::same_as<Partition>;
 };
+
+/// Turns the costs of a captured model, measured as far as they were, into those that are planned with. Laws: pure and
+/// deterministic; what it returns keeps the laws of `CostModel` and may refer to both arguments.
+template <class P>
+concept CostPolicy = requires(const P& policy, const ModelProfile& profile, const ProfiledCost& measured) {
+  requires std::same_as<typename P::policy_category, cost_policy_tag>;
+  { policy.costs(profile, measured) } -> CostModel<ModelGraph>;
+};
+
+/// The costs as they are, whatever their model.
+struct CostsAsGiven {
+  using policy_category = cost_policy_tag;
+  template <class M>
+  [[nodiscard]] const M& costs(const ModelProfile&, const M& given) const {
+    return given;
+  }
+};
+static_assert(CostPolicy<CostsAsGiven>);
 
 /// Whether a schedule runs on stages that lie where the staging puts them.
 [[nodiscard]] inline bool suits(ScheduleKind schedule, const Staging& staging) {

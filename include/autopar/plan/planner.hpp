@@ -9,8 +9,10 @@
 #include <utility>
 
 #include <autopar/core/error.hpp>
+#include <autopar/cost/concepts.hpp>
 #include <autopar/cost/links.hpp>
 #include <autopar/cost/precision.hpp>
+#include <autopar/cost/profiled.hpp>
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/feasibility/attempt.hpp>
@@ -47,7 +49,7 @@ inline constexpr int kInCategory = (0 + ... + (InCategory<Tag, Policies> ? 1 : 0
 
 template <class Policy>
 concept KnownPolicy = InCategory<staging_policy_tag, Policy> || InCategory<coarsening_policy_tag, Policy> ||
-    InCategory<objective_policy_tag, Policy>;
+    InCategory<objective_policy_tag, Policy> || InCategory<cost_policy_tag, Policy>;
 
 /// The search that an objective brings along, or the one of the simulated step.
 template <class O>
@@ -69,7 +71,7 @@ struct DefaultStaging<O> {
 /// `Planner<MyCoarsening, MyStaging>`. Their knobs are members: `planner.staging.max_states = …`, or come with them:
 /// `Planner{MyStaging{.width = 8}}`. An objective is a
 /// policy, too: `Planner<SlowestStage>` plans with the staging policy that the objective names, `Planner<MyObjective,
-/// MyStaging>` with the user's own.
+/// MyStaging>` with the user's own. A `CostPolicy` has the last word on what operators of a captured model cost.
 template <detail::KnownPolicy... Policies>
 class Planner {
  public:
@@ -77,20 +79,34 @@ class Planner {
   using StagingSearch =
       typename detail::Pick<staging_policy_tag, typename detail::DefaultStaging<Minimised>::type, Policies...>::type;
   using Coarsening = typename detail::Pick<coarsening_policy_tag, HeavyEdge, Policies...>::type;
+  using Costing = typename detail::Pick<cost_policy_tag, CostsAsGiven, Policies...>::type;
   static_assert(detail::kInCategory<staging_policy_tag, Policies...> <= 1, "Planner: more than one staging policy");
   static_assert(detail::kInCategory<coarsening_policy_tag, Policies...> <= 1,
                 "Planner: more than one coarsening policy");
   static_assert(detail::kInCategory<objective_policy_tag, Policies...> <= 1, "Planner: more than one objective");
-  static_assert(Objective<Minimised>, "Planner: the objective does not model Objective");
+  static_assert(detail::kInCategory<cost_policy_tag, Policies...> <= 1, "Planner: more than one cost policy");
+  static_assert(
+      Objective<Minimised>,
+      "Planner: the objective does not model Objective: it needs the types `Solution` and `Found`, `operator()(const "
+      "Solution&) const`, and of what that returns `Seconds seconds(terms) const` and `bool fits(terms) const`");
   static_assert(StagingPolicy<StagingSearch, Minimised>,
-                "Planner: the staging policy does not model StagingPolicy for the objective");
-  static_assert(CoarseningPolicy<Coarsening>, "Planner: the coarsening policy does not model CoarseningPolicy");
+                "Planner: the staging policy does not model StagingPolicy: it needs `SearchResult search(const "
+                "StepObjective&) const`, or for another objective O `O::Found search(const O&) const`");
+  static_assert(CoarseningPolicy<Coarsening>,
+                "Planner: the coarsening policy does not model CoarseningPolicy: it needs `Partition coarsen(const "
+                "Workload&, std::int64_t samples, int least_blocks) const`");
+  static_assert(CostPolicy<Costing>,
+                "Planner: the cost policy does not model CostPolicy: it needs `costs(const ModelProfile&, const "
+                "ProfiledCost&) const`, which returns a CostModel of a ModelGraph");
 
   /// Plans are for the runtime, on ranks, by the simulated step.
   static constexpr bool kSimulates = std::same_as<Minimised, StepObjective>;
+  /// A cost policy is for captured models alone: graphs of other kinds come with costs of their own.
+  static constexpr bool kTakesCosts = std::same_as<Costing, CostsAsGiven>;
 
   StagingSearch staging{};
   Coarsening coarsening{};
+  Costing costing{};
   PlanObserver observer{};
 
   Planner() = default;
@@ -106,13 +122,19 @@ class Planner {
   /// @throws InfeasiblePlan if no plan fits the memory: the stage, the bytes, and the changes that fit
   [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster,
                           const PlanRequest& request) const requires kSimulates {
-    return plan(profile, RooflineCost(at_precision(cluster, request.options.precision)), cluster, request);
+    auto seen = at_precision(cluster, request.options.precision);
+    if constexpr (kTakesCosts)
+      return plan(profile, RooflineCost(std::move(seen)), cluster, request);
+    else
+      return plan(profile, ProfiledCost(std::move(seen), {}), cluster, request);
   }
 
-  /// The same with other costs.
-  template <CostModel<Graph<OpProfile, ValueProfile>> M>
-  requires kSimulates [[nodiscard]] Plan plan(const ModelProfile& profile, const M& costs, const Cluster& cluster,
+  /// The same with other costs, which a cost policy turns into those that count: then they are a `ProfiledCost`.
+  template <class M>
+  requires kSimulates [[nodiscard]] Plan plan(const ModelProfile& profile, const M& given, const Cluster& cluster,
                                               const PlanRequest& request) const {
+    require_cost_model<M, ModelGraph>();
+    const auto& costs = costing.costs(profile, given);
     Plan result = plan_workload(make_workload(profile, costs), cluster, request);
     for (StagePlan& stage : result.stages) {
       for (const NodeId atom : stage.atoms) {
@@ -125,9 +147,10 @@ class Planner {
   }
 
   /// A plan for any graph with a cost model of its own; `StagePlan::ops` stays empty.
-  template <BidirectionalGraph G, CostModel<G> M>
-  requires kSimulates [[nodiscard]] Plan plan(const G& graph, const M& costs, const Cluster& cluster,
-                                              const PlanRequest& request) const {
+  template <BidirectionalGraph G, class M>
+  requires(kSimulates&& kTakesCosts) [[nodiscard]] Plan
+      plan(const G& graph, const M& costs, const Cluster& cluster, const PlanRequest& request) const {
+    require_cost_model<M, G>();
     return plan_workload(make_workload(graph, costs), cluster, request);
   }
 
@@ -147,9 +170,22 @@ class Planner {
   void take(Policy policy) {
     if constexpr (detail::InCategory<staging_policy_tag, Policy>)
       staging = std::move(policy);
-    else
+    else if constexpr (detail::InCategory<coarsening_policy_tag, Policy>)
       coarsening = std::move(policy);
+    else
+      costing = std::move(policy);
   }
+
+  template <class M, class G>
+  static constexpr void require_cost_model() {
+    static_assert(
+        CostModel<M, G>,
+        "Planner: the costs do not model CostModel of the graph: they need `NodeCost node(const G&, NodeId, "
+        "double samples) const`, `ValueProfile value(const G&, EdgeId) const`, `Seconds transfer(Bytes, Rank, "
+        "Rank) const`, `Seconds all_reduce(Bytes, std::span<const Rank>) const` and `Seconds update(Bytes, "
+        "double factor) const`");
+  }
+
   [[nodiscard]] Plan plan_workload(Workload work, const Cluster& cluster, const PlanRequest& request) const {
     observe("putting " + std::to_string(work.graph.node_count()) + " nodes together");
     const Attempt attempt(staging, coarsening, work, cluster, request);

@@ -44,7 +44,7 @@ concept RankOrderPolicy = requires(const P& policy, const Pipeline& pipeline, in
   { policy.rank_orders(pipeline, microbatches) } -> std::same_as<std::vector<std::vector<ComputeAction>>>;
 };
 
-/// Orders of forwards and backwards, for stages or for ranks.
+/// Orders of forwards and backwards, for stages or for ranks. `testing/schedule_laws.hpp` checks the laws of both.
 template <class P>
 concept SchedulePolicy = std::same_as<typename P::policy_category, schedule_policy_tag> &&
     (StageOrderPolicy<P> || RankOrderPolicy<P>);

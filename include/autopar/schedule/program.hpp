@@ -558,9 +558,16 @@ class ProgramBuilder {
 /// orders
 ///         do not suit this pipeline's channels
 /// @cost O(actions * log(ranks))
-template <SchedulePolicy Policy>
+template <class Policy>
 [[nodiscard]] Program make_program(const Pipeline& pipeline, const BatchLayout& layout, const Policy& policy,
                                    Phase phase = Phase::kStep) {
+  static_assert(
+      SchedulePolicy<Policy>,
+      "make_program: the schedule does not model SchedulePolicy: it needs `using policy_category = "
+      "schedule_policy_tag`, and for orders of stages `std::vector<ComputeAction> order(StageId, int stages, int "
+      "microbatches) const` and `int peak_activations(StageId, int stages, int microbatches) const`, or for "
+      "orders of ranks `std::vector<std::vector<ComputeAction>> rank_orders(const Pipeline&, int microbatches) "
+      "const`");
   const BatchSplit split(pipeline, layout);
   detail::ProgramBuilder builder(pipeline, split, phase);
   if constexpr (RankOrderPolicy<Policy>) {

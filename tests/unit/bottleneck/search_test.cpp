@@ -9,11 +9,10 @@
 
 #include <autopar/bottleneck/certificate.hpp>
 #include <autopar/bottleneck/exact_bottleneck_staging.hpp>
-
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/random_models.hpp>
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 namespace {
 

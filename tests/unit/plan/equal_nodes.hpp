@@ -4,15 +4,14 @@
 
 #include <autopar/cost/weighted.hpp>
 #include <autopar/plan/request.hpp>
-
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/random_models.hpp>
 
 namespace autopar::test {
 
 /// A chain of nodes that take 1 s forward and 2 s backward, half of it for weights, a micro-batch; free links.
 struct EqualNodes {
   Graph<int, int> graph;
-  Cluster cluster = small_cluster(4);
+  Cluster cluster = testing::small_cluster(4);
   Constraints constraints;
   double value_bytes;  ///< of a sample, between two nodes
 

@@ -8,19 +8,18 @@
 #include <autopar/cost/weighted.hpp>
 #include <autopar/graph/algorithms/convexity.hpp>
 #include <autopar/plan/report/print.hpp>
-
-#include "brute_force.hpp"
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/brute_force.hpp>
+#include <autopar/testing/random_models.hpp>
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 namespace {
 
 /// The tutorial's stack of linear layers, as a captured graph costs it.
 ModelProfile tutorial(std::int64_t hidden, int layers, bool loss_mode = false) {
   const double h = static_cast<double>(hidden);
-  ModelProfile model = test::chain(layers, 1, (hidden * hidden + hidden) * 4, 4 * h);
+  ModelProfile model = testing::chain(layers, 1, (hidden * hidden + hidden) * 4, 4 * h);
   for (const NodeId node : model.graph.nodes()) {
     OpProfile& op = model.graph[node];
     op.work.front().forward = {{2 * h * h, 0}, {8 * h, 4 * h * h}, {0, 1}};
@@ -100,6 +99,27 @@ struct FirstHalf {
   }
 };
 
+/// What was measured, but for one operator that takes so many times as long.
+struct DearOperator {
+  using policy_category = cost_policy_tag;
+  std::string name;
+  double times = 1;
+
+  struct Costs : ProfiledCost {
+    static constexpr bool kCostsByValue = false;
+    std::string name;
+    double times;
+    NodeCost node(const ModelGraph& graph, NodeId id, double samples) const {
+      NodeCost cost = ProfiledCost::node(graph, id, samples);
+      if (graph[id].name != name) return cost;
+      for (Seconds* time : {&cost.forward, &cost.backward, &cost.backward_weight}) *time = *time * times;
+      return cost;
+    }
+  };
+  Costs costs(const ModelProfile&, const ProfiledCost& measured) const { return {{measured}, name, times}; }
+};
+static_assert(CostPolicy<DearOperator>);
+
 }  // namespace
 
 TEST_CASE("a small model is replicated, or the replicated plan is the explained runner-up") {
@@ -150,8 +170,8 @@ TEST_CASE("plans keep the laws on random models", "[laws]") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
     Dice dice(seed + 9000);
-    const ModelProfile model = test::random_model(dice, 14);
-    Cluster cluster = test::small_cluster(dice(1, 7), Bytes(dice(100, 3000) * 1000));
+    const ModelProfile model = testing::random_model(dice, 14);
+    Cluster cluster = testing::small_cluster(dice(1, 7), Bytes(dice(100, 3000) * 1000));
     auto request = request_for(0, dice(1, 64), dice(0, 4) / 2.0);
     request.options.max_microbatches = dice(1, 8);
     if (dice.chance(30))
@@ -181,8 +201,8 @@ TEST_CASE("times that are all scaled scale the step", "[laws]") {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
     Dice dice(seed + 500);
-    const ModelProfile model = test::random_model(dice, 8);
-    Cluster cluster = test::small_cluster(dice(1, 5), Bytes(1) * (std::int64_t{1} << 40));
+    const ModelProfile model = testing::random_model(dice, 8);
+    Cluster cluster = testing::small_cluster(dice(1, 5), Bytes(1) * (std::int64_t{1} << 40));
     const auto request = request_for(0, 24, 1);
     const Plan plan = Planner<>{}.plan(model, cluster, request);
     Cluster slower = cluster;
@@ -199,13 +219,13 @@ TEST_CASE("times that are all scaled scale the step", "[laws]") {
 
 TEST_CASE("policies come in any order and keep their knobs") {
   STATIC_REQUIRE(std::is_same_v<Planner<>::StagingSearch, ExactStaging>);
-  STATIC_REQUIRE(std::is_same_v<Planner<NoCoarsening, BruteForce>::StagingSearch, BruteForce>);
-  STATIC_REQUIRE(std::is_same_v<Planner<BruteForce, NoCoarsening>::Coarsening, NoCoarsening>);
-  const ModelProfile model = test::chain(6, 1e6, 1000, 400);
-  const Cluster cluster = test::small_cluster(2);
+  STATIC_REQUIRE(std::is_same_v<Planner<NoCoarsening, testing::BruteForce>::StagingSearch, testing::BruteForce>);
+  STATIC_REQUIRE(std::is_same_v<Planner<testing::BruteForce, NoCoarsening>::Coarsening, NoCoarsening>);
+  const ModelProfile model = testing::chain(6, 1e6, 1000, 400);
+  const Cluster cluster = testing::small_cluster(2);
   const auto request = request_for(2, 16, 0);
   const Plan exact = Planner<>{}.plan(model, cluster, request);
-  const Plan brute = Planner<NoCoarsening, BruteForce>{}.plan(model, cluster, request);
+  const Plan brute = Planner<NoCoarsening, testing::BruteForce>{}.plan(model, cluster, request);
   CHECK(exact.step.value() == Approx(brute.step.value()).epsilon(1e-12));
   CHECK(Planner<UniformStaging>{}.plan(model, cluster, request).step >= exact.step);
   const Plan own = Planner<FirstHalf>{}.plan(model, cluster, request);
@@ -218,6 +238,27 @@ TEST_CASE("policies come in any order and keep their knobs") {
   CHECK(phases.size() == 4);
 }
 
+TEST_CASE("a cost policy has the last word on what operators cost") {
+  const ModelProfile model = testing::chain(8, 1e7, 1000, 400);
+  const Cluster cluster = testing::small_cluster(2);
+  auto request = request_for(2, 16, 0);
+  request.options.stages = 2;
+  const auto first_stage = [](const Plan& plan) { return plan.stages.front().atoms.size(); };
+  const Plan even = Planner<>{}.plan(model, cluster, request);
+  CHECK(first_stage(even) == 4);
+  const Plan dear = Planner{DearOperator{.name = "2", .times = 100}}.plan(model, cluster, request);
+  CHECK(first_stage(dear) == 3);  // as little as can be beside it
+  CHECK(dear.step > 10 * even.step);
+  CHECK(Planner{DearOperator{.name = "2", .times = 100}, NoCoarsening{}}.plan(model, cluster, request).step ==
+        dear.step);
+
+  const ProfiledCost measured(cluster, {});
+  const Plan as_measured = Planner<>{}.plan(model, measured, cluster, request);
+  CHECK(Planner{DearOperator{.name = "2", .times = 1}}.plan(model, measured, cluster, request) == as_measured);
+  CHECK(Planner<CostsAsGiven>{}.plan(model, measured, cluster, request) == as_measured);
+  CHECK(Planner{DearOperator{.name = "2", .times = 100}}.plan(model, measured, cluster, request) == dear);
+}
+
 TEST_CASE("a task graph without a network is divided too") {
   struct Task {
     double seconds;
@@ -225,7 +266,7 @@ TEST_CASE("a task graph without a network is divided too") {
   Graph<Task, double> tasks;
   for (int i = 0; i < 8; ++i) tasks.add_node({i < 4 ? 1e-3 : 3e-3});
   for (int i = 0; i < 6; ++i) tasks.add_edge(NodeId(i), NodeId(i + 2), 1000.0);
-  const Cluster cluster = test::small_cluster(4);
+  const Cluster cluster = testing::small_cluster(4);
   const WeightedCost cost(
       cluster,
       [](const auto& g, NodeId t, double n) {
@@ -247,11 +288,11 @@ TEST_CASE("a task graph without a network is divided too") {
 }
 
 TEST_CASE("operators that mix samples get one micro-batch and one replica, or an error that names them") {
-  ModelProfile model = test::chain(5, 1e6, 1000, 400);
+  ModelProfile model = testing::chain(5, 1e6, 1000, 400);
   model.graph[NodeId(2)].whole_batch = true;
   model.graph[NodeId(2)].name = "aten::std";
   auto request = request_for(4, 16, 0);
-  const Plan plan = Planner<>{}.plan(model, test::small_cluster(4), request);
+  const Plan plan = Planner<>{}.plan(model, testing::small_cluster(4), request);
   check_laws(plan, model, request);
   CHECK(plan.microbatches == 1);
   const Staging staging = staging_of(plan, 5);
@@ -259,7 +300,7 @@ TEST_CASE("operators that mix samples get one micro-batch and one replica, or an
   const auto refused = [&](Options options) {
     request.options = std::move(options);
     try {
-      (void)Planner<>{}.plan(model, test::small_cluster(4), request);
+      (void)Planner<>{}.plan(model, testing::small_cluster(4), request);
       FAIL("accepted");
     } catch (const CaptureError& error) {
       CHECK(error.op() == "aten::std");
@@ -272,13 +313,13 @@ TEST_CASE("operators that mix samples get one micro-batch and one replica, or an
 }
 
 TEST_CASE("results that leave the call run all forwards first, in the order of the schedule that is set") {
-  ModelProfile model = test::chain(6, 1e6, 1000, 400);
+  ModelProfile model = testing::chain(6, 1e6, 1000, 400);
   model.loss_mode = false;
   auto request = request_for(2, 16, 0);
   request.options.stages = 2;
-  CHECK(Planner<>{}.plan(model, test::small_cluster(2), request).schedule == ScheduleKind::kGPipe);
+  CHECK(Planner<>{}.plan(model, testing::small_cluster(2), request).schedule == ScheduleKind::kGPipe);
   request.options.schedule = "1f1b";
-  const Plan plan = Planner<>{}.plan(model, test::small_cluster(2), request);
+  const Plan plan = Planner<>{}.plan(model, testing::small_cluster(2), request);
   CHECK(plan.schedule == ScheduleKind::kOneFOneB);
   CHECK(std::any_of(plan.notes.begin(), plan.notes.end(),
                     [](const auto& n) { return n.find("schedule = 1f1b") != std::string::npos; }));

@@ -5,13 +5,12 @@
 
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
-
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/dice.hpp>
 
 namespace autopar::test {
 
 /// Any pipeline of a graph: random cuts of a random topological order, up to `world` ranks.
-inline Staging random_staging(Dice& dice, const Workload& work, int world) {
+inline Staging random_staging(testing::Dice& dice, const Workload& work, int world) {
   const int n = static_cast<int>(work.graph.node_count());
   const int stages = dice(1, std::min(n, world));
   Staging staging;

@@ -1,12 +1,11 @@
 #include <autopar/schedule/batch_split.hpp>
+#include <autopar/testing/pipelines.hpp>
 
 #include <map>
 #include <set>
 #include <string>
 
 #include <catch_shim.hpp>
-
-#include "random_pipeline.hpp"
 
 using namespace autopar;
 using testing::Dice;

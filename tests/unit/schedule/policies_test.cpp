@@ -1,10 +1,14 @@
-#include <algorithm>
+#include <cstdint>
 
 #include <autopar/schedule/concepts.hpp>
 #include <autopar/schedule/gpipe.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
+#include <autopar/schedule/schedule.hpp>
+#include <autopar/testing/schedule_laws.hpp>
 
 #include <catch_shim.hpp>
+
+#include "random_orders.hpp"
 
 using namespace autopar;
 
@@ -19,41 +23,32 @@ struct NoTag {
 };
 static_assert(!SchedulePolicy<NoTag>);
 
-template <SchedulePolicy Policy>
-void check_laws(const Policy& policy) {
-  for (int stages = 1; stages <= 6; ++stages) {
-    for (int microbatches = 1; microbatches <= 8; ++microbatches) {
-      for (int s = 0; s < stages; ++s) {
-        const auto computes = policy.order(StageId(s), stages, microbatches);
-        REQUIRE(computes.size() == 2 * static_cast<std::size_t>(microbatches));
-        int held = 0, peak = 0;
-        for (const ComputeAction compute : computes) {
-          held += compute.kind == kF ? 1 : -1;
-          peak = std::max(peak, held);
-        }
-        REQUIRE(peak == policy.peak_activations(StageId(s), stages, microbatches));
-        for (int m = 0; m < microbatches; ++m) {
-          const auto forward = std::find(computes.begin(), computes.end(), ComputeAction{kF, m});
-          REQUIRE(std::count(computes.begin(), computes.end(), ComputeAction{kF, m}) == 1);
-          REQUIRE(std::count(computes.begin(), computes.end(), ComputeAction{kB, m}) == 1);
-          REQUIRE(forward < std::find(computes.begin(), computes.end(), ComputeAction{kB, m}));
-        }
-      }
-    }
-  }
-  REQUIRE_THROWS_AS(policy.order(StageId(2), 2, 1), InvalidArgument);
-  REQUIRE_THROWS_AS(policy.order(StageId(0), 1, 0), InvalidArgument);
-}
-
 }  // namespace
 
+TEST_CASE("every schedule of the table keeps the laws of a schedule policy", "[schedule][laws]") {
+  for (const ScheduleTraits& row : kScheduleTraits) {
+    INFO(row.name);
+    if (row.orders_in_plan) continue;  // their orders are of one pipeline
+    with_policy(row.kind, [&](const auto& policy) {
+      testing::check_schedule_laws(policy, {.layout = row.layout, .inputs = 1000});
+    });
+  }
+}
+
+TEST_CASE("random orders keep the laws of a schedule policy, wherever the stages lie", "[schedule][laws]") {
+  for (std::uint64_t seed = 0; seed < 20; ++seed)
+    testing::check_schedule_laws(testing::RandomOrders{seed}, {.layout = StageLayout::kAnywhere, .inputs = 20});
+}
+
 TEST_CASE("GPipe runs all forwards, then all backwards", "[schedule]") {
-  check_laws(GPipe{});
+  CHECK_THROWS_AS(GPipe{}.order(StageId(2), 2, 1), InvalidArgument);
+  CHECK_THROWS_AS(GPipe{}.order(StageId(0), 1, 0), InvalidArgument);
   CHECK(GPipe{}.order(StageId(0), 2, 2) == std::vector<ComputeAction>{{kF, 0}, {kF, 1}, {kB, 0}, {kB, 1}});
 }
 
 TEST_CASE("1F1B alternates once warm and holds no more micro-batches than stages to the end", "[schedule]") {
-  check_laws(OneFOneB{});
+  CHECK_THROWS_AS(OneFOneB{}.order(StageId(2), 2, 1), InvalidArgument);
+  CHECK_THROWS_AS(OneFOneB{}.order(StageId(0), 1, 0), InvalidArgument);
   CHECK(OneFOneB{}.order(StageId(0), 2, 3) ==
         std::vector<ComputeAction>{{kF, 0}, {kF, 1}, {kB, 0}, {kF, 2}, {kB, 1}, {kB, 2}});
   CHECK(OneFOneB{}.order(StageId(1), 2, 2) == std::vector<ComputeAction>{{kF, 0}, {kB, 0}, {kF, 1}, {kB, 1}});

@@ -6,10 +6,11 @@
 #include <autopar/schedule/gpipe.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/validate.hpp>
+#include <autopar/testing/pipelines.hpp>
 
 #include <catch_shim.hpp>
 
-#include "random_pipeline.hpp"
+#include "random_orders.hpp"
 #include "rendezvous.hpp"
 
 using namespace autopar;
@@ -24,7 +25,7 @@ std::vector<std::string> words(const std::vector<Action>& actions) {
 
 /// Empty if the program of every phase is accepted and runs to the reference's result.
 template <SchedulePolicy Policy>
-std::string fault_of_any_phase(const testing::Case& example, const Policy& policy) {
+std::string fault_of_any_phase(const testing::PipelineCase& example, const Policy& policy) {
   const auto& [pipeline, layout] = example;
   auto step_ranks = testing::symbolic_ranks(pipeline, layout);
   auto two_phase_ranks = step_ranks;
@@ -40,7 +41,8 @@ std::string fault_of_any_phase(const testing::Case& example, const Policy& polic
 
 /// Whatever its groups hold in shares.
 template <SchedulePolicy Policy>
-std::string fault_of_any_phase_in_shares(const testing::Case& example, const Policy& policy, std::uint32_t seed) {
+std::string fault_of_any_phase_in_shares(const testing::PipelineCase& example, const Policy& policy,
+                                         std::uint32_t seed) {
   auto wrong = fault_of_any_phase(example, policy);
   return wrong.empty() ? fault_of_any_phase(testing::in_shares(example, seed), policy) : wrong;
 }

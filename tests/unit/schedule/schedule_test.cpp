@@ -3,11 +3,12 @@
 #include <string>
 
 #include <autopar/schedule/validate.hpp>
+#include <autopar/testing/pipelines.hpp>
 
 #include <catch_shim.hpp>
 
 #include "equal_times.hpp"
-#include "random_pipeline.hpp"
+#include "random_orders.hpp"
 #include "rendezvous.hpp"
 
 using namespace autopar;
@@ -16,12 +17,12 @@ namespace {
 
 /// A case on which the kind runs, and orders if it is nothing but orders.
 struct Placed {
-  testing::Case example;
+  testing::PipelineCase example;
   GivenOrders orders;
 };
 
 Placed random_placed(ScheduleKind kind, std::uint32_t seed, int max_ranks, int max_microbatches) {
-  Placed out{testing::random_placed_case(seed, kind, max_ranks, max_microbatches), {}};
+  Placed out{testing::random_placed_case(seed, traits_of(kind).layout, max_ranks, max_microbatches), {}};
   if (kind != ScheduleKind::kSynthesised) return out;
   out.orders.microbatches = out.example.layout.microbatches;
   out.orders.orders = testing::RandomOrders{seed}.rank_orders(out.example.pipeline, out.orders.microbatches);
@@ -62,7 +63,7 @@ TEST_CASE("each schedule on 1,000 random pipelines: accepted, no deadlock, the r
 TEST_CASE("every rank of a program computes in the policy's order, less its empty slices", "[schedule]") {
   for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbV}) {
     for (std::uint32_t seed = 0; seed < 300; ++seed) {
-      const auto example = testing::random_placed_case(seed, kind, 9, 9);
+      const auto example = testing::random_placed_case(seed, traits_of(kind).layout, 9, 9);
       const auto& [pipeline, layout] = example;
       INFO(to_string(kind) << ", seed " << seed);
       const BatchSplit split(pipeline, layout);

@@ -7,10 +7,11 @@
 #include <autopar/schedule/gpipe.hpp>
 #include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/program.hpp>
+#include <autopar/testing/pipelines.hpp>
 
 #include <catch_shim.hpp>
 
-#include "random_pipeline.hpp"
+#include "random_orders.hpp"
 
 using namespace autopar;
 

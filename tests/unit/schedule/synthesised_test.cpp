@@ -4,11 +4,11 @@
 #include <limits>
 
 #include <autopar/schedule/validate.hpp>
+#include <autopar/testing/pipelines.hpp>
 
 #include <catch_shim.hpp>
 
 #include "equal_times.hpp"
-#include "random_pipeline.hpp"
 #include "rendezvous.hpp"
 
 using namespace autopar;
@@ -35,9 +35,9 @@ struct Uneven {
 Uneven uneven_times(std::size_t stages, Dice& dice, double message_seconds = 0) {
   Uneven out{{}, {}, {}, message_seconds};
   for (std::size_t s = 0; s < stages; ++s) {
-    out.f.push_back(dice.between(5, 15) / 10.0);
-    out.b.push_back(dice.between(5, 15) / 10.0);
-    out.w.push_back(dice.chance(10) ? 0 : dice.between(3, 13) / 10.0);
+    out.f.push_back(dice(5, 15) / 10.0);
+    out.b.push_back(dice(5, 15) / 10.0);
+    out.w.push_back(dice.chance(10) ? 0 : dice(3, 13) / 10.0);
   }
   return out;
 }
@@ -82,18 +82,18 @@ struct Task {
 /// Stages in a row on positions with unequal replicas; limits from what one micro-batch needs to plenty.
 Task random_task(Dice& dice) {
   std::vector<int> replicas;
-  for (int p = dice.between(1, 4); p > 0; --p) replicas.push_back(dice.chance(60) ? 1 : dice.between(2, 3));
+  for (int p = dice(1, 4); p > 0; --p) replicas.push_back(dice.chance(60) ? 1 : dice(2, 3));
   const auto positions = testing::positions_of(replicas);
-  Task out{in_a_row(dice.chance(40) ? v_shaped_stages(positions) : looped_stages(positions, dice.between(1, 2))),
+  Task out{in_a_row(dice.chance(40) ? v_shaped_stages(positions) : looped_stages(positions, dice(1, 2))),
            {},
            {},
-           dice.between(1, 9)};
-  for (std::size_t s = 0; s < out.pipeline.stages.size(); ++s) out.held.emplace_back(dice.between(1, 5));
+           dice(1, 9)};
+  for (std::size_t s = 0; s < out.pipeline.stages.size(); ++s) out.held.emplace_back(dice(1, 5));
   std::vector<Bytes> need(static_cast<std::size_t>(out.pipeline.ranks));
   for (std::size_t s = 0; s < out.held.size(); ++s) {
     for (const Rank rank : out.pipeline.stages[s].ranks()) need[rank.index()] += out.held[s];
   }
-  const int rounds = dice.between(1, 6);
+  const int rounds = dice(1, 6);
   for (const Bytes bytes : need) out.limits.push_back(Bytes(bytes.value() * rounds + dice.below(4)));
   return out;
 }
@@ -172,12 +172,12 @@ TEST_CASE("a synthesised schedule fits, is no slower than fixed ones that fit, a
 TEST_CASE("synthesised orders of small pipelines are the best there are", "[schedule]") {
   for (std::uint32_t seed = 0; seed < 120; ++seed) {
     Dice dice(seed);
-    const int stages = dice.between(2, 3), microbatches = 2;
+    const int stages = dice(2, 3), microbatches = 2;
     const auto pipeline = in_a_row(single_ranks(stages));
     const auto costs = uneven_times(static_cast<std::size_t>(stages), dice);
     const auto layout = testing::even_layout(pipeline, microbatches);
     const std::vector<Bytes> held(static_cast<std::size_t>(stages), Bytes(1));
-    const std::vector<Bytes> limits(held.size(), Bytes(dice.between(1, 2)));
+    const std::vector<Bytes> limits(held.size(), Bytes(dice(1, 2)));
     const auto problem = detail::ProblemReader<Uneven>(pipeline, layout, costs).read(held, limits, true);
     const double least = BruteForce(problem).run();
     const auto found = Synthesised<Uneven>{costs, layout.local, held, limits}.synthesise(pipeline, microbatches);
@@ -229,7 +229,7 @@ TEST_CASE("synthesised programs of random batches are accepted and compute the r
     const auto kind = seed % 3 == 0   ? ScheduleKind::kOneFOneB
                       : seed % 3 == 1 ? ScheduleKind::kInterleaved
                                       : ScheduleKind::kZbV;
-    const auto [pipeline, layout] = testing::random_placed_case(seed, kind, 6, 6);
+    const auto [pipeline, layout] = testing::random_placed_case(seed, traits_of(kind).layout, 6, 6);
     Dice dice(seed);
     const Synthesised<Uneven> policy{
         .costs = uneven_times(pipeline.stages.size(), dice, 0.1), .local = layout.local, .budget = 60};

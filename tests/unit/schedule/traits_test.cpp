@@ -5,11 +5,11 @@
 
 #include <autopar/schedule/restated_orders.hpp>
 #include <autopar/schedule/schedule.hpp>
+#include <autopar/testing/pipelines.hpp>
 
 #include <catch_shim.hpp>
 
 #include "equal_times.hpp"
-#include "random_pipeline.hpp"
 
 using namespace autopar;
 
@@ -22,8 +22,8 @@ struct Sizes {
 };
 
 Sizes random_sizes(const ScheduleTraits& row, testing::Dice& dice) {
-  Sizes out{dice.between(1, 7), dice.between(1, 4), dice.between(1, 20)};
-  while (!allows_chunks(row.layout, out.chunks)) out.chunks = dice.between(1, 4);
+  Sizes out{dice(1, 7), dice(1, 4), dice(1, 20)};
+  while (!allows_chunks(row.layout, out.chunks)) out.chunks = dice(1, 4);
   return out;
 }
 

@@ -8,20 +8,21 @@
 #include <autopar/schedule/one_f_one_b.hpp>
 #include <autopar/schedule/program.hpp>
 #include <autopar/schedule/schedule.hpp>
+#include <autopar/testing/pipelines.hpp>
 
 #include <catch_shim.hpp>
 
-#include "random_pipeline.hpp"
+#include "random_orders.hpp"
 #include "rendezvous.hpp"
 
 using namespace autopar;
-using testing::Case;
 using testing::Dice;
+using testing::PipelineCase;
 
 namespace {
 
 struct Subject {
-  Case example;
+  PipelineCase example;
   Phase phase = Phase::kStep;
   Program program;
 };
@@ -42,7 +43,7 @@ bool equivalent(const Subject& subject, const Program& program) {
   return testing::run_blocking(pipeline, layout, subject.phase, program, ranks).empty();
 }
 
-std::vector<Subject> subjects_of(const Case& example) {
+std::vector<Subject> subjects_of(const PipelineCase& example) {
   std::vector<Subject> out;
   const auto& [pipeline, layout] = example;
   out.push_back({example, Phase::kStep, make_program(pipeline, layout, OneFOneB{})});
@@ -57,7 +58,7 @@ std::vector<Subject> subjects_of(const Case& example) {
 }
 
 /// The schedules that say where stages are.
-std::vector<Subject> placed_subjects_of(ScheduleKind kind, const Case& example) {
+std::vector<Subject> placed_subjects_of(ScheduleKind kind, const PipelineCase& example) {
   std::vector<Subject> out;
   for (const Phase phase : {Phase::kStep, Phase::kBackward}) {
     out.push_back({example, phase, make_program(example.pipeline, example.layout, kind, phase)});
@@ -65,7 +66,7 @@ std::vector<Subject> placed_subjects_of(ScheduleKind kind, const Case& example) 
   return out;
 }
 
-std::vector<Case> small_cases() {
+std::vector<PipelineCase> small_cases() {
   using enum ChannelKind;
   const StageId s0(0), s1(1), s2(2);
   const Rank r0(0), r1(1), r2(2), r3(3);
@@ -112,7 +113,7 @@ std::vector<Case> small_cases() {
 
 std::vector<Subject> small_subjects() {
   std::vector<Subject> out;
-  for (const Case& example : small_cases()) {
+  for (const PipelineCase& example : small_cases()) {
     for (Subject& subject : subjects_of(example)) out.push_back(std::move(subject));
   }
   using enum ChannelKind;
@@ -120,15 +121,16 @@ std::vector<Subject> small_subjects() {
   const Positions positions{{Rank(1)}, {Rank(0), Rank(2)}};
   for (const ScheduleKind kind : {ScheduleKind::kInterleaved, ScheduleKind::kZbV}) {
     const auto stages = stages_for(kind, positions, 2);
-    const Case example{{3,
-                        stages,
-                        {{kSource, s0, kBatched, false},
-                         {s0, s1, kBatched, true},
-                         {s1, s2, kBatched, true},
-                         {s2, s3, kTotal, true},
-                         {s3, kSink, kBatched, true}},
-                        {{{Rank(0), Rank(2)}, kind == ScheduleKind::kZbV ? s2 : s3, 1}, {{Rank(0), Rank(2)}, s1, 1}}},
-                       {{1, 2, 0}, 2}};
+    const PipelineCase example{
+        {3,
+         stages,
+         {{kSource, s0, kBatched, false},
+          {s0, s1, kBatched, true},
+          {s1, s2, kBatched, true},
+          {s2, s3, kTotal, true},
+          {s3, kSink, kBatched, true}},
+         {{{Rank(0), Rank(2)}, kind == ScheduleKind::kZbV ? s2 : s3, 1}, {{Rank(0), Rank(2)}, s1, 1}}},
+        {{1, 2, 0}, 2}};
     for (Subject& subject : placed_subjects_of(kind, example)) out.push_back(std::move(subject));
   }
   return out;
@@ -252,7 +254,7 @@ TEST_CASE("seeded mutants of random programs are rejected unless equivalent", "[
     auto placed_kind = ScheduleKind::kInterleaved;
     if (seed % 3 == 2) {
       const auto kind = placed_kind = dice.chance(50) ? ScheduleKind::kInterleaved : ScheduleKind::kZbV;
-      subjects = placed_subjects_of(kind, testing::random_placed_case(seed, kind, 6, 6));
+      subjects = placed_subjects_of(kind, testing::random_placed_case(seed, traits_of(kind).layout, 6, 6));
     } else {
       subjects =
           subjects_of(seed % 3 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5));

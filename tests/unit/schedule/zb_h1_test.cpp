@@ -35,8 +35,8 @@ TEST_CASE("ZB-H1: bubble and memory are the closed ones", "[schedule]") {
 }
 
 TEST_CASE("ZB-H1: later stages defer more weight backwards", "[schedule]") {
-  CHECK(testing::spelled(ZbH1{}.order(StageId(0), 2, 3)) == "F-10 F-11 B-10 W-10 F-12 B-11 W-11 B-12 W-12");
-  CHECK(testing::spelled(ZbH1{}.order(StageId(1), 2, 3)) == "F-10 B-10 F-11 B-11 W-10 F-12 B-12 W-11 W-12");
+  CHECK(testing::spelled(ZbH1{}.order(StageId(0), 2, 3)) == "F0 F1 B0 W0 F2 B1 W1 B2 W2");
+  CHECK(testing::spelled(ZbH1{}.order(StageId(1), 2, 3)) == "F0 B0 F1 B1 W0 F2 B2 W1 W2");
   CHECK_THROWS_AS(ZbH1{}.order(StageId(2), 2, 1), InvalidArgument);
   CHECK_THROWS_AS(ZbH1{}.order(StageId(0), 1, 0), InvalidArgument);
 }

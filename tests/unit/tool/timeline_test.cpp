@@ -19,9 +19,9 @@
 #include "tool_run.hpp"
 
 using namespace autopar;
-using test::Dice;
 using test::run_tool;
 using test::ToolFolder;
+using testing::Dice;
 
 namespace {
 
@@ -55,8 +55,8 @@ TEST_CASE("the timeline of a plan is what the planner predicted", "[tool]") {
   int compared = 0;
   for (int seed = 0; seed < 120; ++seed) {
     Dice dice(static_cast<std::uint64_t>(seed) + 4000);
-    const ModelProfile model = test::random_model(dice, 7);
-    const Cluster cluster = test::small_cluster(dice(1, 5), Bytes(64 << 20));
+    const ModelProfile model = testing::random_model(dice, 7);
+    const Cluster cluster = testing::small_cluster(dice(1, 5), Bytes(64 << 20));
     PlanRequest request;
     request.batch = dice(1, 30);
     Planner<> planner;
@@ -86,12 +86,12 @@ TEST_CASE("so is the timeline of a plan whose ranks run several stages, whose ba
   std::map<std::string, int> met;
   for (int seed = 0; seed < 90; ++seed) {
     Dice dice(static_cast<std::uint64_t>(seed) + 9000);
-    ModelProfile model = test::random_model(dice, 10);
+    ModelProfile model = testing::random_model(dice, 10);
     const auto mixes = [&](NodeId n) { return model.graph[n].whole_batch || model.graph[n].totals > Bytes(0); };
     if (std::ranges::any_of(model.graph.nodes(), mixes)) continue;
     model.loss_mode = true;
     model.outputs[0].bytes = {0, 8};
-    const Cluster cluster = test::small_cluster(dice(2, 5), Bytes(64 << 20));
+    const Cluster cluster = testing::small_cluster(dice(2, 5), Bytes(64 << 20));
     PlanRequest request;
     request.batch = dice(1, 30);
     request.runtime = runtime_capabilities();

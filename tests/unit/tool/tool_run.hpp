@@ -10,9 +10,9 @@
 #include <autopar/io/cluster_file.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/profile_file.hpp>
+#include <autopar/testing/random_models.hpp>
 
 #include "tool.hpp"
-#include "unit/plan/random_models.hpp"
 
 namespace autopar::test {
 
@@ -35,8 +35,8 @@ class ToolFolder {
       : path_(std::filesystem::temp_directory_path() / ("autopar_" + name + "_" + std::to_string(::getpid()))) {
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
-    model = chain(6, 3e5, 40000, 4000);
-    cluster = small_cluster(4);
+    model = testing::chain(6, 3e5, 40000, 4000);
+    cluster = testing::small_cluster(4);
     write();
   }
   ~ToolFolder() {

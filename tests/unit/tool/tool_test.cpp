@@ -318,10 +318,10 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   folder.write();
   refused({"another model", "42", "43"});
   folder.model.hash = 42;
-  folder.cluster = test::small_cluster(2);
+  folder.cluster = testing::small_cluster(2);
   folder.write();
   refused({"for 4 ranks", "2 devices"});
-  folder.cluster = test::small_cluster(4);
+  folder.cluster = testing::small_cluster(4);
   folder.cluster.device.name = "other";
   folder.write();
   refused({"'toy'", "'other'"});

@@ -10,13 +10,12 @@
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/plan/search/chunked_staging.hpp>
-
-#include "brute_force.hpp"
-#include "unit/plan/random_instances.hpp"
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/brute_force.hpp>
+#include <autopar/testing/random_instances.hpp>
+#include <autopar/testing/random_models.hpp>
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 namespace {
 
@@ -28,7 +27,7 @@ struct CheckedCase {
 
 CheckedCase random_case(int seed) {
   Dice dice(static_cast<std::uint64_t>(seed) + 77);
-  CheckedCase out{test::random_model(dice, 8), test::small_cluster(dice(1, 6)), {}};
+  CheckedCase out{testing::random_model(dice, 8), testing::small_cluster(dice(1, 6)), {}};
   out.request.batch = dice(1, 40);
   auto& options = out.request.options;
   options.optimizer_state_factor = dice(0, 2);
@@ -42,7 +41,7 @@ CheckedCase random_case(int seed) {
 CheckedCase random_full_case(int seed) {
   Dice dice(static_cast<std::uint64_t>(seed) + 4711);
   const Bytes memory(dice.chance(50) ? 1 << 20 : dice(150, 700) * 1000);
-  CheckedCase out{test::random_model(dice, 10), test::small_cluster(dice(1, 6), memory), {}};
+  CheckedCase out{testing::random_model(dice, 10), testing::small_cluster(dice(1, 6), memory), {}};
   if (dice.chance(80)) out.model.loss_mode = true, out.model.outputs[0].bytes = {0, 8};
   out.request.batch = dice(1, 40);
   out.request.runtime = runtime_capabilities();
@@ -51,7 +50,7 @@ CheckedCase random_full_case(int seed) {
   options.max_microbatches = dice(1, 9);
   options.memory_margin = 0.05 * dice(0, 3);
   if (dice.chance(50)) options.zero = dice(0, 3);
-  if (dice.chance(60)) out.cluster.host = test::small_host(Bytes(dice.chance(50) ? 1 << 20 : dice(50, 400) * 1000));
+  if (dice.chance(60)) out.cluster.host = testing::small_host(Bytes(dice.chance(50) ? 1 << 20 : dice(50, 400) * 1000));
   if (dice.chance(40)) options.offload = dice.chance(60) ? "optimizer" : "none";
   options.gradient_accumulation = dice.chance(20);
   const int recompute = dice(0, 2);
@@ -136,7 +135,7 @@ void raise(Seconds& seconds) { seconds = seconds * 1.001; }
 
 /// Eight equal atoms on four ranks with all that the planner has.
 CheckedCase eight_atoms(const std::string& schedule, int zero, const std::string& recompute) {
-  CheckedCase c{test::chain(8, 3e5, 40000, 4000), test::small_cluster(4, Bytes(4 << 20)), {.batch = 32}};
+  CheckedCase c{testing::chain(8, 3e5, 40000, 4000), testing::small_cluster(4, Bytes(4 << 20)), {.batch = 32}};
   c.request.runtime = runtime_capabilities();
   c.request.options.schedule = schedule;
   c.request.options.zero = zero;
@@ -251,7 +250,7 @@ TEST_CASE("no staging is below the certificate's bound", "[check]") {
 }
 
 TEST_CASE("a raised bound and every tampered statement are rejected", "[check]") {
-  const CheckedCase c{test::chain(6, 3e5, 40000, 4000), test::small_cluster(4, Bytes(1 << 20)), {.batch = 32}};
+  const CheckedCase c{testing::chain(6, 3e5, 40000, 4000), testing::small_cluster(4, Bytes(1 << 20)), {.batch = 32}};
   const auto plan = planned(c);
   REQUIRE(plan);
   REQUIRE(plan->stages.size() > 1);
@@ -343,7 +342,7 @@ TEST_CASE("tampered memory optimizations are rejected", "[check]") {
 
 TEST_CASE("what is offloaded is checked, and tampered statements of it are rejected", "[check]") {
   CheckedCase c = eight_atoms("1f1b", 1, "none");
-  c.cluster.host = test::small_host(Bytes(4 << 20));
+  c.cluster.host = testing::small_host(Bytes(4 << 20));
   c.request.options.offload = "optimizer";
   const auto plan = planned_by(c, true);
   REQUIRE(plan);
@@ -475,7 +474,8 @@ TEST_CASE("ZeRO changes nothing where no stage has replicas, tied parameters inc
 }
 
 TEST_CASE("the bound holds for schedules that put weight gradients off", "[check]") {
-  CheckedCase c{test::chain(4, 10, 4, 4), test::small_cluster(4), {.batch = 4}};  // nothing but starts of operators
+  CheckedCase c{
+      testing::chain(4, 10, 4, 4), testing::small_cluster(4), {.batch = 4}};  // nothing but starts of operators
   for (auto& level : c.cluster.levels) level.link = {Seconds(0), BytesPerSecond(1e30)};
   c.request.runtime = runtime_capabilities();
   c.request.options.stages = 4;
@@ -495,7 +495,7 @@ TEST_CASE("the bound holds for schedules that put weight gradients off", "[check
 }
 
 TEST_CASE("a worse plan passes, with its larger gap", "[check]") {
-  CheckedCase c{test::chain(6, 3e5, 4000, 4000), test::small_cluster(4, Bytes(8 << 20)), {.batch = 32}};
+  CheckedCase c{testing::chain(6, 3e5, 4000, 4000), testing::small_cluster(4, Bytes(8 << 20)), {.batch = 32}};
   const auto best = planned(c);
   c.request.options.stages = 4;
   c.request.options.microbatches = 1;
@@ -509,7 +509,7 @@ TEST_CASE("a worse plan passes, with its larger gap", "[check]") {
 }
 
 TEST_CASE("costs without economy of scale have no certificate, and a claimed one is rejected", "[check]") {
-  CheckedCase c{test::chain(3, 3e5, 4000, 4000), test::small_cluster(2, Bytes(8 << 20)), {.batch = 8}};
+  CheckedCase c{testing::chain(3, 3e5, 4000, 4000), testing::small_cluster(2, Bytes(8 << 20)), {.batch = 8}};
   for (const NodeId atom : c.model.graph.nodes()) c.model.graph[atom].work.front().forward.flops.fixed = -1;
   auto plan = planned(c);
   REQUIRE(plan);

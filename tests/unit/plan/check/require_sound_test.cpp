@@ -6,8 +6,7 @@
 #include <string>
 
 #include <autopar/plan/planner.hpp>
-
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/random_models.hpp>
 
 using namespace autopar;
 
@@ -33,8 +32,8 @@ std::string refusal(const ModelProfile& model, const Plan& plan) {
 }
 
 TEST_CASE("what a planner plans is sound, under every schedule", "[check]") {
-  const ModelProfile model = test::chain(8, 3e5, 40000, 4000);
-  const Cluster cluster = test::small_cluster(4);
+  const ModelProfile model = testing::chain(8, 3e5, 40000, 4000);
+  const Cluster cluster = testing::small_cluster(4);
   for (const auto kind : kScheduleKinds) {
     const Plan plan = Planner<>{}.plan(model, cluster, request_of(std::string(to_string(kind)), 2));
     CAPTURE(to_string(kind));
@@ -46,8 +45,8 @@ TEST_CASE("what a planner plans is sound, under every schedule", "[check]") {
 }
 
 TEST_CASE("what is not sound is refused by its field", "[check]") {
-  const ModelProfile model = test::chain(6, 3e5, 40000, 4000);
-  const Plan good = Planner<>{}.plan(model, test::small_cluster(4), request_of("1f1b", 2));
+  const ModelProfile model = testing::chain(6, 3e5, 40000, 4000);
+  const Plan good = Planner<>{}.plan(model, testing::small_cluster(4), request_of("1f1b", 2));
   REQUIRE(good.stages.size() == 2);
   const auto refused = [&](const std::string& field, const std::function<void(Plan&)>& damage) {
     Plan plan = good;
@@ -81,8 +80,8 @@ TEST_CASE("what is not sound is refused by its field", "[check]") {
 }
 
 TEST_CASE("orders in which ranks wait for each other for ever are refused", "[check]") {
-  const ModelProfile model = test::chain(6, 3e5, 40000, 4000);
-  Plan plan = Planner<>{}.plan(model, test::small_cluster(2), [] {
+  const ModelProfile model = testing::chain(6, 3e5, 40000, 4000);
+  Plan plan = Planner<>{}.plan(model, testing::small_cluster(2), [] {
     auto request = request_of("synth", 2);
     request.options.replicas = {1};
     return request;

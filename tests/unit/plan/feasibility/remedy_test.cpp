@@ -15,16 +15,15 @@
 #include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/search/least_memory.hpp>
-
-#include "brute_force.hpp"
-#include "unit/plan/random_instances.hpp"
+#include <autopar/testing/brute_force.hpp>
+#include <autopar/testing/random_instances.hpp>
 
 // Every refusal names the smallest change that fits: what it says is taken at its word and tried.
 namespace remedy_test {
 
 using namespace autopar;
-using test::Dice;
-using test::Instance;
+using testing::Dice;
+using testing::Instance;
 
 Cluster with_devices(Cluster cluster, int world) {
   cluster.devices = std::max(cluster.devices, world);
@@ -58,7 +57,7 @@ bool accepted(const Instance& instance) {
 
 /// A model that rarely fits, with every option set now and then.
 Instance draw(std::uint64_t seed, int most_nodes, int most_devices) {
-  Instance out = test::random_instance(seed, most_nodes, most_devices);
+  Instance out = testing::random_instance(seed, most_nodes, most_devices);
   Dice dice(seed + 4242);
   auto& [model, cluster, request] = out;
   auto& options = request.options;
@@ -269,14 +268,14 @@ TEST_CASE("the least memory is that of all stagings", "[laws]") {
       continue;
     }
     std::erase_if(constraints.schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
-    if (constraints.schedules.empty() || test::count_stagings(work, constraints) > 10'000) continue;
+    if (constraints.schedules.empty() || testing::count_stagings(work, constraints) > 10'000) continue;
     const auto least = least_memory(StepObjective(work, instance.cluster, constraints));
     if (!least || !least->host_holds(constraints)) continue;
     CHECK(least->proven);
     const auto any_fits = [&](Bytes memory) {
       Constraints limited = constraints;
       limited.memory = memory;
-      return BruteForce{}.search(StepObjective(work, instance.cluster, limited)).candidates.any_fits();
+      return testing::BruteForce{}.search(StepObjective(work, instance.cluster, limited)).candidates.any_fits();
     };
     CHECK(any_fits(least->peak));
     CHECK_FALSE(any_fits(least->peak - Bytes(1)));
@@ -286,8 +285,8 @@ TEST_CASE("the least memory is that of all stagings", "[laws]") {
 }
 
 TEST_CASE("the least memory is what the stage really needs") {
-  const ModelProfile model = test::chain(1, 1e5, 100'000, 0);
-  Cluster cluster = test::small_cluster(1, Bytes(300'000));
+  const ModelProfile model = testing::chain(1, 1e5, 100'000, 0);
+  Cluster cluster = testing::small_cluster(1, Bytes(300'000));
   PlanRequest request;
   request.options.memory_margin = 0;
   try {
@@ -306,9 +305,9 @@ TEST_CASE("the least memory is what the stage really needs") {
 }
 
 TEST_CASE("hosts that cannot hold what must be offloaded are named, with what would do") {
-  const ModelProfile model = test::chain(1, 1e5, 100'000, 0);
-  Cluster cluster = test::small_cluster(1, Bytes(300'000));
-  cluster.host = test::small_host(Bytes(6 * 100'000 - 1));
+  const ModelProfile model = testing::chain(1, 1e5, 100'000, 0);
+  Cluster cluster = testing::small_cluster(1, Bytes(300'000));
+  cluster.host = testing::small_host(Bytes(6 * 100'000 - 1));
   PlanRequest request;
   request.runtime.offload = true;
   request.options.memory_margin = 0;

@@ -5,13 +5,12 @@
 #include <vector>
 
 #include <autopar/plan/memory/microbatch_memory.hpp>
-
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/random_models.hpp>
 
 namespace microbatch_memory_test {
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 /// A workload of nodes without edges, each of so many nodes of a captured graph, and what they cost.
 struct Nodes {

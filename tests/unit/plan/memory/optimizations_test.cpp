@@ -13,19 +13,18 @@
 #include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/report/runnable.hpp>
-
-#include "brute_force.hpp"
-#include "unit/plan/random_instances.hpp"
+#include <autopar/testing/brute_force.hpp>
+#include <autopar/testing/random_instances.hpp>
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 namespace {
 
 /// A staging of consecutive nodes, and everything that it refers to.
 struct Staged {
   explicit Staged(std::uint64_t seed, bool has_host = false)
-      : dice(seed), model(test::random_model(dice, 6)), cluster(small_cluster(has_host)), cost(cluster) {
+      : dice(seed), model(testing::random_model(dice, 6)), cluster(small_cluster(has_host)), cost(cluster) {
     for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= 20;
     work = make_workload(model, cost);
     constraints.world = cluster.devices;
@@ -45,8 +44,8 @@ struct Staged {
   }
 
   static Cluster small_cluster(bool has_host) {
-    Cluster cluster = test::small_cluster(4);
-    if (has_host) cluster.host = test::small_host(Bytes(1 << 20));
+    Cluster cluster = testing::small_cluster(4);
+    if (has_host) cluster.host = testing::small_host(Bytes(1 << 20));
     return cluster;
   }
 
@@ -88,7 +87,7 @@ std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& ob
 }
 
 ModelProfile deep(double saved) {
-  ModelProfile model = test::chain(12, 1e6, 1000, 400);
+  ModelProfile model = testing::chain(12, 1e6, 1000, 400);
   for (const NodeId node : model.graph.nodes()) model.graph[node].saved = {saved, 0};
   return model;
 }
@@ -134,7 +133,7 @@ TEST_CASE("recomputing as little as fits is as fast as the best of all sets, lev
 
 TEST_CASE("what is recomputed trades its activations for what enters it, and its forward for time") {
   const ModelProfile model = deep(4000);
-  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  const Cluster cluster = testing::small_cluster(1, Bytes(1 << 30));
   const RooflineCost cost(cluster);
   Workload work = make_workload(model, cost);
   Constraints constraints;
@@ -159,8 +158,8 @@ TEST_CASE("what is recomputed trades its activations for what enters it, and its
 }
 
 TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering") {
-  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
-  const Cluster cluster = test::small_cluster(4);
+  const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
+  const Cluster cluster = testing::small_cluster(4);
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   Constraints constraints;
@@ -200,7 +199,7 @@ namespace {
 /// Terms of a model whose one stage four ranks have, under ZeRO 3.
 StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<NodeId>> again,
                             ScheduleKind schedule = ScheduleKind::kGPipe) {
-  const Cluster cluster = test::small_cluster(4);
+  const Cluster cluster = testing::small_cluster(4);
   const RooflineCost cost(cluster);
   Constraints constraints;
   constraints.world = 4;
@@ -216,7 +215,7 @@ StageTerms gathered_by_four(const ModelProfile& model, std::vector<std::vector<N
 }  // namespace
 
 TEST_CASE("parameters of a segment that is recomputed are whole until their gradients are made") {
-  ModelProfile model = test::chain(12, 1e6, 40'000, 400);
+  ModelProfile model = testing::chain(12, 1e6, 40'000, 400);
   const auto brought = [&](std::vector<std::vector<NodeId>> again) {
     return gathered_by_four(model, std::move(again)).memory.brought;
   };
@@ -234,7 +233,7 @@ TEST_CASE("parameters of a segment that is recomputed are whole until their grad
 
 TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, and the rest is gathered once more") {
   constexpr std::int64_t kMiB = 1 << 20;
-  ModelProfile model = test::chain(12, 1e6, 64 * kMiB, 400);
+  ModelProfile model = testing::chain(12, 1e6, 64 * kMiB, 400);
   std::vector<NodeId> few, most, all;
   for (const NodeId node : model.graph.nodes()) {
     all.push_back(node);
@@ -255,7 +254,7 @@ TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, a
   CHECK(brought(ScheduleKind::kZbH1, {few}) == units + 3 * 64);
   CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
   // All of it takes longer than computing.
-  const RooflineCost cost(test::small_cluster(4));
+  const RooflineCost cost(testing::small_cluster(4));
   const auto ranks = place({4}, RankPlacement::kReplicasTogether);
   const auto half_of_sum = [&](std::int64_t mib) { return cost.all_reduce(Bytes(mib * kMiB), ranks[0]).value() * 0.5; };
   const auto backward = [&](const std::vector<std::vector<NodeId>>& again) {
@@ -270,8 +269,8 @@ TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, a
 }
 
 TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed does not") {
-  ModelProfile model = test::chain(4, 1e6, 40'000'000, 400);
-  const Cluster cluster = test::small_cluster(4);
+  ModelProfile model = testing::chain(4, 1e6, 40'000'000, 400);
+  const Cluster cluster = testing::small_cluster(4);
   const RooflineCost cost(cluster);
   Constraints constraints;
   constraints.world = 4;
@@ -304,9 +303,9 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
 
 TEST_CASE(
     "what is offloaded is on the host, in shares under ZeRO, and its update takes as long as the host and its link") {
-  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
-  Cluster cluster = test::small_cluster(4);
-  cluster.host = test::small_host(Bytes(1 << 30));
+  const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
+  Cluster cluster = testing::small_cluster(4);
+  cluster.host = testing::small_host(Bytes(1 << 30));
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   Constraints constraints;
@@ -343,11 +342,11 @@ TEST_CASE(
 }
 
 TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says so") {
-  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
-  Cluster cluster = test::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
+  const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
+  Cluster cluster = testing::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
   PlanRequest request = optimizing_request(8);
   CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), !Catch::Contains("offload"));  // these are CPUs
-  cluster.host = test::small_host(Bytes(1 << 20));
+  cluster.host = testing::small_host(Bytes(1 << 20));
   const Plan plan = Planner<>{}.plan(model, cluster, request);
   CHECK(plan.offload == Offload::kOptimizer);
   CHECK(plan.host_memory == cluster.host->memory);
@@ -370,8 +369,8 @@ TEST_CASE("segments cover every node once, and the cuts between them are cheap",
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     CAPTURE(seed);
     Dice dice(seed + 900);
-    const ModelProfile model = test::random_model(dice, 30);
-    const RooflineCost cost(test::small_cluster(2));
+    const ModelProfile model = testing::random_model(dice, 30);
+    const RooflineCost cost(testing::small_cluster(2));
     const Workload work = make_workload(model, cost);
     Constraints constraints;
     CHECK(recompute_segments(work, constraints, 4).empty());
@@ -386,7 +385,7 @@ TEST_CASE("segments cover every node once, and the cuts between them are cheap",
       CHECK(segment_of[work.graph.source(edge).index()] <= segment_of[work.graph.target(edge).index()]);
   }
   const ModelProfile model = deep(4000);
-  const RooflineCost cost(test::small_cluster(1));
+  const RooflineCost cost(testing::small_cluster(1));
   const Workload work = make_workload(model, cost);
   Constraints constraints;
   constraints.recompute = Recompute::kToFit;
@@ -398,7 +397,7 @@ TEST_CASE("segments cover every node once, and the cuts between them are cheap",
 
 TEST_CASE("a plan that would not fit fits by recomputing segments, and says so") {
   const ModelProfile model = deep(40'000);
-  const Cluster cluster = test::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
+  const Cluster cluster = testing::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
   PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   const Plan plan = Planner<>{}.plan(model, cluster, request);
@@ -419,7 +418,7 @@ TEST_CASE("a plan that would not fit fits by recomputing segments, and says so")
 
 TEST_CASE("the user chooses what is recomputed: everything, or modules by name") {
   const ModelProfile model = deep(400);
-  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  const Cluster cluster = testing::small_cluster(1, Bytes(1 << 30));
   PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   const auto recomputed_by = [&](const std::string& recompute) {
@@ -448,7 +447,7 @@ TEST_CASE("the user chooses what is recomputed: everything, or modules by name")
 TEST_CASE("a segment that something outside leads back into is two, and so are its prices") {
   ModelProfile model = deep(400);
   model.graph[NodeId(5)].path = "between.0";
-  const Cluster cluster = test::small_cluster(1, Bytes(1 << 30));
+  const Cluster cluster = testing::small_cluster(1, Bytes(1 << 30));
   PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   request.options.recompute = "layer";
@@ -461,7 +460,7 @@ TEST_CASE("a segment that something outside leads back into is two, and so are i
 TEST_CASE("what is recomputed has its backward at one stretch, and nothing of it waits") {
   ModelProfile model = deep(40'000);
   for (const NodeId node : model.graph.nodes()) model.graph[node].deferred_weight = {10'000, 0};
-  const Cluster cluster = test::small_cluster(2, Bytes(1 << 30));
+  const Cluster cluster = testing::small_cluster(2, Bytes(1 << 30));
   const RooflineCost cost(cluster);
   Workload work = make_workload(model, cost);
   Staging staging;
@@ -505,8 +504,8 @@ TEST_CASE("a plan whose segments are not of its stages is refused") {
 }
 
 TEST_CASE("ZeRO levels are chosen, fixed or refused by name") {
-  const ModelProfile model = test::chain(4, 1e6, 40'000, 400);
-  const Cluster cluster = test::small_cluster(4);
+  const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
+  const Cluster cluster = testing::small_cluster(4);
   PlanRequest request = optimizing_request(16);
   request.options.replicas = {4};
   for (int zero = 0; zero <= 3; ++zero) {

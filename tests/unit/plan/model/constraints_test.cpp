@@ -4,17 +4,16 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/model/constraints.hpp>
-
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/random_models.hpp>
 
 using namespace autopar;
 
 namespace {
 
-const ModelProfile kModel = test::chain(4, 1e6, 1000, 400);
+const ModelProfile kModel = testing::chain(4, 1e6, 1000, 400);
 
 Constraints resolved(Options options, int world = 4, std::int64_t batch = 32, const ModelProfile& model = kModel) {
-  const Cluster cluster = test::small_cluster(4);
+  const Cluster cluster = testing::small_cluster(4);
   const RooflineCost cost(cluster);
   PlanRequest request;
   request.options = std::move(options);
@@ -51,8 +50,8 @@ TEST_CASE("contradictions name both values") {
 }
 
 TEST_CASE("more stages than can be separated are refused") {
-  const ModelProfile two = test::chain(2, 1e6, 1000, 400);
-  const Cluster cluster = test::small_cluster(4);
+  const ModelProfile two = testing::chain(2, 1e6, 1000, 400);
+  const Cluster cluster = testing::small_cluster(4);
   const RooflineCost cost(cluster);
   PlanRequest request;
   request.options.stages = 3;
@@ -90,14 +89,14 @@ TEST_CASE("what is left open becomes candidates") {
 }
 
 TEST_CASE("the optimizer is offloaded where the host has memory of its own, or where it is asked for") {
-  const ModelProfile model = test::chain(2, 1e6, 1000, 400);
+  const ModelProfile model = testing::chain(2, 1e6, 1000, 400);
   PlanRequest request;
   request.options.memory_margin = 0.25;
   const auto offloads = [&](const Cluster& cluster) {
     const RooflineCost cost(cluster);
     return resolve(request, make_workload(model, cost), cluster);
   };
-  const Cluster cpus = test::small_cluster(2);
+  const Cluster cpus = testing::small_cluster(2);
   Cluster gpus = cpus;
   gpus.host = Host{Bytes(1000), BytesPerSecond(1e9), {}};
   CHECK(offloads(gpus).offloads == std::vector{Offload::kNone});  // this runtime does not

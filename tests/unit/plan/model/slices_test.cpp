@@ -3,15 +3,14 @@
 #include <catch_shim.hpp>
 
 #include <autopar/schedule/batch_split.hpp>
-
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/random_models.hpp>
 
 using namespace autopar;
 
 TEST_CASE("slices are those that the program's arithmetic gives") {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     CAPTURE(seed);
-    test::Dice dice(seed);
+    testing::Dice dice(seed);
     Constraints constraints;
     constraints.world = dice(1, 5);
     constraints.batch = dice(1, 40);

@@ -11,7 +11,7 @@
 #include "unit/plan/random_stagings.hpp"
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 namespace {
 
@@ -49,7 +49,7 @@ std::int64_t gradient_bytes(const SizedPipeline& sized) {
 
 /// Nodes that read up to 40 parameters each, some of them tied.
 ModelProfile with_many_parameters(Dice& dice) {
-  ModelProfile model = test::random_model(dice, 8);
+  ModelProfile model = testing::random_model(dice, 8);
   for (const NodeId node : model.graph.nodes()) {
     for (int more = dice(0, 40); more > 0; --more) {
       const bool trainable = !dice.chance(20);
@@ -70,7 +70,7 @@ TEST_CASE("bundles of parameters keep what each stage of any staging reads", "[l
     CAPTURE(seed);
     Dice dice(seed + 81'000);
     const ModelProfile model = with_many_parameters(dice);
-    const Cluster cluster = test::small_cluster(6);
+    const Cluster cluster = testing::small_cluster(6);
     const RooflineCost cost(cluster);
     const Workload fine = make_workload(model, cost);
     Workload bundled = fine;
@@ -109,7 +109,7 @@ TEST_CASE("bundles of parameters keep what each stage of any staging reads", "[l
 }
 
 TEST_CASE("parameters that several nodes read, and those of two kinds, are in no bundle together") {
-  ModelProfile model = test::chain(2, 1e6, 1000, 400);
+  ModelProfile model = testing::chain(2, 1e6, 1000, 400);
   const auto add = [&](int node, bool trainable) {
     model.graph[NodeId(node)].parameters.push_back(ParameterId::of(model.parameters.size()));
     model.parameters.push_back({"more", Bytes(10), trainable, 5});
@@ -118,7 +118,7 @@ TEST_CASE("parameters that several nodes read, and those of two kinds, are in no
   for (int i = 0; i < 3; ++i) (void)add(0, true);
   (void)add(0, false);
   model.graph[NodeId(1)].parameters.push_back(add(0, true));  // tied
-  const RooflineCost cost(test::small_cluster(2));
+  const RooflineCost cost(testing::small_cluster(2));
   Workload work = make_workload(model, cost);
   detail::bundle_parameters(work, Bytes(1'000'000));
   std::vector<std::int64_t> bytes;

@@ -14,9 +14,9 @@ using namespace autopar;
 TEST_CASE("pieces lie in one block each, and cuts between them are legal", "[laws]") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     CAPTURE(seed);
-    test::Dice dice(seed + 82'000);
-    const ModelProfile model = test::random_model(dice, 150);
-    const RooflineCost cost(test::small_cluster(4));
+    testing::Dice dice(seed + 82'000);
+    const ModelProfile model = testing::random_model(dice, 150);
+    const RooflineCost cost(testing::small_cluster(4));
     const Workload work = make_workload(model, cost);
     const Partition blocks = HeavyEdge{.max_blocks = dice(1, 12), .max_tails = 500}.coarsen(work, 4, 1);
     const auto count = static_cast<std::size_t>(dice(1, 60));
@@ -43,8 +43,8 @@ TEST_CASE("pieces lie in one block each, and cuts between them are legal", "[law
 }
 
 TEST_CASE("pieces of a long chain are as many as asked for") {
-  const ModelProfile model = test::chain(1000, 1e6, 1000, 400);
-  const RooflineCost cost(test::small_cluster(4));
+  const ModelProfile model = testing::chain(1000, 1e6, 1000, 400);
+  const RooflineCost cost(testing::small_cluster(4));
   const Workload work = make_workload(model, cost);
   const Partition blocks = HeavyEdge{}.coarsen(work, 4, 1);
   const auto pieces = cut_into_pieces(work, blocks, 200).block_count();

@@ -3,8 +3,7 @@
 #include <catch_shim.hpp>
 
 #include <autopar/cost/roofline.hpp>
-
-#include "unit/plan/random_models.hpp"
+#include <autopar/testing/random_models.hpp>
 
 using namespace autopar;
 
@@ -12,15 +11,15 @@ TEST_CASE("what flows over a stage's borders is the same by masks as edge by edg
   int differing = 0;
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     CAPTURE(seed);
-    test::Dice dice(seed + 400'000);
-    ModelProfile model = test::random_model(dice, 10);
+    testing::Dice dice(seed + 400'000);
+    ModelProfile model = testing::random_model(dice, 10);
     for (const EdgeId edge : model.graph.edges()) model.graph[edge].kept = dice.chance(20);
     // A value that callers get as well, and users' graphs whose values have no names.
     if (dice.chance(30)) model.outputs.push_back({100, {dice(1, 9) * 100.0, 0}, NodeId(0), dice.chance(50)});
     if (dice.chance(10)) {
       for (const EdgeId edge : model.graph.edges()) model.graph[edge].value = -1;
     }
-    const RooflineCost cost(test::small_cluster(2));
+    const RooflineCost cost(testing::small_cluster(2));
     const Workload work = make_workload(model, cost);
     const detail::BoundaryMasks masks(work);
     for (int draw = 0; draw < 20; ++draw) {

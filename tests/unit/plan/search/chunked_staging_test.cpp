@@ -6,12 +6,12 @@
 #include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/planner.hpp>
 #include <autopar/schedule/validate.hpp>
+#include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/equal_nodes.hpp"
-#include "unit/plan/random_models.hpp"
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 namespace {
 
@@ -103,8 +103,8 @@ TEST_CASE("memory of ranks with several stages is the sum of their stages' at th
 }
 
 TEST_CASE("every schedule can be asked for, where the runtime has it") {
-  const auto model = test::chain(24, 2e6, 1000, 40);
-  const auto cluster = test::small_cluster(4, Bytes(1 << 28));
+  const auto model = testing::chain(24, 2e6, 1000, 40);
+  const auto cluster = testing::small_cluster(4, Bytes(1 << 28));
   for (const ScheduleKind kind : kScheduleKinds) {
     auto request = request_for_all(4, 64, std::string(to_string(kind)));
     request.options.max_microbatches = 16;
@@ -121,21 +121,21 @@ TEST_CASE("every schedule can be asked for, where the runtime has it") {
 
 TEST_CASE("a schedule that was asked for and fits nowhere, or has too few operators, is refused by name") {
   using Catch::Matchers::ContainsSubstring;
-  const auto model = test::chain(8, 2e6, 100'000, 40);
-  const auto small = test::small_cluster(4, Bytes(300'000));
+  const auto model = testing::chain(8, 2e6, 100'000, 40);
+  const auto small = testing::small_cluster(4, Bytes(300'000));
   CHECK_THROWS_WITH(Planner<>{}.plan(model, small, request_for_all(4, 64, "zb-v")),
                     ContainsSubstring("zb-v, needs") && ContainsSubstring("device_memory = 446092"));
-  const auto short_model = test::chain(3, 2e6, 1000, 40);
+  const auto short_model = testing::chain(3, 2e6, 1000, 40);
   auto request = request_for_all(4, 64, "interleaved");
   request.options.stages = 2;
-  CHECK_THROWS_WITH(Planner<>{}.plan(short_model, test::small_cluster(4, Bytes(1 << 28)), request),
+  CHECK_THROWS_WITH(Planner<>{}.plan(short_model, testing::small_cluster(4, Bytes(1 << 28)), request),
                     ContainsSubstring("schedule = interleaved"));
 }
 
 TEST_CASE("with all schedules a plan is never slower, and with few micro-batches in a long pipeline faster") {
-  auto cluster = test::small_cluster(4, Bytes(1 << 28));
+  auto cluster = testing::small_cluster(4, Bytes(1 << 28));
   for (auto& level : cluster.levels) level.link = {Seconds(1e-9), BytesPerSecond(1e12)};
-  const auto model = test::chain(32, 2e7, 1'000'000, 40);
+  const auto model = testing::chain(32, 2e7, 1'000'000, 40);
   auto request = request_for_all(4, 64);
   request.options.stages = 4;
   request.options.microbatches = 8;
@@ -151,9 +151,9 @@ TEST_CASE("plans of random models under all schedules: legal, accepted, within m
   int chunks = 0, synthesised = 0;
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     Dice dice(seed);
-    const auto model = test::random_model(dice, 12);
+    const auto model = testing::random_model(dice, 12);
     const int world = dice(1, 4);
-    const auto cluster = test::small_cluster(world, Bytes(dice(200, 1000) * 1000));
+    const auto cluster = testing::small_cluster(world, Bytes(dice(200, 1000) * 1000));
     auto request = request_for_all(world, dice(1, 12));
     const int nodes = static_cast<int>(model.graph.node_count());
     if (dice.chance(30)) request.options.stages = dice(1, std::min(world, nodes));
@@ -181,9 +181,9 @@ TEST_CASE("plans of random models under all schedules: legal, accepted, within m
 }
 
 TEST_CASE("parameters tied between two stages of one rank are not reduced over that rank alone") {
-  ModelProfile model = test::chain(4, 1e6, 1000, 40);
+  ModelProfile model = testing::chain(4, 1e6, 1000, 40);
   model.graph[NodeId(3)].parameters = {ParameterId(0)};
-  const auto cluster = test::small_cluster(2, Bytes(1 << 24));
+  const auto cluster = testing::small_cluster(2, Bytes(1 << 24));
   const RooflineCost costs(cluster);
   const Workload work = make_workload(model, costs);
   const Staging staging{{0, 1, 2, 3}, {1, 1, 1, 1}, 4, ScheduleKind::kZbV, {0, 1, 1, 0}};

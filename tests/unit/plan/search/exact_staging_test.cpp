@@ -4,50 +4,30 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/model/constraints.hpp>
-#include <autopar/plan/model/segments.hpp>
 #include <autopar/plan/model/workload.hpp>
-
-#include "brute_force.hpp"
-#include "unit/plan/random_instances.hpp"
+#include <autopar/plan/search/uniform_staging.hpp>
+#include <autopar/testing/random_models.hpp>
+#include <autopar/testing/staging_laws.hpp>
 
 using namespace autopar;
 
-TEST_CASE("the exact search finds what brute force finds", "[equality]") {
-  int feasible = 0, pipelined = 0, refused = 0, recomputed = 0, sharded = 0;
-  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
-    CAPTURE(seed);
-    const test::Instance instance = test::random_instance(seed, seed % 10 == 0 ? 6 : 5);
-    const RooflineCost cost(instance.cluster);
-    Workload work = make_workload(instance.model, cost);
-    Constraints constraints;
-    try {
-      constraints = resolve(instance.request, work, instance.cluster);
-    } catch (const CaptureError&) {  // a forced plan that mixes samples
-      ++refused;
-      continue;
-    }
-    work.segment_of = recompute_segments(work, constraints, 1 + static_cast<int>(seed % 4));
-    const StepObjective objective(work, instance.cluster, constraints);
-    const SearchResult exact = ExactStaging{.seeds = seed % 2 == 0 ? 0 : 4}.search(objective);
-    const SearchResult brute = BruteForce{}.search(objective);
-    REQUIRE(exact.proven);
-    REQUIRE(exact.candidates.any_fits() == brute.candidates.any_fits());
-    if (!brute.candidates.any_fits()) continue;
-    const double best = brute.candidates.best_step().value();
-    REQUIRE(exact.candidates.best_step().value() == Approx(best).epsilon(1e-12).margin(0));
-    ++feasible;
-    pipelined += exact.candidates.best().staging.stages() > 1 ? 1 : 0;
-    const Candidate& plan = exact.candidates.best();
-    recomputed += plan.terms.optimizations.recomputes() ? 1 : 0;
-    sharded += plan.terms.optimizations.zero > 0 ? 1 : 0;
-    CHECK(meets(constraints, work, plan.staging));
-    CHECK(exact.candidates.fits(plan));
+TEST_CASE("the exact search keeps the laws of a staging policy and finds what brute force finds", "[laws]") {
+  for (const int seeds : {0, 4}) {
+    const testing::StagingTally tally =
+        testing::check_staging_laws(ExactStaging{.seeds = seeds}, {.exact = true, .inputs = 1000});
+    CHECK(tally.searched > 850);  // where options force a plan that mixes samples there is nothing to search
+    CHECK(tally.fitting > 500);
+    CHECK(tally.pipelined > 150);
+    CHECK(tally.recomputed > 50);
+    CHECK(tally.sharded > 50);
   }
-  CHECK(feasible > 1000);
-  CHECK(pipelined > 300);
-  CHECK(refused < 300);
-  CHECK(recomputed > 100);
-  CHECK(sharded > 100);
+  testing::check_staging_laws(ExactStaging{}, {.exact = true, .first_seed = 1000, .inputs = 200, .max_nodes = 6});
+}
+
+TEST_CASE("equal stages keep the laws of a staging policy", "[laws]") {
+  const testing::StagingTally tally = testing::check_staging_laws(UniformStaging{}, {.inputs = 1000});
+  CHECK(tally.fitting > 500);
+  CHECK(tally.pipelined > 150);
 }
 
 namespace {
@@ -56,7 +36,7 @@ namespace {
 ModelProfile branches(int count, int length) {
   ModelProfile model;
   const auto add = [&](const std::vector<NodeId>& from) {
-    const auto node = model.graph.add_node(test::atom(std::to_string(model.graph.node_count()), 1000, 40));
+    const auto node = model.graph.add_node(testing::atom(std::to_string(model.graph.node_count()), 1000, 40));
     for (const NodeId before : from) model.graph.add_edge(before, node, {before.value(), {40, 0}, true});
     return node;
   };
@@ -73,7 +53,7 @@ ModelProfile branches(int count, int length) {
 }
 
 SearchResult searched(const ModelProfile& model, int devices, const Options& options) {
-  const Cluster cluster = test::small_cluster(devices);
+  const Cluster cluster = testing::small_cluster(devices);
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   PlanRequest request;
@@ -100,8 +80,8 @@ TEST_CASE("with one micro-batch or without backwards between, schedules that run
 }
 
 TEST_CASE("a single number of replicas holds for each stage of the plan") {
-  const ModelProfile model = test::chain(6, 1e6, 1000, 400);
-  const Cluster cluster = test::small_cluster(6);
+  const ModelProfile model = testing::chain(6, 1e6, 1000, 400);
+  const Cluster cluster = testing::small_cluster(6);
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   for (const int stages : {0, 2, 3}) {
@@ -119,10 +99,10 @@ TEST_CASE("a single number of replicas holds for each stage of the plan") {
 }
 
 TEST_CASE("a stage that fits on no rank but its replicas' shares is found where it is the first one") {
-  ModelProfile model = test::chain(3, 1e6, 1000, 100);
+  ModelProfile model = testing::chain(3, 1e6, 1000, 100);
   model.parameters[1].bytes = Bytes(100'000);  // states of 1 MB, which two ranks may share
   model.graph[NodeId(2)].whole_batch = true;   // and no third one
-  const Cluster cluster = test::small_cluster(3, Bytes(1'000'000));
+  const Cluster cluster = testing::small_cluster(3, Bytes(1'000'000));
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   PlanRequest request;

@@ -10,7 +10,7 @@
 #include "unit/plan/random_stagings.hpp"
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
   double tightness = 0;
@@ -18,13 +18,13 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
     CAPTURE(seed);
     Dice dice(seed + 70'000);
-    ModelProfile model = test::random_model(dice, 9);
+    ModelProfile model = testing::random_model(dice, 9);
     const bool saves = dice.chance(50);
     if (saves) {
       for (const NodeId node : model.graph.nodes()) model.graph[node].saved.per_sample *= 20;
     }
-    Cluster cluster = test::small_cluster(dice(1, 6));
-    if (dice.chance(50)) cluster.host = test::small_host(Bytes(1 << 30));
+    Cluster cluster = testing::small_cluster(dice(1, 6));
+    if (dice.chance(50)) cluster.host = testing::small_host(Bytes(1 << 30));
     const RooflineCost cost(cluster);
     Workload work = make_workload(model, cost);
     Constraints constraints;
@@ -105,8 +105,8 @@ TEST_CASE("no bound on the way to a staging is above its step", "[laws]") {
 }
 
 TEST_CASE("the bound counts a message wherever a path leaves a stage") {
-  const ModelProfile model = test::chain(3, 1000, 0, 40);
-  const Cluster cluster = test::small_cluster(3);
+  const ModelProfile model = testing::chain(3, 1000, 0, 40);
+  const Cluster cluster = testing::small_cluster(3);
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   Constraints constraints;

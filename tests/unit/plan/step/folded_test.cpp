@@ -12,14 +12,14 @@
 #include "unit/plan/random_stagings.hpp"
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 namespace {
 
 /// A random model and everything that its stagings need; equal micro-batches.
 struct Foldable {
   /// @param callers  something comes from the callers, and may go to them
-  explicit Foldable(std::uint64_t seed, bool callers = false) : dice(seed), model(test::random_model(dice, 12)) {
+  explicit Foldable(std::uint64_t seed, bool callers = false) : dice(seed), model(testing::random_model(dice, 12)) {
     if (!callers) {
       model.inputs.clear();
       for (auto& output : model.outputs) output.bytes = {0, 8};
@@ -38,7 +38,7 @@ struct Foldable {
 
   Dice dice;
   ModelProfile model;
-  Cluster cluster = test::small_cluster(18);
+  Cluster cluster = testing::small_cluster(18);
   RooflineCost cost{cluster};
   Workload work;
   Constraints constraints;
@@ -92,8 +92,8 @@ TEST_CASE("with equally many replicas of each stage, and callers, the folded ste
 }
 
 TEST_CASE("what many callers send to few ranks is in the folded step") {
-  const ModelProfile model = test::chain(64, 1e3, 4000, 200);
-  const Cluster cluster = test::small_cluster(64);
+  const ModelProfile model = testing::chain(64, 1e3, 4000, 200);
+  const Cluster cluster = testing::small_cluster(64);
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   Constraints constraints;

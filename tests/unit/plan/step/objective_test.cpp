@@ -5,9 +5,9 @@
 #include <autopar/cost/roofline.hpp>
 #include <autopar/cost/weighted.hpp>
 #include <autopar/plan/search/estimate.hpp>
+#include <autopar/testing/random_models.hpp>
 
 #include "unit/plan/equal_nodes.hpp"
-#include "unit/plan/random_models.hpp"
 
 using namespace autopar;
 
@@ -102,10 +102,10 @@ TEST_CASE("a parameter goes no further into shares than what reads it allows, an
 }
 
 TEST_CASE("a stage holds parameters, gradients, state, temporaries of a step, tied parameters in each stage") {
-  ModelProfile model = test::chain(3, 1e6, 1000, 40);
+  ModelProfile model = testing::chain(3, 1e6, 1000, 40);
   model.graph[NodeId(2)].parameters.push_back(ParameterId(0));  // tied to the first
   model.parameters[1].trainable = false;
-  const Cluster cluster = test::small_cluster(3);
+  const Cluster cluster = testing::small_cluster(3);
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   Constraints constraints;
@@ -135,11 +135,11 @@ TEST_CASE("a stage holds parameters, gradients, state, temporaries of a step, ti
 }
 
 TEST_CASE("a value read by two stages travels to both, and once to each") {
-  ModelProfile model = test::chain(3, 1e6, 1000, 40);
+  ModelProfile model = testing::chain(3, 1e6, 1000, 40);
   model.graph.add_edge(NodeId(0), NodeId(2), {0, {40, 0}, true});  // the value of 0 -> 1
   model.graph.add_edge(NodeId(0), NodeId(2), {0, {40, 0}, true});
   model.graph.add_edge(NodeId(0), NodeId(2), {77, {0, 8}, false});  // the same for all samples
-  const Cluster cluster = test::small_cluster(3);
+  const Cluster cluster = testing::small_cluster(3);
   const RooflineCost cost(cluster);
   const Workload work = make_workload(model, cost);
   const Staging staging{{0, 1, 2}, {1, 1, 1}, 1, ScheduleKind::kGPipe};
@@ -179,8 +179,8 @@ TEST_CASE("replicas pay for the totals that they add up, forward and backward") 
 
 TEST_CASE("heavy traffic stays inside a node") {
   // Two nodes of two: large activations and small parameters want successive stages together, the reverse replicas.
-  ModelProfile model = test::chain(2, 1e6, 8, 40'000);
-  const Cluster cluster = test::small_cluster(4, Bytes(std::int64_t{1} << 40));
+  ModelProfile model = testing::chain(2, 1e6, 8, 40'000);
+  const Cluster cluster = testing::small_cluster(4, Bytes(std::int64_t{1} << 40));
   const RooflineCost cost(cluster);
   Constraints constraints;
   constraints.world = 4;
@@ -191,6 +191,6 @@ TEST_CASE("heavy traffic stays inside a node") {
     return StepObjective(work, cluster, constraints)(staging).meshes[0];
   };
   CHECK(ranks_of_first() == std::vector<Rank>{Rank(0), Rank(2)});
-  model = test::chain(2, 1e6, 10'000'000, 40);
+  model = testing::chain(2, 1e6, 10'000'000, 40);
   CHECK(ranks_of_first() == std::vector<Rank>{Rank(0), Rank(1)});
 }

@@ -1,13 +1,20 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
+#include <autopar/core/error.hpp>
 #include <autopar/plan/concepts.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/request.hpp>
 
-namespace autopar {
+namespace autopar::testing {
 
-/// Tries every staging. For tests and tiny graphs: the number of stagings grows with stages ^ nodes.
+/// The referee: tries every staging of one stage a rank. For tiny graphs: the number of stagings grows with stages ^
+/// nodes.
 struct BruteForce {
   using policy_category = staging_policy_tag;
   std::int64_t max_stagings = 10'000'000;
@@ -77,4 +84,33 @@ struct BruteForce {
 };
 static_assert(StagingPolicy<BruteForce>);
 
-}  // namespace autopar
+/// How many stagings brute force would try: chains of downsets, replicas, micro-batches and schedules. Counted for any
+/// replicas, so that fixed ones make it fewer. @pre at most 16 nodes
+inline double count_stagings(const Workload& work, const Constraints& constraints) {
+  const auto n = static_cast<unsigned>(work.graph.node_count());
+  std::vector<unsigned> before(n, 0);
+  for (const EdgeId edge : work.graph.edges())
+    before[work.graph.target(edge).index()] |= 1u << work.graph.source(edge).index();
+  std::vector<unsigned> downsets;
+  for (unsigned set = 0; set < 1u << n; ++set) {
+    bool closed = true;
+    for (unsigned i = 0; i < n; ++i) closed = closed && ((set >> i & 1u) == 0 || (before[i] & ~set) == 0);
+    if (closed) downsets.push_back(set);
+  }
+  double all = 0, choices = 1;  // choices: of positive replicas whose sum is at most the world
+  std::vector<double> chains(downsets.size(), 0);
+  chains.front() = 1;
+  const int most = std::min(constraints.world, static_cast<int>(n));
+  for (int stages = 1; stages <= most; ++stages) {
+    choices = choices * (constraints.world - stages + 1) / stages;
+    for (std::size_t to = downsets.size(); to-- > 0;) {
+      double sum = 0;
+      for (std::size_t from = 0; from < to; ++from) sum += (downsets[from] & ~downsets[to]) == 0 ? chains[from] : 0;
+      chains[to] = sum;
+    }
+    if (constraints.stages == 0 || constraints.stages == stages) all += chains.back() * choices;
+  }
+  return all * static_cast<double>(constraints.microbatches.size() * constraints.schedules.size());
+}
+
+}  // namespace autopar::testing

@@ -1,29 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
 
 #include <autopar/core/cluster.hpp>
 #include <autopar/cost/model_profile.hpp>
-#include <autopar/plan/request.hpp>
+#include <autopar/testing/dice.hpp>
 
-namespace autopar::test {
-
-/// The same numbers with every standard library, unlike std::uniform_int_distribution.
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : engine_(seed * 0x9E3779B97F4A7C15ull + 1) { engine_.discard(4); }
-  /// Uniform in [low, high].
-  int operator()(int low, int high) {
-    return low + static_cast<int>(engine_() % static_cast<std::uint64_t>(high - low + 1));
-  }
-  bool chance(int percent) { return (*this)(1, 100) <= percent; }
-
- private:
-  std::mt19937_64 engine_;
-};
+namespace autopar::testing {
 
 /// An atom whose work scales with samples, plus launches.
 inline OpProfile atom(const std::string& name, double flops, double saved, std::vector<ParameterId> parameters = {}) {
@@ -110,4 +95,4 @@ inline Cluster small_cluster(int devices, Bytes memory = Bytes(1 << 20)) {
   return cluster;
 }
 
-}  // namespace autopar::test
+}  // namespace autopar::testing

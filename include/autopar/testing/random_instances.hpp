@@ -1,22 +1,25 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
-#include <autopar/plan/model/workload.hpp>
+#include <autopar/core/cluster.hpp>
+#include <autopar/cost/model_profile.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/testing/dice.hpp>
+#include <autopar/testing/random_models.hpp>
 
-#include "unit/plan/random_models.hpp"
+namespace autopar::testing {
 
-namespace autopar::test {
-
+/// What a planner is asked.
 struct Instance {
   ModelProfile model;
   Cluster cluster;
   PlanRequest request;
 };
+
+namespace detail {
 
 /// What runtimes to come can do to save memory.
 inline void allow_optimizations(Dice& dice, PlanRequest& request) {
@@ -72,43 +75,16 @@ inline void add_copies(Dice dice, ModelProfile& model) {
   }
 }
 
+}  // namespace detail
+
 /// Small enough for brute force; every option that constrains a plan is set now and then.
 inline Instance random_instance(std::uint64_t seed, int max_nodes, int max_devices = 4) {
   Dice dice(seed);
-  Instance out = random_shape(dice, max_nodes, max_devices);
-  add_copies(Dice(seed + 7919), out.model);
-  if (dice.chance(50)) allow_optimizations(dice, out.request);
-  if (dice.chance(40)) allow_offload(dice, out);
+  Instance out = detail::random_shape(dice, max_nodes, max_devices);
+  detail::add_copies(Dice(seed + 7919), out.model);
+  if (dice.chance(50)) detail::allow_optimizations(dice, out.request);
+  if (dice.chance(40)) detail::allow_offload(dice, out);
   return out;
 }
 
-/// How many stagings brute force would try: chains of downsets, replicas, micro-batches and schedules. Counted for any
-/// replicas, so that fixed ones make it fewer. @pre at most 16 nodes
-inline double count_stagings(const Workload& work, const Constraints& constraints) {
-  const auto n = static_cast<unsigned>(work.graph.node_count());
-  std::vector<unsigned> before(n, 0);
-  for (const EdgeId edge : work.graph.edges())
-    before[work.graph.target(edge).index()] |= 1u << work.graph.source(edge).index();
-  std::vector<unsigned> downsets;
-  for (unsigned set = 0; set < 1u << n; ++set) {
-    bool closed = true;
-    for (unsigned i = 0; i < n; ++i) closed = closed && ((set >> i & 1u) == 0 || (before[i] & ~set) == 0);
-    if (closed) downsets.push_back(set);
-  }
-  double all = 0, choices = 1;  // choices: of positive replicas whose sum is at most the world
-  std::vector<double> chains(downsets.size(), 0);
-  chains.front() = 1;
-  const int most = std::min(constraints.world, static_cast<int>(n));
-  for (int stages = 1; stages <= most; ++stages) {
-    choices = choices * (constraints.world - stages + 1) / stages;
-    for (std::size_t to = downsets.size(); to-- > 0;) {
-      double sum = 0;
-      for (std::size_t from = 0; from < to; ++from) sum += (downsets[from] & ~downsets[to]) == 0 ? chains[from] : 0;
-      chains[to] = sum;
-    }
-    if (constraints.stages == 0 || constraints.stages == stages) all += chains.back() * choices;
-  }
-  return all * static_cast<double>(constraints.microbatches.size() * constraints.schedules.size());
-}
-
-}  // namespace autopar::test
+}  // namespace autopar::testing
