@@ -66,7 +66,7 @@ struct Bar {
   const auto staging = ap::staging_of(plan, profile.graph.node_count());
   std::vector<std::vector<ap::Rank>> ranks;
   for (const auto& stage : plan.stages) ranks.push_back(stage.ranks);
-  const auto sized = ap::make_pipeline(work, staging, ranks, plan.world);
+  const auto sized = ap::make_pipeline(work, staging, ranks, plan.world, plan.buckets);
   const ap::StagingCosts stage_costs(work, staging, sized);
   ap::Constraints constraints;
   constraints.world = plan.world;

@@ -145,7 +145,7 @@ struct ChunkedStaging {
       ++count;
       ++result.states;
       const SizedPipeline sized =
-          make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks), objective.constraints().world);
+          make_pipeline(objective.work(), staging, std::move(candidate.terms.ranks), objective.constraints());
       StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.optimizations));
       if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
         terms = objective.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));

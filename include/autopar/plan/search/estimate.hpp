@@ -158,7 +158,8 @@ class QuickEstimate {
     for (std::size_t s = 0; s < n; ++s) {
       const Stage& stage = stages_[s];
       const double sum = ranks_[s].size() > 1 ? work_.all_reduce(stage.trainable, ranks_[s]).value() : 0;
-      const double hidden = stage.trainable > kBucketBytes ? stage.backward : 0;  // sums start as buckets fill
+      const double hidden =
+          stage.trainable > objective_.constraints().buckets.size ? stage.backward : 0;  // sums start as buckets fill
       const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);
       step = std::max(step, summed + detail::least_update(work_, objective_.constraints(), stage.trainable).value());
     }
