@@ -47,7 +47,7 @@ struct Net : nn::Module {
     scale = register_parameter("scale", torch::tensor(1.5));
   }
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& y) {
-    auto h = norm(torch::relu(first(F::linear(x, table->weight.t()))));
+    auto h = norm(torch::relu(first(F::linear(x, table->weight))));
     h = torch::relu(second(h)) * scale;
     return F::cross_entropy(out(F::linear(h, table->weight)), y);
   }
