@@ -64,7 +64,7 @@ struct Bar {
                                                   const ap::ProfiledCost& costs) {
   const auto work = ap::make_workload(profile, costs);
   const auto staging = ap::staging_of(plan, profile.graph.node_count());
-  const auto sized = ap::make_pipeline(work, staging, ap::meshes_of(plan), plan.world);
+  const auto sized = ap::make_pipeline(work, staging, ap::meshes_of(plan), plan.world, plan.buckets);
   const ap::StagingCosts stage_costs(work, staging, sized);
   ap::Constraints constraints;
   constraints.world = plan.world;

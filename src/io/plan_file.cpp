@@ -187,6 +187,7 @@ std::string to_json(const Plan& plan) {
                    {"schedule", word_of(plan.schedule, kSchedules)},
                    {"zero", plan.zero},
                    {"offload", word_of(plan.offload, kOffloads)},
+                   {"bucket_bytes", plan.buckets.size.value()},
                    {"precision", plan.precision},
                    {"stages", std::move(stages)},
                    {"device", plan.device},
@@ -218,7 +219,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
                      : plan.version == 2 ? ", which says nothing of ZeRO and recomputation"
                      : plan.version == 3 ? ", which counted each gradient twice and says nothing of element types"
                      : plan.version == 4 ? ", which says nothing of what is in host memory"
-                     : plan.version == 5 ? ", which says nothing of tensor shards"
+                     : plan.version == 5 ? ", which says nothing of buckets and tensor shards"
                                          : "") +
                     "; remove the file to plan again");
   }
@@ -230,6 +231,7 @@ Plan parse_plan(std::string_view json, const std::string& file) {
   plan.schedule = reader.word("schedule", kSchedules);
   plan.zero = static_cast<int>(reader.whole("zero", 0, 3));
   plan.offload = reader.word("offload", kOffloads);
+  plan.buckets.size = Bytes(reader.whole("bucket_bytes", 1, BucketPolicy::kLargest.value()));
   plan.precision = reader.text("precision");
   if (std::find(kPrecisions.begin(), kPrecisions.end(), plan.precision) == kPrecisions.end()) {
     reader.fail("precision", "'" + plan.precision + "' is none of module, tf32, bf16, fp16");

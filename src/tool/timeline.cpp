@@ -40,7 +40,7 @@ class TimelineMaker {
         costs_(costs),
         work_(make_workload(profile, costs_)),
         staging_(staging_of(plan, profile.graph.node_count())),
-        sized_(make_pipeline(work_, staging_, meshes_of(plan), plan.world)),
+        sized_(make_pipeline(work_, staging_, meshes_of(plan), plan.world, plan.buckets)),
         stage_costs_(work_, staging_, sized_, memory_optimizations_of(plan)) {
     timeline_.busy.assign(static_cast<std::size_t>(plan.world), {});
     timeline_.stages.resize(timeline_.busy.size());

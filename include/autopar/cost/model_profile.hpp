@@ -103,7 +103,9 @@ struct ParameterProfile {
 /// Everything the planner knows of a model. Costs scale with samples; nothing here knows a device.
 struct ModelProfile {
   Graph<OpProfile, ValueProfile> graph;
-  std::vector<ParameterProfile> parameters;  ///< by ParameterId; buffers are here too, not trainable
+  /// By ParameterId, what operators read last last: backwards make gradients from the end. Buffers, which are not
+  /// trainable, are here too.
+  std::vector<ParameterProfile> parameters;
   std::vector<InputProfile> inputs;
   std::vector<OutputProfile> outputs;
   bool loss_mode = true;   ///< forward and backward may be pipelined (else: all forwards, then all backwards)

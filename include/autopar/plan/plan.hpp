@@ -6,6 +6,7 @@
 
 #include <autopar/core/ids.hpp>
 #include <autopar/core/units.hpp>
+#include <autopar/plan/buckets.hpp>
 #include <autopar/schedule/concepts.hpp>
 #include <autopar/schedule/kind.hpp>
 #include <autopar/schedule/mesh.hpp>
@@ -13,7 +14,8 @@
 namespace autopar {
 
 /// 2: plans carry a certificate. 3: and ZeRO levels and segments that are recomputed. 4: and copies of gradients and
-/// the element types. 5: and what is in host memory. 6: and tensor shards.
+/// the element types. 5: and what is in host memory. 6: and how large buckets are, and
+/// tensor shards.
 inline constexpr int kPlanVersion = 6;
 
 /// What is kept in the host's memory instead of the device's.
@@ -95,6 +97,7 @@ struct Plan {
   ScheduleKind schedule = kDefaultSchedule;
   int zero = 0;  ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
+  BucketPolicy buckets{};            ///< in which gradients are summed and shares gathered
   std::string precision = "module";  ///< Options::precision that it was made for
   std::vector<std::vector<ComputeAction>>
       orders;               ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs

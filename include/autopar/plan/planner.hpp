@@ -198,6 +198,12 @@ class Planner {
     if (!found.candidates.any_fits()) {
       observe("none fits the memory: looking for the smallest changes that do");
       const auto least = attempt.offer_least(found);
+      if (!found.candidates.any_fits() && constraints.buckets.size > BucketPolicy::kLeast && !request.buckets) {
+        observe("the smallest buckets may");
+        PlanRequest smaller = request;
+        smaller.buckets = BucketPolicy{};
+        return plan_workload(work, cluster, smaller);
+      }
       if (!found.candidates.any_fits()) refuse(work, attempt, found, least, cluster, request);
     }
     Plan result = detail::PlanMaker(work, cluster, request, constraints).make(coarse, found);

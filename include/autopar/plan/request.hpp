@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <autopar/core/error.hpp>
+#include <autopar/plan/buckets.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/schedule/kind.hpp>
@@ -42,6 +43,7 @@ struct PlanRequest {
   int world = 0;           ///< ranks; 0 = all devices of the cluster
   std::int64_t batch = 1;  ///< samples of a step, all ranks together
   Capabilities runtime{};
+  std::optional<BucketPolicy> buckets{};  ///< none: the planner chooses, see `chosen_buckets`
 };
 
 /// Whether forwards may be recomputed before their backwards, instead of keeping what they save.
@@ -80,7 +82,8 @@ struct Constraints {
   Bytes memory{};                               ///< what one rank may use, margin taken off
   std::optional<Bytes> host_memory{};  ///< likewise of its host's; none: what is offloaded stays in the same memory
   double optimizer_state_factor = 2;
-  int gradient_copies = 1;         ///< of each gradient that a rank holds at the peak
+  int gradient_copies = 1;  ///< of each gradient that a rank holds at the peak
+  BucketPolicy buckets{};
   std::vector<std::string> notes;  ///< what the plan should tell the user
 
   [[nodiscard]] bool replicas_are_fixed() const { return replicas_of_each > 0 || !replicas.empty(); }

@@ -117,8 +117,18 @@ class Profiler {
                                       highest_zero_[named.value.index()]});
       }
     };
-    list(graph_.parameters, true);
+    list(in_order_of_last_reads(), true);
     list(graph_.buffers, false);
+  }
+
+  /// As stages have them in their reduction groups, backwards.
+  [[nodiscard]] std::vector<NamedValue> in_order_of_last_reads() const {
+    auto last = last_reads(graph_, plan_);
+    auto parameters = graph_.parameters;
+    std::stable_sort(parameters.begin(), parameters.end(), [&](const NamedValue& a, const NamedValue& b) {
+      return std::pair(last[a.value], a.value) < std::pair(last[b.value], b.value);
+    });
+    return parameters;
   }
 
   /// Of the smaller copy that all read in place of a parameter.

@@ -12,7 +12,7 @@ namespace autopar {
 
 RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank,
                          c10::Device device, const Stage::Leaves& leaves, bool splits_backwards,
-                         RecomputedAtoms recomputed, std::vector<ShardedGroup> shared)
+                         RecomputedAtoms recomputed, std::vector<ShardedGroup> shared, const BucketPolicy& buckets)
     : program_{.graph = &graph,
                .plan = &plan,
                .pipeline = division.pipeline,
@@ -37,7 +37,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Stag
     if (program_.pipeline.stages[s].contains(rank)) own.push_back(StageId::of(s));
   }
   find_parameters(division, own, leaves.handle);
-  lay_out_buckets(division.group_parameters);
+  lay_out_buckets(division.group_parameters, buckets);
   find_gathers(division, own);
   for (const auto stage : own) stages_.push_back(std::make_unique<Stage>(program_, stage, leaves, reduced_));
 }
@@ -64,7 +64,8 @@ void RankRuntime::find_parameters(const StagedGraph& division, const std::vector
   for (std::size_t i = 0; i < parameters_.size(); ++i) position_[parameters_[i].index()] = i;
 }
 
-void RankRuntime::lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters) {
+void RankRuntime::lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters,
+                                  const BucketPolicy& buckets) {
   reduced_.resize(graph().values.size(), false);
   for (std::size_t g = 0; g < group_parameters.size(); ++g) {
     const auto& group = group_parameters[g];
@@ -84,7 +85,7 @@ void RankRuntime::lay_out_buckets(const std::vector<std::vector<ValueId>>& group
       std::copy_if(group.begin(), group.end(), std::back_inserter(read), is_read);
       bucket_layouts_.push_back(layout_in(*shared_[g].unit, read));
     } else {
-      bucket_layouts_.emplace_back(forms);
+      bucket_layouts_.emplace_back(forms, buckets.size);
     }
     member_.push_back(member);
     for (const auto& form : forms) reduced_[form.key] = reduced_[form.key] || member;

@@ -23,9 +23,10 @@ class RankRuntime {
   /// @param splits_backwards  whether programs have backwards in two parts
   /// @param recomputed        what stages recompute before its backward
   /// @param shared            by reduction group: what it shares; empty: nothing
+  /// @param buckets           in which gradients are summed that nobody shares
   RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
               const Stage::Leaves& leaves, bool splits_backwards = false, RecomputedAtoms recomputed = {},
-              std::vector<ShardedGroup> shared = {});
+              std::vector<ShardedGroup> shared = {}, const BucketPolicy& buckets = {});
   /// With owner handles alone.
   RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
               const Stage::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {})
@@ -68,7 +69,7 @@ class RankRuntime {
 
  private:
   void find_parameters(const StagedGraph& division, const std::vector<StageId>& own, const Stage::Lookup& handle);
-  void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters);
+  void lay_out_buckets(const std::vector<std::vector<ValueId>>& group_parameters, const BucketPolicy& buckets);
   void find_gathers(const StagedGraph& division, const std::vector<StageId>& own);
   [[nodiscard]] BucketLayout layout_in(const ShardUnit& unit, const std::vector<ValueId>& parameters) const;
 

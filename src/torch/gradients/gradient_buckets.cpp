@@ -30,9 +30,6 @@ constexpr std::array<std::pair<DType, ScalarType>, 12> kTypes{{{DType::kBool, Sc
                                                                {DType::kC64, ScalarType::ComplexFloat},
                                                                {DType::kC128, ScalarType::ComplexDouble}}};
 
-// Views start where vector loads like it.
-constexpr std::int64_t kAlignedElements = 16;
-
 }  // namespace
 
 at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) {
@@ -41,24 +38,18 @@ at::Tensor part_of(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef 
   return part.set_(flat.storage(), flat.storage_offset() + offset, sizes, c10::contiguous_strides(sizes));
 }
 
-std::int64_t BucketLayout::aligned(std::int64_t elements) {
-  return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
-}
-
-BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit, Fill fill) {
-  std::int64_t used = 0;
+BucketLayout::BucketLayout(const std::vector<GradientForm>& forms, Bytes limit) {
+  std::vector<BucketItem> items;
   for (const auto& form : forms) {
-    const auto elements = aligned(c10::multiply_integers(form.sizes));
-    const auto bytes = elements * static_cast<std::int64_t>(c10::elementSize(form.dtype));
-    const bool full = fill == Fill::kUntilFull ? used >= limit.value() : used > 0 && used + bytes > limit.value();
-    if (buckets_.empty() || buckets_.back().dtype != form.dtype || full) {
-      buckets_.push_back({form.dtype, 0});
-      used = 0;
-    }
-    places_.push_back({form, static_cast<int>(buckets_.size()) - 1, buckets_.back().elements});
-    buckets_.back().elements += elements;
-    used += bytes;
+    items.push_back(BucketItem::of(c10::multiply_integers(form.sizes),
+                                   static_cast<std::int64_t>(c10::elementSize(form.dtype)),
+                                   static_cast<int>(form.dtype)));
   }
+  const auto cut = cut_into_buckets(items, limit);
+  for (const auto& bucket : cut.buckets)
+    buckets_.push_back({static_cast<c10::ScalarType>(bucket.kind), bucket.elements});
+  for (std::size_t i = 0; i < forms.size(); ++i)
+    places_.push_back({forms[i], cut.places[i].bucket, cut.places[i].offset});
 }
 
 GradientBuckets::GradientBuckets(const BucketLayout& layout, c10::Device device) {

@@ -11,11 +11,9 @@
 
 #include <autopar/core/dtype.hpp>
 #include <autopar/core/units.hpp>
+#include <autopar/plan/buckets.hpp>
 
 namespace autopar {
-
-/// Gradients are summed over replicas in flat pieces of about this size.
-inline constexpr Bytes kGradientBucket{32 << 20};
 
 /// Form of one gradient. `key` is what the owner of the layout calls it.
 struct GradientForm {
@@ -25,8 +23,8 @@ struct GradientForm {
   std::vector<std::int64_t> strides{};  ///< of memory without gaps; empty: contiguous
 };
 
-/// How the gradients of one reduction group lie in flat buckets: in the order given, a new bucket when the element type
-/// changes or the bucket is full. The same forms give the same layout on every rank.
+/// How the gradients of one reduction group lie in flat buckets: as `cut_into_buckets` puts them, each bucket of one
+/// element type. The same forms give the same layout on every rank.
 class BucketLayout {
  public:
   struct Place {
@@ -39,15 +37,9 @@ class BucketLayout {
     std::int64_t elements = 0;
   };
 
-  enum class Fill : std::uint8_t { kUntilFull, kNotBeyond };
-  /// @param fill  whether a bucket may be larger than `limit` although it holds several gradients
-  explicit BucketLayout(const std::vector<GradientForm>& forms, Bytes limit = kGradientBucket,
-                        Fill fill = Fill::kUntilFull);
+  explicit BucketLayout(const std::vector<GradientForm>& forms, Bytes limit = BucketPolicy{}.size);
   /// One bucket that is laid out already.
   BucketLayout(Bucket bucket, std::vector<Place> places) : places_(std::move(places)), buckets_{bucket} {}
-
-  /// Elements up to where the next part may start.
-  [[nodiscard]] static std::int64_t aligned(std::int64_t elements);
 
   [[nodiscard]] const std::vector<Place>& places() const { return places_; }
   [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }

@@ -43,13 +43,17 @@ const ShardUnit::Place* ShardUnit::find(const std::string& name) const {
 std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
                                   const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks, int zero,
                                   Bytes limit, bool offloaded) {
-  const BucketLayout layout(forms, limit, BucketLayout::Fill::kNotBeyond);
+  const BucketLayout layout(forms, limit);
   std::vector<ShardUnit> units;
   for (const auto& bucket : layout.buckets()) {
-    // A bucket's end is aligned, and so is each part's.
     const auto members = zero == 0 ? 1 : static_cast<std::int64_t>(ranks.size());
-    const auto part = (bucket.elements + members - 1) / members;
-    units.push_back({ranks, zero, offloaded, bucket.dtype, bucket.dtype, BucketLayout::aligned(part) * members, {}});
+    units.push_back({ranks,
+                     zero,
+                     offloaded,
+                     bucket.dtype,
+                     bucket.dtype,
+                     BucketCut::Bucket{bucket.elements}.elements_in_shares(members),
+                     {}});
   }
   for (const auto& place : layout.places()) {
     units[static_cast<std::size_t>(place.bucket)].places.push_back(

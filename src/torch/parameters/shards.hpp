@@ -55,7 +55,7 @@ struct ShardUnit {
 /// @param forms  `key` is a position in `names`
 [[nodiscard]] std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& names,
                                                 const std::vector<GradientForm>& forms, const std::vector<Rank>& ranks,
-                                                int zero, Bytes limit = kGradientBucket, bool offloaded = false);
+                                                int zero, Bytes limit = BucketPolicy{}.size, bool offloaded = false);
 
 /// One unit's memory on one rank: its own part, which owner handles refer to, and the whole, which stages compute with.
 ///

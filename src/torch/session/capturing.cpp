@@ -399,10 +399,10 @@ void Session::Impl::build_runtime(CapturedProgram& program) {
     const auto copy = [this, &graph = program.graph](ValueId leaf) {
       return parameters_.compute_copy(graph.value(leaf).name);
     };
-    program.runtime =
-        std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(), deployment_.device(),
-                                      Stage::Leaves{lookup, compute, copy}, parts_backwards(deployment_.plan()),
-                                      program.recomputed, sharded_groups(division, parameters_));
+    program.runtime = std::make_unique<RankRuntime>(program.graph, program.plan, division, world_.rank_id(),
+                                                    deployment_.device(), Stage::Leaves{lookup, compute, copy},
+                                                    parts_backwards(deployment_.plan()), program.recomputed,
+                                                    sharded_groups(division, parameters_), deployment_.plan().buckets);
     program.prologue = std::make_unique<Prologue>(program.graph, program.plan, deployment_.device(), lookup);
     program.epilogue = std::make_unique<Epilogue>(program.graph, program.plan, deployment_.device());
     std::vector<const BufferUpdate*> held;

@@ -19,6 +19,7 @@
 #include "torch/engine/stage.hpp"
 #include "torch/parameters/optimizer_state.hpp"
 #include "torch/session/session_impl.hpp"
+#include "torch/staging/shard_units.hpp"
 
 namespace autopar {
 
@@ -28,48 +29,12 @@ namespace {
 struct UnitInMaking {
   std::vector<std::vector<std::string>> names;
   std::vector<GradientForm> forms;
-  std::int64_t bytes = 0;
 
-  /// Whether one more stays within the limit.
-  [[nodiscard]] bool has_room(const std::vector<std::int64_t>& sizes, c10::ScalarType type, Bytes limit) const {
-    return forms.empty() || bytes + bytes_of(sizes, type) <= limit.value();
-  }
   void add(const std::vector<std::string>& its_names, const std::vector<std::int64_t>& sizes, c10::ScalarType type) {
     forms.push_back({names.size(), sizes, type});
     names.push_back(its_names);
-    bytes += bytes_of(sizes, type);
-  }
-
- private:
-  [[nodiscard]] static std::int64_t bytes_of(const std::vector<std::int64_t>& sizes, c10::ScalarType type) {
-    return BucketLayout::aligned(c10::multiply_integers(sizes)) * static_cast<std::int64_t>(c10::elementSize(type));
   }
 };
-
-/// What operators read last comes first. @param last  see `last_reads`
-std::vector<ValueId> in_order_of_gradients(std::vector<ValueId> parameters, const std::map<ValueId, OpId>& last) {
-  const auto when = [&](ValueId parameter) {
-    const auto found = last.find(parameter);
-    return found == last.end() ? OpId::none() : found->second;
-  };
-  std::stable_sort(parameters.begin(), parameters.end(), [&](ValueId a, ValueId b) { return when(a) > when(b); });
-  return parameters;
-}
-
-/// Bytes of the parameters that one operator reads, of the one that reads most.
-Bytes largest_read(const OpGraph& graph) {
-  std::int64_t largest = 1;
-  for (const auto& op : graph.ops) {
-    std::int64_t bytes = 0;
-    for_each_input(op, [&](ValueId value) {
-      const auto& info = graph.value(value);
-      if (info.kind != ValueKind::kParameter) return;
-      bytes += c10::multiply_integers(sizes_at(info, 0)) * static_cast<std::int64_t>(c10::elementSize(info.dtype));
-    });
-    largest = std::max(largest, bytes);
-  }
-  return Bytes(largest);
-}
 
 }  // namespace
 
@@ -92,47 +57,16 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
   for (const auto* optimizer : optimizers_) static_cast<void>(optimizer_kind(*optimizer));
 }
 
-// Groups of the first program: what they train and no one needs whole outside the pipeline is held in shares. Units are
-// filled as backwards make gradients. One of a kind ends where one of another does: if it went on, its sum and those
-// behind it would wait for gradients that come much later, and all that come meanwhile would stay whole.
 void Session::Impl::plan_shards(const CapturedProgram& program) {
-  const bool offloads = deployment_.plan().offload == Offload::kOptimizer;
-  if (deployment_.plan().zero == 0) return offload_rest(program);
-  const auto& division = program.division;
-  const auto levels = highest_zero_levels(program.graph, program.plan, division.channel_values);
-  const auto reads = parameter_reads(program.graph, program.plan);
-  const auto last = last_reads(program.graph, program.plan);
-  const Bytes limit =
-      deployment_.plan().zero < 2 ? kGradientBucket : std::min(kGradientBucket, largest_read(program.graph));
-  for (std::size_t g = 0; g < division.pipeline.groups.size(); ++g) {
-    const auto& group = division.pipeline.groups[g];
+  const auto& plan = deployment_.plan();
+  if (plan.zero > 0) {
     const auto tensor_of = [&](ValueId value) -> const StateTensor& {
       return parameters_.named(program.graph.value(value).name);
     };
-    int replicas = 0;  // of the stage that has most
-    for (const auto parameter : division.group_parameters[g]) {
-      for (const auto stage : tensor_of(parameter).stages)
-        replicas = std::max(replicas, deployment_.plan().stages[stage.index()].mesh.replicas());
+    for (auto& unit : shard_units(program.graph, program.plan, program.division, planned_atoms_, plan, tensor_of)) {
+      const auto gathered = unit.gathered;
+      parameters_.add_units({std::move(unit)}, gathered);
     }
-    if (replicas < 2) continue;
-    using Kind = std::pair<int, c10::ScalarType>;  // level, what is gathered
-    std::map<Kind, UnitInMaking> open;
-    const auto close = [&] {
-      for (const auto& [kind, parameters] : std::exchange(open, {}))
-        parameters_.add_units(make_units(parameters.names, parameters.forms, group.ranks, kind.first, limit, offloads),
-                              kind.second);
-    };
-    for (const auto parameter : in_order_of_gradients(division.group_parameters[g], last)) {
-      const auto& tensor = tensor_of(parameter);
-      const int highest = group.stage.valid() ? levels[parameter.index()] : std::min(levels[parameter.index()], 1);
-      if (highest == 0) continue;
-      const auto type = tensor.handle.scalar_type();
-      const Kind kind{std::min(deployment_.plan().zero, highest),
-                      reads[parameter.index()].smaller_copy(type).value_or(type)};
-      if (!open[kind].has_room(tensor.sizes, type, limit)) close();
-      open[kind].add(tensor.names, tensor.sizes, type);
-    }
-    close();
   }
   offload_rest(program);
 }
@@ -152,8 +86,9 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
                                                                                           type);
   }
   for (const auto& [kind, parameters] : by_kind)
-    parameters_.add_units(make_units(parameters.names, parameters.forms, kind.first, 0, kGradientBucket, true),
-                          kind.second);
+    parameters_.add_units(
+        make_units(parameters.names, parameters.forms, kind.first, 0, deployment_.plan().buckets.size, true),
+        kind.second);
 }
 
 // Some optimizers make their state when they are made, of whole parameters, also of those of other ranks.

@@ -52,7 +52,7 @@ class Divider {
     division_.stage_ops[stage.index()].push_back(op);
     for_each_input(graph_.op(op), [&](ValueId value) {
       const auto& info = graph_.value(value);
-      if (info.kind == ValueKind::kParameter) last_reads_[value][stage] = op;
+      if (info.kind == ValueKind::kParameter) readers_[value].insert(stage);
       if (info.is_leaf() && info.kind != ValueKind::kInput) return;
       if (plan_.is_prologue(value)) return;
       const auto from = stage_of_value(value);
@@ -106,16 +106,12 @@ class Divider {
     };
     std::map<std::pair<std::size_t, std::vector<StageId>>, std::vector<std::pair<OpId, ValueId>>, decltype(later_first)>
         groups(later_first);
-    for (const auto& [parameter, reads] : last_reads_) {
+    auto last = last_reads(graph_, plan_);
+    for (const auto& [parameter, reading] : readers_) {
       if (!graph_.value(parameter).requires_grad) continue;
-      std::vector<StageId> stages;
-      OpId last;
-      for (const auto& [stage, op] : reads) {
-        stages.push_back(stage);
-        last = std::max(last, op);
-      }
+      std::vector<StageId> stages(reading.begin(), reading.end());
       const auto count = std::min<std::size_t>(stages.size(), 2);
-      groups[{count, std::move(stages)}].emplace_back(last, parameter);
+      groups[{count, std::move(stages)}].emplace_back(last[parameter], parameter);
     }
     for (auto& [key, parameters] : groups) {
       std::set<Rank> ranks;
@@ -137,7 +133,7 @@ class Divider {
   const StageMap& stages_;
   StagedGraph division_;
   std::map<std::tuple<int, int, ChannelKind>, std::set<ValueId>> channels_;
-  std::map<ValueId, std::map<StageId, OpId>> last_reads_;  // of parameters, by stage
+  std::map<ValueId, std::set<StageId>> readers_;  // stages that read a parameter
 };
 
 }  // namespace

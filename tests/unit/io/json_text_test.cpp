@@ -40,14 +40,14 @@ TEST_CASE("a header of very many tensors is written and read") {
 }
 
 TEST_CASE("files of very many members are refused") {
-  const auto many = object_of(kMany, "\"version\":5", "1");
+  const auto many = object_of(kMany, "\"version\":6", "1");
   CHECK_THROWS_AS(parse_plan(many, "f"), ConfigError);
   CHECK_THROWS_AS(parse_profile(many, "f"), ConfigError);
   CHECK_THROWS_AS(parse_instance(object_of(kMany, "\"maxDevices\":4", "{}"), "f"), Error);
 }
 
 TEST_CASE("a member that is there twice and text that nests too deep are refused by name") {
-  CHECK(contains(refusal([] { static_cast<void>(parse_plan(R"({"version":5,"world":1,"world":2})", "f")); }),
+  CHECK(contains(refusal([] { static_cast<void>(parse_plan(R"({"version":6,"world":1,"world":2})", "f")); }),
                  "f: the member 'world' is there twice"));
   CHECK(contains(refusal([] { static_cast<void>(parse_plan(std::string(1 << 20, '['), "f")); }),
                  "nested deeper than 16"));

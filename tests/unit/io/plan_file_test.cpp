@@ -21,6 +21,7 @@ Plan sample_plan() {
   plan.zero = 2;
   plan.offload = Offload::kOptimizer;
   plan.host_memory = Bytes(std::int64_t{256} << 30);
+  plan.buckets.size = Bytes(std::int64_t{96} << 20);
   plan.precision = "bf16";
   plan.device = "A \"100\"";
   plan.device_memory = Bytes(std::int64_t{40} << 30);
@@ -96,11 +97,14 @@ TEST_CASE("a file that is no plan says what is wrong") {
       CHECK(std::string(error.what()).find("plan.json") == 0);
     }
   };
-  refused(replaced(text, "\"version\": 5", "\"version\": 6"), "plans of version 5, not 6");
-  refused(replaced(text, "\"version\": 5", "\"version\": 1"), "not 1, which has no certificate");
-  refused(replaced(text, "\"version\": 5", "\"version\": 2"), "not 2, which says nothing of ZeRO");
-  refused(replaced(text, "\"version\": 5", "\"version\": 3"), "not 3, which counted each gradient twice");
-  refused(replaced(text, "\"version\": 5", "\"version\": 4"), "not 4, which says nothing of what is in host memory");
+  refused(replaced(text, "\"version\": 6", "\"version\": 7"), "plans of version 6, not 7");
+  refused(replaced(text, "\"version\": 6", "\"version\": 1"), "not 1, which has no certificate");
+  refused(replaced(text, "\"version\": 6", "\"version\": 2"), "not 2, which says nothing of ZeRO");
+  refused(replaced(text, "\"version\": 6", "\"version\": 3"), "not 3, which counted each gradient twice");
+  refused(replaced(text, "\"version\": 6", "\"version\": 4"), "not 4, which says nothing of what is in host memory");
+  refused(replaced(text, "\"version\": 6", "\"version\": 5"), "not 5, which says nothing of buckets");
+  for (const char* const size : {"0", "-1", "1099511627777", "1.5", "\"32 MiB\""})
+    refused(replaced(text, "\"bucket_bytes\": 100663296", "\"bucket_bytes\": " + std::string(size)), "bucket_bytes");
   refused(replaced(text, "\"offload\": \"optimizer\"", "\"offload\": \"all\""), "none | optimizer");
   refused(replaced(text, "\"bf16\"", "\"bf61\""), "module, tf32, bf16, fp16");
   refused(replaced(text, "\"zero\": 2", "\"zero\": 4"), "zero");

@@ -327,8 +327,8 @@ TEST_CASE("a plan of another model, world or version is refused with the differe
   refused({"'toy'", "'other'"});
   folder.cluster.device.name = "toy";
   folder.write();
-  folder.put("plan.json", replaced(plan, "\"version\": 5", "\"version\": 1"));
-  refused({"version 5, not 1", "certificate"});
+  folder.put("plan.json", replaced(plan, "\"version\": 6", "\"version\": 1"));
+  refused({"version 6, not 1", "certificate"});
   folder.put("plan.json", replaced(plan, "\"batch\": 32", "\"batch\": 0"));
   refused({"batch of 0"});
   folder.put("plan.json", replaced(plan, "\"microbatches\": ", "\"microbatches\": 100000"));

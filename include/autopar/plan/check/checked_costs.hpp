@@ -105,7 +105,7 @@ class CheckedCosts {
     }
     if (level() < 2) return sum;
     const Bytes all = stated_.trainable_bytes(stage), gathered = gathered_bytes(stage);
-    const Bytes bucket = std::min(all, Bytes(StatedPlan::kBucket));
+    const Bytes bucket = std::min(all, stated_.plan().buckets.size);
     const Seconds summed = half_of_a_sum(stage, all), last = half_of_a_sum(stage, bucket);
     if (level() == 2) {
       sum.backward = std::max(sum.backward + last, summed);

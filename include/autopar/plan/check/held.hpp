@@ -77,8 +77,7 @@ class CheckedMemory {
   struct Flying {
     std::int64_t whole = 0, parted = 0;
   };
-  using Held = std::vector<std::pair<int, Flying>>;                // by stage
-  static constexpr std::int64_t kBucket = std::int64_t{32} << 20;  // bytes
+  using Held = std::vector<std::pair<int, Flying>>;  // by stage
 
   /// Results stay until their backward; a gradient of them is in use while the next one arrives.
   void add_made(const Crossing& crossing, Stage& stage) const {
@@ -119,6 +118,7 @@ class CheckedMemory {
   [[nodiscard]] Stage& of(int stage) { return stages_[static_cast<std::size_t>(stage)]; }
   [[nodiscard]] const Stage& of(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
   [[nodiscard]] std::int64_t count() const { return stated_.plan().microbatches; }
+  [[nodiscard]] std::int64_t bucket() const { return stated_.plan().buckets.size.value(); }  // bytes
   [[nodiscard]] static std::int64_t bytes_of(const Affine& size, std::int64_t samples) {
     return static_cast<std::int64_t>(std::ceil(std::max(0.0, size.at(static_cast<double>(samples)))));
   }
@@ -216,7 +216,7 @@ class CheckedMemory {
     constexpr std::int64_t kPiece = std::int64_t{8} << 20;
     if (offloads && elsewhere) stage.update += std::min(copied, kPiece);
     if (stated_.replicas(s) < 2) return;
-    const bool at_the_end = plan.zero == 1 && shared <= std::max(kBucket, largest);
+    const bool at_the_end = plan.zero == 1 && shared <= std::max(bucket(), largest);
     (at_the_end ? stage.summing : stage.at_work) += units_at_work(s, largest, shared, gathered, again);
   }
 
@@ -269,13 +269,14 @@ class CheckedMemory {
   [[nodiscard]] std::int64_t units_at_work(int s, std::int64_t largest, std::int64_t shared, std::int64_t gathered,
                                            bool again) const {
     const int level = stated_.plan().zero;
-    std::int64_t limit = kBucket;
-    if (level > 1) {
+    std::int64_t limit = bucket();
+    constexpr std::int64_t kSmall = std::int64_t{32} << 20;  // larger ones stay as they are stated
+    if (level > 1 && limit <= kSmall) {
       std::int64_t most = 0;
       for (int other = 0; other < stated_.stages(); ++other) most = std::max(most, most_read(other));
       limit = std::min(limit, most);
     }
-    const std::int64_t unit = std::min(shared, largest > kBucket ? largest : limit);
+    const std::int64_t unit = std::min(shared, largest > bucket() ? largest : limit);
     const bool at_once = again || traits_of(stated_.plan().schedule).splits_backwards;
     const std::int64_t gradients = std::min(at_once ? shared + unit : 2 * unit, count() * shared);
     switch (level) {
@@ -284,7 +285,7 @@ class CheckedMemory {
       case 2:
         return gradients;
       case 3: {
-        const std::int64_t units = std::min(largest > kBucket ? 2 * (largest + kBucket) : 3 * unit, shared);
+        const std::int64_t units = std::min(largest > bucket() ? 2 * (largest + bucket()) : 3 * unit, shared);
         const double part = shared > 0 ? static_cast<double>(gathered) / static_cast<double>(shared) : 0;
         const auto smaller = static_cast<std::int64_t>(static_cast<double>(units) * part);
         const std::int64_t plain = gathered == shared ? units : smaller;

@@ -18,7 +18,7 @@ struct CheckedRegathered {
 };
 
 /// What atoms outside a segment read as well is held, and all where backwards come in parts; of the rest a segment
-/// holds eight buckets at most.
+/// holds 256 MiB at most.
 [[nodiscard]] inline CheckedRegathered checked_regathered(const StatedPlan& stated, int stage) {
   const StagePlan& plan = stated.plan().stages[static_cast<std::size_t>(stage)];
   const ModelProfile& model = stated.model();
@@ -45,7 +45,7 @@ struct CheckedRegathered {
       else
         alone += bytes;
     }
-    const std::int64_t kept = std::min(alone, 8 * StatedPlan::kBucket);
+    const std::int64_t kept = std::min(alone, std::int64_t{256} << 20);
     most = std::max(most, kept);
     once_more += alone - kept;
   }

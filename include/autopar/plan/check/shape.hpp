@@ -44,6 +44,7 @@ class ShapeCheck {
     if (plan_.world < 1) return "world: there are " + number(plan_.world) + " ranks";
     if (plan_.microbatches < 1) return "microbatches: there are " + number(plan_.microbatches);
     if (plan_.zero < 0 || plan_.zero > 3) return "zero: ZeRO has no level " + number(plan_.zero);
+    if (!plan_.buckets.is_valid()) return "bucket_bytes: buckets have " + number(plan_.buckets.size.value());
     if (plan_.offload == Offload::kNone && plan_.host_memory != Bytes(0))
       return "host_memory_bytes: it counts on host memory, but offloads nothing";
     return plan_.stages.empty() ? "stages: there is none" : "";

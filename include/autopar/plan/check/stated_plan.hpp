@@ -40,9 +40,6 @@ struct SampleRange {
 /// samples. Part of the checker, so it shares nothing with the planner's search but the values of model and plan.
 class StatedPlan {
  public:
-  /// Gradients are summed, parameters gathered, in pieces of so many bytes.
-  static constexpr std::int64_t kBucket = std::int64_t{32} << 20;
-
   /// @pre `fault_in_shape` finds nothing
   StatedPlan(const ModelProfile& model, const Plan& plan) : model_(model), plan_(plan) {
     stage_of_.assign(model.graph.node_count(), -1);
@@ -196,11 +193,29 @@ class StatedPlan {
     std::sort(sum.ranks.begin(), sum.ranks.end());
     sum.ranks.erase(std::unique(sum.ranks.begin(), sum.ranks.end()), sum.ranks.end());
     if (sum.ranks.size() < 2) return;
+    std::map<std::int64_t, std::size_t> filling;  // by element size, buckets that have room
+    std::vector<std::int64_t> used;
     for (const ParameterId parameter : list) {
-      if (sum.buckets.empty() || sum.buckets.back() >= kBucket) sum.buckets.push_back(0);
-      sum.buckets.back() += model_.parameters[parameter.index()].bytes.value();
+      const auto [room, element] = in_bucket(model_.parameters[parameter.index()]);
+      const auto known = filling.find(element);
+      if (known != filling.end() && used[known->second] > 0 && used[known->second] + room > plan_.buckets.size.value())
+        filling.clear();  // none goes on behind a full one
+      if (filling.emplace(element, used.size()).second) {
+        used.push_back(0);
+        sum.buckets.push_back(0);
+      }
+      used[filling.at(element)] += room;
+      sum.buckets[filling.at(element)] += model_.parameters[parameter.index()].bytes.value();
     }
     sums_.push_back(std::move(sum));
+  }
+
+  /// Bytes that a gradient takes in a bucket, which it fills up to the next sixteenth element, and the size of an
+  /// element; just its bytes where they are not known as elements.
+  [[nodiscard]] static std::pair<std::int64_t, std::int64_t> in_bucket(const ParameterProfile& parameter) {
+    const std::int64_t bytes = parameter.bytes.value(), elements = parameter.elements;
+    if (elements <= 0 || bytes <= 0 || bytes % elements != 0 || bytes / elements >= 64) return {bytes, 1};
+    return {(elements + 15) / 16 * 16 * (bytes / elements), bytes / elements};
   }
 
   const ModelProfile& model_;

@@ -109,7 +109,7 @@ inline void take_turns(std::vector<StageMemory>& memory, const Staging& staging)
   std::vector<std::map<std::size_t, Bytes>> waiting(nodes.size());
   for (std::size_t s = 0; s < nodes.size(); ++s) {
     Bytes largest{}, landing{};
-    detail::GatheredUnits units{.of_all = of_all};
+    detail::GatheredUnits units{.of_all = of_all, .buckets = constraints.buckets};
     for (const NodeId node : nodes[s]) {
       for (const ParameterId parameter : work.graph[node].parameters) {
         const ParameterProfile& profile = work.parameters[parameter.index()];

@@ -103,17 +103,18 @@ class Regathered {
   Bytes stay_{}, most_kept_{}, once_more_{};
 };
 
-/// Units of parameters are gathered and summed at a time: as large as a bucket or, from level 2 on, as what the
-/// operator reads that reads most; or of one parameter. Under 1 a rank has its share of a sum beside the sum, when the
-/// backward is over if the stage has one unit; from 2 on one unit of gradients fills while the one before is on its
-/// way; under 3 an operator reads parameters of two units at most, of which one is no larger than a bucket, and the
-/// next operator's are on their way. A unit with a parameter that several operators read fills first and is full last,
-/// and the others wait for it, while one of the compute action before is on its way. The input half of a parted
-/// backward, which gives no gradients of parameters, ends with all that it gathered, and the other half begins with
-/// units for what was not deferred. What is gathered is what stages compute with.
+/// Units of parameters are gathered and summed at a time: as large as `BucketPolicy::unit_size`, or of one parameter.
+/// Under 1 a rank has its share of a sum beside the sum, when the backward is over if the stage has one unit; from 2 on
+/// one unit of gradients fills while the one before is on its way; under 3 an operator reads parameters of two units at
+/// most, of which one is no larger than a bucket, and the next operator's are on their way. A unit with a parameter
+/// that several operators read fills first and is full last, and the others wait for it, while one of the compute
+/// action before is on its way. The input half of a parted backward, which gives no gradients of parameters, ends with
+/// all that it gathered, and the other half begins with units for what was not deferred. What is gathered is what
+/// stages compute with.
 struct GatheredUnits {
-  Bytes largest{};               ///< trainable bytes that one operator of the stage reads at most
-  Bytes of_all{};                ///< likewise, of any stage
+  Bytes largest{};  ///< trainable bytes that one operator of the stage reads at most
+  Bytes of_all{};   ///< likewise, of any stage
+  BucketPolicy buckets{};
   Bytes owned{};                 ///< trainable bytes of the stage that are held in shares
   Bytes computed_with{};         ///< in their place
   bool read_by_several = false;  ///< some of them by several operators
@@ -121,15 +122,15 @@ struct GatheredUnits {
   /// Of a stage with several replicas.
   void add_to(StageMemory& memory, int zero, const Staging& staging, int replicas) const {
     if (zero == 0 || replicas < 2) return;
-    const Bytes bucket = zero == 1 ? kBucketBytes : std::min(kBucketBytes, of_all);
-    const Bytes unit = std::min(owned, largest > kBucketBytes ? largest : bucket);
+    const Bytes bucket = buckets.size;
+    const Bytes unit = std::min(owned, largest > bucket ? largest : buckets.unit_size(zero, of_all));
     if (zero == 1) {
       (unit == owned ? memory.summed : memory.gathered) = Bytes((unit.value() + replicas - 1) / replicas);
       return;
     }
     const bool at_once = read_by_several || !keeps_backwards_whole(staging.schedule);
     const Bytes gradients = std::min(at_once ? owned + unit : unit * 2, owned * staging.microbatches);
-    const Bytes parameters = largest > kBucketBytes ? (largest + kBucketBytes) * 2 : unit * 3;
+    const Bytes parameters = largest > bucket ? (largest + bucket) * 2 : unit * 3;
     memory.gathered = gradients;
     if (zero < 3) return;
     memory.in_shares = computed_with;

@@ -9,6 +9,7 @@
 
 #include <autopar/core/cluster.hpp>
 #include <autopar/core/error.hpp>
+#include <autopar/plan/model/bucket_choice.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/request.hpp>
@@ -322,6 +323,9 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
           "or a loss that forward returns, lets it mix them");
     }
   }
+  out.buckets = request.buckets ? *request.buckets : chosen_buckets(work, cluster, out);
+  if (!out.buckets.is_valid())
+    detail::refuse("buckets of " + std::to_string(out.buckets.size.value()) + " bytes; use 1 byte to 1 TiB");
   out.zero_levels = detail::allowed_zero(options, request.runtime);
   detail::apply_offload(options, request.runtime, work, cluster, out);
   detail::apply_recompute(options, request.runtime, work, out);

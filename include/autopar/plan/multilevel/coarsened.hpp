@@ -26,7 +26,7 @@ struct Coarsened {
   /// @pre the arguments outlive it
   Coarsened(const Workload& fine, Partition partition, const Cluster& cluster, const Constraints& of_nodes)
       : blocks(is_whole(partition) ? Partition::singletons(partition.node_count()) : std::move(partition)),
-        work(whole() ? fine : contracted(fine, blocks, kBucketBytes)),
+        work(whole() ? fine : contracted(fine, blocks, of_nodes.buckets.size)),
         constraints(of_nodes),
         objective(work, cluster, constraints) {
     constraints.memory -= rounding(fine);

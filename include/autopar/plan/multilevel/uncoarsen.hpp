@@ -101,7 +101,7 @@ class Uncoarsening {
     Staging start = staging;
     start.schedule = kSplitStraight;
     StepTerms terms = objective_.folded(start);
-    const SizedPipeline sized = make_pipeline(work_, staging, std::move(terms.meshes), constraints_.world);
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(terms.meshes), constraints_);
     terms = objective_.folded(staging, sized, std::move(terms.optimizations));
     if (terms.step > limit * (1 + StepObjective::kFoldedAbove)) return terms;
     return objective_.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
@@ -146,7 +146,7 @@ class Uncoarsening {
   [[nodiscard]] StepTerms with_all_nodes(const Candidate& candidate) const {
     // Blocks do not know the modules of their nodes.
     if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
-    const SizedPipeline sized = make_pipeline(work_, candidate.staging, candidate.terms.meshes, constraints_.world);
+    const SizedPipeline sized = make_pipeline(work_, candidate.staging, candidate.terms.meshes, constraints_);
     return objective_.evaluate(candidate.staging, sized, candidate.terms.optimizations, candidate.terms.orders);
   }
 

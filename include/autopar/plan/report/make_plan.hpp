@@ -1,12 +1,14 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <autopar/plan/concepts.hpp>
+#include <autopar/plan/model/parameter_groups.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/multilevel/uncoarsen.hpp>
 #include <autopar/plan/plan.hpp>
@@ -79,6 +81,7 @@ class PlanMaker {
     plan.orders = best.terms.orders;
     plan.zero = best.terms.optimizations.zero;
     plan.offload = best.terms.optimizations.offload;
+    plan.buckets = constraints_.buckets;
     plan.precision = request_.options.precision;
     plan.device = cluster_.device.name;
     plan.device_memory = constraints_.memory;
@@ -92,7 +95,32 @@ class PlanMaker {
     plan.binding = binding(candidates, uncoarsening);
     plan.notes = constraints_.notes;
     add_idle_note(plan, candidates);
+    add_buckets_note(plan, best);
     return plan;
+  }
+
+  /// Where they are not what everyone expects, with what the stage that has most of them is spared.
+  void add_buckets_note(Plan& plan, const Candidate& best) const {
+    if (plan.buckets == BucketPolicy{}) return;
+    const auto most = [&](const BucketPolicy& policy) {
+      std::map<StageId, std::size_t> counts;
+      for (const auto& group : parameter_groups(work_, best.staging, best.terms.meshes)) {
+        if (plan.zero == 0) {
+          counts[group.stage] += buckets_of(work_, group, policy).buckets.size();
+          continue;
+        }
+        const auto shared = shared_buckets_of(work_, group, policy, plan.zero);
+        counts[group.stage] += shared.units.buckets.size() + shared.whole.buckets.size();
+      }
+      std::size_t out = 0;
+      for (const auto& [stage, count] : counts) out = std::max(out, count);
+      return out;
+    };
+    const auto own = most(plan.buckets), usual = most(BucketPolicy{});
+    if (own == 0) return;
+    plan.notes.push_back("gradients are summed " + readable(plan.buckets.size) + " at a time, in " +
+                         std::to_string(own) + (own == 1 ? " bucket" : " buckets") + " a stage at most instead of " +
+                         std::to_string(usual) + " of " + readable(BucketPolicy{}.size));
   }
 
   void add_stages(Plan& plan, const Candidate& best) const {
@@ -195,7 +223,7 @@ class PlanMaker {
     const StepObjective free(free_links, cluster_, objective.constraints());
     const auto [staging, terms] = uncoarsening.comparable(best);
     const bool many = objective.actions(staging) > StepObjective::kManyActions || !terms.orders.empty();
-    const SizedPipeline sized = make_pipeline(free_links, staging, terms.meshes, constraints_.world);
+    const SizedPipeline sized = make_pipeline(free_links, staging, terms.meshes, constraints_);
     const StepTerms unhindered =
         many ? free.folded(staging, sized, terms.optimizations, terms.orders) : free.evaluate(staging, terms.meshes);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);

@@ -145,7 +145,7 @@ struct ChunkedStaging {
       ++count;
       ++result.states;
       const SizedPipeline sized =
-          make_pipeline(objective.work(), staging, std::move(candidate.terms.meshes), objective.constraints().world);
+          make_pipeline(objective.work(), staging, std::move(candidate.terms.meshes), objective.constraints());
       StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.optimizations));
       if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
         terms = objective.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
@@ -245,7 +245,8 @@ struct ChunkedStaging {
       for (const RankPlacement placement : rank_placements(counts, objective_.cluster())) {
         double slowest = 0;
         for (const Mesh& mesh : place(counts, placement)) {
-          if (mesh.replicas() > 1) slowest = std::max(slowest, work.all_reduce(trained, mesh.replica_group(0)).value());
+          if (mesh.replicas() > 1)
+            slowest = std::max(slowest, work.all_reduce(trained, mesh.replica_group(0)).value());
         }
         entry->second = std::min(entry->second, slowest);
       }

@@ -5,7 +5,6 @@
 #include <limits>
 #include <vector>
 
-#include <autopar/plan/memory/microbatch_memory.hpp>
 #include <autopar/plan/step/objective.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -102,7 +101,7 @@ class QuickEstimate {
                                            staging.microbatches);
       Stage& stage = stages_[s];
       const Bytes saved = stage.saved * in_flight;
-      const bool in_turn = gradients_follow_activations(staging.microbatches, staging.replicas[s]);
+      const bool in_turn = staging.microbatches == 1 && staging.replicas[s] == 1;  // see gradients_made
       const Bytes apart = in_turn ? std::min(saved, stage.trainable) : Bytes(0);
       const Bytes over =
           Bytes(stage.held.at(staging.replicas[s])) + saved - apart + stage.workspace - constraints.memory;
@@ -158,9 +157,9 @@ class QuickEstimate {
     double step = 0;
     for (std::size_t s = 0; s < n; ++s) {
       const Stage& stage = stages_[s];
-      const double sum =
-          meshes_[s].replicas() > 1 ? work_.all_reduce(stage.trainable, meshes_[s].replica_group(0)).value() : 0;
-      const double hidden = stage.trainable > kBucketBytes ? stage.backward : 0;  // sums start as buckets fill
+      const double sum = meshes_[s].replicas() > 1 ? work_.all_reduce(stage.trainable, meshes_[s].replica_group(0)).value() : 0;
+      const double hidden =
+          stage.trainable > objective_.constraints().buckets.size ? stage.backward : 0;  // sums start as buckets fill
       const double summed = std::max(free_at_[s], free_at_[s] - hidden + sum);
       step = std::max(step, summed + detail::least_update(work_, objective_.constraints(), stage.trainable).value());
     }

@@ -98,7 +98,7 @@ class StageFloor {
     if (added) {
       std::vector<Mesh> meshes;  // only which are the same matters
       for (int s = 0; s < staging.stages(); ++s) meshes.push_back({Rank(s)});
-      shape->second.sized = make_pipeline(work, staging, std::move(meshes), 2);
+      shape->second.sized = make_pipeline(work, staging, std::move(meshes), 2, objective_.constraints().buckets);
       shape->second.segments = segments_in_stages(work, staging);
       if (!only) shape->second.segments.back().clear();
     }
@@ -286,7 +286,7 @@ class LimitedStagings {
     }
     const Workload& work = objective_.work();
     const SizedPipeline sized =
-        make_pipeline(work, staging, place(staging, RankPlacement::kReplicasTogether), constraints_.world);
+        make_pipeline(work, staging, place(staging, RankPlacement::kReplicasTogether), constraints_);
     const auto memory = least_predicted(objective_, staging, sized, variant_, in_flight_by_law(work, staging),
                                         fixed_memory(work, constraints_, staging, variant_.zero, variant_.offload),
                                         segments_in_stages(work, staging));

@@ -48,7 +48,7 @@ class StepObjective {
       trainable_ += parameter.trainable ? parameter.bytes : Bytes(0);
       count += parameter.trainable ? 1 : 0;
     }
-    buckets_ = std::min(count, trainable_.value() / kBucketBytes.value() + 1);
+    buckets_ = std::min(count, trainable_.value() / constraints.buckets.size.value() + 1);
   }
 
   [[nodiscard]] const Workload& work() const { return work_; }
@@ -73,7 +73,7 @@ class StepObjective {
                                     Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (!is_compared_first(staging)) return (*this)(staging, limit);
     if (choice.step > limit * (1 + kFoldedAbove)) return choice;
-    const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.meshes), constraints_.world);
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.meshes), constraints_);
     return evaluate(staging, sized, std::move(choice.optimizations));
   }
 
@@ -83,7 +83,7 @@ class StepObjective {
   /// that free most bytes a second; as no compute action gets shorter by recomputing more, no longer run of them is
   /// faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<Mesh> meshes) const {
-    const SizedPipeline sized = make_pipeline(work_, staging, std::move(meshes), constraints_.world);
+    const SizedPipeline sized = make_pipeline(work_, staging, std::move(meshes), constraints_);
     std::optional<StepTerms> best;
     std::optional<detail::PlayedPipeline> played;
     keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
@@ -104,7 +104,7 @@ class StepObjective {
 
   /// What was predicted of a staging of blocks, with the memory of their nodes: no more than that of the blocks.
   [[nodiscard]] StepTerms of_nodes(const Staging& staging, StepTerms terms) const {
-    set_memory(terms, staging, make_pipeline(work_, staging, terms.meshes, constraints_.world));
+    set_memory(terms, staging, make_pipeline(work_, staging, terms.meshes, constraints_));
     return terms;
   }
 
@@ -117,7 +117,7 @@ class StepObjective {
   [[nodiscard]] StepTerms folded(const Staging& staging) const {
     std::optional<StepTerms> best;
     for (const RankPlacement placement : rank_placements(staging.replicas_of_positions(), cluster_)) {
-      const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_.world);
+      const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_);
       std::optional<detail::FoldedTimeline> timeline;
       keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
         return folded(staging, sized, std::move(optimizations), {}, timeline);
@@ -174,7 +174,7 @@ class StepObjective {
   /// rank; nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
     const auto meshes = place(staging, RankPlacement::kReplicasTogether);
-    const SizedPipeline sized = make_pipeline(work_, staging, meshes, constraints_.world);
+    const SizedPipeline sized = make_pipeline(work_, staging, meshes, constraints_);
     const auto worst = [](const std::vector<StageMemory>& memory) {
       Bytes most{};
       for (const StageMemory& stage : memory) most = std::max(most, stage.total());
@@ -199,7 +199,7 @@ class StepObjective {
   /// takes; of synthesised orders, if it fits under none.
   [[nodiscard]] bool may_fit(const Staging& staging) const {
     const auto meshes = place(staging, RankPlacement::kReplicasTogether);
-    const SizedPipeline sized = make_pipeline(work_, staging, meshes, constraints_.world);
+    const SizedPipeline sized = make_pipeline(work_, staging, meshes, constraints_);
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     for (const int level : zero_levels(staging)) {
       for (const Offload offload : constraints_.offloads) {
@@ -228,7 +228,8 @@ class StepObjective {
   }
   [[nodiscard]] bool fits(const StepTerms& terms) const { return fits(terms, constraints_.memory); }
   /// Whether what these stages offload has room in their hosts' memory.
-  [[nodiscard]] bool host_holds(const std::vector<Mesh>& meshes, const std::vector<StageMemory>& stages) const {
+  [[nodiscard]] bool host_holds(const std::vector<Mesh>& meshes,
+                                const std::vector<StageMemory>& stages) const {
     return !constraints_.host_memory ||
            peak_of_ranks(meshes, [&](std::size_t stage) { return stages[stage].host; }) <= *constraints_.host_memory;
   }

@@ -157,7 +157,7 @@ class StagingCosts {
     // waits for it, and where they take longer they decide.
     if (zero_ >= 2) {
       const auto [trained, computed_with] = parameters_[stage.index()];
-      const Bytes unit = std::min(trained, kBucketBytes);
+      const Bytes unit = std::min(trained, sized_.buckets.size);
       const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
       const bool gathers = zero_ >= 3;
       const Seconds gathering = gathers ? half_of_a_sum(stage, computed_with) : Seconds{};

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <autopar/plan/plan.hpp>
+
+#include "torch/algebra/batch_algebra.hpp"
+#include "torch/cost/partition.hpp"
+#include "torch/ir/op_graph.hpp"
+#include "torch/parameters/shards.hpp"
+#include "torch/parameters/state_registry.hpp"
+#include "torch/staging/staged_graph.hpp"
+
+namespace autopar {
+
+/// What the ranks of a plan with ZeRO hold in shares of a program's parameters: by reduction group, filled as backwards
+/// make gradients, cut as the planner counts them (`shared_buckets_of`). What nobody shares or something needs whole
+/// outside the pipeline is left out. The same on every rank.
+/// @param atoms      of the program
+/// @param tensor_of  a parameter of the program, with the stages that hold it @pre plan.zero > 0
+[[nodiscard]] std::vector<ShardUnit> shard_units(const OpGraph& graph, const BatchPlan& batch_plan,
+                                                 const StagedGraph& division, const AtomPartition& atoms,
+                                                 const Plan& plan,
+                                                 const std::function<const StateTensor&(ValueId)>& tensor_of);
+
+}  // namespace autopar
