@@ -42,15 +42,16 @@ function(autopar_add_test_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "MAIN;LIBRARY" "FILES")
   add_executable(${name} ${arg_FILES})
   target_link_libraries(${name} PRIVATE ${arg_LIBRARY} autopar_${arg_MAIN}_main autopar_warnings)
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>) # more takes a compiler longer than it saves
   if(AUTOPAR_UNITY)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
   endif()
-  if(arg_LIBRARY STREQUAL "autopar::autopar")
+  if(arg_LIBRARY STREQUAL "autopar::autopar") # such a test spends its time in the library
     target_link_libraries(${name} PRIVATE autopar_torch_test_flags)
     if(AUTOPAR_PCH)
       target_precompile_headers(${name} REUSE_FROM autopar_torch_test_pch)
     endif()
+  else()
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>) # more takes a compiler longer than it saves
   endif()
 endfunction()
 

@@ -6,7 +6,6 @@
 #include <autopar/core/error.hpp>
 #include <autopar/plan/options.hpp>
 #include <autopar/plan/plan.hpp>
-#include <autopar/plan/planner.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/runtime/world.hpp>
 #include <autopar/torch/auto_parallel.hpp>

@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 
+#include <autopar/plan/planner.hpp>
 #include <autopar/plan/report/runnable.hpp>
 #include <autopar/plan/search/chunked_staging.hpp>
 #include <autopar/schedule/synthesised.hpp>

@@ -275,11 +275,12 @@ std::vector<Comparison> compare_rank(ap::World& world, const std::vector<Args>& 
   const auto compare = [&](const std::string& name, const Tensor& got, const ap::ParameterShard& shard) {
     const auto exact = numerics::find(want.exact, name);
     double usual = luck * exact.abs().max().template item<double>();
-    for (const auto& way_to_lay : want.rounded) usual = std::max(usual, distance(numerics::find(way_to_lay, name), exact));
+    for (const auto& way_to_lay : want.rounded)
+      usual = std::max(usual, distance(numerics::find(way_to_lay, name), exact));
     const bool defined = got.defined();
-    out.push_back({name,
-                   defined ? distance(got, numerics::held_part(exact, shard)) : std::numeric_limits<double>::infinity(),
-                   1.5 * usual, defined && got.scalar_type() == numerics::find(want.rounded.front(), name).scalar_type()});
+    out.push_back(
+        {name, defined ? distance(got, numerics::held_part(exact, shard)) : std::numeric_limits<double>::infinity(),
+         1.5 * usual, defined && got.scalar_type() == numerics::find(want.rounded.front(), name).scalar_type()});
   };
   compare("loss", loss, {{}, 0, 0, true});
   for (const auto& item : model->named_parameters()) {

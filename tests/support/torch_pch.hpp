@@ -2,4 +2,6 @@
 
 #include <torch/torch.h>
 
+#include <autopar/autopar.hpp>
+
 #include <catch_shim.hpp>

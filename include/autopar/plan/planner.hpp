@@ -72,9 +72,12 @@ struct DefaultStaging<O> {
 /// `Planner{MyStaging{.width = 8}}`. An objective is a
 /// policy, too: `Planner<SlowestStage>` plans with the staging policy that the objective names, `Planner<MyObjective,
 /// MyStaging>` with the user's own. A `CostPolicy` has the last word on what operators of a captured model cost.
-template <detail::KnownPolicy... Policies>
+template <class... Policies>
 class Planner {
  public:
+  static_assert((detail::KnownPolicy<Policies> && ...),
+                "Planner: one of the policies is of no kind that a planner takes: its `policy_category` must be "
+                "staging_policy_tag, coarsening_policy_tag, objective_policy_tag or cost_policy_tag");
   using Minimised = typename detail::Pick<objective_policy_tag, StepObjective, Policies...>::type;
   using StagingSearch =
       typename detail::Pick<staging_policy_tag, typename detail::DefaultStaging<Minimised>::type, Policies...>::type;

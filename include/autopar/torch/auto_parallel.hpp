@@ -19,7 +19,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
-#include <autopar/plan/planner.hpp>
+#include <autopar/fwd.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/flatten.hpp>
 #include <autopar/torch/init_record.hpp>
@@ -394,7 +394,9 @@ class AutoParallelImpl : public torch::nn::Module {
 /// every rank makes the same ones in the same order.
 ///
 /// @tparam Net          a torch::nn::Module class, its holder (TORCH_MODULE), torch::nn::Sequential, or a shared_ptr
-/// @tparam PlannerType  Planner with the policies to plan with
+/// @tparam PlannerType  Planner with the policies to plan with; needs <autopar/plan/planner.hpp>, which the default,
+/// compiled
+///                      once in the library, does not
 template <class Net, class PlannerType = Planner<>>
 class AutoParallel : public torch::nn::ModuleHolder<AutoParallelImpl<Net, PlannerType>> {
  public:

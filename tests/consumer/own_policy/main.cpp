@@ -6,6 +6,7 @@
 #include "slow_module.hpp"
 
 #include <autopar/autopar.hpp>
+#include <autopar/plan/planner.hpp>
 #include <autopar/plan/search/uniform_staging.hpp>
 #include <autopar/schedule/schedule.hpp>
 

@@ -81,9 +81,8 @@ class ChannelCollector {
 ///
 /// A value that two stages read travels to each of them directly from its maker. Values whose size does not depend on
 /// the samples are taken as replicated.
-[[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging,
-                                                 std::vector<Mesh> meshes, int world,
-                                                 const BucketPolicy& buckets = {}) {
+[[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging, std::vector<Mesh> meshes,
+                                                 int world, const BucketPolicy& buckets = {}) {
   SizedPipeline out;
   out.buckets = buckets;
   out.pipeline.ranks = world;
@@ -115,8 +114,8 @@ class ChannelCollector {
   return out;
 }
 /// The same on the ranks and with the buckets of a request.
-[[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging,
-                                                 std::vector<Mesh> meshes, const Constraints& constraints) {
+[[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging, std::vector<Mesh> meshes,
+                                                 const Constraints& constraints) {
   return make_pipeline(work, staging, std::move(meshes), constraints.world, constraints.buckets);
 }
 

@@ -245,8 +245,7 @@ struct ChunkedStaging {
       for (const RankPlacement placement : rank_placements(counts, objective_.cluster())) {
         double slowest = 0;
         for (const Mesh& mesh : place(counts, placement)) {
-          if (mesh.replicas() > 1)
-            slowest = std::max(slowest, work.all_reduce(trained, mesh.replica_group(0)).value());
+          if (mesh.replicas() > 1) slowest = std::max(slowest, work.all_reduce(trained, mesh.replica_group(0)).value());
         }
         entry->second = std::min(entry->second, slowest);
       }

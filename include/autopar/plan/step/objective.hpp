@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/memory/peak_of_ranks.hpp>
 #include <autopar/plan/memory/recompute_choice.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/slices.hpp>
@@ -228,8 +229,7 @@ class StepObjective {
   }
   [[nodiscard]] bool fits(const StepTerms& terms) const { return fits(terms, constraints_.memory); }
   /// Whether what these stages offload has room in their hosts' memory.
-  [[nodiscard]] bool host_holds(const std::vector<Mesh>& meshes,
-                                const std::vector<StageMemory>& stages) const {
+  [[nodiscard]] bool host_holds(const std::vector<Mesh>& meshes, const std::vector<StageMemory>& stages) const {
     return !constraints_.host_memory ||
            peak_of_ranks(meshes, [&](std::size_t stage) { return stages[stage].host; }) <= *constraints_.host_memory;
   }

@@ -18,7 +18,8 @@ TEST_CASE("every collective is an operator that copies in one process, and its b
     CHECK(collective_named(row.adjoint) != nullptr);
     CHECK(traits_of(row.name).family == OpFamily::kCollective);
     CHECK(row.all_reduced(Bytes(1000)) == Bytes(static_cast<std::int64_t>(1000 * row.all_reduces)));
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").typed<at::Tensor(const at::Tensor&)>();
+    const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").typed<at::Tensor(const at::Tensor&)>();
     const auto operand = torch::randn({3, 2}, torch::TensorOptions().dtype(torch::kDouble).requires_grad(true));
     const auto result = op.call(operand);
     CHECK(torch::equal(result, operand));
