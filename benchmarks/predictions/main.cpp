@@ -43,6 +43,7 @@
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/io/plan_file.hpp>
+#include <autopar/plan/planner.hpp>
 
 #include "cases.hpp"
 #include "models.hpp"

@@ -19,7 +19,6 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
-#include <autopar/fwd.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/flatten.hpp>
 #include <autopar/torch/init_record.hpp>
@@ -28,6 +27,9 @@
 #include <autopar/torch/session.hpp>
 
 namespace autopar {
+
+template <class... Policies>
+class Planner;  // plan/planner.hpp
 
 namespace detail {
 
