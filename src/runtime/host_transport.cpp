@@ -61,9 +61,9 @@ std::string describe(const HostOperation& operation) {
     case HostOperation::Kind::kReduce:
       return "sum over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kReduceScatter:
-      return "sum into shares over group " + std::to_string(operation.group.value) + bytes;
+      return "sum into shards over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kAllGather:
-      return "gathering of shares over group " + std::to_string(operation.group.value) + bytes;
+      return "gathering of shards over group " + std::to_string(operation.group.value) + bytes;
     case HostOperation::Kind::kSetUp:
       break;
   }

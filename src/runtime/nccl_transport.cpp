@@ -176,7 +176,7 @@ class NcclTransport final : public TransportBackend {
     std::byte* const data = buffer.data;
     std::byte* const own = data + part * static_cast<std::size_t>(communicator.position());
     const std::string action =
-        "sum into shares over group " + std::to_string(group.value) + " (" + std::to_string(buffer.bytes) + " bytes)";
+        "sum into shards over group " + std::to_string(group.value) + " (" + std::to_string(buffer.bytes) + " bytes)";
     return run(communicator, std::move(buffer), Rank::none(), action, [&] {
       return ncclReduceScatter(data, own, part / element, type, ncclSum, communicator.get(), communicator.stream());
     });
@@ -188,7 +188,7 @@ class NcclTransport final : public TransportBackend {
     if (buffer.bytes == 0) return {};
     std::byte* const data = buffer.data;
     const std::byte* const own = data + part * static_cast<std::size_t>(communicator.position());
-    const std::string action = "gathering of shares over group " + std::to_string(group.value) + " (" +
+    const std::string action = "gathering of shards over group " + std::to_string(group.value) + " (" +
                                std::to_string(buffer.bytes) + " bytes)";
     return run(communicator, std::move(buffer), Rank::none(), action,
                [&] { return ncclAllGather(own, data, part, ncclInt8, communicator.get(), communicator.stream()); });

@@ -62,7 +62,7 @@ struct Row : nn::Module {
 /// and the group.
 std::vector<std::pair<char, int>> issued_in_backward(const std::string& trace, int microbatch) {
   static const std::regex event(
-      "\"name\":\"(gathering|reduction into shares) of bucket 0 over group ([0-9]+)(, backward)?, "
+      "\"name\":\"(gathering|reduction into shards) of bucket 0 over group ([0-9]+)(, backward)?, "
       "micro-batch ([0-9]+)\"[^}]*\"ts\":([0-9.e+]+)");
   std::vector<std::pair<double, std::pair<char, int>>> found;
   for (std::sregex_iterator at(trace.begin(), trace.end(), event), end; at != end; ++at) {

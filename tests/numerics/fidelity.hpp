@@ -303,7 +303,7 @@ void check_rank(autopar::World& world, Model& model, const Reference<decltype(Ne
   }
   const auto& replicas = setup.options.replicas;
   if (setup.options.zero > 0 && trains && !shares && replicas.size() == 1 && replicas[0] > 1)
-    throw Failure("nothing is in shares");
+    throw Failure("nothing is in shards");
   const auto state = model->gather_state();
   if (rank != 0) return;
   for (const auto& item : state) {

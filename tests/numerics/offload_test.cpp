@@ -113,7 +113,7 @@ TEST_CASE("without shares handles keep their sizes, with them they and the state
       require(model->plan().offload == ap::Offload::kOptimizer, "nothing is offloaded");
       for (const auto& parameter : model->parameters()) {
         const auto shard = model->shard(parameter);
-        require(shard.whole == (zero == 0), "a parameter is whole that should be in shares, or the other way round");
+        require(shard.whole == (zero == 0), "a parameter is whole that should be in shards, or the other way round");
         require(shard.end - shard.begin == parameter.numel(), "shard() is not what the handle has");
         require(zero > 0 || parameter.sizes() == at::IntArrayRef(shard.sizes), "a whole parameter has other sizes");
         const auto& state =

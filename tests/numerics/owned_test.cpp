@@ -158,7 +158,7 @@ TEST_CASE("an average of owned parameters is that of one process, and can be eva
   });
 }
 
-TEST_CASE("a copy made before there were shares never goes with one, however its sizes could be stretched") {
+TEST_CASE("a copy made before there were shards never goes with one, however its sizes could be stretched") {
   on_two_ranks([&](ap::World& world, const ap::Options& plan) {
     if (plan.zero == 0) return;
     Model model(world, made(), plan);
@@ -174,7 +174,7 @@ TEST_CASE("a copy made before there were shares never goes with one, however its
       const auto share = handles[i];
       if (share.sizes() == average[i].sizes()) continue;
       ++unequal;
-      const std::vector<std::string> parts{"held in shares", "prepare(", "owned_parameters()"};
+      const std::vector<std::string> parts{"held in shards", "prepare(", "owned_parameters()"};
       const auto throws = [&](const std::string& what, const auto& work) {
         check_throws<ap::InvalidArgument>(work, parts, what + " of parameter " + std::to_string(i));
       };
@@ -190,7 +190,7 @@ TEST_CASE("a copy made before there were shares never goes with one, however its
         throws("rows", [&] { static_cast<void>(torch::zeros({3, share.numel()}) + share); });
       }
     }
-    if (unequal == 0) throw Failure("nothing is held in shares");
+    if (unequal == 0) throw Failure("nothing is held in shards");
   });
 }
 
@@ -218,9 +218,9 @@ TEST_CASE("torch::save of what a rank has a part of throws and names the way out
     } else {
       check_throws<ap::InvalidArgument>([&] { saved(optimizer); }, {"model->save(", "gather_optimizer("}, "optimizer");
       if (plan.zero > 0) {
-        check_throws<ap::InvalidArgument>([&] { saved(net); }, {"held in shares", "model->save(", "gather_state()"},
+        check_throws<ap::InvalidArgument>([&] { saved(net); }, {"held in shards", "model->save(", "gather_state()"},
                                           "net");
-        check_throws<ap::InvalidArgument>([&] { saved(model->parameters()[0]); }, {"model->save("}, "a share");
+        check_throws<ap::InvalidArgument>([&] { saved(model->parameters()[0]); }, {"model->save("}, "a shard");
       } else {
         check_throws<std::exception>([&] { saved(net); }, {"gather"}, "net");
       }

@@ -148,7 +148,7 @@ TEST_CASE("a rank plans for its share of parameters, and under ZeRO 3 for no cop
   }
   int64_t bytes = 0;
   for (const auto& parameter : made<Deep>()->parameters()) bytes += static_cast<int64_t>(parameter.nbytes());
-  // Level 1: half of parameters and of two states less; the copies stay, and the share of a sum is there beside the
+  // Level 1: half of parameters and of two states less; the copies stay, and the shard of a sum is there beside the
   // sum, all in one unit. 3: they do not stay, nor do the gradients of level 2.
   CHECK((peaks[0] - peaks[1]).value() >= bytes - 1024);
   CHECK((peaks[1] - peaks[2]).value() >= bytes / 4);
@@ -358,7 +358,7 @@ struct Halves {
   }
 };
 
-/// Also with parameters in shares, for what attaches an optimizer.
+/// Also with parameters in shards, for what attaches an optimizer.
 std::vector<Way> half_ways() {
   std::vector<Way> out;
   for (const auto& [stages, replicas, schedule] : std::vector<std::tuple<int, std::vector<int>, std::string>>{

@@ -20,7 +20,7 @@
 
 #include "fidelity.hpp"
 
-// Recomputed segments, together with what else a plan may choose: parameters in shares, which are there only while
+// Recomputed segments, together with what else a plan may choose: parameters in shards, which are there only while
 // a turn needs them; casts of parameters; and calls in other modes than the plan was made for.
 namespace segments_test {
 
@@ -158,7 +158,7 @@ Trained train(const std::vector<int>& replicas, const ap::Options& options, cons
   return out;
 }
 
-TEST_CASE("parameters in shares are there whenever a segment runs again, under every schedule") {
+TEST_CASE("parameters in shards are there whenever a segment runs again, under every schedule") {
   const DoublePrecision guard;
   torch::set_num_threads(1);
   const std::vector<std::vector<int>> shapes{{2, 1}, {1, 2}, {3}, {2, 2}};

@@ -15,7 +15,7 @@
 #include "fidelity.hpp"
 #include "tied_net.hpp"
 
-// What optimizers, files and users see of parameters that are held in shares (ZeRO), each time against one process.
+// What optimizers, files and users see of parameters that are held in shards (ZeRO), each time against one process.
 namespace zero_test {
 
 namespace ap = autopar;
@@ -77,7 +77,7 @@ ap::Options options_for(std::vector<int> replicas, int zero, const std::string& 
 const std::vector<ap::Options> kPlans{options_for({2}, 1),    options_for({3}, 2),    options_for({2}, 3),
                                       options_for({2, 1}, 1), options_for({1, 2}, 2), options_for({2, 2}, 3, "zb-h1")};
 
-TEST_CASE("optimizers of torch::optim step on shares, made before or after the first call, of a module or a callable") {
+TEST_CASE("optimizers of torch::optim step on shards, made before or after the first call, of a module or a callable") {
   const DoublePrecision guard;
   for (const std::string kind : {"sgd", "adam", "adamw", "rmsprop", "adagrad"}) {
     for (std::size_t p = 0; p < kPlans.size(); ++p) {
@@ -216,7 +216,7 @@ TEST_CASE("frozen parameters and other modes between steps") {
   }
 }
 
-TEST_CASE("calls inside no_sync leave the sums to the next at level 1, and sum into shares from level 2 on") {
+TEST_CASE("calls inside no_sync leave the sums to the next at level 1, and sum into shards from level 2 on") {
   const DoublePrecision guard;
   constexpr int kRanks = 2, kCalls = 3;
   const auto net = made();

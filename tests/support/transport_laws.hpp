@@ -119,7 +119,7 @@ inline std::vector<std::byte> own_addend(std::uint32_t seed, std::size_t step, R
   return {raw.begin(), raw.end()};
 }
 
-/// What a collective leaves in the buffer, and where: of a sum into shares only the own part is said.
+/// What a collective leaves in the buffer, and where: of a sum into shards only the own part is said.
 struct Outcome {
   std::vector<std::byte> bytes;
   std::size_t begin = 0;
@@ -158,7 +158,7 @@ inline AnyTransport::Ticket start(AnyTransport& transport, const SumStep& sum, B
 }
 
 /// Every message arrives once, unchanged and in order; every sum has the bits of the additions in the order of ranks,
-/// on every member, whole or in shares; what is gathered are the members' parts; nothing waits for ever although ranks
+/// on every member, whole or in shards; what is gathered are the members' parts; nothing waits for ever although ranks
 /// wait at random times.
 inline void random_traffic_arrives(World& world, AnyTransport transport, std::uint32_t seed, int steps) {
   const int ranks = world.size();

@@ -105,7 +105,7 @@ Outcome run(const PipelineCase& example, const Program& program, const std::opti
   return out;
 }
 
-/// Two positions, the first with two replicas in shares, a partial sum past the second, a parameter tied across all.
+/// Two positions, the first with two replicas in shards, a partial sum past the second, a parameter tied across all.
 PipelineCase make_case(ScheduleKind kind, int zero) {
   using enum ChannelKind;
   PipelineCase out;

@@ -104,7 +104,7 @@ std::string run_phases(const PipelineCase& example, const std::vector<Phase>& ph
 template <class Wire = AnyTransport>
 std::string run_random_case(std::uint32_t seed) {
   auto example = seed % 2 == 0 ? testing::random_case(seed, 6, 6) : testing::random_chunked_case(seed, 5, 5);
-  if (seed % 5 > 1) example = testing::in_shares(example, seed);
+  if (seed % 5 > 1) example = testing::in_shards(example, seed);
   const auto run = [&](const auto& policy) {
     auto wrong = run_phases<Wire>(example, {Phase::kStep}, policy, seed);
     return wrong.empty() ? run_phases<Wire>(example, {Phase::kForward, Phase::kBackward}, policy, seed) : wrong;
@@ -123,7 +123,7 @@ std::string run_random_case(std::uint32_t seed) {
 template <class Wire = AnyTransport>
 std::string run_random_placed_case(ScheduleKind kind, std::uint32_t seed) {
   auto example = testing::random_placed_case(seed, traits_of(kind).layout, 6, 7);
-  if (seed % 5 > 1) example = testing::in_shares(example, seed);
+  if (seed % 5 > 1) example = testing::in_shards(example, seed);
   return with_policy(kind, [&](const auto& policy) {
     auto wrong = run_phases<Wire>(example, {Phase::kStep}, policy, seed);
     return wrong.empty() ? run_phases<Wire>(example, {Phase::kForward, Phase::kBackward}, policy, seed) : wrong;

@@ -102,7 +102,7 @@ class FakeEngine {
 
   void set_gate(ParameterGate* gate) { gate_ = gate; }
 
-  /// Of a sum into shares every member's part is the whole, so that each can be checked.
+  /// Of a sum into shards every member's part is the whole, so that each can be checked.
   Buffer bucket(const Action& action) {
     count("bucket", action);
     if (is_awaited(action)) {

@@ -22,7 +22,7 @@
 
 #include "holding_transport.hpp"
 
-// Compute actions that gather parameters and sum gradients into shares (ZeRO 3): in which order, and how much is whole
+// Compute actions that gather parameters and sum gradients into shards (ZeRO 3): in which order, and how much is whole
 // meanwhile.
 namespace gathering_compute_test {
 

@@ -92,7 +92,7 @@ struct ParameterProfile {
   bool trainable = true;      ///< has a gradient and optimizer state
   std::int64_t elements = 0;  ///< 0 = a buffer, or not known
   Bytes copy{};               ///< of a copy in a smaller element type that all read in its place; 0 = it is read itself
-  /// Highest ZeRO level at which ranks can hold it in shares; 0: something outside the stages reads it, so that it
+  /// Highest ZeRO level at which ranks can hold it in shards; 0: something outside the stages reads it, so that it
   /// stays whole on the devices of its ranks, and nothing of it is offloaded.
   int highest_zero = 3;
 

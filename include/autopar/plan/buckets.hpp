@@ -20,7 +20,7 @@ struct BucketPolicy {
 
   Bytes size = kLeast;  ///< of a bucket at most, unless it is one tensor
 
-  /// Of a unit that is in shares. From ZeRO level 2 on several are whole at a time, so the smallest are no larger than
+  /// Of a unit that is in shards. From ZeRO level 2 on several are whole at a time, so the smallest are no larger than
   /// what the operator reads that reads most; larger ones are for links that need them.
   /// @param zero  the plan's level
   [[nodiscard]] constexpr Bytes unit_size(int zero, Bytes largest_read) const {

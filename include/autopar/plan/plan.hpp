@@ -97,7 +97,7 @@ struct Plan {
   ScheduleKind schedule = kDefaultSchedule;
   int zero = 0;  ///< ZeRO level, among the replicas of each stage
   Offload offload = Offload::kNone;
-  BucketPolicy buckets{};            ///< in which gradients are summed and shares gathered
+  BucketPolicy buckets{};            ///< in which gradients are summed and shards gathered
   std::string precision = "module";  ///< Options::precision that it was made for
   std::vector<std::vector<ComputeAction>>
       orders;               ///< [rank] of kSynthesised, for `microbatches`; other schedules know theirs

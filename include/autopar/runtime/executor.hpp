@@ -260,7 +260,7 @@ class ProgramRun final : private ParameterGate {
 ///
 /// Receives are posted kReceivesAhead compute actions before their use, in the program's order; an action waits only
 /// for its own messages, and for the parameters that it is about to use; gradient buckets are summed in the program's
-/// order while the last backward of their stage fills them, or, into shares, every one. On a transport that is
+/// order while the last backward of their stage fills them, or, into shards, every one. On a transport that is
 /// `in_order()`, messages and sums are issued exactly in the program's order instead: a sum starts within that backward
 /// only if no message comes before it. `run` returns when everything has ended. The executor owns no thread.
 /// Collective: every rank runs its part of the same program, with the same groups.

@@ -18,7 +18,7 @@
 
 namespace autopar::detail {
 
-/// Shares of parameters on their way to the compute actions that need them: all of a call's at its start, or, within
+/// Shards of parameters on their way to the compute actions that need them: all of a call's at its start, or, within
 /// each compute action, as far as they are asked for. Always started in the program's order. What is gathered for a
 /// compute action the engine reshards once for each gathering, when the compute action says so or when it is over; what
 /// is gathered for the call stays.
@@ -83,7 +83,7 @@ class Gathers {
       return;
     }
   }
-  /// A rank that has no compute action lends its share: the others need it. @pre it was started
+  /// A rank that has no compute action lends its shard: the others need it. @pre it was started
   void lend(std::size_t position) {
     wait_for(position);
     reshard(of_compute_[position].action->group, of_compute_[position].action->bucket);
@@ -124,7 +124,7 @@ class Gathers {
       gather.ticket = wire_.all_gather(gather.buffer, groups_.at(static_cast<std::size_t>(gather.action->group)));
       gather.travels = true;
     } else {
-      throw InvalidArgument("this engine does not gather shares of parameters; choose ZeRO 0");
+      throw InvalidArgument("this engine does not gather shards of parameters; choose ZeRO 0");
     }
   }
   void finish(Gather& gather) {

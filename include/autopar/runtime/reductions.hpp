@@ -15,7 +15,7 @@
 
 namespace autopar::detail {
 
-/// The sums of gradients of a rank's program, whole or into shares.
+/// The sums of gradients of a rank's program, whole or into shards.
 ///
 /// They start in the program's order, whichever bucket is full first, so that all members of a group agree: each when
 /// its bucket is full and, on a transport that is `in_order()`, when nothing that the program has before it is still to
@@ -151,7 +151,7 @@ class Reductions {
     sum.travels = true;
     in_flight_.push_back(&sum);
   }
-  /// A rank that sums into shares within its compute actions has no room for more whole buckets than kSumsInFlight, and
+  /// A rank that sums into shards within its compute actions has no room for more whole buckets than kSumsInFlight, and
   /// the one that is filled. All members issue what belongs to such a compute action in the same order. Sums of whole
   /// calls are not waited for: they may have started before the other members come to them.
   void make_room() {

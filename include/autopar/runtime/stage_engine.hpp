@@ -38,10 +38,10 @@ concept StageEngine = requires(E& engine, const Action& action, const Buffer& bu
   engine.accept(action, buffer);                              ///< kReceive: the bytes are there
   { engine.bucket(action) } -> std::same_as<Buffer>;  ///< kReduce(Scatter): the bucket's gradients, summed in place
   { engine.bucket_dtype(action) } -> std::same_as<DType>;
-  engine.reduced(action);  ///< kReduce(Scatter): the sum, or this rank's share of it, is there
+  engine.reduced(action);  ///< kReduce(Scatter): the sum, or this rank's shard of it, is there
 };
 
-/// An engine that holds parameters, or what belongs to them, in shares.
+/// An engine that holds parameters, or what belongs to them, in shards.
 ///
 /// `gathering` gives the memory of a whole bucket with this rank's part in place, `gathered` says that the others'
 /// parts are there, too. What is gathered for the call is so before the first compute action that reads it, and stays.

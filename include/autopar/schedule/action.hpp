@@ -17,8 +17,8 @@ enum class ActionKind : std::uint8_t {
   kReduce,          ///< sum of one gradient bucket over a group; starts when the bucket is full
   kBackwardInput,   ///< B: gradients of the slice's inputs; those of the parameters come with its kBackwardWeight
   kBackwardWeight,  ///< W: gradients of the stage's parameters, which its kBackwardInput left out
-  kReduceScatter,   ///< like kReduce, but each member gets its own share of the sum alone
-  kGather,          ///< the members' shares of one bucket of parameters, put together on each
+  kReduceScatter,   ///< like kReduce, but each member gets its own shard of the sum alone
+  kGather,          ///< the members' shards of one bucket of parameters, put together on each
 };
 
 /// Whether a rank computes: one compute action of a stage. Everything else happens beside it.
@@ -106,7 +106,7 @@ struct Action {
     case ActionKind::kReduce:
       return "reduction of bucket " + std::to_string(action.bucket) + " over group " + std::to_string(action.group);
     case ActionKind::kReduceScatter:
-      return "reduction into shares of bucket " + std::to_string(action.bucket) + " over group " +
+      return "reduction into shards of bucket " + std::to_string(action.bucket) + " over group " +
              std::to_string(action.group) + (action.microbatch < 0 ? "" : microbatch);
     case ActionKind::kGather:
       return "gathering of bucket " + std::to_string(action.bucket) + " over group " + std::to_string(action.group) +

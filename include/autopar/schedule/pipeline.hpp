@@ -39,8 +39,8 @@ struct ReduceGroup {
   std::vector<Rank> ranks;  ///< ascending, at least two
   StageId stage;            ///< complete after its last backward; invalid (tied parameters): after the ranks' last
   int buckets = 1;
-  /// ZeRO level: what the members hold in shares. 1: sums go into shares, and parameters are gathered at the start of a
-  /// call. 2 (with a stage): sums into shares within every backward that gives weight gradients. 3 (with a stage):
+  /// ZeRO level: what the members hold in shards. 1: sums go into shards, and parameters are gathered at the start of a
+  /// call. 2 (with a stage): sums into shards within every backward that gives weight gradients. 3 (with a stage):
   /// parameters are gathered within every compute action, too, instead of at the start.
   int zero = 0;
   /// From level 2 on, of a stage that gathers within compute actions: how many buckets a whole backward gathers until

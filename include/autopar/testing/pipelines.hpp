@@ -179,9 +179,9 @@ inline PipelineCase random_placed_case(std::uint64_t seed, StageLayout layout, i
   return out;
 }
 
-/// The same pipeline with what its groups hold in shares, each as it likes, gathered by backwards in any order, some of
+/// The same pipeline with what its groups hold in shards, each as it likes, gathered by backwards in any order, some of
 /// it several times.
-inline PipelineCase in_shares(PipelineCase out, std::uint64_t seed) {
+inline PipelineCase in_shards(PipelineCase out, std::uint64_t seed) {
   Dice dice(seed + 77);
   Pipeline& pipeline = out.pipeline;
   for (ReduceGroup& group : pipeline.groups) {

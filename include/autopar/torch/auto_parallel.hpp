@@ -161,7 +161,7 @@ class AutoParallelImpl : public torch::nn::Module {
   }
   [[nodiscard]] bool owns(const at::Tensor& parameter) const { return session_->owns(parameter); }
   [[nodiscard]] std::vector<at::Tensor> owned_parameters() const { return session_->owned_parameters(); }
-  /// Which elements of a parameter this rank holds: all, or under ZeRO its share, or none.
+  /// Which elements of a parameter this rank holds: all, or under ZeRO its shard, or none.
   [[nodiscard]] ParameterShard shard(const at::Tensor& parameter) const { return session_->shard(parameter); }
   [[nodiscard]] std::int64_t parameter_count() const { return session_->parameter_count(); }
   /// The value of a parameter or buffer on every rank. Collective.
@@ -182,7 +182,7 @@ class AutoParallelImpl : public torch::nn::Module {
   }
 
   // ---- training
-  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shares (ZeRO) and on the
+  /// Tells the planner what state the optimizer keeps, and allows it to hold parameters in shards (ZeRO) and on the
   /// host (offload). Each call compares whether all ranks stepped it, and its hyper-parameters, so it must live as long
   /// as calls make gradients for its parameters, or until another optimizer of theirs is attached.
   /// @throws InvalidArgument naming the class of an optimizer whose state is not known
@@ -192,7 +192,7 @@ class AutoParallelImpl : public torch::nn::Module {
     return session_->clip_grad_norm(max_norm, norm_type);
   }
   /// Calls inside accumulate gradients on each rank; the next call outside, or sync_gradients(), reduces all of them.
-  /// Under ZeRO 2 and 3 there is no room for whole gradients: each call sums into shares.
+  /// Under ZeRO 2 and 3 there is no room for whole gradients: each call sums into shards.
   [[nodiscard]] NoSyncGuard no_sync() { return NoSyncGuard(*session_); }
   void sync_gradients() { session_->sync_gradients(); }
   void zero_grad(bool set_to_none = true) override {

@@ -38,7 +38,7 @@ struct OpHandling {
   bool in_stage = false;     ///< belongs to a stage of the pipeline
   bool in_epilogue = false;  ///< see BatchPlan::epilogue; an op in none of the three has no effect and is not run
 
-  bool whole_batch = false;  ///< exact only on a share with n = N: one micro-batch, one replica
+  bool whole_batch = false;  ///< exact only on a slice with n = N: one micro-batch, one replica
   /// A row of `kCollectives`, which takes a partial sum: one micro-batch; where the slices are on several replicas, a
   /// stage ends before it.
   const Collective* collective = nullptr;

@@ -14,7 +14,7 @@ struct GlobalSum {
   enum class Weighing : std::uint8_t {
     kAddend,    ///< as it is
     kWeighted,  ///< times n/N: the same on every slice, counted once
-    kFirst      ///< that of the share with the first sample of the batch; the others add nothing
+    kFirst      ///< that of the slice with the first sample of the batch; the others add nothing
   };
   ValueId value;
   Weighing weighing = Weighing::kAddend;

@@ -41,7 +41,7 @@ struct ParameterReads {
 [[nodiscard]] std::vector<bool> read_after_computes(const OpGraph& graph, const BatchPlan& plan,
                                                     const std::vector<std::vector<ValueId>>& travelling);
 
-/// By ValueId, of parameters: the highest ZeRO level at which ranks can hold it in shares (see ParameterProfile).
+/// By ValueId, of parameters: the highest ZeRO level at which ranks can hold it in shards (see ParameterProfile).
 /// @param travelling  as above
 [[nodiscard]] std::vector<int> highest_zero_levels(const OpGraph& graph, const BatchPlan& plan,
                                                    const std::vector<std::vector<ValueId>>& travelling);

@@ -23,8 +23,8 @@ namespace autopar {
 struct PlacedTensor {
   std::string name;
   at::Tensor handle;                  ///< dtype is right everywhere, data only on holders
-  std::vector<Rank> holders;          ///< ascending, at least one; their data are equal, or shares
-  std::vector<std::int64_t> sizes{};  ///< of the whole, where holders have shares
+  std::vector<Rank> holders;          ///< ascending, at least one; their data are equal, or shards
+  std::vector<std::int64_t> sizes{};  ///< of the whole, where holders have shards
   /// By holder: elements that it has, flat, which together are all; empty: every holder has the whole.
   std::vector<Interval> shards{};
 };

@@ -62,7 +62,7 @@ void require_same_rows(World& world, const std::vector<Row>& rows, const std::st
 
 [[nodiscard]] at::Tensor to_cpu(const at::Tensor& tensor);
 [[nodiscard]] at::Tensor empty_for(const TensorEntry& entry);
-/// A share of a whole CPU tensor, flat.
+/// A shard of a whole CPU tensor, flat.
 [[nodiscard]] at::Tensor share_of(const at::Tensor& whole, Interval elements);
 /// Of a dense CPU tensor.
 [[nodiscard]] std::span<std::byte> memory_of(const at::Tensor& tensor);

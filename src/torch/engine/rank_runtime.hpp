@@ -58,7 +58,7 @@ class RankRuntime {
   [[nodiscard]] const std::vector<BucketLayout>& bucket_layouts() const { return bucket_layouts_; }  ///< by group
   /// Whether this rank takes part in the group's reductions.
   [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
-  /// This rank's memory of the unit whose gradients the group sums into shares; null if it sums them whole.
+  /// This rank's memory of the unit whose gradients the group sums into shards; null if it sums them whole.
   [[nodiscard]] ShardMemory* shards_of(int group) const {
     return shared_.empty() ? nullptr : shared_[static_cast<std::size_t>(group)].memory.get();
   }

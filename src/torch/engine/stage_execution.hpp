@@ -95,7 +95,7 @@ class StageExecution {
   std::map<ValueId, at::Tensor> sums_;
   std::map<ValueId, std::vector<at::Tensor>> buffer_results_;
   bool has_casts_ = false;                      ///< of this call, see Stage::start_casts
-  int forwards_left_ = 0, backwards_left_ = 0;  ///< of shares with samples
+  int forwards_left_ = 0, backwards_left_ = 0;  ///< of slices with samples
   int sent_slice_ = -1;                         ///< its messages have all been packed before the next compute action
 };
 

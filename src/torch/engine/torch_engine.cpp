@@ -159,7 +159,7 @@ void TorchEngine::unshard(const std::vector<ValueId>& parameters) {
   }
 }
 
-// ---------------------------------------------------------------- sums into shares within compute actions
+// ---------------------------------------------------------------- sums into shards within compute actions
 
 bool TorchEngine::sums_in_computes(ValueId parameter) const {
   if (!sums_in_some_computes_) return false;

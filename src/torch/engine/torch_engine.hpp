@@ -18,7 +18,7 @@
 
 namespace autopar {
 
-/// Runs this rank's shares of one call: models SplitBackwardEngine. Made for each call; backwards may come much later.
+/// Runs this rank's slices of one call: models SplitBackwardEngine. Made for each call; backwards may come much later.
 class TorchEngine {
  public:
   TorchEngine(RankRuntime& runtime, CallContext context);
@@ -53,17 +53,17 @@ class TorchEngine {
 
   /// This rank's samples of a batched result. After the forwards; zero samples give an empty tensor.
   [[nodiscard]] at::Tensor take_result(ValueId value);
-  /// This rank's addend of a sum, zeros if it ran no share of it. Same sizes on every rank; in `sum_type`.
+  /// This rank's addend of a sum, zeros if it ran no slice of it. Same sizes on every rank; in `sum_type`.
   [[nodiscard]] at::Tensor sum(ValueId value) const;
   /// Gradient of this rank's tensor for graph input `position`: complete for batched inputs, an addend for shared ones.
   [[nodiscard]] at::Tensor take_input_gradient(std::size_t position);
-  /// Gradients by RankRuntime::parameters, undefined where no share reached one; of parameters that are held in shares,
+  /// Gradients by RankRuntime::parameters, undefined where no slice reached one; of parameters that are held in shards,
   /// this rank's elements, flat. After the last backward.
   [[nodiscard]] std::deque<at::Tensor> take_gradients();
   /// Nodes of the backwards that ran, empty of tensors. In one process they die with the loss: earlier, malloc would
   /// merge their memory for the next large piece, and the next call divide it again.
   [[nodiscard]] std::vector<std::shared_ptr<torch::autograd::Node>> take_spent() { return std::move(spent_); }
-  /// Shares' statistics of a batch norm of this rank.
+  /// Slices' statistics of a batch norm of this rank.
   [[nodiscard]] std::vector<NormSample> norm_samples(std::size_t batch_norm) const;
   /// Addends of an updated buffer's new value, in order of samples.
   [[nodiscard]] std::vector<at::Tensor> buffer_results(ValueId result) const;
@@ -99,14 +99,14 @@ class TorchEngine {
   std::map<ValueId, Assembly> results_;  ///< whole local batch
   std::map<ValueId, at::Tensor> result_gradients_;
   std::map<ValueId, Assembly> input_gradients_;  ///< whole local batch
-  /// By group, null where not a member. Of sums into shares within compute actions: until the sum starts, from the
+  /// By group, null where not a member. Of sums into shards within compute actions: until the sum starts, from the
   /// first gradient on.
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;
-  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shares within compute actions
+  std::vector<std::deque<at::Tensor>> on_their_way_;  ///< by group: buckets of sums into shards within compute actions
   std::set<int> summed_;                              ///< groups whose sum of this compute action has started
   std::map<int, int> whole_;                          ///< by group: gatherings that have not been resharded
   bool sums_in_some_computes_ = false;
-  std::vector<at::Tensor> shares_;  ///< by group: this rank's part of sums into shares
+  std::vector<at::Tensor> shares_;  ///< by group: this rank's part of sums into shards
   /// By RankRuntime::parameters. In small pieces: for a large one malloc would first merge all that the graph of the
   /// last call has freed, which costs more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;

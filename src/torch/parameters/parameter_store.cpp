@@ -11,7 +11,7 @@
 #include <autopar/core/error.hpp>
 
 #include "torch/device/host_memory.hpp"
-#include "torch/parameters/share_guard.hpp"
+#include "torch/parameters/shard_guard.hpp"
 #include "torch/parameters/whole_handles.hpp"
 
 namespace autopar {
@@ -115,7 +115,7 @@ void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
 }
 
 std::string ParameterStore::describe_shard(const ShardUnit& unit, const ShardUnit::Place& place) const {
-  return "'" + place.names.front() + "' is held in shares (ZeRO " + std::to_string(unit.zero) + "), of which rank " +
+  return "'" + place.names.front() + "' is held in shards (ZeRO " + std::to_string(unit.zero) + "), of which rank " +
          std::to_string(self_.value()) + " has " + std::to_string(unit.shard_of(place, self_).size()) + " of " +
          std::to_string(place.elements()) + " elements";
 }
@@ -125,7 +125,7 @@ void ParameterStore::move_into(ShardMemory& memory, const ShardUnit::Place& plac
   memory.take_over(place, handle);
   const auto gradient = std::exchange(handle.mutable_grad(), at::Tensor());
   const auto own = memory.owner_memory(place);
-  give_data(handle, memory.unit().zero == 0 ? own : guarded_share(own, describe_shard(memory.unit(), place)));
+  give_data(handle, memory.unit().zero == 0 ? own : guarded_shard(own, describe_shard(memory.unit(), place)));
   if (!gradient.defined()) return;
   if (memory.unit().zero == 0) {
     handle.mutable_grad() = gradient.to(handle.device());

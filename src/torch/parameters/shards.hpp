@@ -18,7 +18,7 @@
 namespace autopar {
 
 /// Parameters of one element type, one behind the other in a flat memory of which every rank of a group owns an equal
-/// part (ZeRO), or each rank all of it (only if it is offloaded). Gradients lie likewise, so that a sum into shares
+/// part (ZeRO), or each rank all of it (only if it is offloaded). Gradients lie likewise, so that a sum into shards
 /// gives each rank those of what it owns. The same on every rank.
 /// @source Rajbhandari et al., "ZeRO", SC 2020
 struct ShardUnit {

@@ -19,11 +19,11 @@ namespace autopar {
 /// A parameter or buffer of the user's module: one tensor, all its names, and where it lives.
 struct StateTensor {
   std::vector<std::string> names;   ///< in the module's order; several when tied
-  at::Tensor handle;                ///< the user's; its data are flat where it is held in shares
+  at::Tensor handle;                ///< the user's; its data are flat where it is held in shards
   std::vector<std::int64_t> sizes;  ///< of the whole
   bool is_parameter = true;
   std::vector<StageId> stages;  ///< that hold it, ascending; set at deployment
-  std::vector<Rank> holders;    ///< ranks that hold it, or shares of it, ascending; set at deployment
+  std::vector<Rank> holders;    ///< ranks that hold it, or shards of it, ascending; set at deployment
   int unit = -1;                ///< of shards, or of what is offloaded, that it is in; -1 = every holder has the whole
 
   [[nodiscard]] const std::string& name() const { return names.front(); }

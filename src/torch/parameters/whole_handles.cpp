@@ -19,7 +19,7 @@ WholeHandles::WholeHandles(const StateRegistry& registry) {
     kept_.push_back(
         {tensor.handle, tensor.handle.variable_data(), std::exchange(tensor.handle.mutable_grad(), at::Tensor())});
     const auto phantom = make_phantom(tensor.sizes, tensor.handle.scalar_type(), false,
-                                      "parameter '" + tensor.name() + "' is held in shares; use model->gather(p)");
+                                      "parameter '" + tensor.name() + "' is held in shards; use model->gather(p)");
     give_data(tensor.handle, phantom);
   }
 }

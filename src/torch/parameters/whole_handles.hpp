@@ -11,7 +11,7 @@ namespace autopar {
 /// `set_data`, which keeps what autograd knows of the handle.
 void give_data(const at::Tensor& handle, const at::Tensor& data);
 
-/// While it lives, handles that refer to shares have the sizes of their parameters and neither data nor gradient: a
+/// While it lives, handles that refer to shards have the sizes of their parameters and neither data nor gradient: a
 /// capture sees the model as the user wrote it.
 class WholeHandles {
  public:

@@ -15,7 +15,7 @@
 
 namespace autopar {
 
-/// A batch norm whose running statistics this rank holds, and what its shares saw.
+/// A batch norm whose running statistics this rank holds, and what its slices saw.
 struct Session::Impl::NormPool {
   const BatchNormPlan* norm;
   std::vector<NormSample> samples;
@@ -23,7 +23,7 @@ struct Session::Impl::NormPool {
 
 namespace {
 
-/// One share saw the whole batch, and its statistics are as the operator gave them (see NormSample).
+/// One slice saw the whole batch, and its statistics are as the operator gave them (see NormSample).
 bool is_whole(const std::vector<NormSample>& samples) {
   return samples.size() == 1 && samples.front().mean.scalar_type() != at::kDouble;
 }

@@ -15,9 +15,9 @@ namespace autopar {
 
 namespace {
 
-/// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shares of the
+/// Gradients of some parameters of a unit, each whole on every member: afterwards each member has its shards of the
 /// sums.
-void sum_into_shares(AnyTransport& wire, GroupId group, const ShardMemory& memory,
+void sum_into_shards(AnyTransport& wire, GroupId group, const ShardMemory& memory,
                      const std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>>& gradients) {
   const auto& whole = memory.whole();
   const auto flat = at::zeros({memory.unit().elements}, whole.options().dtype(memory.unit().dtype));
@@ -89,14 +89,14 @@ void GradientStore::reduce_whole(GradientSums& sums) {
 
 void GradientStore::reduce_into_shards(GradientSums& sums) {
   for (const auto& memory : sums.parameters.memories()) {
-    if (memory == nullptr || memory->unit().zero != 1) continue;  // from level 2 on each call summed into shares
+    if (memory == nullptr || memory->unit().zero != 1) continue;  // from level 2 on each call summed into shards
     const auto& unit = memory->unit();
     std::vector<std::pair<const ShardUnit::Place*, at::Tensor*>> gradients;
     for (const auto& place : unit.places) {
       const auto found = accumulated_.find(sums.parameters.named(place.names.front()).handle.unsafeGetTensorImpl());
       if (found != accumulated_.end()) gradients.emplace_back(&place, &found->second.gradient);
     }
-    if (!gradients.empty()) sum_into_shares(sums.wire, sums.groups.at(unit.ranks), *memory, gradients);
+    if (!gradients.empty()) sum_into_shards(sums.wire, sums.groups.at(unit.ranks), *memory, gradients);
   }
 }
 

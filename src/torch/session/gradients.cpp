@@ -176,7 +176,7 @@ at::Tensor Session::Impl::clip_grad_norm(double max_norm, double norm_type) {
   exchange(world_, next_header(CallKind::kClip), std::to_string(max_norm) + " " + std::to_string(norm_type));
   const auto options = at::TensorOptions().dtype(at::kDouble).device(deployment_.device());
   const bool largest = std::isinf(norm_type);
-  // Each gradient counts on the first rank that holds it, each share on its own; maxima go to a place of their own for
+  // Each gradient counts on the first rank that holds it, each shard on its own; maxima go to a place of their own for
   // each rank.
   auto own = at::zeros({largest ? world_.size() : 1}, options);
   auto mine = own.select(0, largest ? world_.rank() : 0);

@@ -51,7 +51,7 @@ void Session::Impl::require_optimizers(const Plan& plan) const {
   if (optimizers_.empty()) {
     throw InvalidArgument(
         "ZeRO " + std::to_string(plan.zero) +
-        " needs to know the optimizer, which steps on shares: call model->attach(optimizer) before the "
+        " needs to know the optimizer, which steps on shards: call model->attach(optimizer) before the "
         "first call, or set zero = 0");
   }
   for (const auto* optimizer : optimizers_) static_cast<void>(optimizer_kind(*optimizer));
@@ -130,7 +130,7 @@ void Session::Impl::refuse_to_save_parts(torch::optim::Optimizer& optimizer) con
       const auto& tensor = parameters_.of(parameter);
       if (parameters_.holds(tensor) && !parameters_.is_sharded(tensor)) continue;
       return refuse_to_save(optimizer, std::string("torch::save: this rank has ") +
-                                           (parameters_.holds(tensor) ? "a share" : "nothing") + " of the state of '" +
+                                           (parameters_.holds(tensor) ? "a shard" : "nothing") + " of the state of '" +
                                            tensor.name() +
                                            "'; use model->save(folder, optimizer), "
                                            "which all ranks call, or save on rank 0 what "
@@ -176,7 +176,7 @@ SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program
           "model needs it outside the pipeline; call the model in this mode first, or set offload = none");
     }
     throw InvalidArgument("parameter '" + name +
-                          "' is held in shares (ZeRO), but a later mode or signature of the model " +
+                          "' is held in shards (ZeRO), but a later mode or signature of the model " +
                           "needs it whole outside the pipeline; call the model in this mode first, or set zero = 0");
   }
   return shared;

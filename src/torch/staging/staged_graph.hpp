@@ -64,7 +64,7 @@ struct SharedParameters {
   std::vector<int> unit_of;  ///< by ValueId; -1 = held whole
 };
 
-/// Sums the gradients of units into shares, each in a group of its own; groups of the other parameters stay. Units that
+/// Sums the gradients of units into shards, each in a group of its own; groups of the other parameters stay. Units that
 /// no stage reads are left out.
 void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
 

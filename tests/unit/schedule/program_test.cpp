@@ -39,12 +39,12 @@ std::string fault_of_any_phase(const testing::PipelineCase& example, const Polic
   return {};
 }
 
-/// Whatever its groups hold in shares.
+/// Whatever its groups hold in shards.
 template <SchedulePolicy Policy>
 std::string fault_of_any_phase_in_shares(const testing::PipelineCase& example, const Policy& policy,
                                          std::uint32_t seed) {
   auto wrong = fault_of_any_phase(example, policy);
-  return wrong.empty() ? fault_of_any_phase(testing::in_shares(example, seed), policy) : wrong;
+  return wrong.empty() ? fault_of_any_phase(testing::in_shards(example, seed), policy) : wrong;
 }
 
 /// Stage 1 wants micro-batch 1 first, stage 0 gives it last and waits for the backward of 0 before.

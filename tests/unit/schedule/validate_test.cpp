@@ -260,7 +260,7 @@ TEST_CASE("seeded mutants of random programs are rejected unless equivalent", "[
           subjects_of(seed % 3 == 0 ? testing::random_case(seed, 7, 6) : testing::random_chunked_case(seed, 6, 5));
     }
     if (seed % 2 == 1) {
-      const auto shared = testing::in_shares(subjects.front().example, seed);
+      const auto shared = testing::in_shards(subjects.front().example, seed);
       subjects = seed % 3 == 2 ? placed_subjects_of(placed_kind, shared) : subjects_of(shared);
     }
     const auto& subject = subjects[static_cast<std::size_t>(dice.below(static_cast<int>(subjects.size())))];

@@ -16,7 +16,7 @@ namespace autopar::detail {
 
 /// Costs of a plan's stages under its ZeRO level, with what they recompute; each worked out once.
 ///
-/// Level 1 and up: gradients are summed into shares, which is half of a sum that everyone gets; every rank updates its
+/// Level 1 and up: gradients are summed into shards, which is half of a sum that everyone gets; every rank updates its
 /// share. Below 3 the other half, gathering what was updated, follows the update. 2: they are summed during every
 /// backward; 3: parameters are gathered during every forward and every backward as well; both a bucket at a time. A
 /// compute action computes, and waits for the first bucket that it gathers and the last that it sums; or it takes as

@@ -263,7 +263,7 @@ class CheckedMemory {
     return largest;
   }
 
-  /// Whole beside the shares: the part of a sum before the sum is gone (1); units of gradients that fill and that are
+  /// Whole beside the shards: the part of a sum before the sum is gone (1); units of gradients that fill and that are
   /// summed (2, 3), all if they wait for one that several atoms fill or for the second half of a backward; those of
   /// parameters that an atom reads, and the next (3).
   [[nodiscard]] std::int64_t units_at_work(int s, std::int64_t largest, std::int64_t shared, std::int64_t gathered,

@@ -179,7 +179,7 @@ class RemedySearch {
   }
 
   [[nodiscard]] std::optional<int> least_world() {
-    // Shares are rounded, so that one rank more may need more memory: near by, every number is tried.
+    // Slices are rounded, so that one rank more may need more memory: near by, every number is tried.
     const int near = std::min(2 * constraints_.world, constraints_.world + 16);
     for (int world = constraints_.world + 1; world <= near; ++world) {
       const auto [more, larger] = with_ranks(world);
@@ -246,7 +246,7 @@ class RemedySearch {
     return does;
   }
 
-  /// Units that are gathered whole may take more than shares save, so a lower level may do as well.
+  /// Units that are gathered whole may take more than shards save, so a lower level may do as well.
   [[nodiscard]] std::optional<int> least_zero() {
     if (request_.options.zero < 0) return std::nullopt;
     for (int level = 0; level <= request_.runtime.max_zero; ++level) {

@@ -167,7 +167,7 @@ namespace detail {
 
 /// With segments that are recomputed and, under ZeRO 3, hold some of what they gather.
 inline void add_regathered(StageMemory& memory, const StageMemory& fixed, const Regathered& read) {
-  memory.brought = std::min(fixed.in_shares, fixed.brought + read.held());
+  memory.brought = std::min(fixed.in_shards, fixed.brought + read.held());
 }
 
 /// What compute actions of a stage with so many micro-batches in flight take.

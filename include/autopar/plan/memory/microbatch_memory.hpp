@@ -86,7 +86,7 @@ namespace detail {
 class StageMicrobatch {
  public:
   /// @param nodes  of the stage, ascending
-  /// @param costs  of all nodes, for the stage's share
+  /// @param costs  of all nodes, for the stage's slice
   /// @param made   `gradients_made`
   StageMicrobatch(const Workload& work, const std::vector<NodeId>& nodes, const std::vector<NodeCost>& costs,
                   ScheduleKind schedule, const std::vector<Bytes>& made = {})

@@ -22,8 +22,8 @@ inline constexpr Bytes kLandingBytes{8 << 20};
 
 /// What the stages of a staging pay time for to hold less memory.
 struct MemoryOptimizations {
-  /// ZeRO level of all stages, among the replicas of each. 1: optimizer state in shares, what was updated is gathered;
-  /// 2: gradients as well, summed into shares after every micro-batch; 3: parameters as well, gathered for every
+  /// ZeRO level of all stages, among the replicas of each. 1: optimizer state in shards, what was updated is gathered;
+  /// 2: gradients as well, summed into shards after every micro-batch; 3: parameters as well, gathered for every
   /// micro-batch ahead of its forward and of its backward.
   /// @source Rajbhandari et al., "ZeRO", SC 2020
   int zero = 0;
@@ -31,7 +31,7 @@ struct MemoryOptimizations {
   /// is whole under every schedule.
   std::vector<std::vector<std::vector<NodeId>>> recomputed{};
   /// Of all stages. Each rank's gradients go to its host when they are complete, the optimizer steps there, on the
-  /// rank's share under ZeRO, and what it changed comes back before the next forward.
+  /// rank's shard under ZeRO, and what it changed comes back before the next forward.
   /// @source Ren et al., "ZeRO-Offload", USENIX ATC 2021
   Offload offload = Offload::kNone;
 
@@ -51,7 +51,7 @@ struct MemoryOptimizations {
 
 namespace detail {
 
-/// What one rank of several updates, under ZeRO its share.
+/// What one rank of several updates, under ZeRO its shard.
 [[nodiscard]] constexpr Bytes updated_bytes(Bytes trainable, int zero, std::size_t replicas) {
   const auto parts = zero > 0 ? static_cast<std::int64_t>(replicas) : 1;
   return Bytes((trainable.value() + parts - 1) / parts);

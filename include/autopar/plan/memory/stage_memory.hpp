@@ -23,15 +23,15 @@ struct StageMemory {
   Bytes workspace{};   ///< what a compute action takes beside them, see MicrobatchMemory: less than nothing, where
                        ///< `gradients` come as `saved` goes. And gradients of parameters that wait for those of their
                        ///< other readers, and results that the caller has
-  Bytes gathered{};    ///< under ZeRO, units of gradients that are whole, or summed, beside the shares
-  Bytes brought{};     ///< under ZeRO 3, parameters that are whole beside the shares
-  Bytes summed{};      ///< under ZeRO 1, the share of a sum beside the sum, if all is summed at once: no activations
+  Bytes gathered{};    ///< under ZeRO, units of gradients that are whole, or summed, beside the shards
+  Bytes brought{};     ///< under ZeRO 3, parameters that are whole beside the shards
+  Bytes summed{};      ///< under ZeRO 1, the shard of a sum beside the sum, if all is summed at once: no activations
                        ///< are left
   Bytes update{};  ///< temporaries of the optimizer's step, when nothing but parameters and their state is left; or of
                    ///< bringing new values from the host
   Bytes host{};    ///< in the host's memory, of what is offloaded; where that is the device's own, it is in the
                    ///< terms above
-  Bytes in_shares{};  ///< no memory: the parameters that ZeRO 3 has in shares, if all were whole
+  Bytes in_shards{};  ///< no memory: the parameters that ZeRO 3 has in shards, if all were whole
 
   /// Until all compute actions have run.
   [[nodiscard]] Bytes running() const { return boundary + workspace + std::max(saved + gathered + brought, summed); }
@@ -41,7 +41,7 @@ struct StageMemory {
   friend bool operator==(const StageMemory&, const StageMemory&) = default;
 };
 
-/// What one parameter costs a rank that holds it, or its share of it. Of what is offloaded, what stages compute with
+/// What one parameter costs a rank that holds it, or its shard of it. Of what is offloaded, what stages compute with
 /// stays on the device, in its smaller element type if they read it in one, and gradients are made there; the host has
 /// the optimizer's own.
 [[nodiscard]] inline StageMemory parameter_memory(const ParameterProfile& parameter, const Constraints& constraints,
@@ -54,8 +54,8 @@ struct StageMemory {
   };
   memory.parameters = parameter.bytes + parameter.copy;
   if (parameter.trainable) {
-    // Where all read a copy, that is what is gathered, and the parameter itself is held in shares from 1 on; if it is
-    // offloaded, the share of the copy is what is left of it.
+    // Where all read a copy, that is what is gathered, and the parameter itself is held in shards from 1 on; if it is
+    // offloaded, the shard of the copy is what is left of it.
     const bool is_copied = parameter.copy > Bytes(0);
     if (is_copied && offload == Offload::kNone) {
       memory.parameters = share(parameter.bytes, 1);
@@ -80,7 +80,7 @@ struct StageMemory {
 }
 
 /// What one parameter costs a rank at least, whatever the memory optimizations that are allowed: this, and so much of
-/// every replica's share.
+/// every replica's shard.
 struct LeastHeld {
   std::int64_t whole = 0, shared = 0;  ///< bytes
 
@@ -94,7 +94,7 @@ struct LeastHeld {
   friend LeastHeld operator-(LeastHeld a, const LeastHeld& b) { return {a.whole - b.whole, a.shared - b.shared}; }
   friend LeastHeld operator+(LeastHeld a, const LeastHeld& b) { return a += b; }
 };
-/// @param readers  nodes that read it: of several, in several stages, all ranks may have shares
+/// @param readers  nodes that read it: of several, in several stages, all ranks may have shards
 [[nodiscard]] inline LeastHeld least_held(const ParameterProfile& parameter, const Constraints& constraints,
                                           std::size_t readers) {
   const Offload offload = parameter.highest_zero > 0 ? constraints.offloads.back() : Offload::kNone;

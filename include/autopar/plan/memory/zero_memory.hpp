@@ -20,7 +20,7 @@ namespace autopar {
 namespace detail {
 
 /// How a parameter is held under ZeRO: among the replicas of the stage that reads it; if several stages do, their ranks
-/// have shares of its optimizer state alone.
+/// have shards of its optimizer state alone.
 class Sharing {
  public:
   Sharing(const Workload& work, const Staging& staging, int zero)
@@ -86,7 +86,7 @@ class Regathered {
   [[nodiscard]] Bytes gathered_once_more() const { return once_more_; }  ///< by a micro-batch
 
  private:
-  /// Of parameters that are in shares.
+  /// Of parameters that are in shards.
   [[nodiscard]] std::set<ParameterId> read_by(NodeId node) const {
     std::set<ParameterId> read;
     for (const ParameterId id : work_.graph[node].parameters) {
@@ -104,7 +104,7 @@ class Regathered {
 };
 
 /// Units of parameters are gathered and summed at a time: as large as `BucketPolicy::unit_size`, or of one parameter.
-/// Under 1 a rank has its share of a sum beside the sum, when the backward is over if the stage has one unit; from 2 on
+/// Under 1 a rank has its shard of a sum beside the sum, when the backward is over if the stage has one unit; from 2 on
 /// one unit of gradients fills while the one before is on its way; under 3 an operator reads parameters of two units at
 /// most, of which one is no larger than a bucket, and the next operator's are on their way. A unit with a parameter
 /// that several operators read fills first and is full last, and the others wait for it, while one of the compute
@@ -115,7 +115,7 @@ struct GatheredUnits {
   Bytes largest{};  ///< trainable bytes that one operator of the stage reads at most
   Bytes of_all{};   ///< likewise, of any stage
   BucketPolicy buckets{};
-  Bytes owned{};                 ///< trainable bytes of the stage that are held in shares
+  Bytes owned{};                 ///< trainable bytes of the stage that are held in shards
   Bytes computed_with{};         ///< in their place
   bool read_by_several = false;  ///< some of them by several operators
 
@@ -133,7 +133,7 @@ struct GatheredUnits {
     const Bytes parameters = largest > bucket ? (largest + bucket) * 2 : unit * 3;
     memory.gathered = gradients;
     if (zero < 3) return;
-    memory.in_shares = computed_with;
+    memory.in_shards = computed_with;
     memory.brought = owned > Bytes(0) ? in_proportion(std::min(parameters, owned), computed_with, owned) : Bytes(0);
   }
 };

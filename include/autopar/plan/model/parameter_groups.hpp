@@ -111,7 +111,7 @@ struct ReadingStages {
   return cut_into_buckets(items, policy.size);
 }
 
-/// The same where a group's ranks have shares (ZeRO): units, and buckets of what is in none.
+/// The same where a group's ranks have shards (ZeRO): units, and buckets of what is in none.
 struct SharedBuckets {
   BucketCut units;
   BucketCut whole;

@@ -141,7 +141,7 @@ namespace detail {
 /// `Workload::segment_of` for a request: what the user names, or runs of a topological order that make the largest
 /// segment's activations and what is kept between segments small together. Empty if nothing is to be recomputed.
 /// The quotient by segments is acyclic.
-/// @param samples  the share at which activations are weighed
+/// @param samples  the slice at which activations are weighed
 /// @cost O(log(nodes) * (nodes + edges))
 /// @source Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4
 [[nodiscard]] inline std::vector<int> recompute_segments(const Workload& work, const Constraints& constraints,

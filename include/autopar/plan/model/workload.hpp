@@ -56,9 +56,9 @@ struct Workload {
   /// Costs of the classes of nodes, if there are any.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> class_costs;
 
-  /// Costs of one node for a share of `samples` > 0, worked out anew.
+  /// Costs of one node for a slice of `samples` > 0, worked out anew.
   std::function<NodeCost(NodeId, std::int64_t samples)> node_cost;
-  /// Costs of all nodes of `graph` for a share of `samples` > 0; the reference stays valid as long as the workload.
+  /// Costs of all nodes of `graph` for a slice of `samples` > 0; the reference stays valid as long as the workload.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> node_costs;
   std::function<Seconds(Bytes, Rank, Rank)> transfer;
   std::function<Seconds(Bytes, std::span<const Rank>)> all_reduce;
@@ -88,7 +88,7 @@ namespace detail {
   return cost;
 }
 
-/// The costs of nodes change with the share alone: each share is asked for once, all nodes together.
+/// The costs of nodes change with the slice alone: each share is asked for once, all nodes together.
 [[nodiscard]] inline std::function<const std::vector<NodeCost>&(std::int64_t)> tabulated(
     std::size_t nodes, std::function<NodeCost(NodeId, std::int64_t)> cost) {
   auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();

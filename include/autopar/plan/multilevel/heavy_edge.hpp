@@ -37,7 +37,7 @@ struct HeavyEdge {
   int max_blocks = 40;
   std::size_t max_tails = detail::kSearchTails;
 
-  /// @param samples       the share at which nodes and values are weighed
+  /// @param samples       the slice at which nodes and values are weighed
   /// @param least_blocks  stages that the user asks for: no fewer blocks are left, if the graph has them
   [[nodiscard]] Partition coarsen(const Workload& work, std::int64_t samples, int least_blocks) const {
     const auto fewest = static_cast<std::size_t>(std::max(1, least_blocks));

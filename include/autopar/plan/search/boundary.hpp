@@ -32,7 +32,7 @@ struct Boundary {
     going += other.going;
     return *this;
   }
-  /// With nothing that shrinks as shares grow.
+  /// With nothing that shrinks as slices grow.
   [[nodiscard]] Boundary at_least_nothing() const {
     const auto clamped = [](Affine size) { return Affine{std::max(0.0, size.per_sample), std::max(0.0, size.fixed)}; };
     return {clamped(in), clamped(out), clamped(held), clamped(arriving), clamped(going)};

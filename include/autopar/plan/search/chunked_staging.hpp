@@ -249,14 +249,14 @@ struct ChunkedStaging {
         }
         entry->second = std::min(entry->second, slowest);
       }
-      const bool in_shares = objective_.constraints().zero_levels.back() > 0;
+      const bool in_shards = objective_.constraints().zero_levels.back() > 0;
       const double update = detail::least_update(work, objective_.constraints(), trained).value();
-      return entry->second += update / (in_shares ? replicas : 1);
+      return entry->second += update / (in_shards ? replicas : 1);
     }
 
     const StepObjective& objective_;
     detail::LinearCuts cuts_;
-    mutable std::map<std::int64_t, NodeCost> times_;  // of all nodes, by share
+    mutable std::map<std::int64_t, NodeCost> times_;  // of all nodes, by slice
     mutable std::map<int, double> after_;             // by positions
   };
 };

@@ -114,7 +114,7 @@ class LeastMemoryCuts {
     }
   }
 
-  /// More micro-batches make shares smaller; of few, fixed bytes are held less often.
+  /// More micro-batches make slices smaller; of few, fixed bytes are held less often.
   [[nodiscard]] std::vector<int> microbatch_choices() const {
     const auto& allowed = objective_.constraints().microbatches;
     if (objective_.constraints().world <= kFewRanks) return allowed;

@@ -137,7 +137,7 @@ class LowerBound {
   /// @param later  number of stages after it
   [[nodiscard]] double of_stage(const ChosenStage& stage, double head, double foot, int later, bool regular) const {
     double bound = head + stage.busy + std::max(foot, stage.after);
-    if (!regular) return bound;  // with an empty share there is nothing to wait for
+    if (!regular) return bound;  // with an empty slice there is nothing to wait for
     const int forwards_before = forwards_first_ ? microbatches_ : std::min(later + 1, microbatches_);
     const double forwards = forwards_first_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
     const double round = forwards * stage.forward + stage.below + microbatches_ * stage.backward;

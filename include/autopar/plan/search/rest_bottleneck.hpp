@@ -165,7 +165,7 @@ class RestBottleneck {
   [[nodiscard]] double seconds(const Surroundings& around, double forward, double backward, double busy,
                                int later) const {
     const double bound = around.head + busy + around.foot;
-    if (!regular_) return bound;  // with an empty share there is nothing to wait for
+    if (!regular_) return bound;  // with an empty slice there is nothing to wait for
     const int forwards_before = forwards_first_ ? microbatches_ : std::min(later + 1, microbatches_);
     const double forwards = forwards_first_ ? microbatches_ : 1 + (microbatches_ - forwards_before);
     const double round = forwards * forward + around.round_below + microbatches_ * backward + around.foot;

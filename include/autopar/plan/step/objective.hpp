@@ -111,7 +111,7 @@ class StepObjective {
 
   /// Memory as it is, and a step in which each stage's replicas are one, whose messages are those of the replica that
   /// has most, the callers' too. For comparing many stagings on many ranks: within a few per cent of the step, but for
-  /// replicas that wait for one another where shares of neighbouring stages do not align: those may make the step half
+  /// replicas that wait for one another where slices of neighbouring stages do not align: those may make the step half
   /// as long again.
   /// @pre the schedule is not synthesised
   /// @cost O(actions of one rank a position)
@@ -165,7 +165,7 @@ class StepObjective {
 
   /// By how much of the step `folded` may be above it, unless replicas are very uneven.
   static constexpr double kFoldedAbove = 0.02;
-  /// By how much of it the step is longer at most where shares align.
+  /// By how much of it the step is longer at most where slices align.
   static constexpr double kFoldedClose = 0.05;
 
   /// With more a simulation takes longer than comparing placements and ZeRO levels otherwise.
@@ -182,7 +182,7 @@ class StepObjective {
       return most;
     };
     const auto in_flight = in_flight_by_law(work_, staging);
-    std::vector<StageMemory> least;  // units that are whole may take more than shares save
+    std::vector<StageMemory> least;  // units that are whole may take more than shards save
     std::pair<bool, Bytes> least_of{};
     for (const Offload offload : constraints_.offloads) {
       for (const int level : zero_levels(staging)) {

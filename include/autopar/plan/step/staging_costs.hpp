@@ -47,7 +47,7 @@ struct TrainedBytes {
   return always ? work.offloaded_update(bytes, factor) : work.update(bytes, factor);
 }
 
-/// Summing into shares and gathering shares are the two halves of a sum that everyone gets. Gathered is what stages
+/// Summing into shards and gathering shards are the two halves of a sum that everyone gets. Gathered is what stages
 /// compute with, which may be of a smaller element type.
 inline constexpr double kHalfOfASum = 0.5;
 
@@ -91,12 +91,12 @@ class StagingCosts {
       sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
       of_bytes = bytes;
     }
-    return in_shares(group) ? sum * detail::kHalfOfASum : sum;
+    return in_shards(group) ? sum * detail::kHalfOfASum : sum;
   }
   /// Sum of so many gradient bytes over a group.
   [[nodiscard]] Seconds sum_of(std::size_t group, Bytes bytes) const {
     const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
-    return in_shares(group) ? sum * detail::kHalfOfASum : sum;
+    return in_shards(group) ? sum * detail::kHalfOfASum : sum;
   }
   /// Whether all compute actions that these costs were asked for take as long under others.
   [[nodiscard]] bool computes_last_as_long(const StagingCosts& others) const {
@@ -124,7 +124,7 @@ class StagingCosts {
 
  private:
   /// Gradients of parameters tied across stages go to every holder whole, for each stage has shares of its own.
-  [[nodiscard]] bool in_shares(std::size_t group) const {
+  [[nodiscard]] bool in_shards(std::size_t group) const {
     return zero_ > 0 && sized_.pipeline.groups[group].stage.valid();
   }
 

@@ -43,7 +43,7 @@ struct LAMBParamState : public torch::optim::OptimizerCloneableParamState<LAMBPa
 /// r = m / (sqrt(v) + eps), both without bias, plus decoupled decay; each parameter x goes lr * |x| along the unit
 /// vector of r + decay * x, and lr times that sum where |x| or its norm is zero. Norms are taken in double precision.
 ///
-/// Where ranks hold shares of parameters, its step is collective: all ranks step together.
+/// Where ranks hold shards of parameters, its step is collective: all ranks step together.
 class LAMB : public torch::optim::Optimizer, public NeedsShardSums {
  public:
   /// @throws c10::Error for options out of range, as torch::optim does

@@ -302,7 +302,7 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
 }
 
 TEST_CASE(
-    "what is offloaded is on the host, in shares under ZeRO, and its update takes as long as the host and its link") {
+    "what is offloaded is on the host, in shards under ZeRO, and its update takes as long as the host and its link") {
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   Cluster cluster = testing::small_cluster(4);
   cluster.host = testing::small_host(Bytes(1 << 30));

@@ -62,7 +62,7 @@ TEST_CASE("a parameter that is read as a copy is a share from ZeRO 1 on, and its
   CHECK(held(3, 2) == Bytes(1500));
 }
 
-TEST_CASE("of an offloaded parameter that is read as a copy the device has the copy alone, in shares under ZeRO 3") {
+TEST_CASE("of an offloaded parameter that is read as a copy the device has the copy alone, in shards under ZeRO 3") {
   const ParameterProfile parameter{"w", Bytes(1000), true, 250, Bytes(500)};
   Constraints constraints;
   constraints.optimizer_state_factor = 2;
@@ -83,7 +83,7 @@ TEST_CASE("of an offloaded parameter that is read as a copy the device has the c
   }
 }
 
-TEST_CASE("a parameter goes no further into shares than what reads it allows, and not to the host if it stays whole") {
+TEST_CASE("a parameter goes no further into shards than what reads it allows, and not to the host if it stays whole") {
   ParameterProfile parameter{"w", Bytes(1000), true, 250};
   Constraints constraints;
   constraints.optimizer_state_factor = 2;

@@ -47,7 +47,7 @@ namespace load_test {
 
 std::mutex mutex;  // of Catch's macros, and of the file that ranks share
 
-/// On two ranks: `all` on both, `own` on the last, `shared` in shares, `count` a buffer. Two groups.
+/// On two ranks: `all` on both, `own` on the last, `shared` in shards, `count` a buffer. Two groups.
 struct Model {
   std::vector<at::Tensor> tensors;
   std::vector<PlacedTensor> placed;

@@ -389,7 +389,7 @@ struct Readers : torch::nn::Module {
 
 }  // namespace
 
-TEST_CASE("A parameter is held in shares as far as all that reads it can ask for it", "[profile]") {
+TEST_CASE("A parameter is held in shards as far as all that reads it can ask for it", "[profile]") {
   Readers net;
   const auto profiled = profile(net, {torch::randn({4, 3})}, [&](const Tensors& in) { return net.forward(in[0]); });
   std::map<std::string, int> highest;

@@ -251,7 +251,7 @@ Trained train(int zero, const std::optional<Plan>& plan) {
     out.plan = model->plan();
   });
   const auto trace = read_text_file(folder / "trace.0.json");
-  for (const std::string word : {"reduction of bucket", "reduction into shares of bucket"}) {
+  for (const std::string word : {"reduction of bucket", "reduction into shards of bucket"}) {
     for (auto at = trace.find(word); at != std::string::npos; at = trace.find(word, at + 1)) ++out.sums;
   }
   return out;

@@ -1,4 +1,4 @@
-#include "torch/parameters/share_guard.hpp"
+#include "torch/parameters/shard_guard.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -22,18 +22,18 @@
 namespace autopar {
 namespace {
 
-constexpr c10::DispatchKey kShareKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr c10::DispatchKey kShardKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-struct ShareTag : c10::BackendMeta {
+struct ShardTag : c10::BackendMeta {
   std::string share;
 };
 
-bool is_share(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kShareKey); }
+bool is_shard(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kShardKey); }
 
-/// Views have the key and no tag. @pre is_share(tensor)
+/// Views have the key and no tag. @pre is_shard(tensor)
 std::string description_of(const at::Tensor& tensor) {
-  const auto* tag = dynamic_cast<const ShareTag*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
-  return tag != nullptr ? tag->share : "it is a view of a parameter that is held in shares (ZeRO)";
+  const auto* tag = dynamic_cast<const ShardTag*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+  return tag != nullptr ? tag->share : "it is a view of a parameter that is held in shards (ZeRO)";
 }
 
 /// A tensor among an operator's arguments.
@@ -79,7 +79,7 @@ void require_own_sizes(const c10::OperatorHandle& op, const torch::jit::Stack& s
   if (arguments < 2 || is_exempt(op)) return;
   const auto operands = operands_of(stack, stack.size() - arguments);
   for (const auto& share : operands) {
-    if (!is_share(share.tensor) || share.tensor.dim() == 0) continue;
+    if (!is_shard(share.tensor) || share.tensor.dim() == 0) continue;
     for (const auto& other : operands) {
       if (!other.tensor.defined() || other.tensor.dim() == 0 || !meet(share, other)) continue;
       if (other.tensor.sizes() == share.tensor.sizes()) continue;
@@ -98,18 +98,18 @@ void require_own_sizes(const c10::OperatorHandle& op, const torch::jit::Stack& s
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   require_own_sizes(op, *stack);
-  const c10::impl::ExcludeDispatchKeyGuard below(kShareKey);
+  const c10::impl::ExcludeDispatchKeyGuard below(kShardKey);
   op.callBoxed(stack);
 }
 
 using Metadata = std::unordered_map<std::string, bool>;
 
 /// What libtorch calls for each tensor that it writes to a file, in front of what was there.
-void refuse_to_save_shares(c10::DeviceType device) {
+void refuse_to_save_shards(c10::DeviceType device) {
   auto& hook = torch::jit::GetBackendMetaSerialization()[static_cast<std::size_t>(device)];
   const auto before = hook ? hook->first : torch::jit::BackendMetaPtr();
   const auto save = [before](const at::Tensor& tensor, Metadata& metadata) {
-    if (is_share(tensor)) {
+    if (is_shard(tensor)) {
       throw InvalidArgument("torch::save: " + description_of(tensor) +
                             "; use model->save(folder, optimizers...), which all ranks call, "
                             "or save on rank 0 the tensors that model->gather_state() gives, and for an optimizer what "
@@ -123,10 +123,10 @@ void refuse_to_save_shares(c10::DeviceType device) {
 
 void install() {
   static const bool installed = [] {
-    static torch::Library library(torch::Library::IMPL, "_", c10::make_optional(kShareKey), __FILE__, __LINE__);
+    static torch::Library library(torch::Library::IMPL, "_", c10::make_optional(kShardKey), __FILE__, __LINE__);
     library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
-    refuse_to_save_shares(c10::DeviceType::CPU);
-    refuse_to_save_shares(c10::DeviceType::CUDA);
+    refuse_to_save_shards(c10::DeviceType::CPU);
+    refuse_to_save_shards(c10::DeviceType::CUDA);
     return true;
   }();
   static_cast<void>(installed);
@@ -134,13 +134,13 @@ void install() {
 
 }  // namespace
 
-at::Tensor guarded_share(const at::Tensor& data, const std::string& share) {
+at::Tensor guarded_shard(const at::Tensor& data, const std::string& share) {
   install();
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(data.storage()),
-                                                         data.key_set().add(kShareKey), data.dtype());
+                                                         data.key_set().add(kShardKey), data.dtype());
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(data.sizes(), data.strides(), data.storage_offset());
-  auto tag = c10::make_intrusive<ShareTag>();
+  auto tag = c10::make_intrusive<ShardTag>();
   tag->share = share;
   impl->set_backend_meta(std::move(tag));
   return tensor;
