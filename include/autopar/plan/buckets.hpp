@@ -59,7 +59,7 @@ struct BucketCut {
 
     [[nodiscard]] Bytes bytes() const { return Bytes(elements * element_bytes); }
     /// Of which each of so many ranks has an equal, aligned part.
-    [[nodiscard]] std::int64_t elements_in_shares(std::int64_t ranks) const {
+    [[nodiscard]] std::int64_t elements_in_shards(std::int64_t ranks) const {
       return BucketItem::aligned((elements + ranks - 1) / ranks) * ranks;
     }
   };

@@ -54,9 +54,9 @@ template <class Values>
 /// "stages on ranks [0 1] [2], 4 micro-batches"
 [[nodiscard]] inline std::string described(const Pipeline& pipeline, int microbatches) {
   std::string out = "stages on ranks";
-  for (const auto& stage : pipeline.stages) {
+  for (const Mesh& mesh : pipeline.stages) {
     std::vector<int> ranks;
-    for (const Rank rank : stage) ranks.push_back(rank.value());
+    for (const Rank rank : mesh.ranks()) ranks.push_back(rank.value());
     out += " [" + listed(ranks) + "]";
   }
   return out + ", " + std::to_string(microbatches) + " micro-batches";

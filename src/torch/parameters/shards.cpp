@@ -52,7 +52,7 @@ std::vector<ShardUnit> make_units(const std::vector<std::vector<std::string>>& n
                      offloaded,
                      bucket.dtype,
                      bucket.dtype,
-                     BucketCut::Bucket{bucket.elements}.elements_in_shares(members),
+                     BucketCut::Bucket{bucket.elements}.elements_in_shards(members),
                      {}});
   }
   for (const auto& place : layout.places()) {

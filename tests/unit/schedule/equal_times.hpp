@@ -26,8 +26,9 @@ inline Positions positions_of(const std::vector<int>& replicas) {
   Positions out;
   int rank = 0;
   for (const int r : replicas) {
-    out.emplace_back();
-    for (int q = 0; q < r; ++q) out.back().push_back(Rank(rank++));
+    std::vector<Rank> ranks;
+    for (int q = 0; q < r; ++q) ranks.push_back(Rank(rank++));
+    out.emplace_back(std::move(ranks));
   }
   return out;
 }

@@ -21,7 +21,7 @@ struct RandomOrders {
     const int stages = static_cast<int>(pipeline.stages.size());
     const auto run = [&](int stage, ComputeAction compute) {
       compute.stage = StageId(stage);
-      for (const Rank rank : pipeline.stages[compute.stage.index()]) orders[rank.index()].push_back(compute);
+      for (const Rank rank : pipeline.stages[compute.stage.index()].ranks()) orders[rank.index()].push_back(compute);
     };
     std::vector<int> at(static_cast<std::size_t>(microbatches), 0);  // stages forward, then stages backward
     std::vector<std::pair<int, int>> weights;                        // stage, micro-batch

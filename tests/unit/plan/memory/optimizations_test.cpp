@@ -62,8 +62,8 @@ using Segments = std::vector<std::vector<NodeId>>;
 
 /// Every set of segments of every stage, at every level, offloaded or not: the shortest step that fits.
 std::optional<Seconds> best_of_all(const Staged& staged, const StepObjective& objective) {
-  const auto ranks = place(staged.staging, RankPlacement::kReplicasTogether);
-  const SizedPipeline sized = make_pipeline(staged.work, staged.staging, ranks, staged.constraints.world);
+  const auto meshes = place(staged.staging, RankPlacement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(staged.work, staged.staging, meshes, staged.constraints.world);
   const auto all = detail::segments_in_stages(staged.work, staged.staging);
   std::vector<std::pair<std::size_t, std::size_t>> pieces;
   for (std::size_t s = 0; s < all.size(); ++s) {
@@ -108,8 +108,8 @@ TEST_CASE("recomputing as little as fits is as fast as the best of all sets, lev
     CAPTURE(seed);
     const Staged staged(seed + 3'000'000, seed % 2 == 1);
     const StepObjective objective(staged.work, staged.cluster, staged.constraints);
-    const auto ranks = place(staged.staging, RankPlacement::kReplicasTogether);
-    const StepTerms chosen = objective.evaluate(staged.staging, ranks);
+    const auto meshes = place(staged.staging, RankPlacement::kReplicasTogether);
+    const StepTerms chosen = objective.evaluate(staged.staging, meshes);
     const auto best = best_of_all(staged, objective);
     // A greedy choice may need one piece more than a knapsack, but never claims to fit where nothing does.
     if (!best) {
@@ -169,8 +169,8 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
   constraints.optimizer_state_factor = 2;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
   const StepObjective objective(work, cluster, constraints);
-  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
-  const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
+  const auto meshes = place({4}, RankPlacement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(work, staging, meshes, 4);
   const Bytes whole(4 * 40'000);
   std::vector<StepTerms> levels;
   for (int zero = 0; zero <= 3; ++zero) levels.push_back(objective.evaluate(staging, sized, {zero, {}}));
@@ -186,7 +186,7 @@ TEST_CASE("ZeRO shares what it says among replicas, and pays for it in gathering
     CHECK(memory.brought == (zero == 3 ? Bytes(3 * 40'000) : Bytes(0)));
   }
   // The same bytes travel, half of them after a quarter of the update.
-  const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
+  const Seconds half = work.all_reduce(whole, meshes[0].ranks()) * 0.5;
   CHECK(levels[1].stages[0].update.value() == Approx((work.update(whole / 4, 2) + half).value()).epsilon(1e-12));
   CHECK(levels[1].stages[0].reduction.value() == Approx(levels[0].stages[0].reduction.value() / 2).epsilon(1e-12));
   CHECK(levels[3].stages[0].update.value() == Approx(work.update(whole / 4, 2).value()).epsilon(1e-12));
@@ -255,8 +255,10 @@ TEST_CASE("of a wide segment that is recomputed 256 MiB stay for its backward, a
   CHECK(brought(ScheduleKind::kZbH1, {few, most}) == 12 * 64);
   // All of it takes longer than computing.
   const RooflineCost cost(testing::small_cluster(4));
-  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
-  const auto half_of_sum = [&](std::int64_t mib) { return cost.all_reduce(Bytes(mib * kMiB), ranks[0]).value() * 0.5; };
+  const auto meshes = place({4}, RankPlacement::kReplicasTogether);
+  const auto half_of_sum = [&](std::int64_t mib) {
+    return cost.all_reduce(Bytes(mib * kMiB), meshes[0].ranks()).value() * 0.5;
+  };
   const auto backward = [&](const std::vector<std::vector<NodeId>>& again) {
     return gathered_by_four(model, again).backward.value();
   };
@@ -277,14 +279,14 @@ TEST_CASE("what is gathered in 16 bits takes half as many bytes, what is summed 
   constraints.batch = 8;
   constraints.memory = cluster.device.memory;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
-  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
+  const auto meshes = place({4}, RankPlacement::kReplicasTogether);
   const auto stage_of = [&](int zero) {
     const Workload work = make_workload(model, cost);
     const StepObjective objective(work, cluster, constraints);
-    return objective.evaluate(staging, make_pipeline(work, staging, ranks, 4), {zero, {}}).stages[0];
+    return objective.evaluate(staging, make_pipeline(work, staging, meshes, 4), {zero, {}}).stages[0];
   };
   const Bytes whole(4 * 40'000'000);
-  const auto half_of_sum = [&](Bytes bytes) { return cost.all_reduce(bytes, ranks[0]).value() * 0.5; };
+  const auto half_of_sum = [&](Bytes bytes) { return cost.all_reduce(bytes, meshes[0].ranks()).value() * 0.5; };
   const double update = cost.update(whole / 4, constraints.optimizer_state_factor).value();
   for (const int copied : {0, 1}) {
     CAPTURE(copied);
@@ -316,10 +318,10 @@ TEST_CASE(
   constraints.gradient_copies = 2;
   const Staging staging{std::vector<int>(4, 0), {4}, 1, ScheduleKind::kGPipe};
   const StepObjective objective(work, cluster, constraints);
-  const auto ranks = place({4}, RankPlacement::kReplicasTogether);
-  const SizedPipeline sized = make_pipeline(work, staging, ranks, 4);
+  const auto meshes = place({4}, RankPlacement::kReplicasTogether);
+  const SizedPipeline sized = make_pipeline(work, staging, meshes, 4);
   const Bytes whole(4 * 40'000), largest(40'000);
-  const Seconds half = work.all_reduce(whole, ranks[0]) * 0.5;
+  const Seconds half = work.all_reduce(whole, meshes[0].ranks()) * 0.5;
   for (int zero = 0; zero <= 3; ++zero) {
     CAPTURE(zero);
     const StepTerms here = objective.evaluate(staging, sized, {zero, {}}),

@@ -12,18 +12,18 @@
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/planner.hpp>
 #include <autopar/plan/report/print.hpp>
+#include <autopar/testing/random_models.hpp>
 
-#include "unit/plan/random_models.hpp"
 #include "unit/plan/random_stagings.hpp"
 
 using namespace autopar;
-using test::Dice;
+using testing::Dice;
 
 namespace {
 
 /// Tensors of two element types, of which some are read as copies, and of what is not known as elements.
 ModelProfile with_elements(Dice& dice) {
-  ModelProfile model = test::random_model(dice, 10);
+  ModelProfile model = testing::random_model(dice, 10);
   for (ParameterProfile& parameter : model.parameters) {
     if (dice.chance(15)) continue;
     parameter.elements = dice(1, 6'000);
@@ -54,7 +54,7 @@ void check_cut(const std::vector<BucketItem>& items, const BucketCut& cut, Bytes
     CHECK(cut.buckets[b].elements == found[b].elements);  // and nothing else is in it
     CHECK((cut.buckets[b].bytes() <= size || members[b] == 1));
     for (const int ranks : {1, 2, 3, 7}) {
-      const auto whole = cut.buckets[b].elements_in_shares(ranks);
+      const auto whole = cut.buckets[b].elements_in_shards(ranks);
       CHECK(whole >= cut.buckets[b].elements);
       CHECK(whole % (ranks * BucketItem::kAlignedElements) == 0);
       CHECK(whole - cut.buckets[b].elements < 2 * ranks * BucketItem::kAlignedElements);
@@ -121,13 +121,13 @@ TEST_CASE("groups have every trained parameter of replicas once, and the pipelin
     CAPTURE(seed);
     Dice dice(seed + 920'000);
     const ModelProfile model = with_elements(dice);
-    const Cluster cluster = test::small_cluster(6);
+    const Cluster cluster = testing::small_cluster(6);
     const RooflineCost cost(cluster);
     const Workload work = make_workload(model, cost);
     const Staging staging = test::random_staging(dice, work, 6);
-    const auto ranks = place(staging.replicas, RankPlacement::kReplicasTogether);
+    const auto meshes = place(staging.replicas, RankPlacement::kReplicasTogether);
     const BucketPolicy policy{Bytes(dice(1, 60'000))};
-    const SizedPipeline sized = make_pipeline(work, staging, ranks, 6, policy);
+    const SizedPipeline sized = make_pipeline(work, staging, meshes, 6, policy);
     const auto groups = parameter_groups(work, staging, sized.pipeline.stages);
     REQUIRE(groups.size() == sized.pipeline.groups.size());
     std::set<ParameterId> seen;
@@ -160,7 +160,7 @@ TEST_CASE("what memory counts of a unit is no less than the largest unit", "[law
     CAPTURE(seed);
     Dice dice(seed + 930'000);
     const ModelProfile model = with_elements(dice);
-    const Cluster cluster = test::small_cluster(6);
+    const Cluster cluster = testing::small_cluster(6);
     const RooflineCost cost(cluster);
     const Workload work = make_workload(model, cost);
     const Staging staging = test::random_staging(dice, work, 6);
@@ -187,7 +187,7 @@ TEST_CASE("plans with buckets of any size hold, and are checked with them", "[ch
     CAPTURE(seed);
     Dice dice(seed + 940'000);
     const ModelProfile model = with_elements(dice);
-    const Cluster cluster = test::small_cluster(dice(2, 6), Bytes(1 << 20));
+    const Cluster cluster = testing::small_cluster(dice(2, 6), Bytes(1 << 20));
     PlanRequest request;
     request.batch = dice(4, 40);
     request.runtime = runtime_capabilities();
@@ -226,7 +226,7 @@ Cluster pair_of(Seconds latency, double bandwidth) {
 }
 
 Bytes chosen(const Cluster& cluster, std::int64_t mib_a_layer, int stages = 0) {
-  const ModelProfile model = test::chain(16, 1e9, mib_a_layer << 20, 4096);
+  const ModelProfile model = testing::chain(16, 1e9, mib_a_layer << 20, 4096);
   PlanRequest request{.batch = 8, .runtime = runtime_capabilities()};
   request.options.stages = stages;
   const RooflineCost costs(cluster);
@@ -252,7 +252,7 @@ TEST_CASE("buckets are as small as links make worth while, and an eighth of a st
 }
 
 TEST_CASE("a plan says that its buckets are large; where nothing fits with them they are small") {
-  const ModelProfile model = test::chain(64, 1e9, 80 << 20, 4096);
+  const ModelProfile model = testing::chain(64, 1e9, 80 << 20, 4096);
   Cluster cluster = pair_of(Seconds(5e-6), 3.8e11);
   PlanRequest request{.options = {.zero = 3, .offload = "none"}, .batch = 8, .runtime = runtime_capabilities()};
   request.options.stages = 1;

@@ -79,12 +79,12 @@ struct Divided {
     for (const NodeId atom : profile.atoms.atom_of)
       map.stage_of.push_back(atom.valid() ? StageId(staging.stage_of[atom.index()]) : StageId::none());
     for (int s = 0; s < stages; ++s) {
-      map.stage_ranks.push_back({Rank(2 * s), Rank(2 * s + 1)});
-      plan.stages.emplace_back().ranks = map.stage_ranks.back();
+      map.meshes.push_back({Rank(2 * s), Rank(2 * s + 1)});
+      plan.stages.emplace_back().mesh = map.meshes.back();
     }
     plan.world = 2 * stages;
     division = divide(graph, batch_plan, map, plan.world);
-    ranks = map.stage_ranks;
+    meshes = map.meshes;
     for (std::size_t i = 0; i < graph.ops.size(); ++i) {
       if (!batch_plan.ops[i].in_stage) continue;
       for_each_input(graph.ops[i], [&](ValueId value) {
@@ -114,7 +114,7 @@ struct Divided {
   Staging staging;
   StagedGraph division;
   Plan plan;
-  std::vector<std::vector<Rank>> ranks;
+  std::vector<Mesh> meshes;
 };
 
 /// Elements, then (name, offset) of each tensor.
@@ -141,7 +141,7 @@ void add(Buckets& out, const Divided& divided, const ParameterGroup& group, cons
   std::vector<Described> buckets;
   for (const auto& bucket : cut.buckets) {
     const auto ranks = static_cast<std::int64_t>(group.ranks.size());
-    buckets.push_back({shared ? bucket.elements_in_shares(ranks) : bucket.elements, {}});
+    buckets.push_back({shared ? bucket.elements_in_shards(ranks) : bucket.elements, {}});
   }
   for (std::size_t i = 0; i < members.size(); ++i) {
     buckets[static_cast<std::size_t>(cut.places[i].bucket)].second.emplace_back(divided.name_of(members[i]),
@@ -161,7 +161,7 @@ TEST_CASE("the planner's buckets are the runtime's, at every ZeRO level, of any 
       cluster.levels = {{"link", 4, {}}};
       const RooflineCost costs(cluster);
       const Workload work = make_workload(divided.profile.model, costs);
-      const auto groups = parameter_groups(work, divided.staging, divided.ranks);
+      const auto groups = parameter_groups(work, divided.staging, divided.meshes);
       REQUIRE(groups.size() == (stages == 1 ? 1 : 3));
       for (const std::int64_t size : {1, 100, 500, 2'000, 4'000, 1 << 20}) {
         divided.plan.buckets = {Bytes(size)};
@@ -180,12 +180,12 @@ TEST_CASE("the planner's buckets are the runtime's, at every ZeRO level, of any 
           }
           if (zero == 0) {
             const auto sized =
-                make_pipeline(work, divided.staging, divided.ranks, divided.plan.world, divided.plan.buckets);
+                make_pipeline(work, divided.staging, divided.meshes, divided.plan.world, divided.plan.buckets);
             std::map<std::vector<Rank>, int> counts;
             for (const auto& group : sized.pipeline.groups) counts[group.ranks] = group.buckets;
-            for (const auto& of_stage : divided.ranks) {
+            for (const auto& of_stage : divided.meshes) {
               const RankRuntime runtime(
-                  divided.graph, divided.batch_plan, divided.division, of_stage.front(), at::kCPU,
+                  divided.graph, divided.batch_plan, divided.division, of_stage.rank(0), at::kCPU,
                   Stage::Leaves{.handle = [&](ValueId leaf) { return divided.tensor_of(leaf).handle; }}, false, {}, {},
                   divided.plan.buckets);
               for (std::size_t g = 0; g < runtime.bucket_layouts().size(); ++g) {
