@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <autopar/autopar.hpp>
+#include <>
 #include <autopar/io/file.hpp>
 #include <autopar/runtime/loopback.hpp>
 

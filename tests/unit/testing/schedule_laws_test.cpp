@@ -104,9 +104,9 @@ TEST_CASE("orders that would wait for one another for ever are found", "[laws]")
           for (std::size_t s = 0; s < pipeline.stages.size(); ++s) {
             Order order;
             against_one_another(order, StageId::of(s),
-                                static_cast<int>(orders[pipeline.stages[s][0].index()].size()) / 2);
+                                static_cast<int>(orders[pipeline.stages[s].rank(0).index()].size()) / 2);
             for (ComputeAction& compute : order) compute.stage = StageId::of(s);
-            for (const Rank rank : pipeline.stages[s]) orders[rank.index()] = order;
+            for (const Rank rank : pipeline.stages[s].ranks()) orders[rank.index()] = order;
           }
         }}) == "the validator accepts every program in these orders");
 }
@@ -115,8 +115,8 @@ TEST_CASE("orders of ranks that break a law are found by it", "[laws]") {
   CHECK(law_broken_by(ChangedRanks{[](std::vector<Order>&, const Pipeline&) {}}).empty());
   CHECK(law_broken_by(ChangedRanks{[](std::vector<Order>& orders, const Pipeline&) { orders.pop_back(); }}) == kOnce);
   CHECK(law_broken_by(ChangedRanks{[](std::vector<Order>& orders, const Pipeline& pipeline) {
-          const auto& last = orders[pipeline.stages.back()[0].index()];
-          if (pipeline.stages.size() > 1) orders[pipeline.stages.front()[0].index()].push_back(last.front());
+          const auto& last = orders[pipeline.stages.back().rank(0).index()];
+          if (pipeline.stages.size() > 1) orders[pipeline.stages.front().rank(0).index()].push_back(last.front());
         }}) == kOnce);
   CHECK(law_broken_by(Interleaved{}, {.layout = StageLayout::kLooped}).empty());
   CHECK(law_broken_by(Interleaved{}, {.layout = StageLayout::kVShaped}) ==
