@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <autopar/autopar.hpp>
-#include <>
+#include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/io/file.hpp>
 #include <autopar/runtime/loopback.hpp>
 
