@@ -143,7 +143,7 @@ void run(ap::World& world, const Job& job, const Make& make, const at::Tensor& x
                               {"ranks", world.size()},
                               {"optimizer", job.optimizer},
                               {"precision", plan.precision},
-                              {"plan", ap::describe(ap::detail::replicas_of(plan), plan.microbatches, plan.schedule) +
+                              {"plan", ap::describe(ap::replicas_of(plan), plan.microbatches, plan.schedule) +
                                            ap::describe(ap::memory_optimizations_of(plan))},
                               {"setup_seconds", setup},
                               {"predicted_step_ms", plan.step.value() * 1e3},

@@ -54,7 +54,7 @@ std::optional<ap::Plan> planned(const ap::ModelProfile& model, const ap::Cluster
 }
 
 std::string shape_of(const ap::Plan& plan) {
-  return ap::describe(ap::detail::replicas_of(plan), plan.microbatches, plan.schedule) +
+  return ap::describe(ap::replicas_of(plan), plan.microbatches, plan.schedule) +
          ap::describe(ap::memory_optimizations_of(plan));
 }
 

@@ -58,7 +58,7 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   return out;
 }
 
-std::string shape_of(const Plan& plan) { return describe(detail::replicas_of(plan), plan.microbatches, plan.schedule); }
+std::string shape_of(const Plan& plan) { return describe(replicas_of(plan), plan.microbatches, plan.schedule); }
 
 /// One change of the machines, and what the planner makes of it.
 struct WhatIf {

@@ -87,6 +87,13 @@ struct Staging {
   return meshes;
 }
 
+/// By stage.
+[[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
+  std::vector<int> replicas;
+  for (const auto& stage : plan.stages) replicas.push_back(stage.mesh.replicas());
+  return replicas;
+}
+
 /// Which neighbours in rank order work together.
 enum class RankPlacement : std::uint8_t {
   kReplicasTogether,  ///< consecutive ranks are replicas of one stage: gradient sums stay near

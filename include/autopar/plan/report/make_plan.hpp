@@ -48,12 +48,6 @@ namespace autopar {
 
 namespace detail {
 
-[[nodiscard]] inline std::vector<int> replicas_of(const Plan& plan) {
-  std::vector<int> replicas;
-  for (const auto& stage : plan.stages) replicas.push_back(stage.mesh.replicas());
-  return replicas;
-}
-
 /// Turns what a search found into a plan that explains itself.
 class PlanMaker {
  public:

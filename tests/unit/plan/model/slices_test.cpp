@@ -1,4 +1,5 @@
 #include <autopar/plan/model/slices.hpp>
+#include <autopar/plan/model/staging.hpp>
 
 #include <catch_shim.hpp>
 
@@ -16,8 +17,7 @@ TEST_CASE("slices are those that the program's arithmetic gives") {
     constraints.batch = dice(1, 40);
     const int microbatches = dice(1, 6), replicas = dice(1, constraints.world);
     const int stages = replicas == constraints.world || dice.chance(50) ? 1 : 2;
-    Pipeline pipeline{constraints.world, {{}}, {}, {}};
-    for (int q = 0; q < replicas; ++q) pipeline.stages[0].push_back(Rank(q));
+    Pipeline pipeline{constraints.world, place({replicas}, RankPlacement::kReplicasTogether), {}, {}};
     if (stages == 2) pipeline.stages.push_back({Rank(replicas)});
     const BatchSplit split(pipeline, {constraints.local_batches(), microbatches});
     std::int64_t smallest = 0, largest = 0, total = 0, most = 0;
