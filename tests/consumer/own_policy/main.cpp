@@ -57,9 +57,9 @@ int main(int argc, char** argv) {
   // A schedule of one's own runs as the orders of a plan.
   ap::Plan plan = finer->plan();
   plan.schedule = ap::kSynthesisedSchedule;
-  plan.orders =
-      ap::rank_orders_of(LastFirst{}, {.ranks = plan.world, .stages = ap::ranks_of(plan), .channels = {}, .groups = {}},
-                         plan.microbatches);
+  plan.orders = ap::rank_orders_of(LastFirst{},
+                                   {.ranks = plan.world, .stages = ap::meshes_of(plan), .channels = {}, .groups = {}},
+                                   plan.microbatches);
   torch::manual_seed(5);
   ap::AutoParallel<Net> scheduled(world, Net());
   scheduled->deploy(plan);
