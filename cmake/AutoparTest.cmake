@@ -66,7 +66,7 @@ function(autopar_add_unit_test name)
   add_test(NAME ${arg_LABEL}.${name} COMMAND ${name})
   set_tests_properties(${arg_LABEL}.${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT}
     ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
-  if(NOT arg_LABEL STREQUAL "unit" OR name MATCHES "_huge$") # threads of their own, or limits of time
+  if(arg_LABEL MATCHES "threads|fuzz" OR name MATCHES "_huge$") # limits of time, which others would use up
     set_tests_properties(${arg_LABEL}.${name} PROPERTIES PROCESSORS 2)
   endif()
   autopar_has_nightly(nightly ${arg_FILES})
@@ -77,21 +77,26 @@ function(autopar_add_unit_test name)
   endif()
 endfunction()
 
-# autopar_add_mpi_test(<name> LIBRARY <target> FILES <file>... [RANKS 1 2 3 4] [LABEL mpi] [TIMEOUT 120]):
+# autopar_add_mpi_test(<name> LIBRARY <target> FILES <file>... [RANKS 1 2 3 4] [NIGHTLY_RANKS] [LABEL mpi] [TIMEOUT 120]):
 # the same program once for each number of ranks. It fails if the launcher's world is of another size.
 function(autopar_add_mpi_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;LABEL;TIMEOUT" "FILES;RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;LABEL;TIMEOUT" "FILES;RANKS;NIGHTLY_RANKS")
   autopar_default(arg_LABEL mpi)
   autopar_default(arg_TIMEOUT 120)
   autopar_default(arg_RANKS 1 2 3 4)
   autopar_allow_for_sanitizers(arg_TIMEOUT)
   autopar_add_test_program(${name} MAIN mpi LIBRARY ${arg_LIBRARY} FILES ${arg_FILES})
   autopar_has_nightly(nightly ${arg_FILES})
-  foreach(ranks IN LISTS arg_RANKS)
+  foreach(ranks IN LISTS arg_RANKS arg_NIGHTLY_RANKS)
     set(test ${arg_LABEL}.${name}.${ranks})
+    set(label ${arg_LABEL})
+    if(ranks IN_LIST arg_NIGHTLY_RANKS)
+      set(test nightly.${name}.whole.${ranks})
+      set(label nightly)
+    endif()
     add_test(NAME ${test}
       COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${name}>)
-    set_tests_properties(${test} PROPERTIES LABELS ${arg_LABEL} PROCESSORS ${ranks} TIMEOUT ${arg_TIMEOUT}
+    set_tests_properties(${test} PROPERTIES LABELS ${label} PROCESSORS ${ranks} TIMEOUT ${arg_TIMEOUT}
       ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};TEST_RANKS=${ranks}")
     if(nightly)
       add_test(NAME nightly.${name}.${ranks} COMMAND
