@@ -121,7 +121,7 @@ class PartsInMemory : public CheckpointFormat {
     return row.shards().empty() ? whole : share_of(whole, row.shards()[position]);
   }
   struct Writer : CheckpointWriter {
-    Writer(World& world, Kept& kept) : world(world), kept(kept) {}
+    Writer(World& at, Kept& in) : world(at), kept(in) {}
     void write(const Row& row) override {
       const std::lock_guard lock(kept.mutex);
       const torch::NoGradGuard no_grad;
@@ -132,7 +132,7 @@ class PartsInMemory : public CheckpointFormat {
     Kept& kept;
   };
   struct Reader : CheckpointReader {
-    Reader(World& world, Kept& kept) : world(world), kept(kept) {}
+    Reader(World& at, Kept& in) : world(at), kept(in) {}
     const std::map<std::string, std::string>& metadata() const override { return kept.metadata; }
     bool has_checksums() const override { return true; }
     const std::vector<TensorEntry>& entries() const override { return kept.entries; }
