@@ -283,7 +283,7 @@ inline std::vector<BatchSplit::ReplicaSlice> BatchSplit::replica_slices(StageId 
 inline std::vector<MicrobatchSlice> BatchSplit::slices(StageId stage, int m) const {
   std::vector<MicrobatchSlice> out;
   for (const auto& [replica, samples] : replica_slices(stage, m)) {
-    for (const Rank rank : mesh(stage).tensor_group(replica)) out.push_back({rank, samples});
+    for (int t = 0; t < mesh(stage).tensor(); ++t) out.push_back({mesh(stage).rank(replica, t), samples});
   }
   return out;
 }

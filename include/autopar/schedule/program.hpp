@@ -166,9 +166,10 @@ class ProgramBuilder {
   void add_units() {
     units_of_stage_.resize(pipeline_.stages.size());
     for (std::size_t s = 0; s < pipeline_.stages.size(); ++s) {
-      for (const Rank rank : pipeline_.stages[s].ranks()) {
+      const Mesh& mesh = pipeline_.stages[s];
+      for (std::size_t i = 0; i < mesh.ranks().size(); ++i) {
         units_of_stage_[s].push_back(units_.size());
-        Unit unit{rank, StageId::of(s), *pipeline_.stages[s].replica_of(rank), {}};
+        Unit unit{mesh.ranks()[i], StageId::of(s), static_cast<int>(i) / mesh.tensor(), {}};
         unit.slots.resize(2 * static_cast<std::size_t>(split_.microbatches()));
         units_of_rank_[unit.rank.index()].push_back(static_cast<int>(units_.size()));
         units_.push_back(std::move(unit));

@@ -25,17 +25,9 @@ Action send(int microbatch, Rank peer = Rank(1)) {
 }
 
 /// Messages of a program, and what they did.
-struct Fixture {
-  explicit Fixture(std::vector<Action> program, bool in_order = false)
-      : actions(std::move(program)), wire(events, in_order) {}
-  Events take() { return std::exchange(events, {}); }
+struct Fixture : testing::RecordedRun {
+  using RecordedRun::RecordedRun;
 
-  Events events;
-  std::vector<Action> actions;
-  testing::RecordingWire wire;
-  testing::RecordingEngine engine{events};
-  detail::Progress::Trace trace;
-  detail::Progress progress{trace};
   detail::Messages<testing::RecordingEngine, testing::RecordingWire> messages{engine, wire, actions, progress};
 };
 

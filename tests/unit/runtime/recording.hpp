@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <autopar/runtime/progress.hpp>
 #include <autopar/runtime/stage_engine.hpp>
 #include <autopar/runtime/transport.hpp>
 
@@ -76,5 +77,19 @@ class RecordingEngine {
   Events& events_;
 };
 static_assert(StageEngine<RecordingEngine>);
+
+/// A program, and what a part of the executor did with it.
+struct RecordedRun {
+  explicit RecordedRun(std::vector<Action> program, bool in_order = false)
+      : actions(std::move(program)), wire(events, in_order) {}
+  Events take() { return std::exchange(events, {}); }
+
+  Events events;
+  std::vector<Action> actions;
+  RecordingWire wire;
+  RecordingEngine engine{events};
+  autopar::detail::Progress::Trace trace;
+  autopar::detail::Progress progress{trace};
+};
 
 }  // namespace autopar::testing

@@ -41,9 +41,8 @@ Action send() {
 }
 
 /// Reductions of a program, and what they did.
-struct Fixture {
-  explicit Fixture(std::vector<Action> program, bool in_order = false)
-      : actions(std::move(program)), wire(events, in_order) {}
+struct Fixture : testing::RecordedRun {
+  using RecordedRun::RecordedRun;
 
   void begin(std::size_t action) {
     progress.reach(actions[action]);
@@ -53,14 +52,7 @@ struct Fixture {
     reductions.fill(group, bucket);
     while (reductions.startable() != nullptr) reductions.start_next();
   }
-  Events take() { return std::exchange(events, {}); }
 
-  Events events;
-  std::vector<Action> actions;
-  testing::RecordingWire wire;
-  testing::RecordingEngine engine{events};
-  detail::Progress::Trace trace;
-  detail::Progress progress{trace};
   std::vector<GroupId> groups{{0}, {1}, {2}, {3}};
   detail::Reductions<testing::RecordingEngine, testing::RecordingWire> reductions{engine, wire, groups, actions,
                                                                                   progress};

@@ -140,7 +140,7 @@ class StagingCosts {
     Known sum{samples, {}, {}, {}};
     const auto& costs = work_.node_costs(samples);
     for (const NodeId node : nodes_[stage.index()]) {
-      const Seconds totals = add_totals(stage, work_.graph[node].totals);
+      const Seconds totals = sum_of_replicas(stage, work_.graph[node].totals);
       sum.forward += costs[node.index()].forward + totals;
       sum.backward += costs[node.index()].backward + totals;
       sum.backward_weight += costs[node.index()].backward_weight;
@@ -178,18 +178,14 @@ class StagingCosts {
     return read.gathered_once_more();
   }
 
-  /// Those of the first tensor shard, whom the others resemble.
-  [[nodiscard]] std::vector<Rank> replicas_of(StageId stage) const {
-    return sized_.pipeline.stages[stage.index()].replica_group(0);
+  /// Over the replicas of the first tensor shard, which the others resemble.
+  [[nodiscard]] Seconds sum_of_replicas(StageId stage, Bytes bytes) const {
+    const Mesh& mesh = sized_.pipeline.stages[stage.index()];
+    if (bytes <= Bytes(0) || mesh.replicas() < 2) return {};
+    return work_.all_reduce(bytes, mesh.replica_group(0));
   }
   [[nodiscard]] Seconds half_of_a_sum(StageId stage, Bytes bytes) const {
-    const auto ranks = replicas_of(stage);
-    return ranks.size() > 1 && bytes > Bytes(0) ? work_.all_reduce(bytes, ranks) * detail::kHalfOfASum : Seconds{};
-  }
-
-  [[nodiscard]] Seconds add_totals(StageId stage, Bytes bytes) const {
-    const auto ranks = replicas_of(stage);
-    return bytes > Bytes(0) && ranks.size() > 1 ? work_.all_reduce(bytes, ranks) : Seconds{};
+    return sum_of_replicas(stage, bytes) * detail::kHalfOfASum;
   }
 
   const Workload& work_;

@@ -115,16 +115,29 @@ TEST_CASE("a tensor that does not fit in opens new buckets of all kinds") {
   CHECK(cut.buckets[2].bytes() == Bytes(128));  // 17 elements begin a second row of 16
 }
 
+namespace {
+
+/// A model whose stages lie somewhere on six ranks.
+struct StagedModel {
+  explicit StagedModel(std::uint64_t seed) : dice(seed) {}
+  StagedModel(const StagedModel&) = delete;  // costs and workload refer to members
+  StagedModel& operator=(const StagedModel&) = delete;
+
+  Dice dice;
+  ModelProfile model = with_elements(dice);
+  RooflineCost cost{testing::small_cluster(6)};
+  Workload work = make_workload(model, cost);
+  Staging staging = test::random_staging(dice, work, 6);
+};
+
+}  // namespace
+
 TEST_CASE("groups have every trained parameter of replicas once, and the pipeline's buckets are theirs", "[laws]") {
   int cuts = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
-    Dice dice(seed + 920'000);
-    const ModelProfile model = with_elements(dice);
-    const Cluster cluster = testing::small_cluster(6);
-    const RooflineCost cost(cluster);
-    const Workload work = make_workload(model, cost);
-    const Staging staging = test::random_staging(dice, work, 6);
+    StagedModel it(seed + 920'000);
+    auto& [dice, model, cost, work, staging] = it;
     const auto meshes = place(staging.replicas, RankPlacement::kReplicasTogether);
     const BucketPolicy policy{Bytes(dice(1, 60'000))};
     const SizedPipeline sized = make_pipeline(work, staging, meshes, 6, policy);
@@ -158,12 +171,8 @@ TEST_CASE("what memory counts of a unit is no less than the largest unit", "[law
   int counted = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
-    Dice dice(seed + 930'000);
-    const ModelProfile model = with_elements(dice);
-    const Cluster cluster = testing::small_cluster(6);
-    const RooflineCost cost(cluster);
-    const Workload work = make_workload(model, cost);
-    const Staging staging = test::random_staging(dice, work, 6);
+    StagedModel it(seed + 930'000);
+    auto& [dice, model, cost, work, staging] = it;
     Constraints constraints;
     constraints.buckets = {Bytes(dice(1, 60'000))};
     const auto memory = fixed_memory(work, constraints, staging, 2);

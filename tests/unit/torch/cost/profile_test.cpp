@@ -13,7 +13,7 @@
 
 #include <catch_shim.hpp>
 
-#include "../profiled.hpp"
+#include "profiled.hpp"
 
 #include "torch/capture/capture.hpp"
 #include "torch/rewrite/linear_fold.hpp"
