@@ -66,7 +66,7 @@ void Analysis::find_prologue() {
         !draws(op) && !op.has_batch_sizes() &&
         std::any_of(operands.begin(), operands.end(), [&](ValueId v) { return known_early_[v.index()]; }) &&
         std::all_of(operands.begin(), operands.end(), [&](ValueId v) {
-          return known_early_[v.index()] || (op.type(v).is(Placement::kReplicated) && is_constant(provenance(v)));
+          return known_early_[v.index()] || (op.type(v).is(BatchKind::kReplicated) && is_constant(provenance(v)));
         });
     const bool shared_memory = std::any_of(op.node().writes.begin(), op.node().writes.end(), [&](StorageId storage) {
       const auto& aliases = values_of_storage_[storage.index()];
@@ -74,9 +74,9 @@ void Analysis::find_prologue() {
                return graph_.value(v).definer.value() < op.id().value() && last_use_[v.index()] > op.id().value();
              });
     });
-    const bool typed_shared = std::all_of(op.results().begin(), op.results().end(),
-                                          [&](ValueId v) { return op.type(v).is(Placement::kReplicated); });
-    if (!follows || shared_memory || !typed_shared) continue;
+    const bool typed_replicated = std::all_of(op.results().begin(), op.results().end(),
+                                              [&](ValueId v) { return op.type(v).is(BatchKind::kReplicated); });
+    if (!follows || shared_memory || !typed_replicated) continue;
     inside[i] = true;
     const auto constants = cone(operands);
     for (std::size_t k = 0; k < i; ++k) inside[k] = inside[k] || constants[k];
@@ -146,9 +146,9 @@ void Analysis::find_epilogue() {
     plan_.ops[i].in_epilogue = true;
     for_each_input(graph_.ops[i], [&](ValueId value) {
       const auto& type = plan_.values[value.index()];
-      if (type.is(Placement::kEpilogue)) return;
+      if (type.is(BatchKind::kEpilogue)) return;
       if (known_early_[value.index()]) return use_prologue_value(value);
-      if (type.is(Placement::kPartialSum)) return add_input(value, false);
+      if (type.is(BatchKind::kPartialSum)) return add_input(value, false);
       if (graph_.value(value).kind == ValueKind::kBuffer) return insert_sorted(plan_.prologue_leaves, value);
       if (!is_constant(provenance(value))) return add_input(value, true);
       const auto constants = cone({value});
@@ -175,17 +175,17 @@ void Analysis::find_outputs() {
       use_prologue_value(value);
     } else if (type.is_batched()) {
       output.kind = OutputKind::kBatched;
-    } else if (type.is(Placement::kPartialSum)) {
+    } else if (type.is(BatchKind::kPartialSum)) {
       output.kind = OutputKind::kPartialSum;
-    } else if (type.is(Placement::kReplicated)) {
+    } else if (type.is(BatchKind::kReplicated)) {
       output.kind = OutputKind::kReplicated;
-    } else if (type.is(Placement::kEpilogue)) {
+    } else if (type.is(BatchKind::kEpilogue)) {
       output.kind = OutputKind::kEpilogue;
     } else {
       const auto definer = info.definer;
       throw CaptureError(definer.valid() ? shown_name(graph_, definer) : "result",
                          definer.valid() ? graph_.op(definer).path : "",
-                         "the model returns a " + std::string(name_of(type.placement)) +
+                         "the model returns a " + std::string(name_of(type.kind)) +
                              ", which is neither one row for each sample nor a sum over them; return values for each "
                              "sample, or reduce them to a loss");
     }
@@ -238,7 +238,7 @@ void Analysis::find_buffer_updates() {
       });
       if (plan_.handling(id).whole_batch)
         update.kind = BufferUpdateKind::kWholeBatch;
-      else if (plan_.type(update.result).is(Placement::kPartialSum))
+      else if (plan_.type(update.result).is(BatchKind::kPartialSum))
         update.kind = BufferUpdateKind::kPartialSum;
     }
     if (!written) continue;
@@ -323,7 +323,7 @@ void Analysis::find_parameter_casts() {
     auto& handling = plan_.ops[i];
     if (!handling.in_stage || handling.in_prologue || !casts_parameter(graph_, OpId::of(i))) continue;
     const auto copy = graph_.output(OpId::of(i));
-    handling.once = !written[graph_.value(copy).storage.index()] && plan_.type(copy).is(Placement::kReplicated) &&
+    handling.once = !written[graph_.value(copy).storage.index()] && plan_.type(copy).is(BatchKind::kReplicated) &&
                     handling.weighted_arguments.empty() && !handling.whole_batch;
   }
 }

@@ -49,24 +49,24 @@ bool keeps_sample_index(OpFamily family) {
   }
 }
 
-bool has_operand(const OpContext& op, Placement placement) {
+bool has_operand(const OpContext& op, BatchKind kind) {
   const auto operands = op.tensors();
-  return std::any_of(operands.begin(), operands.end(), [&](ValueId value) { return op.type(value).is(placement); });
+  return std::any_of(operands.begin(), operands.end(), [&](ValueId value) { return op.type(value).is(kind); });
 }
 
 bool sample_index_is_misused(const OpContext& op) {
-  if (has_operand(op, Placement::kRowStart)) return op.traits().family != OpFamily::kEmbeddingBag;
-  if (!has_operand(op, Placement::kSampleIndex)) return false;
+  if (has_operand(op, BatchKind::kRowStart)) return op.traits().family != OpFamily::kEmbeddingBag;
+  if (!has_operand(op, BatchKind::kSampleIndex)) return false;
   const auto family = op.traits().family;
   if (family == OpFamily::kIndex || family == OpFamily::kIndexPut) {
-    return op.type(op.first_tensor()).is(Placement::kSampleIndex);
+    return op.type(op.first_tensor()).is(BatchKind::kSampleIndex);
   }
   return !keeps_sample_index(family);
 }
 
 bool grows_with_batch(const OpContext& op) {
   for (std::size_t k = 0; k < op.results().size(); ++k) {
-    if (!type_by_sizes(op.result_sizes(k)).is(Placement::kReplicated)) return true;
+    if (!type_by_sizes(op.result_sizes(k)).is(BatchKind::kReplicated)) return true;
   }
   return false;
 }
@@ -133,7 +133,7 @@ bool Analysis::type_all() {
     if (!info.is_leaf()) continue;
     plan_.values[i] = type_by_sizes(info.sizes);
     plan_.depends_on_samples[i] = plan_.values[i].is_batched();
-    if (plan_.values[i].is(Placement::kWhole)) {
+    if (plan_.values[i].is(BatchKind::kWhole)) {
       throw CaptureError("argument " + std::to_string(info.position), "",
                          "more than one of its dims grows with the batch; exactly one may: give forward the samples, "
                          "and compute there what has two (torch::matmul(a, b.t()))");
@@ -178,16 +178,16 @@ RuleResult Analysis::decide(const OpContext& op, bool& again) {
     throw CaptureError(shown_name(graph_, op.id()), op.node().path,
                        "sparse gradients cannot be summed over replicas; use an embedding with sparse = false");
   }
-  if (has_operand(op, Placement::kWhole)) return whole_batch(op, "its operand exists only for the whole batch");
-  if (has_operand(op, Placement::kStatistic)) return whole_batch(op, "it reads a batch statistic");
-  if (has_operand(op, Placement::kEpilogue)) return decide_epilogue(op, again);
+  if (has_operand(op, BatchKind::kWhole)) return whole_batch(op, "its operand exists only for the whole batch");
+  if (has_operand(op, BatchKind::kStatistic)) return whole_batch(op, "it reads a batch statistic");
+  if (has_operand(op, BatchKind::kEpilogue)) return decide_epilogue(op, again);
   const bool only_sizes = family == OpFamily::kLikeFactory || family == OpFamily::kFactory;
-  if (has_operand(op, Placement::kPartialSum) && !only_sizes) return decide_over_sums(op, again);
+  if (has_operand(op, BatchKind::kPartialSum) && !only_sizes) return decide_over_sums(op, again);
   if (sample_index_is_misused(op)) return whole_batch(op, "it computes with the number of a sample within the batch");
   if (op.has_batch_sizes() && !takes_batch_sizes(family)) return whole_batch(op, "its arguments follow the batch size");
 
-  const bool samples = has_operand(op, Placement::kBatched) || has_operand(op, Placement::kSampleIndex) ||
-                       has_operand(op, Placement::kRowStart);
+  const bool samples = has_operand(op, BatchKind::kBatched) || has_operand(op, BatchKind::kSampleIndex) ||
+                       has_operand(op, BatchKind::kRowStart);
   if (!samples && !grows_with_batch(op) && !op.has_batch_sizes()) {
     const bool updates_statistics = family == OpFamily::kBatchNorm && op.tensor("running_mean").valid() &&
                                     op.flag(op.has("training") ? "training" : "use_input_stats", true);
@@ -205,7 +205,7 @@ RuleResult Analysis::decide_over_sums(const OpContext& op, bool& again) {
   auto result = type_over_sums(op);
   if (result.verdict == Verdict::kTyped) return result;
   for (const auto value : op.tensors()) {
-    if (!op.type(value).is(Placement::kPartialSum) || !may_be_prologue(value)) continue;
+    if (!op.type(value).is(BatchKind::kPartialSum) || !may_be_prologue(value)) continue;
     summed_early_[value.index()] = true;
     again = true;
   }
@@ -224,14 +224,14 @@ RuleResult Analysis::decide_epilogue(const OpContext& op, bool& again) {
 bool Analysis::force_operands_whole(const OpContext& op) {
   bool any = false;
   for (const auto value : op.tensors()) {
-    if (!op.type(value).is(Placement::kEpilogue)) continue;
+    if (!op.type(value).is(BatchKind::kEpilogue)) continue;
     force_whole(value);
     any = true;
   }
   return any;
 }
 
-RuleResult Analysis::epilogue(const OpContext& op) const { return typed(op, BatchType::of(Placement::kEpilogue)); }
+RuleResult Analysis::epilogue(const OpContext& op) const { return typed(op, BatchType::of(BatchKind::kEpilogue)); }
 
 // Replayed on every rank with the completed sums: nothing of a single sample, nothing random, nothing that outlives it
 // but a buffer that it writes in place.
@@ -251,8 +251,8 @@ bool Analysis::may_be_epilogue(const OpContext& op) const {
   };
   for (const auto value : op.tensors()) {
     const auto& type = op.type(value);
-    if (type.is(Placement::kPartialSum) || type.is(Placement::kEpilogue)) continue;
-    if (!type.is(Placement::kReplicated)) return false;
+    if (type.is(BatchKind::kPartialSum) || type.is(BatchKind::kEpilogue)) continue;
+    if (!type.is(BatchKind::kReplicated)) return false;
     if (graph_.value(value).kind == ValueKind::kParameter && !is_read_by_stages(value)) return false;
     const auto from = provenance(value);
     const bool constant = !from.inputs && !from.parameters && !from.buffers && !from.random;
@@ -318,7 +318,7 @@ bool Analysis::fits_sizes(const OpContext& op, const RuleResult& result) const {
   for (std::size_t k = 0; k < result.outputs.size(); ++k) {
     const auto& type = result.outputs[k];
     const auto& sizes = op.result_sizes(k);
-    if (type.is(Placement::kWhole)) return false;
+    if (type.is(BatchKind::kWhole)) return false;
     const auto dims = batch_dims(sizes);
     if (!type.has_samples()) {
       if (!dims.empty()) return false;
@@ -388,7 +388,7 @@ void Analysis::apply(const OpContext& op, const RuleResult& result) {
     plan_.values[value.index()] = early ? BatchType::replicated() : result.outputs[k];
     any_with_samples = any_with_samples || result.outputs[k].has_samples();
     plan_.depends_on_samples[value.index()] = !early && (samples || result.outputs[k].has_samples());
-    if (result.outputs[k].is(Placement::kEpilogue)) is_epilogue_[op.id().index()] = true;
+    if (result.outputs[k].is(BatchKind::kEpilogue)) is_epilogue_[op.id().index()] = true;
   }
   if (draws(op)) handling.draw = any_with_samples ? Draw::kPerSlice : Draw::kAlike;
   if (result.count) {

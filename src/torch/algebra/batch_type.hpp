@@ -1,13 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include <autopar/core/placement.hpp>
+
 namespace autopar {
 
-/// How a value of the whole batch lies on *slices* (the samples of one micro-batch on one replica).
-enum class Placement : std::uint8_t {
+/// What a value of the whole batch is on *slices* (the samples of one micro-batch on one replica).
+enum class BatchKind : std::uint8_t {
   kReplicated,   ///< the same on every slice
   kBatched,      ///< the whole value is the slices' values, joined along the samples
   kPartialSum,   ///< the whole value is the sum of the slices' values
@@ -18,23 +21,23 @@ enum class Placement : std::uint8_t {
   kEpilogue,     ///< a non-linear function of completed sums, computed after the pipeline on every rank
 };
 
-[[nodiscard]] constexpr std::string_view name_of(Placement placement) {
-  switch (placement) {
-    case Placement::kReplicated:
+[[nodiscard]] constexpr std::string_view name_of(BatchKind kind) {
+  switch (kind) {
+    case BatchKind::kReplicated:
       return "replicated";
-    case Placement::kBatched:
+    case BatchKind::kBatched:
       return "batched";
-    case Placement::kPartialSum:
+    case BatchKind::kPartialSum:
       return "partial sum";
-    case Placement::kSampleIndex:
+    case BatchKind::kSampleIndex:
       return "sample index";
-    case Placement::kRowStart:
+    case BatchKind::kRowStart:
       return "row start";
-    case Placement::kStatistic:
+    case BatchKind::kStatistic:
       return "batch statistic";
-    case Placement::kWhole:
+    case BatchKind::kWhole:
       return "whole batch";
-    case Placement::kEpilogue:
+    case BatchKind::kEpilogue:
       return "epilogue";
   }
   return "?";
@@ -44,31 +47,45 @@ enum class Placement : std::uint8_t {
 /// and the sample of position p is (p / inner) % batch: outer = 1 is sample-major ([B*T, …]), inner = 1 with outer > 1
 /// is time-major.
 struct BatchType {
-  Placement placement = Placement::kReplicated;
+  BatchKind kind = BatchKind::kReplicated;
   std::int32_t dim = -1;
   std::int64_t outer = 1;
   std::int64_t inner = 1;
 
   [[nodiscard]] static constexpr BatchType replicated() { return {}; }
-  [[nodiscard]] static constexpr BatchType partial_sum() { return {Placement::kPartialSum, -1, 1, 1}; }
-  [[nodiscard]] static constexpr BatchType of(Placement placement) { return {placement, -1, 1, 1}; }
+  [[nodiscard]] static constexpr BatchType partial_sum() { return {BatchKind::kPartialSum, -1, 1, 1}; }
+  [[nodiscard]] static constexpr BatchType of(BatchKind kind) { return {kind, -1, 1, 1}; }
   [[nodiscard]] static constexpr BatchType batched(std::int64_t dim, std::int64_t outer = 1, std::int64_t inner = 1) {
-    return {Placement::kBatched, static_cast<std::int32_t>(dim), outer, inner};
+    return {BatchKind::kBatched, static_cast<std::int32_t>(dim), outer, inner};
   }
 
-  [[nodiscard]] constexpr bool is(Placement other) const { return placement == other; }
-  [[nodiscard]] constexpr bool is_batched() const { return placement == Placement::kBatched; }
+  [[nodiscard]] constexpr bool is(BatchKind other) const { return kind == other; }
+  [[nodiscard]] constexpr bool is_batched() const { return kind == BatchKind::kBatched; }
+  /// How the value lies on the replica axis of its stage's mesh; nothing where it means something within its slice
+  /// only.
+  [[nodiscard]] constexpr std::optional<Placement> placement() const {
+    switch (kind) {
+      case BatchKind::kReplicated:
+      case BatchKind::kWhole:
+        return Placement::replicate();
+      case BatchKind::kBatched:
+        return Placement::shard(dim);
+      case BatchKind::kPartialSum:
+        return Placement::partial();
+      default:
+        return std::nullopt;
+    }
+  }
   /// Whether a dim of the value runs over samples.
   [[nodiscard]] constexpr bool has_samples() const {
-    return placement == Placement::kBatched || placement == Placement::kSampleIndex ||
-           placement == Placement::kRowStart;
+    return kind == BatchKind::kBatched || kind == BatchKind::kSampleIndex || kind == BatchKind::kRowStart;
   }
   [[nodiscard]] constexpr bool same_layout(const BatchType& other) const {
     return outer == other.outer && inner == other.inner;
   }
   /// The same value with its samples in another dim.
   [[nodiscard]] constexpr BatchType at_dim(std::int64_t new_dim) const {
-    return {placement, static_cast<std::int32_t>(new_dim), outer, inner};
+    return {kind, static_cast<std::int32_t>(new_dim), outer, inner};
   }
 
   friend constexpr bool operator==(const BatchType&, const BatchType&) = default;
@@ -76,7 +93,7 @@ struct BatchType {
 
 /// "batched(dim 0, 1 x B x 16)"
 [[nodiscard]] inline std::string to_string(const BatchType& type) {
-  std::string text(name_of(type.placement));
+  std::string text(name_of(type.kind));
   if (!type.has_samples()) return text;
   return text + "(dim " + std::to_string(type.dim) + ", " + std::to_string(type.outer) + " x B x " +
          std::to_string(type.inner) + ")";

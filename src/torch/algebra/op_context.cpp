@@ -139,7 +139,7 @@ BatchType type_by_sizes(const Sizes& sizes) {
   const auto dims = batch_dims(sizes);
   if (dims.empty()) return BatchType::replicated();
   const auto& size = sizes[static_cast<std::size_t>(dims.front())];
-  if (dims.size() > 1 || size.fixed != 0 || size.per_sample < 1) return BatchType::of(Placement::kWhole);
+  if (dims.size() > 1 || size.fixed != 0 || size.per_sample < 1) return BatchType::of(BatchKind::kWhole);
   return BatchType::batched(dims.front(), 1, size.per_sample);
 }
 

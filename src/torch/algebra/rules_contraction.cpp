@@ -125,7 +125,7 @@ RuleResult with_addend(const OpContext& op, RuleResult product) {
   const auto self = op.first_tensor();
   const auto& addend = op.type(self);
   const auto type = product.outputs.front();
-  if (type.is(Placement::kPartialSum)) {
+  if (type.is(BatchKind::kPartialSum)) {
     if (addend.has_samples() || !op.is_floating(self))
       return RuleResult::mixes("it adds samples to a sum over samples");
     product.handling.weighted_arguments = {0};

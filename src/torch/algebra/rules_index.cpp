@@ -50,7 +50,7 @@ std::optional<BatchType> type_of_indexed(const OpContext& op, ValueId self, cons
       return std::nullopt;
     }
     tensors.push_back(value);
-    sample_index = sample_index || op.type(value).is(Placement::kSampleIndex);
+    sample_index = sample_index || op.type(value).is(BatchKind::kSampleIndex);
   }
   const auto joint = broadcast(op, tensors, index.rank);
   if (!joint) {
@@ -82,9 +82,9 @@ std::optional<BatchType> type_of_indexed(const OpContext& op, ValueId self, cons
   }
   const auto& picks = op.type(index.by_dim[own]);
   const bool every_own =
-      picks.is(Placement::kSampleIndex) && picks.outer == 1 && picks.inner == 1 && type.outer == 1 && type.inner == 1;
+      picks.is(BatchKind::kSampleIndex) && picks.outer == 1 && picks.inner == 1 && type.outer == 1 && type.inner == 1;
   for (std::size_t i = 0; i < index.by_dim.size(); ++i) {
-    if (i != own && index.by_dim[i].valid() && op.type(index.by_dim[i]).is(Placement::kSampleIndex)) {
+    if (i != own && index.by_dim[i].valid() && op.type(index.by_dim[i]).is(BatchKind::kSampleIndex)) {
       why = "the number of a sample within the batch picks along a dim that is not the batch's";
       return std::nullopt;
     }
@@ -169,7 +169,7 @@ RuleResult type_embedding_bag(const OpContext& op) {
     const OpContext range(op.graph(), {}, op.options(), maker);
     return range.expression("step") == SizeExpr{0, type.inner};
   };
-  const bool numbered = maker.valid() && op.type(offsets).is(Placement::kRowStart) && steps_by_bags();
+  const bool numbered = maker.valid() && op.type(offsets).is(BatchKind::kRowStart) && steps_by_bags();
   if (!numbered || op.flag("include_last_offset", false)) {
     return RuleResult::mixes("where its bags begin is not known; give it indices of [samples, entries]");
   }
@@ -178,7 +178,7 @@ RuleResult type_embedding_bag(const OpContext& op) {
   RuleResult result = typed(op, BatchType::batched(0));
   for (std::size_t k = 1; k < result.outputs.size(); ++k) {
     result.outputs[k] = type_by_sizes(op.result_sizes(k));
-    if (result.outputs[k].is_batched() && k == 1) result.outputs[k].placement = Placement::kSampleIndex;
+    if (result.outputs[k].is_batched() && k == 1) result.outputs[k].kind = BatchKind::kSampleIndex;
   }
   return result;
 }

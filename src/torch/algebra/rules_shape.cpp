@@ -20,7 +20,7 @@ RuleResult type_reshape(const OpContext& op) {
   const auto& to = op.result_sizes();
   const auto dims = batch_dims(to);
   if (!type.has_samples())
-    return type_by_sizes(to).is(Placement::kReplicated)
+    return type_by_sizes(to).is(BatchKind::kReplicated)
                ? typed(op, type)
                : RuleResult::mixes("it spreads a shared tensor over the batch");
   if (dims.size() != 1) return RuleResult::mixes("the new shape has no single batch dim");
@@ -32,7 +32,7 @@ RuleResult type_reshape(const OpContext& op) {
     return RuleResult::mixes("the new shape tears samples apart");
   }
   const auto inner = stride / after;
-  return typed(op, {type.placement, static_cast<std::int32_t>(dim), total / inner, inner});
+  return typed(op, {type.kind, static_cast<std::int32_t>(dim), total / inner, inner});
 }
 
 RuleResult type_permute(const OpContext& op) {
@@ -182,7 +182,7 @@ RuleResult type_replace_part(const OpContext& op) {
 std::optional<BatchType> piece(const BatchType& type, SizeExpr offset, SizeExpr size) {
   if (offset.fixed != 0 || size.fixed != 0 || size.per_sample == 0) return std::nullopt;
   if (offset.per_sample % type.inner != 0 || size.per_sample % type.inner != 0) return std::nullopt;
-  return BatchType{type.placement, type.dim, size.per_sample / type.inner, type.inner};
+  return BatchType{type.kind, type.dim, size.per_sample / type.inner, type.inner};
 }
 
 RuleResult type_slice(const OpContext& op) {
@@ -238,7 +238,7 @@ RuleResult type_repeat(const OpContext& op) {
   if (type.has_samples()) {
     const auto dim = type.dim + shift;
     const auto repeats = to[static_cast<std::size_t>(dim)].per_sample / (type.outer * type.inner);
-    return typed(op, {type.placement, static_cast<std::int32_t>(dim), type.outer * repeats, type.inner});
+    return typed(op, {type.kind, static_cast<std::int32_t>(dim), type.outer * repeats, type.inner});
   }
   // A shared block of s rows, repeated k*B times, is k*s rows for each sample.
   return typed(op, type_by_sizes(to));
@@ -253,7 +253,7 @@ RuleResult type_repeat_interleave(const OpContext& op) {
   if (op.has_batch_sizes() || !type.has_samples()) return RuleResult::mixes("it repeats as often as there are samples");
   const auto dim = wrap_dim(op.integer("dim", 0), op.rank(self));
   if (dim != type.dim) return typed(op, type);
-  return typed(op, {type.placement, type.dim, type.outer, type.inner * op.integer("repeats", 1)});
+  return typed(op, {type.kind, type.dim, type.outer, type.inner * op.integer("repeats", 1)});
 }
 
 RuleResult type_cat(const OpContext& op) {
@@ -315,9 +315,9 @@ RuleResult type_arange(const OpContext& op) {
   const auto end = op.expression("end");
   const bool from_zero = !op.has("start") || (op.expression("start") == SizeExpr{});
   const bool by_one = !op.has("step") || op.expression("step") == SizeExpr{0, 1};
-  if (end == SizeExpr{1, 0} && from_zero && by_one) return typed(op, {Placement::kSampleIndex, 0, 1, 1});
+  if (end == SizeExpr{1, 0} && from_zero && by_one) return typed(op, {BatchKind::kSampleIndex, 0, 1, 1});
   const bool by_row = end && op.has("step") && end->fixed == 0 && op.expression("step") == SizeExpr{0, end->per_sample};
-  if (by_row && from_zero) return typed(op, {Placement::kRowStart, 0, 1, 1});
+  if (by_row && from_zero) return typed(op, {BatchKind::kRowStart, 0, 1, 1});
   return RuleResult::mixes("it counts over the samples of the batch");
 }
 

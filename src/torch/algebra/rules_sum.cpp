@@ -20,9 +20,9 @@ SumOperands classify(const OpContext& op) {
     for (const auto value : slot.values) {
       if (!value.valid()) continue;
       const auto& type = op.type(value);
-      if (type.is(Placement::kPartialSum)) {
+      if (type.is(BatchKind::kPartialSum)) {
         found.sums.push_back(slot.position);
-      } else if (type.is(Placement::kReplicated)) {
+      } else if (type.is(BatchKind::kReplicated)) {
         found.shared.push_back(slot.position);
         found.integral = found.integral || !op.is_floating(value);
       } else {
@@ -73,7 +73,7 @@ RuleResult type_over_sums(const OpContext& op) {
     return result;
   }
   if (operands.samples) return RuleResult::needs_sum("it uses a sum over all samples for each sample");
-  if (!type_by_sizes(op.result_sizes()).is(Placement::kReplicated) || op.has_batch_sizes()) {
+  if (!type_by_sizes(op.result_sizes()).is(BatchKind::kReplicated) || op.has_batch_sizes()) {
     return RuleResult::needs_sum("it spreads a sum over all samples over the batch");
   }
   const bool first_only = operands.sums == std::vector<std::int32_t>{0};
@@ -115,7 +115,7 @@ RuleResult type_over_sums(const OpContext& op) {
     case OpFamily::kGather:
       return linear_in_sum(op, first_only, kNotLinear);
     case OpFamily::kCopyInto:
-      if (op.tensors().size() == 2 && op.type(op.tensors()[1]).is(Placement::kReplicated)) {
+      if (op.tensors().size() == 2 && op.type(op.tensors()[1]).is(BatchKind::kReplicated)) {
         return typed(op, BatchType::replicated());
       }
       return linear_in_sum(op, op.is_floating(op.results().front()) || !op.is_floating(op.tensors()[1]), kNotLinear);

@@ -116,7 +116,7 @@ class Grouping {
   void group_bound_values() {
     for (std::size_t v = 0; v < graph_.values.size(); ++v) {
       const auto& type = plan_.values[v];
-      if (!type.is(Placement::kSampleIndex) && !type.is(Placement::kRowStart) && !type.is(Placement::kStatistic))
+      if (!type.is(BatchKind::kSampleIndex) && !type.is(BatchKind::kRowStart) && !type.is(BatchKind::kStatistic))
         continue;
       const auto from = maker(ValueId::of(v));
       if (!from.valid()) continue;
@@ -135,7 +135,7 @@ class Grouping {
       if (plan_.handling(ops_[k]).whole_batch) raise(Origin::kSamples);
       for_each_output(graph_.op(ops_[k]), [&](ValueId value) {
         const auto& type = plan_.type(value);
-        if (type.is(Placement::kPartialSum)) raise(Origin::kSamples);
+        if (type.is(BatchKind::kPartialSum)) raise(Origin::kSamples);
       });
       for_each_input(graph_.op(ops_[k]), [&](ValueId value) {
         const auto& info = graph_.value(value);

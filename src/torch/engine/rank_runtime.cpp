@@ -12,7 +12,7 @@ namespace autopar {
 
 RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank,
                          c10::Device device, const Stage::Leaves& leaves, bool splits_backwards,
-                         RecomputedAtoms recomputed, std::vector<ShardedGroup> shared, const BucketPolicy& buckets)
+                         RecomputedAtoms recomputed, std::vector<ShardedGroup> sharded, const BucketPolicy& buckets)
     : program_{.graph = &graph,
                .plan = &plan,
                .pipeline = division.pipeline,
@@ -25,7 +25,7 @@ RankRuntime::RankRuntime(const OpGraph& graph, const BatchPlan& plan, const Stag
                .gathered_by = {},
                .resharded_after = division.resharded_after},
       rank_(rank),
-      shared_(std::move(shared)) {
+      sharded_(std::move(sharded)) {
   for (const auto& values : program_.channel_values) {
     auto& gradients = program_.channel_gradients.emplace_back();
     for (const auto value : values) {
@@ -79,11 +79,11 @@ void RankRuntime::lay_out_buckets(const std::vector<std::vector<ValueId>>& group
       forms.push_back({parameter.index(), form.sizes, form.dtype, form.strides});
       member = member && is_read(parameter);
     }
-    if (!shared_.empty() && shared_[g].unit != nullptr) {
-      member = shared_[g].memory != nullptr;
+    if (!sharded_.empty() && sharded_[g].unit != nullptr) {
+      member = sharded_[g].memory != nullptr;
       std::vector<ValueId> read;
       std::copy_if(group.begin(), group.end(), std::back_inserter(read), is_read);
-      bucket_layouts_.push_back(layout_in(*shared_[g].unit, read));
+      bucket_layouts_.push_back(layout_in(*sharded_[g].unit, read));
     } else {
       bucket_layouts_.emplace_back(forms, buckets.size);
     }

@@ -22,11 +22,11 @@ class RankRuntime {
   /// @param leaves  see Stage
   /// @param splits_backwards  whether programs have backwards in two parts
   /// @param recomputed        what stages recompute before its backward
-  /// @param shared            by reduction group: what it shares; empty: nothing
+  /// @param sharded           by reduction group: what it shards; empty: nothing
   /// @param buckets           in which gradients are summed that nobody shares
   RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
               const Stage::Leaves& leaves, bool splits_backwards = false, RecomputedAtoms recomputed = {},
-              std::vector<ShardedGroup> shared = {}, const BucketPolicy& buckets = {});
+              std::vector<ShardedGroup> sharded = {}, const BucketPolicy& buckets = {});
   /// With owner handles alone.
   RankRuntime(const OpGraph& graph, const BatchPlan& plan, const StagedGraph& division, Rank rank, c10::Device device,
               const Stage::Lookup& lookup, bool splits_backwards = false, RecomputedAtoms recomputed = {})
@@ -60,7 +60,7 @@ class RankRuntime {
   [[nodiscard]] bool in_group(int group) const { return member_[static_cast<std::size_t>(group)]; }
   /// This rank's memory of the unit whose gradients the group sums into shards; null if it sums them whole.
   [[nodiscard]] ShardMemory* shards_of(int group) const {
-    return shared_.empty() ? nullptr : shared_[static_cast<std::size_t>(group)].memory.get();
+    return sharded_.empty() ? nullptr : sharded_[static_cast<std::size_t>(group)].memory.get();
   }
   /// Where a parameter of `bucket_layouts()[group]` lies in this rank's part. @pre shards_of(group)
   [[nodiscard]] Interval within_part(int group, const BucketLayout::Place& place) const;
@@ -79,8 +79,8 @@ class RankRuntime {
   std::vector<std::size_t> position_;  ///< by ValueId, of parameters
   std::vector<BucketLayout> bucket_layouts_;
   std::vector<bool> member_;
-  std::vector<ShardedGroup> shared_;  ///< by group; or empty
-  std::vector<bool> reduced_;         ///< by ValueId: a parameter in a reduction group of this rank
+  std::vector<ShardedGroup> sharded_;  ///< by group; or empty
+  std::vector<bool> reduced_;          ///< by ValueId: a parameter in a reduction group of this rank
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<ValueId, at::Tensor> unread_;  ///< handles of parameters that no stage of this rank reads
 };

@@ -255,14 +255,14 @@ void Session::Impl::capture_and_deploy(const CallArguments& arguments, const std
   together(world_, "sharing parameters", [&] {
     include_holders(program->division, program->graph, holders_in(program->graph));
     if (parameters_.units().empty()) return;
-    const auto shared = shared_parameters(*program);
-    shard_groups(program->division, program->graph, program->plan, shared);
+    const auto sharded = sharded_parameters(*program);
+    shard_groups(program->division, program->graph, program->plan, sharded);
     if (parts_backwards(deployment_.plan())) return;
     // As plans are costed: of a synthesised one as if it parted its backwards.
     const auto kept = keeps_backwards_whole(deployment_.plan().schedule)
                           ? kKeptForBackward
                           : Bytes(std::numeric_limits<std::int64_t>::max());
-    order_backward_gathers(program->division, program->graph, program->plan, shared, program->recomputed, kept);
+    order_backward_gathers(program->division, program->graph, program->plan, sharded, program->recomputed, kept);
   });
   build_runtime(*program);
   warn_of_batch_statistics(*program, batch);

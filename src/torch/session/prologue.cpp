@@ -13,7 +13,7 @@ namespace {
 bool depends_on_samples(const OpGraph& graph, const BatchPlan& plan, OpId op) {
   bool depends = false;
   const auto look = [&](ValueId value) {
-    depends = depends || !plan.type(value).is(Placement::kReplicated) || plan.depends_on_samples[value.index()];
+    depends = depends || !plan.type(value).is(BatchKind::kReplicated) || plan.depends_on_samples[value.index()];
   };
   for_each_input(graph.op(op), look);
   for_each_output(graph.op(op), look);

@@ -183,7 +183,7 @@ class Session::Impl : public std::enable_shared_from_this<Session::Impl> {
   void offload_rest(const CapturedProgram& program);
   void fit_optimizer(torch::optim::Optimizer& optimizer);
   void refuse_to_save_parts(torch::optim::Optimizer& optimizer) const;
-  [[nodiscard]] SharedParameters shared_parameters(const CapturedProgram& program) const;
+  [[nodiscard]] ShardedParameters sharded_parameters(const CapturedProgram& program) const;
 
   // ---- costs.cpp
   [[nodiscard]] MeasuredCosts measured_costs(const CapturedProgram& program, const GraphProfile& profile,

@@ -154,14 +154,14 @@ void Session::Impl::attach(torch::optim::Optimizer& optimizer) {
 
 // ---------------------------------------------------------------- programs
 
-SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program) const {
-  SharedParameters shared{parameters_.units(), std::vector<int>(program.graph.values.size(), -1)};
+ShardedParameters Session::Impl::sharded_parameters(const CapturedProgram& program) const {
+  ShardedParameters sharded{parameters_.units(), std::vector<int>(program.graph.values.size(), -1)};
   const auto whole = read_outside_stages(program.graph, program.plan);
   const auto leaving = read_after_computes(program.graph, program.plan, program.division.channel_values);
   const auto reads = parameter_reads(program.graph, program.plan);
   for (const auto& [name, value] : program.graph.parameters) {
     const auto& tensor = parameters_.named(program.graph.value(value).name);
-    if (parameters_.is_sharded(tensor)) shared.unit_of[value.index()] = tensor.unit;
+    if (parameters_.is_sharded(tensor)) sharded.unit_of[value.index()] = tensor.unit;
     const bool in_computes = tensor.unit >= 0 && parameters_.units()[static_cast<std::size_t>(tensor.unit)].zero >= 3;
     if (in_computes && leaving[value.index()] && program.graph.value(value).requires_grad) {
       throw InvalidArgument("parameter '" + name +
@@ -179,7 +179,7 @@ SharedParameters Session::Impl::shared_parameters(const CapturedProgram& program
                           "' is held in shards (ZeRO), but a later mode or signature of the model " +
                           "needs it whole outside the pipeline; call the model in this mode first, or set zero = 0");
   }
-  return shared;
+  return sharded;
 }
 
 // ---------------------------------------------------------------- what a rank holds

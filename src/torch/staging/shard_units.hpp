@@ -15,7 +15,7 @@
 namespace autopar {
 
 /// What the ranks of a plan with ZeRO hold in shards of a program's parameters: by reduction group, filled as backwards
-/// make gradients, cut as the planner counts them (`shared_buckets_of`). What nobody shares or something needs whole
+/// make gradients, cut as the planner counts them (`sharded_buckets_of`). What nobody shares or something needs whole
 /// outside the pipeline is left out. The same on every rank.
 /// @param atoms      of the program
 /// @param tensor_of  a parameter of the program, with the stages that hold it @pre plan.zero > 0

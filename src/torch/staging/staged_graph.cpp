@@ -56,7 +56,7 @@ class Divider {
       if (info.is_leaf() && info.kind != ValueKind::kInput) return;
       if (plan_.is_prologue(value)) return;
       const auto from = stage_of_value(value);
-      const auto* collective = plan_.type(value).is(Placement::kPartialSum) ? plan_.handling(op).collective : nullptr;
+      const auto* collective = plan_.type(value).is(BatchKind::kPartialSum) ? plan_.handling(op).collective : nullptr;
       if (from != stage) add_value(from, stage, value, collective ? collective->channel : kind_of(value));
     });
   }
@@ -72,19 +72,12 @@ class Divider {
 
   [[nodiscard]] ChannelKind kind_of(ValueId value) const {
     const auto& type = plan_.type(value);
-    switch (type.placement) {
-      case Placement::kBatched:
-        return ChannelKind::kBatched;
-      case Placement::kPartialSum:
-        return ChannelKind::kPartialSum;
-      case Placement::kReplicated:
-      case Placement::kWhole:
-        return ChannelKind::kReplicated;
-      default:
-        break;
+    if (const auto placement = type.placement()) {
+      if (placement->is_shard()) return ChannelKind::kBatched;
+      return placement->is_partial() ? ChannelKind::kPartialSum : ChannelKind::kReplicated;
     }
     throw InvalidArgument("a value of " + graph_.describe(graph_.value(value).definer) + " (" +
-                          std::string(name_of(type.placement)) + ") may not leave its stage; use another plan");
+                          std::string(name_of(type.kind)) + ") may not leave its stage; use another plan");
   }
 
   void move_channels() {
@@ -202,14 +195,14 @@ namespace {
 // A view of a parameter is read like the parameter itself, and so is a copy that is gathered in its place.
 std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGraph& division, const OpGraph& graph,
                                                                  const BatchPlan& plan,
-                                                                 const SharedParameters& shared) {
+                                                                 const ShardedParameters& sharded) {
   std::map<int, int> group_of;  // by unit
   for (std::size_t g = 0; g < division.group_units.size(); ++g) {
     if (division.group_units[g] >= 0) group_of[division.group_units[g]] = static_cast<int>(g);
   }
   std::map<StorageId, StagedGraph::InGroup> out;
   for (const auto& [name, value] : graph.parameters) {
-    const auto group = group_of.find(shared.unit_of[value.index()]);
+    const auto group = group_of.find(sharded.unit_of[value.index()]);
     if (group != group_of.end()) out[graph.value(value).storage] = {group->second, value};
   }
   if (out.empty()) return out;
@@ -225,7 +218,7 @@ std::map<StorageId, StagedGraph::InGroup> parameters_of_storages(const StagedGra
 }  // namespace
 
 void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& batch_plan,
-                  const SharedParameters& shared) {
+                  const ShardedParameters& sharded) {
   auto last_read = last_reads(graph, batch_plan);
   std::map<int, std::set<StageId>> readers;  // by unit
   std::map<int, std::set<ValueId>> trained;  // likewise
@@ -233,7 +226,7 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
     for (const auto op : division.stage_ops[s]) {
       for_each_input(graph.op(op), [&](ValueId value) {
         if (graph.value(value).kind != ValueKind::kParameter) return;
-        const int unit = shared.unit_of[value.index()];
+        const int unit = sharded.unit_of[value.index()];
         if (unit < 0) return;
         readers[unit].insert(StageId::of(s));
         if (graph.value(value).requires_grad) trained[unit].insert(value);
@@ -249,12 +242,12 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
   for (std::size_t g = 0; g < division.group_parameters.size(); ++g) {
     std::vector<ValueId> whole;
     for (const auto parameter : division.group_parameters[g]) {
-      if (shared.unit_of[parameter.index()] < 0) whole.push_back(parameter);
+      if (sharded.unit_of[parameter.index()] < 0) whole.push_back(parameter);
     }
     if (!whole.empty()) plan(division.pipeline.groups[g], std::move(whole), -1);
   }
   for (const auto& [unit, stages] : readers) {
-    const auto& of_unit = shared.units[static_cast<std::size_t>(unit)];
+    const auto& of_unit = sharded.units[static_cast<std::size_t>(unit)];
     const auto stage = stages.size() == 1 ? *stages.begin() : StageId::none();
     auto replicas = stage.valid() ? division.pipeline.stages[stage.index()].ranks() : std::vector<Rank>{};
     std::sort(replicas.begin(), replicas.end());
@@ -276,7 +269,7 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
     division.group_parameters.push_back(std::move(each.parameters));
     division.group_units.push_back(each.unit);
   }
-  division.parameter_of_storage = parameters_of_storages(division, graph, batch_plan, shared);
+  division.parameter_of_storage = parameters_of_storages(division, graph, batch_plan, sharded);
 }
 
 namespace {
@@ -285,12 +278,12 @@ namespace {
 class BackwardOfStage {
  public:
   BackwardOfStage(StagedGraph& division, StageId stage, const OpGraph& graph, const BatchPlan& plan,
-                  const SharedParameters& shared, Bytes kept)
+                  const ShardedParameters& sharded, Bytes kept)
       : division_(division),
         groups_(division.pipeline.groups),
         stage_(stage),
         graph_(graph),
-        shared_(shared),
+        sharded_(sharded),
         kept_(kept) {
     const auto& channels = division.pipeline.channels;
     for (std::size_t c = 0; c < channels.size(); ++c) {
@@ -341,7 +334,7 @@ class BackwardOfStage {
     if (const auto* parameter = find(value)) elsewhere_.insert(parameter->group);
   }
   [[nodiscard]] Bytes bytes_of(int g) const {
-    const auto& unit = shared_.units[static_cast<std::size_t>(division_.group_units[static_cast<std::size_t>(g)])];
+    const auto& unit = sharded_.units[static_cast<std::size_t>(division_.group_units[static_cast<std::size_t>(g)])];
     return Bytes(unit.elements * static_cast<std::int64_t>(c10::elementSize(unit.gathered)));
   }
 
@@ -398,7 +391,7 @@ class BackwardOfStage {
   std::vector<ReduceGroup>& groups_;
   StageId stage_;
   const OpGraph& graph_;
-  const SharedParameters& shared_;
+  const ShardedParameters& sharded_;
   Bytes kept_;
   std::vector<StagePart> parts_;            // in the order of the run
   std::map<OpId, std::set<int>> reads_;     // groups
@@ -411,7 +404,7 @@ class BackwardOfStage {
 }  // namespace
 
 void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,
-                            const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept) {
+                            const ShardedParameters& sharded, const RecomputedAtoms& recomputed, Bytes kept) {
   division.pipeline.backward_gathers.assign(division.stage_ops.size(), {});
   for (std::size_t s = 0; s < division.stage_ops.size(); ++s) {
     const auto& groups = division.pipeline.groups;
@@ -423,7 +416,7 @@ void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const B
     for (const auto op : division.stage_ops[s]) {
       if (!plan.handling(op).once) each_slice.push_back(op);
     }
-    BackwardOfStage backward(division, StageId::of(s), graph, plan, shared, kept);
+    BackwardOfStage backward(division, StageId::of(s), graph, plan, sharded, kept);
     for (const auto& part : parts_of_stage(graph, each_slice, recomputed)) backward.add_part(part);
     backward.play();
   }
@@ -441,7 +434,7 @@ StageMap cut_at_collectives(const OpGraph& graph, const BatchPlan& plan, const A
       for_each_input(graph.op(op), [&](ValueId value) {
         const auto definer = graph.value(value).definer;
         if (!definer.valid() || !atoms.atom_of[definer.index()].valid()) return;
-        const bool adds_up = plan.handling(op).collective != nullptr && plan.type(value).is(Placement::kPartialSum);
+        const bool adds_up = plan.handling(op).collective != nullptr && plan.type(value).is(BatchKind::kPartialSum);
         const auto from = atoms.atom_of[definer.index()].index();
         if (from != atom) {
           level[atom] = std::max(level[atom], level[from] + (adds_up ? 1 : 0));

@@ -59,14 +59,14 @@ struct StageMap {
 void include_holders(StagedGraph& division, const OpGraph& graph, const std::vector<std::vector<Rank>>& holders);
 
 /// Where parameters lie in units of shards.
-struct SharedParameters {
+struct ShardedParameters {
   std::vector<ShardUnit> units;
   std::vector<int> unit_of;  ///< by ValueId; -1 = held whole
 };
 
 /// Sums the gradients of units into shards, each in a group of its own; groups of the other parameters stay. Units that
 /// no stage reads are left out.
-void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan, const SharedParameters& shared);
+void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan, const ShardedParameters& sharded);
 
 /// Plays a whole backward of each stage that gathers within compute actions: it goes through what the stage runs from
 /// the end, and through a segment that is recomputed first from its beginning and then from its end; what others read
@@ -74,9 +74,9 @@ void shard_groups(StagedGraph& division, const OpGraph& graph, const BatchPlan& 
 /// their buckets are full (ReduceGroup::filled_after), and what a segment that reads more than `kept` lets go of when
 /// it has run again: not what its backward needs first, and not what others read as well.
 /// @pre backwards are whole
-/// @param shared  with which the groups were made
+/// @param sharded  with which the groups were made
 void order_backward_gathers(StagedGraph& division, const OpGraph& graph, const BatchPlan& plan,
-                            const SharedParameters& shared, const RecomputedAtoms& recomputed, Bytes kept);
+                            const ShardedParameters& sharded, const RecomputedAtoms& recomputed, Bytes kept);
 
 /// Stages for another captured program of a model that is already deployed (another mode or signature): each parameter
 /// and buffer keeps its stage; atoms without any run where their inputs are, or else where their first reader is.

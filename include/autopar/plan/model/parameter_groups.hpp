@@ -112,13 +112,13 @@ struct ReadingStages {
 }
 
 /// The same where a group's ranks have shards (ZeRO): units, and buckets of what is in none.
-struct SharedBuckets {
+struct ShardedBuckets {
   BucketCut units;
   BucketCut whole;
 };
 /// @param zero  the plan's level, at least 1. What is tied is shared at level 1.
-[[nodiscard]] inline SharedBuckets shared_buckets_of(const Workload& work, const ParameterGroup& group,
-                                                     const BucketPolicy& policy, int zero) {
+[[nodiscard]] inline ShardedBuckets sharded_buckets_of(const Workload& work, const ParameterGroup& group,
+                                                       const BucketPolicy& policy, int zero) {
   Bytes largest{};
   for (const NodeId node : work.graph.nodes()) largest = std::max(largest, work.graph[node].largest_trained);
   std::vector<BucketItem> in_units, others;

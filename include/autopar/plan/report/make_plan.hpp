@@ -103,8 +103,8 @@ class PlanMaker {
           counts[group.stage] += buckets_of(work_, group, policy).buckets.size();
           continue;
         }
-        const auto shared = shared_buckets_of(work_, group, policy, plan.zero);
-        counts[group.stage] += shared.units.buckets.size() + shared.whole.buckets.size();
+        const auto sharded = sharded_buckets_of(work_, group, policy, plan.zero);
+        counts[group.stage] += sharded.units.buckets.size() + sharded.whole.buckets.size();
       }
       std::size_t out = 0;
       for (const auto& [stage, count] : counts) out = std::max(out, count);

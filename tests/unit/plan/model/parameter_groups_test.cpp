@@ -158,9 +158,9 @@ TEST_CASE("groups have every trained parameter of replicas once, and the pipelin
       CHECK(sized.bucket_bytes[g].size() == whole.buckets.size());
       CHECK(simulated == raw);
       for (int zero = 1; zero <= 3; ++zero) {
-        const SharedBuckets shared = shared_buckets_of(work, groups[g], policy, zero);
-        CHECK(shared.units.places.size() + shared.whole.places.size() == groups[g].parameters.size());
-        cuts += shared.units.buckets.size() > 1 ? 1 : 0;
+        const ShardedBuckets sharded = sharded_buckets_of(work, groups[g], policy, zero);
+        CHECK(sharded.units.places.size() + sharded.whole.places.size() == groups[g].parameters.size());
+        cuts += sharded.units.buckets.size() > 1 ? 1 : 0;
       }
     }
   }
@@ -181,8 +181,8 @@ TEST_CASE("what memory counts of a unit is no less than the largest unit", "[law
       if (!group.stage.valid()) continue;
       std::int64_t units = 0, alignment = 0;
       for (const ParameterId id : group.parameters) alignment += work.parameters[id.index()].elements > 0 ? 15 * 4 : 0;
-      const SharedBuckets shared = shared_buckets_of(work, group, constraints.buckets, 2);
-      for (const auto& unit : shared.units.buckets) units = std::max(units, unit.bytes().value());
+      const ShardedBuckets sharded = sharded_buckets_of(work, group, constraints.buckets, 2);
+      for (const auto& unit : sharded.units.buckets) units = std::max(units, unit.bytes().value());
       CHECK(memory[group.stage.index()].gathered + Bytes(alignment) >= Bytes(units));
       counted += units > 0 ? 1 : 0;
     }

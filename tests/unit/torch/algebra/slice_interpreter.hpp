@@ -208,7 +208,7 @@ class SliceInterpreter {
         for (const auto op : level.ops) {
           bool shared = true;
           for_each_output(graph_.op(op),
-                          [&](ValueId v) { shared = shared && plan_.type(v).is(Placement::kReplicated); });
+                          [&](ValueId v) { shared = shared && plan_.type(v).is(BatchKind::kReplicated); });
           bool early = false;
           for (const auto sum : level.sums) early = early || graph_.value(sum).definer == op;
           if (ranks[r].size() > 0 || (shared && !early)) call(op, locals[r], ranks[r].size());

@@ -135,13 +135,13 @@ std::string text_of(const Buckets& buckets) {
   return text;
 }
 
-/// @param shared  whether each rank has an equal part
+/// @param sharded  whether each rank has an equal part
 void add(Buckets& out, const Divided& divided, const ParameterGroup& group, const std::vector<ParameterId>& members,
-         const BucketCut& cut, bool shared) {
+         const BucketCut& cut, bool sharded) {
   std::vector<Described> buckets;
   for (const auto& bucket : cut.buckets) {
     const auto ranks = static_cast<std::int64_t>(group.ranks.size());
-    buckets.push_back({shared ? bucket.elements_in_shards(ranks) : bucket.elements, {}});
+    buckets.push_back({sharded ? bucket.elements_in_shards(ranks) : bucket.elements, {}});
   }
   for (std::size_t i = 0; i < members.size(); ++i) {
     buckets[static_cast<std::size_t>(cut.places[i].bucket)].second.emplace_back(divided.name_of(members[i]),
@@ -174,9 +174,9 @@ TEST_CASE("the planner's buckets are the runtime's, at every ZeRO level, of any 
               add(planned, divided, group, group.parameters, buckets_of(work, group, divided.plan.buckets), false);
               continue;
             }
-            const SharedBuckets shared = shared_buckets_of(work, group, divided.plan.buckets, zero);
-            REQUIRE(shared.whole.places.empty());
-            add(planned, divided, group, group.parameters, shared.units, true);
+            const ShardedBuckets sharded = sharded_buckets_of(work, group, divided.plan.buckets, zero);
+            REQUIRE(sharded.whole.places.empty());
+            add(planned, divided, group, group.parameters, sharded.units, true);
           }
           if (zero == 0) {
             const auto sized =
