@@ -3,7 +3,7 @@
 #include <autopar/cost/precision.hpp>
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/progress.hpp>
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 
 namespace autopar::tool {
 
@@ -11,9 +11,8 @@ Plan make_plan(const Problem& problem) {
   const ProfiledCost costs(at_precision(problem.cluster, problem.request.options.precision), problem.measured);
   const auto& level = problem.request.options.log_level;
   Progress progress("autopar plans", level.starts_with("error") || level.starts_with("off") ? nullptr : terminal());
-  Planner<> planner;
-  planner.observer = [&](const std::string& phase) { progress.now(phase); };
-  return planner.plan(problem.profile, costs, problem.cluster, problem.request);
+  return plan_with_defaults(problem.profile, costs, problem.cluster, problem.request,
+                            [&](const std::string& phase) { progress.now(phase); });
 }
 
 }  // namespace autopar::tool

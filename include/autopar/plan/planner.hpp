@@ -125,11 +125,7 @@ class Planner {
   /// @throws InfeasiblePlan if no plan fits the memory: the stage, the bytes, and the changes that fit
   [[nodiscard]] Plan plan(const ModelProfile& profile, const Cluster& cluster,
                           const PlanRequest& request) const requires kSimulates {
-    auto seen = at_precision(cluster, request.options.precision);
-    if constexpr (kTakesCosts)
-      return plan(profile, RooflineCost(std::move(seen)), cluster, request);
-    else
-      return plan(profile, ProfiledCost(std::move(seen), {}), cluster, request);
+    return plan(profile, ProfiledCost(at_precision(cluster, request.options.precision), {}), cluster, request);
   }
 
   /// The same with other costs, which a cost policy turns into those that count: then they are a `ProfiledCost`.

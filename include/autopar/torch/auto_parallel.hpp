@@ -19,6 +19,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/torch/device.hpp>
 #include <autopar/torch/flatten.hpp>
 #include <autopar/torch/init_record.hpp>
@@ -313,7 +314,7 @@ class AutoParallelImpl : public torch::nn::Module {
 
   static PlanFunction plan_function() {
     if constexpr (std::same_as<PlannerType, Planner<>>) {
-      return plan_with_defaults;
+      return PlanFunction([](const auto&... problem) { return plan_with_defaults(problem...); });
     } else {
       return plan_function(PlannerType{});
     }

@@ -47,10 +47,6 @@ using ForwardFunction = std::function<CallResult(const std::vector<at::Tensor>&)
 using PlanFunction = std::function<Plan(const ModelProfile&, const ProfiledCost&, const Cluster&, const PlanRequest&,
                                         const PlanObserver&)>;
 
-/// `Planner<>{}.plan`, compiled once: to instantiate a planner takes a compiler longer than the rest of most programs.
-[[nodiscard]] Plan plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
-                                      const PlanRequest& request, const PlanObserver& observer);
-
 /// Captures that are kept, those called last: of each argument signature and mode there is one, and a call whose own is
 /// not among them captures again. So a number that is another in each call does not fill the memory.
 inline constexpr std::size_t kRememberedPrograms = 64;

@@ -4,7 +4,8 @@
 
 #include <random>
 
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/model/workload.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/text.hpp>
 
 #include "two_nodes.hpp"
@@ -63,9 +64,8 @@ TEST_CASE("with nothing measured costs are the roofline's") {
   PlanRequest request;
   request.world = 4;
   request.batch = 32;
-  const Planner<> planner;
-  CHECK(planner.plan(model, profiled, test::two_nodes_of_four(), request) ==
-        planner.plan(model, test::two_nodes_of_four(), request));
+  CHECK(plan_with_defaults(model, profiled, test::two_nodes_of_four(), request) ==
+        plan_with_defaults(model, test::two_nodes_of_four(), request));
 }
 
 TEST_CASE("equal atoms take one measurement, others the roofline") {
@@ -260,10 +260,9 @@ TEST_CASE("a planner follows what was measured") {
   request.world = 2;
   request.batch = 64;
   request.options.stages = 2;
-  const Planner<> planner;
   const auto plan =
-      planner.plan(model, ProfiledCost(test::two_nodes_of_four(), costs), test::two_nodes_of_four(), request);
+      plan_with_defaults(model, ProfiledCost(test::two_nodes_of_four(), costs), test::two_nodes_of_four(), request);
   REQUIRE(plan.stages.size() == 2);
   CHECK(plan.stages[0].atoms.size() == 1);
-  CHECK(planner.plan(model, test::two_nodes_of_four(), request).stages[0].atoms.size() == 4);
+  CHECK(plan_with_defaults(model, test::two_nodes_of_four(), request).stages[0].atoms.size() == 4);
 }

@@ -1,3 +1,4 @@
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/planner.hpp>
 
 #include <catch_shim.hpp>
@@ -125,7 +126,7 @@ static_assert(CostPolicy<DearOperator>);
 TEST_CASE("a small model is replicated, or the replicated plan is the explained runner-up") {
   for (const int world : {2, 8}) {
     const auto request = request_for(world, 64 * world, 0);
-    const Plan plan = Planner<>{}.plan(tutorial(512, 10), a100s(8), request);
+    const Plan plan = plan_with_defaults(tutorial(512, 10), a100s(8), request);
     check_laws(plan, tutorial(512, 10), request);
     const std::string replicated = "1 stage x " + std::to_string(world) + " replicas";
     const bool best = plan.stages.size() == 1 && plan.stages[0].mesh.replicas() == world;
@@ -144,7 +145,7 @@ TEST_CASE("2.5 billion parameters: with Adam one device cannot hold them, with S
   CHECK(parameters == 2'500'500'000);
 
   const auto adam = request_for(8, 512, 2);
-  const Plan with_adam = Planner<>{}.plan(model, a100s(8), adam);
+  const Plan with_adam = plan_with_defaults(model, a100s(8), adam);
   check_laws(with_adam, model, adam);
   CHECK(with_adam.stages.size() > 1);
   const auto replicated =
@@ -154,15 +155,15 @@ TEST_CASE("2.5 billion parameters: with Adam one device cannot hold them, with S
   CHECK(replicated->reason.find("does not fit: needs 37.4 GiB of 36.0 GiB") != std::string::npos);
 
   auto sgd = request_for(8, 512, 0);
-  const Plan with_sgd = Planner<>{}.plan(model, a100s(8), sgd);
+  const Plan with_sgd = plan_with_defaults(model, a100s(8), sgd);
   check_laws(with_sgd, model, sgd);
   CHECK(with_sgd.step <= with_adam.step);
   sgd.options.stages = 1;
-  const Plan forced = Planner<>{}.plan(model, a100s(8), sgd);
+  const Plan forced = plan_with_defaults(model, a100s(8), sgd);
   CHECK(forced.stages.size() == 1);
   auto one_stage = adam;
   one_stage.options.stages = 1;
-  CHECK_THROWS_AS(Planner<>{}.plan(model, a100s(8), one_stage), InfeasiblePlan);
+  CHECK_THROWS_AS(plan_with_defaults(model, a100s(8), one_stage), InfeasiblePlan);
 }
 
 TEST_CASE("plans keep the laws on random models", "[laws]") {
@@ -204,7 +205,7 @@ TEST_CASE("times that are all scaled scale the step", "[laws]") {
     const ModelProfile model = testing::random_model(dice, 8);
     Cluster cluster = testing::small_cluster(dice(1, 5), Bytes(1) * (std::int64_t{1} << 40));
     const auto request = request_for(0, 24, 1);
-    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    const Plan plan = plan_with_defaults(model, cluster, request);
     Cluster slower = cluster;
     slower.device.f32 = FlopsPerSecond(cluster.device.f32.value() / 4);
     slower.device.memory_bandwidth = BytesPerSecond(cluster.device.memory_bandwidth.value() / 4);
@@ -212,7 +213,7 @@ TEST_CASE("times that are all scaled scale the step", "[laws]") {
     for (auto& level : slower.levels) {
       level.link = {level.link.latency * 4, BytesPerSecond(level.link.bandwidth.value() / 4)};
     }
-    CHECK(Planner<>{}.plan(model, slower, request).step.value() ==
+    CHECK(plan_with_defaults(model, slower, request).step.value() ==
           Approx(4 * plan.step.value()).epsilon(1e-9).margin(0));
   }
 }
@@ -224,7 +225,7 @@ TEST_CASE("policies come in any order and keep their knobs") {
   const ModelProfile model = testing::chain(6, 1e6, 1000, 400);
   const Cluster cluster = testing::small_cluster(2);
   const auto request = request_for(2, 16, 0);
-  const Plan exact = Planner<>{}.plan(model, cluster, request);
+  const Plan exact = plan_with_defaults(model, cluster, request);
   const Plan brute = Planner<NoCoarsening, testing::BruteForce>{}.plan(model, cluster, request);
   CHECK(exact.step.value() == Approx(brute.step.value()).epsilon(1e-12));
   CHECK(Planner<UniformStaging>{}.plan(model, cluster, request).step >= exact.step);
@@ -244,7 +245,7 @@ TEST_CASE("a cost policy has the last word on what operators cost") {
   auto request = request_for(2, 16, 0);
   request.options.stages = 2;
   const auto first_stage = [](const Plan& plan) { return plan.stages.front().atoms.size(); };
-  const Plan even = Planner<>{}.plan(model, cluster, request);
+  const Plan even = plan_with_defaults(model, cluster, request);
   CHECK(first_stage(even) == 4);
   const Plan dear = Planner{DearOperator{.name = "2", .times = 100}}.plan(model, cluster, request);
   CHECK(first_stage(dear) == 3);  // as little as can be beside it
@@ -253,7 +254,7 @@ TEST_CASE("a cost policy has the last word on what operators cost") {
         dear.step);
 
   const ProfiledCost measured(cluster, {});
-  const Plan as_measured = Planner<>{}.plan(model, measured, cluster, request);
+  const Plan as_measured = plan_with_defaults(model, measured, cluster, request);
   CHECK(Planner{DearOperator{.name = "2", .times = 1}}.plan(model, measured, cluster, request) == as_measured);
   CHECK(Planner<CostsAsGiven>{}.plan(model, measured, cluster, request) == as_measured);
   CHECK(Planner{DearOperator{.name = "2", .times = 100}}.plan(model, measured, cluster, request) == dear);
@@ -292,7 +293,7 @@ TEST_CASE("operators that mix samples get one micro-batch and one replica, or an
   model.graph[NodeId(2)].whole_batch = true;
   model.graph[NodeId(2)].name = "aten::std";
   auto request = request_for(4, 16, 0);
-  const Plan plan = Planner<>{}.plan(model, testing::small_cluster(4), request);
+  const Plan plan = plan_with_defaults(model, testing::small_cluster(4), request);
   check_laws(plan, model, request);
   CHECK(plan.microbatches == 1);
   const Staging staging = staging_of(plan, 5);
@@ -300,7 +301,7 @@ TEST_CASE("operators that mix samples get one micro-batch and one replica, or an
   const auto refused = [&](Options options) {
     request.options = std::move(options);
     try {
-      (void)Planner<>{}.plan(model, testing::small_cluster(4), request);
+      (void)plan_with_defaults(model, testing::small_cluster(4), request);
       FAIL("accepted");
     } catch (const CaptureError& error) {
       CHECK(error.op() == "aten::std");
@@ -317,9 +318,9 @@ TEST_CASE("results that leave the call run all forwards first, in the order of t
   model.loss_mode = false;
   auto request = request_for(2, 16, 0);
   request.options.stages = 2;
-  CHECK(Planner<>{}.plan(model, testing::small_cluster(2), request).schedule == ScheduleKind::kGPipe);
+  CHECK(plan_with_defaults(model, testing::small_cluster(2), request).schedule == ScheduleKind::kGPipe);
   request.options.schedule = "1f1b";
-  const Plan plan = Planner<>{}.plan(model, testing::small_cluster(2), request);
+  const Plan plan = plan_with_defaults(model, testing::small_cluster(2), request);
   CHECK(plan.schedule == ScheduleKind::kOneFOneB);
   CHECK(std::any_of(plan.notes.begin(), plan.notes.end(),
                     [](const auto& n) { return n.find("schedule = 1f1b") != std::string::npos; }));
@@ -329,9 +330,9 @@ TEST_CASE("ten billion parameters and long chains are planned for 64 devices") {
   const auto start = std::chrono::steady_clock::now();
   const ModelProfile large = tutorial(10'000, 100, true);
   const auto request = request_for(64, 1024, 2);
-  check_laws(Planner<>{}.plan(large, a100s(64), request), large, request);
+  check_laws(plan_with_defaults(large, a100s(64), request), large, request);
   const ModelProfile chain = tutorial(2048, 1300, true);
-  check_laws(Planner<>{}.plan(chain, a100s(64), request), chain, request);
+  check_laws(plan_with_defaults(chain, a100s(64), request), chain, request);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   WARN("ten billion parameters and long chains planned for 64 devices in " << taken.count() << " s");
 }

@@ -11,9 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
-#include <autopar/plan/search/chunked_staging.hpp>
 
 #include "html.hpp"
 #include "tool_run.hpp"
@@ -59,9 +58,7 @@ TEST_CASE("the timeline of a plan is what the planner predicted", "[tool]") {
     const Cluster cluster = testing::small_cluster(dice(1, 5), Bytes(64 << 20));
     PlanRequest request;
     request.batch = dice(1, 30);
-    Planner<> planner;
-    planner.staging.max_states = 1000;
-    const Plan plan = planner.plan(model, cluster, request);
+    const Plan plan = plan_with_defaults(model, cluster, request);
     const auto timeline = tool::timeline_of(plan, model, ProfiledCost(cluster, {}));
     CAPTURE(seed);
     REQUIRE(timeline.step == plan.step);
@@ -101,7 +98,7 @@ TEST_CASE("so is the timeline of a plan whose ranks run several stages, whose ba
     request.options.schedule = request.runtime.schedules[static_cast<std::size_t>(dice(2, 5))];
     std::optional<Plan> plan;
     try {
-      plan = Planner<ChunkedStaging>{}.plan(model, cluster, request);
+      plan = plan_with_defaults(model, cluster, request);
     } catch (const InfeasiblePlan&) {  // fewer operators than the schedule has stages
       continue;
     }

@@ -12,7 +12,7 @@
 #include <autopar/cost/profiled.hpp>
 #include <autopar/io/cost_file.hpp>
 #include <autopar/io/plan_file.hpp>
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 
 #include "tool_run.hpp"
@@ -46,7 +46,7 @@ TEST_CASE("plan prints the table, writes the plan, and is the planner's own", "[
   PlanRequest request;
   request.batch = 32;
   request.runtime = runtime_capabilities();
-  const Plan expected = Planner<>{}.plan(folder.model, folder.cluster, request);
+  const Plan expected = plan_with_defaults(folder.model, folder.cluster, request);
   CHECK(result.out == to_text(expected));
   CHECK(folder.text("plan.json") == to_json(expected));
   CHECK(folder.plan({"--batch", "32", "--json"}).out == to_json(expected));
@@ -137,7 +137,8 @@ TEST_CASE("measured costs plan, explain, check and simulate as peak rates do", "
   PlanRequest request;
   request.batch = 32;
   request.runtime = runtime_capabilities();
-  const Plan expected = Planner<>{}.plan(folder.model, ProfiledCost(folder.cluster, measured), folder.cluster, request);
+  const Plan expected =
+      plan_with_defaults(folder.model, ProfiledCost(folder.cluster, measured), folder.cluster, request);
   CHECK(folder.text("plan.json") == to_json(expected));
   const std::vector<std::string> files{folder.at("plan.json"), folder.at("profile.json"), folder.at("cluster.toml")};
   CHECK(with({"check", files[0], files[1], files[2]}).status == 0);
@@ -195,7 +196,7 @@ TEST_CASE("explain says what binds and what changes of the machines would buy", 
   Cluster larger = folder.cluster;
   larger.devices = 5;
   larger.levels.back().span = 6;
-  const Plan with_five = Planner<>{}.plan(folder.model, larger, request);
+  const Plan with_five = plan_with_defaults(folder.model, larger, request);
   CHECK_THAT(result.out, Contains("one more device: " + readable(with_five.step)));
 
   REQUIRE(folder.plan({"--batch", "32", "--out", folder.at("plan.json")}).status == 0);

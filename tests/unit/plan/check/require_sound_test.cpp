@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/testing/random_models.hpp>
 
 using namespace autopar;
@@ -35,18 +35,18 @@ TEST_CASE("what a planner plans is sound, under every schedule", "[check]") {
   const ModelProfile model = testing::chain(8, 3e5, 40000, 4000);
   const Cluster cluster = testing::small_cluster(4);
   for (const auto kind : kScheduleKinds) {
-    const Plan plan = Planner<>{}.plan(model, cluster, request_of(std::string(to_string(kind)), 2));
+    const Plan plan = plan_with_defaults(model, cluster, request_of(std::string(to_string(kind)), 2));
     CAPTURE(to_string(kind));
     CHECK(refusal(model, plan).empty());
   }
   ModelProfile own_loss = model;
   own_loss.loss_mode = false;
-  CHECK(refusal(own_loss, Planner<>{}.plan(own_loss, cluster, request_of("gpipe", 2))).empty());
+  CHECK(refusal(own_loss, plan_with_defaults(own_loss, cluster, request_of("gpipe", 2))).empty());
 }
 
 TEST_CASE("what is not sound is refused by its field", "[check]") {
   const ModelProfile model = testing::chain(6, 3e5, 40000, 4000);
-  const Plan good = Planner<>{}.plan(model, testing::small_cluster(4), request_of("1f1b", 2));
+  const Plan good = plan_with_defaults(model, testing::small_cluster(4), request_of("1f1b", 2));
   REQUIRE(good.stages.size() == 2);
   const auto refused = [&](const std::string& field, const std::function<void(Plan&)>& damage) {
     Plan plan = good;
@@ -81,7 +81,7 @@ TEST_CASE("what is not sound is refused by its field", "[check]") {
 
 TEST_CASE("orders in which ranks wait for each other for ever are refused", "[check]") {
   const ModelProfile model = testing::chain(6, 3e5, 40000, 4000);
-  Plan plan = Planner<>{}.plan(model, testing::small_cluster(2), [] {
+  Plan plan = plan_with_defaults(model, testing::small_cluster(2), [] {
     auto request = request_of("synth", 2);
     request.options.replicas = {1};
     return request;

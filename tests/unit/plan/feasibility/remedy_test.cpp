@@ -13,7 +13,9 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/model/constraints.hpp>
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/multilevel/heavy_edge.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
+#include <autopar/plan/search/exact_staging.hpp>
 #include <autopar/plan/search/least_memory.hpp>
 #include <autopar/testing/brute_force.hpp>
 #include <autopar/testing/random_instances.hpp>
@@ -35,7 +37,7 @@ Cluster with_devices(Cluster cluster, int world) {
 std::optional<InfeasiblePlan> refusal(const Instance& instance) {
   const Cluster cluster = with_devices(instance.cluster, instance.request.world);
   try {
-    (void)Planner<>{}.plan(instance.model, cluster, instance.request);
+    (void)plan_with_defaults(instance.model, cluster, instance.request);
   } catch (const InfeasiblePlan& error) {
     return error;
   }
@@ -290,7 +292,7 @@ TEST_CASE("the least memory is what the stage really needs") {
   PlanRequest request;
   request.options.memory_margin = 0;
   try {
-    (void)Planner<>{}.plan(model, cluster, request);
+    (void)plan_with_defaults(model, cluster, request);
     FAIL("accepted");
   } catch (const InfeasiblePlan& error) {
     CHECK(error.stage() == StageId(0));
@@ -299,9 +301,9 @@ TEST_CASE("the least memory is what the stage really needs") {
     CHECK(error.needed() == Bytes(6 * 100'000));
   }
   cluster.device.memory = Bytes(6 * 100'000);
-  CHECK_NOTHROW(Planner<>{}.plan(model, cluster, request));
+  CHECK_NOTHROW(plan_with_defaults(model, cluster, request));
   cluster.device.memory = Bytes(6 * 100'000 - 1);
-  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InfeasiblePlan);
 }
 
 TEST_CASE("hosts that cannot hold what must be offloaded are named, with what would do") {
@@ -313,7 +315,7 @@ TEST_CASE("hosts that cannot hold what must be offloaded are named, with what wo
   request.options.memory_margin = 0;
   request.options.offload = "optimizer";
   try {
-    (void)Planner<>{}.plan(model, cluster, request);
+    (void)plan_with_defaults(model, cluster, request);
     FAIL("accepted");
   } catch (const InfeasiblePlan& error) {
     CHECK(error.needed() == Bytes(6 * 100'000));  // parameter + gradient + 2 x state + 2 x temporaries
@@ -323,7 +325,7 @@ TEST_CASE("hosts that cannot hold what must be offloaded are named, with what wo
     CHECK_THAT(error.remedy(), Catch::Matchers::Contains("host memory of 600000 bytes a rank (1 B more)"));
   }
   cluster.host->memory += Bytes(1);
-  const Plan plan = Planner<>{}.plan(model, cluster, request);
+  const Plan plan = plan_with_defaults(model, cluster, request);
   CHECK(plan.stages[0].host_memory == Bytes(6 * 100'000));
   CHECK(plan.stages[0].peak_memory < Bytes(201'000));  // parameter + gradient, and what is in flight
 }

@@ -11,7 +11,7 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/model/segments.hpp>
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/runnable.hpp>
 #include <autopar/testing/brute_force.hpp>
 #include <autopar/testing/random_instances.hpp>
@@ -347,9 +347,9 @@ TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says
   const ModelProfile model = testing::chain(4, 1e6, 40'000, 400);
   Cluster cluster = testing::small_cluster(1, Bytes(600'000));  // parameters, gradients and states are 640,000
   PlanRequest request = optimizing_request(8);
-  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), !Catch::Contains("offload"));  // these are CPUs
+  CHECK_THROWS_WITH(plan_with_defaults(model, cluster, request), !Catch::Contains("offload"));  // these are CPUs
   cluster.host = testing::small_host(Bytes(1 << 20));
-  const Plan plan = Planner<>{}.plan(model, cluster, request);
+  const Plan plan = plan_with_defaults(model, cluster, request);
   CHECK(plan.offload == Offload::kOptimizer);
   CHECK(plan.host_memory == cluster.host->memory);
   CHECK(plan.stages[0].peak_memory <= plan.device_memory);
@@ -358,13 +358,14 @@ TEST_CASE("a plan that would not fit fits with its optimizer offloaded, and says
   CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("offload = optimizer"));
   CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
   request.options.offload = "none";
-  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), Catch::Contains("offload = optimizer instead of none"));
+  CHECK_THROWS_WITH(plan_with_defaults(model, cluster, request),
+                    Catch::Contains("offload = optimizer instead of none"));
   request.options.offload = "auto";
   cluster.device.memory = Bytes(1 << 20);  // where it fits as it is, it stays
-  CHECK(Planner<>{}.plan(model, cluster, request).offload == Offload::kNone);
+  CHECK(plan_with_defaults(model, cluster, request).offload == Offload::kNone);
   cluster.device.memory = Bytes(600'000);
   cluster.host->memory = Bytes(500'000);
-  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InfeasiblePlan);
 }
 
 TEST_CASE("segments cover every node once, and the cuts between them are cheap", "[laws]") {
@@ -402,7 +403,7 @@ TEST_CASE("a plan that would not fit fits by recomputing segments, and says so")
   const Cluster cluster = testing::small_cluster(1, Bytes(1'500'000));  // 12 x 40,000 x 8 samples are 3.84 MB
   PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
-  const Plan plan = Planner<>{}.plan(model, cluster, request);
+  const Plan plan = plan_with_defaults(model, cluster, request);
   REQUIRE(plan.stages.size() == 1);
   const auto& segments = plan.stages[0].recomputed;
   CHECK(segments.size() > 6);
@@ -410,10 +411,10 @@ TEST_CASE("a plan that would not fit fits by recomputing segments, and says so")
   CHECK(plan.stages[0].peak_memory <= plan.device_memory);
   CHECK(describe(memory_optimizations_of(plan)) == " (" + std::to_string(segments.size()) + " segments recomputed)");
   request.runtime = {};
-  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InfeasiblePlan);
   request.runtime = runtime_capabilities();
   request.options.recompute = "none";
-  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InfeasiblePlan);
   CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("recomputation"));
   CHECK_NOTHROW(require_runnable(plan, runtime_capabilities()));
 }
@@ -425,7 +426,7 @@ TEST_CASE("the user chooses what is recomputed: everything, or modules by name")
   request.options.microbatches = 1;
   const auto recomputed_by = [&](const std::string& recompute) {
     request.options.recompute = recompute;
-    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    const Plan plan = plan_with_defaults(model, cluster, request);
     std::vector<NodeId> atoms;
     for (const auto& segment : plan.stages[0].recomputed) atoms.insert(atoms.end(), segment.begin(), segment.end());
     std::sort(atoms.begin(), atoms.end());
@@ -436,7 +437,7 @@ TEST_CASE("the user chooses what is recomputed: everything, or modules by name")
   CHECK(recomputed_by("full").size() == 12);
   const auto one_segment_each = [&](const std::string& recompute) {
     request.options.recompute = recompute;
-    return Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
+    return plan_with_defaults(model, cluster, request).stages[0].recomputed;
   };
   CHECK(one_segment_each("layer").size() == 1);
   CHECK(recomputed_by("layer.3,layer.10") == std::vector<NodeId>{NodeId(3), NodeId(10)});
@@ -453,7 +454,7 @@ TEST_CASE("a segment that something outside leads back into is two, and so are i
   PlanRequest request = optimizing_request(8);
   request.options.microbatches = 1;
   request.options.recompute = "layer";
-  const auto segments = Planner<>{}.plan(model, cluster, request).stages[0].recomputed;
+  const auto segments = plan_with_defaults(model, cluster, request).stages[0].recomputed;
   REQUIRE(segments.size() == 2);
   CHECK(segments[0].size() == 5);
   CHECK(segments[1].front() == NodeId(6));
@@ -512,14 +513,14 @@ TEST_CASE("ZeRO levels are chosen, fixed or refused by name") {
   request.options.replicas = {4};
   for (int zero = 0; zero <= 3; ++zero) {
     request.options.zero = zero;
-    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    const Plan plan = plan_with_defaults(model, cluster, request);
     CHECK(plan.zero == zero);
     CHECK(describe(memory_optimizations_of(plan)) == (zero == 0 ? "" : " (ZeRO " + std::to_string(zero) + ")"));
     if (zero > 0) CHECK_THROWS_WITH(require_runnable(plan, Capabilities{}), Catch::Contains("ZeRO"));
   }
   request.options.zero = 4;
-  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InvalidArgument);
+  CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InvalidArgument);
   request.options.zero = 1;
   request.runtime = {};
-  CHECK_THROWS_WITH(Planner<>{}.plan(model, cluster, request), Catch::Contains("zero = 1"));
+  CHECK_THROWS_WITH(plan_with_defaults(model, cluster, request), Catch::Contains("zero = 1"));
 }

@@ -9,8 +9,10 @@
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/check/check_plan.hpp>
+#include <autopar/plan/memory/memory.hpp>
+#include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/testing/random_models.hpp>
 
@@ -205,7 +207,7 @@ TEST_CASE("plans with buckets of any size hold, and are checked with them", "[ch
     request.buckets = BucketPolicy{Bytes(dice(1, 60'000))};
     Plan plan;
     try {
-      plan = Planner<>{}.plan(model, cluster, request);
+      plan = plan_with_defaults(model, cluster, request);
     } catch (const Error&) {
       continue;
     }
@@ -266,22 +268,22 @@ TEST_CASE("a plan says that its buckets are large; where nothing fits with them 
   PlanRequest request{.options = {.zero = 3, .offload = "none"}, .batch = 8, .runtime = runtime_capabilities()};
   request.options.stages = 1;
   request.options.memory_margin = 0;
-  const Plan large = Planner<>{}.plan(model, cluster, request);
+  const Plan large = plan_with_defaults(model, cluster, request);
   CHECK(large.buckets.size == mib(256));
   CHECK(to_text(large).find("gradients are summed 256 MiB at a time, in 22 buckets a stage at most instead of 64") !=
         std::string::npos);
 
   request.buckets = BucketPolicy{};
-  const Plan small = Planner<>{}.plan(model, cluster, request);
+  const Plan small = plan_with_defaults(model, cluster, request);
   CHECK(to_text(small).find("at a time") == std::string::npos);
   REQUIRE(small.stages[0].peak_memory < large.stages[0].peak_memory);
   request.buckets.reset();
   cluster.device.memory = small.stages[0].peak_memory;
-  CHECK(Planner<>{}.plan(model, cluster, request).buckets == BucketPolicy{});
+  CHECK(plan_with_defaults(model, cluster, request).buckets == BucketPolicy{});
   cluster.device.memory = small.stages[0].peak_memory - Bytes(1 << 20);
-  CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InfeasiblePlan);
+  CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InfeasiblePlan);
   for (const std::int64_t size : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{1} << 41}) {
     request.buckets = BucketPolicy{Bytes(size)};
-    CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InvalidArgument);
+    CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InvalidArgument);
   }
 }

@@ -4,7 +4,8 @@
 
 #include <autopar/cost/weighted.hpp>
 #include <autopar/plan/model/constraints.hpp>
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
+#include <autopar/plan/report/make_plan.hpp>
 #include <autopar/schedule/validate.hpp>
 #include <autopar/testing/random_models.hpp>
 
@@ -108,14 +109,14 @@ TEST_CASE("every schedule can be asked for, where the runtime has it") {
   for (const ScheduleKind kind : kScheduleKinds) {
     auto request = request_for_all(4, 64, std::string(to_string(kind)));
     request.options.max_microbatches = 16;
-    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    const Plan plan = plan_with_defaults(model, cluster, request);
     INFO(to_string(kind));
     CHECK(plan.schedule == kind);
     CHECK(plan.orders.empty() == (kind != ScheduleKind::kSynthesised));
     CHECK(fault_of(model, cluster, request, plan) == "");
-    CHECK(Planner<>{}.plan(model, cluster, request) == plan);
+    CHECK(plan_with_defaults(model, cluster, request) == plan);
     request.runtime = {};
-    if (!ChunkedStaging::is_plain(kind)) CHECK_THROWS_AS(Planner<>{}.plan(model, cluster, request), InvalidArgument);
+    if (!ChunkedStaging::is_plain(kind)) CHECK_THROWS_AS(plan_with_defaults(model, cluster, request), InvalidArgument);
   }
 }
 
@@ -123,12 +124,12 @@ TEST_CASE("a schedule that was asked for and fits nowhere, or has too few operat
   using Catch::Matchers::ContainsSubstring;
   const auto model = testing::chain(8, 2e6, 100'000, 40);
   const auto small = testing::small_cluster(4, Bytes(300'000));
-  CHECK_THROWS_WITH(Planner<>{}.plan(model, small, request_for_all(4, 64, "zb-v")),
+  CHECK_THROWS_WITH(plan_with_defaults(model, small, request_for_all(4, 64, "zb-v")),
                     ContainsSubstring("zb-v, needs") && ContainsSubstring("device_memory = 446092"));
   const auto short_model = testing::chain(3, 2e6, 1000, 40);
   auto request = request_for_all(4, 64, "interleaved");
   request.options.stages = 2;
-  CHECK_THROWS_WITH(Planner<>{}.plan(short_model, testing::small_cluster(4, Bytes(1 << 28)), request),
+  CHECK_THROWS_WITH(plan_with_defaults(short_model, testing::small_cluster(4, Bytes(1 << 28)), request),
                     ContainsSubstring("schedule = interleaved"));
 }
 
@@ -139,9 +140,9 @@ TEST_CASE("with all schedules a plan is never slower, and with few micro-batches
   auto request = request_for_all(4, 64);
   request.options.stages = 4;
   request.options.microbatches = 8;
-  const Plan all = Planner<>{}.plan(model, cluster, request);
+  const Plan all = plan_with_defaults(model, cluster, request);
   request.runtime = {};
-  const Plan plain = Planner<>{}.plan(model, cluster, request);
+  const Plan plain = plan_with_defaults(model, cluster, request);
   CHECK(plain.bubble == Approx(3.0 / 11).epsilon(0.05));
   CHECK(all.step < 0.85 * plain.step);
   CHECK(all.bubble < 0.1);
@@ -162,13 +163,13 @@ TEST_CASE("plans of random models under all schedules: legal, accepted, within m
     try {
       auto only_plain = request;
       only_plain.runtime = {};
-      plain = Planner<>{}.plan(model, cluster, only_plain);
+      plain = plan_with_defaults(model, cluster, only_plain);
     } catch (const InfeasiblePlan&) {
       continue;  // remedies of infeasible requests have their own tests
     } catch (const CaptureError&) {
       continue;
     }
-    const Plan plan = Planner<>{}.plan(model, cluster, request);
+    const Plan plan = plan_with_defaults(model, cluster, request);
     REQUIRE(fault_of(model, cluster, request, plan) == "");
     REQUIRE(plan.step <= plain->step * (1 + 1e-9));
     std::size_t ranks = 0;

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <autopar/core/cluster.hpp>
+#include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/profiled.hpp>
+#include <autopar/plan/observer.hpp>
+#include <autopar/plan/plan.hpp>
+#include <autopar/plan/request.hpp>
+
+namespace autopar {
+
+/// `Planner<>{}.plan` (planner.hpp), compiled once, in the library autopar::planner: to instantiate a planner takes a
+/// compiler longer than the rest of most programs. With the same costs it gives the same plans.
+[[nodiscard]] Plan plan_with_defaults(const ModelProfile& profile, const ProfiledCost& costs, const Cluster& cluster,
+                                      const PlanRequest& request, const PlanObserver& observer = {});
+
+/// With costs from the cluster's peak rates alone.
+[[nodiscard]] Plan plan_with_defaults(const ModelProfile& profile, const Cluster& cluster, const PlanRequest& request,
+                                      const PlanObserver& observer = {});
+
+}  // namespace autopar
