@@ -19,33 +19,17 @@ if(AUTOPAR_SANITIZE)
     UCX_MEM_EVENTS=n) # UCX's hook in madvise runs at a thread's end, when the sanitizer's state of it is gone
 endif()
 
-# autopar_has_nightly(<result> <file>...): whether one of the files has test cases tagged [.nightly].
-function(autopar_has_nightly result)
-  set(${result} FALSE PARENT_SCOPE)
-  foreach(file IN LISTS ARGN)
-    file(STRINGS "${file}" tagged REGEX "\\[\\.nightly\\]" LIMIT_COUNT 1)
-    if(tagged)
-      set(${result} TRUE PARENT_SCOPE)
-    endif()
-  endforeach()
-endfunction()
-
-# autopar_allow_for_sanitizers(<seconds>): sanitized programs take several times as long.
-macro(autopar_allow_for_sanitizers seconds)
-  if(AUTOPAR_SANITIZE)
-    math(EXPR ${seconds} "10 * ${${seconds}}")
-  endif()
-endmacro()
-
-# autopar_add_test_program(<name> MAIN catch|mpi LIBRARY <target> FILES <file>...)
+# autopar_add_test_program(<name> LIBRARIES <target>... FILES <file>... [MPI]): the files, in batches where AUTOPAR_UNITY.
+# MPI: its main starts MPI, and every rank runs every test case.
 function(autopar_add_test_program name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "MAIN;LIBRARY" "FILES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "MPI" "" "LIBRARIES;FILES")
   add_executable(${name} ${arg_FILES})
-  target_link_libraries(${name} PRIVATE ${arg_LIBRARY} autopar_${arg_MAIN}_main autopar_warnings)
+  target_link_libraries(${name} PRIVATE
+    ${arg_LIBRARIES} $<IF:$<BOOL:${arg_MPI}>,autopar_mpi_main,autopar_catch_main> autopar_warnings)
   if(AUTOPAR_UNITY)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
   endif()
-  if(arg_LIBRARY STREQUAL "autopar::autopar") # such a test spends its time in the library
+  if("autopar::autopar" IN_LIST arg_LIBRARIES) # such a test spends its time in the library
     target_link_libraries(${name} PRIVATE autopar_torch_test_flags)
     if(AUTOPAR_PCH)
       target_precompile_headers(${name} REUSE_FROM autopar_torch_test_pch)
@@ -55,71 +39,62 @@ function(autopar_add_test_program name)
   endif()
 endfunction()
 
-# autopar_add_unit_test(<name> LIBRARY <target> FILES <file>... [LABEL unit] [TIMEOUT 300]): one process. Test cases tagged
-# [.nightly] run in a test nightly.<name> of their own.
-function(autopar_add_unit_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;LABEL;TIMEOUT" "FILES")
-  autopar_default(arg_LABEL unit)
+# autopar_add_tests(<program> <name> LABEL <label> FILES <file>... [TIMEOUT 300] [PROCESSORS 1] [RANKS <n>...]
+# [NIGHTLY_RANKS <n>...]): the test <label>.<name>, of the program's test cases that are in these files; a test
+# nightly.<name> of those tagged [.nightly]. RANKS makes <label>.<name>.<n> of it, launched on n ranks, NIGHTLY_RANKS
+# nightly.<name>.whole.<n>.
+function(autopar_add_tests program name)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "LABEL;TIMEOUT;PROCESSORS" "FILES;RANKS;NIGHTLY_RANKS")
   autopar_default(arg_TIMEOUT 300)
-  autopar_allow_for_sanitizers(arg_TIMEOUT)
-  autopar_add_test_program(${name} MAIN catch LIBRARY ${arg_LIBRARY} FILES ${arg_FILES})
-  add_test(NAME ${arg_LABEL}.${name} COMMAND ${name})
-  set_tests_properties(${arg_LABEL}.${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT}
-    ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
-  if(arg_LABEL MATCHES "threads|fuzz" OR name MATCHES "_huge$") # limits of time, which others would use up
-    set_tests_properties(${arg_LABEL}.${name} PROPERTIES PROCESSORS 2)
+  autopar_default(arg_PROCESSORS 1)
+  autopar_default(arg_RANKS 0)
+  if(AUTOPAR_SANITIZE) # sanitized programs take several times as long
+    math(EXPR arg_TIMEOUT "10 * ${arg_TIMEOUT}")
   endif()
-  autopar_has_nightly(nightly ${arg_FILES})
-  if(nightly)
-    add_test(NAME nightly.${name} COMMAND ${name} [nightly])
-    set_tests_properties(nightly.${name} PROPERTIES LABELS nightly TIMEOUT 14400
-      ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
-  endif()
-endfunction()
-
-# autopar_add_mpi_test(<name> LIBRARY <target> FILES <file>... [RANKS 1 2 3 4] [NIGHTLY_RANKS] [LABEL mpi] [TIMEOUT 120]):
-# the same program once for each number of ranks. It fails if the launcher's world is of another size.
-function(autopar_add_mpi_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;LABEL;TIMEOUT" "FILES;RANKS;NIGHTLY_RANKS")
-  autopar_default(arg_LABEL mpi)
-  autopar_default(arg_TIMEOUT 120)
-  autopar_default(arg_RANKS 1 2 3 4)
-  autopar_allow_for_sanitizers(arg_TIMEOUT)
-  autopar_add_test_program(${name} MAIN mpi LIBRARY ${arg_LIBRARY} FILES ${arg_FILES})
-  autopar_has_nightly(nightly ${arg_FILES})
-  foreach(ranks IN LISTS arg_RANKS arg_NIGHTLY_RANKS)
-    set(test ${arg_LABEL}.${name}.${ranks})
-    set(label ${arg_LABEL})
-    if(ranks IN_LIST arg_NIGHTLY_RANKS)
-      set(test nightly.${name}.whole.${ranks})
-      set(label nightly)
-    endif()
-    add_test(NAME ${test}
-      COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${name}>)
-    set_tests_properties(${test} PROPERTIES LABELS ${label} PROCESSORS ${ranks} TIMEOUT ${arg_TIMEOUT}
-      ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};TEST_RANKS=${ranks}")
-    if(nightly)
-      add_test(NAME nightly.${name}.${ranks} COMMAND
-        ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${name}> [nightly])
-      set_tests_properties(nightly.${name}.${ranks} PROPERTIES LABELS nightly PROCESSORS ${ranks} TIMEOUT 14400
-        ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT};TEST_RANKS=${ranks}")
+  set(cases)
+  set(nightly_cases)
+  foreach(file IN LISTS arg_FILES) # Catch picks them by the files' names
+    cmake_path(GET file STEM stem)
+    list(APPEND cases "[#${stem}]~[.]")
+    file(STRINGS "${file}" tagged REGEX "\\[\\.nightly\\]" LIMIT_COUNT 1)
+    if(tagged)
+      list(APPEND nightly_cases "[#${stem}][nightly]")
     endif()
   endforeach()
-endfunction()
-
-# autopar_add_gpu_test(<name> LIBRARY <target> FILES <file>... [RANKS 2] [TIMEOUT 300]): as autopar_add_mpi_test, one GPU
-# a rank. With fewer devices the main ends with 77, which ctest reports as skipped, not as passed.
-function(autopar_add_gpu_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY;TIMEOUT" "FILES;RANKS")
-  autopar_default(arg_TIMEOUT 300)
-  autopar_default(arg_RANKS 2)
-  autopar_add_mpi_test(${name} LABEL gpu LIBRARY ${arg_LIBRARY} FILES ${arg_FILES} RANKS ${arg_RANKS}
-    TIMEOUT ${arg_TIMEOUT})
-  target_compile_definitions(${name} PRIVATE AUTOPAR_TEST_NEEDS_GPU=1)
-  target_link_libraries(${name} PRIVATE autopar_gpu_check)
+  list(JOIN cases "," cases)
+  list(JOIN nightly_cases "," nightly_cases)
   foreach(ranks IN LISTS arg_RANKS)
-    set_tests_properties(gpu.${name}.${ranks} PROPERTIES SKIP_RETURN_CODE 77 RESOURCE_LOCK gpu)
+    string(REGEX REPLACE "^\\.0$" "" suffix ".${ranks}")
+    autopar_add_test_entry(${arg_LABEL}.${name}${suffix}
+      "${program}" "${cases}" ${ranks} ${arg_LABEL} ${arg_TIMEOUT} ${arg_PROCESSORS})
+    if(nightly_cases)
+      autopar_add_test_entry(nightly.${name}${suffix} "${program}" "${nightly_cases}" ${ranks} nightly 14400 1)
+    endif()
   endforeach()
+  foreach(ranks IN LISTS arg_NIGHTLY_RANKS)
+    autopar_add_test_entry(nightly.${name}.whole.${ranks} "${program}" "${cases}" ${ranks} nightly ${arg_TIMEOUT} 1)
+  endforeach()
+endfunction()
+
+# One entry of ctest. Ranks: 0 = without the launcher; a launcher's world of another size fails. Label gpu: a GPU a rank, the
+# main ends with 77 where they are not, and so does what stands for a program that is not built: skipped, not passed.
+function(autopar_add_test_entry test program cases ranks label timeout processors)
+  set(command $<TARGET_FILE:${program}> --filenames-as-tags ${cases})
+  set(environment ${AUTOPAR_TEST_ENVIRONMENT})
+  if(ranks)
+    list(PREPEND command ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS})
+    list(APPEND environment TEST_RANKS=${ranks})
+    set(processors ${ranks})
+  endif()
+  if(label STREQUAL "gpu" AND NOT AUTOPAR_HAS_GPU_TESTS)
+    set(command sh -c "echo 'skipped: ${program} is not built, as AUTOPAR_GPU_TESTS=${AUTOPAR_GPU_TESTS}'; exit 77")
+  endif()
+  add_test(NAME ${test} COMMAND ${command})
+  set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT ${timeout} PROCESSORS ${processors}
+    ENVIRONMENT "${environment}" FAIL_REGULAR_EXPRESSION "No tests ran|No test cases matched")
+  if(label STREQUAL "gpu")
+    set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77 RESOURCE_LOCK gpu)
+  endif()
 endfunction()
 
 # autopar_add_compile_fail_test(<name> LIBRARY <target> FILE <file>): the file must not compile, and the compiler's output

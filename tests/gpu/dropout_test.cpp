@@ -4,7 +4,7 @@
 
 #include <autopar/autopar.hpp>
 
-namespace {
+namespace gpu_dropout_test {
 
 struct DroppingImpl : torch::nn::Module {
   torch::nn::Linear layer{256, 256};
@@ -43,8 +43,6 @@ Passes passes(autopar::World& world, const std::string& recompute) {
   return out;
 }
 
-}  // namespace
-
 // One kernel a direction on GPUs; the draws are those of the call's key, whenever the operator runs.
 TEST_CASE("dropout on a GPU keeps what it should, scales it, and drops the same again", "[gpu]") {
   autopar::World world(0, nullptr);
@@ -64,3 +62,5 @@ TEST_CASE("dropout on a GPU keeps what it should, scales it, and drops the same 
   }
   CHECK_FALSE(torch::equal(plain.results[0], plain.results[1]));
 }
+
+}  // namespace gpu_dropout_test

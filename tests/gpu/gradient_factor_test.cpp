@@ -7,7 +7,7 @@
 
 #include <catch_shim.hpp>
 
-namespace {
+namespace gpu_gradient_factor_test {
 
 // More than one launch takes, of all types and layouts, among them what the kernel leaves to libtorch.
 std::vector<at::Tensor> gradients_of_all_kinds() {
@@ -22,8 +22,6 @@ std::vector<at::Tensor> gradients_of_all_kinds() {
   }
   return gradients;
 }
-
-}  // namespace
 
 TEST_CASE("A factor on a GPU multiplies gradients of all types as libtorch does", "[gpu][gradient_factor]") {
   torch::manual_seed(1);
@@ -45,3 +43,5 @@ TEST_CASE("A factor on a GPU multiplies gradients of all types as libtorch does"
     }
   }
 }
+
+}  // namespace gpu_gradient_factor_test

@@ -8,7 +8,7 @@
 
 #include <autopar/autopar.hpp>
 
-namespace {
+namespace gpu_side_stream_test {
 
 constexpr std::int64_t kWidth = 2000, kLayers = 30, kRows = 16;
 constexpr int kSteps = 4;
@@ -86,8 +86,6 @@ void check_equal(const std::vector<torch::Tensor>& a, const std::vector<torch::T
   }
 }
 
-}  // namespace
-
 TEST_CASE("weight gradients on a side stream are one process's, to the bit", "[gpu]") {
   autopar::World world(0, nullptr);
   const Setting setting;
@@ -119,3 +117,5 @@ TEST_CASE("in 16 bits and with micro-batches a side stream changes no bit", "[gp
     }
   }
 }
+
+}  // namespace gpu_side_stream_test

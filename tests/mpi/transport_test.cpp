@@ -3,6 +3,8 @@
 #include <catch_shim.hpp>
 #include <transport_laws.hpp>
 
+namespace mpi_transport_test {
+
 using namespace autopar;
 
 TEST_CASE("mpi: laws of the transport hold under random traffic") {
@@ -104,3 +106,5 @@ TEST_CASE("mpi: too many transports are refused by all ranks with their number, 
   REQUIRE_NOTHROW(transport_laws::random_traffic_arrives(world, alive[10], 4, 20));
   CHECK_THROWS_AS(world.make_transport(), InvalidArgument);
 }
+
+}  // namespace mpi_transport_test

@@ -5,9 +5,10 @@
 
 #include <optional>
 
+namespace mpi_world_test {
+
 using namespace autopar;
 
-namespace {
 int mpi_size() {
   int size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -23,7 +24,6 @@ int mpi_rank() {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   return rank;
 }
-}  // namespace
 
 TEST_CASE("world: takes its ranks from the launcher and leaves a foreign MPI running") {
   {
@@ -97,3 +97,5 @@ TEST_CASE("world: a size that is not the one asked for is refused with both numb
     REQUIRE((mpi_size() == 1 || what.find(std::to_string(mpi_size()) + " ranks") != std::string::npos));
   }
 }
+
+}  // namespace mpi_world_test

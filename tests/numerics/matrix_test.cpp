@@ -7,17 +7,15 @@
 
 #include "matrix.hpp"
 
-using namespace numerics;
+namespace matrix_test {
 
-namespace {
+using namespace numerics;
 
 void run_row(const std::vector<int>& row) {
   INFO(MatrixFactors::describe(row));
   const auto body = matrix_models()[static_cast<std::size_t>(row[0])].prepare(MatrixFactors::setup(row), 17);
   CHECK_NOTHROW(autopar::loopback::run(MatrixFactors::ranks(row), body));
 }
-
-}  // namespace
 
 TEST_CASE("every pair of model, plan and training option equals one process, over threads") {
   const DoublePrecision guard;
@@ -46,3 +44,5 @@ TEST_CASE("the full product of what plans and training loops choose equals one p
   torch::set_num_threads(1);
   MatrixFactors::for_each_choice(run_row);
 }
+
+}  // namespace matrix_test

@@ -5,7 +5,7 @@
 #include <set>
 #include <tuple>
 
-namespace {
+namespace pairwise_test {
 
 /// All pairs of levels in rows, and those that a predicate allows.
 using Pairs = std::set<std::tuple<std::size_t, int, std::size_t, int>>;
@@ -38,8 +38,6 @@ Pairs pairs_of(const std::vector<int>& levels, const numerics::PossiblePair& pos
 
 const numerics::PossiblePair kAny = [](std::size_t, int, std::size_t, int) { return true; };
 
-}  // namespace
-
 TEST_CASE("every pair of levels occurs, in far fewer rows than the product") {
   for (unsigned seed = 1; seed <= 5; ++seed) {
     const std::vector<int> levels = seed == 1 ? std::vector{1, 1} : std::vector{7, 5, 2, 3, 1, 4};
@@ -62,3 +60,5 @@ TEST_CASE("pairs that are not possible occur in no row, all others do") {
     CHECK(pairs_in(rows, levels) == pairs_of(levels, possible));
   }
 }
+
+}  // namespace pairwise_test

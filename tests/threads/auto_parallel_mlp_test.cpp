@@ -5,9 +5,9 @@
 
 #include <catch_shim.hpp>
 
-namespace ap = autopar;
+namespace auto_parallel_mlp_test {
 
-namespace {
+namespace ap = autopar;
 
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(int64_t hidden = 6) {
@@ -52,4 +52,4 @@ TEST_CASE("an MLP on one rank trains as without autopar", "[auto_parallel]") {
   });
 }
 
-}  // namespace
+}  // namespace auto_parallel_mlp_test

@@ -28,6 +28,8 @@
 #include "fake_engine.hpp"
 #include "holding_transport.hpp"
 
+namespace executor_test {
+
 using namespace autopar;
 using testing::FakeEngine;
 using testing::HoldingTransport;
@@ -38,8 +40,6 @@ using testing::make_groups;
 using testing::make_models;
 using testing::PipelineCase;
 using testing::Script;
-
-namespace {
 
 /// What a rank's program has other ranks take part in, as HoldingTransport names it.
 std::vector<std::string> messages_and_sums(const std::vector<Action>& actions, Rank self,
@@ -156,8 +156,6 @@ struct EventLog {
     return at - lines.begin();
   }
 };
-
-}  // namespace
 
 TEST_CASE("random pipelines on 1 to 6 threads: every contribution arrives exactly once", "[executor]") {
   for (std::uint32_t seed = 0; seed < 240; ++seed) {
@@ -511,3 +509,5 @@ TEST_CASE(
     }
   }
 }
+
+}  // namespace executor_test

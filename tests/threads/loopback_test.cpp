@@ -5,6 +5,8 @@
 
 #include <thread>
 
+namespace loopback_test {
+
 using namespace autopar;
 
 // What the thread sanitizer shall see: many ranks, early and late waits, failures while others post and wait.
@@ -55,3 +57,5 @@ TEST_CASE("threads: logs and limits may be changed while others use them") {
     talker.join();
   }));
 }
+
+}  // namespace loopback_test

@@ -6,6 +6,8 @@
 
 #include "../../numerics/matrix.hpp"
 
+namespace gpu_matrix_test {
+
 using namespace numerics;
 
 // In double precision a GPU's sums differ from the CPU's in the last bits only, so the tolerance is that of the CPU
@@ -29,3 +31,5 @@ TEST_CASE("a slice of the pairwise matrix equals one process on the CPU, over NC
     matrix_models()[static_cast<std::size_t>(row[0])].prepare(setup, 17)(world);
   }
 }
+
+}  // namespace gpu_matrix_test

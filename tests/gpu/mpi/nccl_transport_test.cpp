@@ -13,10 +13,10 @@
 #include <chrono>
 #include <thread>
 
+namespace gpu_nccl_transport_test {
+
 using namespace autopar;
 using transport_laws::require;
-
-namespace {
 
 void check(cudaError_t code) { require(code == cudaSuccess, std::string("CUDA: ") + cudaGetErrorString(code)); }
 
@@ -168,8 +168,6 @@ void random_traffic_arrives(World& world, std::uint32_t seed) {
   world.barrier();
 }
 
-}  // namespace
-
 TEST_CASE("nccl: laws of the transport hold under random traffic between processes") {
   World world(0, nullptr);
   for (std::uint32_t seed = 1; seed <= 3; ++seed) REQUIRE_NOTHROW(random_traffic_arrives(world, seed));
@@ -269,6 +267,8 @@ TEST_CASE("nccl: a device that is not there is named") {
   const TransportOptions beyond{TransportKind::kNccl, 99, [raw = stream.get()] { return raw; }};
   REQUIRE_THROWS_AS(world.make_transport(beyond), InvalidArgument);
 }
+
+}  // namespace gpu_nccl_transport_test
 
 #else
 

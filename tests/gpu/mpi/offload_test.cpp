@@ -6,9 +6,9 @@
 
 #include "../../numerics/matrix.hpp"
 
-using namespace numerics;
+namespace gpu_offload_test {
 
-namespace {
+using namespace numerics;
 
 constexpr double kTolerance = 1e-12;
 
@@ -45,8 +45,6 @@ torch::Tensor samples(int step, int rank, int64_t width) {
 
 /// A loss that is computed outside is the sum over the ranks' losses.
 torch::Tensor loss_of(const torch::Tensor& output) { return output.square().sum(); }
-
-}  // namespace
 
 TEST_CASE("rows of the pairwise matrix with offloaded optimizers equal one process on the CPU, over NCCL") {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
@@ -141,3 +139,5 @@ TEST_CASE("in 16 bits devices compute with casts of what their hosts hold now") 
             "the device computes with other values than the host holds");
   }
 }
+
+}  // namespace gpu_offload_test

@@ -13,7 +13,7 @@
 
 // Element types on GPUs: no tensor is further from fp64 than 1.5 times what one process on one GPU is, with the same
 // setting.
-namespace {
+namespace gpu_precision_test {
 
 using namespace precision_test;
 
@@ -148,4 +148,4 @@ TEST_CASE("an fp16 overflow on one GPU skips the step on all, with every ZeRO le
   }
 }
 
-}  // namespace
+}  // namespace gpu_precision_test
