@@ -77,6 +77,9 @@ if(AUTOPAR_BUILD_TOOLS AND TARGET autopar::io)
   target_include_directories(autopar_tool_commands INTERFACE "${PROJECT_SOURCE_DIR}/src/tool")
   target_link_libraries(autopar_tool_commands
     PUBLIC autopar::planner autopar::io nlohmann_json::nlohmann_json PRIVATE CLI11::CLI11 autopar_strict_warnings)
+  if(AUTOPAR_UNITY)
+    set_target_properties(autopar_tool_commands PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+  endif()
   add_executable(autopar_tool "${PROJECT_SOURCE_DIR}/src/tool/main.cpp")
   set_target_properties(autopar_tool PROPERTIES OUTPUT_NAME autopar RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin"
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" INSTALL_RPATH_USE_LINK_PATH ON)

@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include <torch/torch.h>
 #include <zlib.h>
 
 namespace {

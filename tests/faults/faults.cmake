@@ -5,7 +5,7 @@ target_link_libraries(fault_ranks PRIVATE autopar::runtime autopar_warnings)
 function(autopar_add_fault_test name label tries)
   add_test(NAME ${name} COMMAND "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/faults.sh" $<TARGET_FILE:fault_ranks>
     "${MPIEXEC_EXECUTABLE}" "${MPIEXEC_NUMPROC_FLAG}" ${tries} ${ARGN})
-  set_tests_properties(${name} PROPERTIES LABELS ${label} PROCESSORS 2 TIMEOUT 5400
+  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 5400
     ENVIRONMENT "${AUTOPAR_TEST_ENVIRONMENT}")
 endfunction()
 autopar_add_fault_test(faults.jobs faults 1 3)

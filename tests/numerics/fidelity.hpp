@@ -14,6 +14,8 @@
 
 #include <autopar/autopar.hpp>
 
+#include "setup.hpp"
+
 /// Equality of a distributed training with the one-process training of the same module, seed and samples (DESIGN §4.1).
 namespace numerics {
 
@@ -24,39 +26,6 @@ inline std::mutex& generator_mutex() {
   static std::mutex mutex;
   return mutex;
 }
-
-enum class Optimizer { kSgd, kAdamW, kRmsProp, kAdagrad };
-
-/// One way to run a model.
-struct Setup {
-  autopar::Options options;
-  std::vector<std::vector<int64_t>> local;  ///< [step][rank] samples; its size is the number of optimizer steps
-  Optimizer optimizer = Optimizer::kSgd;
-  int accumulate = 1;            ///< calls for each step; all but the last under no_sync
-  double clip_norm = 0;          ///< p of a gradient clipping to 0.5; 0 = none
-  int chunks = 0;                ///< stages of each position; 0 = one, as the planner chooses them
-  bool synthesise = false;       ///< orders made for the stages of the options' schedule, in place of its own
-  bool some_recomputed = false;  ///< of what the options recompute, every second segment alone
-
-  std::string describe() const {
-    std::ostringstream out;
-    out << options.stages << " stages, replicas";
-    for (const int r : options.replicas) out << ' ' << r;
-    out << ", " << options.microbatches << " micro-batches, " << options.schedule;
-    if (chunks > 0) out << (synthesise ? ", synthesised" : "") << ", stages in " << chunks << " chunks";
-    out << ", samples";
-    for (const auto& step : local) {
-      out << " [";
-      for (const auto n : step) out << n << ' ';
-      out << ']';
-    }
-    constexpr const char* kNames[] = {", sgd", ", adamw", ", rmsprop", ", adagrad"};
-    out << ", accumulate " << accumulate << ", clip " << clip_norm << kNames[static_cast<int>(optimizer)] << ", zero "
-        << options.zero << ", recompute " << (some_recomputed ? "half of " : "") << options.recompute << ", precision "
-        << options.precision;
-    return out.str();
-  }
-};
 
 /// Where a model's traits differ from batch dimension 0, one differentiable scalar out.
 struct Traits {

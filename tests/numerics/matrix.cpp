@@ -7,12 +7,7 @@
 #include <memory>
 #include <numeric>
 
-#include <autopar/plan/planner.hpp>
-#include <autopar/plan/report/runnable.hpp>
-#include <autopar/plan/search/chunked_staging.hpp>
-#include <autopar/schedule/synthesised.hpp>
 
-#include "../unit/schedule/equal_times.hpp"
 #include "models.hpp"
 #include "pairwise.hpp"
 
@@ -20,55 +15,14 @@ namespace numerics {
 
 namespace {
 
-/// Plans as usual; several stages a rank, or backwards in parts, where a setup wants them: on fewer positions where the
-/// model has not so many operators that may be separated.
+/// Plans as the setup of its rank wants.
 struct MatrixPlanner {
   static thread_local const Setup* wanted;  ///< of the rank that plans
 
-  template <class Costs>
-  autopar::Plan plan(const autopar::ModelProfile& profile, const Costs& costs, const autopar::Cluster& cluster,
-                     const autopar::PlanRequest& request) const {
-    if (wanted == nullptr) return autopar::plan_with_defaults(profile, costs, cluster, request, {});
-    auto plan = wanted->chunks == 0 ? autopar::plan_with_defaults(profile, costs, cluster, request, {})
-                                    : in_chunks(profile, costs, cluster, request);
-    if (wanted->synthesise) synthesise(plan);
-    if (wanted->some_recomputed) leave_some(plan);
-    return plan;
-  }
-
-  template <class Costs>
-  static autopar::Plan in_chunks(const autopar::ModelProfile& profile, const Costs& costs,
-                                 const autopar::Cluster& cluster, autopar::PlanRequest request) {
-    autopar::ModelProfile pipelined = profile;
-    pipelined.loss_mode = true;  // the order is the schedule's in each direction, whatever comes between them
-    auto& replicas = request.options.replicas;
-    const int nodes = static_cast<int>(profile.graph.node_count()), chunks = std::min(nodes, wanted->chunks);
-    while (static_cast<int>(replicas.size()) * chunks > nodes) replicas.pop_back();
-    request.options.stages = static_cast<int>(replicas.size());
-    if (chunks == 1) request.options.schedule = "zb-h1";
-    autopar::Planner<autopar::ChunkedStaging> planner;
-    planner.staging.max_chunks = chunks;
-    return planner.plan(pipelined, costs, cluster, request);
-  }
-
-  static void synthesise(autopar::Plan& plan) {
-    auto pipeline = autopar::testing::in_a_row(autopar::stages_of(plan).stages);
-    pipeline.ranks = plan.world;
-    const auto layout = autopar::testing::even_layout(pipeline, plan.microbatches);
-    const autopar::Synthesised<autopar::testing::EqualTimes> policy{
-        .costs = {}, .local = layout.local, .parts_backwards = true, .budget = 40};
-    plan.orders = policy.rank_orders(pipeline, plan.microbatches);
-    plan.schedule = autopar::ScheduleKind::kSynthesised;
-  }
-
-  /// Every second segment of a stage is recomputed; of a single one its first half.
-  static void leave_some(autopar::Plan& plan) {
-    for (auto& stage : plan.stages) {
-      auto& segments = stage.recomputed;
-      if (segments.size() == 1) segments[0].resize((segments[0].size() + 1) / 2);
-      std::size_t position = 0;
-      std::erase_if(segments, [&](const auto&) { return position++ % 2 == 1; });
-    }
+  autopar::Plan plan(const autopar::ModelProfile& profile, const autopar::ProfiledCost& costs,
+                     const autopar::Cluster& cluster, const autopar::PlanRequest& request) const {
+    return wanted == nullptr ? autopar::plan_with_defaults(profile, costs, cluster, request)
+                             : plan_of(*wanted, profile, costs, cluster, request);
   }
 };
 thread_local const Setup* MatrixPlanner::wanted = nullptr;

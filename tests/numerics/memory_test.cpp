@@ -351,7 +351,7 @@ TEST_CASE("the books count what a rank's thread makes until it is freed, whereve
 }
 
 TEST_CASE("no accepted plan runs out of memory, and every refusal names what fits") {
-  auto cases = numbers(0, kCases / 2);
+  auto cases = numbers(0, kCases / 4);
   cases.insert(cases.end(), kOnceWrong.begin(), kOnceWrong.end());
   const auto tally = judged(cases, false);
   INFO(listed(tally.faults));
@@ -359,8 +359,8 @@ TEST_CASE("no accepted plan runs out of memory, and every refusal names what fit
   CHECK(tally.asked_again == 0);
   CHECK(tally.asked_more == 0);
   CHECK(tally.not_proven == 0);
-  CHECK(tally.accepted >= kCases / 10);
-  CHECK(tally.refused >= kCases / 10);
+  CHECK(tally.accepted >= kCases / 20);
+  CHECK(tally.refused >= kCases / 20);
 }
 
 // Norms are read in single precision and linear layers as 16-bit copies: units of both kinds are summed as they fill.

@@ -10,7 +10,7 @@
 
 #include <autopar/autopar.hpp>
 #include <autopar/io/cluster_file.hpp>
-#include <autopar/plan/planner.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/torch/init_record.hpp>
 #include <catch_shim.hpp>
@@ -172,7 +172,7 @@ void require_planned_with_everything(Make make, const char* cluster_file, const 
   PlanRequest request;
   request.batch = cluster.devices;
   request.runtime = runtime_capabilities();
-  const Plan plan = Planner<>{}.plan(profile.model, cluster, request);
+  const Plan plan = plan_with_defaults(profile.model, cluster, request);
   const auto planned = std::chrono::steady_clock::now();
   const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
   WARN(parameters / 1e9 << " billion parameters captured in " << seconds(captured - start) << " s, planned for "
