@@ -49,6 +49,8 @@ function(layer_of file result)
   endif()
   if(layer STREQUAL "tool") # the command-line tool: core and io
     set(layer io)
+  elseif(layer STREQUAL "planner") # core's planner, compiled
+    set(layer plan)
   endif()
   set(${result} ${layer} PARENT_SCOPE)
 endfunction()

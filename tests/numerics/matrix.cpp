@@ -7,7 +7,6 @@
 #include <memory>
 #include <numeric>
 
-
 #include "models.hpp"
 #include "pairwise.hpp"
 
