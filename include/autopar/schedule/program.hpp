@@ -382,17 +382,19 @@ class ProgramBuilder {
     }
   }
 
-  /// The lanes of all replicas that run a lane's next compute action together, whether they have come to it or not; the
-  /// lane alone if it is taken alone.
+  /// The lanes that run a lane's next compute action together, whether they have come to it or not: of all replicas, or
+  /// of the tensor shards of one; the lane alone if it is taken alone.
   [[nodiscard]] std::vector<std::size_t> taken_together(std::size_t l) const {
     const LaneAction compute = lanes_[l].computes[lanes_[l].next];
     const StageId stage = units_[compute.unit].stage;
     const AroundComputes& around = around_computes_[stage.index()];
-    const bool joint = !around.by_part.empty() || (!around.sums.empty() && gives_weight_gradients(compute.kind));
-    if (!joint) return {l};
+    const bool all_replicas = !around.by_part.empty() || (!around.sums.empty() && gives_weight_gradients(compute.kind));
+    if (!all_replicas && !exchanges_in_compute(pipeline_.stages[stage.index()], compute.kind)) return {l};
+    const int replica = units_[compute.unit].replica;
     std::vector<std::size_t> lanes;
     for (const std::size_t u : units_of_stage_[stage.index()]) {
       const Unit& unit = units_[u];
+      if (!all_replicas && unit.replica != replica) continue;
       if (!split_.slice(stage, unit.replica, compute.microbatch).empty()) lanes.push_back(unit.lane);
     }
     return lanes;

@@ -370,7 +370,7 @@ class ProgramCheck {
            send.samples == receive.samples;
   }
 
-  // ---- it runs to its end although a send waits for its receive, and a reduction for all members
+  // ---- it runs to its end although a send waits for its receive, and what ranks do together for all of them
 
   [[nodiscard]] std::optional<ProgramFault> check_progress() {
     position_.assign(program_.ranks.size(), 0);
@@ -407,23 +407,28 @@ class ProgramCheck {
         if (!meets(rank, action)) return false;
         advance(action.peer);
         break;
-      case ActionKind::kReduce:
-      case ActionKind::kReduceScatter:
-      case ActionKind::kGather: {
-        const auto& members = pipeline_.groups[static_cast<std::size_t>(action.group)].ranks;
+      default: {
+        const auto members = members_of(rank, action);
         for (const Rank member : members) {
           if (head(member) == nullptr || !(*head(member) == action)) return false;
         }
         for (const Rank member : members) {
           if (member != rank) advance(member);
         }
-        break;
       }
-      default:
-        break;
     }
     ++position_[rank.index()];
     return true;
+  }
+
+  /// Ranks that do an action together: nobody goes on before all have come to it.
+  [[nodiscard]] std::vector<Rank> members_of(Rank rank, const Action& action) const {
+    if (is_collective(action.kind)) return pipeline_.groups[static_cast<std::size_t>(action.group)].ranks;
+    if (is_compute(action.kind)) {
+      const Mesh& mesh = pipeline_.stages[action.stage.index()];
+      if (exchanges_in_compute(mesh, action.kind)) return mesh.tensor_group(*mesh.replica_of(rank));
+    }
+    return {rank};
   }
 
   [[nodiscard]] bool meets(Rank rank, const Action& action) const {
@@ -446,11 +451,10 @@ class ProgramCheck {
       others += (others.empty() ? "" : "; ") + std::string("rank ") + std::to_string(other.value()) +
                 (at == nullptr ? " is at its end" : " is at the " + describe(*at));
     };
-    if (is_collective(action.kind)) {
-      for (const Rank member : pipeline_.groups[static_cast<std::size_t>(action.group)].ranks) tell(member);
-    } else {
+    if (action.peer.valid())
       tell(action.peer);
-    }
+    else
+      for (const Rank member : members_of(rank, action)) tell(member);
     return fault_at(rank, position_[rank.index()], "waits for ever" + (others.empty() ? "" : ": " + others));
   }
 
@@ -471,8 +475,8 @@ class ProgramCheck {
 /// (whole or in two parts), message end and reduction of the pipeline once and nothing else; data before use; equal
 /// order of messages at both ends of a directed pair; reductions after the last backward of their stage (of any, for
 /// tied parameters), groups and buckets ascending; parameters gathered before the first forward that needs them; what
-/// is gathered or summed within a compute action right around it; progress to the end under rendezvous sends and
-/// blocking collectives.
+/// is gathered or summed within a compute action right around it; progress to the end under rendezvous sends, blocking
+/// collectives, and compute actions for which the tensor shards of a replica wait for one another.
 /// @throws InvalidArgument if pipeline or layout are malformed
 /// @cost O(actions * log(actions))
 [[nodiscard]] inline std::optional<ProgramFault> find_fault(const Pipeline& pipeline, const BatchLayout& layout,

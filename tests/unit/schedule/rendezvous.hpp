@@ -13,8 +13,9 @@
 namespace autopar::testing {
 
 /// Runs a program literally: every rank does one action after the other, a send waits for its receive, a reduction for
-/// all members; what is gathered or summed for a compute action must stand right around it. The least capable runtime
-/// there can be; what it runs to the right result, any runtime can.
+/// all members, a forward or an input backward for the tensor shards of its replica; what is gathered or summed for a
+/// compute action must stand right around it. The least capable runtime there can be; what it runs to the right result,
+/// any runtime can.
 /// @return why it cannot go on or what is wrong at its end; empty if all is well
 inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& layout, Phase phase,
                                 const Program& program, std::vector<SymbolicRank>& ranks) {
@@ -46,17 +47,32 @@ inline std::string run_blocking(const Pipeline& pipeline, const BatchLayout& lay
                                 (gathers ? is_compute(other->kind) : gives_weight_gradients(other->kind)));
     if (!right) throw std::logic_error(describe(action) + ": not right at its compute action");
   };
+  const auto run_together = [&](Rank r, const Action& compute) -> std::vector<Rank> {
+    const Mesh& mesh = pipeline.stages.at(compute.stage.index());
+    const auto replica = mesh.replica_of(r);
+    if (mesh.tensor() == 1 || !replica) return {r};
+    return mesh.tensor_group(*replica);
+  };
   const auto step = [&](Rank r) {
     const Action& action = *head(r);
     SymbolicRank& mine = ranks[r.index()];
     switch (action.kind) {
       case ActionKind::kForward:
-        mine.forward(action);
-        break;
       case ActionKind::kBackward:
-      case ActionKind::kBackwardInput:
-        mine.backward(action, phase == Phase::kBackward);
+      case ActionKind::kBackwardInput: {
+        const auto members = run_together(r, action);
+        for (const Rank member : members) {
+          if (head(member) == nullptr || !(*head(member) == action)) return false;
+        }
+        for (const Rank member : members) {
+          if (action.kind == ActionKind::kForward)
+            ranks[member.index()].forward(action);
+          else
+            ranks[member.index()].backward(action, phase == Phase::kBackward);
+          if (member != r) ++at[member.index()];
+        }
         break;
+      }
       case ActionKind::kBackwardWeight:
         mine.backward_weight(action);
         break;
