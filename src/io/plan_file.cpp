@@ -83,9 +83,11 @@ StagePlan read_stage(JsonReader& reader, int world) {
   auto ranks = reader.ids<Rank>("ranks", 0, world - 1);
   if (ranks.empty()) reader.fail("ranks", "a stage needs at least one rank");
   const auto tensor = static_cast<int>(reader.whole("tensor", 1, world));
-  if (ranks.size() % static_cast<std::size_t>(tensor) != 0)
-    reader.fail("tensor", std::to_string(ranks.size()) + " ranks are no whole number of replicas of so many shards");
-  stage.mesh = Mesh(std::move(ranks), tensor);
+  try {
+    stage.mesh = Mesh(std::move(ranks), tensor);
+  } catch (const InvalidArgument& error) {
+    reader.fail("tensor", error.what());
+  }
   stage.atoms = reader.ids<NodeId>("atoms", 0, kMaxId);
   stage.ops = reader.ids<std::int32_t>("ops", 0, kMaxId);
   stage.recomputed = reader.id_lists<NodeId>("recomputed", 0, kMaxId);

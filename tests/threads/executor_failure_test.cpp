@@ -79,13 +79,14 @@ Outcome run(const PipelineCase& example, const Program& program, const std::opti
         world.make_transport(), [&](const std::string& event) { events("wire " + event.substr(0, event.find(' '))); });
     const auto groups = testing::make_groups(transport, example.pipeline);
     const auto gather_groups = testing::make_groups(transport, example.pipeline);
+    const auto tensor_groups = testing::make_tensor_groups(transport, example.pipeline);
     testing::Script script;
     script.log = [&](const std::string& event) { events(event.substr(0, event.find(':'))); };
     testing::FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
     ExecutorHooks hooks;
     hooks.fail = [&](std::string_view action, std::string_view message) { world.fail(action, message); };
     try {
-      Executor(engine, transport, groups, hooks, gather_groups).run(program.ranks[r]);
+      Executor(engine, transport, {groups, gather_groups, tensor_groups}, hooks).run(program.ranks[r]);
     } catch (const ExecutionError& error) {
       out.actions[r] = error.action();
     } catch (const TransportError& error) {

@@ -38,25 +38,30 @@ using testing::Ledger;
 using testing::LoggedTransport;
 using testing::make_groups;
 using testing::make_models;
+using testing::make_tensor_groups;
 using testing::PipelineCase;
 using testing::Script;
 
 /// What a rank's program has other ranks take part in, as HoldingTransport names it.
-std::vector<std::string> messages_and_sums(const std::vector<Action>& actions, Rank self,
-                                           const std::vector<GroupId>& groups) {
+std::vector<std::string> taken_part_in(const std::vector<Action>& actions, Rank self, const Pipeline& pipeline,
+                                       const std::vector<GroupId>& groups, const std::vector<GroupId>& tensor_groups) {
   std::vector<std::string> names;
+  const auto add = [&](const char* kind, Rank peer, Tag tag) {
+    names.push_back(HoldingTransport::name(kind, peer, tag));
+  };
   for (const Action& action : actions) {
     const Tag tag{action.channel, action.microbatch, static_cast<std::int32_t>(action.flow)};
     if (is_collective(action.kind)) {
       const char* name = action.kind == ActionKind::kReduce   ? "reduce"
                          : action.kind == ActionKind::kGather ? "gather"
                                                               : "scatter";
-      names.push_back(
-          HoldingTransport::name(name, Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0}));
-    } else if (action.peer != self && action.kind == ActionKind::kSend) {
-      names.push_back(HoldingTransport::name("send", action.peer, tag));
-    } else if (action.peer != self && action.kind == ActionKind::kReceive) {
-      names.push_back(HoldingTransport::name("receive", action.peer, tag));
+      add(name, Rank::none(), {groups[static_cast<std::size_t>(action.group)].value, 0, 0});
+    } else if (is_compute(action.kind)) {
+      if (!exchanges_in_compute(pipeline.stages[action.stage.index()], action.kind)) continue;
+      for (const char* exchange : {"reduce", "scatter", "gather"})
+        add(exchange, Rank::none(), {tensor_groups[action.stage.index()].value, 0, 0});
+    } else if (action.peer != self) {
+      add(action.kind == ActionKind::kSend ? "send" : "receive", action.peer, tag);
     }
   }
   return names;
@@ -75,20 +80,22 @@ std::string run_phases(const PipelineCase& example, const std::vector<Phase>& ph
   }
   loopback::run(pipeline.ranks, [&](World& world) {
     Wire transport(world.make_transport());
-    const auto groups = make_groups(transport, pipeline);
+    const auto groups = make_groups(transport, pipeline), tensor_groups = make_tensor_groups(transport, pipeline);
     const auto r = index_of(world);
     std::vector<std::string> expected;
     for (std::size_t p = 0; p < phases.size(); ++p) {
       const auto& actions = programs[p].ranks[r];
-      for (auto& name : messages_and_sums(actions, world.rank_id(), groups)) expected.push_back(std::move(name));
+      for (auto& name : taken_part_in(actions, world.rank_id(), pipeline, groups, tensor_groups))
+        expected.push_back(std::move(name));
       const Script script{
           .throw_at = {}, .bucket_order = seed + 7 * static_cast<std::uint32_t>(r), .eager = seed % 3 == 0, .log = {}};
       FakeEngine engine(models[r], actions, phases[p], ledger, script);
-      Executor executor(engine, transport, groups);
+      Executor executor(engine, transport, {.sums = groups, .tensor = tensor_groups});
       executor.run(actions);
     }
     if constexpr (requires { transport.issued(); }) {
-      if (transport.issued() != expected) throw std::logic_error("messages and sums left the program's order");
+      if (transport.issued() != expected)
+        throw std::logic_error("messages, sums and exchanges left the program's order");
     }
   });
   if (ledger.alive != 0) return std::to_string(ledger.alive) + " buffers are left";
@@ -212,7 +219,7 @@ TEST_CASE("reductions start within the last backward, in the program's order wha
     Script script{.throw_at = {}, .bucket_order = 5 + static_cast<std::uint32_t>(r), .eager = false, .log = {}};
     if (r == 0) script.log = tell;
     FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
-    Executor(engine, transport, groups).run(program.ranks[r]);
+    Executor(engine, transport, {groups}).run(program.ranks[r]);
   });
   REQUIRE(testing::difference(example.pipeline, example.layout, Phase::kStep, models) == "");
   const auto end = log.position("last backward ends");
@@ -248,7 +255,7 @@ TEST_CASE("a stage's reductions start in its own last backward, although the ran
     Script script{.throw_at = {}, .bucket_order = 3, .eager = true, .log = {}};
     if (r == 0) script.log = [&](const std::string& line) { log(line); };
     FakeEngine engine(models[r], program.ranks[r], Phase::kStep, ledger, script);
-    Executor(engine, transport, groups).run(program.ranks[r]);
+    Executor(engine, transport, {groups}).run(program.ranks[r]);
   });
   REQUIRE(testing::difference(example.pipeline, example.layout, Phase::kStep, models) == "");
   const auto last_of_stage_1 = log.position("backward: backward of stage 1, micro-batch 1");
@@ -269,7 +276,7 @@ TEST_CASE("an engine that runs no backward in two parts refuses one by name", "[
     Buffer pack(const Action&) { return {}; }
     Buffer receive_buffer(const Action&) { return {}; }
     void accept(const Action&, const Buffer&) {}
-    void set_gate(ParameterGate*) {}
+    void set_gate(ComputeGate*) {}
     Buffer bucket(const Action&) { return {}; }
     DType bucket_dtype(const Action&) { return DType::kF32; }
     void reduced(const Action&) {}
@@ -370,7 +377,7 @@ TEST_CASE("wherever an engine throws, it is named, the others learn it, and no b
         ExecutorHooks hooks;
         hooks.fail = [&](std::string_view action, std::string_view message) { world.fail(action, message); };
         try {
-          Executor(engine, transport, groups, hooks).run(program.ranks[r]);
+          Executor(engine, transport, {groups}, hooks).run(program.ranks[r]);
         } catch (const ExecutionError& error) {
           reached = true;
           try {
@@ -454,7 +461,7 @@ TEST_CASE("the trace has every action once, with its span", "[executor]") {
     hooks.trace = [&](const Action& action, auto start, auto end) {
       if (start <= end && start.time_since_epoch().count() > 0) traced[r].push_back(action);
     };
-    Executor(engine, transport, groups, hooks).run(program.ranks[r]);
+    Executor(engine, transport, {groups}, hooks).run(program.ranks[r]);
   });
   for (std::size_t r = 0; r < traced.size(); ++r) {
     REQUIRE(traced[r].size() == program.ranks[r].size());
@@ -489,7 +496,7 @@ TEST_CASE(
         hooks.trace = [&](const Action& action, auto, auto) {
           if (is_compute(action.kind)) traced[r].push_back({action.kind, action.microbatch, action.stage});
         };
-        Executor(engine, transport, groups, hooks).run(program.ranks[r]);
+        Executor(engine, transport, {groups}, hooks).run(program.ranks[r]);
       });
       INFO(to_string(kind) << ", seed " << seed);
       CHECK(traced == testing::computes_of(program));

@@ -72,6 +72,7 @@ class FakeEngine {
   void forward(const Action& action) {
     count("forward", action);
     need_parameters(action);
+    exchange(action);
     model_.forward(action);
   }
 
@@ -100,7 +101,7 @@ class FakeEngine {
     model_.accept(action, words);
   }
 
-  void set_gate(ParameterGate* gate) { gate_ = gate; }
+  void set_gate(ComputeGate* gate) { gate_ = gate; }
 
   /// Of a sum into shards every member's part is the whole, so that each can be checked.
   Buffer bucket(const Action& action) {
@@ -177,6 +178,7 @@ class FakeEngine {
   void backward_compute(const char* call, const Action& action) {
     count(call, action);
     need_parameters(action);
+    exchange(action);
     if (action.kind == ActionKind::kBackwardWeight)
       model_.backward_weight(action);
     else
@@ -208,6 +210,38 @@ class FakeEngine {
     model_.for_each_gathered_by(compute, [&](int group, int bucket) { gate_->unshard(group, bucket); });
   }
 
+  /// Of each kind one with the tensor shards, each of which brings numbers of its own.
+  void exchange(const Action& compute) {
+    const Mesh& mesh = model_.mesh(compute.stage);
+    if (!exchanges_in_compute(mesh, compute.kind)) return;
+    const auto shards = static_cast<std::size_t>(mesh.tensor());
+    const auto own = static_cast<std::size_t>(*mesh.shard_of(model_.rank()));
+    const auto number = [&](std::size_t shard, std::size_t k) {
+      return static_cast<std::int64_t>(
+          noise(compute.stage.value(), compute.microbatch, static_cast<std::int64_t>(10 * shard + k)) & 0xffff);
+    };
+    const auto done = [&](Exchange kind, const std::vector<std::int64_t>& numbers) {
+      const Buffer buffer = make_buffer(numbers.size() * sizeof numbers[0], ledger_);
+      std::memcpy(buffer.data, numbers.data(), buffer.bytes);
+      gate_->exchange(kind, buffer, DType::kI64);
+      std::vector<std::int64_t> out(numbers.size());
+      std::memcpy(out.data(), buffer.data, buffer.bytes);
+      return out;
+    };
+    std::vector<std::int64_t> mine, sums(shards, 0), firsts;
+    for (std::size_t k = 0; k < shards; ++k) mine.push_back(number(own, k));
+    for (std::size_t shard = 0; shard < shards; ++shard) {
+      for (std::size_t k = 0; k < shards; ++k) sums[k] += number(shard, k);
+      firsts.push_back(number(shard, 0));
+    }
+    std::vector<std::int64_t> first(shards, 0);
+    first[own] = number(own, 0);
+    const bool right = done(Exchange::kAllReduce, mine) == sums &&
+                       done(Exchange::kReduceScatter, mine)[own] == sums[own] &&
+                       done(Exchange::kAllGather, first) == firsts;
+    if (!right) throw std::logic_error(describe(compute) + ": what its tensor shards exchanged is wrong");
+  }
+
   /// Messages of one compute action: ascending by channel and peer.
   void require_order(const Action& action) {
     if (!action.stage.valid()) return;
@@ -226,7 +260,7 @@ class FakeEngine {
   Phase phase_;
   Ledger& ledger_;
   Script script_;
-  ParameterGate* gate_ = nullptr;
+  ComputeGate* gate_ = nullptr;
   struct Gathered {
     std::deque<Buffer> on_their_way;
     int times = 0;  // that it was, and not resharded since
@@ -301,6 +335,19 @@ inline std::size_t index_of(const World& world) { return static_cast<std::size_t
 std::vector<GroupId> make_groups(auto& transport, const Pipeline& pipeline) {
   std::vector<GroupId> groups;
   for (const auto& group : pipeline.groups) groups.push_back(transport.make_group(group.ranks));
+  return groups;
+}
+
+/// By stage, the tensor group of this rank's replica.
+std::vector<GroupId> make_tensor_groups(auto& transport, const Pipeline& pipeline) {
+  std::vector<GroupId> groups(pipeline.stages.size());
+  for (std::size_t s = 0; s < groups.size(); ++s) {
+    const Mesh& mesh = pipeline.stages[s];
+    for (int q = 0; q < mesh.replicas() && mesh.tensor() > 1; ++q) {
+      const GroupId group = transport.make_group(mesh.tensor_group(q));
+      if (mesh.replica_of(transport.rank()) == q) groups[s] = group;
+    }
+  }
   return groups;
 }
 

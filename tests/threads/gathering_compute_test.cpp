@@ -75,7 +75,7 @@ class LayeredEngine {
   Buffer pack(const Action&) { return {}; }
   Buffer receive_buffer(const Action&) { return {}; }
   void accept(const Action&, const Buffer&) {}
-  void set_gate(ParameterGate* gate) { gate_ = gate; }
+  void set_gate(ComputeGate* gate) { gate_ = gate; }
 
   Buffer bucket(const Action& action) {
     seen_.issued.push_back("sum " + std::to_string(action.group));
@@ -147,7 +147,7 @@ class LayeredEngine {
   std::map<int, std::int64_t> gradients_;
   std::map<int, std::deque<Buffer>> on_their_way_;
   std::set<int> whole_, filled_, parameters_, there_;
-  ParameterGate* gate_ = nullptr;
+  ComputeGate* gate_ = nullptr;
 };
 static_assert(SplitBackwardEngine<LayeredEngine> && ShardingEngine<LayeredEngine>);
 
@@ -212,7 +212,7 @@ std::vector<Seen> run(
                gathers = wire.make_group(pipeline.groups.front().ranks);
     LayeredEngine engine(layers, backward, 3, r, fills, seen[r]);
     const std::vector<GroupId> groups(static_cast<std::size_t>(layers), sums), gather_groups(groups.size(), gathers);
-    Executor(engine, wire, groups, {}, gather_groups).run(program.ranks[r]);
+    Executor(engine, wire, {groups, gather_groups}).run(program.ranks[r]);
     for (int layer = 0; layer < layers; ++layer) {
       const std::int64_t want = fills(layer) ? std::int64_t{2} * layout.microbatches * (layer + 1) : 0;
       if (engine.sums()[static_cast<std::size_t>(layer)] != want)

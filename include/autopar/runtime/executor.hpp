@@ -11,9 +11,10 @@
 #include <vector>
 
 #include <autopar/core/error.hpp>
+#include <autopar/runtime/compute_gate.hpp>
+#include <autopar/runtime/exchanges.hpp>
 #include <autopar/runtime/gathers.hpp>
 #include <autopar/runtime/messages.hpp>
-#include <autopar/runtime/parameter_gate.hpp>
 #include <autopar/runtime/progress.hpp>
 #include <autopar/runtime/reductions.hpp>
 #include <autopar/runtime/stage_engine.hpp>
@@ -43,21 +44,32 @@ struct ExecutorHooks {
   std::function<void(std::string_view action, std::string_view message)> fail;
 };
 
+/// The groups of ranks in which an executor's ranks work together, as Transport::make_group gave them.
+struct ExecutorGroups {
+  std::vector<GroupId> sums;  ///< for each of Pipeline::groups
+  /// Likewise, for gathering, which within compute actions has no fixed order with sums: other ids than any of `sums`
+  /// where a group has ZeRO level 3; empty: the same.
+  std::vector<GroupId> gathers{};
+  /// By stage, the tensor shards of this rank's replica; only of stages that have several, and that it runs.
+  std::vector<GroupId> tensor{};
+};
+
 namespace detail {
 
 /// One run of a rank's program: goes through its actions, and ties messages, reductions and gathers together.
 template <StageEngine Engine, Transport Wire>
-class ProgramRun final : private ParameterGate {
+class ProgramRun final : private ComputeGate {
  public:
-  ProgramRun(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, const ExecutorHooks& hooks,
-             const std::vector<Action>& actions, const std::vector<GroupId>& gather_groups)
+  ProgramRun(Engine& engine, Wire& wire, const ExecutorGroups& groups, const ExecutorHooks& hooks,
+             const std::vector<Action>& actions)
       : engine_(engine),
         hooks_(hooks),
         actions_(actions),
         progress_(hooks.trace),
         messages_(engine, wire, actions, progress_),
-        reductions_(engine, wire, groups, actions, progress_),
-        gathers_(engine, wire, gather_groups, progress_) {}
+        exchanges_(wire, groups.tensor),
+        reductions_(engine, wire, groups.sums, actions, exchanges_, progress_),
+        gathers_(engine, wire, groups.gathers.empty() ? groups.sums : groups.gathers, progress_) {}
   ProgramRun(const ProgramRun&) = delete;
   ProgramRun& operator=(const ProgramRun&) = delete;
 
@@ -156,6 +168,9 @@ class ProgramRun final : private ParameterGate {
     reductions_.fill(group, bucket);
     start_full_sums();
   }
+  void exchange(Exchange kind, const Buffer& buffer, DType dtype) override {
+    exchanges_.run(*progress_.busy_with(), kind, buffer, dtype);
+  }
   /// Those of a compute action that gathers come behind the gatherings that the program has before them.
   void start_full_sums() {
     while (const Action* sum = reductions_.startable()) {
@@ -239,6 +254,7 @@ class ProgramRun final : private ParameterGate {
   void abandon(const std::string& action, const std::string& message) {
     engine_.set_gate(nullptr);
     if (hooks_.fail) hooks_.fail(action, message);
+    exchanges_.drain();
     gathers_.drain();
     messages_.drain_received();
     reductions_.drain();
@@ -250,6 +266,7 @@ class ProgramRun final : private ParameterGate {
   const std::vector<Action>& actions_;
   Progress progress_;
   Messages<Engine, Wire> messages_;
+  Exchanges<Wire> exchanges_;
   Reductions<Engine, Wire> reductions_;
   Gathers<Engine, Wire> gathers_;
 };
@@ -270,29 +287,19 @@ class ProgramRun final : private ParameterGate {
 template <StageEngine Engine, Transport Wire>
 class Executor {
  public:
-  /// @param groups  for each of Pipeline::groups, what Transport::make_group gave
-  /// @param gather_groups  likewise, for gathering, which within compute actions has no fixed order with sums: other
-  /// ids than any of
-  ///                       `groups` where a group has ZeRO level 3; empty: the same
-  Executor(Engine& engine, Wire& wire, std::vector<GroupId> groups, ExecutorHooks hooks = {},
-           std::vector<GroupId> gather_groups = {})
-      : engine_(engine),
-        wire_(wire),
-        groups_(std::move(groups)),
-        hooks_(std::move(hooks)),
-        gather_groups_(gather_groups.empty() ? groups_ : std::move(gather_groups)) {}
+  Executor(Engine& engine, Wire& wire, ExecutorGroups groups, ExecutorHooks hooks = {})
+      : engine_(engine), wire_(wire), groups_(std::move(groups)), hooks_(std::move(hooks)) {}
 
   /// @pre the program these actions come from was accepted by `validate`
   void run(const std::vector<Action>& actions) {
-    detail::ProgramRun<Engine, Wire>(engine_, wire_, groups_, hooks_, actions, gather_groups_).run();
+    detail::ProgramRun<Engine, Wire>(engine_, wire_, groups_, hooks_, actions).run();
   }
 
  private:
   Engine& engine_;
   Wire& wire_;
-  std::vector<GroupId> groups_;
+  ExecutorGroups groups_;
   ExecutorHooks hooks_;
-  std::vector<GroupId> gather_groups_;
 };
 
 }  // namespace autopar

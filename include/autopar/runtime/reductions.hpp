@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <autopar/core/dtype.hpp>
+#include <autopar/runtime/exchanges.hpp>
 #include <autopar/runtime/progress.hpp>
 #include <autopar/runtime/stage_engine.hpp>
 #include <autopar/runtime/transfer.hpp>
@@ -24,12 +25,13 @@ namespace autopar::detail {
 template <StageEngine Engine, Transport Wire>
 class Reductions {
  public:
-  /// @param groups   for each of Pipeline::groups, what Transport::make_group gave
-  /// @param actions  the rank's whole program; like everything else, it must outlive the reductions
+  /// @param groups     for each of Pipeline::groups, what Transport::make_group gave
+  /// @param actions    the rank's whole program; like everything else, it must outlive the reductions
+  /// @param exchanges  of its compute actions
   Reductions(Engine& engine, Wire& wire, const std::vector<GroupId>& groups, const std::vector<Action>& actions,
-             Progress& progress)
+             const Exchanges<Wire>& exchanges, Progress& progress)
       : engine_(engine), wire_(wire), groups_(groups), progress_(progress), in_order_(wire.in_order()) {
-    read(actions);
+    read(actions, exchanges);
   }
 
   /// Called for each compute action, right before it.
@@ -94,7 +96,9 @@ class Reductions {
   struct Sum : Transfer<Wire> {
     /// Of sums within compute actions: the compute action; null on a rank without samples.
     const Action* filled_by = nullptr;
-    const Action* message_before = nullptr;  ///< the program's last message, or gathering, before it
+    /// The program's last action before it that others take part in: a message, a gathering, a compute action that
+    /// exchanges values.
+    const Action* shared_before = nullptr;
     bool full = false;
   };
   static constexpr int kSumsInFlight = 1;
@@ -108,8 +112,8 @@ class Reductions {
            compute->microbatch == sum.microbatch;
   }
 
-  void read(const std::vector<Action>& actions) {
-    const Action* message = nullptr;
+  void read(const std::vector<Action>& actions, const Exchanges<Wire>& exchanges) {
+    const Action* shared = nullptr;
     const Action* last_compute = nullptr;  // that gives weight gradients
     for (const Action& action : actions) {
       const auto kind = action.kind;
@@ -119,10 +123,11 @@ class Reductions {
       }
       if (gives_weight_gradients(kind)) last_compute = &action;
       if (kind == ActionKind::kReduce || kind == ActionKind::kReduceScatter)
-        sums_.push_back({{&action}, is_filled_by(action, last_compute) ? last_compute : nullptr, message});
+        sums_.push_back({{&action}, is_filled_by(action, last_compute) ? last_compute : nullptr, shared});
       const bool gathers_for_compute = kind == ActionKind::kGather && is_of_compute(action);
       const bool is_message = kind == ActionKind::kSend || kind == ActionKind::kReceive;
-      if (gathers_for_compute || (is_message && action.peer != wire_.rank())) message = &action;
+      if (gathers_for_compute || (is_message && action.peer != wire_.rank()) || exchanges.are_in(action))
+        shared = &action;
     }
   }
 
@@ -136,8 +141,8 @@ class Reductions {
   }
   /// On a device all members must issue the same operations in the same order.
   [[nodiscard]] bool may_start(std::size_t i) const {
-    const Action* const before = sums_[i].message_before;
-    return !in_order_ || i < end_of_compute_ || before == nullptr || before < progress_.reached();
+    const Action* const before = sums_[i].shared_before;
+    return !in_order_ || i < end_of_compute_ || before == nullptr || before <= progress_.reached();
   }
 
   void start(Sum& sum) {

@@ -3,7 +3,7 @@
 #include <concepts>
 
 #include <autopar/core/dtype.hpp>
-#include <autopar/runtime/parameter_gate.hpp>
+#include <autopar/runtime/compute_gate.hpp>
 #include <autopar/runtime/transport.hpp>
 #include <autopar/schedule/action.hpp>
 
@@ -29,7 +29,7 @@ namespace autopar {
 /// same bits. Messages to kSource and kSink are accepted in the program's order. `set_gate` says whom compute actions
 /// ask; null takes it back.
 template <class E>
-concept StageEngine = requires(E& engine, const Action& action, const Buffer& buffer, ParameterGate* gate) {
+concept StageEngine = requires(E& engine, const Action& action, const Buffer& buffer, ComputeGate* gate) {
   engine.set_gate(gate);
   engine.forward(action);
   engine.backward(action);

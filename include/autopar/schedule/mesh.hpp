@@ -21,17 +21,25 @@ namespace autopar {
 ///     mesh.replica_group(0);  // ranks 0 and 2: the same shard of the parameters, other samples
 ///
 /// Tensor shards of a replica are neighbours in the list: they exchange most, and planners put neighbours on the
-/// fastest links. Cost of all members: O(ranks).
+/// fastest links. Their ranks ascend, as those of every group that communicates do, so that the parts of a value lie in
+/// the order of the shards. Cost of all members: O(ranks).
 class Mesh {
  public:
   Mesh() = default;
   Mesh(std::initializer_list<Rank> ranks) : ranks_(ranks) {}
   /// @param ranks   [replica * tensor + shard]
-  /// @throws InvalidArgument if `tensor` is not positive or does not divide their number
+  /// @throws InvalidArgument if `tensor` is not positive or does not divide their number, or a replica's do not ascend
   Mesh(std::vector<Rank> ranks, int tensor = 1) : ranks_(std::move(ranks)), tensor_(tensor) {
-    if (tensor >= 1 && ranks_.size() % static_cast<std::size_t>(tensor) == 0) return;
-    throw InvalidArgument("mesh: " + std::to_string(ranks_.size()) + " ranks are no whole number of replicas of " +
-                          std::to_string(tensor) + " tensor shards each");
+    if (tensor < 1 || ranks_.size() % static_cast<std::size_t>(tensor) != 0) {
+      throw InvalidArgument("mesh: " + std::to_string(ranks_.size()) + " ranks are no whole number of replicas of " +
+                            std::to_string(tensor) + " tensor shards each");
+    }
+    for (std::size_t i = 1; i < ranks_.size(); ++i) {
+      if (i % static_cast<std::size_t>(tensor) == 0 || ranks_[i - 1] < ranks_[i]) continue;
+      throw InvalidArgument("mesh: rank " + std::to_string(ranks_[i].value()) + " follows rank " +
+                            std::to_string(ranks_[i - 1].value()) +
+                            " among the tensor shards of a replica; list them in ascending order");
+    }
   }
 
   [[nodiscard]] const std::vector<Rank>& ranks() const { return ranks_; }
@@ -49,6 +57,13 @@ class Mesh {
     const auto found = std::ranges::find(ranks_, rank);
     if (found == ranks_.end()) return std::nullopt;
     return static_cast<int>(found - ranks_.begin()) / tensor_;
+  }
+
+  /// Its place within its replica, likewise.
+  [[nodiscard]] std::optional<int> shard_of(Rank rank) const {
+    const auto found = std::ranges::find(ranks_, rank);
+    if (found == ranks_.end()) return std::nullopt;
+    return static_cast<int>(found - ranks_.begin()) % tensor_;
   }
 
   /// Ranks that hold the same shard, by replica.

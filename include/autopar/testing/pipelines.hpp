@@ -96,8 +96,11 @@ inline std::vector<Mesh> random_meshes(const std::vector<std::vector<Rank>>& sta
   Dice dice(seed + 555);
   std::vector<Mesh> meshes;
   for (const auto& ranks : stages) {
-    const int tensor = dice.chance(60) ? 1 : dice(1, static_cast<int>(ranks.size()));
-    meshes.emplace_back(ranks, ranks.size() % static_cast<std::size_t>(tensor) == 0 ? tensor : 1);
+    int tensor = dice.chance(60) ? 1 : dice(1, static_cast<int>(ranks.size()));
+    if (ranks.size() % static_cast<std::size_t>(tensor) != 0) tensor = 1;
+    std::vector<Rank> in_order = ranks;
+    for (auto shards = in_order.begin(); shards != in_order.end(); shards += tensor) std::sort(shards, shards + tensor);
+    meshes.emplace_back(std::move(in_order), tensor);
   }
   return meshes;
 }

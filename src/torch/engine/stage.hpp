@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <autopar/runtime/parameter_gate.hpp>
+#include <autopar/runtime/compute_gate.hpp>
 #include <autopar/schedule/pipeline.hpp>
 
 #include "torch/algebra/batch_algebra.hpp"
@@ -46,7 +46,7 @@ struct DividedProgram {
 
 /// The gate of the compute action that runs a stage, as its operators and their autograd nodes use it.
 struct StageGate {
-  ParameterGate* gate = nullptr;
+  ComputeGate* gate = nullptr;
   bool backward = false;  ///< operators that run do so again
 
   /// A group that is gathered for compute actions is one bucket.

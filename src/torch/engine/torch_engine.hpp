@@ -34,7 +34,7 @@ class TorchEngine {
   void start_gradients();
 
   // StageEngine
-  void set_gate(ParameterGate* gate) { gate_ = gate; }
+  void set_gate(ComputeGate* gate) { gate_ = gate; }
   void forward(const Action& action);
   void backward(const Action& action);
   void backward_input(const Action& action);
@@ -111,7 +111,7 @@ class TorchEngine {
   /// last call has freed, which costs more than 1 % of a call of tiny operators.
   std::deque<at::Tensor> gradients_;
   std::vector<std::shared_ptr<torch::autograd::Node>> spent_;
-  ParameterGate* gate_ = nullptr;
+  ComputeGate* gate_ = nullptr;
   std::map<ValueId, std::pair<int, int>> bucket_of_;  ///< parameter to (group, bucket)
   std::map<ValueId, std::size_t> place_of_;           ///< likewise, in the group's layout
   /// Gradients that stages have to add in their last backwards until the bucket is full.

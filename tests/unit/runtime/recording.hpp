@@ -59,7 +59,7 @@ class RecordingEngine {
  public:
   explicit RecordingEngine(Events& events) : events_(events) {}
 
-  void set_gate(ParameterGate*) {}
+  void set_gate(ComputeGate*) {}
   void forward(const Action& action) { tell("forward", action.microbatch); }
   void backward(const Action& action) { tell("backward", action.microbatch); }
   Buffer pack(const Action& action) { return tell("pack", action.microbatch); }

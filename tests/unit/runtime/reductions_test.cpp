@@ -54,8 +54,10 @@ struct Fixture : testing::RecordedRun {
   }
 
   std::vector<GroupId> groups{{0}, {1}, {2}, {3}};
-  detail::Reductions<testing::RecordingEngine, testing::RecordingWire> reductions{engine, wire, groups, actions,
-                                                                                  progress};
+  std::vector<GroupId> no_tensor_groups;
+  detail::Exchanges<testing::RecordingWire> exchanges{wire, no_tensor_groups};
+  detail::Reductions<testing::RecordingEngine, testing::RecordingWire> reductions{engine,  wire,      groups,
+                                                                                  actions, exchanges, progress};
 };
 
 TEST_CASE("sums start in the program's order, whichever bucket is full first") {

@@ -13,7 +13,7 @@ TEST_CASE("the groups of either axis partition a mesh, and each pair of them mee
     for (int tensor = 1; tensor <= 4; ++tensor) {
       CAPTURE(replicas, tensor);
       std::vector<Rank> ranks;
-      for (int i = 0; i < replicas * tensor; ++i) ranks.push_back(Rank(100 - 3 * i));
+      for (int i = 0; i < replicas * tensor; ++i) ranks.push_back(Rank(100 - 30 * (i / tensor) + 3 * (i % tensor)));
       const Mesh mesh(ranks, tensor);
       CHECK(mesh.replicas() == replicas);
       CHECK(mesh.tensor() == tensor);
@@ -25,21 +25,26 @@ TEST_CASE("the groups of either axis partition a mesh, and each pair of them mee
           CHECK(group[static_cast<std::size_t>(t)] == mesh.rank(q, t));
           CHECK(mesh.replica_group(t).at(static_cast<std::size_t>(q)) == mesh.rank(q, t));
           CHECK(mesh.replica_of(mesh.rank(q, t)) == q);
+          CHECK(mesh.shard_of(mesh.rank(q, t)) == t);
           seen.insert(mesh.rank(q, t));
         }
       }
       CHECK(seen == std::set<Rank>(ranks.begin(), ranks.end()));
       CHECK_FALSE(mesh.contains(Rank(101)));
       CHECK_FALSE(mesh.replica_of(Rank(101)));
+      CHECK_FALSE(mesh.shard_of(Rank(101)));
     }
   }
 }
 
-TEST_CASE("ranks that are no whole number of replicas are refused", "[schedule]") {
+TEST_CASE("ranks that are no whole number of replicas, or whose tensor shards are out of order, are refused",
+          "[schedule]") {
   using Catch::Matchers::ContainsSubstring;
   CHECK_THROWS_WITH(Mesh({Rank(0), Rank(1), Rank(2)}, 2),
                     ContainsSubstring("3 ranks are no whole number of replicas of 2"));
   CHECK_THROWS_AS(Mesh({Rank(0)}, 0), InvalidArgument);
+  CHECK_THROWS_WITH(Mesh({Rank(0), Rank(1), Rank(5), Rank(3)}, 2), ContainsSubstring("rank 3 follows rank 5"));
+  CHECK(Mesh({Rank(2), Rank(3), Rank(0), Rank(1)}, 2).rank(1, 0) == Rank(0));
   CHECK(Mesh({Rank(0), Rank(1)}, 1) == Mesh{Rank(0), Rank(1)});
   CHECK_FALSE(Mesh({Rank(0), Rank(1)}, 2) == Mesh{Rank(0), Rank(1)});
 }

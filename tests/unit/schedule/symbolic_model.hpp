@@ -159,6 +159,8 @@ class SymbolicRank {
     fill_buckets(action, compute.dx, compute.d_whole);
   }
 
+  [[nodiscard]] Rank rank() const { return rank_; }
+  [[nodiscard]] const Mesh& mesh(StageId stage) const { return pipeline_.stages[stage.index()]; }
   [[nodiscard]] Words pack(const Action& action) const {
     const Cell& cell = ends(action).out;
     if (!cell.produced) throw std::logic_error(describe(action) + ": nothing to send yet");
