@@ -44,7 +44,7 @@ at::Tensor head_of(const Targets& targets, const ClassShards& shards) {
 }
 
 void require_good(const at::Tensor& heads_there, const ClassShards& shards) {
-  const auto heads = heads_there.cpu();
+  const auto heads = heads_there.cpu().contiguous();
   const auto* values = heads.const_data_ptr<std::int64_t>();
   const auto rank_of = [&](std::int64_t place) {
     return " on rank " + std::to_string(shards.group.ranks()[static_cast<std::size_t>(place)].value());

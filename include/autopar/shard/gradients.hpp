@@ -14,8 +14,8 @@ namespace autopar {
 /// `HasShards`, itself included.
 [[nodiscard]] std::vector<ShardedParameter> sharded_parameters(const torch::nn::Module& model);
 
-/// Each `.grad` becomes the sum over the group, in place. A gradient that some rank has is zero on ranks that have none;
-/// one that none has stays undefined. Collective; messages of 32 MiB at most, and one of a number a parameter.
+/// Each `.grad` becomes the sum over the group, in place. A gradient that some rank has is zero on ranks that have
+/// none; one that none has stays undefined. Collective; messages of 32 MiB at most, and one of a number a parameter.
 ///
 /// Which group: a backbone of which each rank feeds its own samples: all ranks. What a tensor group computes together
 /// (a head and its row bias): the replicas.

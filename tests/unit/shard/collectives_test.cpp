@@ -58,10 +58,10 @@ void check_moves(int ranks, std::vector<std::int64_t> sizes, int dim) {
   const DoublePrecision doubles;
   torch::manual_seed(5);
   const auto whole = torch::randn(sizes), terms = torch::randn([&] {
-    auto all = sizes;
-    all.insert(all.begin(), ranks);
-    return all;
-  }());
+                                            auto all = sizes;
+                                            all.insert(all.begin(), ranks);
+                                            return all;
+                                          }());
   const auto weights = torch::randn_like(terms);
   on_ranks(ranks, [&](ap::World& world, const ap::Groups& groups) {
     const auto& g = groups.tensor;

@@ -23,8 +23,9 @@ TEST_CASE("placed: a plain tensor is on all ranks, and back") {
 TEST_CASE("placed: what is not on all ranks is no plain tensor, and the way out is said") {
   on_ranks(2, [](ap::World&, const ap::Groups& groups) {
     const auto& g = groups.tensor;
-    check_says({"Shard(1)", "gather(x)", "x.map(f)"},
-               [&] { (void)torch::relu(Placed::shard(torch::ones({2, 3}), g, 1, Split({3, 3}))); });
+    check_says({"Shard(1)", "gather(x)", "x.map(f)"}, [&] {
+      (void)torch::relu(Placed::shard(torch::ones({2, 3}), g, 1, Split({3, 3})));
+    });
     check_says({"Partial()", "reduce(x)"}, [&] { (void)torch::relu(Placed::partial(torch::ones({2}), g)); });
     check_says({"slice of 3", "1+5"}, [&] { (void)Placed::shard(torch::ones({2, 3}), g, 1, Split({1, 5})); });
     check_says({"no dim 2"}, [&] { (void)Placed::shard(torch::ones({2, 3}), g, 2, Split({1, 5})); });
@@ -69,7 +70,9 @@ TEST_CASE("placed: what would lose the layout is refused") {
     check_says({"cannot add", "Shard(2)", "Replicate()"}, [&] { (void)(x + all); });
     check_says({"cannot multiply"}, [&] { (void)(all * terms); });
     check_says({"not the sum of its functions"}, [&] { (void)(terms * terms); });
-    check_says({"cannot add"}, [&] { (void)(x + Placed::shard(torch::ones({2, 3, 6}), g, 2, Split({6, 6})).transpose(1, 2)); });
+    check_says({"cannot add"}, [&] {
+      (void)(x + Placed::shard(torch::ones({2, 3, 6}), g, 2, Split({6, 6})).transpose(1, 2));
+    });
     must_be((terms + terms).placement().is_partial() && (terms * 2).placement().is_partial(), "sums of terms");
   });
 }
