@@ -190,3 +190,17 @@ TEST_CASE("embedding: words and features equal the dense one, padding too, of an
     }
   }
 }
+
+TEST_CASE("embedding: starts as the slice of what the dense one draws, in several blocks, whole sixteens or not") {
+  for (const std::int64_t features : {300, 301}) {
+    torch::manual_seed(71);
+    nn::Embedding dense(2001, features);
+    for (const int dim : {0, 1}) {
+      torch::manual_seed(71);
+      on_ranks(2, [&](ap::World&, const ap::Groups& groups) {
+        ap::ParallelEmbedding own(ap::ParallelEmbeddingOptions(2001, features).dim(dim).group(groups.tensor));
+        must_be(torch::equal(own->weight, part_of(dense->weight, groups.tensor, dim)), "start");
+      });
+    }
+  }
+}
