@@ -17,11 +17,16 @@ if(AUTOPAR_SANITIZE)
   add_link_options(-fsanitize=${AUTOPAR_SANITIZE})
 endif()
 
-# autopar_add_layer_library(<layer> [EXPORT_NAME <name>] [EXCLUDE <folder>]): compiled from src/<layer>/**.cpp but those
-# of a folder; without sources, an INTERFACE library. Sets AUTOPAR_<layer>_SOURCES.
+# autopar_add_layer_library(<layer> [EXPORT_NAME <name>] [EXCLUDE <folder>] [WITH <layer>]): compiled from src/<layer>/**.cpp
+# but those of a folder, and those of a layer that has no library of its own; without sources, an INTERFACE library. Sets
+# AUTOPAR_<layer>_SOURCES.
 function(autopar_add_layer_library layer)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "EXPORT_NAME;EXCLUDE" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "EXPORT_NAME;EXCLUDE;WITH" "")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${layer}/*.cpp")
+  if(arg_WITH)
+    file(GLOB_RECURSE others CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${arg_WITH}/*.cpp")
+    list(APPEND sources ${others})
+  endif()
   if(arg_EXCLUDE)
     list(FILTER sources EXCLUDE REGEX "/src/${layer}/${arg_EXCLUDE}/")
   endif()

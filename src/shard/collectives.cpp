@@ -1,0 +1,202 @@
+#include <autopar/shard/collectives.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/cat.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <autopar/core/error.hpp>
+
+#include "shard/group_state.hpp"
+#include "shard/kept.hpp"
+
+namespace autopar {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// What a collective and its gradient need to know.
+struct Move {
+  Group group;
+  int dim = 0;
+  Split split{{0}};
+  Placement gradient = Placement::replicate();
+};
+
+Tensor own_slice(const Tensor& whole, const Move& move) {
+  const int place = move.group.place();
+  return whole.narrow(move.dim, move.split.begin(place), move.split.length(place)).contiguous();
+}
+
+Tensor sum_of_all(const Tensor& term, const Move& move) {
+  auto sum = term.clone(at::MemoryFormat::Contiguous);
+  move.group.state()->all_reduce(sum);
+  return sum;
+}
+
+/// [members, longest slice, the other dims]: what moves a dim to the front and gives each member as much room.
+Tensor room_for_parts(const Tensor& like, const Move& move) {
+  auto sizes = like.movedim(move.dim, 0).sizes().vec();
+  sizes.front() = move.split.longest();
+  sizes.insert(sizes.begin(), move.split.parts());
+  return like.new_empty(sizes);
+}
+
+Tensor part(const Tensor& room, const Move& move, int place) {
+  return room[place].narrow(0, 0, move.split.length(place));
+}
+
+Tensor all_slices(const Tensor& own, const Move& move) {
+  auto room = room_for_parts(own, move);
+  part(room, move, move.group.place()).copy_(own.movedim(move.dim, 0));
+  move.group.state()->all_gather(room);
+  if (move.dim == 0 && move.split.is_even()) return room.flatten(0, 1);
+  std::vector<Tensor> parts;
+  for (int place = 0; place < move.split.parts(); ++place) {
+    parts.push_back(part(room, move, place).movedim(0, move.dim));
+  }
+  return at::cat(parts, move.dim).contiguous();
+}
+
+Tensor own_slice_of_sum(const Tensor& term, const Move& move) {
+  auto room = room_for_parts(term, move);
+  const auto front = term.movedim(move.dim, 0);
+  for (int place = 0; place < move.split.parts(); ++place) {
+    part(room, move, place).copy_(front.narrow(0, move.split.begin(place), move.split.length(place)));
+    room[place].narrow(0, move.split.length(place), move.split.longest() - move.split.length(place)).zero_();
+  }
+  move.group.state()->reduce_scatter(room);
+  return part(room, move, move.group.place()).movedim(0, move.dim).contiguous();
+}
+
+struct CopyFunction : torch::autograd::Function<CopyFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, Move move) {
+    detail::keep(*context, std::move(move));
+    return x;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    detail::refuse_double_backward("copy");
+    return {sum_of_all(gradients[0], detail::kept<Move>(*context)), Tensor()};
+  }
+};
+
+struct ReduceFunction : torch::autograd::Function<ReduceFunction> {
+  static Tensor forward(AutogradContext*, const Tensor& x, const Move& move) { return sum_of_all(x, move); }
+  static variable_list backward(AutogradContext*, variable_list gradients) { return {gradients[0], Tensor()}; }
+};
+
+struct GatherFunction : torch::autograd::Function<GatherFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, Move move) {
+    auto whole = all_slices(x, move);
+    detail::keep(*context, std::move(move));
+    return whole;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    detail::refuse_double_backward("gather");
+    const auto& move = detail::kept<Move>(*context);
+    return {move.gradient.is_partial() ? own_slice_of_sum(gradients[0], move) : own_slice(gradients[0], move),
+            Tensor()};
+  }
+};
+
+struct ScatterFunction : torch::autograd::Function<ScatterFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, Move move) {
+    auto slice = own_slice(x, move);
+    detail::keep(*context, std::move(move));
+    return slice;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    detail::refuse_double_backward("scatter");
+    return {all_slices(gradients[0], detail::kept<Move>(*context)), Tensor()};
+  }
+};
+
+struct ReduceScatterFunction : torch::autograd::Function<ReduceScatterFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, Move move) {
+    auto slice = own_slice_of_sum(x, move);
+    detail::keep(*context, std::move(move));
+    return slice;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    detail::refuse_double_backward("reduce_scatter");
+    return {all_slices(gradients[0], detail::kept<Move>(*context)), Tensor()};
+  }
+};
+
+[[noreturn]] void refuse(const char* name, const Placed& x, const char* takes) {
+  std::string fix;
+  if (x.placement().is_partial()) fix = "reduce(x) or reduce_scatter(x, dim) adds them up";
+  if (x.placement().is_shard()) fix = "gather(x) brings the slices together";
+  if (x.placement().is_replicate()) fix = "all ranks have it, so leave out the call";
+  throw InvalidArgument(std::string(name) + " takes " + takes + ", not " + to_string(x) + "; " + fix);
+}
+
+void require_replicated(const char* name, const Placed& x, const Group& group) {
+  if (!x.placement().is_replicate()) refuse(name, x, "a value that all ranks have");
+  if (x.group().is_alone() || group.is_alone() || x.group() == group) return;
+  throw InvalidArgument(std::string(name) + ": the value is of another group of ranks; use one group throughout");
+}
+
+/// Along dim `dim` of `x`, counted from its front.
+Move move_along(const char* name, const Placed& x, const Group& group, int dim, const Split& split) {
+  const auto total = x.size(dim);
+  if (dim < 0) dim += x.dim();
+  if (split.parts() != group.size() || split.total() != total) {
+    throw InvalidArgument(std::string(name) + ": a split into " + to_string(split) + " is none of " +
+                          std::to_string(total) + " elements over " + std::to_string(group.size()) + " ranks");
+  }
+  return {group, dim, split};
+}
+
+}  // namespace
+
+Placed copy(const Placed& x, const Group& group) {
+  require_replicated("copy", x, group);
+  if (group.is_alone()) return x;
+  return Placed::replicate(CopyFunction::apply(x.local(), Move{group}), group);
+}
+
+Placed reduce(const Placed& x) {
+  if (x.group().is_alone()) return x;
+  if (!x.placement().is_partial()) refuse("reduce", x, "terms of a sum");
+  return Placed::replicate(ReduceFunction::apply(x.local(), Move{x.group()}), x.group());
+}
+
+Placed gather(const Placed& x, Placement gradient) {
+  expect(!gradient.is_shard(), "gather: the gradient of what all ranks have is replicate() or partial()");
+  if (x.group().is_alone()) return x;
+  if (!x.placement().is_shard()) refuse("gather", x, "slices");
+  Move move{x.group(), x.placement().dim(), x.split(), gradient};
+  return Placed::replicate(GatherFunction::apply(x.local(), std::move(move)), x.group());
+}
+
+Placed scatter(const Placed& x, const Group& group, int dim, const Split& split) {
+  require_replicated("scatter", x, group);
+  auto move = move_along("scatter", x, group, dim, split);
+  if (group.is_alone()) return x;
+  const int front = move.dim;
+  return Placed::shard(ScatterFunction::apply(x.local(), std::move(move)), group, front, split);
+}
+
+Placed scatter(const Placed& x, const Group& group, int dim) {
+  return scatter(x, group, dim, Split::even(x.size(dim), group.size()));
+}
+
+Placed reduce_scatter(const Placed& x, int dim, const Split& split) {
+  if (x.group().is_alone()) return x;
+  if (!x.placement().is_partial()) refuse("reduce_scatter", x, "terms of a sum");
+  auto move = move_along("reduce_scatter", x, x.group(), dim, split);
+  const int front = move.dim;
+  return Placed::shard(ReduceScatterFunction::apply(x.local(), std::move(move)), x.group(), front, split);
+}
+
+Placed reduce_scatter(const Placed& x, int dim) {
+  return reduce_scatter(x, dim, Split::even(x.size(dim), x.group().size()));
+}
+
+}  // namespace autopar
