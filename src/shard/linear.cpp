@@ -109,6 +109,7 @@ void ParallelLinearImpl::shard(int dim, Group group, std::int64_t unit) {
     throw InvalidArgument("this parallel linear layer has been cut already, along dim " +
                           std::to_string(*options.dim()) + "; make another one");
   require_known_dim(dim);
+  (void)Split::even(dim == 0 ? options.in_features() : options.out_features(), group.size(), unit);  // before a change
   const at::NoGradGuard no_grad;
   options.dim(dim).group(std::move(group)).unit(unit);
   weight.set_data(own_part(weight, sharded_dim()).clone());
@@ -176,6 +177,18 @@ std::optional<Placed> ParallelLinearImpl::placed_bias() const {
   if (!bias.defined()) return std::nullopt;
   if (is_dense() || is_row()) return bias;
   return Placed::shard(bias, options.group(), 0, split());
+}
+
+std::shared_ptr<torch::nn::Module> GatheredLinearImpl::clone(const std::optional<torch::Device>& device) const {
+  const at::NoGradGuard no_grad;
+  auto copy = std::make_shared<GatheredLinearImpl>(*this);
+  copy->parameters_.clear();
+  copy->reset();
+  for (const auto& item : named_parameters(false)) {
+    const auto& tensor = item.value();
+    copy->parameters_[item.key()].set_data(device && *device != tensor.device() ? tensor.to(*device) : tensor.clone());
+  }
+  return copy;
 }
 
 at::Tensor GatheredLinearImpl::forward(const at::Tensor& x) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <utility>
@@ -96,6 +97,9 @@ class GatheredLinearImpl : public ParallelLinearImpl {
   using ParallelLinearImpl::ParallelLinearImpl;
 
   [[nodiscard]] at::Tensor forward(const at::Tensor& x);
+  /// Of this type, which a Sequential asks for. Collective over the group.
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
 };
 
 TORCH_MODULE(GatheredLinear);

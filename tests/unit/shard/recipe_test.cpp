@@ -245,6 +245,12 @@ TEST_CASE("convert: Sequential at any depth, members that are declared for it") 
 
       (void)ap::convert_parallel_linear(*nested, groups.tensor, dim);
       must_equal(nested->forward(x), nested_dense->forward(x), "nested");
+      const auto copy = std::dynamic_pointer_cast<nn::SequentialImpl>(
+          nn::Sequential(nested->ptr<ap::GatheredLinearImpl>(1))->clone());
+      const auto input = torch::ones({2, 3});
+      must_equal(copy->forward(input), nn::Sequential(nested->ptr<ap::GatheredLinearImpl>(1))->forward(input),
+                 "a copy");
+      must_be(!copy->parameters()[0].is_same(nested->ptr(1)->parameters()[0]), "its own parameters");
       const auto state = ap::collect_state(*nested, groups.tensor);
       for (const auto& item : state)
         must_equal(item.value(), nested_dense->named_parameters()[item.key()], item.key(), 0);
