@@ -46,6 +46,7 @@ class CheckedCosts {
   [[nodiscard]] Seconds transfer(Bytes bytes, Rank from, Rank to) const { return costs_.transfer(bytes, from, to); }
   /// One bucket of a gradient sum.
   [[nodiscard]] Seconds sum(const GradientSum& group, Bytes bytes) const {
+    if (bytes == Bytes(0) && level() >= 2 && group.stage >= 0) return {};  // summed within backwards
     std::vector<Rank> members;
     for (const std::size_t rank : group.ranks) members.push_back(Rank::of(rank));
     const Seconds whole = costs_.all_reduce(bytes, members);
@@ -105,7 +106,7 @@ class CheckedCosts {
     }
     if (level() < 2) return sum;
     const Bytes all = stated_.trainable_bytes(stage), gathered = gathered_bytes(stage);
-    const Bytes bucket = std::min(all, stated_.plan().buckets.size);
+    const Bytes bucket = std::min(all, Bytes(stated_.unit_limit()));
     const Seconds summed = half_of_a_sum(stage, all), last = half_of_a_sum(stage, bucket);
     if (level() == 2) {
       sum.backward = std::max(sum.backward + last, summed);

@@ -208,7 +208,7 @@ class CheckedMemory {
       stage.owned += costs_.resident(atom).value();
     // Until they are added up.
     for (const ParameterId id : several) stage.at_work += 2 * parameters[id.index()].bytes.value();
-    const std::int64_t largest = most_read(s);
+    const std::int64_t largest = stated_.most_read(s);
     const std::int64_t parts = plan.zero > 0 ? stated_.replicas(s) : 1;
     const double temporaries = std::ceil(std::min(plan.optimizer_state_factor, 2.0));
     const std::int64_t update = (largest + parts - 1) / parts * static_cast<std::int64_t>(temporaries);
@@ -248,35 +248,13 @@ class CheckedMemory {
     }
   }
 
-  /// Trainable bytes that the atom reads which reads most.
-  [[nodiscard]] std::int64_t most_read(int s) const {
-    std::int64_t largest = 0;
-    for (const NodeId atom : stated_.plan().stages[static_cast<std::size_t>(s)].atoms) {
-      const auto& read = stated_.model().graph[atom].parameters;
-      std::int64_t trained = 0;
-      for (const ParameterId id : std::set<ParameterId>(read.begin(), read.end())) {
-        const auto& parameter = stated_.model().parameters[id.index()];
-        trained += parameter.trainable ? parameter.bytes.value() : 0;
-      }
-      largest = std::max(largest, trained);
-    }
-    return largest;
-  }
-
   /// Whole beside the shards: the part of a sum before the sum is gone (1); units of gradients that fill and that are
   /// summed (2, 3), all if they wait for one that several atoms fill or for the second half of a backward; those of
   /// parameters that an atom reads, and the next (3).
   [[nodiscard]] std::int64_t units_at_work(int s, std::int64_t largest, std::int64_t shared, std::int64_t gathered,
                                            bool again) const {
     const int level = stated_.plan().zero;
-    std::int64_t limit = bucket();
-    constexpr std::int64_t kSmall = std::int64_t{32} << 20;  // larger ones stay as they are stated
-    if (level > 1 && limit <= kSmall) {
-      std::int64_t most = 0;
-      for (int other = 0; other < stated_.stages(); ++other) most = std::max(most, most_read(other));
-      limit = std::min(limit, most);
-    }
-    const std::int64_t unit = std::min(shared, largest > bucket() ? largest : limit);
+    const std::int64_t unit = std::min(shared, largest > bucket() ? largest : stated_.unit_limit());
     const bool at_once = again || traits_of(stated_.plan().schedule).splits_backwards;
     const std::int64_t gradients = std::min(at_once ? shared + unit : 2 * unit, count() * shared);
     switch (level) {

@@ -28,7 +28,7 @@ struct Crossing {
 struct GradientSum {
   std::vector<std::size_t> ranks;     ///< ascending
   int stage = -1;                     ///< -1 = parameters tied across stages
-  std::vector<std::int64_t> buckets;  ///< bytes
+  std::vector<std::int64_t> buckets;  ///< bytes that are summed at the end of a call
 };
 
 struct SampleRange {
@@ -116,6 +116,30 @@ class StatedPlan {
       out.insert(read.begin(), read.end());
     }
     return out;
+  }
+  /// Trainable bytes that the atom of a stage reads which reads most.
+  [[nodiscard]] std::int64_t most_read(int stage) const {
+    std::int64_t largest = 0;
+    for (const NodeId atom : plan_.stages[static_cast<std::size_t>(stage)].atoms) {
+      const auto& read = model_.graph[atom].parameters;
+      std::int64_t trained = 0;
+      for (const ParameterId id : std::set<ParameterId>(read.begin(), read.end())) {
+        const auto& parameter = model_.parameters[id.index()];
+        trained += parameter.trainable ? parameter.bytes.value() : 0;
+      }
+      largest = std::max(largest, trained);
+    }
+    return largest;
+  }
+  /// Bytes up to which gradients, and parameters, go together within backwards, and forwards: a bucket's, or, from
+  /// level 2 on, of small buckets what the atom reads that reads most, if that is less.
+  [[nodiscard]] std::int64_t unit_limit() const {
+    const std::int64_t bucket = plan_.buckets.size.value();
+    constexpr std::int64_t kSmall = std::int64_t{32} << 20;  // larger ones stay as they are stated
+    if (plan_.zero < 2 || bucket > kSmall) return bucket;
+    std::int64_t most = 1;
+    for (int stage = 0; stage < stages(); ++stage) most = std::max(most, most_read(stage));
+    return std::min(bucket, most);
   }
   [[nodiscard]] Bytes trainable_bytes(int stage) const {
     Bytes sum{};
@@ -205,7 +229,9 @@ class StatedPlan {
         sum.buckets.push_back(0);
       }
       used[filling.at(element)] += room;
-      sum.buckets[filling.at(element)] += model_.parameters[parameter.index()].bytes.value();
+      const bool in_backwards =
+          plan_.zero >= 2 && sum.stage >= 0 && model_.parameters[parameter.index()].highest_zero >= 2;
+      if (!in_backwards) sum.buckets[filling.at(element)] += model_.parameters[parameter.index()].bytes.value();
     }
     sums_.push_back(std::move(sum));
   }

@@ -32,7 +32,17 @@ struct SizedPipeline {
   Pipeline pipeline;
   std::vector<ChannelSize> channels;             ///< by channel
   std::vector<std::vector<Bytes>> bucket_bytes;  ///< [group][bucket]
+  std::vector<std::vector<Bytes>> left_whole;    ///< of these, gradients that no ZeRO level above 1 puts into shards
   BucketPolicy buckets{};
+
+  /// Whether a stage's backwards sum what is in shards themselves.
+  [[nodiscard]] bool sums_in_backwards(std::size_t group, int zero) const {
+    return zero >= 2 && pipeline.groups[group].stage.valid();
+  }
+  /// What is summed at the end of a call, by bucket.
+  [[nodiscard]] const std::vector<Bytes>& summed_at_end(std::size_t group, int zero) const {
+    return sums_in_backwards(group, zero) ? left_whole[group] : bucket_bytes[group];
+  }
 };
 
 namespace detail {
@@ -107,8 +117,13 @@ class ChannelCollector {
   for (auto& group : parameter_groups(work, staging, out.pipeline.stages)) {
     const BucketCut cut = buckets_of(work, group, buckets);
     auto& sizes = out.bucket_bytes.emplace_back(cut.buckets.size());
-    for (std::size_t i = 0; i < cut.places.size(); ++i)  // what is left free between tensors takes no time
-      sizes[static_cast<std::size_t>(cut.places[i].bucket)] += work.parameters[group.parameters[i].index()].bytes;
+    auto& whole = out.left_whole.emplace_back(cut.buckets.size());
+    for (std::size_t i = 0; i < cut.places.size(); ++i) {  // what is left free between tensors takes no time
+      const ParameterProfile& parameter = work.parameters[group.parameters[i].index()];
+      const auto bucket = static_cast<std::size_t>(cut.places[i].bucket);
+      sizes[bucket] += parameter.bytes;
+      if (parameter.highest_zero < 2) whole[bucket] += parameter.bytes;
+    }
     out.pipeline.groups.push_back({std::move(group.ranks), group.stage, static_cast<int>(sizes.size())});
   }
   return out;

@@ -171,7 +171,7 @@ class FoldedTimeline {
       for (const Rank rank : group.ranks) positions.push_back(position_of[rank.index()]);
       std::sort(positions.begin(), positions.end());
       positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
-      const auto& buckets = sized_.bucket_bytes[g];
+      const auto& buckets = costs.summed_at_end(g);
       const Bytes whole = std::accumulate(buckets.begin(), buckets.end(), Bytes(0));
       const Bytes mean(whole.value() / static_cast<std::int64_t>(buckets.size()));
       const double each = costs.sum_of(g, mean).value();

@@ -66,7 +66,9 @@ class StagingCosts {
         nodes_(nodes_by_stage(staging)),
         recomputed_(optimizations.recomputed),
         parameters_(detail::trained_by_stage(work, staging)),
-        known_(nodes_.size()) {}
+        known_(nodes_.size()) {
+    for (const NodeId node : work.graph.nodes()) largest_ = std::max(largest_, work.graph[node].largest_trained);
+  }
 
   [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
   [[nodiscard]] Seconds backward(StageId stage, std::int64_t samples) const { return at(stage, samples).backward; }
@@ -84,7 +86,8 @@ class StagingCosts {
   }
   [[nodiscard]] Seconds reduce(const Action& action) const {
     const auto group = static_cast<std::size_t>(action.group);
-    const Bytes bytes = sized_.bucket_bytes[group][static_cast<std::size_t>(action.bucket)];
+    const Bytes bytes = summed_at_end(group)[static_cast<std::size_t>(action.bucket)];
+    if (bytes == Bytes(0) && sized_.sums_in_backwards(group, zero_)) return {};
     if (sums_.empty()) sums_.resize(sized_.pipeline.groups.size(), {Bytes(-1), {}});
     auto& [of_bytes, sum] = sums_[group];  // neighbouring buckets are often equal
     if (of_bytes != bytes) {
@@ -93,8 +96,13 @@ class StagingCosts {
     }
     return in_shards(group) ? sum * detail::kHalfOfASum : sum;
   }
+  /// By bucket.
+  [[nodiscard]] const std::vector<Bytes>& summed_at_end(std::size_t group) const {
+    return sized_.summed_at_end(group, zero_);
+  }
   /// Sum of so many gradient bytes over a group.
   [[nodiscard]] Seconds sum_of(std::size_t group, Bytes bytes) const {
+    if (bytes == Bytes(0) && sized_.sums_in_backwards(group, zero_)) return {};
     const Seconds sum = work_.all_reduce(bytes, sized_.pipeline.groups[group].ranks);
     return in_shards(group) ? sum * detail::kHalfOfASum : sum;
   }
@@ -157,7 +165,7 @@ class StagingCosts {
     // waits for it, and where they take longer they decide.
     if (zero_ >= 2) {
       const auto [trained, computed_with] = parameters_[stage.index()];
-      const Bytes unit = std::min(trained, sized_.buckets.size);
+      const Bytes unit = std::min(trained, sized_.buckets.unit_size(zero_, largest_));
       const Seconds summing = half_of_a_sum(stage, trained), last = half_of_a_sum(stage, unit);
       const bool gathers = zero_ >= 3;
       const Seconds gathering = gathers ? half_of_a_sum(stage, computed_with) : Seconds{};
@@ -193,6 +201,7 @@ class StagingCosts {
   int zero_;
   Offload offload_;
   bool whole_backwards_;
+  Bytes largest_{};  // that a node trains
   std::vector<std::vector<NodeId>> nodes_;
   std::vector<std::vector<std::vector<NodeId>>> recomputed_;  // [stage][segment]
   std::vector<detail::TrainedBytes> parameters_;              // by stage
