@@ -12,9 +12,9 @@
 
 #include <autopar/autopar.hpp>
 
-#include "dataset.hpp"
+#include "data/fashion_mnist.hpp"
+#include "data/progress.hpp"
 #include "models.hpp"
-#include "progress.hpp"
 
 namespace ap = autopar;
 

@@ -1,14 +1,15 @@
 #include <autopar/shard/top_k.hpp>
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 
 #include <autopar/core/error.hpp>
@@ -36,13 +37,15 @@ std::pair<at::Tensor, at::Tensor> top_k(const Placed& logits, std::int64_t k) {
   const auto& group = logits.group();
   const auto samples = logits.size(0), here = std::min(k, logits.local().size(1));
   // Values and classes of the candidates as doubles, which hold both exactly.
-  auto candidates = at::full({group.size(), 2, samples, k}, -std::numeric_limits<double>::infinity(),
-                             logits.local().options().dtype(at::kDouble));
+  auto candidates = at::empty({group.size(), 2, samples, k}, logits.local().options().dtype(at::kDouble));
   const auto [values, classes] = logits.local().topk(here, 1);
   candidates[group.place()][0].narrow(1, 0, here).copy_(values);
   candidates[group.place()][1].narrow(1, 0, here).copy_(classes + logits.split().begin(group.place()));
   group.state()->all_gather(candidates);
-  const auto of_all = candidates.permute({1, 2, 0, 3}).flatten(2);  // [2, N, ranks * k]
+  std::vector<at::Tensor> there;  // of a rank with few classes some places are empty
+  for (int place = 0; place < group.size(); ++place)
+    there.push_back(candidates[place].narrow(2, 0, std::min(k, logits.split().length(place))));
+  const auto of_all = at::cat(there, 2);  // [2, N, at least k]
   const auto [best, places] = of_all[0].topk(k, 1);
   return {best.to(values.scalar_type()), of_all[1].gather(1, places).to(at::kLong)};
 }

@@ -55,7 +55,8 @@ struct ParallelCrossEntropyOptions {
 /// Logits are [C], [N, C] or [N, C, …], sharded along C or on all ranks, targets int64 indices of classes, the same on
 /// all ranks of the group. A rank alone, or logits that are on all ranks: torch's own operators.
 /// Forward collective over the group and, for a sum or mean, over the replicas.
-/// @throws InvalidArgument on all ranks if a target on any is no class, with its value and position, or targets differ
+/// @throws InvalidArgument on all ranks of the group if a target on any is no class, with its value and position, or
+/// targets differ
 ///         between ranks; for logits that lie otherwise, other shapes, and probabilities as targets
 [[nodiscard]] at::Tensor parallel_cross_entropy(const Placed& logits, const at::Tensor& target,
                                                 const ParallelCrossEntropyOptions& options = {});

@@ -341,3 +341,15 @@ TEST_CASE("top-k: the classes and the accuracy of whole logits") {
     }
   }
 }
+
+TEST_CASE("top-k: classes that are masked out are classes, too") {
+  const DoublePrecision doubles;
+  const auto logits = torch::tensor({{0.5, -HUGE_VAL, -HUGE_VAL, 2.0, -HUGE_VAL}});
+  on_ranks(4, [&](ap::World&, const ap::Groups& groups) {
+    const auto [values, classes] = ap::top_k(ap::scatter(logits, groups.tensor, 1), 4);
+    must_equal(values.slice(1, 0, 2), torch::tensor({{2.0, 0.5}}), "values", 0);
+    must_be(values.slice(1, 2).isinf().all().item<bool>(), "masked");
+    must_be(std::get<0>(classes.sort(1)).diff(1, 1).gt(0).all().item<bool>(), "each class once");
+    must_be(classes.ge(0).logical_and(classes.lt(5)).all().item<bool>(), "classes that there are");
+  });
+}

@@ -1,4 +1,4 @@
-#include "dataset.hpp"
+#include "fashion_mnist.hpp"
 
 #include <algorithm>
 #include <memory>
