@@ -87,7 +87,7 @@ function(autopar_add_test_entry test program cases ranks label timeout processor
     set(processors ${ranks})
   endif()
   if(label STREQUAL "gpu" AND NOT AUTOPAR_HAS_GPU_TESTS)
-    set(command sh -c "echo 'skipped: ${program} is not built, as AUTOPAR_GPU_TESTS=${AUTOPAR_GPU_TESTS}'; exit 77")
+    set(command sh -c "echo 'skipped: ${program} is not built, as AUTOPAR_GPU_TESTS=${AUTOPAR_GPU_TESTS}' && exit 77")
   endif()
   add_test(NAME ${test} COMMAND ${command})
   set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT ${timeout} PROCESSORS ${processors}
