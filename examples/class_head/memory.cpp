@@ -34,6 +34,7 @@ constexpr std::size_t kAll = 0;  // of the allocator's statistics: pools small a
 
 PeakMemory::PeakMemory(torch::Device device) : device_(device) {
   if (auto* allocator = allocator_of(device)) {
+    static_cast<void>(torch::empty({1}, device));  // before a device's first tensor there are no statistics
     allocator->resetPeakStats(device.index());
     before_ = allocator->getDeviceStats(device.index()).allocated_bytes[kAll].current;
     return;
