@@ -34,6 +34,9 @@ function(autopar_add_programs folder)
     # models/ and baselines/, which several programs use
     target_include_directories(${name} PRIVATE
       "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/benchmarks")
+    if(folder STREQUAL "benchmarks") # what users do not include
+      target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src")
+    endif()
     if(TARGET CLI11::CLI11)
       target_link_libraries(${name} PRIVATE CLI11::CLI11)
     endif()
