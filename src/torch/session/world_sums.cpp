@@ -5,7 +5,7 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
-#include "torch/device/tensor_buffer.hpp"
+#include "shard/tensor_buffer.hpp"
 #include "torch/gradients/gradient_buckets.hpp"
 #include "torch/session/world_sums.hpp"
 
