@@ -14,6 +14,7 @@
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_memory.hpp>
+#include <autopar/plan/search/tensor_degrees.hpp>
 
 namespace autopar::detail {
 
@@ -60,12 +61,15 @@ class Attempt {
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const Coarsened& coarse() const { return coarse_; }
 
-  [[nodiscard]] SearchResult search() const { return staging_.search(coarse_.objective); }
+  [[nodiscard]] SearchResult search() const {
+    return search_degrees(coarse_.objective,
+                          [this](const StepObjective& objective) { return staging_.search(objective); });
+  }
 
   /// The staging that needs least, where a search has found none that fits, is the planner's answer if it fits.
   [[nodiscard]] std::optional<LeastMemory> offer_least(SearchResult& found) const {
     // The schedules that a search leaves out do not change it.
-    auto least = found.least ? std::optional(*found.least) : least_memory(coarse_.objective);
+    auto least = found.least ? std::optional(*found.least) : least_memory_of_degrees(coarse_.objective);
     if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     return least;
@@ -73,7 +77,10 @@ class Attempt {
 
   /// Whether `search` and `offer_least` would come to something that fits, without searching for what is fast.
   [[nodiscard]] Trial trial() const {
-    const auto least = least_memory(coarse_.objective);
+    auto least = least_memory_of_degrees(coarse_.objective);
+    // What is known of tensor shards is the least that they may take.
+    if (least && !least->staging.tensor.empty() && !coarse_.objective.fits(coarse_.objective(least->staging)))
+      least.reset();
     Trial out;
     out.certain = least && least->proven;
     if (least) out.steps = least->steps;
@@ -93,7 +100,8 @@ class Attempt {
  private:
   [[nodiscard]] SearchResult beyond(bool least_is_proven) const {
     if constexpr (requires { staging_.search_beyond_plain(coarse_.objective); }) {
-      if (least_is_proven) return staging_.search_beyond_plain(coarse_.objective);
+      const auto beyond = [this](const StepObjective& objective) { return staging_.search_beyond_plain(objective); };
+      if (least_is_proven) return search_degrees(coarse_.objective, beyond);
     }
     return search();
   }

@@ -54,6 +54,11 @@ class Uncoarsening {
   static constexpr int kEstimatesOfPieces = 300;
   static constexpr std::size_t kPieces = 640;
 
+  /// Moving nodes and ranks knows nothing of stages that share ranks, nor of tensor shards.
+  [[nodiscard]] static bool moves_improve(const Staging& staging) {
+    return staging.position_of.empty() && staging.tensor.empty();
+  }
+
   template <class Change>
   [[nodiscard]] static StepTerms with(StepTerms terms, Change change) {
     terms.optimizations = change(std::move(terms.optimizations));
@@ -72,8 +77,7 @@ class Uncoarsening {
     std::size_t rank = 0;
     for (const Candidate& candidate : found.candidates.ranked()) {
       Candidate own = projected_from(coarse_.blocks, candidate);
-      // Moving nodes and ranks knows nothing of stages that share ranks.
-      const bool improvable = candidate.staging.position_of.empty() && candidate.terms.step <= hopeless;
+      const bool improvable = moves_improve(candidate.staging) && candidate.terms.step <= hopeless;
       if (!coarse_.whole() && improvable && rank++ < kRefined) {
         const Staging better = local.improve(own.staging, kEstimates).first;
         if (better != own.staging)
@@ -118,8 +122,8 @@ class Uncoarsening {
       const Candidate& candidate = ranked[rank];
       if (!found.candidates.fits(candidate) || candidate.terms.step > found.candidates.best_step() * kHopeless) break;
       finalists.push_back(projected_from(coarse_.blocks, candidate));
-      // Moving nodes and ranks knows nothing of stages that share ranks, comparing nothing of synthesised orders.
-      if (!candidate.staging.position_of.empty() || traits_of(candidate.staging.schedule).orders_in_plan) continue;
+      // Comparing knows nothing of synthesised orders.
+      if (!moves_improve(candidate.staging) || traits_of(candidate.staging.schedule).orders_in_plan) continue;
       const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
       Staging better = local.improve(staging, kEstimatesOfPieces).first;
       if (better == staging) continue;
@@ -146,7 +150,7 @@ class Uncoarsening {
   [[nodiscard]] StepTerms with_all_nodes(const Candidate& candidate) const {
     // Blocks do not know the modules of their nodes.
     if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
-    const SizedPipeline sized = make_pipeline(work_, candidate.staging, candidate.terms.meshes, constraints_);
+    const SizedPipeline sized = objective_.pipeline(candidate.staging, candidate.terms.meshes);
     return objective_.evaluate(candidate.staging, sized, candidate.terms.optimizations, candidate.terms.orders);
   }
 

@@ -227,13 +227,16 @@ class CutTables {
   }
 
   /// Seconds of the smallest slice's forward for each byte that the largest slice would keep, of the node with fewest.
+  /// What a stage may compute in slices or whole counts as either.
   [[nodiscard]] double least_recompute(const SliceSizes& slices) const {
-    const auto& small = objective_->work().node_costs(slices.smallest);
-    const auto& large = objective_->work().node_costs(slices.largest);
     double least = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; i < small.size(); ++i) {
-      const auto saved = large[i].saved.value();
-      if (saved > 0) least = std::min(least, small[i].forward.value() / static_cast<double>(saved));
+    for (const Workload* work : {&objective_->work(), &objective_->whole()}) {
+      const auto& small = work->node_costs(slices.smallest);
+      const auto& large = work->node_costs(slices.largest);
+      for (std::size_t i = 0; i < small.size(); ++i) {
+        const auto saved = large[i].saved.value();
+        if (saved > 0) least = std::min(least, small[i].forward.value() / static_cast<double>(saved));
+      }
     }
     return least;
   }

@@ -130,6 +130,7 @@ class BranchAndBound {
         staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = static_cast<int>(i);
       }
     }
+    if (constraints_.tensor > 1 && !meets(constraints_, objective_.work(), staging)) return;  // parameters may be tied
     result_.states += objective_.variants(staging) * (kStatesAPrediction + objective_.actions(staging) * 2 / 3);
     StepTerms terms = objective_(staging);
     result_.candidates.offer({std::move(staging), std::move(terms)});
@@ -187,7 +188,8 @@ struct ExactStaging {
     if (!result.candidates.any_fits()) {
       const auto least = least_memory(objective);
       if (least) result.least = std::make_shared<LeastMemory>(*least);
-      if (least && least->fits(objective.constraints())) {
+      if (least && least->fits(objective.constraints()) &&
+          meets(objective.constraints(), objective.work(), least->staging)) {
         offer(objective, least->staging, result);
       } else if (least && least->proven) {
         result.proven = true;
