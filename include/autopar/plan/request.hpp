@@ -107,8 +107,8 @@ struct Constraints {
     return out;
   }
   /// Of a pipeline of so many stages that does not say its own; empty = one.
-  [[nodiscard]] std::vector<int> tensor_of_each(std::size_t stages) const {
-    return tensor == 1 ? std::vector<int>{} : std::vector<int>(stages, tensor);
+  [[nodiscard]] std::vector<int> tensor_of_each(std::size_t count) const {
+    return tensor == 1 ? std::vector<int>{} : std::vector<int>(count, tensor);
   }
 
   /// Samples of each rank: as even as can be, the first ranks not larger than the last.

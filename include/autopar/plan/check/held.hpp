@@ -35,7 +35,8 @@ class CheckedMemory {
     for (const Crossing& crossing : stated.crossings()) {
       if (stated.is_stage(crossing.from)) add_made(crossing, of(crossing.from));
       const bool within = stated.is_stage(crossing.from) && stated.is_stage(crossing.to) &&
-                          stated.ranks_of(crossing.from) == stated.ranks_of(crossing.to);
+                          stated.ranks_of(crossing.from) == stated.ranks_of(crossing.to) &&
+                          stated.shards(crossing.from) == stated.shards(crossing.to);
       // What is alone in a message within a rank is not copied.
       if (stated.is_stage(crossing.to) && !(within && crossing.values == 1)) add_read(crossing, of(crossing.to));
     }

@@ -62,8 +62,10 @@ class Attempt {
   [[nodiscard]] const Coarsened& coarse() const { return coarse_; }
 
   [[nodiscard]] SearchResult search() const {
-    return search_degrees(coarse_.objective,
-                          [this](const StepObjective& objective) { return staging_.search(objective); });
+    SearchResult found = search_degrees(coarse_.objective,
+                                        [this](const StepObjective& objective) { return staging_.search(objective); });
+    if (coarse_.constraints.tensor_degrees.size() > 1) mix_degrees(found);
+    return found;
   }
 
   /// The staging that needs least, where a search has found none that fits, is the planner's answer if it fits.
@@ -98,6 +100,18 @@ class Attempt {
   }
 
  private:
+  /// Stages may have degrees of their own.
+  void mix_degrees(SearchResult& found) const {
+    vary_degrees(coarse_.objective, found);
+    SharedRanks(coarse_.objective, found).offer();
+    if constexpr (requires { staging_.search_mixed(coarse_.objective, found); }) {
+      staging_.search_mixed(coarse_.objective, found);
+    } else {
+      found.proven = false;
+      found.lower_bound = {};
+    }
+  }
+
   [[nodiscard]] SearchResult beyond(bool least_is_proven) const {
     if constexpr (requires { staging_.search_beyond_plain(coarse_.objective); }) {
       const auto beyond = [this](const StepObjective& objective) { return staging_.search_beyond_plain(objective); };

@@ -92,10 +92,10 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
 }
 
 /// Degrees that some region of the model admits, of which the world has a whole number of groups.
-[[nodiscard]] inline std::vector<int> possible_degrees(const Workload& work, int most, int world) {
+[[nodiscard]] inline std::vector<int> possible_degrees(const std::vector<TensorRegion>& regions, int most, int world) {
   std::vector<int> degrees{1};
   for (int degree = 2; degree <= std::min(most, world); ++degree) {
-    const bool admitted = std::ranges::any_of(work.regions, [&](const auto& region) { return region.admits(degree); });
+    const bool admitted = std::ranges::any_of(regions, [&](const auto& region) { return region.admits(degree); });
     if (world % degree == 0 && admitted) degrees.push_back(degree);
   }
   return degrees;
@@ -105,7 +105,7 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
                                                       const Workload& work, int world) {
   const int asked = options.tensor_parallel;
   if (asked == 1 || (asked == 0 && options.zero > kMostZeroOfShards)) return {1};
-  std::vector<int> degrees = possible_degrees(work, runtime.max_tensor_parallel, world);
+  std::vector<int> degrees = possible_degrees(work.regions, runtime.max_tensor_parallel, world);
   if (asked == 0) return degrees;
   if (std::ranges::find(degrees, asked) != degrees.end()) return {asked};
   const std::string setting = "tensor_parallel = " + std::to_string(asked);

@@ -93,7 +93,51 @@ class PlanMaker {
     plan.notes = constraints_.notes;
     add_idle_note(plan, candidates);
     add_buckets_note(plan, best);
+    if (constraints_.tensor_degrees != std::vector{1}) {
+      add_regions_note(plan, best.staging);
+      add_degrees_note(plan, candidates);
+    }
     return plan;
+  }
+
+  /// What tensor shards compute in slices.
+  void add_regions_note(Plan& plan, const Staging& staging) const {
+    if (staging.tensor.empty()) return;
+    const auto shards = region_shards_of(work_, staging);
+    const auto first = std::ranges::find_if(shards, [](int count) { return count > 1; });
+    const auto sliced = std::ranges::count_if(shards, [](int count) { return count > 1; });
+    const auto whole = static_cast<std::ptrdiff_t>(shards.size()) - sliced;
+    std::string note = "tensor shards compute " + std::to_string(sliced) + " of " + std::to_string(shards.size()) +
+                       " parts of the model in slices";
+    if (first != shards.end()) {
+      const TensorRegion& region = work_.regions[static_cast<std::size_t>(first - shards.begin())];
+      const WorkNode& node = work_.graph[region.atoms.front()];
+      note += ", the first of them near " + (node.path.empty() ? node.name : node.path);
+    }
+    if (whole > 0)
+      note += "; " + std::to_string(whole) +
+              " whole, as a stage has not all of it, is one rank a replica, or its units "
+              "do not divide so";
+    plan.notes.push_back(std::move(note));
+  }
+
+  /// What each degree takes, if all stages have it.
+  void add_degrees_note(Plan& plan, const Candidates& candidates) const {
+    if (constraints_.tensor_degrees.size() == 1) return;
+    std::string steps;
+    for (const int degree : constraints_.tensor_degrees) {
+      const auto ranked = candidates.ranked();
+      const auto found = std::ranges::find_if(ranked, [&](const Candidate& candidate) {
+        const auto& tensor = candidate.staging.tensor;
+        return degree == 1 ? tensor.empty()
+                           : !tensor.empty() && std::ranges::all_of(tensor, [&](int own) { return own == degree; });
+      });
+      steps += (steps.empty() ? "" : ", ") + std::to_string(degree) + ": ";
+      steps += found == ranked.end()     ? "nothing found"
+               : candidates.fits(*found) ? readable(found->terms.step)
+                                         : "does not fit";
+    }
+    plan.notes.push_back("steps by tensor shards a replica, the same for all stages: " + steps);
   }
 
   /// Where they are not what everyone expects, with what the stage that has most of them is spared.
