@@ -33,7 +33,7 @@ struct Field {
   Member member;
   double least = std::numeric_limits<double>::lowest();
   double most = std::numeric_limits<double>::max();
-  std::vector<std::string> words = {};
+  std::vector<std::string> words = {};  ///< of a number: the first stands for `least`
 };
 
 std::vector<std::string> schedule_words() {
@@ -48,7 +48,7 @@ const std::vector<Field>& fields() {
       {"microbatches", &Options::microbatches, 0, 1e6},
       {"min_microbatches", &Options::min_microbatches, 1, 1e6},
       {"max_microbatches", &Options::max_microbatches, 1, 1e6},
-      {"tensor_parallel", &Options::tensor_parallel, 0, 1e6},
+      {"tensor_parallel", &Options::tensor_parallel, 0, 1e6, {"auto"}},
       {"zero", &Options::zero, -1, 3},
       {"offload", &Options::offload, 0, 0, {"auto", "none", "optimizer"}},
       {"replicas", &Options::replicas, 1, 1e6},
@@ -220,7 +220,11 @@ void assign(Options& options, const Field& field, const Setting& setting) {
     check_range(setting, field, number);
     return number;
   };
-  std::visit(Overload{[&](int Options::*m) { options.*m = static_cast<int>(checked(whole_number_of(setting))); },
+  const auto* word = std::get_if<std::string>(&setting.value);
+  const bool is_word = word != nullptr && !field.words.empty() && *word == field.words.front();
+  std::visit(Overload{[&](int Options::*m) {
+                        options.*m = static_cast<int>(is_word ? field.least : checked(whole_number_of(setting)));
+                      },
                       [&](double Options::*m) { options.*m = checked(number_of(setting, "a number")); },
                       [&](bool Options::*m) { options.*m = bool_of(setting); },
                       [&](std::string Options::*m) { options.*m = text_of(setting, field); },

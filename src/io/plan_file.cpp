@@ -37,6 +37,7 @@ const std::vector<std::pair<ScheduleKind, const char*>> kSchedules = [] {
 /// What a rank of a synthesised schedule does in turn: "F2.0" is the forward of stage 2, micro-batch 0; D a whole
 /// backward, B that of inputs, W that of weights.
 constexpr std::string_view kComputeLetters = "FDBW";
+constexpr int kMostShards = 1 << 16;
 constexpr std::array kComputeKinds{ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput,
                                    ActionKind::kBackwardWeight};
 const std::vector<std::pair<Binding, const char*>> kBindings{{Binding::kCompute, "compute"},
@@ -148,11 +149,13 @@ OrderedJson certificate_json(const Certificate& certificate) {
                      {"microbatches_to", one.to},
                      {"seconds", one.seconds.value()}});
   }
-  return {{"lower_bound_s", certificate.lower_bound.value()},
-          {"gap", certificate.gap},
-          {"cases", std::move(cases)},
-          {"searched_bound_s", certificate.searched_bound.value()},
-          {"searched_to_end", certificate.searched_to_end}};
+  OrderedJson json{{"lower_bound_s", certificate.lower_bound.value()},
+                   {"gap", certificate.gap},
+                   {"cases", std::move(cases)},
+                   {"searched_bound_s", certificate.searched_bound.value()},
+                   {"searched_to_end", certificate.searched_to_end}};
+  if (certificate.tensor_parallel > 1) json["tensor_parallel"] = certificate.tensor_parallel;
+  return json;
 }
 
 Certificate read_certificate(JsonReader reader) {
@@ -167,6 +170,8 @@ Certificate read_certificate(JsonReader reader) {
   });
   certificate.searched_bound = read_seconds(reader, "searched_bound_s");
   certificate.searched_to_end = reader.flag("searched_to_end");
+  if (reader.has("tensor_parallel"))
+    certificate.tensor_parallel = static_cast<int>(reader.whole("tensor_parallel", 1, kMostShards));
   reader.finish();
   return certificate;
 }

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include <autopar/cost/tensor_regions.hpp>
 #include <autopar/io/file.hpp>
 
 #include "json_reader.hpp"
@@ -102,6 +103,31 @@ OpProfile read_atom(JsonReader& reader, std::int64_t parameters) {
   return atom;
 }
 
+OrderedJson region_json(const TensorRegion& region) {
+  return {{"atoms", detail::id_list(region.atoms)},
+          {"parameters", detail::id_list(region.parameters)},
+          {"units", region.units},
+          {"even", region.even},
+          {"forward", affine_json(region.forward)},
+          {"forward_calls", region.forward_calls},
+          {"backward", affine_json(region.backward)},
+          {"backward_calls", region.backward_calls}};
+}
+
+TensorRegion read_region(JsonReader& reader, std::int64_t atoms, std::int64_t parameters) {
+  constexpr std::int64_t kMostCalls = 1 << 20;
+  TensorRegion region;
+  region.atoms = reader.ids<NodeId>("atoms", 0, atoms - 1);
+  region.parameters = reader.ids<ParameterId>("parameters", 0, parameters - 1);
+  region.units = reader.whole("units", 1, kMaxBytes);
+  region.even = reader.flag("even");
+  region.forward = read_affine(reader, "forward");
+  region.forward_calls = static_cast<int>(reader.whole("forward_calls", 0, kMostCalls));
+  region.backward = read_affine(reader, "backward");
+  region.backward_calls = static_cast<int>(reader.whole("backward_calls", 0, kMostCalls));
+  return region;
+}
+
 }  // namespace
 
 std::string to_json(const ModelProfile& profile) {
@@ -140,15 +166,19 @@ std::string to_json(const ModelProfile& profile) {
         {{"value", output.value}, {"bytes", affine_json(output.bytes)}, {"writer", output.writer.value()}});
     if (output.kept) outputs.back()["kept"] = true;
   }
-  const OrderedJson root{{"format", file_mark("profile", profile.hash)},
-                         {"version", 3},
-                         {"hash", detail::hash_text(profile.hash)},
-                         {"loss_mode", profile.loss_mode},
-                         {"parameters", std::move(parameters)},
-                         {"atoms", std::move(atoms)},
-                         {"edges", std::move(edges)},
-                         {"inputs", std::move(inputs)},
-                         {"outputs", std::move(outputs)}};
+  OrderedJson root{{"format", file_mark("profile", profile.hash)},
+                   {"version", 3},
+                   {"hash", detail::hash_text(profile.hash)},
+                   {"loss_mode", profile.loss_mode},
+                   {"parameters", std::move(parameters)},
+                   {"atoms", std::move(atoms)},
+                   {"edges", std::move(edges)},
+                   {"inputs", std::move(inputs)},
+                   {"outputs", std::move(outputs)}};
+  if (!profile.tensor_regions.empty()) {
+    auto& regions = root["tensor_regions"] = OrderedJson::array();
+    for (const auto& region : profile.tensor_regions) regions.push_back(region_json(region));
+  }
   return root.dump() + "\n";
 }
 
@@ -197,6 +227,12 @@ ModelProfile parse_profile(std::string_view json, const std::string& file) {
     const NodeId writer(static_cast<std::int32_t>(row.whole("writer", -1, last)));
     profile.outputs.push_back({value, bytes, writer, row.has("kept") && row.flag("kept")});
   });
+  if (reader.has("tensor_regions")) {
+    reader.each("tensor_regions",
+                [&](JsonReader& row) { profile.tensor_regions.push_back(read_region(row, last + 1, parameters)); });
+    const auto fault = fault_in_tensor_regions(profile);
+    if (!fault.empty()) reader.fail("tensor_regions", fault);
+  }
   reader.finish();
   return profile;
 }

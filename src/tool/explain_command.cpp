@@ -14,6 +14,7 @@
 #include <autopar/io/plan_file.hpp>
 #include <autopar/plan/memory/memory.hpp>
 #include <autopar/plan/memory/optimizations.hpp>
+#include <autopar/plan/model/constraints.hpp>
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/report/print.hpp>
@@ -58,7 +59,9 @@ Breakdown breakdown_of(const Plan& plan, const Problem& problem) {
   return out;
 }
 
-std::string shape_of(const Plan& plan) { return describe(replicas_of(plan), plan.microbatches, plan.schedule); }
+std::string shape_of(const Plan& plan) {
+  return describe(replicas_of(plan), plan.microbatches, plan.schedule, tensor_of(plan));
+}
 
 /// One change of the machines, and what the planner makes of it.
 struct WhatIf {
@@ -77,7 +80,17 @@ WhatIf try_change(const std::string& change, const Problem& problem, const std::
   }
 }
 
-std::vector<WhatIf> changes_of(const Problem& problem) {
+/// Tensor degrees that all stages could have and have not.
+std::vector<int> other_degrees(const Plan& plan, const Problem& problem) {
+  std::vector<int> degrees =
+      detail::possible_degrees(problem.profile.tensor_regions, problem.request.runtime.max_tensor_parallel, plan.world);
+  std::erase_if(degrees, [&](int degree) {
+    return std::ranges::all_of(plan.stages, [&](const StagePlan& stage) { return stage.mesh.tensor() == degree; });
+  });
+  return degrees;
+}
+
+std::vector<WhatIf> changes_of(const Plan& plan, const Problem& problem) {
   std::vector<WhatIf> out;
   out.push_back(try_change("one more device", problem, [](Problem& p) {
     if (p.request.world == p.cluster.devices) p.cluster = resized(p.cluster, p.cluster.devices + 1);
@@ -102,6 +115,10 @@ std::vector<WhatIf> changes_of(const Problem& problem) {
     for (auto& [link, line] : p.measured.links.messages) faster(line);
     for (auto& [group, line] : p.measured.links.all_reduces) faster(line);
   }));
+  for (const int degree : other_degrees(plan, problem)) {
+    out.push_back(try_change(degree == 1 ? "no tensor shards" : std::to_string(degree) + " tensor shards a replica",
+                             problem, [&](Problem& p) { p.request.options.tensor_parallel = degree; }));
+  }
   return out;
 }
 
@@ -195,7 +212,7 @@ int explain_command(ExplainArguments arguments, std::ostream& out, std::ostream&
   }
   for (const auto& note : problem.notes) err << "autopar explain: note: " << note << '\n';
   const Breakdown parts = breakdown_of(*plan, problem);
-  const auto changes = changes_of(problem);
+  const auto changes = changes_of(*plan, problem);
   if (arguments.json) {
     out << as_json(*plan, parts, changes).dump(1) << '\n';
     return kDone;

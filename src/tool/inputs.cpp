@@ -146,6 +146,7 @@ void require_sane_sizes(const ModelProfile& profile, std::int64_t world, std::in
   for (const EdgeId edge : profile.graph.edges()) add(profile.graph[edge].bytes);
   for (const auto& input : profile.inputs) add(input.bytes);
   for (const auto& output : profile.outputs) add(output.bytes);
+  for (const auto& region : profile.tensor_regions) add(region.forward), add(region.backward);
   for (const auto& parameter : profile.parameters)
     bytes += static_cast<double>(parameter.bytes.value()) * (4 + optimizer_state_factor);
   if (!(bytes < 0x1p60)) {
@@ -176,7 +177,7 @@ Problem load_problem(const ProblemArguments& arguments) {
   problem.notes = resolved.notes;
   PlanRequest& request = problem.request;
   request.options = resolved.options;
-  request.runtime = runtime_capabilities();
+  request.runtime = arguments.runtime;
   const std::int64_t world = arguments.world > 0 ? arguments.world : problem.cluster.devices;
   if (arguments.world < 0 || world > kMostRanks) {
     throw InvalidArgument("a world of " + std::to_string(arguments.world != 0 ? arguments.world : world) +

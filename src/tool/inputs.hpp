@@ -21,6 +21,7 @@ struct ProblemArguments {
   std::int64_t devices = 0;           ///< make the cluster so large; 0 = as its file says
   std::int64_t world = 0;             ///< ranks; 0 = all devices
   std::int64_t batch = 0;             ///< samples of a step; 0 = kSamplesOfRank for each rank
+  Capabilities runtime = runtime_capabilities();
 };
 inline constexpr std::int64_t kSamplesOfRank = 32;
 

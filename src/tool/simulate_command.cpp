@@ -31,8 +31,9 @@ std::vector<TraceEvent> events_of(const StepTimeline& timeline) {
 }
 
 std::string title_of(const Plan& plan, const StepTimeline& timeline) {
-  return describe(replicas_of(plan), plan.microbatches, plan.schedule) + ": " + readable(timeline.step) + " a step, " +
-         std::to_string(plan.world) + " x " + plan.device + ", batch " + std::to_string(plan.batch);
+  return describe(replicas_of(plan), plan.microbatches, plan.schedule, tensor_of(plan)) + ": " +
+         readable(timeline.step) + " a step, " + std::to_string(plan.world) + " x " + plan.device + ", batch " +
+         std::to_string(plan.batch);
 }
 
 void print_json(const StepTimeline& timeline, std::ostream& out) {

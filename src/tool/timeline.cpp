@@ -4,6 +4,7 @@
 
 #include <autopar/core/error.hpp>
 #include <autopar/plan/check/shape.hpp>
+#include <autopar/plan/model/tensor_shards.hpp>
 #include <autopar/plan/report/make_plan.hpp>
 #include <autopar/plan/step/objective.hpp>
 
@@ -38,8 +39,9 @@ class TimelineMaker {
   TimelineMaker(const Plan& plan, const ModelProfile& profile, const ProfiledCost& costs)
       : plan_(plan),
         costs_(costs),
-        work_(make_workload(profile, costs_)),
+        whole_(make_workload(profile, costs_)),
         staging_(staging_of(plan, profile.graph.node_count())),
+        work_(staging_.tensor.empty() ? whole_ : in_shards(whole_, staging_)),
         sized_(make_pipeline(work_, staging_, meshes_of(plan), plan.world, plan.buckets)),
         stage_costs_(work_, staging_, sized_, memory_optimizations_of(plan)) {
     timeline_.busy.assign(static_cast<std::size_t>(plan.world), {});
@@ -110,8 +112,9 @@ class TimelineMaker {
 
   const Plan& plan_;
   const ProfiledCost& costs_;
-  Workload work_;
+  Workload whole_;  // nothing of which is computed in slices
   Staging staging_;
+  Workload work_;
   SizedPipeline sized_;
   StagingCosts stage_costs_;
   StepTimeline timeline_;

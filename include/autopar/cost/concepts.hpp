@@ -64,6 +64,18 @@ concept UpdatesOnHost = requires(const M& model, Bytes bytes, double factor) {
   { model.offloaded_update(bytes, factor) } -> std::same_as<Seconds>;
 };
 
+/// What one of the shards that compute a node in slices takes of the times of a device that computes it whole.
+struct ShardShare {
+  double forward = 1, backward = 1;
+};
+
+/// A cost model that knows what a shard with such a share of a node's work takes, as not all of its time is work. With
+/// other models it takes that share of the time.
+template <class M, class G>
+concept CostsShards = requires(const M& model, const G& graph, NodeId node, double samples, double share) {
+  { model.shard_share(graph, node, samples, share) } -> std::same_as<ShardShare>;
+};
+
 /// A cost model that takes from an operator of a captured model its structure, its work, its saved bytes and workspace
 /// and whether it has parameters, and nothing else: equal operators are asked for once.
 template <class M>

@@ -100,6 +100,26 @@ struct ParameterProfile {
   [[nodiscard]] Bytes computed_with() const { return copy > Bytes(0) ? copy : bytes; }
 };
 
+/// Atoms that the tensor shards of a replica can compute together, each on slices of its parameters and of what it
+/// keeps: a column and a row linear layer with what lies between, heads of attention, an embedding, a class head with
+/// its loss. What enters and what leaves is whole on every shard. `fault_in_tensor_regions` says what else holds.
+struct TensorRegion {
+  std::vector<NodeId> atoms;            ///< ascending; no two regions share one
+  std::vector<ParameterId> parameters;  ///< held in slices
+  std::int64_t units = 1;               ///< hidden units, heads, classes: at most so many shards
+  bool even = true;                     ///< whether the number of shards must divide them
+  Affine forward;                       ///< bytes that the shards all-reduce in a forward of n samples
+  Affine backward;                      ///< likewise in a backward
+  int forward_calls = 0;                ///< all-reduces that these are
+  int backward_calls = 0;
+
+  /// Whether so many shards can compute it together.
+  [[nodiscard]] bool admits(int shards) const {
+    return shards == 1 || (shards > 1 && shards <= units && (!even || units % shards == 0));
+  }
+  friend bool operator==(const TensorRegion&, const TensorRegion&) = default;
+};
+
 /// Everything the planner knows of a model. Costs scale with samples; nothing here knows a device.
 struct ModelProfile {
   Graph<OpProfile, ValueProfile> graph;
@@ -108,6 +128,7 @@ struct ModelProfile {
   std::vector<ParameterProfile> parameters;
   std::vector<InputProfile> inputs;
   std::vector<OutputProfile> outputs;
+  std::vector<TensorRegion> tensor_regions;
   bool loss_mode = true;   ///< forward and backward may be pipelined (else: all forwards, then all backwards)
   std::uint64_t hash = 0;  ///< of the captured graph: a plan belongs to one model
 };

@@ -48,6 +48,22 @@ class ProfiledCost {
     if (atom.workspace) cost.workspace = whole_bytes(*atom.workspace, samples);
     return cost;
   }
+  /// Of what was measured, starts of operators are not divided.
+  [[nodiscard]] ShardShare shard_share(const ModelGraph& graph, NodeId id, double samples, double share) const {
+    const auto found = measured_.atoms.find(graph[id].structure);
+    if (found == measured_.atoms.end()) return roofline_.shard_share(graph, id, samples, share);
+    double forward = 0, backward = 0;  // starts
+    for (const WorkItem& item : graph[id].work) {
+      if (item.op_class == OpClass::kView) continue;
+      forward += std::max(0.0, item.forward.launches.at(samples)) * cluster().device.launch.value();
+      backward += std::max(0.0, item.backward.launches.at(samples)) * cluster().device.launch.value();
+    }
+    const auto of = [&](double measured, double starts) {
+      const double fixed = measured > 0 ? std::min(1.0, starts / measured) : 0;
+      return fixed + (1 - fixed) * share;
+    };
+    return {of(found->second.forward.at(samples), forward), of(found->second.backward.at(samples), backward)};
+  }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 
   [[nodiscard]] Bytes resident(const ModelGraph& graph, NodeId id) const { return roofline_.resident(graph, id); }
@@ -162,6 +178,7 @@ class ProfiledCost {
 
 static_assert(CostModel<ProfiledCost, ModelGraph>);
 static_assert(BoundsAllReduce<ProfiledCost> && BoundsTransfer<ProfiledCost> &&
-              HasEconomyOfScale<ProfiledCost, ModelGraph> && UpdatesOnHost<ProfiledCost>);
+              HasEconomyOfScale<ProfiledCost, ModelGraph> && UpdatesOnHost<ProfiledCost> &&
+              CostsShards<ProfiledCost, ModelGraph>);
 
 }  // namespace autopar

@@ -68,6 +68,18 @@ class RooflineCost {
     cost.deferred_weight = bytes_at(op.deferred_weight, samples);
     return cost;
   }
+  /// Arithmetic and traffic are divided, starts of operators are not.
+  [[nodiscard]] ShardShare shard_share(const ModelGraph& graph, NodeId id, double samples, double share) const {
+    Seconds forward{}, backward{}, shard_forward{}, shard_backward{};
+    for (const auto& item : graph[id].work) {
+      forward += time(item, item.forward, samples);
+      backward += time(item, item.backward, samples);
+      shard_forward += time(item, in_slices(item.forward, share), samples);
+      shard_backward += time(item, in_slices(item.backward, share), samples);
+    }
+    return {forward > Seconds{} ? shard_forward / forward : share,
+            backward > Seconds{} ? shard_backward / backward : share};
+  }
   [[nodiscard]] const ValueProfile& value(const ModelGraph& graph, EdgeId edge) const { return graph[edge]; }
 
   /// Casts of parameters, which are kept for all micro-batches.
@@ -119,6 +131,10 @@ class RooflineCost {
   [[nodiscard]] Seconds time(const WorkItem& item, const Work& work, double samples) const {
     return roofline_time(cluster_.device, efficiency_, item.op_class, item.dtype, work, samples);
   }
+  [[nodiscard]] static Work in_slices(Work work, double share) {
+    for (Affine* part : {&work.flops, &work.bytes}) *part = {part->per_sample * share, part->fixed * share};
+    return work;
+  }
   [[nodiscard]] static Bytes bytes_at(const Affine& size, double samples) {
     return Bytes(static_cast<std::int64_t>(std::max(0.0, size.at(samples))));
   }
@@ -133,6 +149,6 @@ class RooflineCost {
 
 static_assert(CostModel<RooflineCost, ModelGraph>);
 static_assert(BoundsAllReduce<RooflineCost> && BoundsTransfer<RooflineCost> && UpdatesOnHost<RooflineCost>);
-static_assert(HasEconomyOfScale<RooflineCost, ModelGraph>);
+static_assert(HasEconomyOfScale<RooflineCost, ModelGraph> && CostsShards<RooflineCost, ModelGraph>);
 
 }  // namespace autopar

@@ -16,6 +16,7 @@
 #include <autopar/cost/profiled.hpp>
 #include <autopar/graph/partition.hpp>
 #include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/tensor_shards.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/step/objective.hpp>
 #include <autopar/schedule/traits.hpp>
@@ -33,8 +34,8 @@ struct Candidate {
   StepTerms terms;
 };
 
-/// The fastest staging of each shape (replicas of each stage, stages that share ranks) that a search met, whether it
-/// fits or not.
+/// The fastest staging of each shape (replicas and tensor shards of each stage, stages that share ranks) that a search
+/// met, whether it fits or not.
 class Candidates {
  public:
   explicit Candidates(Bytes memory) : memory_(memory) {}
@@ -62,7 +63,7 @@ class Candidates {
 
   /// Step of the fastest that fits; infinite if there is none.
   [[nodiscard]] Seconds best_step() const { return best_; }
-  [[nodiscard]] bool any_fits() const { return !best_shape_.first.empty(); }
+  [[nodiscard]] bool any_fits() const { return !std::get<0>(best_shape_).empty(); }
   /// @pre any_fits()
   [[nodiscard]] const Candidate& best() const { return by_shape_.at(best_shape_); }
 
@@ -86,8 +87,9 @@ class Candidates {
   }
 
  private:
-  using Shape = std::pair<std::vector<int>, std::vector<int>>;  // replicas and positions of stages
-  static Shape shape_of(const Staging& staging) { return {staging.replicas, staging.position_of}; }
+  // Replicas, positions and tensor shards of stages.
+  using Shape = std::tuple<std::vector<int>, std::vector<int>, std::vector<int>>;
+  static Shape shape_of(const Staging& staging) { return {staging.replicas, staging.position_of, staging.tensor}; }
 
   /// The same sums in another order differ in the last digits; those must not decide.
   static bool faster(const Candidate& a, const Candidate& b) {
@@ -192,6 +194,7 @@ static_assert(CostPolicy<CostsAsGiven>);
   if (!allowed(constraints.microbatches, staging.microbatches) || !allowed(constraints.schedules, staging.schedule)) {
     return false;
   }
+  if (ties_tensor_shards(work, staging, constraints.tensor)) return false;
   for (const NodeId node : work.graph.nodes()) {
     const auto stage = static_cast<std::size_t>(staging.stage_of[node.index()]);
     if (work.graph[node].whole_batch && (staging.replicas[stage] != 1 || staging.microbatches != 1)) return false;

@@ -19,7 +19,7 @@ struct Options {
   int microbatches = 0;  ///< micro-batches of a step; 0 = the planner chooses
   int min_microbatches = 1;
   int max_microbatches = 64;
-  int tensor_parallel = 0;  ///< 0 = the planner chooses; 1 is what this version runs
+  int tensor_parallel = 0;  ///< tensor shards of each replica of every stage; 0 = the planner chooses, 1 = none
   int zero = -1;  ///< ZeRO level among replicas; -1 = the planner chooses (0 without model->attach(optimizer))
   /// auto | none | optimizer: its state and the parameters that it steps are in host memory
   std::string offload = "auto";

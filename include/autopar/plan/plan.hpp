@@ -83,6 +83,7 @@ struct Certificate {
   /// What the search claims for the options that it was given. It is not derived again by `check_plan`.
   Seconds searched_bound{};
   bool searched_to_end = false;  ///< it claims that no other plan under these options is faster
+  int tensor_parallel = 1;       ///< the bound is of plans of so many tensor shards a replica at most
   friend bool operator==(const Certificate&, const Certificate&) = default;
 };
 

@@ -37,6 +37,9 @@ struct Capabilities {
   return runtime;
 }
 
+/// Highest ZeRO level of a plan in which tensor shards run a stage.
+inline constexpr int kMostZeroOfShards = 1;
+
 /// What to plan for, besides the model and the cluster.
 struct PlanRequest {
   Options options{};       ///< constraints; files, devices and logging in it are not looked at
@@ -68,7 +71,9 @@ inline void require_samples(const PlanRequest& request) {
 
 /// A request that was checked: what a search may choose from. Values only.
 struct Constraints {
-  int world = 1;
+  int world = 1;                       ///< ranks, or groups of `tensor` ranks that a search takes as one each
+  int tensor = 1;                      ///< shards of every replica of every stage that does not say its own
+  std::vector<int> tensor_degrees{1};  ///< candidates for `tensor`, ascending
   std::int64_t batch = 1;
   int stages = 0;                                 ///< 0 = any number
   std::vector<int> replicas;                      ///< of each stage; empty = any
@@ -92,13 +97,27 @@ struct Constraints {
     return replicas_of_each > 0 ? std::vector<int>(static_cast<std::size_t>(count), replicas_of_each) : replicas;
   }
 
+  [[nodiscard]] int ranks() const { return world * tensor; }
+  /// With one of the degrees for every stage: replicas are groups of so many ranks.
+  [[nodiscard]] Constraints at_degree(int degree) const {
+    Constraints out = *this;
+    out.world /= degree;
+    out.tensor = degree;
+    out.tensor_degrees = {degree};
+    return out;
+  }
+  /// Of a pipeline of so many stages that does not say its own; empty = one.
+  [[nodiscard]] std::vector<int> tensor_of_each(std::size_t count) const {
+    return tensor == 1 ? std::vector<int>{} : std::vector<int>(count, tensor);
+  }
+
   /// Samples of each rank: as even as can be, the first ranks not larger than the last.
   [[nodiscard]] std::vector<std::int64_t> local_batches() const {
     std::vector<std::int64_t> local;
-    for (std::int64_t r = 0; r < world; ++r) local.push_back(batch * (r + 1) / world - batch * r / world);
+    for (std::int64_t r = 0; r < ranks(); ++r) local.push_back(batch * (r + 1) / ranks() - batch * r / ranks());
     return local;
   }
-  [[nodiscard]] std::int64_t largest_local_batch() const { return (batch + world - 1) / world; }
+  [[nodiscard]] std::int64_t largest_local_batch() const { return (batch + ranks() - 1) / ranks(); }
 };
 
 [[nodiscard]] inline std::string name_of(ScheduleKind kind) { return std::string(to_string(kind)); }

@@ -13,7 +13,8 @@
 
 namespace autopar::testing {
 
-/// The referee: tries every staging of one stage a rank. For tiny graphs: the number of stagings grows with stages ^
+/// The referee: tries every staging of one stage a rank, each stage with each of the tensor degrees if there are
+/// several. For tiny graphs: the number of stagings grows with stages ^
 /// nodes.
 struct BruteForce {
   using policy_category = staging_policy_tag;
@@ -28,6 +29,7 @@ struct BruteForce {
       Staging staging;
       staging.stage_of.assign(objective.work().graph.node_count(), 0);
       staging.replicas.assign(static_cast<std::size_t>(stages), 1);
+      if (objective.constraints().tensor_degrees.size() > 1) staging.tensor = staging.replicas;
       do {
         if (is_pipeline(objective.work(), staging)) try_all_replicas(objective, staging, 0, result);
       } while (next(staging.stage_of, stages));
@@ -61,11 +63,16 @@ struct BruteForce {
   void try_all_replicas(const StepObjective& objective, Staging& staging, std::size_t stage,
                         SearchResult& result) const {
     if (stage < staging.replicas.size()) {
-      for (int replicas = 1; replicas <= objective.constraints().world; ++replicas) {
-        staging.replicas[stage] = replicas;
-        if (staging.ranks() <= objective.constraints().world) try_all_replicas(objective, staging, stage + 1, result);
+      const auto& degrees = objective.constraints().tensor_degrees;
+      for (const int degree : degrees) {
+        if (degrees.size() > 1) staging.tensor[stage] = degree;
+        for (int replicas = 1; replicas <= objective.constraints().world; ++replicas) {
+          staging.replicas[stage] = replicas;
+          if (staging.ranks() <= objective.constraints().world) try_all_replicas(objective, staging, stage + 1, result);
+        }
+        staging.replicas[stage] = 1;
       }
-      staging.replicas[stage] = 1;
+      if (degrees.size() > 1) staging.tensor[stage] = 1;
       return;
     }
     for (const int microbatches : objective.constraints().microbatches) {
@@ -77,7 +84,9 @@ struct BruteForce {
           throw InvalidArgument("BruteForce: more than " + std::to_string(max_stagings) +
                                 " stagings; use ExactStaging");
         }
-        result.candidates.offer({staging, objective(staging)});
+        Staging own = staging;
+        if (std::ranges::all_of(own.tensor, [](int shards) { return shards == 1; })) own.tensor.clear();
+        result.candidates.offer({own, objective(own)});
       }
     }
   }

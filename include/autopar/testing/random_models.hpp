@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <autopar/core/cluster.hpp>
@@ -75,6 +77,33 @@ inline ModelProfile random_model(Dice& dice, int max_nodes) {
   model.outputs = {{999, model.loss_mode ? Affine{0, 8} : Affine{200, 0}, NodeId(n - 1)}};
   model.hash = 7;
   return model;
+}
+
+/// Runs of neighbouring atoms that tensor shards can compute together, with what they alone read.
+inline void add_tensor_regions(ModelProfile& model, Dice& dice) {
+  const int n = static_cast<int>(model.graph.node_count());
+  for (int first = dice(0, 1); first < n;) {
+    const int last = std::min(n - 1, first + dice(0, 2));
+    TensorRegion region;
+    for (int i = first; i <= last; ++i) region.atoms.push_back(NodeId(i));
+    for (int p = 0; p < static_cast<int>(model.parameters.size()); ++p) {
+      bool inside = false, outside = false;
+      for (const NodeId node : model.graph.nodes()) {
+        const auto& read = model.graph[node].parameters;
+        if (std::find(read.begin(), read.end(), ParameterId(p)) == read.end()) continue;
+        (node.value() >= first && node.value() <= last ? inside : outside) = true;
+      }
+      if (inside && !outside && dice.chance(80)) region.parameters.push_back(ParameterId(p));
+    }
+    region.units = dice(1, 12);
+    region.even = dice.chance(60);
+    region.forward_calls = dice(0, 2);
+    region.backward_calls = dice(0, 2);
+    if (region.forward_calls > 0) region.forward = {dice(0, 30) * 40.0, dice(0, 2) * 100.0};
+    if (region.backward_calls > 0) region.backward = {dice(0, 30) * 40.0, dice(0, 2) * 100.0};
+    model.tensor_regions.push_back(std::move(region));
+    first = last + 1 + dice(0, 2);
+  }
 }
 
 /// Of a device's part of so many bytes: slower than the device in both memory and link.

@@ -38,6 +38,14 @@ ModelProfile sample_profile() {
   return profile;
 }
 
+ModelProfile profile_with_regions() {
+  ModelProfile profile = sample_profile();
+  profile.graph[NodeId(1)].parameters = {ParameterId(1)};
+  profile.tensor_regions = {{{NodeId(0)}, {ParameterId(0)}, 12, true, {8, 4}, {16, 0}, 1, 2},
+                            {{NodeId(1)}, {}, 5, false, {}, {}, 0, 0}};
+  return profile;
+}
+
 }  // namespace
 
 TEST_CASE("a profile survives its file") {
@@ -69,11 +77,37 @@ TEST_CASE("ids that point nowhere are refused") {
   refused(text, "\"bf16\"", "\"bf17\"");
 }
 
+TEST_CASE("tensor regions survive the file") {
+  const auto text = to_json(profile_with_regions());
+  CHECK(parse_profile(text, "p").tensor_regions == profile_with_regions().tensor_regions);
+  CHECK(parse_profile(to_json(sample_profile()), "p").tensor_regions.empty());
+}
+
+TEST_CASE("tensor regions that are none are refused") {
+  const auto refused = [](const std::string& what, auto change) {
+    ModelProfile profile = profile_with_regions();
+    change(profile.tensor_regions);
+    CHECK_THROWS_WITH(parse_profile(to_json(profile), "p"), Catch::Matchers::ContainsSubstring(what));
+  };
+  using Regions = std::vector<TensorRegion>;
+  refused("atoms", [](Regions& r) { r[0].atoms = {NodeId(2)}; });
+  refused("has no atom", [](Regions& r) { r[1].atoms = {}; });
+  refused("out of order", [](Regions& r) { r[0].atoms = {NodeId(1), NodeId(0)}; });
+  refused("which another one has", [](Regions& r) { r[1].atoms = {NodeId(0)}; });
+  refused("parameters", [](Regions& r) { r[0].parameters = {ParameterId(3)}; });
+  refused("which none of its atoms reads", [](Regions& r) { r[0].parameters = {ParameterId(2)}; });
+  refused("outside reads as well", [](Regions& r) { r[1].parameters = {ParameterId(0)}, r[0].parameters = {}; });
+  refused("units", [](Regions& r) { r[0].units = 0; });
+  refused("what its forward exchanges", [](Regions& r) { r[0].forward.fixed = -1; });
+  refused("what its backward exchanges", [](Regions& r) { r[0].backward_calls = 0; });
+  refused("forward_calls", [](Regions& r) { r[0].forward_calls = -1; });
+}
+
 TEST_CASE("random damage never crashes the profile reader") {
-  const auto good = to_json(sample_profile());
+  const auto plain = to_json(sample_profile()), with_regions = to_json(profile_with_regions());
   std::mt19937 random(5);
   for (int round = 0; round < 3000; ++round) {
-    auto text = good;
+    auto text = round % 2 == 0 ? plain : with_regions;
     for (int k = 0; k < 1 + round % 5; ++k) text[random() % text.size()] = static_cast<char>(random() % 256);
     if (round % 4 == 0) text.resize(random() % text.size());
     try {

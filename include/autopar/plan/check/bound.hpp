@@ -96,7 +96,7 @@ class BoundChecker {
     double longest = 0;
     for (const NodeId atom : topological_order(model_.graph)) {
       const bool mixes = model_.graph[atom].whole_batch;
-      const NodeCost cost = costs_.node(model_.graph, atom, static_cast<double>(mixes ? plan_.batch : least));
+      const NodeCost cost = at_best(atom, mixes ? plan_.batch : least);
       arrival[atom.index()] += cost.forward.value();
       const double weights = cost.backward_weight.value();
       ascent[atom.index()] = std::max(ascent[atom.index()], weights) + (cost.backward.value() - weights);
@@ -108,6 +108,32 @@ class BoundChecker {
       }
     }
     return longest;
+  }
+
+  /// An atom on as many tensor shards as the certificate allows and the atom's region.
+  [[nodiscard]] NodeCost at_best(NodeId atom, std::int64_t samples) const {
+    NodeCost cost = costs_.node(model_.graph, atom, static_cast<double>(samples));
+    for (const TensorRegion& region : model_.tensor_regions) {
+      if (!std::binary_search(region.atoms.begin(), region.atoms.end(), atom)) continue;
+      double part = 1;
+      for (std::int64_t shards = 2; shards <= std::min<std::int64_t>(plan_.certificate.tensor_parallel, region.units);
+           ++shards) {
+        if (region.even && region.units % shards != 0) continue;
+        const std::int64_t most = region.units / shards + (region.units % shards == 0 ? 0 : 1);
+        part = std::min(part, static_cast<double>(most) / static_cast<double>(region.units));
+      }
+      if (part == 1) continue;
+      double forward = part, backward = part;
+      if constexpr (CostsShards<M, Graph<OpProfile, ValueProfile>>) {
+        const ShardShare share = costs_.shard_share(model_.graph, atom, static_cast<double>(samples), part);
+        forward = share.forward;
+        backward = share.backward;
+      }
+      cost.forward = cost.forward * forward;
+      cost.backward = cost.backward * backward;
+      cost.backward_weight = cost.backward_weight * backward;
+    }
+    return cost;
   }
 
   static constexpr double kRounding = 1e-9;

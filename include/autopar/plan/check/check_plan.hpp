@@ -220,6 +220,11 @@ class PlanChecker {
       if (std::abs(claim.gap - verdict_.gap) > kRounding * (1 + std::abs(verdict_.gap)))
         demand_equal("gap", claim.gap, verdict_.gap);
     }
+    for (const StagePlan& stage : plan_.stages) {
+      if (stage.mesh.tensor() > claim.tensor_parallel)
+        fault("the certificate is of no more than " + std::to_string(claim.tensor_parallel) +
+              " tensor shards a replica, the plan has " + std::to_string(stage.mesh.tensor()));
+    }
     if (claim.searched_bound > plan_.step * (1 + kRounding))
       fault("what the search claims as a bound is above the plan's own step");
   }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -35,7 +37,21 @@ class CheckedCosts {
     return entry->second;
   }
   [[nodiscard]] NodeCost of_atom(NodeId atom, std::int64_t samples) const {
-    return costs_.node(stated_.model().graph, atom, static_cast<double>(samples));
+    NodeCost cost = costs_.node(stated_.model().graph, atom, static_cast<double>(samples));
+    const TensorRegion* region = stated_.slices_of(atom);
+    if (region == nullptr) return cost;
+    const std::int64_t count = stated_.shards(stated_.stage_of(atom));
+    const double most = std::ceil(static_cast<double>(region->units) / static_cast<double>(count));
+    const double part = most / static_cast<double>(region->units);
+    double forward = part, backward = part;
+    if constexpr (CostsShards<M, Graph<OpProfile, ValueProfile>>) {
+      const ShardShare share = costs_.shard_share(stated_.model().graph, atom, static_cast<double>(samples), part);
+      forward = share.forward;
+      backward = share.backward;
+    }
+    const auto sliced = [&](Bytes whole) { return Bytes(stated_.sliced(whole.value(), *region)); };
+    return {cost.forward * forward, cost.backward * backward,        sliced(cost.saved),
+            sliced(cost.workspace), cost.backward_weight * backward, sliced(cost.deferred_weight)};
   }
   /// Bytes that an atom holds all the time.
   [[nodiscard]] Bytes resident(NodeId atom) const {
@@ -74,16 +90,31 @@ class CheckedCosts {
 
   [[nodiscard]] Seconds half_of_a_sum(int stage, Bytes bytes) const {
     if (stated_.replicas(stage) < 2 || bytes == Bytes(0)) return {};
-    return costs_.all_reduce(bytes, stated_.ranks_of(stage)) * 0.5;
+    return costs_.all_reduce(bytes, stated_.holders_of_shard(stage, 0)) * 0.5;
   }
 
   [[nodiscard]] Bytes gathered_bytes(int stage) const {
     Bytes sum{};
     for (const ParameterId id : stated_.parameters(stage)) {
-      const ParameterProfile& parameter = stated_.model().parameters[id.index()];
+      const ParameterProfile& parameter = stated_.held(id);
       if (parameter.trainable) sum += parameter.copy > Bytes(0) ? parameter.copy : parameter.bytes;
     }
     return sum;
+  }
+
+  /// What the shards of a replica exchange in one direction of a region, of the replica where it takes longest.
+  [[nodiscard]] Seconds exchanged(int stage, const Affine& bytes, int calls, std::int64_t samples) const {
+    if (calls == 0) return {};
+    const double each = std::ceil(std::max(0.0, bytes.at(static_cast<double>(samples))) / calls);
+    const auto& ranks = stated_.ranks_of(stage);
+    const auto count = static_cast<std::size_t>(stated_.shards(stage));
+    Seconds longest{};
+    for (std::size_t first = 0; first < ranks.size(); first += count) {
+      const std::vector<Rank> replica(ranks.begin() + static_cast<std::ptrdiff_t>(first),
+                                      ranks.begin() + static_cast<std::ptrdiff_t>(first + count));
+      longest = std::max(longest, costs_.all_reduce(Bytes(static_cast<std::int64_t>(each)), replica));
+    }
+    return longest * static_cast<double>(calls);
   }
 
   [[nodiscard]] NodeCost worked_out(int stage, std::int64_t samples) const {
@@ -103,6 +134,14 @@ class CheckedCosts {
         continue;
       }
       sum.backward_weight += one.backward_weight;  // of what is recomputed nothing is deferred
+    }
+    for (const TensorRegion* region : stated_.sliced_regions(stage)) {
+      const bool again = std::any_of(region->atoms.begin(), region->atoms.end(),
+                                     [&](NodeId atom) { return recomputed.contains(atom); });
+      const Seconds forward = exchanged(stage, region->forward, region->forward_calls, samples);
+      sum.forward += forward;
+      sum.backward += exchanged(stage, region->backward, region->backward_calls, samples);
+      if (again) sum.backward += forward;
     }
     if (level() < 2) return sum;
     const Bytes all = stated_.trainable_bytes(stage), gathered = gathered_bytes(stage);

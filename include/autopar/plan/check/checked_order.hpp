@@ -96,7 +96,9 @@ class CheckedOrder {
     std::vector<Samples> out(computes.size());
     for (int s = 0; s < stated_.stages(); ++s) {
       for (int m = 0; m < stated_.plan().microbatches; ++m) {
-        for (const auto& [rank, range] : stated_.holders(s, m)) out[rank][{s, m}] = range.size();
+        for (const auto& [ranks, range] : stated_.holders(s, m)) {
+          for (const std::size_t rank : ranks) out[rank][{s, m}] = range.size();
+        }
       }
     }
     return out;
@@ -130,10 +132,11 @@ class CheckedOrder {
 
   void add_messages(const Crossing& crossing, int m) {
     const auto holders = stated_.holders(crossing.from, m), readers = stated_.holders(crossing.to, m);
-    std::vector<std::tuple<std::size_t, std::size_t, std::int64_t>> ways;  // from, to, samples
+    using Ranks = std::vector<std::size_t>;
+    std::vector<std::tuple<Ranks, Ranks, std::int64_t>> ways;  // from, to, samples
     if (crossing.whole) {
       for (std::size_t i = 0; i < readers.size(); ++i) {
-        const std::size_t holder = crossing.from < 0 ? readers[i].first : holders[i % holders.size()].first;
+        const Ranks& holder = crossing.from < 0 ? readers[i].first : holders[i % holders.size()].first;
         ways.emplace_back(holder, readers[i].first, 0);
       }
     } else {
@@ -146,15 +149,20 @@ class CheckedOrder {
         }
       }
     }
+    // Whoever gets a value gets it once, from one of those that hold it in turn.
     if (forwards_) {
-      for (const auto& [from, to, samples] : ways)
-        add_message(crossing.from, crossing.to, from, to, crossing.value, samples, false, m);
+      for (const auto& [from, to, samples] : ways) {
+        for (std::size_t t = 0; t < to.size(); ++t)
+          add_message(crossing.from, crossing.to, from[t % from.size()], to[t], crossing.value, samples, false, m);
+      }
     }
     // In a whole step the loss starts its own backward; results have a gradient only when they left the call.
     const bool comes_back = crossing.returns && (crossing.to < stated_.stages() || !forwards_);
     if (backwards_ && comes_back) {
-      for (const auto& [from, to, samples] : ways)
-        add_message(crossing.to, crossing.from, to, from, crossing.gradient, samples, true, m);
+      for (const auto& [from, to, samples] : ways) {
+        for (std::size_t t = 0; t < from.size(); ++t)
+          add_message(crossing.to, crossing.from, to[t % to.size()], from[t], crossing.gradient, samples, true, m);
+      }
     }
   }
 
@@ -190,8 +198,20 @@ class CheckedOrder {
         first = rank;
       }
       if (first_start < 0) break;
-      start_compute(first, first_start);
+      const auto together = who_starts(first);
+      for (const std::size_t rank : together) start_compute(rank, first_start);
+      for (const std::size_t rank : together) send_results(rank);
     }
+  }
+
+  /// The tensor shards of a replica exchange values, but for weight gradients.
+  [[nodiscard]] std::vector<std::size_t> who_starts(std::size_t rank) const {
+    const CheckedAction& compute = computes[rank][lanes_[rank].next];
+    if (stated_.shards(compute.stage) == 1 || !compute.has_messages()) return {rank};
+    for (const auto& [ranks, samples] : stated_.holders(compute.stage, compute.microbatch)) {
+      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return ranks;
+    }
+    return {rank};
   }
 
   void start_compute(std::size_t rank, long start) {
@@ -206,6 +226,12 @@ class CheckedOrder {
     }
     ++written_[rank];
     lane.free_at = start + (compute.kind == ActionKind::kBackward ? 2 : 1);
+  }
+
+  /// Of the compute action that has just started.
+  void send_results(std::size_t rank) {
+    const Lane& lane = lanes_[rank];
+    const std::size_t position = lane.next - 1;
     for (const std::size_t id : lane.slots[position].makes) write(id, lane.free_at);
     send_for_callers(rank, position + kCallersAhead);
   }

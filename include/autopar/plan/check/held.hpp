@@ -35,7 +35,8 @@ class CheckedMemory {
     for (const Crossing& crossing : stated.crossings()) {
       if (stated.is_stage(crossing.from)) add_made(crossing, of(crossing.from));
       const bool within = stated.is_stage(crossing.from) && stated.is_stage(crossing.to) &&
-                          stated.ranks_of(crossing.from) == stated.ranks_of(crossing.to);
+                          stated.ranks_of(crossing.from) == stated.ranks_of(crossing.to) &&
+                          stated.shards(crossing.from) == stated.shards(crossing.to);
       // What is alone in a message within a rank is not copied.
       if (stated.is_stage(crossing.to) && !(within && crossing.values == 1)) add_read(crossing, of(crossing.to));
     }
@@ -157,16 +158,15 @@ class CheckedMemory {
   /// pieces.
   void add_parameters(int s) {
     const Plan& plan = stated_.plan();
-    const auto& parameters = stated_.model().parameters;
     const bool offloads = plan.offload == Offload::kOptimizer, elsewhere = plan.host_memory > Bytes(0);
     Stage& stage = of(s);
     const std::set<ParameterId> several = read_by_several(s);
     std::int64_t shared = 0, gathered = 0, copied = 0;
     bool again = false;
     for (const ParameterId id : stated_.parameters(s)) {
-      const std::int64_t bytes = parameters[id.index()].bytes.value(), copy = parameters[id.index()].copy.value();
+      const std::int64_t bytes = stated_.held(id).bytes.value(), copy = stated_.held(id).copy.value();
       if (is_there(id, s)) continue;
-      if (!parameters[id.index()].trainable) {
+      if (!stated_.held(id).trainable) {
         stage.owned += bytes + copy;
         continue;
       }
@@ -181,13 +181,13 @@ class CheckedMemory {
         }
         level = replicated ? std::min(level, 1) : 0;
         ranks = static_cast<std::int64_t>(all.size());
-      } else if (parameters[id.index()].highest_zero > 0) {
+      } else if (stated_.held(id).highest_zero > 0) {
         shared += bytes;
-        gathered += read_as(parameters[id.index()]);
+        gathered += read_as(stated_.held(id));
         again = again || several.contains(id);
       }
-      level = std::min(level, parameters[id.index()].highest_zero);
-      const bool leaves = offloads && parameters[id.index()].highest_zero > 0;
+      level = std::min(level, stated_.held(id).highest_zero);
+      const bool leaves = offloads && stated_.held(id).highest_zero > 0;
       const auto share = [&](std::int64_t whole, int from) {
         return level >= from ? (whole + ranks - 1) / ranks : whole;
       };
@@ -207,7 +207,7 @@ class CheckedMemory {
     for (const NodeId atom : plan.stages[static_cast<std::size_t>(s)].atoms)
       stage.owned += costs_.resident(atom).value();
     // Until they are added up.
-    for (const ParameterId id : several) stage.at_work += 2 * parameters[id.index()].bytes.value();
+    for (const ParameterId id : several) stage.at_work += 2 * stated_.held(id).bytes.value();
     const std::int64_t largest = stated_.most_read(s);
     const std::int64_t parts = plan.zero > 0 ? stated_.replicas(s) : 1;
     const double temporaries = std::ceil(std::min(plan.optimizer_state_factor, 2.0));
@@ -229,7 +229,7 @@ class CheckedMemory {
     }
     std::set<ParameterId> out;
     for (const auto& [id, count] : readers) {
-      if (count > 1 && stated_.model().parameters[id.index()].trainable) out.insert(id);
+      if (count > 1 && stated_.held(id).trainable) out.insert(id);
     }
     return out;
   }
@@ -316,7 +316,7 @@ class CheckedMemory {
       for (const ParameterId id : stated_.model().graph[atoms[i]].parameters) last_reader[id] = i;
     }
     for (const auto& [id, i] : last_reader) {
-      const auto& parameter = stated_.model().parameters[id.index()];
+      const auto& parameter = stated_.held(id);
       if (parameter.trainable) bytes[i] += parameter.bytes.value();
     }
     return bytes;

@@ -11,6 +11,7 @@
 #include <autopar/plan/check/shape.hpp>
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/tensor_shards.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/plan.hpp>
 #include <autopar/plan/report/make_plan.hpp>
@@ -27,8 +28,9 @@ inline constexpr std::int64_t kMostComputesProven = 1 << 22;  // micro-batches x
 /// @throws InvalidArgument unless what the ranks do in a step under the plan's schedule is sound: see `validate`
 inline void prove_schedule(const ModelProfile& model, const Plan& plan) {
   const RooflineCost no_costs{Cluster{}};  // what is done, and in which order, does not depend on what it takes
-  const Workload work = make_workload(model, no_costs);
+  const Workload whole = make_workload(model, no_costs);
   const Staging staging = staging_of(plan, model.graph.node_count());
+  const Workload work = staging.tensor.empty() ? whole : in_shards(whole, staging);
   const Pipeline pipeline = make_pipeline(work, staging, meshes_of(plan), plan.world, plan.buckets).pipeline;
   Constraints constraints;
   constraints.world = plan.world;

@@ -24,7 +24,7 @@ class ShapeCheck {
   [[nodiscard]] std::string run() && {
     for (const auto part :
          {&ShapeCheck::of_numbers, &ShapeCheck::of_stages, &ShapeCheck::of_edges, &ShapeCheck::of_lists,
-          &ShapeCheck::of_ranks, &ShapeCheck::of_segments, &ShapeCheck::of_orders}) {
+          &ShapeCheck::of_ranks, &ShapeCheck::of_shards, &ShapeCheck::of_segments, &ShapeCheck::of_orders}) {
       if (std::string fault = (this->*part)(); !fault.empty()) return fault;
     }
     return "";
@@ -124,7 +124,7 @@ class ShapeCheck {
     for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
       const auto& ranks = plan_.stages[s].mesh.ranks();
       const auto known = std::find_if(first.begin(), first.end(), [&](std::size_t other) {
-        return plan_.stages[other].mesh == plan_.stages[s].mesh;
+        return plan_.stages[other].mesh.ranks() == plan_.stages[s].mesh.ranks();
       });
       place_of_stage.push_back(static_cast<std::size_t>(known - first.begin()));
       if (known != first.end()) {
@@ -155,6 +155,24 @@ class ShapeCheck {
         return field(s, "ranks") + name_of(s) + " is not where " + schedule + " stages come round";
       if (layout == StageLayout::kVShaped && (stages != 2 * places || place_of_stage[s] != std::min(s, stages - 1 - s)))
         return field(s, "ranks") + name_of(s) + " is not where " + schedule + "'s stages go to the last ranks and back";
+    }
+    return "";
+  }
+
+  /// Ranks that tensor shards run share no gradients beyond the replicas of their shard.
+  std::string of_shards() {
+    std::map<ParameterId, std::size_t> reader;
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
+      const bool sharded = plan_.stages[s].mesh.tensor() > 1;
+      if (sharded && plan_.zero > 1)
+        return "zero: " + name_of(s) + " has tensor shards, which ZeRO " + number(plan_.zero) + " does not know";
+      for (const ParameterId parameter : plan_.stages[s].parameters) {
+        if (!model_.parameters[parameter.index()].trainable) continue;
+        const auto [known, is_first] = reader.try_emplace(parameter, s);
+        if (is_first || !(sharded || plan_.stages[known->second].mesh.tensor() > 1)) continue;
+        return field(s, "tensor") + name_of(s) + " shares parameter " + number(parameter.value()) + " with " +
+               name_of(known->second) + ", but tensor shards run one of them";
+      }
     }
     return "";
   }

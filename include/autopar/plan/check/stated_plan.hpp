@@ -51,6 +51,7 @@ class StatedPlan {
       for (const Rank rank : ranks_of(s)) stages_on_[rank.index()].push_back(s);
       shares_ranks_ = shares_ranks_ || stages_on_[ranks_of(s).front().index()].size() > 1;
     }
+    find_slices();
     find_crossings();
     find_sums();
   }
@@ -65,7 +66,36 @@ class StatedPlan {
   [[nodiscard]] const std::vector<Rank>& ranks_of(int stage) const {
     return plan_.stages[static_cast<std::size_t>(stage)].mesh.ranks();
   }
-  [[nodiscard]] std::int64_t replicas(int stage) const { return static_cast<std::int64_t>(ranks_of(stage).size()); }
+  [[nodiscard]] int shards(int stage) const { return plan_.stages[static_cast<std::size_t>(stage)].mesh.tensor(); }
+  [[nodiscard]] std::int64_t replicas(int stage) const {
+    return static_cast<std::int64_t>(ranks_of(stage).size()) / shards(stage);
+  }
+  /// Ranks of a stage that have its parameters' shard `t`, by replica.
+  [[nodiscard]] std::vector<Rank> holders_of_shard(int stage, int t) const {
+    std::vector<Rank> out;
+    for (std::size_t i = static_cast<std::size_t>(t); i < ranks_of(stage).size();
+         i += static_cast<std::size_t>(shards(stage)))
+      out.push_back(ranks_of(stage)[i]);
+    return out;
+  }
+  /// The region that an atom is computed with in slices, nullptr if it is computed whole.
+  [[nodiscard]] const TensorRegion* slices_of(NodeId atom) const {
+    const int region = sliced_in_[atom.index()];
+    return region < 0 ? nullptr : &model_.tensor_regions[static_cast<std::size_t>(region)];
+  }
+  /// A part of what all units of a region have alike, as the shard has it that has most units.
+  [[nodiscard]] std::int64_t sliced(std::int64_t whole, const TensorRegion& region) const {
+    const std::int64_t count = shards(stage_of(region.atoms.front()));
+    const std::int64_t most = region.units / count + (region.units % count == 0 ? 0 : 1);
+    const std::int64_t units = whole / region.units, rest = whole % region.units;
+    return units * most + (rest * most) / region.units + ((rest * most) % region.units == 0 ? 0 : 1);
+  }
+  /// Regions of a stage that its shards compute together.
+  [[nodiscard]] const std::vector<const TensorRegion*>& sliced_regions(int stage) const {
+    return sliced_regions_[static_cast<std::size_t>(stage)];
+  }
+  /// A parameter as a rank holds it that reads it.
+  [[nodiscard]] const ParameterProfile& held(ParameterId id) const { return held_[id.index()]; }
   /// Stages that a rank runs, ascending.
   [[nodiscard]] const std::vector<int>& stages_on(std::size_t rank) const { return stages_on_[rank]; }
 
@@ -80,17 +110,22 @@ class StatedPlan {
     return (own * (m + 1) + carried) / count - (own * m + carried) / count;
   }
 
+  /// Ranks that hold the same samples, by tensor shard.
+  using Holders = std::pair<std::vector<std::size_t>, SampleRange>;
   /// Who holds which samples of micro-batch m in a stage, in the order of samples; who has none is left out.
-  [[nodiscard]] std::vector<std::pair<std::size_t, SampleRange>> holders(int stage, std::int64_t m) const {
-    std::vector<std::pair<std::size_t, SampleRange>> out;
+  [[nodiscard]] std::vector<Holders> holders(int stage, std::int64_t m) const {
+    std::vector<Holders> out;
     const bool own_pieces = !is_stage(stage) || keeps_pieces();
     const std::int64_t parts = own_pieces ? plan_.world : replicas(stage);
     const std::int64_t size = microbatch_size(m);
     std::int64_t begin = 0;
     for (std::int64_t q = 0; q < parts; ++q) {
       const std::int64_t end = own_pieces ? begin + piece(q, m) : size * (q + 1) / parts;
-      const auto rank = own_pieces ? static_cast<std::size_t>(q) : ranks_of(stage)[static_cast<std::size_t>(q)].index();
-      if (end > begin) out.push_back({rank, {begin, end}});
+      std::vector<std::size_t> ranks;
+      if (own_pieces) ranks.push_back(static_cast<std::size_t>(q));
+      for (int t = 0; !own_pieces && t < shards(stage); ++t)
+        ranks.push_back(ranks_of(stage)[static_cast<std::size_t>(q * shards(stage) + t)].index());
+      if (end > begin) out.push_back({std::move(ranks), {begin, end}});
       begin = end;
     }
     return out;
@@ -104,7 +139,7 @@ class StatedPlan {
   [[nodiscard]] std::int64_t largest_slice(int stage) const {
     std::int64_t largest = 0;
     for (std::int64_t m = 0; m < plan_.microbatches; ++m) {
-      for (const auto& [rank, samples] : holders(stage, m)) largest = std::max(largest, samples.size());
+      for (const auto& [ranks, samples] : holders(stage, m)) largest = std::max(largest, samples.size());
     }
     return largest;
   }
@@ -124,8 +159,7 @@ class StatedPlan {
       const auto& read = model_.graph[atom].parameters;
       std::int64_t trained = 0;
       for (const ParameterId id : std::set<ParameterId>(read.begin(), read.end())) {
-        const auto& parameter = model_.parameters[id.index()];
-        trained += parameter.trainable ? parameter.bytes.value() : 0;
+        trained += held(id).trainable ? held(id).bytes.value() : 0;
       }
       largest = std::max(largest, trained);
     }
@@ -144,7 +178,7 @@ class StatedPlan {
   [[nodiscard]] Bytes trainable_bytes(int stage) const {
     Bytes sum{};
     for (const ParameterId parameter : parameters(stage)) {
-      if (model_.parameters[parameter.index()].trainable) sum += model_.parameters[parameter.index()].bytes;
+      if (held(parameter).trainable) sum += held(parameter).bytes;
     }
     return sum;
   }
@@ -154,7 +188,30 @@ class StatedPlan {
   [[nodiscard]] bool keeps_pieces() const {
     return replicas(0) == plan_.world &&
            std::all_of(plan_.stages.begin(), plan_.stages.end(),
-                       [this](const StagePlan& stage) { return stage.mesh.ranks().size() == ranks_of(0).size(); });
+                       [this](const StagePlan& stage) { return stage.mesh.replicas() == replicas(0); });
+  }
+
+  /// A region is computed in slices where one stage has all of it and it allows as many shards as a replica has there.
+  void find_slices() {
+    sliced_in_.assign(stage_of_.size(), -1);
+    sliced_regions_.resize(plan_.stages.size());
+    held_ = model_.parameters;
+    for (std::size_t r = 0; r < model_.tensor_regions.size(); ++r) {
+      const TensorRegion& region = model_.tensor_regions[r];
+      std::set<int> stages;
+      for (const NodeId atom : region.atoms) stages.insert(stage_of(atom));
+      const int count = shards(*stages.begin());
+      const bool allowed = count <= region.units && (!region.even || region.units % count == 0);
+      if (stages.size() > 1 || count < 2 || !allowed) continue;
+      for (const NodeId atom : region.atoms) sliced_in_[atom.index()] = static_cast<int>(r);
+      sliced_regions_[static_cast<std::size_t>(*stages.begin())].push_back(&region);
+      for (const ParameterId id : region.parameters) {
+        ParameterProfile& own = held_[id.index()];
+        own.bytes = Bytes(sliced(own.bytes.value(), region));
+        own.copy = Bytes(sliced(own.copy.value(), region));
+        own.elements = sliced(own.elements, region);
+      }
+    }
   }
 
   /// Each value once for each pair of stages, batched ones apart from whole ones.
@@ -205,14 +262,18 @@ class StatedPlan {
       (readers_of_list.size() > 1 ? tied : own).push_back(readers_of_list);
     if (shares_ranks_) std::reverse(own.begin(), own.end());  // a rank is done with its later stage first
     for (const auto* lists : {&own, &tied}) {
-      for (const auto& stages : *lists) add_sum(stages, by_stages.at(stages));
+      for (const auto& stages : *lists) {
+        const int count = stages.size() == 1 ? shards(stages.front()) : 1;
+        for (int t = 0; t < count; ++t) add_sum(stages, t, by_stages.at(stages));
+      }
     }
   }
-  void add_sum(const std::vector<int>& stages, const std::vector<ParameterId>& list) {
+  /// @param t  tensor shard
+  void add_sum(const std::vector<int>& stages, int t, const std::vector<ParameterId>& list) {
     GradientSum sum;
     sum.stage = stages.size() == 1 ? stages.front() : -1;
     for (const int s : stages) {
-      for (const Rank rank : ranks_of(s)) sum.ranks.push_back(rank.index());
+      for (const Rank rank : holders_of_shard(s, t)) sum.ranks.push_back(rank.index());
     }
     std::sort(sum.ranks.begin(), sum.ranks.end());
     sum.ranks.erase(std::unique(sum.ranks.begin(), sum.ranks.end()), sum.ranks.end());
@@ -220,7 +281,7 @@ class StatedPlan {
     std::map<std::int64_t, std::size_t> filling;  // by element size, buckets that have room
     std::vector<std::int64_t> used;
     for (const ParameterId parameter : list) {
-      const auto [room, element] = in_bucket(model_.parameters[parameter.index()]);
+      const auto [room, element] = in_bucket(held(parameter));
       const auto known = filling.find(element);
       if (known != filling.end() && used[known->second] > 0 && used[known->second] + room > plan_.buckets.size.value())
         filling.clear();  // none goes on behind a full one
@@ -229,9 +290,8 @@ class StatedPlan {
         sum.buckets.push_back(0);
       }
       used[filling.at(element)] += room;
-      const bool in_backwards =
-          plan_.zero >= 2 && sum.stage >= 0 && model_.parameters[parameter.index()].highest_zero >= 2;
-      if (!in_backwards) sum.buckets[filling.at(element)] += model_.parameters[parameter.index()].bytes.value();
+      const bool in_backwards = plan_.zero >= 2 && sum.stage >= 0 && held(parameter).highest_zero >= 2;
+      if (!in_backwards) sum.buckets[filling.at(element)] += held(parameter).bytes.value();
     }
     sums_.push_back(std::move(sum));
   }
@@ -248,6 +308,9 @@ class StatedPlan {
   const Plan& plan_;
   std::vector<int> stage_of_;
   std::vector<std::vector<int>> stages_on_;
+  std::vector<int> sliced_in_;  // by atom, -1 = whole
+  std::vector<std::vector<const TensorRegion*>> sliced_regions_;
+  std::vector<ParameterProfile> held_;
   bool shares_ranks_ = false;
   std::vector<Crossing> crossings_;
   std::vector<GradientSum> sums_;

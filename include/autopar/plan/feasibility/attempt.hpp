@@ -14,6 +14,7 @@
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/search/effort.hpp>
 #include <autopar/plan/search/least_memory.hpp>
+#include <autopar/plan/search/tensor_degrees.hpp>
 
 namespace autopar::detail {
 
@@ -60,12 +61,17 @@ class Attempt {
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const Coarsened& coarse() const { return coarse_; }
 
-  [[nodiscard]] SearchResult search() const { return staging_.search(coarse_.objective); }
+  [[nodiscard]] SearchResult search() const {
+    SearchResult found = search_degrees(coarse_.objective,
+                                        [this](const StepObjective& objective) { return staging_.search(objective); });
+    if (coarse_.constraints.tensor_degrees.size() > 1) mix_degrees(found);
+    return found;
+  }
 
   /// The staging that needs least, where a search has found none that fits, is the planner's answer if it fits.
   [[nodiscard]] std::optional<LeastMemory> offer_least(SearchResult& found) const {
     // The schedules that a search leaves out do not change it.
-    auto least = found.least ? std::optional(*found.least) : least_memory(coarse_.objective);
+    auto least = found.least ? std::optional(*found.least) : least_memory_of_degrees(coarse_.objective);
     if (least && (!has_closed_form(least->staging.schedule) || least->fits(coarse_.constraints)))
       found.candidates.offer({least->staging, coarse_.objective(least->staging)});
     return least;
@@ -73,7 +79,10 @@ class Attempt {
 
   /// Whether `search` and `offer_least` would come to something that fits, without searching for what is fast.
   [[nodiscard]] Trial trial() const {
-    const auto least = least_memory(coarse_.objective);
+    auto least = least_memory_of_degrees(coarse_.objective);
+    // What is known of tensor shards is the least that they may take.
+    if (least && !least->staging.tensor.empty() && !coarse_.objective.fits(coarse_.objective(least->staging)))
+      least.reset();
     Trial out;
     out.certain = least && least->proven;
     if (least) out.steps = least->steps;
@@ -91,9 +100,22 @@ class Attempt {
   }
 
  private:
+  /// Stages may have degrees of their own.
+  void mix_degrees(SearchResult& found) const {
+    vary_degrees(coarse_.objective, found);
+    SharedRanks(coarse_.objective, found).offer();
+    if constexpr (requires { staging_.search_mixed(coarse_.objective, found); }) {
+      staging_.search_mixed(coarse_.objective, found);
+    } else {
+      found.proven = false;
+      found.lower_bound = {};
+    }
+  }
+
   [[nodiscard]] SearchResult beyond(bool least_is_proven) const {
     if constexpr (requires { staging_.search_beyond_plain(coarse_.objective); }) {
-      if (least_is_proven) return staging_.search_beyond_plain(coarse_.objective);
+      const auto beyond = [this](const StepObjective& objective) { return staging_.search_beyond_plain(objective); };
+      if (least_is_proven) return search_degrees(coarse_.objective, beyond);
     }
     return search();
   }

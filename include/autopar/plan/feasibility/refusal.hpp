@@ -75,9 +75,9 @@ class Refusal {
     const Staging& staging = remedies.fit->staging;
     const Bytes bytes = needed(remedies, peak);
     text += ": the plan that needs " + std::string(remedies.least ? "least, " : "least of those that were tried, ") +
-            describe(staging.replicas, staging.microbatches, staging.schedule) + ", needs " + readable(bytes) +
-            " on each rank of stage " + std::to_string(remedies.fit->stage.value()) + ", " +
-            readable(bytes - constraints_.memory) + " more than there is";
+            describe(staging) + ", needs " + readable(bytes) + " on each rank of stage " +
+            std::to_string(remedies.fit->stage.value()) + ", " + readable(bytes - constraints_.memory) +
+            " more than there is";
     return least ? text + too_large_node() : text;
   }
 

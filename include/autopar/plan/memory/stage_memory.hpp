@@ -104,7 +104,7 @@ struct LeastHeld {
   const auto add = [&](Bytes bytes, int level) { (zero >= level ? held.shared : held.whole) += bytes.value(); };
   const auto add_among_all = [&](Bytes bytes) {
     if (zero >= 1 && readers > 1)
-      held.whole += bytes.value() / constraints.world;
+      held.whole += bytes.value() / constraints.ranks();
     else
       add(bytes, 1);
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -36,6 +37,10 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
   };
   if (options.tensor_parallel < 0)
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is negative; use 0 or 1");
+  if (options.tensor_parallel > 1 && options.zero > kMostZeroOfShards) {
+    refuse(setting("tensor_parallel", options.tensor_parallel) + " contradicts " + setting("zero", options.zero) +
+           ", as tensor shards know ZeRO up to level " + std::to_string(kMostZeroOfShards) + "; lower one of them");
+  }
   if (options.tensor_parallel > runtime.max_tensor_parallel) {
     refuse(setting("tensor_parallel", options.tensor_parallel) + " is not run by this version, which has at most " +
            std::to_string(runtime.max_tensor_parallel) + "; leave it at 0");
@@ -84,6 +89,33 @@ inline void check_not_run_yet(const Options& options, const Capabilities& runtim
     refuse("schedule = " + options.schedule + " is not run by this runtime; use one of " + known);
   }
   return kinds;
+}
+
+/// Degrees that some region of the model admits, of which the world has a whole number of groups.
+[[nodiscard]] inline std::vector<int> possible_degrees(const std::vector<TensorRegion>& regions, int most, int world) {
+  std::vector<int> degrees{1};
+  for (int degree = 2; degree <= std::min(most, world); ++degree) {
+    const bool admitted = std::ranges::any_of(regions, [&](const auto& region) { return region.admits(degree); });
+    if (world % degree == 0 && admitted) degrees.push_back(degree);
+  }
+  return degrees;
+}
+
+[[nodiscard]] inline std::vector<int> allowed_degrees(const Options& options, const Capabilities& runtime,
+                                                      const Workload& work, int world) {
+  const int asked = options.tensor_parallel;
+  if (asked == 1 || (asked == 0 && options.zero > kMostZeroOfShards)) return {1};
+  std::vector<int> degrees = possible_degrees(work.regions, runtime.max_tensor_parallel, world);
+  if (asked == 0) return degrees;
+  if (std::ranges::find(degrees, asked) != degrees.end()) return {asked};
+  const std::string setting = "tensor_parallel = " + std::to_string(asked);
+  if (degrees.size() == 1 && work.regions.empty())
+    refuse(setting + ", but the model has nothing that tensor shards can compute together; use 1");
+  const int nearest = *std::ranges::min_element(degrees, {}, [&](int degree) { return std::abs(degree - asked); });
+  refuse(setting +
+         (world % asked != 0 ? " does not divide the world of " + std::to_string(world) + " ranks"
+                             : ", but no part of the model can be computed by so many shards together") +
+         "; the nearest that can be is " + std::to_string(nearest));
 }
 
 [[nodiscard]] inline std::vector<int> allowed_zero(const Options& options, const Capabilities& runtime) {
@@ -135,7 +167,9 @@ inline void apply_recompute(const Options& options, const Capabilities& runtime,
   }
 }
 
-inline void check_shape(const Options& options, int world, std::size_t nodes) {
+inline void check_shape(const Options& options, int ranks, std::size_t nodes) {
+  const int shards = std::max(1, options.tensor_parallel), world = ranks / shards;
+  const std::string of_shards = shards == 1 ? "" : " of tensor_parallel = " + std::to_string(shards);
   if (options.stages < 0)
     refuse("stages = " + std::to_string(options.stages) + " is negative; 0 lets the planner choose");
   for (const int replicas : options.replicas) {
@@ -150,15 +184,16 @@ inline void check_shape(const Options& options, int world, std::size_t nodes) {
   const int used = same_for_all * std::accumulate(options.replicas.begin(), options.replicas.end(), 0);
   if (used > world) {
     refuse("replicas = " + listed(options.replicas) +
-           (same_for_all > 1 ? " for each of stages = " + std::to_string(options.stages) : "") + " need " +
-           std::to_string(used) + " ranks, but the world has " + std::to_string(world) +
+           (same_for_all > 1 ? " for each of stages = " + std::to_string(options.stages) : "") + of_shards + " need " +
+           std::to_string(used * shards) + " ranks, but the world has " + std::to_string(ranks) +
            "; start more ranks or ask for fewer replicas");
   }
   const auto stages = std::max(static_cast<std::size_t>(options.stages),
                                options.replicas.size() > 1 ? options.replicas.size() : std::size_t{1});
   if (stages > static_cast<std::size_t>(world)) {
-    refuse("stages = " + std::to_string(stages) + " need as many ranks, but the world has " + std::to_string(world) +
-           "; start more ranks or ask for fewer stages");
+    refuse("stages = " + std::to_string(stages) + of_shards + " need " +
+           (shards == 1 ? "as many" : std::to_string(stages * static_cast<std::size_t>(shards))) +
+           " ranks, but the world has " + std::to_string(ranks) + "; start more ranks or ask for fewer stages");
   }
   if (stages > nodes) {
     refuse("stages = " + std::to_string(stages) + ", but the model has only " + std::to_string(nodes) +
@@ -292,6 +327,7 @@ inline void apply_whole_batch(const Workload& work, const Options& options, Cons
     detail::refuse("a batch of " + std::to_string(request.batch) + " samples; at least 1 is needed");
   out.batch = request.batch;
   detail::check_not_run_yet(options, request.runtime);
+  out.tensor_degrees = detail::allowed_degrees(options, request.runtime, work, out.world);
   detail::check_shape(options, out.world, work.graph.node_count());
   if (options.replicas.size() == 1 && options.stages == 0) {
     out.replicas_of_each = options.replicas.front();

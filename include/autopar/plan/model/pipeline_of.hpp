@@ -131,7 +131,7 @@ class ChannelCollector {
 /// The same on the ranks and with the buckets of a request.
 [[nodiscard]] inline SizedPipeline make_pipeline(const Workload& work, const Staging& staging, std::vector<Mesh> meshes,
                                                  const Constraints& constraints) {
-  return make_pipeline(work, staging, std::move(meshes), constraints.world, constraints.buckets);
+  return make_pipeline(work, staging, std::move(meshes), constraints.ranks(), constraints.buckets);
 }
 
 }  // namespace autopar

@@ -23,11 +23,14 @@ struct Staging {
   ScheduleKind schedule = kDefaultSchedule;
   /// By stage, where several share their ranks: which ranks, numbered by their first stages; empty = each its own.
   std::vector<int> position_of{};
+  /// By stage, how many tensor shards run each replica; empty = one.
+  std::vector<int> tensor{};
 
   [[nodiscard]] int stages() const { return static_cast<int>(replicas.size()); }
   [[nodiscard]] int position(int stage) const {
     return position_of.empty() ? stage : position_of[static_cast<std::size_t>(stage)];
   }
+  [[nodiscard]] int tensor_of(int stage) const { return tensor.empty() ? 1 : tensor[static_cast<std::size_t>(stage)]; }
   /// Of the ranks that stages may share.
   [[nodiscard]] std::vector<int> replicas_of_positions() const {
     std::vector<int> out;
@@ -36,9 +39,20 @@ struct Staging {
     }
     return out;
   }
+  /// Tensor shards of each replica of the first stage on them.
+  [[nodiscard]] std::vector<int> tensor_of_positions() const {
+    std::vector<int> out;
+    if (tensor.empty()) return out;
+    for (int s = 0; s < stages(); ++s) {
+      if (position(s) == static_cast<int>(out.size())) out.push_back(tensor_of(s));
+    }
+    return out;
+  }
   [[nodiscard]] int ranks() const {
     const auto positions = position_of.empty() ? replicas : replicas_of_positions();
-    return std::accumulate(positions.begin(), positions.end(), 0);
+    if (tensor.empty()) return std::accumulate(positions.begin(), positions.end(), 0);
+    const auto shards = tensor_of_positions();
+    return std::inner_product(positions.begin(), positions.end(), shards.begin(), 0);
   }
   friend bool operator==(const Staging&, const Staging&) = default;
 };
@@ -64,20 +78,29 @@ struct Staging {
 }
 
 /// "2 stages x 3+1 replicas, 4 micro-batches, 1f1b"
-[[nodiscard]] inline std::string describe(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule) {
+/// @param tensor  shards of each replica, by stage; empty = one: "2 stages x 3+1 replicas x 2 shards, …"
+[[nodiscard]] inline std::string describe(const std::vector<int>& replicas, int microbatches, ScheduleKind schedule,
+                                          const std::vector<int>& tensor = {}) {
   const auto counted = [](std::size_t n, const char* one, const char* many) {
     return std::to_string(n) + " " + (n == 1 ? one : many);
   };
-  const bool equal = std::adjacent_find(replicas.begin(), replicas.end(), std::not_equal_to<>()) == replicas.end();
-  std::string counts;
-  if (!equal) {
-    for (const int r : replicas) counts += (counts.empty() ? "" : "+") + std::to_string(r);
-  }
-  std::string text = counted(replicas.size(), "stage", "stages") + " x ";
-  text += equal ? counted(static_cast<std::size_t>(replicas.front()), "replica", "replicas") : counts + " replicas";
+  const auto of_each = [&](const std::vector<int>& counts, const char* one, const std::string& many) {
+    const bool equal = std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+    if (equal) return counted(static_cast<std::size_t>(counts.front()), one, many.c_str());
+    std::string text;
+    for (const int count : counts) text += (text.empty() ? "" : "+") + std::to_string(count);
+    return text + " " + many;
+  };
+  std::string text = counted(replicas.size(), "stage", "stages") + " x " + of_each(replicas, "replica", "replicas");
+  if (std::ranges::any_of(tensor, [](int shards) { return shards > 1; }))
+    text += " x " + of_each(tensor, "shard", "shards");
   text += ", " + counted(static_cast<std::size_t>(microbatches), "micro-batch", "micro-batches");
   if (replicas.size() > 1) text += ", " + std::string(to_string(schedule));
   return text;
+}
+
+[[nodiscard]] inline std::string describe(const Staging& staging) {
+  return describe(staging.replicas, staging.microbatches, staging.schedule, staging.tensor);
 }
 
 /// By stage.
@@ -94,47 +117,59 @@ struct Staging {
   return replicas;
 }
 
+/// By stage.
+[[nodiscard]] inline std::vector<int> tensor_of(const Plan& plan) {
+  std::vector<int> tensor;
+  for (const auto& stage : plan.stages) tensor.push_back(stage.mesh.tensor());
+  return tensor;
+}
+
 /// Which neighbours in rank order work together.
 enum class RankPlacement : std::uint8_t {
   kReplicasTogether,  ///< consecutive ranks are replicas of one stage: gradient sums stay near
   kStagesTogether,    ///< consecutive ranks are successive stages: activations stay near
 };
 
-/// By stage a mesh of so many replicas, from rank 0 on without gaps.
-[[nodiscard]] inline std::vector<Mesh> place(const std::vector<int>& replicas, RankPlacement placement) {
-  std::vector<std::vector<Rank>> ranks(replicas.size());
-  if (placement == RankPlacement::kReplicasTogether) {
-    std::size_t next = 0;
-    for (std::size_t s = 0; s < replicas.size(); ++s) {
-      for (int q = 0; q < replicas[s]; ++q) ranks[s].push_back(Rank::of(next++));
-    }
-    return {ranks.begin(), ranks.end()};
-  }
+/// By stage a mesh of so many replicas, from rank 0 on without gaps; the tensor shards of a replica are neighbours.
+/// @param tensor  shards of each replica, by stage; empty = one
+[[nodiscard]] inline std::vector<Mesh> place(const std::vector<int>& replicas, RankPlacement placement,
+                                             const std::vector<int>& tensor = {}) {
   std::vector<std::pair<double, std::size_t>> computes;  // (position of the replica in its stage, stage)
   for (std::size_t s = 0; s < replicas.size(); ++s) {
     for (int q = 0; q < replicas[s]; ++q) {
       computes.emplace_back(static_cast<double>(q) / replicas[s], s);
     }
   }
-  std::sort(computes.begin(), computes.end());
-  for (std::size_t i = 0; i < computes.size(); ++i) ranks[computes[i].second].push_back(Rank::of(i));
-  return {ranks.begin(), ranks.end()};
+  if (placement == RankPlacement::kStagesTogether) std::sort(computes.begin(), computes.end());
+  std::vector<std::vector<Rank>> ranks(replicas.size());
+  std::size_t next = 0;
+  for (const auto& [at, stage] : computes) {
+    for (int t = 0; t < (tensor.empty() ? 1 : tensor[stage]); ++t) ranks[stage].push_back(Rank::of(next++));
+  }
+  std::vector<Mesh> meshes;
+  for (std::size_t s = 0; s < ranks.size(); ++s)
+    meshes.emplace_back(std::move(ranks[s]), tensor.empty() ? 1 : tensor[s]);
+  return meshes;
 }
 
-/// By stage of a staging its mesh; stages that share their ranks are on the same one.
+/// By stage of a staging its mesh; stages that share their ranks are on the same ones, each in its own shape.
 [[nodiscard]] inline std::vector<Mesh> place(const Staging& staging, RankPlacement placement) {
-  const auto positions = place(staging.replicas_of_positions(), placement);
+  const auto positions = place(staging.replicas_of_positions(), placement, staging.tensor_of_positions());
   std::vector<Mesh> meshes;
-  for (int s = 0; s < staging.stages(); ++s) meshes.push_back(positions[static_cast<std::size_t>(staging.position(s))]);
+  for (int s = 0; s < staging.stages(); ++s)
+    meshes.emplace_back(positions[static_cast<std::size_t>(staging.position(s))].ranks(), staging.tensor_of(s));
   return meshes;
 }
 
 /// The placements worth comparing: one if all ranks in use are joined by one level of links, or only one stage or only
 /// single replicas are used, so that they are the same.
+/// @param tensor  as of `place`
 [[nodiscard]] inline std::vector<RankPlacement> rank_placements(const std::vector<int>& replicas,
-                                                                const Cluster& cluster) {
-  const int used = std::accumulate(replicas.begin(), replicas.end(), 0);
-  const bool same = replicas.size() == 1 || used == static_cast<int>(replicas.size());
+                                                                const Cluster& cluster,
+                                                                const std::vector<int>& tensor = {}) {
+  const int units = std::accumulate(replicas.begin(), replicas.end(), 0);
+  const int used = tensor.empty() ? units : std::inner_product(replicas.begin(), replicas.end(), tensor.begin(), 0);
+  const bool same = replicas.size() == 1 || units == static_cast<int>(replicas.size());
   const bool one_level = cluster.levels.empty() || cluster.levels.front().span >= used;
   if (same || one_level) return {RankPlacement::kReplicasTogether};
   return {RankPlacement::kReplicasTogether, RankPlacement::kStagesTogether};

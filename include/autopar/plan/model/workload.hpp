@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include <autopar/core/error.hpp>
 #include <autopar/cost/concepts.hpp>
 #include <autopar/cost/model_profile.hpp>
+#include <autopar/cost/tensor_regions.hpp>
 #include <autopar/graph/algorithms/quotient.hpp>
 #include <autopar/graph/algorithms/topological_order.hpp>
 #include <autopar/graph/graph.hpp>
@@ -55,6 +57,15 @@ struct Workload {
   std::vector<int> class_of;
   /// Costs of the classes of nodes, if there are any.
   std::function<const std::vector<NodeCost>&(std::int64_t samples)> class_costs;
+
+  std::vector<TensorRegion> regions;         ///< `atoms` are nodes of `graph`, of which a part may be outside
+  std::vector<std::vector<int>> regions_of;  ///< by node: those that have a part of it; empty = there are no regions
+  /// By region, how many shards compute it together, as they do in this workload; empty = all are computed whole.
+  std::vector<int> region_shards;
+  /// Of a node in which regions are computed together by so many shards each, whatever `region_shards`.
+  std::function<NodeCost(NodeId, std::int64_t samples, const std::vector<int>& region_shards)> node_cost_in_shards;
+  /// Likewise `WorkNode::largest_trained`.
+  std::function<Bytes(NodeId, const std::vector<int>& region_shards)> largest_trained_in_shards;
 
   /// Costs of one node for a slice of `samples` > 0, worked out anew.
   std::function<NodeCost(NodeId, std::int64_t samples)> node_cost;
@@ -213,8 +224,75 @@ inline void set_classes(Workload& work, const Graph<OpProfile, ValueProfile>& gr
 
 }  // namespace detail
 
+namespace detail {
+
+/// By node, the regions that have a part of it.
+[[nodiscard]] inline std::vector<std::vector<int>> regions_of_nodes(const std::vector<TensorRegion>& regions,
+                                                                    std::size_t nodes) {
+  std::vector<std::vector<int>> out;
+  if (!regions.empty()) out.resize(nodes);
+  for (std::size_t r = 0; r < regions.size(); ++r) {
+    for (const NodeId node : regions[r].atoms) out[node.index()].push_back(static_cast<int>(r));
+  }
+  return out;
+}
+
+/// What one shard of a region takes of a node of it.
+[[nodiscard]] inline NodeCost of_shard(NodeCost cost, const ShardShare& share, const TensorRegion& region, int shards) {
+  cost.forward = cost.forward * share.forward;
+  cost.backward = cost.backward * share.backward;
+  cost.backward_weight = cost.backward_weight * share.backward;
+  for (Bytes* bytes : {&cost.saved, &cost.workspace, &cost.deferred_weight})
+    *bytes = part_of_shard(*bytes, region, shards);
+  return cost;
+}
+
+template <class M>
+void set_regions(Workload& work, const ModelProfile& profile, const M& model) {
+  const std::string fault = fault_in_tensor_regions(profile);
+  if (!fault.empty()) throw InvalidArgument(fault);
+  work.regions = profile.tensor_regions;
+  work.regions_of = regions_of_nodes(work.regions, profile.graph.node_count());
+  if (work.regions.empty()) return;
+  std::vector<int> region_of(profile.graph.node_count(), -1), of_parameter(profile.parameters.size(), -1);
+  for (std::size_t r = 0; r < work.regions.size(); ++r) {
+    for (const NodeId node : work.regions[r].atoms) region_of[node.index()] = static_cast<int>(r);
+    for (const ParameterId id : work.regions[r].parameters) of_parameter[id.index()] = static_cast<int>(r);
+  }
+  work.node_cost_in_shards = [&profile, &model, whole = work.node_cost, region_of](
+                                 NodeId node, std::int64_t samples, const std::vector<int>& region_shards) {
+    const NodeCost cost = whole(node, samples);
+    const int r = region_of[node.index()];
+    const int shards = r < 0 ? 1 : region_shards[static_cast<std::size_t>(r)];
+    if (shards == 1) return cost;
+    const TensorRegion& region = profile.tensor_regions[static_cast<std::size_t>(r)];
+    const double part = share_of_shard(region, shards);
+    ShardShare share{part, part};
+    if constexpr (CostsShards<M, Graph<OpProfile, ValueProfile>>)
+      share = model.shard_share(profile.graph, node, static_cast<double>(samples), part);
+    return of_shard(cost, share, region, shards);
+  };
+  work.largest_trained_in_shards = [&profile, of_parameter](NodeId node, const std::vector<int>& region_shards) {
+    Bytes sum{};
+    std::vector<ParameterId> read = profile.graph[node].parameters;
+    std::sort(read.begin(), read.end());
+    read.erase(std::unique(read.begin(), read.end()), read.end());
+    for (const ParameterId id : read) {
+      if (!profile.parameters[id.index()].trainable) continue;
+      const int r = of_parameter[id.index()];
+      const int shards = r < 0 ? 1 : region_shards[static_cast<std::size_t>(r)];
+      const Bytes bytes = profile.parameters[id.index()].bytes;
+      sum += shards == 1 ? bytes : part_of_shard(bytes, profile.tensor_regions[static_cast<std::size_t>(r)], shards);
+    }
+    return sum;
+  };
+}
+
+}  // namespace detail
+
 /// A workload of a captured model; refers to `profile` and `model`, which must outlive it.
-/// @throws InvalidArgument if the graph is empty or has a cycle, or a parameter, reader or writer does not exist
+/// @throws InvalidArgument if the graph is empty or has a cycle, a parameter, reader or writer does not exist, or a
+///         tensor region is none
 template <CostModel<Graph<OpProfile, ValueProfile>> M>
 [[nodiscard]] Workload make_workload(const ModelProfile& profile, const M& model) {
   Workload work = make_workload(profile.graph, model);
@@ -248,6 +326,7 @@ template <CostModel<Graph<OpProfile, ValueProfile>> M>
   }
   work.loss_mode = profile.loss_mode;
   work.hash = profile.hash;
+  detail::set_regions(work, profile, model);
   if constexpr (CostsByValue<M>) detail::set_classes(work, profile.graph);
   return work;
 }
@@ -283,33 +362,79 @@ namespace detail {
   return block;
 }
 
+/// Adds what so many equal members take to what a block takes.
+inline void add_times(NodeCost& sum, const NodeCost& cost, double times) {
+  sum.forward += cost.forward * times;
+  sum.backward += cost.backward * times;
+  sum.backward_weight += cost.backward_weight * times;
+  sum.saved += cost.saved * static_cast<std::int64_t>(times);
+  sum.deferred_weight += cost.deferred_weight * static_cast<std::int64_t>(times);
+  sum.workspace = std::max(sum.workspace, cost.workspace);
+}
+
 /// Sums over the members of a block, as far as costs are sums.
 [[nodiscard]] inline std::function<NodeCost(NodeId, std::int64_t)> block_cost(const Workload& fine,
                                                                               const Partition& partition) {
-  const auto add = [](NodeCost& sum, const NodeCost& cost, double times) {
-    sum.forward += cost.forward * times;
-    sum.backward += cost.backward * times;
-    sum.backward_weight += cost.backward_weight * times;
-    sum.saved += cost.saved * static_cast<std::int64_t>(times);
-    sum.deferred_weight += cost.deferred_weight * static_cast<std::int64_t>(times);
-    sum.workspace = std::max(sum.workspace, cost.workspace);
-  };
   if (fine.class_of.empty()) {
-    return [&fine, partition, add](NodeId block, std::int64_t samples) {
+    return [&fine, partition](NodeId block, std::int64_t samples) {
       NodeCost sum;
       for (const NodeId member : partition.members(BlockId(block.value())))
-        add(sum, fine.node_cost(member, samples), 1);
+        add_times(sum, fine.node_cost(member, samples), 1);
       return sum;
     };
   }
   std::vector<std::map<int, int>> counts(partition.block_count());  // (class, nodes) of each block
   for (const NodeId node : fine.graph.nodes()) ++counts[partition.block_of(node).index()][fine.class_of[node.index()]];
-  return [&fine, counts = std::move(counts), add](NodeId block, std::int64_t samples) {
+  return [&fine, counts = std::move(counts)](NodeId block, std::int64_t samples) {
     const auto& costs = fine.class_costs(samples);
     NodeCost sum;
-    for (const auto& [one, times] : counts[block.index()]) add(sum, costs[static_cast<std::size_t>(one)], times);
+    for (const auto& [one, times] : counts[block.index()]) add_times(sum, costs[static_cast<std::size_t>(one)], times);
     return sum;
   };
+}
+
+/// By node, what `cost` says of a node and of the shards of the regions that have a part of it; each worked out once.
+template <class Cost>
+[[nodiscard]] auto once_each(const std::vector<std::vector<int>>& regions_of, Cost cost) {
+  using Value = std::invoke_result_t<Cost, NodeId, std::int64_t, const std::vector<int>&>;
+  auto known = std::make_shared<std::map<std::tuple<int, std::int64_t, std::vector<int>>, Value>>();
+  return [known, regions_of, cost](NodeId block, std::int64_t samples, const std::vector<int>& region_shards) {
+    std::vector<int> own;
+    for (const int r : regions_of[block.index()]) own.push_back(region_shards[static_cast<std::size_t>(r)]);
+    const auto [entry, added] = known->try_emplace({block.value(), samples, std::move(own)});
+    if (added) entry->second = cost(block, samples, region_shards);
+    return entry->second;
+  };
+}
+
+/// Regions of the nodes as those of their blocks.
+inline void set_regions(Workload& coarse, const Workload& fine, const Partition& partition) {
+  coarse.regions = fine.regions;
+  for (TensorRegion& region : coarse.regions) {
+    for (NodeId& node : region.atoms) node = node_of(partition.block_of(node));
+    std::sort(region.atoms.begin(), region.atoms.end());
+    region.atoms.erase(std::unique(region.atoms.begin(), region.atoms.end()), region.atoms.end());
+  }
+  coarse.regions_of = regions_of_nodes(coarse.regions, partition.block_count());
+  if (coarse.regions.empty()) return;
+  coarse.node_cost_in_shards = once_each(
+      coarse.regions_of, [&fine, partition](NodeId block, std::int64_t samples, const std::vector<int>& region_shards) {
+        const auto& costs = fine.node_costs(samples);
+        NodeCost sum;
+        for (const NodeId member : partition.members(BlockId(block.value()))) {
+          const bool whole = fine.regions_of[member.index()].empty();
+          add_times(sum, whole ? costs[member.index()] : fine.node_cost_in_shards(member, samples, region_shards), 1);
+        }
+        return sum;
+      });
+  coarse.largest_trained_in_shards =
+      [&fine, largest = once_each(
+                  coarse.regions_of, [&fine, partition](NodeId block, std::int64_t, const auto& region_shards) {
+                    Bytes most{};
+                    for (const NodeId member : partition.members(BlockId(block.value())))
+                      most = std::max(most, fine.largest_trained_in_shards(member, region_shards));
+                    return most;
+                  })](NodeId block, const std::vector<int>& region_shards) { return largest(block, 0, region_shards); };
 }
 
 /// Puts parameters together that one node alone reads, neighbours of one kind, until they fill a bucket of gradients:
@@ -324,13 +449,19 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
     }
     for (const ParameterId parameter : work.graph[node].read_by_several) reader[parameter.index()] = kSeveral;
   }
+  constexpr int kWhole = -1;
+  std::vector<int> region_of(work.parameters.size(), kWhole);
+  for (std::size_t r = 0; r < work.regions.size(); ++r) {
+    for (const ParameterId id : work.regions[r].parameters) region_of[id.index()] = static_cast<int>(r);
+  }
   std::vector<ParameterProfile> bundles;
   std::vector<ParameterId> bundle_of(work.parameters.size());
-  std::map<std::tuple<int, bool, bool, int>, std::size_t>
-      open;                                                 // by reader, whether it is trained, read as a copy, shared
+  std::map<std::tuple<int, bool, bool, int, int>, std::size_t>
+      open;  // by reader, whether it is trained, read as a copy, shared, its region
   for (std::size_t p = work.parameters.size(); p-- > 0;) {  // gradients fill buckets from the last
     ParameterProfile& parameter = work.parameters[p];
-    const auto key = std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0), parameter.highest_zero);
+    const auto key =
+        std::tuple(reader[p], parameter.trainable, parameter.copy > Bytes(0), parameter.highest_zero, region_of[p]);
     const auto place = open.find(key);
     if (reader[p] >= 0 && place != open.end() && bundles[place->second].bytes < bundle) {
       bundles[place->second].bytes += parameter.bytes;
@@ -352,6 +483,12 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
     }
     std::sort(parameters.begin(), parameters.end());
     parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
+  }
+  for (TensorRegion& region : work.regions) {
+    for (ParameterId& parameter : region.parameters)
+      parameter = ParameterId::of(last - bundle_of[parameter.index()].index());
+    std::sort(region.parameters.begin(), region.parameters.end());
+    region.parameters.erase(std::unique(region.parameters.begin(), region.parameters.end()), region.parameters.end());
   }
   work.parameters = std::move(bundles);
 }
@@ -383,6 +520,7 @@ inline void bundle_parameters(Workload& work, Bytes bundle) {
   coarse.hash = fine.hash;
   coarse.node_cost = detail::block_cost(fine, partition);
   coarse.node_costs = detail::tabulated(partition.block_count(), coarse.node_cost);
+  detail::set_regions(coarse, fine, partition);
   coarse.transfer = fine.transfer;
   coarse.all_reduce = fine.all_reduce;
   coarse.update = fine.update;

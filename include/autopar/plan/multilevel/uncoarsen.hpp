@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/multilevel/pieces.hpp>
 #include <autopar/plan/search/refine.hpp>
+#include <autopar/plan/search/tensor_degrees.hpp>
 #include <autopar/plan/step/objective.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -54,6 +56,26 @@ class Uncoarsening {
   static constexpr int kEstimatesOfPieces = 300;
   static constexpr std::size_t kPieces = 640;
 
+  /// Moving nodes and ranks knows nothing of stages that share ranks, nor of tensor degrees that differ.
+  [[nodiscard]] static bool moves_improve(const Staging& staging) {
+    return staging.position_of.empty() &&
+           std::ranges::adjacent_find(staging.tensor, std::ranges::not_equal_to{}) == staging.tensor.end();
+  }
+  /// Of tensor shards, groups of ranks are moved. @param local  of stages without
+  [[nodiscard]] static Staging improved(const StepObjective& objective, LocalSearch& local, Staging staging,
+                                        int estimates) {
+    if (staging.tensor.empty()) return local.improve(std::move(staging), estimates).first;
+    const int degree = staging.tensor.front();
+    const Constraints constraints = objective.constraints().at_degree(degree);
+    const StepObjective own = objective.under(constraints);
+    staging.tensor.clear();
+    return at_degree(LocalSearch(own).improve(std::move(staging), estimates).first, degree);
+  }
+  /// The degree of all stages; 0 if they differ.
+  [[nodiscard]] static int degree_of(const Staging& staging) {
+    return staging.tensor.empty() ? 1 : moves_improve(staging) ? staging.tensor.front() : 0;
+  }
+
   template <class Change>
   [[nodiscard]] static StepTerms with(StepTerms terms, Change change) {
     terms.optimizations = change(std::move(terms.optimizations));
@@ -69,13 +91,12 @@ class Uncoarsening {
     Candidates fine(constraints_.memory);
     LocalSearch local(objective_);
     const Seconds hopeless = found.candidates.best_step() * kHopeless;
-    std::size_t rank = 0;
+    std::map<int, std::size_t> rank;  // by tensor degree
     for (const Candidate& candidate : found.candidates.ranked()) {
       Candidate own = projected_from(coarse_.blocks, candidate);
-      // Moving nodes and ranks knows nothing of stages that share ranks.
-      const bool improvable = candidate.staging.position_of.empty() && candidate.terms.step <= hopeless;
-      if (!coarse_.whole() && improvable && rank++ < kRefined) {
-        const Staging better = local.improve(own.staging, kEstimates).first;
+      const bool improvable = moves_improve(candidate.staging) && candidate.terms.step <= hopeless;
+      if (!coarse_.whole() && improvable && rank[degree_of(candidate.staging)]++ < kRefined) {
+        const Staging better = improved(objective_, local, own.staging, kEstimates);
         if (better != own.staging)
           fine.offer({better, predicted(better, std::min(found.candidates.best_step(), fine.best_step()))});
       }
@@ -101,7 +122,7 @@ class Uncoarsening {
     Staging start = staging;
     start.schedule = kSplitStraight;
     StepTerms terms = objective_.folded(start);
-    const SizedPipeline sized = make_pipeline(work_, staging, std::move(terms.meshes), constraints_);
+    const SizedPipeline sized = objective_.pipeline(staging, std::move(terms.meshes));
     terms = objective_.folded(staging, sized, std::move(terms.optimizations));
     if (terms.step > limit * (1 + StepObjective::kFoldedAbove)) return terms;
     return objective_.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
@@ -114,14 +135,15 @@ class Uncoarsening {
     std::vector<Candidate> ranked = found.candidates.ranked();
     std::vector<Candidate> finalists;
     LocalSearch local(pieces_->objective);
-    for (std::size_t rank = 0; rank < std::min(kRefined, ranked.size()); ++rank) {
-      const Candidate& candidate = ranked[rank];
+    std::map<int, std::size_t> rank_of;  // by tensor degree
+    for (const Candidate& candidate : ranked) {
       if (!found.candidates.fits(candidate) || candidate.terms.step > found.candidates.best_step() * kHopeless) break;
+      if (rank_of[degree_of(candidate.staging)]++ >= kRefined) continue;
       finalists.push_back(projected_from(coarse_.blocks, candidate));
-      // Moving nodes and ranks knows nothing of stages that share ranks, comparing nothing of synthesised orders.
-      if (!candidate.staging.position_of.empty() || traits_of(candidate.staging.schedule).orders_in_plan) continue;
+      // Comparing knows nothing of synthesised orders.
+      if (!moves_improve(candidate.staging) || traits_of(candidate.staging.schedule).orders_in_plan) continue;
       const Staging staging = restricted(finalists.back().staging, pieces_->blocks);
-      Staging better = local.improve(staging, kEstimatesOfPieces).first;
+      Staging better = improved(pieces_->objective, local, staging, kEstimatesOfPieces);
       if (better == staging) continue;
       StepTerms terms = pieces_->objective(better, found.candidates.best_step());
       finalists.push_back(projected_from(pieces_->blocks, {std::move(better), std::move(terms)}));
@@ -146,7 +168,7 @@ class Uncoarsening {
   [[nodiscard]] StepTerms with_all_nodes(const Candidate& candidate) const {
     // Blocks do not know the modules of their nodes.
     if (!constraints_.recomputed_modules.empty()) return objective_(candidate.staging);
-    const SizedPipeline sized = make_pipeline(work_, candidate.staging, candidate.terms.meshes, constraints_);
+    const SizedPipeline sized = objective_.pipeline(candidate.staging, candidate.terms.meshes);
     return objective_.evaluate(candidate.staging, sized, candidate.terms.optimizations, candidate.terms.orders);
   }
 

@@ -84,6 +84,7 @@ class StepBound {
     const std::int64_t least = std::max<std::int64_t>(1, constraints_.batch / constraints_.world / microbatches);
     const auto& costs = costs_of_classes(least);
     const auto* whole = mixes_ ? &costs_of_classes(constraints_.batch) : nullptr;
+    const std::vector<int> region_shards = most_region_shards();
     std::vector<double> down(order_.size(), 0), up(order_.size(), 0);
     double longest = 0;
     for (const NodeId node : order_) {
@@ -93,13 +94,28 @@ class StepBound {
         before = std::max(before, down[source]);
         if (work_.graph[edge].differentiable) after = std::max(after, up[source]);
       }
-      const NodeCost& cost = (work_.graph[node].whole_batch ? *whole : costs)[class_of(node)];
+      const std::int64_t samples = work_.graph[node].whole_batch ? constraints_.batch : least;
+      const bool sliced = most_shards() > 1 && !work_.regions_of.empty() && !work_.regions_of[node.index()].empty();
+      const NodeCost cost = sliced ? work_.node_cost_in_shards(node, samples, region_shards)
+                                   : (work_.graph[node].whole_batch ? *whole : costs)[class_of(node)];
       down[node.index()] = before + cost.forward.value();
       const double weights = cost.backward_weight.value();
       up[node.index()] = cost.backward.value() - weights + std::max(after, weights);
       longest = std::max(longest, down[node.index()] + up[node.index()]);
     }
     return Seconds(longest);
+  }
+
+  /// Of a replica, in any plan that the bound is of.
+  [[nodiscard]] int most_shards() const { return constraints_.tensor_degrees.back(); }
+  /// Most that each region admits of them.
+  [[nodiscard]] std::vector<int> most_region_shards() const {
+    std::vector<int> out;
+    for (const TensorRegion& region : work_.regions) {
+      out.push_back(most_shards());
+      while (!region.admits(out.back())) --out.back();
+    }
+    return out;
   }
 
   /// Each node is its own class where nothing is known of equal ones.
@@ -127,6 +143,7 @@ class StepBound {
 /// The certificate of a plan with this step, without what the search claims.
 [[nodiscard]] inline Certificate make_certificate(const Workload& work, const Constraints& constraints, Seconds step) {
   Certificate out;
+  out.tensor_parallel = constraints.tensor_degrees.back();
   out.cases = StepBound(work, constraints).cases();
   for (const BoundCase& one : out.cases) {
     out.lower_bound = out.lower_bound == Seconds{} ? one.seconds : std::min(out.lower_bound, one.seconds);

@@ -9,6 +9,7 @@
 
 #include <autopar/plan/concepts.hpp>
 #include <autopar/plan/model/parameter_groups.hpp>
+#include <autopar/plan/model/tensor_shards.hpp>
 #include <autopar/plan/multilevel/coarsened.hpp>
 #include <autopar/plan/multilevel/uncoarsen.hpp>
 #include <autopar/plan/plan.hpp>
@@ -24,14 +25,15 @@ namespace autopar {
   Staging staging{std::vector<int>(nodes, -1), {}, plan.microbatches, plan.schedule};
   std::vector<const Mesh*> positions;
   for (const StagePlan& stage : plan.stages) {
-    const auto same =
-        std::find_if(positions.begin(), positions.end(), [&](const auto* mesh) { return *mesh == stage.mesh; });
+    const auto same = std::find_if(positions.begin(), positions.end(),
+                                   [&](const auto* mesh) { return mesh->ranks() == stage.mesh.ranks(); });
     staging.position_of.push_back(static_cast<int>(same - positions.begin()));
     if (same == positions.end()) positions.push_back(&stage.mesh);
   }
   if (positions.size() == plan.stages.size()) staging.position_of.clear();
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     staging.replicas.push_back(plan.stages[s].mesh.replicas());
+    staging.tensor.push_back(plan.stages[s].mesh.tensor());
     for (const NodeId atom : plan.stages[s].atoms) {
       if (atom.index() >= nodes || staging.stage_of[atom.index()] >= 0) {
         throw InvalidArgument("the plan puts atom " + std::to_string(atom.value()) + " of " + std::to_string(nodes) +
@@ -40,6 +42,7 @@ namespace autopar {
       staging.stage_of[atom.index()] = static_cast<int>(s);
     }
   }
+  if (std::ranges::all_of(staging.tensor, [](int shards) { return shards == 1; })) staging.tensor.clear();
   if (std::find(staging.stage_of.begin(), staging.stage_of.end(), -1) != staging.stage_of.end()) {
     throw InvalidArgument("the plan leaves out an atom of the model; it was made for another one");
   }
@@ -90,20 +93,68 @@ class PlanMaker {
     plan.notes = constraints_.notes;
     add_idle_note(plan, candidates);
     add_buckets_note(plan, best);
+    if (constraints_.tensor_degrees != std::vector{1}) {
+      add_regions_note(plan, best.staging);
+      add_degrees_note(plan, candidates);
+    }
     return plan;
+  }
+
+  /// What tensor shards compute in slices.
+  void add_regions_note(Plan& plan, const Staging& staging) const {
+    if (staging.tensor.empty()) return;
+    const auto shards = region_shards_of(work_, staging);
+    const auto first = std::ranges::find_if(shards, [](int count) { return count > 1; });
+    const auto sliced = std::ranges::count_if(shards, [](int count) { return count > 1; });
+    const auto whole = static_cast<std::ptrdiff_t>(shards.size()) - sliced;
+    std::string note = "tensor shards compute " + std::to_string(sliced) + " of " + std::to_string(shards.size()) +
+                       " parts of the model in slices";
+    if (first != shards.end()) {
+      const TensorRegion& region = work_.regions[static_cast<std::size_t>(first - shards.begin())];
+      const WorkNode& node = work_.graph[region.atoms.front()];
+      note += ", the first of them near " + (node.path.empty() ? node.name : node.path);
+    }
+    if (whole > 0)
+      note += "; " + std::to_string(whole) +
+              " whole, as a stage has not all of it, is one rank a replica, or its units "
+              "do not divide so";
+    plan.notes.push_back(std::move(note));
+  }
+
+  /// What each degree takes, if all stages have it.
+  void add_degrees_note(Plan& plan, const Candidates& candidates) const {
+    if (constraints_.tensor_degrees.size() == 1) return;
+    std::string steps;
+    for (const int degree : constraints_.tensor_degrees) {
+      const auto ranked = candidates.ranked();
+      const auto found = std::ranges::find_if(ranked, [&](const Candidate& candidate) {
+        const auto& tensor = candidate.staging.tensor;
+        return degree == 1 ? tensor.empty()
+                           : !tensor.empty() && std::ranges::all_of(tensor, [&](int own) { return own == degree; });
+      });
+      steps += (steps.empty() ? "" : ", ") + std::to_string(degree) + ": ";
+      steps += found == ranked.end()     ? "nothing found"
+               : candidates.fits(*found) ? readable(found->terms.step)
+                                         : "does not fit";
+    }
+    plan.notes.push_back("steps by tensor shards a replica, the same for all stages: " + steps);
   }
 
   /// Where they are not what everyone expects, with what the stage that has most of them is spared.
   void add_buckets_note(Plan& plan, const Candidate& best) const {
     if (plan.buckets == BucketPolicy{}) return;
+    const Workload work = best.staging.tensor.empty() ? work_ : in_shards(work_, best.staging);
     const auto most = [&](const BucketPolicy& policy) {
       std::map<StageId, std::size_t> counts;
-      for (const auto& group : parameter_groups(work_, best.staging, best.terms.meshes)) {
+      for (const auto& group : parameter_groups(work, best.staging, best.terms.meshes)) {
+        const bool is_first = !group.stage.valid() ||
+                              std::ranges::binary_search(group.ranks, best.terms.meshes[group.stage.index()].rank(0));
+        if (!is_first) continue;  // tensor shards have as many each
         if (plan.zero == 0) {
-          counts[group.stage] += buckets_of(work_, group, policy).buckets.size();
+          counts[group.stage] += buckets_of(work, group, policy).buckets.size();
           continue;
         }
-        const auto sharded = sharded_buckets_of(work_, group, policy, plan.zero);
+        const auto sharded = sharded_buckets_of(work, group, policy, plan.zero);
         counts[group.stage] += sharded.units.buckets.size() + sharded.whole.buckets.size();
       }
       std::size_t out = 0;
@@ -163,18 +214,18 @@ class PlanMaker {
     const Candidate& best = candidates.best();
     std::vector<Candidate> others = candidates.ranked();
     std::erase_if(others, [&](const Candidate& c) {
-      return c.staging.replicas == best.staging.replicas && c.staging.position_of == best.staging.position_of;
+      return c.staging.replicas == best.staging.replicas && c.staging.position_of == best.staging.position_of &&
+             c.staging.tensor == best.staging.tensor;
     });
     const auto replicated = std::find_if(others.begin(), others.end(), [&](const Candidate& c) {
-      return c.staging.stages() == 1 && c.staging.ranks() == constraints_.world;
+      return c.staging.stages() == 1 && c.staging.ranks() == constraints_.world && c.staging.tensor.empty();
     });
     for (auto other = others.begin(); other != others.end(); ++other) {
       const bool among_first = candidates.fits(*other) && plan.runners_up.size() < 3;
       if (!among_first && other != replicated) continue;
-      plan.runners_up.push_back(
-          {describe(other->staging.replicas, other->staging.microbatches, other->staging.schedule) +
-               describe(other->terms.optimizations),
-           candidates.fits(*other) ? why_slower(*other, best) : why_not(*other), other->terms.step});
+      plan.runners_up.push_back({describe(other->staging) + describe(other->terms.optimizations),
+                                 candidates.fits(*other) ? why_slower(*other, best) : why_not(*other),
+                                 other->terms.step});
     }
   }
 
@@ -217,7 +268,7 @@ class PlanMaker {
     const StepObjective free(free_links, cluster_, objective.constraints());
     const auto [staging, terms] = uncoarsening.comparable(best);
     const bool many = objective.actions(staging) > StepObjective::kManyActions || !terms.orders.empty();
-    const SizedPipeline sized = make_pipeline(free_links, staging, terms.meshes, constraints_);
+    const SizedPipeline sized = free.pipeline(staging, terms.meshes);
     const StepTerms unhindered =
         many ? free.folded(staging, sized, terms.optimizations, terms.orders) : free.evaluate(staging, terms.meshes);
     const double links = std::max(0.0, (best.terms.step - unhindered.step) / best.terms.step);

@@ -103,10 +103,11 @@ namespace detail {
   std::vector<int> replicas;
   for (const auto& stage : plan.stages) replicas.push_back(stage.mesh.replicas());
   if (replicas.empty()) return "empty plan\n";
-  std::string text =
-      "plan: " + describe(replicas, plan.microbatches, plan.schedule) + describe(memory_optimizations_of(plan)) +
-      (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
-      (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " + std::to_string(plan.batch) + "\n";
+  std::string text = "plan: " + describe(replicas, plan.microbatches, plan.schedule, tensor_of(plan)) +
+                     describe(memory_optimizations_of(plan)) +
+                     (plan.precision == "module" ? "" : ", " + plan.precision) + "; " + std::to_string(plan.world) +
+                     (plan.world == 1 ? " rank" : " ranks") + " of " + plan.device + ", batch " +
+                     std::to_string(plan.batch) + "\n";
   text += "predicted: step " + readable(plan.step);
   if (plan.step > Seconds(0)) {
     text += " (" + detail::formatted("%.4g", static_cast<double>(plan.batch) / plan.step.value()) + " samples/s)";

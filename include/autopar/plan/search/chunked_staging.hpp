@@ -144,8 +144,7 @@ struct ChunkedStaging {
       left -= objective.actions(staging);
       ++count;
       ++result.states;
-      const SizedPipeline sized =
-          make_pipeline(objective.work(), staging, std::move(candidate.terms.meshes), objective.constraints());
+      const SizedPipeline sized = objective.pipeline(staging, std::move(candidate.terms.meshes));
       StepTerms terms = objective.folded(staging, sized, std::move(candidate.terms.optimizations));
       if (terms.step <= result.candidates.best_step() * (1 + StepObjective::kFoldedAbove))
         terms = objective.evaluate(staging, sized, std::move(terms.optimizations), std::move(terms.orders));
@@ -242,9 +241,10 @@ struct ChunkedStaging {
       const Workload& work = objective_.work();
       const auto counts = of_positions(positions);
       const Bytes trained(objective_.trainable().value() / positions);
-      for (const RankPlacement placement : rank_placements(counts, objective_.cluster())) {
+      const auto tensor = objective_.constraints().tensor_of_each(counts.size());
+      for (const RankPlacement placement : rank_placements(counts, objective_.cluster(), tensor)) {
         double slowest = 0;
-        for (const Mesh& mesh : place(counts, placement)) {
+        for (const Mesh& mesh : place(counts, placement, tensor)) {
           if (mesh.replicas() > 1) slowest = std::max(slowest, work.all_reduce(trained, mesh.replica_group(0)).value());
         }
         entry->second = std::min(entry->second, slowest);
@@ -272,7 +272,7 @@ template <class Search>
   std::erase_if(plain.schedules, [](ScheduleKind kind) { return !ChunkedStaging::is_plain(kind); });
   if (plain.schedules.size() == objective.constraints().schedules.size()) return search(objective);
   SearchResult result{Candidates(plain.memory)};
-  if (!plain.schedules.empty()) result = search(StepObjective(objective.work(), objective.cluster(), plain));
+  if (!plain.schedules.empty()) result = search(objective.under(plain));
   others.add_to(result, objective);
   result.proven = false;
   result.lower_bound = {};

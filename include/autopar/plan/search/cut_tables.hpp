@@ -39,8 +39,12 @@ class CutTables {
     bool is_ample = false;       ///< whatever the stage, its memory does not matter
   };
 
+  /// @param degrees  objectives of the tensor degrees that stages may have, where each may have its own: what is said
+  /// of
+  ///                 nodes that are in no stage yet is the least of them
   /// @pre at most 64 nodes @return nullopt if there are more than `max_tails` tails
-  [[nodiscard]] static std::optional<CutTables> make(const StepObjective& objective, std::size_t max_tails) {
+  [[nodiscard]] static std::optional<CutTables> make(const StepObjective& objective, std::size_t max_tails,
+                                                     std::vector<const StepObjective*> degrees = {}) {
     const auto& graph = objective.work().graph;
     AUTOPAR_ASSERT(graph.node_count() <= kMaskNodes, "a node mask holds 64 nodes");
     Graph<char, char> reversed;
@@ -48,7 +52,8 @@ class CutTables {
     for (const EdgeId edge : graph.edges()) reversed.add_edge(graph.target(edge), graph.source(edge));
     auto lattice = enumerate_downsets(reversed, max_tails);
     if (!lattice) return std::nullopt;
-    return CutTables(objective, std::move(*lattice));
+    if (degrees.empty()) degrees = {&objective};
+    return CutTables(objective, std::move(*lattice), std::move(degrees));
   }
 
   [[nodiscard]] const DownsetLattice& tails() const { return lattice_; }
@@ -126,10 +131,14 @@ class CutTables {
     auto& table = least_work_[microbatches];
     if (!table.empty()) return table;
     std::vector<double> node(objective_->work().graph.node_count(), std::numeric_limits<double>::infinity());
-    for (int r = 1; r <= objective_->constraints().world; ++r) {
-      for (const int stages : {0, 1}) {
-        const SliceSizes& slices = objective_->slices().at(microbatches, r, stages);
-        for (std::size_t i = 0; i < node.size(); ++i) node[i] = std::min(node[i], r * busy(slices, i));
+    for (const StepObjective* degree : degrees_) {
+      const int ranks = degree->constraints().tensor / objective_->constraints().tensor;  // of a replica
+      for (int r = 1; r <= degree->constraints().world; ++r) {
+        for (const int stages : {0, 1}) {
+          const SliceSizes& slices = degree->slices().at(microbatches, r, stages);
+          for (std::size_t i = 0; i < node.size(); ++i)
+            node[i] = std::min(node[i], r * ranks * busy(degree->work(), slices, i));
+        }
       }
     }
     table = summed<double>([&](NodeId id) { return node[id.index()]; });
@@ -155,8 +164,11 @@ class CutTables {
     std::int64_t trainable = 0;
   };
 
-  CutTables(const StepObjective& objective, DownsetLattice lattice)
-      : objective_(&objective), lattice_(std::move(lattice)), boundaries_(objective.work()) {
+  CutTables(const StepObjective& objective, DownsetLattice lattice, std::vector<const StepObjective*> degrees)
+      : objective_(&objective),
+        degrees_(std::move(degrees)),
+        lattice_(std::move(lattice)),
+        boundaries_(objective.work()) {
     const auto& graph = objective.work().graph;
     const std::size_t n = graph.node_count();
     all_ = n == kMaskNodes ? ~NodeMask{0} : (NodeMask{1} << n) - 1;
@@ -227,21 +239,24 @@ class CutTables {
   }
 
   /// Seconds of the smallest slice's forward for each byte that the largest slice would keep, of the node with fewest.
+  /// What a stage may compute in slices or whole counts as either.
   [[nodiscard]] double least_recompute(const SliceSizes& slices) const {
-    const auto& small = objective_->work().node_costs(slices.smallest);
-    const auto& large = objective_->work().node_costs(slices.largest);
     double least = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; i < small.size(); ++i) {
-      const auto saved = large[i].saved.value();
-      if (saved > 0) least = std::min(least, small[i].forward.value() / static_cast<double>(saved));
+    for (const Workload* work : {&objective_->work(), &objective_->whole()}) {
+      const auto& small = work->node_costs(slices.smallest);
+      const auto& large = work->node_costs(slices.largest);
+      for (std::size_t i = 0; i < small.size(); ++i) {
+        const auto saved = large[i].saved.value();
+        if (saved > 0) least = std::min(least, small[i].forward.value() / static_cast<double>(saved));
+      }
     }
     return least;
   }
 
-  [[nodiscard]] double busy(const SliceSizes& slices, std::size_t node) const {
+  [[nodiscard]] static double busy(const Workload& work, const SliceSizes& slices, std::size_t node) {
     double sum = 0;
     for (const auto& [slice, times] : slices.heaviest) {
-      const NodeCost& cost = objective_->work().node_costs(slice)[node];
+      const NodeCost& cost = work.node_costs(slice)[node];
       sum += times * (cost.forward + cost.backward).value();
     }
     return sum;
@@ -255,8 +270,8 @@ class CutTables {
     const auto& large = objective_->work().node_costs(slices.largest);
     std::vector<Sums> each(small.size());
     for (std::size_t i = 0; i < each.size(); ++i) {
-      each[i] = {small[i].forward.value(), small[i].backward.value(), busy(slices, i), large[i].backward.value(),
-                 large[i].saved.value()};
+      each[i] = {small[i].forward.value(), small[i].backward.value(), busy(objective_->work(), slices, i),
+                 large[i].backward.value(), large[i].saved.value()};
     }
     out.sums.resize(lattice_.size());
     for (std::size_t i = 1; i < out.sums.size(); ++i) {
@@ -273,10 +288,18 @@ class CutTables {
   void fill(Paths& paths, int microbatches) const {
     const auto& graph = objective_->work().graph;
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
-    for (int r = 1; r <= objective_->constraints().world; ++r) {
-      least = std::min(least, objective_->slices().at(microbatches, r, 0).smallest);
+    for (const StepObjective* degree : degrees_) {
+      for (int r = 1; r <= degree->constraints().world; ++r)
+        least = std::min(least, degree->slices().at(microbatches, r, 0).smallest);
     }
-    const auto& costs = objective_->work().node_costs(least);
+    std::vector<NodeCost> costs = degrees_.front()->work().node_costs(least);
+    for (const StepObjective* degree : degrees_) {
+      const auto& own = degree->work().node_costs(least);
+      for (std::size_t i = 0; i < costs.size(); ++i) {
+        costs[i].forward = std::min(costs[i].forward, own[i].forward);
+        costs[i].backward = std::min(costs[i].backward, own[i].backward);
+      }
+    }
     paths.forward.assign(graph.node_count(), 0);
     paths.backward.assign(graph.node_count(), 0);
     const auto order = topological_order(graph);
@@ -307,6 +330,7 @@ class CutTables {
   }
 
   const StepObjective* objective_;
+  std::vector<const StepObjective*> degrees_;
   DownsetLattice lattice_;
   NodeMask all_ = 0, whole_batch_ = 0;
   std::vector<NodeMask> successors_, predecessors_, gradient_successors_, gradient_predecessors_;

@@ -134,7 +134,8 @@ class QuickEstimate {
     }
     if (placed_ == staging.replicas) return;
     placed_ = staging.replicas;
-    meshes_ = place(placed_, rank_placements(placed_, objective_.cluster()).back());
+    const auto tensor = objective_.constraints().tensor_of_each(placed_.size());
+    meshes_ = place(placed_, rank_placements(placed_, objective_.cluster(), tensor).back(), tensor);
   }
 
   /// Plays the stages' orders against each other, then adds sums and update.

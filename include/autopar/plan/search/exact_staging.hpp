@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -26,11 +27,14 @@ namespace detail {
 class BranchAndBound {
  public:
   /// @param rest  for the same micro-batches and schedule; nullptr if it would cost too much
+  /// @param degrees  that each stage may have; empty: those of the constraints have one each
   BranchAndBound(const StepObjective& objective, CutTables& tables, const RestBottleneck* rest, int microbatches,
-                 ScheduleKind schedule, SearchResult& result, std::int64_t budget)
+                 ScheduleKind schedule, SearchResult& result, std::int64_t budget,
+                 std::vector<StageDegree> degrees = {})
       : objective_(objective),
         constraints_(objective.constraints()),
         tables_(tables),
+        degrees_(degrees.empty() ? std::vector<StageDegree>{{1, &tables}} : std::move(degrees)),
         microbatches_(microbatches),
         schedule_(schedule),
         bound_(tables, objective, microbatches, schedule),
@@ -72,7 +76,7 @@ class BranchAndBound {
         [&](NodeId node) { nodes &= ~bit(node); });
   }
 
-  /// Tries all replicas for the stage between two tails. @return whether larger stages are worth a look
+  /// Tries all degrees and replicas for the stage between two tails. @return whether larger stages are worth a look
   bool try_stage(DownsetId from, DownsetId to, NodeMask nodes, int used) {
     const bool first = to == tables_.tails().all_nodes();
     const int later = static_cast<int>(chosen_.size());
@@ -80,11 +84,20 @@ class BranchAndBound {
     const auto nodes_before = tables_.tails().node_count() - tables_.tails().cardinality(to);
     if (constraints_.stages > 0 && first != (stages_before == 0)) return !first;
     if (static_cast<int>(nodes_before) < stages_before) return false;
+    bool larger = false;
+    for (const StageDegree& degree : degrees_)
+      larger = try_stage(degree, from, to, nodes, used, stages_before, first, later) || larger;
+    return larger;
+  }
+
+  bool try_stage(const StageDegree& degree, DownsetId from, DownsetId to, NodeMask nodes, int used, int stages_before,
+                 bool first, int later) {
     // A larger stage may be the first one, which leaves no rank to others: under ZeRO more replicas hold less each.
-    int low = 1, high = constraints_.world - used - stages_before, widest = constraints_.world - used;
+    int low = 1, high = (constraints_.world - used - stages_before) / degree.tensor;
+    int widest = (constraints_.world - used) / degree.tensor;
     if (constraints_.replicas_of_each > 0) {
       low = high = widest = constraints_.replicas_of_each;
-      if (used + high * (1 + stages_before) > constraints_.world) return true;
+      if (used + high * (degree.tensor + stages_before) > constraints_.world) return true;
     } else if (!constraints_.replicas.empty()) {
       low = high = widest = constraints_.replicas[static_cast<std::size_t>(stages_before)];
     } else if ((nodes & tables_.whole_batch()) != 0) {
@@ -93,21 +106,24 @@ class BranchAndBound {
     }
     if ((nodes & tables_.whole_batch()) != 0 && low > 1) return false;
     look();
-    if (!tables_.holds(from, to, nodes, widest)) return false;
+    if (widest < 1) return false;
+    if (!degree.tables->holds(from, to, nodes, widest)) return false;
     const bool only = first && later == 0;
     const int in_flight = peak_in_flight(schedule_, objective_.work().loss_mode, 0, later + 1, microbatches_);
     for (int replicas = high; replicas >= low; --replicas) {
       look();
-      if (rest_ && hopeless((*rest_)(to, constraints_.world - used - replicas, later + 1))) continue;
+      const int left = constraints_.world - used - replicas * degree.tensor;
+      if (rest_ && hopeless((*rest_)(to, left, later + 1))) continue;
       ++result_.states;
-      const double recompute = tables_.recomputing_to_fit(from, to, nodes, in_flight, microbatches_, replicas, only);
+      const double recompute =
+          degree.tables->recomputing_to_fit(from, to, nodes, in_flight, microbatches_, replicas, only);
       if (recompute == std::numeric_limits<double>::infinity()) continue;
-      chosen_.push_back(bound_.choose(from, to, nodes, replicas, only, recompute, chosen_));
-      if (!hopeless(bound_(chosen_, constraints_.world - used - replicas))) {
+      chosen_.push_back(bound_.choose(degree, from, to, nodes, replicas, only, recompute, chosen_));
+      if (!hopeless(bound_(chosen_, left))) {
         if (first)
           evaluate();
         else
-          extend(to, used + replicas);
+          extend(to, constraints_.world - left);
       }
       chosen_.pop_back();
     }
@@ -126,10 +142,14 @@ class BranchAndBound {
     for (std::size_t i = 0; i < chosen_.size(); ++i) {
       const ChosenStage& stage = chosen_[chosen_.size() - 1 - i];
       staging.replicas.push_back(stage.replicas);
+      if (degrees_.size() > 1) staging.tensor.push_back(stage.tensor);
       for (NodeMask rest = stage.nodes; rest != 0; rest &= rest - 1) {
         staging.stage_of[static_cast<std::size_t>(std::countr_zero(rest))] = static_cast<int>(i);
       }
     }
+    if (std::ranges::all_of(staging.tensor, [](int shards) { return shards == 1; })) staging.tensor.clear();
+    const bool is_sharded = constraints_.tensor > 1 || !staging.tensor.empty();
+    if (is_sharded && !meets(constraints_, objective_.work(), staging)) return;  // parameters may be tied
     result_.states += objective_.variants(staging) * (kStatesAPrediction + objective_.actions(staging) * 2 / 3);
     StepTerms terms = objective_(staging);
     result_.candidates.offer({std::move(staging), std::move(terms)});
@@ -138,6 +158,7 @@ class BranchAndBound {
   const StepObjective& objective_;
   const Constraints& constraints_;
   CutTables& tables_;
+  std::vector<StageDegree> degrees_;
   int microbatches_;
   ScheduleKind schedule_;
   LowerBound bound_;
@@ -166,6 +187,16 @@ struct ExactStaging {
     return detail::search_all_schedules(objective, [&](const StepObjective& plain) { return search_plain(plain); });
   }
 
+  /// The same where each stage may have a tensor degree of its own, after each of them was searched for all stages.
+  /// @param result  of that; is proven if this comes to its end as well
+  void search_mixed(const StepObjective& objective, SearchResult& result) const {
+    Constraints plain = objective.constraints();
+    std::erase_if(plain.schedules, [](ScheduleKind kind) { return !ChunkedStaging::is_plain(kind); });
+    const bool all_plain = plain.schedules.size() == objective.constraints().schedules.size();
+    result.proven = search_mixed_plain(objective.under(plain), result) && all_plain;
+    result.lower_bound = result.proven ? result.candidates.best_step() : Seconds{};
+  }
+
   /// Something that fits if `search` finds something, where it is proven that no staging with one stage a rank does.
   [[nodiscard]] SearchResult search_beyond_plain(const StepObjective& objective) const {
     const auto nothing = [](const StepObjective& plain) {
@@ -175,6 +206,52 @@ struct ExactStaging {
   }
 
  private:
+  /// One of the tensor degrees that stages may have.
+  struct Degree {
+    Degree(const StepObjective& objective, int degree, std::size_t max_tails)
+        : constraints(objective.constraints().at_degree(degree)), under(objective.under(constraints)) {
+      tables = detail::CutTables::make(under, max_tails);
+    }
+    Degree(const Degree&) = delete;  // its members refer to one another
+    Degree& operator=(const Degree&) = delete;
+
+    Constraints constraints;
+    StepObjective under;
+    std::optional<detail::CutTables> tables;
+  };
+
+  /// Nothing bounds what is left: of larger graphs it does not come to its end.
+  static constexpr std::int64_t kPartOfMixed = 4;
+
+  /// @return whether it came to its end
+  [[nodiscard]] bool search_mixed_plain(const StepObjective& objective, SearchResult& result) const {
+    const Constraints& constraints = objective.constraints();
+    if (constraints.schedules.empty() || objective.work().graph.node_count() > detail::kMaskNodes) return false;
+    std::deque<Degree> degrees;
+    std::vector<const StepObjective*> objectives;
+    std::vector<detail::StageDegree> choices;
+    for (const int degree : constraints.tensor_degrees) {
+      degrees.emplace_back(objective, degree, max_tails);
+      if (!degrees.back().tables) return false;
+      objectives.push_back(&degrees.back().under);
+      choices.push_back({degree, &*degrees.back().tables});
+    }
+    auto tables = detail::CutTables::make(objective, max_tails, objectives);
+    const std::int64_t last = result.states + most_states(objective) / kPartOfMixed;
+    bool ended = true;
+    for (const int microbatches : constraints.microbatches) {
+      for (std::size_t i = 0; i < constraints.schedules.size(); ++i) {
+        if (i > 0 && runs_alike(objective, microbatches)) continue;
+        const std::int64_t budget = std::max<std::int64_t>(0, last - result.states);
+        ended = detail::BranchAndBound(objective, *tables, nullptr, microbatches, constraints.schedules[i], result,
+                                       budget, choices)
+                    .run() &&
+                ended;
+      }
+    }
+    return ended;
+  }
+
   [[nodiscard]] SearchResult search_plain(const StepObjective& objective) const {
     SearchResult result{Candidates(objective.constraints().memory)};
     std::optional<detail::CutTables> tables;
@@ -187,7 +264,8 @@ struct ExactStaging {
     if (!result.candidates.any_fits()) {
       const auto least = least_memory(objective);
       if (least) result.least = std::make_shared<LeastMemory>(*least);
-      if (least && least->fits(objective.constraints())) {
+      if (least && least->fits(objective.constraints()) &&
+          meets(objective.constraints(), objective.work(), least->staging)) {
         offer(objective, least->staging, result);
       } else if (least && least->proven) {
         result.proven = true;

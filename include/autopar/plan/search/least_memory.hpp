@@ -371,7 +371,7 @@ class LeastStaging {
   /// Which know what a ZeRO level and a place for the optimizer leave at least.
   struct Tables {
     Tables(const StepObjective& objective, const MemoryVariant& variant)
-        : constraints(objective.constraints()), under(objective.work(), objective.cluster(), constraints) {
+        : constraints(objective.constraints()), under(objective.under(constraints)) {
       constraints.zero_levels = {variant.zero};
       constraints.offloads = {variant.offload};
       cuts = CutTables::make(under, std::numeric_limits<std::int32_t>::max());

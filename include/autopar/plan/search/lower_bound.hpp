@@ -15,12 +15,19 @@ struct ChosenStage {
   DownsetId from, to;  ///< tails: its nodes are those of `to` without those of `from`
   NodeMask nodes = 0;
   int replicas = 1;
+  int tensor = 1;  ///< of the degrees of a search, see `StageDegree`
   bool regular = true;
   double forward = 0, backward = 0;  ///< smallest slice
   double busy = 0;
   double after = 0;                          ///< gradient sums that no backward hides, and the update
   NodeMask before = 0, before_gradient = 0;  ///< nodes whose values it reads, gradients it returns
   double below = 0;                          ///< longest path of forward and backward through later stages
+};
+
+/// What a stage may be whose replicas take so many ranks each.
+struct StageDegree {
+  int tensor = 1;     ///< ranks
+  CutTables* tables;  ///< of stages of this degree
 };
 
 /// A step takes no less than this, however the remaining nodes are staged. What holds, for every stage:
@@ -48,10 +55,10 @@ class LowerBound {
   /// The stage between two tails in front of `later` stages, with everything that depends on those alone.
   /// @param only   it is the only stage
   /// @param recompute  least seconds by which a backward grows so that it fits
-  [[nodiscard]] ChosenStage choose(DownsetId from, DownsetId to, NodeMask nodes, int replicas, bool only,
-                                   double recompute, const std::vector<ChosenStage>& later) {
-    ChosenStage stage{.from = from, .to = to, .nodes = nodes, .replicas = replicas};
-    const auto& size = tables_.sized(microbatches_, replicas, only);
+  [[nodiscard]] ChosenStage choose(const StageDegree& degree, DownsetId from, DownsetId to, NodeMask nodes,
+                                   int replicas, bool only, double recompute, const std::vector<ChosenStage>& later) {
+    ChosenStage stage{.from = from, .to = to, .nodes = nodes, .replicas = replicas, .tensor = degree.tensor};
+    const auto& size = degree.tables->sized(microbatches_, replicas, only);
     const auto &low = size.sums[from.index()], &high = size.sums[to.index()];
     stage.forward = high.forward - low.forward;
     const SliceSizes& slices = *size.slices;
@@ -59,8 +66,8 @@ class LowerBound {
     stage.busy = high.busy - low.busy + recompute * slices.busy_times();
     stage.regular = slices.regular;
     const Workload& work = objective_.work();
-    const Bytes own(tables_.trainable(from, to, nodes, true));
-    const Bytes read(tables_.trainable(from, to, nodes, false));
+    const Bytes own(degree.tables->trainable(from, to, nodes, true));
+    const Bytes read(degree.tables->trainable(from, to, nodes, false));
     const double sum = replicas > 1 && own > Bytes(0) ? work.least_all_reduce(own, replicas).value() : 0;
     stage.after = least_after(sum, high.largest_backward - low.largest_backward + recompute, read, replicas);
     NodeMask below = 0;

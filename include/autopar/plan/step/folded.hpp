@@ -51,7 +51,9 @@ class RankMessages {
     const auto count =
         batched ? std::min(samples, overlaps(few, many)) : static_cast<std::int64_t>((many + few - 1) / few);
     const Bytes each = bytes_at(size, batched ? (samples + count - 1) / count : samples);
-    return work_.transfer(each, mesh(from).rank(0), mesh(to).rank(0)) * static_cast<double>(count);
+    // Every shard of a reader gets it, from the writer's shards in turn.
+    const int copies = (mesh(to).tensor() + mesh(from).tensor() - 1) / mesh(from).tensor();
+    return work_.transfer(each, mesh(from).rank(0), mesh(to).rank(0)) * static_cast<double>(count * copies);
   }
 
   /// Every rank has a piece of the batch: the last replica's are those of the last ranks.
@@ -167,6 +169,11 @@ class FoldedTimeline {
     const std::vector<std::size_t> position_of = positions_of_ranks();
     for (std::size_t g = 0; g < sized_.pipeline.groups.size(); ++g) {
       const ReduceGroup& group = sized_.pipeline.groups[g];
+      // Tensor shards sum at the same time, each with the replicas of its own.
+      const bool is_first =
+          !group.stage.valid() ||
+          std::ranges::binary_search(group.ranks, sized_.pipeline.stages[group.stage.index()].rank(0));
+      if (!is_first) continue;
       std::vector<std::size_t> positions;
       for (const Rank rank : group.ranks) positions.push_back(position_of[rank.index()]);
       std::sort(positions.begin(), positions.end());

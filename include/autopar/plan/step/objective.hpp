@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -16,6 +17,7 @@
 #include <autopar/plan/model/pipeline_of.hpp>
 #include <autopar/plan/model/slices.hpp>
 #include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/tensor_shards.hpp>
 #include <autopar/plan/request.hpp>
 #include <autopar/plan/step/folded.hpp>
 #include <autopar/plan/step/staging_costs.hpp>
@@ -44,6 +46,8 @@ class StepObjective {
 
   StepObjective(const Workload& work, const Cluster& cluster, const Constraints& constraints)
       : work_(work), cluster_(cluster), constraints_(constraints), slices_(constraints) {
+    if (constraints.tensor > 1 && !work.regions.empty())
+      least_ = std::make_shared<const Workload>(least_in_shards(work, constraints.tensor));
     std::int64_t count = 0;
     for (const ParameterProfile& parameter : work.parameters) {
       trainable_ += parameter.trainable ? parameter.bytes : Bytes(0);
@@ -52,7 +56,18 @@ class StepObjective {
     buckets_ = std::min(count, trainable_.value() / constraints.buckets.size.value() + 1);
   }
 
-  [[nodiscard]] const Workload& work() const { return work_; }
+  /// What is searched: of tensor shards the least that they take.
+  [[nodiscard]] const Workload& work() const { return least_ ? *least_ : work_; }
+  /// Nothing of which is computed in slices.
+  [[nodiscard]] const Workload& whole() const { return work_; }
+  /// The same under other constraints. @pre they outlive it
+  [[nodiscard]] StepObjective under(const Constraints& constraints) const {
+    return StepObjective(work_, cluster_, constraints);
+  }
+  /// The pipeline of a staging on given ranks.
+  [[nodiscard]] SizedPipeline pipeline(const Staging& staging, std::vector<Mesh> meshes) const {
+    return make_pipeline(as_run(staging), staging, std::move(meshes), constraints_);
+  }
   [[nodiscard]] const Cluster& cluster() const { return cluster_; }
   [[nodiscard]] const Constraints& constraints() const { return constraints_; }
   [[nodiscard]] const SliceTable& slices() const { return slices_; }
@@ -64,8 +79,8 @@ class StepObjective {
                                      Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (is_compared_first(staging)) return simulated(staging, folded(staging), limit);
     std::optional<StepTerms> best;
-    for (const RankPlacement placement : rank_placements(staging.replicas_of_positions(), cluster_))
-      keep_better(best, evaluate(staging, place(staging, placement)));
+    for (const RankPlacement placement : placements(staging))
+      keep_better(best, evaluate(staging, placed(staging, placement)));
     return std::move(*best);
   }
 
@@ -74,7 +89,7 @@ class StepObjective {
                                     Seconds limit = Seconds(std::numeric_limits<double>::infinity())) const {
     if (!is_compared_first(staging)) return (*this)(staging, limit);
     if (choice.step > limit * (1 + kFoldedAbove)) return choice;
-    const SizedPipeline sized = make_pipeline(work_, staging, std::move(choice.meshes), constraints_);
+    const SizedPipeline sized = make_pipeline(as_run(staging), staging, std::move(choice.meshes), constraints_);
     return evaluate(staging, sized, std::move(choice.optimizations));
   }
 
@@ -84,7 +99,7 @@ class StepObjective {
   /// that free most bytes a second; as no compute action gets shorter by recomputing more, no longer run of them is
   /// faster.
   [[nodiscard]] StepTerms evaluate(const Staging& staging, std::vector<Mesh> meshes) const {
-    const SizedPipeline sized = make_pipeline(work_, staging, std::move(meshes), constraints_);
+    const SizedPipeline sized = make_pipeline(as_run(staging), staging, std::move(meshes), constraints_);
     std::optional<StepTerms> best;
     std::optional<detail::PlayedPipeline> played;
     keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
@@ -105,7 +120,7 @@ class StepObjective {
 
   /// What was predicted of a staging of blocks, with the memory of their nodes: no more than that of the blocks.
   [[nodiscard]] StepTerms of_nodes(const Staging& staging, StepTerms terms) const {
-    set_memory(terms, staging, make_pipeline(work_, staging, terms.meshes, constraints_));
+    set_memory(terms, staging, make_pipeline(as_run(staging), staging, terms.meshes, constraints_));
     return terms;
   }
 
@@ -117,8 +132,8 @@ class StepObjective {
   /// @cost O(actions of one rank a position)
   [[nodiscard]] StepTerms folded(const Staging& staging) const {
     std::optional<StepTerms> best;
-    for (const RankPlacement placement : rank_placements(staging.replicas_of_positions(), cluster_)) {
-      const SizedPipeline sized = make_pipeline(work_, staging, place(staging, placement), constraints_);
+    for (const RankPlacement placement : placements(staging)) {
+      const SizedPipeline sized = make_pipeline(as_run(staging), staging, placed(staging, placement), constraints_);
       std::optional<detail::FoldedTimeline> timeline;
       keep_best_optimizations(best, staging, sized, [&](MemoryOptimizations optimizations) {
         return folded(staging, sized, std::move(optimizations), {}, timeline);
@@ -147,18 +162,18 @@ class StepObjective {
     const auto positions = staging.replicas_of_positions();
     const auto chunks = static_cast<std::int64_t>(staging.replicas.size() / positions.size());
     return (6 * chunks * staging.microbatches + buckets_ / static_cast<std::int64_t>(positions.size())) *
-           std::accumulate(positions.begin(), positions.end(), std::int64_t{0});
+           shaped(staging).ranks();
   }
 
   /// How many memory optimizations and places are predicted for a staging at most, of which the best counts.
   [[nodiscard]] std::int64_t variants(const Staging& staging) const {
     return static_cast<std::int64_t>(zero_levels(staging).size() * constraints_.offloads.size() *
-                                     rank_placements(staging.replicas_of_positions(), cluster_).size());
+                                     placements(staging).size());
   }
 
   /// Elementary steps of `folded`, in which there are as many.
   [[nodiscard]] std::int64_t comparison(const Staging& staging) const {
-    return 6 * std::int64_t{staging.microbatches} * staging.stages() + 4 * staging.ranks() + buckets_;
+    return 6 * std::int64_t{staging.microbatches} * staging.stages() + 4 * shaped(staging).ranks() + buckets_;
   }
   /// Bytes of all parameters that are trained.
   [[nodiscard]] Bytes trainable() const { return trainable_; }
@@ -174,14 +189,14 @@ class StepObjective {
   /// Memory of each stage under the memory optimizations that leave least, by the laws of schedules with one stage a
   /// rank; nothing is offloaded that the host cannot hold, unless it must be.
   [[nodiscard]] std::vector<StageMemory> least_memory(const Staging& staging) const {
-    const auto meshes = place(staging, RankPlacement::kReplicasTogether);
-    const SizedPipeline sized = make_pipeline(work_, staging, meshes, constraints_);
+    const auto meshes = placed(staging, RankPlacement::kReplicasTogether);
+    const SizedPipeline sized = make_pipeline(as_run(staging), staging, meshes, constraints_);
     const auto worst = [](const std::vector<StageMemory>& memory) {
       Bytes most{};
       for (const StageMemory& stage : memory) most = std::max(most, stage.total());
       return most;
     };
-    const auto in_flight = in_flight_by_law(work_, staging);
+    const auto in_flight = in_flight_by_law(as_run(staging), staging);
     std::vector<StageMemory> least;  // units that are whole may take more than shards save
     std::pair<bool, Bytes> least_of{};
     for (const Offload offload : constraints_.offloads) {
@@ -199,8 +214,8 @@ class StepObjective {
   /// False if the staging does not fit under any memory optimizations that would be tried, without working out what it
   /// takes; of synthesised orders, if it fits under none.
   [[nodiscard]] bool may_fit(const Staging& staging) const {
-    const auto meshes = place(staging, RankPlacement::kReplicasTogether);
-    const SizedPipeline sized = make_pipeline(work_, staging, meshes, constraints_);
+    const auto meshes = placed(staging, RankPlacement::kReplicasTogether);
+    const SizedPipeline sized = make_pipeline(as_run(staging), staging, meshes, constraints_);
     const bool synthesised = traits_of(staging.schedule).orders_in_plan;
     for (const int level : zero_levels(staging)) {
       for (const Offload offload : constraints_.offloads) {
@@ -235,6 +250,28 @@ class StepObjective {
   }
 
  private:
+  /// With the tensor shards of its stages, which those of a search do not say.
+  [[nodiscard]] Staging shaped(Staging staging) const {
+    if (staging.tensor.empty()) staging.tensor = constraints_.tensor_of_each(staging.replicas.size());
+    return staging;
+  }
+  [[nodiscard]] std::vector<Mesh> placed(const Staging& staging, RankPlacement placement) const {
+    return place(shaped(staging), placement);
+  }
+  [[nodiscard]] std::vector<RankPlacement> placements(const Staging& staging) const {
+    return rank_placements(staging.replicas_of_positions(), cluster_, shaped(staging).tensor_of_positions());
+  }
+  [[nodiscard]] bool has_tensor_shards(const Staging& staging) const {
+    return constraints_.tensor > 1 || std::ranges::any_of(staging.tensor, [](int shards) { return shards > 1; });
+  }
+  /// The workload as the stages of a staging compute it; valid until another staging's is asked for.
+  [[nodiscard]] const Workload& as_run(const Staging& staging) const {
+    if (work_.regions.empty() || !has_tensor_shards(staging)) return work_;
+    if (!run_.work || run_.staging != staging)
+      run_ = {staging, std::make_shared<const Workload>(in_shards(work_, shaped(staging)))};
+    return *run_.work;
+  }
+
   /// What `terms_of` makes of the best memory optimizations. Offloading what fits as it is takes no less time.
   template <class TermsOf>
   void keep_best_optimizations(std::optional<StepTerms>& best, const Staging& staging, const SizedPipeline& sized,
@@ -254,17 +291,22 @@ class StepObjective {
     return actions(staging) > kManyActions && !traits_of(staging.schedule).orders_in_plan;
   }
 
-  /// Levels that differ: without replicas there is nobody to share with.
+  /// Levels that differ: without replicas there is nobody to share with. The ranks of tensor shards share no more than
+  /// the optimizer's state.
   [[nodiscard]] std::span<const int> zero_levels(const Staging& staging) const {
     const bool replicated = std::any_of(staging.replicas.begin(), staging.replicas.end(), [](int r) { return r > 1; });
-    return std::span(constraints_.zero_levels).first(replicated ? constraints_.zero_levels.size() : 1);
+    const std::span<const int> all(constraints_.zero_levels);
+    if (!replicated) return all.first(1);
+    if (!has_tensor_shards(staging)) return all;
+    const auto few = std::ranges::count_if(all, [](int level) { return level <= kMostZeroOfShards; });
+    return all.first(static_cast<std::size_t>(std::max<std::ptrdiff_t>(1, few)));
   }
 
   /// @param played  of the same staging on the same ranks; is played anew unless its compute actions last as long
   [[nodiscard]] StepTerms evaluate(const Staging& staging, const SizedPipeline& sized,
                                    MemoryOptimizations optimizations, Orders orders,
                                    std::optional<detail::PlayedPipeline>& played) const {
-    const StagingCosts costs(work_, staging, sized, optimizations);
+    const StagingCosts costs(as_run(staging), staging, sized, optimizations);
     const BatchLayout layout{slices_.local(), staging.microbatches};
     StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !played || !played->holds_for(costs)) {
@@ -278,10 +320,10 @@ class StepObjective {
   /// @param timeline  of the same staging on the same ranks; is played anew unless its compute actions last as long
   [[nodiscard]] StepTerms folded(const Staging& staging, const SizedPipeline& sized, MemoryOptimizations optimizations,
                                  Orders orders, std::optional<detail::FoldedTimeline>& timeline) const {
-    const StagingCosts costs(work_, staging, sized, optimizations);
+    const StagingCosts costs(as_run(staging), staging, sized, optimizations);
     StepTerms terms = untimed(staging, sized, costs, std::move(optimizations), std::move(orders));
     if (!terms.orders.empty() || !timeline || !timeline->holds_for(costs))
-      timeline.emplace(work_, staging, sized, detail::largest_slices(staging, slices_), busy_times(staging),
+      timeline.emplace(as_run(staging), staging, sized, detail::largest_slices(staging, slices_), busy_times(staging),
                        terms.orders, costs);
     explain(terms, staging, sized, costs, timeline->timeline(costs));
     return terms;
@@ -304,10 +346,10 @@ class StepObjective {
   /// Of what else the terms say.
   void set_memory(StepTerms& terms, const Staging& staging, const SizedPipeline& sized) const {
     // Results that leave the call are all forward before the first backward, whatever the orders.
-    const auto in_flight =
-        terms.orders.empty() || !work_.loss_mode
-            ? in_flight_of_positions(staging, sized, terms.optimizations)
-            : in_flight_of(terms.orders, held_by_microbatch(work_, staging, sized, slices_, terms.optimizations));
+    const auto in_flight = terms.orders.empty() || !work_.loss_mode
+                               ? in_flight_of_positions(staging, sized, terms.optimizations)
+                               : in_flight_of(terms.orders, held_by_microbatch(as_run(staging), staging, sized, slices_,
+                                                                               terms.optimizations));
     const auto stages = memory_of(staging, sized, in_flight, terms.optimizations);
     terms.host_holds = host_holds(terms.meshes, stages);
     for (std::size_t s = 0; s < stages.size(); ++s) terms.stages[s].memory = stages[s];
@@ -338,8 +380,9 @@ class StepObjective {
     if (constraints_.recompute == Recompute::kToFit &&
         positions_fit(staging, memory_of(staging, sized, in_flight, out), memory))
       return out;
-    const auto segments = detail::segments_in_stages(work_, staging);
-    const detail::RecomputeChoice choice(work_, staging, sized, slices_, segments, in_flight, fixed_of(staging, out));
+    const auto segments = detail::segments_in_stages(as_run(staging), staging);
+    const detail::RecomputeChoice choice(as_run(staging), staging, sized, slices_, segments, in_flight,
+                                         fixed_of(staging, out));
     out.recomputed = constraints_.recompute == Recompute::kAlways ? choice.everything() : choice.to_fit(memory);
     return out;
   }
@@ -363,26 +406,28 @@ class StepObjective {
   [[nodiscard]] std::vector<InFlight> in_flight_of_positions(const Staging& staging, const SizedPipeline& sized,
                                                              const MemoryOptimizations& optimizations) const {
     if (has_closed_form(staging.schedule) || traits_of(staging.schedule).orders_in_plan || !work_.loss_mode)
-      return in_flight_by_law(work_, staging);
+      return in_flight_by_law(as_run(staging), staging);
     Pipeline positions;
     positions.ranks = static_cast<int>(staging.replicas_of_positions().size());
     for (int s = 0; s < staging.stages(); ++s) positions.stages.push_back({Rank(staging.position(s))});
     const auto orders = with_policy(
         staging.schedule, [&](const auto& policy) { return rank_orders_of(policy, positions, staging.microbatches); });
-    return in_flight_of(orders, held_by_microbatch(work_, staging, sized, slices_, optimizations));
+    return in_flight_of(orders, held_by_microbatch(as_run(staging), staging, sized, slices_, optimizations));
   }
 
   /// `predict_memory`, the part that is the same whatever is in flight or recomputed worked out once a staging.
   [[nodiscard]] std::vector<StageMemory> memory_of(const Staging& staging, const SizedPipeline& sized,
                                                    const std::vector<InFlight>& in_flight,
                                                    const MemoryOptimizations& optimizations) const {
-    return predict_memory(work_, staging, sized, slices_, in_flight, optimizations, fixed_of(staging, optimizations));
+    return predict_memory(as_run(staging), staging, sized, slices_, in_flight, optimizations,
+                          fixed_of(staging, optimizations));
   }
   [[nodiscard]] const std::vector<StageMemory>& fixed_of(const Staging& staging,
                                                          const MemoryOptimizations& optimizations) const {
     if (fixed_.staging != staging) fixed_ = {staging, {}};
     const auto [entry, added] = fixed_.by_optimizations.try_emplace({optimizations.zero, optimizations.offload});
-    if (added) entry->second = fixed_memory(work_, constraints_, staging, optimizations.zero, optimizations.offload);
+    if (added)
+      entry->second = fixed_memory(as_run(staging), constraints_, staging, optimizations.zero, optimizations.offload);
     return entry->second;
   }
 
@@ -394,8 +439,8 @@ class StepObjective {
     if (actions(staging) <= kFewActions)
       return synthesised(staging, sized, optimizations, pipeline, {slices_.local(), microbatches}, costs);
     // Replicas run their compute actions in the same order, so one of each decides it.
-    const detail::FoldedPipeline folded(work_, staging, sized, detail::largest_slices(staging, slices_), microbatches,
-                                        costs);
+    const detail::FoldedPipeline folded(as_run(staging), staging, sized, detail::largest_slices(staging, slices_),
+                                        microbatches, costs);
     const Orders of_positions = synthesised(staging, sized, optimizations, folded.pipeline(), folded.layout(), folded);
     Orders orders(static_cast<std::size_t>(pipeline.ranks));
     for (int s = 0; s < staging.stages(); ++s) {
@@ -414,7 +459,7 @@ class StepObjective {
                                    const MemoryOptimizations& optimizations, const Pipeline& pipeline,
                                    const BatchLayout& layout, const Costs& costs) const {
     Synthesised<Costs> policy{.costs = costs, .local = layout.local, .held = {}, .budget = kSynthesisBudget};
-    const auto bytes = held_by_microbatch(work_, staging, sized, slices_, optimizations);
+    const auto bytes = held_by_microbatch(as_run(staging), staging, sized, slices_, optimizations);
     for (std::size_t s = 0; s < bytes.read.size(); ++s)
       policy.held.push_back(std::max(bytes.whole[s], bytes.waiting[s]) + bytes.read[s]);
     const std::vector<InFlight> none(staging.replicas.size());
@@ -476,6 +521,12 @@ class StepObjective {
     std::map<std::pair<int, Offload>, std::vector<StageMemory>> by_optimizations;
   };
   mutable Fixed fixed_;  // of the last staging
+  struct Run {
+    Staging staging;
+    std::shared_ptr<const Workload> work;
+  };
+  mutable Run run_;                        // likewise
+  std::shared_ptr<const Workload> least_;  // of tensor shards
   Bytes trainable_{};
   std::int64_t buckets_ = 0;  // of gradients, about
 };

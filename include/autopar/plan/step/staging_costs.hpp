@@ -11,6 +11,7 @@
 #include <autopar/plan/model/staging.hpp>
 #include <autopar/plan/model/workload.hpp>
 #include <autopar/plan/request.hpp>
+#include <autopar/schedule/mesh.hpp>
 #include <autopar/schedule/simulate.hpp>
 #include <autopar/schedule/traits.hpp>
 
@@ -68,6 +69,7 @@ class StagingCosts {
         parameters_(detail::trained_by_stage(work, staging)),
         known_(nodes_.size()) {
     if (zero_ >= 2) unit_size_ = sized.buckets.unit_size(zero_, largest_trained(work));
+    find_exchanges(staging);
   }
 
   [[nodiscard]] Seconds forward(StageId stage, std::int64_t samples) const { return at(stage, samples).forward; }
@@ -152,6 +154,13 @@ class StagingCosts {
       sum.backward += costs[node.index()].backward + totals;
       sum.backward_weight += costs[node.index()].backward_weight;
     }
+    for (const Exchange& exchange : exchanges_) {
+      if (exchange.stage != stage) continue;
+      const Seconds forward = exchanged(exchange, exchange.region->forward, exchange.region->forward_calls, samples);
+      sum.forward += forward;
+      sum.backward += exchanged(exchange, exchange.region->backward, exchange.region->backward_calls, samples);
+      if (exchange.is_recomputed) sum.backward += forward;
+    }
     if (!recomputed_.empty()) {
       for (const auto& segment : recomputed_[stage.index()]) {
         for (const NodeId node : segment) {
@@ -175,6 +184,37 @@ class StagingCosts {
       sum.backward = std::max(sum.backward + (first + last), gathering + again + summing);
     }
     return row.emplace_back(sum);
+  }
+
+  /// A region that shards of a stage compute together.
+  struct Exchange {
+    StageId stage;
+    const TensorRegion* region;
+    bool is_recomputed;  ///< some of it, and with that what it exchanges
+  };
+  void find_exchanges(const Staging& staging) {
+    for (std::size_t r = 0; r < work_.region_shards.size(); ++r) {
+      if (work_.region_shards[r] == 1) continue;
+      const TensorRegion& region = work_.regions[r];
+      const StageId stage(staging.stage_of[region.atoms.front().index()]);
+      bool again = false;
+      for (std::size_t i = 0; !recomputed_.empty() && i < recomputed_[stage.index()].size(); ++i) {
+        again = again || std::ranges::any_of(recomputed_[stage.index()][i], [&](NodeId node) {
+                  return std::ranges::binary_search(region.atoms, node);
+                });
+      }
+      exchanges_.push_back({stage, &region, again});
+    }
+  }
+  /// Of one replica's shards, where that takes longest.
+  [[nodiscard]] Seconds exchanged(const Exchange& exchange, const Affine& bytes, int calls,
+                                  std::int64_t samples) const {
+    if (calls == 0) return {};
+    const Bytes each = bytes_of_call(bytes, calls, samples);
+    const Mesh& mesh = sized_.pipeline.stages[exchange.stage.index()];
+    Seconds most{};
+    for (int q = 0; q < mesh.replicas(); ++q) most = std::max(most, work_.all_reduce(each, mesh.tensor_group(q)));
+    return most * static_cast<double>(calls);
   }
 
   /// What segments that are recomputed let go of before their backwards.
@@ -204,8 +244,9 @@ class StagingCosts {
   std::vector<std::vector<NodeId>> nodes_;
   std::vector<std::vector<std::vector<NodeId>>> recomputed_;  // [stage][segment]
   std::vector<detail::TrainedBytes> parameters_;              // by stage
-  mutable std::vector<std::vector<Known>> known_;             // by stage; a handful of different shares
-  mutable std::vector<std::pair<Bytes, Seconds>> sums_;       // the last of each group
+  std::vector<Exchange> exchanges_;
+  mutable std::vector<std::vector<Known>> known_;        // by stage; a handful of different shares
+  mutable std::vector<std::pair<Bytes, Seconds>> sums_;  // the last of each group
 };
 static_assert(SplitBackwardCosts<StagingCosts>);
 

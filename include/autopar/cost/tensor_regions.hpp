@@ -1,0 +1,102 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <autopar/cost/model_profile.hpp>
+
+namespace autopar {
+
+/// The part of a region's units that the shard has that has most.
+/// @pre region.admits(shards)
+[[nodiscard]] inline std::int64_t units_of_shard(const TensorRegion& region, int shards) {
+  return (region.units + shards - 1) / shards;
+}
+[[nodiscard]] inline double share_of_shard(const TensorRegion& region, int shards) {
+  return static_cast<double>(units_of_shard(region, shards)) / static_cast<double>(region.units);
+}
+/// So much of a number of things that all units have alike, rounded up.
+[[nodiscard]] inline std::int64_t part_of_shard(std::int64_t whole, const TensorRegion& region, int shards) {
+  const std::int64_t units = units_of_shard(region, shards);
+  return whole / region.units * units + (whole % region.units * units + region.units - 1) / region.units;
+}
+[[nodiscard]] inline Bytes part_of_shard(Bytes whole, const TensorRegion& region, int shards) {
+  return Bytes(part_of_shard(whole.value(), region, shards));
+}
+
+/// Bytes that one of so many equal all-reduces carries. @pre calls > 0
+[[nodiscard]] inline Bytes bytes_of_call(const Affine& bytes, int calls, std::int64_t samples) {
+  const double all = std::max(0.0, bytes.at(static_cast<double>(samples)));
+  return Bytes(static_cast<std::int64_t>(std::ceil(all / calls)));
+}
+
+namespace detail {
+
+inline constexpr std::int64_t kMostUnits = std::int64_t{1} << 31;
+
+/// What one region says of itself.
+[[nodiscard]] inline std::string fault_in(const TensorRegion& region) {
+  const auto is_size = [](const Affine& bytes) {
+    constexpr double kLimit = 1e30;
+    return bytes.per_sample >= 0 && bytes.per_sample < kLimit && bytes.fixed >= 0 && bytes.fixed < kLimit;
+  };
+  const auto is_exchange = [&](const Affine& bytes, int calls) {
+    return is_size(bytes) && calls >= 0 && (calls > 0 || (bytes.per_sample == 0 && bytes.fixed == 0));
+  };
+  if (region.atoms.empty()) return "has no atom";
+  if (region.units < 1 || region.units > kMostUnits)
+    return "has " + std::to_string(region.units) + " units, which are not 1 to 2^31";
+  if (!is_exchange(region.forward, region.forward_calls)) return "has no size of what its forward exchanges";
+  if (!is_exchange(region.backward, region.backward_calls)) return "has no size of what its backward exchanges";
+  return "";
+}
+
+}  // namespace detail
+
+/// What is wrong with a profile's tensor regions, empty if nothing is: atoms and parameters exist and ascend, none is
+/// in two regions, the parameters of a region are read by its atoms alone, and sizes are sizes.
+/// @cost O(atoms + parameters read)
+[[nodiscard]] inline std::string fault_in_tensor_regions(const ModelProfile& profile) {
+  constexpr int kNone = -1;
+  std::vector<int> of_atom(profile.graph.node_count(), kNone), of_parameter(profile.parameters.size(), kNone);
+  const auto take = [](const auto& ids, std::vector<int>& taken, int region, const std::string& name) -> std::string {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const std::string one = name + " " + std::to_string(ids[i].value());
+      if (!ids[i].valid() || ids[i].index() >= taken.size()) return "has " + one + ", which the model has not";
+      if (i > 0 && ids[i] <= ids[i - 1]) return "has " + one + " out of order";
+      if (taken[ids[i].index()] != kNone) return "has " + one + ", which another one has";
+      taken[ids[i].index()] = region;
+    }
+    return "";
+  };
+  for (std::size_t r = 0; r < profile.tensor_regions.size(); ++r) {
+    const TensorRegion& region = profile.tensor_regions[r];
+    std::string fault = detail::fault_in(region);
+    if (fault.empty()) fault = take(region.atoms, of_atom, static_cast<int>(r), "atom");
+    if (fault.empty()) fault = take(region.parameters, of_parameter, static_cast<int>(r), "parameter");
+    if (!fault.empty()) return "tensor region " + std::to_string(r) + " " + fault;
+  }
+  std::vector<bool> is_read(of_parameter.size(), false);
+  for (const NodeId atom : profile.graph.nodes()) {
+    for (const ParameterId parameter : profile.graph[atom].parameters) {
+      if (parameter.index() >= is_read.size()) continue;
+      is_read[parameter.index()] = true;
+      const int region = of_parameter[parameter.index()];
+      if (region == kNone || of_atom[atom.index()] == region) continue;
+      return "tensor region " + std::to_string(region) + " has parameter " + std::to_string(parameter.value()) +
+             ", which atom " + std::to_string(atom.value()) + " outside reads as well";
+    }
+  }
+  for (std::size_t p = 0; p < is_read.size(); ++p) {
+    if (of_parameter[p] == kNone || is_read[p]) continue;
+    return "tensor region " + std::to_string(of_parameter[p]) + " has parameter " + std::to_string(p) +
+           ", which none of its atoms reads";
+  }
+  return "";
+}
+
+}  // namespace autopar

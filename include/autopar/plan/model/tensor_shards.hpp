@@ -1,0 +1,152 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <autopar/cost/tensor_regions.hpp>
+#include <autopar/plan/model/staging.hpp>
+#include <autopar/plan/model/workload.hpp>
+
+namespace autopar {
+
+/// By region, how many shards compute it together: those of the stage that has all of it, if it admits so many.
+[[nodiscard]] inline std::vector<int> region_shards_of(const Workload& work, const Staging& staging) {
+  std::vector<int> shards(work.regions.size(), 1);
+  for (std::size_t r = 0; r < shards.size(); ++r) {
+    const TensorRegion& region = work.regions[r];
+    const int stage = staging.stage_of[region.atoms.front().index()];
+    const int own = staging.tensor_of(stage);
+    const bool whole =
+        std::ranges::all_of(region.atoms, [&](NodeId node) { return staging.stage_of[node.index()] == stage; });
+    if (whole && region.admits(own)) shards[r] = own;
+  }
+  return shards;
+}
+
+/// Whether a stage that tensor shards run reads a trained parameter that another stage reads as well: each would have
+/// to sum its gradient with ranks that are not its replicas.
+/// @param tensor  shards of each replica, where the staging does not say
+[[nodiscard]] inline bool ties_tensor_shards(const Workload& work, const Staging& staging, int tensor = 1) {
+  const auto is_sharded = [&](int stage) { return (staging.tensor.empty() ? tensor : staging.tensor_of(stage)) > 1; };
+  if (staging.tensor.empty() && tensor == 1) return false;
+  std::vector<int> reader(work.parameters.size(), -1);
+  for (const NodeId node : work.graph.nodes()) {
+    const int stage = staging.stage_of[node.index()];
+    for (const ParameterId parameter : work.graph[node].parameters) {
+      int& known = reader[parameter.index()];
+      if (!work.parameters[parameter.index()].trainable || known == stage) continue;
+      if (known >= 0 && (is_sharded(known) || is_sharded(stage))) return true;
+      known = stage;
+    }
+  }
+  return false;
+}
+
+namespace detail {
+
+/// What a shard holds of a parameter that lies in slices.
+[[nodiscard]] inline ParameterProfile in_slices(ParameterProfile parameter, const TensorRegion& region, int shards) {
+  parameter.bytes = part_of_shard(parameter.bytes, region, shards);
+  parameter.copy = part_of_shard(parameter.copy, region, shards);
+  parameter.elements = part_of_shard(parameter.elements, region, shards);
+  return parameter;
+}
+
+/// The workload in which regions are computed by so many shards each, with these costs of its nodes.
+[[nodiscard]] inline Workload with_shards(const Workload& work, std::vector<int> region_shards,
+                                          std::function<std::vector<NodeCost>(std::int64_t)> costs) {
+  Workload out = work;
+  for (std::size_t r = 0; r < out.regions.size(); ++r) {
+    if (region_shards[r] == 1) continue;
+    for (const ParameterId id : out.regions[r].parameters)
+      out.parameters[id.index()] = in_slices(out.parameters[id.index()], out.regions[r], region_shards[r]);
+    for (const NodeId node : out.regions[r].atoms)
+      out.graph[node].largest_trained = out.largest_trained_in_shards(node, region_shards);
+  }
+  out.region_shards = std::move(region_shards);
+  out.class_of.clear();
+  out.class_costs = nullptr;
+  auto rows = std::make_shared<std::map<std::int64_t, std::vector<NodeCost>>>();
+  out.node_costs = [rows, costs = std::move(costs)](std::int64_t samples) -> const std::vector<NodeCost>& {
+    auto& row = (*rows)[samples];
+    if (row.empty()) row = costs(samples);
+    return row;
+  };
+  out.node_cost = [costs = out.node_costs](NodeId node, std::int64_t samples) { return costs(samples)[node.index()]; };
+  return out;
+}
+
+/// Costs of all nodes, of which these regions are computed by so many shards each.
+[[nodiscard]] inline std::vector<NodeCost> costs_in_shards(const Workload& work, std::int64_t samples,
+                                                           const std::vector<int>& region_shards) {
+  std::vector<NodeCost> costs = work.node_costs(samples);
+  std::set<NodeId> changed;
+  for (std::size_t r = 0; r < region_shards.size(); ++r) {
+    if (region_shards[r] > 1) changed.insert(work.regions[r].atoms.begin(), work.regions[r].atoms.end());
+  }
+  for (const NodeId node : changed) costs[node.index()] = work.node_cost_in_shards(node, samples, region_shards);
+  return costs;
+}
+
+}  // namespace detail
+
+/// The workload as the stages of a staging compute it: what one rank takes of it. Refers to `work`.
+/// @param work  nothing of which is computed in slices
+/// @cost O(nodes + edges), and of each slice that costs are asked for O(nodes)
+[[nodiscard]] inline Workload in_shards(const Workload& work, const Staging& staging) {
+  auto region_shards = region_shards_of(work, staging);
+  auto costs = [&work, region_shards](std::int64_t samples) {
+    return detail::costs_in_shards(work, samples, region_shards);
+  };
+  return detail::with_shards(work, std::move(region_shards), std::move(costs));
+}
+
+/// The least that stages of so many shards a replica take of each node, whatever they cut apart. What a region
+/// exchanges is spread over its nodes by what slices save of them, and is never more than that.
+/// @param work  nothing of which is computed in slices
+[[nodiscard]] inline Workload least_in_shards(const Workload& work, int tensor) {
+  std::vector<int> region_shards;
+  for (const TensorRegion& region : work.regions) region_shards.push_back(region.admits(tensor) ? tensor : 1);
+  auto costs = [&work, region_shards](std::int64_t samples) {
+    const auto& whole = work.node_costs(samples);
+    std::vector<NodeCost> least = detail::costs_in_shards(work, samples, region_shards);
+    for (std::size_t r = 0; r < region_shards.size(); ++r) {
+      if (region_shards[r] == 1) continue;
+      const TensorRegion& region = work.regions[r];
+      std::vector<int> alone(region_shards.size(), 1);
+      alone[r] = region_shards[r];
+      std::vector<Seconds> forward, backward;  // that slices save, by node of the region
+      Seconds all_forward{}, all_backward{};
+      for (const NodeId node : region.atoms) {
+        const NodeCost cost = work.node_cost_in_shards(node, samples, alone);
+        forward.push_back(whole[node.index()].forward - cost.forward);
+        backward.push_back(whole[node.index()].backward - cost.backward);
+        all_forward += forward.back();
+        all_backward += backward.back();
+      }
+      const auto part = [&](const Affine& bytes, int calls, Seconds saved) {
+        if (calls == 0 || saved <= Seconds{}) return 0.0;
+        const Bytes each = bytes_of_call(bytes, calls, samples);
+        return std::min(1.0, work.least_all_reduce(each, region_shards[r]) * static_cast<double>(calls) / saved);
+      };
+      const double of_forward = part(region.forward, region.forward_calls, all_forward);
+      const double of_backward = part(region.backward, region.backward_calls, all_backward);
+      for (std::size_t i = 0; i < region.atoms.size(); ++i) {
+        least[region.atoms[i].index()].forward += forward[i] * of_forward;
+        least[region.atoms[i].index()].backward += backward[i] * of_backward;
+      }
+    }
+    return least;
+  };
+  Workload out = detail::with_shards(work, region_shards, std::move(costs));
+  out.region_shards.clear();  // nobody knows yet which regions are
+  return out;
+}
+
+}  // namespace autopar

@@ -1,0 +1,178 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <autopar/graph/algorithms/topological_order.hpp>
+#include <autopar/plan/concepts.hpp>
+#include <autopar/plan/search/least_memory.hpp>
+#include <autopar/plan/step/timeline.hpp>
+#include <autopar/schedule/program.hpp>
+#include <autopar/schedule/schedule.hpp>
+#include <autopar/schedule/traits.hpp>
+#include <autopar/schedule/validate.hpp>
+
+namespace autopar::detail {
+
+/// A staging of groups of ranks as one of ranks.
+[[nodiscard]] inline Staging at_degree(Staging staging, int degree) {
+  if (degree > 1) staging.tensor.assign(staging.replicas.size(), degree);
+  return staging;
+}
+
+/// The staging that needs least memory, whatever the tensor degree of all its stages.
+[[nodiscard]] inline std::optional<LeastMemory> least_memory_of_degrees(const StepObjective& objective) {
+  const auto& degrees = objective.constraints().tensor_degrees;
+  if (degrees == std::vector{1}) return least_memory(objective);
+  std::optional<LeastMemory> least;
+  bool proven = true;
+  std::int64_t steps = 0;
+  for (const int degree : degrees) {
+    const Constraints constraints = objective.constraints().at_degree(degree);
+    auto own = least_memory(objective.under(constraints));
+    if (!own) continue;
+    proven = proven && own->proven;
+    steps += own->steps;
+    own->staging = at_degree(std::move(own->staging), degree);
+    if (!meets(objective.constraints(), objective.whole(), own->staging)) continue;
+    if (!least || own->peak < least->peak) least = std::move(own);
+  }
+  if (least) least->proven = proven;
+  if (least) least->steps = steps;
+  return least;
+}
+
+/// What a search finds for each of the tensor degrees that are allowed, all stages of a staging having the same.
+/// @param search  of StepObjective; takes groups of ranks as ranks
+template <class Search>
+[[nodiscard]] SearchResult search_degrees(const StepObjective& objective, const Search& search) {
+  const auto& degrees = objective.constraints().tensor_degrees;
+  if (degrees == std::vector{1}) return search(objective);
+  SearchResult all{Candidates(objective.constraints().memory)};
+  all.proven = true;
+  for (const int degree : degrees) {
+    const Constraints constraints = objective.constraints().at_degree(degree);
+    const SearchResult own = search(objective.under(constraints));
+    for (Candidate& candidate : own.candidates.ranked())
+      all.candidates.offer({at_degree(std::move(candidate.staging), degree), std::move(candidate.terms)});
+    all.proven = all.proven && own.proven;
+    all.lower_bound = degree == degrees.front() ? own.lower_bound : std::min(all.lower_bound, own.lower_bound);
+    all.states += own.states;
+  }
+  return all;
+}
+
+/// Gives the stages of the best stagings degrees of their own, one at a time, as long as they get faster.
+inline void vary_degrees(const StepObjective& objective, SearchResult& result) {
+  constexpr std::size_t kStarts = 4;
+  const Constraints& constraints = objective.constraints();
+  std::vector<Candidate> starts = result.candidates.ranked();
+  if (starts.size() > kStarts) starts.resize(kStarts);
+  for (Candidate& start : starts) {
+    if (!start.staging.position_of.empty() || traits_of(start.staging.schedule).orders_in_plan) continue;
+    for (std::size_t s = 0; s < start.staging.replicas.size(); ++s) {
+      const int stage = static_cast<int>(s), ranks = start.staging.replicas[s] * start.staging.tensor_of(stage);
+      for (const int degree : constraints.tensor_degrees) {
+        Staging next = start.staging;
+        if (degree == next.tensor_of(stage) || ranks % degree != 0) continue;
+        next.tensor.resize(next.replicas.size(), 1);
+        next.tensor[s] = degree;
+        next.replicas[s] = ranks / degree;
+        if (std::ranges::all_of(next.tensor, [](int shards) { return shards == 1; })) next.tensor.clear();
+        if (!meets(constraints, objective.whole(), next)) continue;
+        Candidate candidate{next, objective(next)};
+        ++result.states;
+        result.candidates.offer(candidate);
+        if (objective.fits(candidate.terms) && candidate.terms.step < start.terms.step) start = std::move(candidate);
+      }
+    }
+  }
+}
+
+/// Two stages on all ranks one after the other, each in a shape of its own: replicas up to a class head that they
+/// compute together, or from an embedding on. The second begins, or the first ends, with one of the regions.
+class SharedRanks {
+ public:
+  SharedRanks(const StepObjective& objective, SearchResult& result)
+      : objective_(objective), constraints_(objective.constraints()), result_(result) {}
+
+  void offer() {
+    const auto kind = std::ranges::find_if(constraints_.schedules, [](ScheduleKind schedule) {
+      return traits_of(schedule).layout == StageLayout::kLooped;
+    });
+    const bool fixed = constraints_.stages > 1 || constraints_.replicas_are_fixed();
+    if (kind == constraints_.schedules.end() || fixed) return;
+    for (const std::vector<int>& stage_of : halves()) {
+      for (const int first : constraints_.tensor_degrees) {
+        for (const int second : constraints_.tensor_degrees) {
+          if (first == second) continue;
+          for (const int microbatches : constraints_.microbatches) {
+            try_staging({stage_of,
+                         {constraints_.world / first, constraints_.world / second},
+                         microbatches,
+                         *kind,
+                         {0, 0},
+                         {first, second}});
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr std::size_t kHalves = 4;
+
+  /// What a region and all behind it leave, and it and all before it, where that is not everything; the smallest first.
+  [[nodiscard]] std::vector<std::vector<int>> halves() const {
+    const auto& graph = objective_.whole().graph;
+    const auto order = topological_order(graph);
+    std::vector<std::pair<std::ptrdiff_t, std::vector<int>>> found;
+    for (const TensorRegion& region : objective_.whole().regions) {
+      if (std::ranges::none_of(constraints_.tensor_degrees,
+                               [&](int degree) { return degree > 1 && region.admits(degree); })) {
+        continue;
+      }
+      std::vector<int> tail(graph.node_count(), 0), head(graph.node_count(), 1);
+      for (const NodeId node : region.atoms) tail[node.index()] = 1, head[node.index()] = 0;
+      for (const NodeId node : order) {
+        for (const NodeId next : graph.successors(node)) tail[next.index()] |= tail[node.index()];
+      }
+      for (std::size_t i = order.size(); i-- > 0;) {
+        for (const NodeId before : graph.predecessors(order[i])) head[before.index()] &= head[order[i].index()];
+      }
+      found.emplace_back(std::ranges::count(tail, 1), std::move(tail));
+      found.emplace_back(std::ranges::count(head, 0), std::move(head));
+    }
+    std::erase_if(found,
+                  [&](const auto& half) { return half.first == static_cast<std::ptrdiff_t>(graph.node_count()); });
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    std::vector<std::vector<int>> out;
+    for (auto& [count, stage_of] : found) {
+      if (out.size() < kHalves) out.push_back(std::move(stage_of));
+    }
+    return out;
+  }
+
+  void try_staging(const Staging& staging) {
+    if (!meets(constraints_, objective_.whole(), staging)) return;
+    ++result_.states;
+    const BatchLayout layout{constraints_.local_batches(), staging.microbatches};
+    const Pipeline pipeline = objective_.pipeline(staging, place(staging, RankPlacement::kReplicasTogether)).pipeline;
+    for (const Phase phase : phases(objective_.whole().loss_mode)) {
+      const Program program = make_program(pipeline, layout, staging.schedule, phase);
+      if (find_fault(pipeline, layout, phase, program)) return;  // shards come to a compute action in different orders
+    }
+    result_.candidates.offer({staging, objective_(staging)});
+  }
+
+  const StepObjective& objective_;
+  const Constraints& constraints_;
+  SearchResult& result_;
+};
+
+}  // namespace autopar::detail

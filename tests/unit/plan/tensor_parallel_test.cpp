@@ -1,0 +1,382 @@
+#include <autopar/plan/search/tensor_degrees.hpp>
+
+#include <catch_shim.hpp>
+
+#include <optional>
+#include <string>
+
+#include <autopar/cost/roofline.hpp>
+#include <autopar/plan/check/check_plan.hpp>
+#include <autopar/plan/check/require_sound.hpp>
+#include <autopar/plan/model/constraints.hpp>
+#include <autopar/plan/plan_with_defaults.hpp>
+#include <autopar/plan/report/print.hpp>
+#include <autopar/plan/search/exact_staging.hpp>
+#include <autopar/testing/brute_force.hpp>
+#include <autopar/testing/random_models.hpp>
+
+using namespace autopar;
+using testing::Dice;
+
+namespace {
+
+struct Instance {
+  ModelProfile model;
+  Cluster cluster;
+  PlanRequest request;
+};
+
+/// What random models have, with regions; sometimes little memory, sometimes more ZeRO than shards know.
+Instance random_instance(int seed, int max_nodes = 6, int max_devices = 6) {
+  Dice dice(static_cast<std::uint64_t>(seed) + 31337);
+  const Bytes memory(dice.chance(60) ? 1 << 20 : dice(150, 500) * 1000);
+  Instance out{testing::random_model(dice, max_nodes),
+               testing::small_cluster(dice.chance(50) ? max_devices : dice(1, max_devices), memory),
+               {}};
+  testing::add_tensor_regions(out.model, dice);
+  for (const TensorRegion& region : out.model.tensor_regions) {  // weights to read, whatever the samples
+    const int times = dice(0, 3);
+    for (const NodeId atom : region.atoms) {
+      for (WorkItem& item : out.model.graph[atom].work) {
+        item.forward.bytes.fixed += times * item.forward.flops.per_sample;
+        item.backward.bytes.fixed += times * item.backward.flops.per_sample;
+      }
+    }
+  }
+  out.request.batch = dice.chance(50) ? dice(1, 4) : dice(1, 24);
+  out.request.runtime = runtime_capabilities();
+  out.request.runtime.max_tensor_parallel = 8;
+  out.request.options.optimizer_state_factor = dice(0, 2);
+  out.request.options.max_microbatches = dice(1, 4);
+  out.request.options.memory_margin = 0;
+  return out;
+}
+
+/// Nothing where options contradict the model, or nothing fits.
+std::optional<Plan> planned(const Instance& c) {
+  try {
+    return plan_with_defaults(c.model, c.cluster, c.request);
+  } catch (const InfeasiblePlan&) {
+    return std::nullopt;
+  } catch (const InvalidArgument&) {
+    return std::nullopt;
+  } catch (const CaptureError&) {
+    return std::nullopt;
+  }
+}
+
+std::string faults(const Instance& c, const Plan& plan) {
+  std::string out;
+  for (const auto& fault : check_plan(c.model, RooflineCost(c.cluster), c.cluster, plan).faults) out += fault + "; ";
+  return out;
+}
+
+bool has_shards(const Plan& plan) {
+  return std::ranges::any_of(plan.stages, [](const StagePlan& stage) { return stage.mesh.tensor() > 1; });
+}
+
+/// Without starts of operators, which no shard is spared.
+Cluster without_launches(int devices) {
+  Cluster cluster = testing::small_cluster(devices);
+  cluster.device.launch = Seconds{};
+  return cluster;
+}
+
+}  // namespace
+
+TEST_CASE("a stage that shards compute together takes its part of the time and of the memory, and what they exchange",
+          "[laws]") {
+  ModelProfile model = testing::chain(3, 1e6, 24000, 480);
+  for (const ParameterProfile& parameter : model.parameters) CHECK(parameter.bytes == Bytes(24000));
+  model.tensor_regions = {{{NodeId(0), NodeId(1), NodeId(2)},
+                           {ParameterId(0), ParameterId(1), ParameterId(2)},
+                           12,
+                           true,
+                           {160, 0},
+                           {80, 40},
+                           1,
+                           2}};
+  for (const int shards : {2, 3, 4, 6}) {
+    const Cluster cluster = without_launches(shards);
+    const RooflineCost cost(cluster);
+    const Workload work = make_workload(model, cost);
+    Constraints constraints;
+    constraints.world = shards;
+    constraints.batch = 12 * shards;
+    constraints.memory = Bytes(1 << 30);
+    const StepObjective objective(work, cluster, constraints);
+    const auto terms = objective({{0, 0, 0}, {1}, 1, ScheduleKind::kGPipe, {}, {shards}});
+    const auto whole = objective({{0, 0, 0}, {1}, 1, ScheduleKind::kGPipe});
+    REQUIRE(terms.meshes.front().tensor() == shards);
+    const auto all = terms.meshes.front().tensor_group(0);
+    const std::int64_t samples = constraints.batch;
+    const Seconds forward = cost.all_reduce(Bytes(160 * samples), all);
+    const Seconds backward = cost.all_reduce(Bytes((80 * samples + 40 + 1) / 2), all) * 2.0;
+    const StageTerms &own = terms.stages.front(), &alone = whole.stages.front();
+    CHECK(own.forward.value() == Approx((alone.forward / shards + forward).value()).epsilon(1e-12));
+    CHECK(own.backward.value() == Approx((alone.backward / shards + backward).value()).epsilon(1e-12));
+    CHECK(own.update.value() == Approx((alone.update / shards).value()).epsilon(1e-12));
+    CHECK(own.memory.parameters.value() == alone.memory.parameters.value() / shards);
+    CHECK(own.memory.gradients.value() == alone.memory.gradients.value() / shards);
+    CHECK(own.memory.optimizer.value() == alone.memory.optimizer.value() / shards);
+    CHECK(own.memory.saved.value() <= alone.memory.saved.value() / shards + 3);
+    CHECK(own.reduction == Seconds{});
+  }
+}
+
+TEST_CASE("a region that is cut, or that does not admit so many shards, is computed whole", "[laws]") {
+  ModelProfile model = testing::chain(4, 1e6, 24000, 480);
+  model.tensor_regions = {{{NodeId(0), NodeId(1)}, {ParameterId(0), ParameterId(1)}, 6, true, {}, {}, 0, 0},
+                          {{NodeId(2), NodeId(3)}, {ParameterId(2)}, 5, false, {}, {}, 0, 0}};
+  const Cluster cluster = testing::small_cluster(8);
+  const RooflineCost cost(cluster);
+  const Workload work = make_workload(model, cost);
+  const auto shards = [&](std::vector<int> stage_of, std::vector<int> tensor) {
+    return region_shards_of(
+        work,
+        {std::move(stage_of), std::vector<int>(tensor.size(), 1), 1, ScheduleKind::kGPipe, {}, std::move(tensor)});
+  };
+  CHECK(shards({0, 0, 0, 0}, {2}) == std::vector{2, 2});
+  CHECK(shards({0, 0, 0, 0}, {4}) == std::vector{1, 4});
+  CHECK(shards({0, 0, 0, 0}, {6}) == std::vector{6, 1});
+  CHECK(shards({0, 0, 1, 1}, {2, 4}) == std::vector{2, 4});
+  CHECK(shards({0, 1, 1, 1}, {2, 4}) == std::vector{1, 4});
+  const Workload sliced = in_shards(work, {{0, 0, 0, 0}, {1}, 1, ScheduleKind::kGPipe, {}, {4}});
+  CHECK(sliced.parameters[1].bytes == Bytes(24000));
+  CHECK(sliced.parameters[2].bytes == Bytes(24000 * 2 / 5));  // of five units two are on the fullest
+  CHECK(sliced.parameters[3].bytes == Bytes(24000));          // not held in slices
+  CHECK(sliced.node_costs(8)[0] == work.node_costs(8)[0]);
+  CHECK(sliced.node_costs(8)[3].saved == Bytes((work.node_costs(8)[3].saved.value() * 2 + 4) / 5));
+}
+
+TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
+  int with_shards = 0, forced = 0, pipelined = 0, shared = 0;
+  for (int seed = 0; seed < 140; ++seed) {
+    Instance c = random_instance(seed);
+    if (seed % 2 == 0) c.request.options.tensor_parallel = c.cluster.devices % 3 == 0 ? 3 : 2;
+    const auto plan = planned(c);
+    if (!plan) continue;
+    CAPTURE(seed, to_text(*plan));
+    CHECK(faults(c, *plan) == "");
+    CHECK_NOTHROW(require_sound(c.model, *plan));
+    if (!has_shards(*plan)) continue;
+    ++with_shards;
+    forced += seed % 2 == 0 ? 1 : 0;
+    pipelined += plan->stages.size() > 1 ? 1 : 0;
+    shared += plan->stages.size() > 1 && plan->stages[0].mesh.ranks() == plan->stages[1].mesh.ranks() ? 1 : 0;
+  }
+  CAPTURE(with_shards, forced, pipelined, shared);
+  CHECK(forced > 25);
+  CHECK(with_shards > forced + 20);
+  CHECK(pipelined > 20);
+  CHECK(shared > 4);
+}
+
+namespace {
+
+/// Compared with the referee: how many random graphs fit, have shards in their best plan, and different ones by stage.
+struct Compared {
+  int fitting = 0, with_shards = 0, mixed = 0;
+};
+
+Compared compare(int first, int last) {
+  Compared out;
+  for (int seed = first; seed < last; ++seed) {
+    const Instance c = random_instance(seed, 5, 4);
+    const RooflineCost cost(c.cluster);
+    const Workload work = make_workload(c.model, cost);
+    std::optional<Constraints> constraints;
+    try {
+      constraints = resolve(c.request, work, c.cluster);
+    } catch (const CaptureError&) {
+      continue;
+    }
+    std::erase_if(constraints->schedules, [](ScheduleKind kind) { return !has_closed_form(kind); });
+    const StepObjective objective(work, c.cluster, *constraints);
+    const auto exact = [](const StepObjective& each) { return ExactStaging{}.search(each); };
+    const auto brute = [](const StepObjective& each) { return testing::BruteForce{}.search(each); };
+    SearchResult found = detail::search_degrees(objective, exact);
+    const SearchResult uniform = detail::search_degrees(objective, brute);
+    CAPTURE(seed);
+    REQUIRE(found.candidates.any_fits() == uniform.candidates.any_fits());
+    if (!uniform.candidates.any_fits()) continue;
+    ++out.fitting;
+    CHECK(found.candidates.best_step().value() == Approx(uniform.candidates.best_step().value()).epsilon(1e-9));
+    CHECK(found.proven);
+    if (constraints->tensor_degrees.size() == 1) continue;
+    const SearchResult all = testing::BruteForce{}.search(objective);
+    ExactStaging{}.search_mixed(objective, found);
+    CHECK(found.proven);
+    CHECK(found.candidates.best_step().value() == Approx(all.candidates.best_step().value()).epsilon(1e-9));
+    out.with_shards += all.candidates.best().staging.tensor.empty() ? 0 : 1;
+    out.mixed += all.candidates.best_step() < uniform.candidates.best_step() * (1 - 1e-9) ? 1 : 0;
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the search finds what brute force finds, of tensor degrees of all stages and of each stage", "[laws]") {
+  const auto [fitting, with_shards, mixed] = compare(0, 60);
+  CAPTURE(fitting, with_shards, mixed);
+  CHECK(fitting > 50);
+  CHECK(with_shards > 15);
+  CHECK(mixed > 2);
+}
+
+TEST_CASE("the search finds what brute force finds, of tensor degrees of 2,000 random graphs", "[laws][.nightly]") {
+  const auto [fitting, with_shards, mixed] = compare(1000, 3000);
+  CAPTURE(fitting, with_shards, mixed);
+  CHECK(fitting > 1900);
+  CHECK(with_shards > 500);
+  CHECK(mixed > 60);
+}
+
+namespace {
+
+std::string refusal(const Instance& c) {
+  try {
+    (void)plan_with_defaults(c.model, c.cluster, c.request);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Layers of attention and two linear layers each, as wide as `hidden`, and a class head with its loss at the end.
+ModelProfile transformer(int layers, int hidden, int classes) {
+  ModelProfile model;
+  NodeId before = NodeId::none();
+  const double width = hidden;
+  const auto add = [&](const std::string& name, double weights) {
+    const auto id = ParameterId::of(model.parameters.size());
+    model.parameters.push_back(
+        {name, Bytes(static_cast<std::int64_t>(4 * weights)), true, static_cast<std::int64_t>(weights)});
+    OpProfile op = testing::atom(name, 0, 4 * width, {id});
+    op.path = name;
+    op.work.front().forward = {{2 * weights, 0}, {8 * width, 4 * weights}, {0, 2}};
+    op.work.front().backward = {{4 * weights, 0}, {16 * width, 8 * weights}, {0, 4}};
+    const NodeId node = model.graph.add_node(std::move(op));
+    if (before.valid()) model.graph.add_edge(before, node, {before.value(), {4 * width, 0}, true});
+    before = node;
+    return node;
+  };
+  const auto shard = [&](std::vector<NodeId> atoms, std::int64_t units, bool even, Affine forward, Affine backward) {
+    TensorRegion region{std::move(atoms), {}, units, even, forward, backward, 1, 1};
+    for (const NodeId node : region.atoms) region.parameters.push_back(model.graph[node].parameters.front());
+    model.tensor_regions.push_back(std::move(region));
+  };
+  for (int i = 0; i < layers; ++i) {
+    const std::string layer = "layers." + std::to_string(i);
+    shard({add(layer + ".attention", 4 * width * width)}, 8, true, {4 * width, 0}, {4 * width, 0});
+    const NodeId up = add(layer + ".up", 4 * width * width);
+    shard({up, add(layer + ".down", 4 * width * width)}, 4 * hidden, true, {4 * width, 0}, {4 * width, 0});
+  }
+  shard({add("head", width * classes)}, classes, false, {16, 0}, {4 * width, 0});
+  for (const NodeId node : model.graph.nodes()) model.graph[node].ops = {node.value()};
+  model.inputs = {{-1, {4 * width, 0}, false, {NodeId(0)}}};
+  model.outputs = {{before.value(), {0, 8}, before}};
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("a tensor degree that is asked for is every stage's, or the nearest possible one is named") {
+  Instance c{transformer(2, 64, 1000), testing::small_cluster(8, Bytes(1 << 26)), {.batch = 16}};
+  c.request.runtime = runtime_capabilities();
+  c.request.options.tensor_parallel = 2;
+  CHECK_THAT(refusal(c), Catch::Matchers::Contains("at most 1"));
+  c.request.runtime.max_tensor_parallel = 8;
+  for (const int degree : {1, 2, 4, 8}) {
+    c.request.options.tensor_parallel = degree;
+    const auto plan = planned(c);
+    REQUIRE(plan);
+    CHECK(std::ranges::all_of(plan->stages, [&](const auto& stage) { return stage.mesh.tensor() == degree; }));
+    CHECK(faults(c, *plan) == "");
+  }
+  c.request.options.tensor_parallel = 3;
+  CHECK_THAT(refusal(c),
+             Catch::Matchers::Contains("does not divide the world of 8 ranks; the nearest that can be is 2"));
+  c.request.world = 6;
+  c.request.options.tensor_parallel = 6;  // of the head alone, which need not be even
+  CHECK(refusal(c) == "");
+  c.model.tensor_regions.pop_back();
+  CHECK_THAT(refusal(c), Catch::Matchers::Contains("by so many shards together; the nearest that can be is 2"));
+  c.request.options.zero = 2;
+  CHECK_THAT(refusal(c), Catch::Matchers::Contains("tensor_parallel = 6 contradicts zero = 2"));
+  c.request.options.zero = -1;
+  c.request.options.tensor_parallel = 2;
+  c.request.options.stages = 4;
+  CHECK_THAT(refusal(c), Catch::Matchers::Contains("stages = 4 of tensor_parallel = 2 need 8 ranks"));
+  c.model.tensor_regions.clear();
+  CHECK_THAT(refusal(c), Catch::Matchers::Contains("nothing that tensor shards can compute together; use 1"));
+}
+
+TEST_CASE("without regions, or with ZeRO that shards do not know, the planner's choice is what it was") {
+  Instance c{transformer(2, 64, 1000), testing::small_cluster(4, Bytes(1 << 26)), {.batch = 8}};
+  c.request.runtime = runtime_capabilities();
+  const auto before = planned(c);
+  c.request.options.zero = 2;
+  const auto sharded = planned(c);
+  c.request.runtime.max_tensor_parallel = 8;
+  CHECK(planned(c) == sharded);
+  c.request.options.zero = -1;
+  c.request.options.tensor_parallel = 1;
+  CHECK(planned(c) == before);
+  c.request.options.tensor_parallel = 0;
+  c.model.tensor_regions.clear();
+  CHECK(planned(c) == before);
+}
+
+TEST_CASE("a class head is sharded on the ranks that are replicas of what is before it", "[laws]") {
+  ModelProfile model = testing::chain(4, 4e7, 4000, 400);  // much to compute of few parameters
+  OpProfile& head = model.graph[NodeId(3)];
+  model.parameters[3].bytes = Bytes(8'000'000);
+  head.work.front().forward = {{1e5, 0}, {1e3, 8e6}, {0, 1}};
+  head.work.front().backward = {{2e5, 0}, {2e3, 1.6e7}, {0, 1}};
+  model.tensor_regions = {{{NodeId(3)}, {ParameterId(3)}, 100'000, false, {16, 0}, {400, 0}, 1, 1}};
+  Instance c{model, testing::small_cluster(4, Bytes(1 << 30)), {.batch = 16}};
+  c.request.runtime = runtime_capabilities();
+  c.request.runtime.max_tensor_parallel = 8;
+  const auto plan = planned(c);
+  REQUIRE(plan);
+  CAPTURE(to_text(*plan));
+  REQUIRE(plan->stages.size() == 2);
+  CHECK(plan->stages[0].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 1));
+  CHECK(plan->stages[1].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 4));
+  CHECK(plan->stages[1].atoms == std::vector{NodeId(3)});
+  CHECK(faults(c, *plan) == "");
+  CHECK_NOTHROW(require_sound(c.model, *plan));
+}
+
+TEST_CASE("what the planner chooses takes no longer than any degree that is forced", "[laws]") {
+  int pairs = 0, with_shards = 0, without = 0;
+  const std::vector<double> latencies{1e-6, 3e-4, 1e-2};
+  for (const int layers : {1, 2, 3, 14}) {  // of the last, blocks are planned
+    for (const int hidden : layers > 3 ? std::vector{32} : std::vector{32, 192}) {
+      const ModelProfile model = transformer(layers, hidden, hidden == 32 ? 20'000 : 50);
+      for (const int devices : layers > 3 ? std::vector{4} : std::vector{2, 4, 8}) {
+        for (const double latency : layers > 3 ? std::vector{3e-4} : latencies) {
+          Instance c{model, testing::small_cluster(devices, Bytes(1 << 28)), {.batch = hidden == 32 ? 64 : 8}};
+          for (LinkLevel& level : c.cluster.levels) level.link.latency = Seconds(latency);
+          c.request.runtime.max_tensor_parallel = 8;
+          c.request.options.max_microbatches = 2;
+          const auto plan = planned(c);
+          REQUIRE(plan);
+          ++pairs;
+          (has_shards(*plan) ? with_shards : without) += 1;
+          CAPTURE(layers, hidden, devices, latency, to_text(*plan));
+          for (const int degree : {1, 2, 4, 8}) {
+            c.request.options.tensor_parallel = degree;
+            const auto forced = degree <= devices ? planned(c) : std::nullopt;
+            if (forced) CHECK(plan->step <= forced->step * (1 + 1e-9));
+          }
+        }
+      }
+    }
+  }
+  CAPTURE(pairs, with_shards, without);
+  CHECK(pairs >= 50);
+  CHECK(with_shards > 20);
+  CHECK(without > 10);
+}
