@@ -1,7 +1,5 @@
 #include <autopar/io/profile_file.hpp>
 
-#include <limits>
-
 #include <autopar/io/file.hpp>
 
 #include "json_reader.hpp"
@@ -11,10 +9,9 @@ namespace autopar {
 namespace {
 
 using detail::JsonReader;
+using detail::kMaxBytes;
+using detail::kMaxId;
 using detail::OrderedJson;
-
-constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
 
 const std::vector<std::pair<OpClass, const char*>> kClasses{{OpClass::kMatmul, "matmul"},
                                                             {OpClass::kConvolution, "convolution"},

@@ -22,7 +22,7 @@ namespace autopar {
 
 namespace {
 
-Buffer memory_of(const at::Tensor& tensor) {
+Buffer wire_buffer_of(const at::Tensor& tensor) {
   AUTOPAR_ASSERT(tensor.is_contiguous(), "a transport moves memory without gaps");
   auto owner = std::make_shared<at::Tensor>(tensor);
   auto* data = tensor.numel() > 0 ? static_cast<std::byte*>(tensor.data_ptr()) : nullptr;
@@ -124,27 +124,27 @@ GroupState::Wire& GroupState::wire_of(const at::Tensor& tensor) {
 
 void GroupState::all_reduce(const at::Tensor& tensor) {
   auto& wire = wire_of(tensor);
-  wire.transport.wait(wire.transport.all_reduce(memory_of(tensor), summed_type(tensor), wire.group));
+  wire.transport.wait(wire.transport.all_reduce(wire_buffer_of(tensor), summed_type(tensor), wire.group));
 }
 
 void GroupState::reduce_scatter(const at::Tensor& parts) {
   auto& wire = wire_of(parts);
-  wire.transport.wait(wire.transport.reduce_scatter(memory_of(parts), summed_type(parts), wire.group));
+  wire.transport.wait(wire.transport.reduce_scatter(wire_buffer_of(parts), summed_type(parts), wire.group));
 }
 
 void GroupState::all_gather(const at::Tensor& parts) {
   auto& wire = wire_of(parts);
-  wire.transport.wait(wire.transport.all_gather(memory_of(parts), wire.group));
+  wire.transport.wait(wire.transport.all_gather(wire_buffer_of(parts), wire.group));
 }
 
 void GroupState::send(const at::Tensor& tensor, int to_place) {
   auto& transport = host_.transport;
-  transport.wait(transport.send(memory_of(tensor), ranks_[static_cast<std::size_t>(to_place)], Tag{}));
+  transport.wait(transport.send(wire_buffer_of(tensor), ranks_[static_cast<std::size_t>(to_place)], Tag{}));
 }
 
 void GroupState::receive(const at::Tensor& tensor, int from_place) {
   auto& transport = host_.transport;
-  transport.wait(transport.receive(memory_of(tensor), ranks_[static_cast<std::size_t>(from_place)], Tag{}));
+  transport.wait(transport.receive(wire_buffer_of(tensor), ranks_[static_cast<std::size_t>(from_place)], Tag{}));
 }
 
 }  // namespace detail
