@@ -2,11 +2,14 @@
 
 #include <catch_shim.hpp>
 #include <double_precision.hpp>
+#include <says.hpp>
+#include <temp_folder.hpp>
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -265,6 +268,69 @@ TEST_CASE("tensor shards with every schedule, recomputation, clipping and accumu
   setup.accumulate = 2;
   check<Gpt>(2, {1}, 2, setup);
   check<FeedForward>(2, {2}, 1, setup);
+}
+
+TEST_CASE("checkpoints of tensor shards are read by others, and by one process") {
+  const DoublePrecision fp64;
+  const TempFolder folder;
+  const auto path = (folder / "checkpoint").string();
+  torch::manual_seed(5);
+  const auto [tokens, next] = Gpt::batch(4);
+  std::mutex mutex;
+  // Trains a step, saves or loads in front of it, and says what the parameters are.
+  const auto run = [&](int shards, bool loads) {
+    numerics::Snapshot out;
+    ap::loopback::run(shards, [&, tokens = tokens, next = next](ap::World& world) {
+      const auto net = [&] {
+        const std::lock_guard lock(numerics::generator_mutex());
+        torch::manual_seed(loads ? 99 : 5);
+        return std::make_shared<Gpt>();
+      }();
+      ShardedPlanner::shards = shards;
+      ap::Options options;
+      options.stages = 1, options.replicas = {1}, options.microbatches = 1, options.zero = 0;
+      ap::AutoParallel<Gpt, ShardedPlanner> model(world, net, options);
+      torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.01).eps(1e-3));
+      model->attach(optimizer);
+      const auto mine = [&](const Tensor& whole) { return world.rank() == 0 ? whole : whole.slice(0, 0, 0); };
+      const auto step = [&] {
+        optimizer.zero_grad();
+        model(mine(tokens), mine(next)).backward();
+        optimizer.step();
+      };
+      step();
+      if (loads) model->load(path, optimizer);
+      if (!loads) model->save(path, optimizer);
+      step();
+      const auto state = model->gather_state();
+      if (world.rank() != 0) return;
+      const std::lock_guard lock(mutex);
+      for (const auto& item : state) out.emplace_back(item.key(), item.value());
+    });
+    return out;
+  };
+  const auto wanted = run(2, false);
+  for (const int shards : {1, 2, 4}) {
+    INFO(shards << " shards");
+    const auto got = run(shards, true);
+    REQUIRE(got.size() == wanted.size());
+    for (const auto& [name, value] : wanted) numerics::check_close(numerics::find(got, name), value, 1e-12, name);
+  }
+}
+
+TEST_CASE("a class or a word that is none is named on every shard, and no rank waits") {
+  const auto train = [](const Tensor& tokens, const Tensor& next) {
+    ap::loopback::run(2, [&](ap::World& world) {
+      ShardedPlanner::shards = 2;
+      ap::Options options;
+      options.stages = 1, options.replicas = {1}, options.microbatches = 1, options.zero = 0;
+      ap::AutoParallel<Gpt, ShardedPlanner> model(world, std::make_shared<Gpt>(), options);
+      static_cast<void>(model(tokens, next));
+    });
+  };
+  const auto good = torch::zeros({2, Gpt::kTime}, torch::kLong);
+  CHECK_NOTHROW(check_says({"target 11", "11 classes"}, [&] { train(good, torch::full_like(good, 11)); }));
+  CHECK_NOTHROW(check_says({"index -1", "11 rows"}, [&] { train(torch::full_like(good, -1), good); }));
 }
 
 }  // namespace tensor_test

@@ -1,6 +1,7 @@
 #include "torch/parameters/parameter_store.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include <autopar/core/assert.hpp>
 #include <autopar/core/error.hpp>
 
+#include "torch/capture/phantom.hpp"
 #include "torch/device/host_memory.hpp"
 #include "torch/parameters/shard_guard.hpp"
 #include "torch/parameters/whole_handles.hpp"
@@ -64,6 +66,12 @@ int ParameterStore::shard_of(const StateTensor& tensor) const {
   return static_cast<int>(mine - shards.begin());
 }
 
+std::vector<std::int64_t> ParameterStore::sizes_here(const StateTensor& tensor) const {
+  if (!tensor.slices || !holds(tensor)) return tensor.sizes;
+  return sliced_sizes(*tensor.slices, tensor.sizes, static_cast<int>(tensor.replicas_of_shard.size()),
+                      shard_of(tensor));
+}
+
 namespace {
 
 Slab slab_on(const StateTensor& tensor, Rank rank) {
@@ -109,7 +117,7 @@ void ParameterStore::hold_slices(InitRecord* init, c10::Device device) {
     if (init != nullptr) init->materialise({handle});
     const auto shards = static_cast<int>(tensor.replicas_of_shard.size());
     const int shard = shard_of(tensor);
-    const auto sizes = sliced_sizes(*tensor.slices, tensor.sizes, shards, shard);
+    const auto sizes = sizes_here(tensor);
     const auto slab = slab_of(*tensor.slices, tensor.sizes, shards, shard);
     const auto own = [&](const at::Tensor& whole) {
       return slab.of(whole.detach().contiguous()).to(device, whole.scalar_type(), false, /*copy=*/true).reshape(sizes);
@@ -163,7 +171,9 @@ void ParameterStore::hold_shards(InitRecord* init, c10::Device device) {
     for (const auto places : rows_of(memory->unit(), row)) {
       std::vector<at::Tensor> handles;
       for (const auto& place : places) handles.push_back(named(place.names.front()).handle);
-      if (init != nullptr) init->materialise(handles);
+      std::vector<at::Tensor> unmade;  // slices are there
+      std::ranges::copy_if(handles, std::back_inserter(unmade), [](const auto& handle) { return is_phantom(handle); });
+      if (init != nullptr && !unmade.empty()) init->materialise(unmade);
       for (std::size_t i = 0; i < places.size(); ++i) move_into(*memory, places[i], handles[i]);
       release_freed_memory();
     }

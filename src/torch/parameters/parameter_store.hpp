@@ -58,6 +58,8 @@ class ParameterStore {
   [[nodiscard]] const std::vector<Rank>& replicas_of(const StateTensor& tensor) const;
   /// Which tensor shard this rank is. @pre it is one of several
   [[nodiscard]] int shard_of(const StateTensor& tensor) const;
+  /// Of this rank's tensor shard, where these have slices; of the whole on ranks that hold none.
+  [[nodiscard]] std::vector<std::int64_t> sizes_here(const StateTensor& tensor) const;
   /// Elements that this rank holds, counted in the memory order of the whole.
   [[nodiscard]] Slab elements_here(const StateTensor& tensor) const;
   /// Elements of each holder, in the order of `holders`; empty if each has all of it.

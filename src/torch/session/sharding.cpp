@@ -82,8 +82,8 @@ void Session::Impl::offload_rest(const CapturedProgram& program) {
     const auto& tensor = parameters_.named(name);
     if (!program.graph.value(value).requires_grad || outside[value.index()] || tensor.unit >= 0) continue;
     const auto type = tensor.handle.scalar_type();
-    by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}].add(tensor.names, tensor.sizes,
-                                                                                          type);
+    auto& kind = by_kind[{tensor.holders, reads[value.index()].smaller_copy(type).value_or(type)}];
+    kind.add(tensor.names, parameters_.sizes_here(tensor), type);
   }
   for (const auto& [kind, parameters] : by_kind)
     parameters_.add_units(

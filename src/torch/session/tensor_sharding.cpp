@@ -1,6 +1,7 @@
 // Stages with several tensor shards: which parameters they hold in slices, and the program that one shard runs.
 #include <algorithm>
-#include <map>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include <autopar/core/error.hpp>
@@ -37,17 +38,25 @@ std::vector<Of> with_moves(const std::vector<Of>& by_op, const std::vector<OpId>
 
 }  // namespace
 
-/// Once, for the program that was planned: what every candidate of a stage with shards holds.
-void Session::Impl::slice_parameters(const CapturedProgram& program, const std::vector<StageId>& stage_of) {
+/// Once, for the program that was planned: what a stage with shards holds of the regions that it has whole.
+void Session::Impl::slice_parameters(const CapturedProgram& program, const GraphProfile& profile,
+                                     const std::vector<StageId>& stage_of) {
   const auto& stages = deployment_.plan().stages;
-  for (const auto& candidate : find_tensor_candidates(program.graph, program.plan)) {
-    const auto stage = stage_of[candidate.ops.front().index()];
+  if (!has_tensor_shards(deployment_.plan())) return;
+  std::set<ParameterId> in_region;
+  for (const auto& region : profile.model.tensor_regions) {
+    const auto stage_of_atom = [&](NodeId atom) { return stage_of[profile.atoms.atoms[atom.index()].front().index()]; };
+    const auto stage = stage_of_atom(region.atoms.front());
+    const bool is_within = std::ranges::all_of(region.atoms, [&](NodeId atom) { return stage_of_atom(atom) == stage; });
     const int shards = stages[stage.index()].mesh.tensor();
-    const bool is_within =
-        std::all_of(candidate.ops.begin(), candidate.ops.end(), [&](OpId op) { return stage_of[op.index()] == stage; });
-    if (!is_within || shards < 2 || candidate.units < shards) continue;
-    for (const auto& [leaf, slices] : candidate.leaves)
-      parameters_.named(program.graph.value(leaf).name).slices = slices;
+    if (is_within && shards > 1 && region.admits(shards))
+      in_region.insert(region.parameters.begin(), region.parameters.end());
+  }
+  for (const auto& candidate : find_tensor_candidates(program.graph, program.plan)) {
+    for (const auto& [leaf, slices] : candidate.leaves) {
+      if (in_region.contains(profile.parameter_ids[leaf.index()]))
+        parameters_.named(program.graph.value(leaf).name).slices = slices;
+    }
   }
 }
 
@@ -79,7 +88,6 @@ LeafSlices Session::Impl::slices_in(const CapturedProgram& program, const std::v
 
 void Session::Impl::shard_program(CapturedProgram& program, std::vector<StageId>& stage_of, AtomPartition& atoms) {
   if (!has_tensor_shards(deployment_.plan())) return;
-  if (!deployed_) slice_parameters(program, stage_of);
   std::vector<ShardedStage> stages;
   for (std::size_t s = 0; s < deployment_.plan().stages.size(); ++s) {
     const int shards = deployment_.plan().stages[s].mesh.tensor();
