@@ -69,8 +69,8 @@ struct ShardShare {
   double forward = 1, backward = 1;
 };
 
-/// A cost model that knows what a shard with such a share of a node's work takes, as not all of its time is work. With
-/// other models it takes that share of the time.
+/// A cost model that knows what a shard with such a share of a node's work takes, as not all of its time is work: no
+/// less than that share, no more than all. With other models it is that share of the time.
 template <class M, class G>
 concept CostsShards = requires(const M& model, const G& graph, NodeId node, double samples, double share) {
   { model.shard_share(graph, node, samples, share) } -> std::same_as<ShardShare>;

@@ -250,14 +250,40 @@ class Simulation {
     start_if_ready(message.to);
   }
 
-  void start_if_ready(std::size_t r) {
-    State& state = states_[r];
+  [[nodiscard]] bool is_ready(std::size_t r) const {
+    const State& state = states_[r];
     const auto& computes = linked_.ranks[r].computes;
-    const auto& compute = computes[state.next];
-    if (!state.waiting || compute.missing > 0 || state.next + 1 == computes.size()) return;
+    return state.waiting && computes[state.next].missing == 0 && state.next + 1 < computes.size();
+  }
+  /// When a rank that is ready has all that its next compute action needs.
+  [[nodiscard]] double ready_at(std::size_t r) const {
+    return std::max(states_[r].since, linked_.ranks[r].computes[states_[r].next].ready_at);
+  }
+
+  /// Tensor shards that exchange values start together.
+  void start_if_ready(std::size_t r) {
+    if (!is_ready(r)) return;
+    const Action& action = program_.ranks[r][linked_.ranks[r].computes[states_[r].next].at];
+    const Mesh& mesh = pipeline_.stages[action.stage.index()];
+    if (!exchanges_in_compute(mesh, action.kind)) return start(r, ready_at(r));
+    const auto shards = mesh.tensor_group(*mesh.replica_of(Rank::of(r)));
+    double last = 0;
+    for (const Rank shard : shards) {
+      const std::size_t other = shard.index();
+      if (!is_ready(other)) return;
+      const Action& same = program_.ranks[other][linked_.ranks[other].computes[states_[other].next].at];
+      if (same.stage != action.stage || same.kind != action.kind || same.microbatch != action.microbatch) return;
+      last = std::max(last, ready_at(other));
+    }
+    for (const Rank shard : shards) start(shard.index(), last);
+  }
+
+  void start(std::size_t r, double start) {
+    State& state = states_[r];
+    const auto& compute = linked_.ranks[r].computes[state.next];
     const Action& action = program_.ranks[r][compute.at];
     const Seconds duration = this->duration(action);
-    const double start = std::max(state.since, compute.ready_at), end = start + duration.value();
+    const double end = start + duration.value();
     state.waiting = false;
     last_compute(state, action.stage) = {action.stage, start, end, gives_weight_gradients(action.kind)};
     timeline_.spans[r][compute.at] = {Seconds(start), Seconds(end)};
@@ -376,7 +402,8 @@ class Simulation {
 /// Predicts a program's timeline as the executor runs it: a rank computes one action after the other; messages travel
 /// beside that, one at a time out of a rank and one at a time into it, once both ends are issued (the receive
 /// kReceivesAhead compute actions before its use); an action waits only for its own messages; a stage's buckets
-/// are summed one after the other as they fill during its last backward. Copies within a rank take no time.
+/// are summed one after the other as they fill during its last backward. Tensor shards that exchange values start such
+/// an action together. Copies within a rank take no time.
 ///
 /// @pre `validate` accepts the program @throws InvalidArgument if it cannot come to its end
 /// @cost O(actions + compute actions * log(ranks)); 64 ranks x 64 micro-batches in a few milliseconds

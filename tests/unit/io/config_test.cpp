@@ -61,6 +61,13 @@ stall_timeout = 5
   CHECK(resolve("replicas = 2").replicas == std::vector<int>{2});
 }
 
+TEST_CASE("the tensor degree is a number, or left to the planner by name") {
+  CHECK(resolve("tensor_parallel = 4").tensor_parallel == 4);
+  CHECK(resolve("tensor_parallel = \"auto\"").tensor_parallel == 0);
+  CHECK_THROWS_AS(resolve("tensor_parallel = \"all\""), ConfigError);
+  CHECK_THROWS_AS(resolve("stages = \"auto\""), ConfigError);
+}
+
 TEST_CASE("AUTOPAR_PLAN_ONLY takes a cluster file") {
   const auto options = resolve("", {"AUTOPAR_PLAN_ONLY=examples/a100.toml"});
   CHECK(options.plan_only);

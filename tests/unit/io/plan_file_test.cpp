@@ -64,6 +64,17 @@ TEST_CASE("a plan survives its file, byte for byte") {
   CHECK(to_json(parse_plan(text, "p")) == text);
 }
 
+TEST_CASE("how many tensor shards a certificate is of survives its file, where they are several") {
+  Plan plan = sample_plan();
+  CHECK(to_json(plan).find("tensor_parallel") == std::string::npos);
+  plan.certificate.tensor_parallel = 8;
+  const std::string text = to_json(plan), shards = "\"tensor_parallel\": 8";
+  CHECK(parse_plan(text, "p") == plan);
+  std::string none = text;
+  none.replace(none.find(shards), shards.size(), "\"tensor_parallel\": 0");
+  CHECK_THROWS_AS(parse_plan(none, "p"), ConfigError);
+}
+
 TEST_CASE("the orders of a synthesised plan survive its file; no other plan has any") {
   Plan plan = sample_plan();
   plan.schedule = ScheduleKind::kSynthesised;

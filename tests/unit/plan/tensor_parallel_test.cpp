@@ -351,30 +351,32 @@ TEST_CASE("a class head is sharded on the ranks that are replicas of what is bef
 
 TEST_CASE("what the planner chooses takes no longer than any degree that is forced", "[laws]") {
   int pairs = 0, with_shards = 0, without = 0;
-  const std::vector<double> latencies{1e-6, 3e-4, 1e-2};
-  for (const int layers : {1, 2, 3, 14}) {  // of the last, blocks are planned
-    for (const int hidden : layers > 3 ? std::vector{32} : std::vector{32, 192}) {
-      const ModelProfile model = transformer(layers, hidden, hidden == 32 ? 20'000 : 50);
-      for (const int devices : layers > 3 ? std::vector{4} : std::vector{2, 4, 8}) {
-        for (const double latency : layers > 3 ? std::vector{3e-4} : latencies) {
-          Instance c{model, testing::small_cluster(devices, Bytes(1 << 28)), {.batch = hidden == 32 ? 64 : 8}};
-          for (LinkLevel& level : c.cluster.levels) level.link.latency = Seconds(latency);
-          c.request.runtime.max_tensor_parallel = 8;
-          c.request.options.max_microbatches = 2;
-          const auto plan = planned(c);
-          REQUIRE(plan);
-          ++pairs;
-          (has_shards(*plan) ? with_shards : without) += 1;
-          CAPTURE(layers, hidden, devices, latency, to_text(*plan));
-          for (const int degree : {1, 2, 4, 8}) {
-            c.request.options.tensor_parallel = degree;
-            const auto forced = degree <= devices ? planned(c) : std::nullopt;
-            if (forced) CHECK(plan->step <= forced->step * (1 + 1e-9));
-          }
-        }
+  const auto compare_at = [&](int layers, int hidden, int devices, double latency) {
+    const ModelProfile model = transformer(layers, hidden, hidden == 32 ? 20'000 : 50);
+    Instance c{model, testing::small_cluster(devices, Bytes(1 << 28)), {.batch = hidden == 32 ? 64 : 8}};
+    for (LinkLevel& level : c.cluster.levels) level.link.latency = Seconds(latency);
+    c.request.runtime.max_tensor_parallel = 8;
+    c.request.options.max_microbatches = 2;
+    const auto plan = planned(c);
+    REQUIRE(plan);
+    ++pairs;
+    (has_shards(*plan) ? with_shards : without) += 1;
+    CAPTURE(layers, hidden, devices, latency, to_text(*plan));
+    for (int degree = 1; degree <= devices; degree *= 2) {
+      c.request.options.tensor_parallel = degree;
+      if (const auto forced = planned(c)) CHECK(plan->step <= forced->step * (1 + 1e-9));
+    }
+  };
+  for (const int layers : {1, 2, 3, 4}) {
+    for (const int hidden : {32, 192}) {
+      for (const double latency : {1e-6, 3e-4, 1e-2}) {
+        compare_at(layers, hidden, 2, latency);
+        compare_at(layers, hidden, 4, latency);
       }
     }
   }
+  for (const double latency : {1e-6, 3e-4}) compare_at(1, 192, 8, latency);
+  compare_at(14, 32, 4, 3e-4);  // its blocks are planned
   CAPTURE(pairs, with_shards, without);
   CHECK(pairs >= 50);
   CHECK(with_shards > 20);

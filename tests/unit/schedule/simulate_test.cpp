@@ -55,6 +55,11 @@ BatchLayout even(const Pipeline& pipeline, int microbatches) {
   return {std::vector<std::int64_t>(static_cast<std::size_t>(pipeline.ranks), microbatches), microbatches};
 }
 
+/// A message to one rank takes as long as its number.
+struct MessagesByReader : UnitCosts {
+  [[nodiscard]] Seconds message(Rank, const Action& action) const { return Seconds(action.peer.value()); }
+};
+
 template <SchedulePolicy Policy>
 void check_closed_forms(const Policy& policy) {
   for (const int p : {1, 2, 3, 4, 6, 8}) {
@@ -74,6 +79,21 @@ void check_closed_forms(const Policy& policy) {
 }
 
 }  // namespace
+
+TEST_CASE("tensor shards of a replica start together what they exchange values in") {
+  Pipeline pipeline{.ranks = 3, .stages = {{Rank(0)}, Mesh({Rank(1), Rank(2)}, 2)}, .channels = {}, .groups = {}};
+  pipeline.channels = {{StageId(0), StageId(1), ChannelKind::kBatched, true}};
+  const auto program = make_program(pipeline, {{1, 0, 0}, 1}, OneFOneB{});
+  const auto timeline = simulate(pipeline, program, MessagesByReader{});
+  for (const std::size_t rank : {1u, 2u}) {
+    for (std::size_t i = 0; i < program.ranks[rank].size(); ++i) {
+      const Action& action = program.ranks[rank][i];
+      // Rank 0 computes for a second, then sends to rank 1 for a second and to rank 2 for two.
+      if (action.kind == ActionKind::kForward) CHECK(timeline.spans[rank][i].start.value() == Approx(4));
+      if (action.kind == ActionKind::kBackward) CHECK(timeline.spans[rank][i].start.value() == Approx(5));
+    }
+  }
+}
 
 TEST_CASE("simulated bubble and peak activations are the published ones", "[schedule]") {
   check_closed_forms(GPipe{});

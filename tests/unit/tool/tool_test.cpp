@@ -15,6 +15,7 @@
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 
+#include "commands.hpp"
 #include "tool_run.hpp"
 
 using namespace autopar;
@@ -179,6 +180,30 @@ TEST_CASE("diff has diff's exit status and says what differs", "[tool]") {
   slower.step *= 1 + 1e-12;
   write_plan(folder.at("slower.json"), slower);
   CHECK(run_tool({"diff", folder.at("a.json"), folder.at("slower.json")}).status == 1);
+}
+
+TEST_CASE("explain says what other numbers of tensor shards would take, where a runtime has them", "[tool]") {
+  ToolFolder folder("tool_shards");
+  folder.model.tensor_regions = {
+      {{NodeId(0), NodeId(1)}, {ParameterId(0), ParameterId(1)}, 8, true, {400, 0}, {400, 0}, 1, 1}};
+  folder.write();
+  const auto explained = [&](int most, const std::string& degree) {
+    tool::ExplainArguments arguments;
+    arguments.files = {folder.at("profile.json"), folder.at("cluster.toml")};
+    arguments.problem.batch = 32;
+    arguments.problem.runtime.max_tensor_parallel = most;
+    arguments.problem.settings = {"tensor_parallel=" + degree};
+    std::ostringstream out, err;
+    CHECK(tool::explain_command(arguments, out, err) == tool::kDone);
+    return out.str();
+  };
+  CHECK_THAT(explained(1, "auto"), !Contains("tensor shards"));
+  const std::string on = explained(4, "2");
+  CHECK_THAT(on, Contains("x 2 shards") && Contains("tensor shards compute 1 of 1 parts of the model in slices, the "
+                                                    "first of them near layer.0"));
+  CHECK_THAT(on, Contains("no tensor shards: ") && Contains("4 tensor shards a replica: "));
+  CHECK_THAT(on, !Contains("\n2 tensor shards a replica"));
+  CHECK_THAT(explained(4, "auto"), Contains("steps by tensor shards a replica, the same for all stages: 1: "));
 }
 
 TEST_CASE("explain says what binds and what changes of the machines would buy", "[tool]") {

@@ -116,12 +116,37 @@ class TimelinePlayer {
     try_compute(message.to);
   }
 
+  /// Whether a rank has come to a compute action and has what it needs.
+  [[nodiscard]] bool can_compute(std::size_t rank) const {
+    const State& state = ranks_[rank];
+    const auto& computes = order_.computes[rank];
+    return state.waiting && computes[state.next].missing == 0 && state.next + 1 < computes.size();
+  }
+
+  /// Shards that exchange values wait for one another.
   void try_compute(std::size_t rank) {
+    if (!can_compute(rank)) return;
+    const CheckedAction& compute = order_.computes[rank][ranks_[rank].next];
+    std::vector<std::size_t> together{rank};
+    if (stated_.shards(compute.stage) > 1 && compute.has_messages()) {
+      for (const auto& [ranks, samples] : stated_.holders(compute.stage, compute.microbatch)) {
+        if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) together = ranks;
+      }
+    }
+    double begin = 0;
+    for (const std::size_t other : together) {
+      if (!can_compute(other)) return;
+      const CheckedAction& same = order_.computes[other][ranks_[other].next];
+      if (same.stage != compute.stage || same.kind != compute.kind || same.microbatch != compute.microbatch) return;
+      begin = std::max({begin, ranks_[other].since, ready_at_[other][ranks_[other].next]});
+    }
+    for (const std::size_t other : together) run_compute(other, begin);
+  }
+
+  void run_compute(std::size_t rank, double begin) {
     State& state = ranks_[rank];
     const CheckedAction& compute = order_.computes[rank][state.next];
-    if (!state.waiting || compute.missing > 0 || state.next + 1 == order_.computes[rank].size()) return;
-    const double takes = seconds_of(compute), begin = std::max(state.since, ready_at_[rank][state.next]);
-    const double end = begin + takes;
+    const double takes = seconds_of(compute), end = begin + takes;
     state.waiting = false;
     state.last[compute.stage] = {begin, end};
     timeline_.computing[rank] += takes;

@@ -23,6 +23,19 @@ TEST_CASE("quantities read well") {
   CHECK(ranges({}) == "");
 }
 
+TEST_CASE("tensor shards stand beside replicas") {
+  Plan plan;
+  plan.world = 6;
+  plan.stages.resize(2);
+  plan.stages[0].mesh = Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 2);
+  plan.stages[1].mesh = Mesh({Rank(4), Rank(5)}, 1);
+  const std::string text = to_text(plan);
+  CHECK(text.find("plan: 2 stages x 2 replicas x 2+1 shards, 1 micro-batch, 1f1b;") == 0);
+  CHECK(text.find("     2 x 2    0-3") != std::string::npos);
+  plan.stages[1].mesh = Mesh({Rank(4), Rank(5)}, 2);
+  CHECK(to_text(plan).find("plan: 2 stages x 2+1 replicas x 2 shards") == 0);
+}
+
 TEST_CASE("a plan prints as a table with what binds, the runner-up and the notes") {
   Plan plan;
   plan.world = 4;
