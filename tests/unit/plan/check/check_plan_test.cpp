@@ -178,6 +178,8 @@ TEST_CASE("the checker works out what the planner predicted: step, memory, bound
   CHECK(checked > 300);
 }
 
+namespace {
+
 /// Plans of so many random models, under all options; each kind of plan is met in its share of them.
 void check_full_cases(int count) {
   std::map<std::string, int> met;
@@ -220,6 +222,8 @@ void check_full_cases(int count) {
   for (const std::string& schedule : runtime_capabilities().schedules) CHECK(met[schedule] > share(30));
   for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] > share(30));
 }
+
+}  // namespace
 
 TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") { check_full_cases(350); }
 
