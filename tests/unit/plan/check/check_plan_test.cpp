@@ -178,10 +178,9 @@ TEST_CASE("the checker works out what the planner predicted: step, memory, bound
   CHECK(checked > 300);
 }
 
-/// Plans of so many random models, under all options; each kind of plan is met in its share of them.
-void check_full_cases(int count) {
+TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") {
   std::map<std::string, int> met;
-  for (int seed = 0; seed < count; ++seed) {
+  for (int seed = 0; seed < 700; ++seed) {
     const CheckedCase c = random_full_case(seed);
     const auto plan = planned_by(c, seed % 2 == 0);
     if (!plan) continue;
@@ -208,22 +207,17 @@ void check_full_cases(int count) {
     if (optimizations.recomputes()) ++met["recomputed"];
     if (optimizations.recomputes() && !ChunkedStaging::is_plain(plan->schedule)) ++met["recomputed, chunked"];
   }
-  const auto share = [&](int of_700) { return of_700 * count / 700; };
-  CHECK(met["all"] > share(400));
-  CHECK(met["recomputed"] > share(100));
-  CHECK(met["recomputed, chunked"] > share(50));
-  CHECK(met["unequal"] > share(20));
-  CHECK(met["gathers once more"] > share(10));
-  CHECK(met["offloaded"] > share(30));
-  CHECK(met["offloaded in place"] > share(15));
-  CHECK(met["offloaded to fit"] > share(5));
-  for (const std::string& schedule : runtime_capabilities().schedules) CHECK(met[schedule] > share(30));
-  for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] > share(30));
+  CHECK(met["all"] > 400);
+  CHECK(met["recomputed"] > 100);
+  CHECK(met["recomputed, chunked"] > 50);
+  CHECK(met["unequal"] > 20);
+  CHECK(met["gathers once more"] > 10);
+  CHECK(met["offloaded"] > 30);
+  CHECK(met["offloaded in place"] > 15);
+  CHECK(met["offloaded to fit"] > 5);
+  for (const std::string& schedule : runtime_capabilities().schedules) CHECK(met[schedule] > 30);
+  for (const std::string level : {"zero 0", "zero 1", "zero 2", "zero 3"}) CHECK(met[level] > 30);
 }
-
-TEST_CASE("so it does whatever is saved and whatever the schedule", "[check]") { check_full_cases(350); }
-
-TEST_CASE("so it does on twice as many models", "[check][.nightly]") { check_full_cases(700); }
 
 TEST_CASE("no staging is below the certificate's bound", "[check]") {
   int compared = 0;
