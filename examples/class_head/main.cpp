@@ -1,5 +1,6 @@
 // Many classes: a backbone that each rank runs on its own samples, and a head whose weight is whole on each rank or
-// cut over all of them (TorchShard's experiment). Real images, Fashion-MNIST, in as many synthetic classes as wanted.
+// cut over all of them (TorchShard's experiment), by hand or as autopar plans it. Real images, Fashion-MNIST, in as
+// many synthetic classes as wanted.
 //
 //   mpiexec -n 4 class_head --classes 10 --steps 500                                 trains, and says how well
 //   mpiexec -n 4 class_head --sweep 1000,10000,100000 --plot heads.svg               memory and time against classes
@@ -15,6 +16,7 @@
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
 
+#include <autopar/autopar.hpp>
 #include <autopar/shard/gradients.hpp>
 #include <autopar/torch/device.hpp>
 
@@ -37,6 +39,8 @@ struct Settings {
   int64_t width = 256;
   double learning_rate = 0.05;
   uint64_t seed = 1;
+
+  torch::optim::SGDOptions sgd() const { return torch::optim::SGDOptions(learning_rate).momentum(0.9); }
 };
 
 /// Of ten labels as many classes: an image's label, and a number of its own, say which it is.
@@ -64,6 +68,84 @@ double most_of(ap::World& world, double mine) {
   return *std::max_element(all.begin(), all.end());
 }
 
+/// The network as anybody writes it. In AutoParallel its head is cut, or not, as the planner finds.
+struct NetImpl : torch::nn::Module {
+  NetImpl(int64_t width, int64_t classes)
+      : backbone(register_module("backbone", Backbone(width))),
+        head(register_module("head", torch::nn::Linear(width, classes))) {}
+  Tensor forward(const Tensor& images, const Tensor& labels) {
+    return torch::nn::functional::cross_entropy(head(backbone(images)), labels);
+  }
+  Tensor classes_of(const Tensor& images) { return head(backbone(images)).argmax(1); }
+  Backbone backbone;
+  torch::nn::Linear head;
+};
+
+/// What is trained: a step on own samples gives the loss of all; `top_1` the part of own samples that are found.
+struct Training {
+  virtual ~Training() = default;
+  virtual Tensor step(const ShardedLoader::Batch& batch) = 0;
+  virtual double top_1(const ShardedLoader::Batch& batch) = 0;
+};
+
+/// A backbone on each rank, and a head of the kind, both placed by hand.
+class ByHand : public Training {
+ public:
+  ByHand(HeadKind kind, const Settings& settings, int64_t classes, const ap::Groups& groups, torch::Device device)
+      : world_(groups.world), backbone_(settings.width), head_(kind, settings.width, classes, groups) {
+    backbone_->to(device);
+    head_.layer->to(device);
+    auto parameters = backbone_->parameters();
+    const auto of_head = head_.layer->parameters();
+    parameters.insert(parameters.end(), of_head.begin(), of_head.end());
+    optimizer_ = std::make_unique<torch::optim::SGD>(parameters, settings.sgd());
+  }
+  Tensor step(const ShardedLoader::Batch& batch) override {
+    optimizer_->zero_grad();
+    auto loss = head_.loss(backbone_(batch.images), batch.labels);
+    loss.backward();
+    ap::sum_gradients(backbone_->parameters(), world_);
+    ap::sum_gradients(head_.layer->parameters(), head_.holders());
+    optimizer_->step();
+    return loss;
+  }
+  double top_1(const ShardedLoader::Batch& batch) override {
+    return head_.top_1(backbone_(batch.images).detach(), batch.labels);
+  }
+
+ private:
+  ap::Group world_;
+  Backbone backbone_;
+  Head head_;
+  std::unique_ptr<torch::optim::SGD> optimizer_;
+};
+
+/// The ordinary network in AutoParallel.
+class Automatic : public Training {
+ public:
+  Automatic(ap::World& world, const Settings& settings, int64_t classes)
+      : model_(world, [&] { return NetImpl(settings.width, classes); }),
+        optimizer_(model_->parameters(), settings.sgd()) {
+    model_->attach(optimizer_);
+  }
+  Tensor step(const ShardedLoader::Batch& batch) override {
+    optimizer_.zero_grad();
+    auto loss = model_(batch.images, batch.labels);
+    loss.backward();
+    optimizer_.step();
+    return loss;
+  }
+  double top_1(const ShardedLoader::Batch& batch) override {
+    const torch::NoGradGuard no_grad;
+    const auto found = model_->call(&NetImpl::classes_of, batch.images);
+    return found.eq(batch.labels).to(torch::kDouble).mean().item<double>();
+  }
+
+ private:
+  ap::AutoParallel<NetImpl> model_;
+  torch::optim::SGD optimizer_;
+};
+
 /// Trains one head, and says what it took.
 Row train(ap::World& world, const ap::Groups& groups, const Settings& settings, const Dataset& images,
           const std::string& kind, int64_t classes) {
@@ -72,14 +154,12 @@ Row train(ap::World& world, const ap::Groups& groups, const Settings& settings, 
   const PeakMemory memory(device);
 
   torch::manual_seed(settings.seed);
-  Backbone backbone(settings.width);
-  Head head(Head::kind_named(kind), settings.width, classes, groups);
-  backbone->to(device);
-  head.layer->to(device);
-  auto parameters = backbone->parameters();
-  const auto of_head = head.layer->parameters();
-  parameters.insert(parameters.end(), of_head.begin(), of_head.end());
-  torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(settings.learning_rate).momentum(0.9));
+  std::unique_ptr<Training> training;
+  if (kind == "automatic") {
+    training = std::make_unique<Automatic>(world, settings, classes);
+  } else {
+    training = std::make_unique<ByHand>(Head::kind_named(kind), settings, classes, groups, device);
+  }
 
   Row row{classes, kind};
   std::vector<double> milliseconds;
@@ -93,18 +173,11 @@ Row train(ap::World& world, const ap::Groups& groups, const Settings& settings, 
       batch = loader.next();
     }
     const auto begin = std::chrono::steady_clock::now();
-    optimizer.zero_grad();
-    const auto features = backbone(batch->images);
-    const auto loss = head.loss(features, batch->labels);
-    loss.backward();
-    ap::sum_gradients(backbone->parameters(), groups.world);
-    ap::sum_gradients(head.layer->parameters(), head.holders());
-    optimizer.step();
-    row.loss = loss.item<double>();  // waits for the device
+    row.loss = training->step(*batch).item<double>();  // waits for the device
     milliseconds.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
     if (settings.sweep.empty() && step >= settings.steps * 9 / 10) {
       const auto own = static_cast<double>(batch->labels.size(0));
-      right += own * head.top_1(features.detach(), batch->labels);
+      right += own * training->top_1(*batch);
       seen += own;
     }
   }
@@ -123,9 +196,12 @@ int main(int argc, char** argv) try {
   ap::World world(argc, argv);
   Settings settings;
   CLI::App options("Trains a head of many classes, whole on each rank or cut over all of them");
-  options.add_option("--head", settings.heads, "dense, row, column or chunked (column, and logits are never whole)")
+  options
+      .add_option("--head", settings.heads,
+                  "dense, row, column or chunked (column, and logits are never whole), each by hand; "
+                  "automatic (the plan's choice)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"dense", "row", "column", "chunked"}));
+      ->check(CLI::IsMember({"dense", "row", "column", "chunked", "automatic"}));
   options.add_option("--classes", settings.classes, "10: Fashion-MNIST's own; others are made of these");
   options.add_option("--sweep", settings.sweep, "numbers of classes: a table of each with each head")->delimiter(',');
   options.add_option("--plot", settings.plot, "an SVG image of the table");
@@ -142,7 +218,8 @@ int main(int argc, char** argv) try {
   } catch (const CLI::ParseError& error) {
     return world.rank() == 0 ? options.exit(error) : error.get_exit_code();
   }
-  if (!settings.sweep.empty() && options.count("--head") == 0) settings.heads = {"dense", "row", "column", "chunked"};
+  if (!settings.sweep.empty() && options.count("--head") == 0)
+    settings.heads = {"dense", "row", "column", "chunked", "automatic"};
 
   const auto groups = ap::init_groups(world, world.size());
   const auto images = read_fashion_mnist(settings.data, "train");

@@ -29,7 +29,7 @@ std::string power_of_ten(int exponent) {
 
 void draw_panel(std::ostream& out, const std::vector<Row>& rows, double left, const std::string& title,
                 const std::function<double(const Row&)>& value) {
-  constexpr const char* kColours[] = {"#4477aa", "#ee6677", "#228833", "#aa3377"};
+  constexpr const char* kColours[] = {"#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee"};
   std::vector<double> xs, ys;
   std::map<std::string, std::vector<const Row*>> lines;
   for (const Row& row : rows) {

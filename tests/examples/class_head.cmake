@@ -6,7 +6,7 @@ include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 
 set(small --classes 37 --width 32 --steps 30)
 run(one "${PROGRAM}" ${small} --head dense)
-run(two "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" 2 "${PROGRAM}" ${small} --head dense,row,column,chunked)
+run(two "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" 2 "${PROGRAM}" ${small} --head dense,row,column,chunked,automatic)
 run(three "${MPIEXEC}" "${MPIEXEC_NUMPROC_FLAG}" 3 "${PROGRAM}" ${small} --head column)
 string(REGEX MATCHALL "[ ]37  [^\n]+" lines "${one}${two}${three}")
 list(JOIN lines "\n" lines)
@@ -17,10 +17,10 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 file(WRITE "${WORK}/compare.py" "
 import xml.dom.minidom
 losses = [float(line.split()[-1]) for line in open('table.txt')]
-assert len(losses) == 6, losses
+assert len(losses) == 7, losses
 assert max(losses) - min(losses) <= 2e-4, losses
 image = xml.dom.minidom.parse('plot.svg')
-assert len(image.getElementsByTagName('polyline')) == 2 * 4
+assert len(image.getElementsByTagName('polyline')) == 2 * 5
 ")
 run(output "${Python3_EXECUTABLE}" compare.py)
 

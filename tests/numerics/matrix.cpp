@@ -54,11 +54,16 @@ MatrixModel model(
       }
     };
   };
-  return {std::move(name), max_stages, true, extra.batch_norm == "exact", false, prepare};
+  return {std::move(name), max_stages, true, extra.batch_norm == "exact", false, false, prepare};
 }
 
 MatrixModel with_mixed_samples(MatrixModel model) {
   model.one_microbatch = model.one_replica = true;
+  return model;
+}
+
+MatrixModel with_ties(MatrixModel model) {
+  model.ties = true;
   return model;
 }
 
@@ -103,6 +108,7 @@ enum class Again : std::uint8_t { kNone, kFull, kSome };
 constexpr int kAgain = 3;
 // bf16 and fp16 need float32 and have a law of their own (precision_test.cpp).
 constexpr const char* kPrecisions[] = {"module", "tf32"};
+constexpr int kTensorShards[] = {1, 2};
 
 /// Samples of each rank: even, ragged, one rank with none, or another number at each step.
 std::vector<std::vector<int64_t>> layout(int kind, int ranks) {
@@ -136,8 +142,8 @@ const std::vector<MatrixModel>& matrix_models() {
       model<zoo::TwoTerms>("two terms with different counts", 4),
       model<zoo::MaskedMean>("masked mean by division", 3),
       model<zoo::Regularised>("weight regulariser", 3),
-      model<zoo::SharedLinear>("shared linear", 4),
-      model<zoo::TiedEmbedding>("tied embedding", 4),
+      with_ties(model<zoo::SharedLinear>("shared linear", 4)),
+      with_ties(model<zoo::TiedEmbedding>("tied embedding", 4)),
       model<zoo::ForkJoin>("fork and join", 4),
       with_outputs(model<zoo::Skips>("skips over stages", 4)),
       model<zoo::HandLayerNorm>("hand-written layer norm", 4),
@@ -193,6 +199,7 @@ std::vector<int> MatrixFactors::levels() {
   levels[kZero] = kZeroLevels;
   levels[kRecompute] = kAgain;
   levels[kPrecision] = static_cast<int>(std::size(kPrecisions));
+  levels[kTensor] = static_cast<int>(std::size(kTensorShards));
   return levels;
 }
 
@@ -200,6 +207,7 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
   if (f == kModel) {
     const auto& model = matrix_models()[static_cast<std::size_t>(a)];
     if (g == kPositions) return b < model.max_stages;
+    if (g == kTensor) return !model.ties || b == 0;
     if (g == kMicrobatches) return !model.one_microbatch || b == 0;
     if (g == kReplicas && model.one_replica) {
       return static_cast<Replicas>(b) == Replicas::kOne || static_cast<Replicas>(b) == Replicas::kOneAndIdle;
@@ -207,6 +215,7 @@ bool MatrixFactors::possible(std::size_t f, int a, std::size_t g, int b) {
     // What a user does between the directions leaves nothing to alternate.
     if (g == kSchedule) return model.loss_inside || std::string(kSchedules[b].name) != "1f1b";
   }
+  if (f == kZero && g == kTensor) return a == 0 || b == 0;
   if (f == kPositions && g == kReplicas) {
     const auto kind = static_cast<Replicas>(b);
     const bool as_before = a == 0 && (kind == Replicas::kMoreAtLast || kind == Replicas::kTwo);
@@ -253,7 +262,7 @@ void MatrixFactors::for_each_choice(const std::function<void(const std::vector<i
 }
 
 int MatrixFactors::ranks(const std::vector<int>& row) {
-  return ranks_of(row[kPositions] + 1, static_cast<Replicas>(row[kReplicas]));
+  return ranks_of(row[kPositions] + 1, static_cast<Replicas>(row[kReplicas])) * kTensorShards[row[kTensor]];
 }
 
 Setup MatrixFactors::setup(const std::vector<int>& row) {
@@ -275,6 +284,7 @@ Setup MatrixFactors::setup(const std::vector<int>& row) {
   setup.options.recompute = again == Again::kNone ? "none" : "full";
   setup.some_recomputed = again == Again::kSome;
   setup.options.precision = kPrecisions[row[kPrecision]];
+  setup.tensor = kTensorShards[row[kTensor]];
   return setup;
 }
 

@@ -17,6 +17,7 @@ struct MatrixModel {
   bool loss_inside = true;      ///< forwards and backwards may alternate
   bool one_microbatch = false;  ///< statistics of the whole batch
   bool one_replica = false;     ///< its operators mix samples
+  bool ties = false;  ///< several of its parts read one parameter, so tensor shards may run it in one stage only
   /// Runs one process, then returns what every rank does (called by all ranks at once).
   std::function<std::function<void(autopar::World&)>(const Setup&, uint64_t seed)> prepare;
 };
@@ -38,6 +39,7 @@ struct MatrixFactors {
     kZero,
     kRecompute,
     kPrecision,
+    kTensor,
     kFactors
   };
   static std::vector<int> levels();

@@ -419,9 +419,9 @@ void check_recurrent(const char* name) {
                                .bidirectional(both)
                                .batch_first(true)
                                .dropout(layers > 2 ? 0.1 : 0);
-      using Net = Recurrent<Layer, LayerOptions>;
-      ap::AutoParallel<Net> model(
-          world, [&] { return Net(options); },
+      using Cells = Recurrent<Layer, LayerOptions>;
+      ap::AutoParallel<Cells> model(
+          world, [&] { return Cells(options); },
           {.stages = 1, .microbatches = 1, .recompute = "none", .device = "cpu", .log_level = "error"});
       torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
       model->attach(optimizer);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
+#include <vector>
 
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/planner.hpp>
@@ -49,14 +51,37 @@ void leave_some(autopar::Plan& plan) {
   }
 }
 
+/// Each rank becomes so many tensor shards, whether the model has something for them to share or not.
+void shard(autopar::Plan& plan, int shards) {
+  plan.world *= shards;
+  for (auto& stage : plan.stages) {
+    std::vector<autopar::Rank> ranks;
+    for (const auto rank : stage.mesh.ranks()) {
+      for (int s = 0; s < shards; ++s) ranks.emplace_back(rank.value() * shards + s);
+    }
+    stage.mesh = autopar::Mesh(ranks, shards);
+  }
+  decltype(plan.orders) orders;
+  for (const auto& order : plan.orders) orders.insert(orders.end(), static_cast<std::size_t>(shards), order);
+  plan.orders = std::move(orders);
+}
+
 }  // namespace
 
 autopar::Plan plan_of(const Setup& setup, const autopar::ModelProfile& profile, const autopar::ProfiledCost& costs,
-                      const autopar::Cluster& cluster, const autopar::PlanRequest& request) {
+                      const autopar::Cluster& given, const autopar::PlanRequest& asked) {
+  auto cluster = given;
+  auto request = asked;
+  if (setup.tensor > 1) {
+    request.world /= setup.tensor;
+    request.options.tensor_parallel = 1;
+    cluster.devices = request.world;
+  }
   auto plan = setup.chunks == 0 ? autopar::plan_with_defaults(profile, costs, cluster, request)
                                 : in_chunks(setup, profile, costs, cluster, request);
   if (setup.synthesise) synthesise(plan);
   if (setup.some_recomputed) leave_some(plan);
+  if (setup.tensor > 1) shard(plan, setup.tensor);
   return plan;
 }
 

@@ -21,6 +21,7 @@ struct Setup {
   Optimizer optimizer = Optimizer::kSgd;
   int accumulate = 1;            ///< calls for each step; all but the last under no_sync
   double clip_norm = 0;          ///< p of a gradient clipping to 0.5; 0 = none
+  int tensor = 1;                ///< ranks that run each rank's part of the plan together
   int chunks = 0;                ///< stages of each position; 0 = one, as the planner chooses them
   bool synthesise = false;       ///< orders made for the stages of the options' schedule, in place of its own
   bool some_recomputed = false;  ///< of what the options recompute, every second segment alone
@@ -29,6 +30,7 @@ struct Setup {
     std::ostringstream out;
     out << options.stages << " stages, replicas";
     for (const int r : options.replicas) out << ' ' << r;
+    if (tensor > 1) out << ", " << tensor << " tensor shards each";
     out << ", " << options.microbatches << " micro-batches, " << options.schedule;
     if (chunks > 0) out << (synthesise ? ", synthesised" : "") << ", stages in " << chunks << " chunks";
     out << ", samples";

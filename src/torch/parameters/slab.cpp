@@ -5,6 +5,7 @@
 namespace autopar {
 
 at::Tensor Slab::of(const at::Tensor& whole) const {
+  if (blocks == 1) return whole.view({-1}).narrow(0, range.begin, range.size());
   if (whole.numel() == 0) return whole.view({blocks, 0});
   return whole.view({blocks, -1}).narrow(1, range.begin, range.size());
 }

@@ -23,7 +23,7 @@ struct Slab {
 
   [[nodiscard]] std::int64_t size() const { return blocks * range.size(); }
   [[nodiscard]] bool empty() const { return size() == 0; }
-  /// These elements of a whole tensor without gaps: a view, [blocks, elements of each].
+  /// These elements of a whole tensor without gaps: a view, [blocks, elements of each], of one block flat.
   [[nodiscard]] at::Tensor of(const at::Tensor& whole) const;
 };
 

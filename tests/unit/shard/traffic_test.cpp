@@ -2,7 +2,6 @@
 
 #include <catch_shim.hpp>
 
-#include <autopar/runtime/any_transport.hpp>
 #include <autopar/shard/collectives.hpp>
 #include <autopar/shard/cross_entropy.hpp>
 #include <autopar/shard/embedding.hpp>
@@ -29,51 +28,41 @@ struct Traffic {
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
-class Counting final : public ap::detail::TransportBackend {
+/// A group whose messages are counted.
+class Counted : public ap::detail::GroupState {
  public:
-  Counting(ap::AnyTransport inner, Traffic& traffic) : inner_(std::move(inner)), traffic_(traffic) {}
+  Counted(std::shared_ptr<GroupState> inner, Traffic& traffic)
+      : GroupState(inner->ranks(), inner->place()), inner_(std::move(inner)), traffic_(traffic) {}
 
-  ap::Rank rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  void connect(const std::vector<ap::DirectedPair>& pairs) override { inner_.connect(pairs); }
-  ap::GroupId make_group(const std::vector<ap::Rank>& ranks) override { return inner_.make_group(ranks); }
-  Ticket send(ap::Buffer buffer, ap::Rank peer, ap::Tag tag) override {
-    return inner_.send(std::move(buffer), peer, tag);
+  void all_reduce(const Tensor& tensor) override {
+    count(traffic_.reduces, tensor);
+    inner_->all_reduce(tensor);
   }
-  Ticket receive(ap::Buffer buffer, ap::Rank peer, ap::Tag tag) override {
-    return inner_.receive(std::move(buffer), peer, tag);
+  void reduce_scatter(const Tensor& parts) override {
+    count(traffic_.scatters, parts);
+    inner_->reduce_scatter(parts);
   }
-  Ticket all_reduce(ap::Buffer buffer, ap::DType dtype, ap::GroupId group) override {
-    ++traffic_.reduces;
-    traffic_.bytes += buffer.bytes;
-    return inner_.all_reduce(std::move(buffer), dtype, group);
+  void all_gather(const Tensor& parts) override {
+    count(traffic_.gathers, parts);
+    inner_->all_gather(parts);
   }
-  Ticket reduce_scatter(ap::Buffer buffer, ap::DType dtype, ap::GroupId group) override {
-    ++traffic_.scatters;
-    traffic_.bytes += buffer.bytes;
-    return inner_.reduce_scatter(std::move(buffer), dtype, group);
-  }
-  Ticket all_gather(ap::Buffer buffer, ap::GroupId group) override {
-    ++traffic_.gathers;
-    traffic_.bytes += buffer.bytes;
-    return inner_.all_gather(std::move(buffer), group);
-  }
-  bool done(const Ticket& ticket) override { return inner_.done(ticket); }
-  void wait(const Ticket& ticket) override { inner_.wait(ticket); }
+  void send(const Tensor& tensor, int to_place) override { inner_->send(tensor, to_place); }
+  void receive(const Tensor& tensor, int from_place) override { inner_->receive(tensor, from_place); }
 
  private:
-  ap::AnyTransport inner_;
+  template <class Number>
+  void count(Number& calls, const Tensor& tensor) {
+    ++calls;
+    traffic_.bytes += tensor.nbytes();
+  }
+
+  std::shared_ptr<GroupState> inner_;
   Traffic& traffic_;
 };
 
-/// All ranks of a world, in a group whose messages are counted.
+/// All ranks of a world.
 ap::Group counted_group(ap::World& world, Traffic& traffic) {
-  ap::AnyTransport transport(std::make_shared<Counting>(world.make_transport(), traffic));
-  std::vector<ap::Rank> ranks;
-  for (int r = 0; r < world.size(); ++r) ranks.emplace_back(r);
-  const auto id = transport.make_group(ranks);
-  return ap::Group(std::make_shared<ap::detail::GroupState>(
-      ranks, world.rank_id(), ap::detail::GroupState::Wire{transport, id}, ap::detail::GroupState::Wire{}));
+  return ap::Group(std::make_shared<Counted>(ap::init_groups(world, world.size(), torch::kCPU).world.state(), traffic));
 }
 
 /// What `work` sends.

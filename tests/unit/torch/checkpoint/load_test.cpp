@@ -55,7 +55,7 @@ struct Model {
 
   explicit Model(const World& world, double value = 5) {
     const int rank = world.rank();
-    const auto shares = std::vector<Interval>{{0, 3}, {3, 5}};
+    const std::vector<Slab> shares{Interval{0, 3}, Interval{3, 5}};
     const auto mine = shares[static_cast<std::size_t>(rank)];
     tensors = {torch::full({3}, value), torch::full({2, 2}, value + 1, torch::kDouble),
                torch::full({mine.size()}, value + 2), torch::full({}, static_cast<int64_t>(value), torch::kLong)};

@@ -52,7 +52,7 @@ TEST_CASE("a rank holds what it is named a holder of, and counts each element on
     CHECK_FALSE(parameters.is_sharded(weight));
     CHECK(parameters.elements_here(weight).size() == 40);
     CHECK(parameters.elements_here(bias).size() == (rank == 0 ? 20 : 0));
-    CHECK(parameters.shards_of_holders(weight).empty());
+    CHECK(parameters.elements_of_holders(weight).empty());
     CHECK(parameters.counts(weight) == (rank == 0));
     CHECK(parameters.of(sharded.layer->bias).name() == "bias");
     CHECK_THROWS_AS(parameters.named("wieght"), InvalidArgument);
@@ -72,10 +72,11 @@ TEST_CASE("shards of all ranks are the whole, and handles refer to them") {
       const auto here = parameters.elements_here(weight);
       CHECK(parameters.is_sharded(weight));
       CHECK(parameters.counts(weight));
-      CHECK(here.begin == end);
-      end = here.end;
+      CHECK(here.blocks == 1);
+      CHECK(here.range.begin == end);
+      end = here.range.end;
       counted += here.size();
-      CHECK(parameters.shards_of_holders(weight)[static_cast<std::size_t>(rank)].begin == here.begin);
+      CHECK(parameters.elements_of_holders(weight)[static_cast<std::size_t>(rank)].range == here.range);
       CHECK(sharded.layer->weight.sizes() == at::IntArrayRef({here.size()}));
       CHECK(sharded.layer->weight.requires_grad());
       const auto values = values_of(sharded.layer->weight);
@@ -127,6 +128,42 @@ TEST_CASE("one element type is gathered, and others are refused") {
   CHECK_NOTHROW(parameters.require_readable(parameters.named("weight"), as_gathered));
   CHECK_THROWS_AS(parameters.require_readable(parameters.named("weight"), whole), InvalidArgument);
   CHECK_NOTHROW(parameters.require_readable(parameters.named("bias"), whole));
+}
+
+TEST_CASE("tensor shards hold slices, whose replicas sum them and count them once") {
+  for (const int rank : {0, 1, 2, 3}) {
+    torch::nn::Linear layer(6, 4);
+    const auto whole = layer->weight.detach().clone();
+    ParameterStore parameters(*layer, Rank(rank));
+    for (const auto* name : {"weight", "bias"}) {
+      auto& tensor = parameters.named(name);
+      tensor.holders = {Rank(0), Rank(1), Rank(2), Rank(3)};
+      tensor.replicas_of_shard = {{Rank(0), Rank(2)}, {Rank(1), Rank(3)}};
+    }
+    auto& weight = parameters.named("weight");
+    weight.slices =
+        UnitSlices{1, {0, 2}, 3, 1};  // of each half of the columns, two on the first shard, one on the other
+    layer->weight.mutable_grad() = whole + 10;
+    parameters.hold_slices(nullptr, at::kCPU);
+    const auto columns = rank % 2 == 0 ? std::vector<std::int64_t>{0, 1, 3, 4} : std::vector<std::int64_t>{2, 5};
+    const auto wanted = whole.index_select(1, torch::tensor(columns));
+    CHECK(torch::equal(layer->weight, wanted));
+    CHECK(torch::equal(layer->weight.grad(), wanted + 10));
+    CHECK(layer->weight.requires_grad());
+    CHECK(layer->bias.numel() == 4);
+    CHECK_FALSE(parameters.is_whole(weight));
+    CHECK(parameters.is_whole(parameters.named("bias")));
+    CHECK((parameters.replicas_of(weight) == std::vector{Rank(rank % 2), Rank(rank % 2 + 2)}));
+    CHECK((parameters.replicas_of(parameters.named("bias")) == parameters.replicas_of(weight)));
+    CHECK(parameters.counts(weight) == (rank < 2));
+    CHECK(parameters.counts(parameters.named("bias")) == (rank == 0));
+    auto joined = torch::zeros({4, 6});
+    const auto of_holders = parameters.elements_of_holders(weight);
+    REQUIRE(of_holders.size() == 4);
+    for (const auto& slab : of_holders) slab.of(joined).add_(1);
+    CHECK(torch::equal(joined, torch::full({4, 6}, 2.0)));  // each element on two ranks
+    CHECK(torch::equal(of_holders[static_cast<std::size_t>(rank)].of(whole.contiguous()).flatten(), wanted.flatten()));
+  }
 }
 
 }  // namespace parameter_store_test
