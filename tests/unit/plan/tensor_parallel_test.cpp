@@ -345,6 +345,7 @@ TEST_CASE("a class head is sharded on the ranks that are replicas of what is bef
   CHECK(plan->stages[0].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 1));
   CHECK(plan->stages[1].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 4));
   CHECK(plan->stages[1].atoms == std::vector{NodeId(3)});
+  CHECK(region_shards_of(c.model, *plan) == std::vector{4});
   CHECK(faults(c, *plan) == "");
   CHECK_NOTHROW(require_sound(c.model, *plan));
 }
