@@ -149,9 +149,16 @@ TEST_CASE("a region that is cut, or that does not admit so many shards, is compu
   CHECK(sliced.node_costs(8)[3].saved == Bytes((work.node_costs(8)[3].saved.value() * 2 + 4) / 5));
 }
 
-TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
+namespace {
+
+/// What plans of random instances were, all of which the checker accepts and can be run.
+struct Checked {
   int with_shards = 0, forced = 0, pipelined = 0, shared = 0;
-  for (int seed = 0; seed < 140; ++seed) {
+};
+
+Checked check_plans(int first, int last) {
+  Checked out;
+  for (int seed = first; seed < last; ++seed) {
     Instance c = random_instance(seed);
     if (seed % 2 == 0) c.request.options.tensor_parallel = c.cluster.devices % 3 == 0 ? 3 : 2;
     const auto plan = planned(c);
@@ -160,16 +167,28 @@ TEST_CASE("plans with tensor shards are what the checker works out, and can be r
     CHECK(faults(c, *plan) == "");
     CHECK_NOTHROW(require_sound(c.model, *plan));
     if (!has_shards(*plan)) continue;
-    ++with_shards;
-    forced += seed % 2 == 0 ? 1 : 0;
-    pipelined += plan->stages.size() > 1 ? 1 : 0;
-    shared += plan->stages.size() > 1 && plan->stages[0].mesh.ranks() == plan->stages[1].mesh.ranks() ? 1 : 0;
+    ++out.with_shards;
+    out.forced += seed % 2 == 0 ? 1 : 0;
+    out.pipelined += plan->stages.size() > 1 ? 1 : 0;
+    out.shared += plan->stages.size() > 1 && plan->stages[0].mesh.ranks() == plan->stages[1].mesh.ranks() ? 1 : 0;
   }
-  CAPTURE(with_shards, forced, pipelined, shared);
-  CHECK(forced > 25);
-  CHECK(with_shards > forced + 20);
-  CHECK(pipelined > 20);
-  CHECK(shared > 4);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("plans with tensor shards are what the checker works out, and can be run", "[laws]") {
+  Checked seen = check_plans(0, 130);
+  check_plans(491, 492);  // shards with and without samples come to what they share at different times
+  CAPTURE(seen.with_shards, seen.forced, seen.pipelined, seen.shared);
+  CHECK(seen.forced > 25);
+  CHECK(seen.with_shards > seen.forced + 20);
+  CHECK(seen.pipelined > 20);
+  CHECK(seen.shared > 4);
+}
+
+TEST_CASE("thousands of plans with tensor shards are what the checker works out", "[laws][.nightly]") {
+  CHECK(check_plans(1000, 4000).with_shards > 1000);
 }
 
 namespace {
