@@ -2,8 +2,11 @@
 
 #include <catch_shim.hpp>
 
+#include <deque>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <autopar/cost/roofline.hpp>
 #include <autopar/plan/check/check_plan.hpp>
@@ -12,8 +15,11 @@
 #include <autopar/plan/plan_with_defaults.hpp>
 #include <autopar/plan/report/print.hpp>
 #include <autopar/plan/search/exact_staging.hpp>
+#include <autopar/plan/search/lower_bound.hpp>
 #include <autopar/testing/brute_force.hpp>
 #include <autopar/testing/random_models.hpp>
+
+#include "unit/plan/random_stagings.hpp"
 
 using namespace autopar;
 using testing::Dice;
@@ -234,6 +240,84 @@ Compared compare(int first, int last) {
 }
 
 }  // namespace
+
+TEST_CASE("no bound on the way to a staging with tensor shards is above its step", "[laws]") {
+  double tightness = 0;
+  int stagings = 0, with_shards = 0, cut = 0;
+  for (int seed = 0; seed < 4000; ++seed) {
+    CAPTURE(seed);
+    Dice dice(static_cast<std::uint64_t>(seed) + 5);
+    const Instance c = random_instance(seed, 8);
+    const RooflineCost cost(c.cluster);
+    const Workload work = make_workload(c.model, cost);
+    Constraints constraints;
+    constraints.world = c.cluster.devices;
+    constraints.batch = c.request.batch;
+    constraints.memory = Bytes(1 << 30);
+    constraints.zero_levels = {0, 1, 2};
+    constraints.tensor_degrees.clear();
+    for (int degree = 1; degree <= constraints.world; ++degree) {
+      if (constraints.world % degree == 0) constraints.tensor_degrees.push_back(degree);
+    }
+    Staging staging = test::random_staging(dice, work, constraints.world);
+    for (int& replicas : staging.replicas) {
+      std::vector<int> degrees = constraints.tensor_degrees;
+      std::erase_if(degrees, [&](int degree) { return replicas % degree != 0; });
+      staging.tensor.push_back(degrees[static_cast<std::size_t>(dice.below(static_cast<int>(degrees.size())))]);
+      replicas /= staging.tensor.back();
+    }
+    if (ties_tensor_shards(work, staging)) continue;
+    const StepObjective objective(work, c.cluster, constraints);
+    const double step = objective(staging).step.value();
+
+    std::deque<Constraints> of_degrees;
+    std::deque<StepObjective> objectives;
+    std::deque<detail::CutTables> tables_of;
+    std::vector<const StepObjective*> all;
+    std::map<int, detail::StageDegree> degrees;
+    for (const int degree : constraints.tensor_degrees) {
+      of_degrees.push_back(constraints.at_degree(degree));
+      objectives.push_back(objective.under(of_degrees.back()));
+      tables_of.push_back(std::move(*detail::CutTables::make(objectives.back(), 100'000)));
+      all.push_back(&objectives.back());
+      degrees[degree] = {degree, &tables_of.back()};
+    }
+    auto tables = detail::CutTables::make(objective, 100'000, all);
+    detail::LowerBound bound(*tables, objective, staging.microbatches, staging.schedule);
+    double before = bound({}, constraints.world);
+    REQUIRE(before <= step * (1 + 1e-9));
+    NodeSet tail(work.graph.node_count());
+    DownsetId from = tables->tails().empty_set();
+    std::vector<detail::ChosenStage> chosen;
+    int left = constraints.world;
+    const auto nodes = nodes_by_stage(staging);
+    for (std::size_t s = nodes.size(); s-- > 0;) {
+      detail::NodeMask mask = 0;
+      for (const NodeId node : nodes[s]) {
+        tail.insert(node);
+        mask |= detail::bit(node);
+      }
+      const auto to = tables->tails().find(tail);
+      chosen.push_back(
+          bound.choose(degrees[staging.tensor[s]], from, *to, mask, staging.replicas[s], nodes.size() == 1, 0, chosen));
+      left -= staging.replicas[s] * staging.tensor[s];
+      from = *to;
+      before = bound(chosen, left);
+      REQUIRE(before <= step * (1 + 1e-9));
+    }
+    tightness += step > 0 ? before / step : 1;
+    ++stagings;
+    const auto shards = region_shards_of(work, staging);
+    with_shards += std::ranges::any_of(shards, [](int count) { return count > 1; }) ? 1 : 0;
+    cut += std::ranges::any_of(staging.tensor, [](int count) { return count > 1; }) && std::ranges::count(shards, 1) > 0
+               ? 1
+               : 0;
+  }
+  CAPTURE(stagings, with_shards, cut, tightness / stagings);
+  CHECK(with_shards > 400);
+  CHECK(cut > 600);
+  CHECK(tightness / stagings > 0.6);
+}
 
 TEST_CASE("the search finds what brute force finds, of tensor degrees of all stages and of each stage", "[laws]") {
   const auto [fitting, with_shards, mixed] = compare(0, 60);
