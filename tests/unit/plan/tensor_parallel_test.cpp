@@ -432,25 +432,29 @@ TEST_CASE("without regions, or with ZeRO that shards do not know, the planner's 
 }
 
 TEST_CASE("a class head is sharded on the ranks that are replicas of what is before it", "[laws]") {
-  ModelProfile model = testing::chain(4, 4e7, 4000, 400);  // much to compute of few parameters
-  OpProfile& head = model.graph[NodeId(3)];
-  model.parameters[3].bytes = Bytes(8'000'000);
-  head.work.front().forward = {{1e5, 0}, {1e3, 8e6}, {0, 1}};
-  head.work.front().backward = {{2e5, 0}, {2e3, 1.6e7}, {0, 1}};
-  model.tensor_regions = {{{NodeId(3)}, {ParameterId(3)}, 100'000, false, {16, 0}, {400, 0}, 1, 1}};
-  Instance c{model, testing::small_cluster(4, Bytes(1 << 30)), {.batch = 16}};
-  c.request.runtime = runtime_capabilities();
-  c.request.runtime.max_tensor_parallel = 8;
-  const auto plan = planned(c);
-  REQUIRE(plan);
-  CAPTURE(to_text(*plan));
-  REQUIRE(plan->stages.size() == 2);
-  CHECK(plan->stages[0].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 1));
-  CHECK(plan->stages[1].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 4));
-  CHECK(plan->stages[1].atoms == std::vector{NodeId(3)});
-  CHECK(region_shards_of(c.model, *plan) == std::vector{4});
-  CHECK(faults(c, *plan) == "");
-  CHECK_NOTHROW(require_sound(c.model, *plan));
+  for (const int layers : {4, 70}) {                                         // of many, blocks are planned
+    ModelProfile model = testing::chain(layers, 1.6e8 / layers, 4000, 400);  // much to compute of few parameters
+    const NodeId last(layers - 1);
+    OpProfile& head = model.graph[last];
+    const ParameterId weights = head.parameters.front();
+    model.parameters[weights.index()].bytes = Bytes(8'000'000);
+    head.work.front().forward = {{1e5, 0}, {1e3, 8e6}, {0, 1}};
+    head.work.front().backward = {{2e5, 0}, {2e3, 1.6e7}, {0, 1}};
+    model.tensor_regions = {{{last}, {weights}, 100'000, false, {16, 0}, {400, 0}, 1, 1}};
+    Instance c{model, testing::small_cluster(4, Bytes(1 << 30)), {.batch = 16}};
+    c.request.runtime = runtime_capabilities();
+    c.request.runtime.max_tensor_parallel = 8;
+    const auto plan = planned(c);
+    REQUIRE(plan);
+    CAPTURE(layers, to_text(*plan));
+    REQUIRE(plan->stages.size() == 2);
+    CHECK(plan->stages[0].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 1));
+    CHECK(plan->stages[1].mesh == Mesh({Rank(0), Rank(1), Rank(2), Rank(3)}, 4));
+    CHECK(plan->stages[1].atoms == std::vector{last});
+    CHECK(region_shards_of(c.model, *plan) == std::vector{4});
+    CHECK(faults(c, *plan) == "");
+    CHECK_NOTHROW(require_sound(c.model, *plan));
+  }
 }
 
 TEST_CASE("what the planner chooses takes no longer than any degree that is forced", "[laws]") {
